@@ -1,0 +1,36 @@
+# `make demo` and `make test` make the environment themselves; nothing else needs to be installed by hand.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.ready
+
+.PHONY: env demo test lint types bench clean
+
+env: $(STAMP)
+
+$(STAMP): pyproject.toml tests/constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint tests/constraints.txt --editable '.[dev,torch]'
+	# mypy reads the root as the package `cloudgpu` through this link, whatever the checkout's folder is called.
+	mkdir -p $(VENV)/src && ln -sfn ../.. $(VENV)/src/cloudgpu
+	touch $@
+
+demo: env
+	$(BIN)/python examples/digits/demo.py
+
+test: env
+	$(BIN)/python -m pytest
+
+lint: env
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: env
+	cd $(VENV)/src && ../bin/mypy --config-file cloudgpu/pyproject.toml -p cloudgpu
+
+bench: env
+	$(BIN)/python -m tests.bench
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,162 @@
+"""What planning yields: offers in order of preference, and refusals with their reasons. Plain values, no behaviour."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class RoleOffer:
+    """The machines of one role within an offer."""
+
+    role: str
+    nodes: int
+    machine_type: str
+    accelerator: str | None
+    """Canonical name; None: no GPU."""
+    count: Fraction
+    """GPUs per machine; 0 without one."""
+    vcpus: int | None
+    memory_gb: float | None
+    price: Decimal | None
+    """US dollars per hour of ONE machine, GPUs included, disk not; None: unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """One way to run all roles: one place, one market, a machine type for each role."""
+
+    cloud: str
+    region: str
+    zone: str | None
+    """None where the provider places machines in a region by itself."""
+    market: str
+    roles: tuple[RoleOffer, ...]
+    disk_gb: float
+    """Of each machine."""
+    disk_price: Decimal | None
+    """US dollars per hour of all disks; None: unknown."""
+    price: Decimal | None
+    """US dollars per hour of the whole job: every machine, GPU and disk; None: unknown, never 0."""
+    price_date: str | None
+    """The oldest date among the figures the price is made of, YYYY-MM-DD."""
+    notes: tuple[str, ...] = ()
+    """What the user should know, e.g. "needs a reservation", "T4 support ends 2027-08-01"."""
+
+    @property
+    def nodes(self) -> int:
+        return sum(role.nodes for role in self.roles)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "cloud": self.cloud,
+            "region": self.region,
+            "zone": self.zone,
+            "market": self.market,
+            "roles": [
+                {
+                    "role": role.role,
+                    "nodes": role.nodes,
+                    "machine_type": role.machine_type,
+                    "accelerator": role.accelerator,
+                    "count": str(role.count),
+                    "vcpus": role.vcpus,
+                    "memory_gb": role.memory_gb,
+                    "price_usd_h": _text(role.price),
+                }
+                for role in self.roles
+            ],
+            "disk_gb": self.disk_gb,
+            "disk_price_usd_h": _text(self.disk_price),
+            "price_usd_h": _text(self.price),
+            "price_date": self.price_date,
+            "notes": list(self.notes),
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Offer:
+        return cls(
+            cloud=value["cloud"],
+            region=value["region"],
+            zone=value["zone"],
+            market=value["market"],
+            roles=tuple(
+                RoleOffer(
+                    role=role["role"],
+                    nodes=role["nodes"],
+                    machine_type=role["machine_type"],
+                    accelerator=role["accelerator"],
+                    count=Fraction(role["count"]),
+                    vcpus=role["vcpus"],
+                    memory_gb=role["memory_gb"],
+                    price=_amount(role["price_usd_h"]),
+                )
+                for role in value["roles"]
+            ),
+            disk_gb=value["disk_gb"],
+            disk_price=_amount(value["disk_price_usd_h"]),
+            price=_amount(value["price_usd_h"]),
+            price_date=value["price_date"],
+            notes=tuple(value["notes"]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A way that cannot be: the rule that forbids it and what would be allowed."""
+
+    rule: str
+    """Name of the rule in compatibility.py, e.g. "count-on-machine-type"."""
+    cloud: str | None
+    subject: str
+    """What was refused, e.g. "gcp n1-standard-4 + V100:3"."""
+    message: str
+    """What is wrong."""
+    allowed: str
+    """What would be allowed instead; "" if nothing would."""
+    price: Decimal | None = None
+    """Of the whole job per hour, where it is known: tells why a cheaper-looking way was not taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Offers in order of preference, then of price; unknown prices last."""
+
+    offers: tuple[Offer, ...]
+    refusals: tuple[Refusal, ...] = field(default=())
+
+    @property
+    def best(self) -> Offer | None:
+        return self.offers[0] if self.offers else None
+
+
+@dataclass(frozen=True, slots=True)
+class LocalGpu:
+    """A GPU of this machine as its driver names it."""
+
+    uuid: str
+    name: str
+    memory_gb: float
+
+
+@dataclass(frozen=True, slots=True)
+class LocalMachine:
+    """What this machine has. The planner is pure: whoever calls it looks, it does not."""
+
+    cpus: int
+    memory_gb: float
+    gpus: tuple[LocalGpu, ...] = ()
+    price: Decimal = Decimal(0)
+    """US dollars an hour of this machine costs its owner (CLOUDGPU_LOCAL_PRICE); 0: it is paid for already."""
+
+
+def _text(amount: Decimal | None) -> str | None:
+    return None if amount is None else str(amount)
+
+
+def _amount(text: str | None) -> Decimal | None:
+    return None if text is None else Decimal(text)

@@ -1,0 +1,185 @@
+"""Shorthand values of the job file: `8`, `2..8`, `24GB..`, `12h`, `50 USD`, `5 USD/h`.
+
+Each shorthand is a plain Python value behind a Pydantic annotation which parses the text the user wrote, checks its
+bounds, prints back the shortest text that parses to the same value, and carries its own JSON Schema.
+All parsers raise ValueError with a sentence that says what is allowed.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
+from fractions import Fraction
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
+
+_DURATION_SECONDS = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
+_DURATION = re.compile(r"(?:(\d{1,6})d)?(?:(\d{1,7})h)?(?:(\d{1,8})m)?(?:(\d{1,9})s)?", re.ASCII)
+_SIZE = re.compile(r"(\d{1,9}(?:\.\d{1,3})?) ?(MB|GB|TB)", re.ASCII | re.IGNORECASE)
+_SIZE_GB = {"MB": Decimal("0.001"), "GB": Decimal(1), "TB": Decimal(1000)}
+_MONEY = re.compile(r"(\d{1,9}(?:\.\d{1,4})?) ?USD", re.ASCII)
+_RATE = re.compile(r"(\d{1,7}(?:\.\d{1,5})?) ?USD/h", re.ASCII)
+_COUNT = re.compile(r"\d{1,5}|\d{1,3}/\d{1,3}|0\.\d{1,6}", re.ASCII)
+
+MAX_DURATION_S = 366 * 86_400
+MAX_COUNT = 1_024
+
+
+def parse_duration(value: object) -> int:
+    """Seconds of `90s`, `30m`, `12h`, `1d` or a sum such as `1h30m`; a number is refused, for its unit is a guess."""
+    text = str(value).strip()
+    match = _DURATION.fullmatch(text)
+    if not text or match is None:
+        raise ValueError("expected a duration such as 90s, 30m, 12h, 1d or 1h30m")
+    seconds = sum(
+        int(part) * unit for part, unit in zip(match.groups(), _DURATION_SECONDS.values(), strict=True) if part
+    )
+    if not 1 <= seconds <= MAX_DURATION_S:
+        raise ValueError("expected a duration from 1s to 366d")
+    return seconds
+
+
+def format_duration(seconds: float) -> str:
+    """The shortest text that parse_duration() turns back into these whole seconds."""
+    rest, parts = round(seconds), []
+    for unit, size in _DURATION_SECONDS.items():
+        amount, rest = divmod(rest, size)
+        if amount:
+            parts.append(f"{amount}{unit}")
+    return "".join(parts) or "0s"
+
+
+def parse_size_gb(value: object) -> float:
+    """Gigabytes (10^9 bytes) of `500MB`, `100GB` or `2TB`; a number without a unit is refused."""
+    match = _SIZE.fullmatch(str(value).strip())
+    if match is None:
+        raise ValueError("expected a size such as 500MB, 100GB or 2TB")
+    return float(Decimal(match[1]) * _SIZE_GB[match[2].upper()])
+
+
+def format_size(gigabytes: float) -> str:
+    """`100GB`, `1.5GB`."""
+    return f"{gigabytes:.3f}".rstrip("0").rstrip(".") + "GB"
+
+
+def _parse_disk_gb(value: object) -> float:
+    size = parse_size_gb(value)
+    if not 1 <= size <= 65_536:
+        raise ValueError("expected a disk from 1GB to 65TB")
+    return size
+
+
+def _parse_amount(value: object, pattern: re.Pattern[str], example: str) -> Decimal:
+    match = pattern.fullmatch(str(value).strip())
+    if match is None:
+        raise ValueError(f"expected an amount in US dollars such as {example}")
+    try:
+        amount = Decimal(match[1])
+    except InvalidOperation as error:  # pragma: no cover - the pattern admits digits only
+        raise ValueError(f"expected an amount such as {example}") from error
+    if amount <= 0:
+        raise ValueError("expected an amount greater than 0")
+    return amount
+
+
+def parse_money(value: object) -> Decimal:
+    """US dollars of `50 USD`."""
+    return _parse_amount(value, _MONEY, "50 USD")
+
+
+def parse_rate(value: object) -> Decimal:
+    """US dollars per hour of `5 USD/h`."""
+    return _parse_amount(value, _RATE, "5 USD/h")
+
+
+def parse_count(value: object) -> Fraction:
+    """A number of GPUs: `8`, or a part of one as `1/8` or `0.125`. Always rational: 1/6 has no exact float."""
+    if isinstance(value, Fraction):
+        return value
+    text = str(value).strip()
+    if not _COUNT.fullmatch(text):
+        raise ValueError("expected a number of GPUs such as 8, or a part of one such as 1/8")
+    try:
+        count = Fraction(text)
+    except ZeroDivisionError as error:
+        raise ValueError("expected a number of GPUs; the part below the line is 0") from error
+    if not 0 < count <= MAX_COUNT:
+        raise ValueError(f"expected more than 0 and at most {MAX_COUNT} GPUs a machine")
+    if count > 1 and count.denominator != 1:
+        raise ValueError("expected a whole number of GPUs, or a part of one GPU such as 1/8")
+    return count
+
+
+@dataclass(frozen=True, slots=True)
+class SizeRange:
+    """Sizes in GB, both ends included; None is open. Text form: `24GB..`, `..80GB`, `24GB..80GB`, `40GB`."""
+
+    least: float | None
+    most: float | None
+
+    @classmethod
+    def parse(cls, value: object) -> SizeRange:
+        if isinstance(value, SizeRange):
+            return value
+        low, dots, high = str(value).strip().partition("..")
+        least = parse_size_gb(low) if low else None
+        most = (parse_size_gb(high) if high else None) if dots else least
+        if least is None and most is None:
+            raise ValueError("expected a range of sizes such as 24GB.., ..80GB or 24GB..80GB")
+        if least is not None and most is not None and least > most:
+            raise ValueError("expected the smaller size first, as in 24GB..80GB")
+        return cls(least, most)
+
+    def __contains__(self, gigabytes: float) -> bool:
+        return (self.least is None or gigabytes >= self.least) and (self.most is None or gigabytes <= self.most)
+
+    def __str__(self) -> str:
+        low, high = ("" if end is None else format_size(end) for end in (self.least, self.most))
+        return low if low == high else f"{low}..{high}"
+
+
+@dataclass(frozen=True, slots=True)
+class CountRange:
+    """GPUs per machine, both ends included. Text form: `8`, `2..8`, `4..`, `1/8`."""
+
+    least: Fraction
+    most: Fraction | None
+
+    @classmethod
+    def parse(cls, value: object) -> CountRange:
+        if isinstance(value, CountRange):
+            return value
+        low, dots, high = str(value).strip().partition("..")
+        least = parse_count(low)
+        most = (parse_count(high) if high else None) if dots else least
+        if most is not None and least > most:
+            raise ValueError("expected the smaller count first, as in 2..8")
+        return cls(least, most)
+
+    def __contains__(self, count: Fraction) -> bool:
+        return count >= self.least and (self.most is None or count <= self.most)
+
+    def __str__(self) -> str:
+        if self.most == self.least:
+            return str(self.least)
+        return f"{self.least}..{'' if self.most is None else self.most}"
+
+
+def _text_schema(pattern: str, *examples: str) -> WithJsonSchema:
+    return WithJsonSchema({"type": "string", "pattern": f"^{pattern}$", "examples": list(examples)})
+
+
+def _parsed(parse: Any, write: Any, schema: WithJsonSchema) -> Any:  # noqa: ANN401 - the pieces of an Annotated type
+    return (BeforeValidator(parse), PlainSerializer(write, return_type=str), schema)
+
+
+Duration = Annotated[
+    int, *_parsed(parse_duration, format_duration, _text_schema(r"(\d+d)?(\d+h)?(\d+m)?(\d+s)?", "90s", "12h", "1h30m"))
+]
+DiskSize = Annotated[
+    float, *_parsed(_parse_disk_gb, format_size, _text_schema(r"\d+(\.\d+)? ?([MGT]B|[mgt]b)", "100GB", "2TB"))
+]
+Money = Annotated[Decimal, *_parsed(parse_money, lambda v: f"{v} USD", _text_schema(r"\d+(\.\d+)? ?USD", "50 USD"))]
+Rate = Annotated[Decimal, *_parsed(parse_rate, lambda v: f"{v} USD/h", _text_schema(r"\d+(\.\d+)? ?USD/h", "5 USD/h"))]
