@@ -1,0 +1,9 @@
+"""`python -m cloudgpu`: the command line without the installed script."""
+
+from __future__ import annotations
+
+import sys
+
+from .cli import main
+
+sys.exit(main())

@@ -1,0 +1,137 @@
+"""Where every error of a command ends: one message on stderr and an exit code. Never a traceback.
+
+The table knows classes by name, so that reporting one imports none of the modules it might have come from.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .exits import Exit
+
+if TYPE_CHECKING:
+    from ..jobspecs.diagnostics import SpecError
+    from ..provisioners import ProvisionError
+
+
+class CommandError(Exception):
+    """A command cannot go on: what is wrong, what to do about it, and the exit code."""
+
+    def __init__(self, message: str, *, hint: str = "", exit_code: Exit) -> None:
+        super().__init__(message)
+        self.hint = hint
+        self.exit_code = exit_code
+
+
+def report(error: BaseException, words: Sequence[str]) -> Exit:
+    """Print what the user needs to know of an error that ended a command with these words; returns the exit code."""
+    try:
+        return _report(error, words)
+    except OSError:  # stderr itself cannot be written to: nobody is left to tell
+        return Exit.UNAVAILABLE
+
+
+def _report(error: BaseException, words: Sequence[str]) -> Exit:
+    if isinstance(error, SystemExit):
+        return Exit(error.code) if error.code in set(Exit) else Exit.FAILED
+    if isinstance(error, KeyboardInterrupt | click.Abort):
+        return Exit.INTERRUPTED
+    if isinstance(error, BrokenPipeError):
+        return _reader_gone()
+    for parent in type(error).__mro__:
+        handle = _HANDLERS.get(f"{parent.__module__}.{parent.__qualname__}")
+        if handle is not None:
+            return handle(error)
+    return _crash(error, words)
+
+
+def _say(message: str, hint: str = "") -> None:
+    from .output import clean, style
+
+    click.echo(f"{style('error', 'bad', err=True)}: {clean(message)}", err=True)
+    if hint:
+        click.echo(f"{style('hint', 'note', err=True)}: {clean(hint)}", err=True)
+
+
+def _says(exit_code: Exit, hint: str = "") -> Callable[[BaseException], Exit]:
+    """A handler which prints the error's own text."""
+
+    def handle(error: BaseException) -> Exit:
+        _say(str(error), hint)
+        return exit_code
+
+    return handle
+
+
+def _command_error(error: CommandError) -> Exit:
+    _say(str(error), error.hint)
+    return error.exit_code
+
+
+def _usage_error(error: click.ClickException) -> Exit:
+    error.show()
+    return Exit.USAGE
+
+
+def _spec_error(error: SpecError) -> Exit:
+    from .output import clean, style
+
+    for item in error.diagnostics:
+        severity = style(item.severity, "bad" if item.severity == "error" else "warn", err=True)
+        click.echo(f"{item.file}:{item.line}:{item.column}: {severity}: {clean(item.message)} [{item.code}]", err=True)
+        if item.hint:
+            click.echo(f"    {style('hint', 'note', err=True)}: {clean(item.hint)}", err=True)
+    return Exit.INVALID
+
+
+_PROVISION_HINTS = {
+    "auth": "check the credentials of the target, then submit the job again",
+    "throttled": "try again in a minute",
+    "transient": "try again in a minute",
+}
+
+
+def _provision_error(error: ProvisionError) -> Exit:
+    impossible = error.error_class in {"invalid", "not_offered"}
+    _say(str(error), _PROVISION_HINTS.get(error.error_class, ""))
+    return Exit.IMPOSSIBLE if impossible else Exit.UNAVAILABLE
+
+
+def _os_error(error: OSError) -> Exit:
+    place = f"{error.filename}: " if error.filename else ""
+    reason = os.strerror(error.errno) if error.errno else str(error)
+    hint = "free some space, then run the command again" if error.errno in {errno.ENOSPC, errno.EDQUOT} else ""
+    _say(f"{place}{reason}", hint)
+    return Exit.UNAVAILABLE
+
+
+_HANDLERS: dict[str, Callable[[Any], Exit]] = {
+    f"{__name__}.CommandError": _command_error,
+    "click.exceptions.ClickException": _usage_error,
+    "cloudgpu.jobspecs.diagnostics.SpecError": _spec_error,
+    "cloudgpu.provisioners.base.ProvisionError": _provision_error,
+    "cloudgpu.runtime.jobdir.JobDirError": _says(Exit.UNAVAILABLE),
+    "builtins.OSError": _os_error,
+}
+
+
+def _reader_gone() -> Exit:
+    """`cloudgpu … | head` read enough. Python's own flush at exit must not complain about the closed pipe either."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    return Exit.OK
+
+
+def _crash(error: BaseException, words: Sequence[str]) -> Exit:
+    from .crash import write_report
+
+    place = write_report(error, words)
+    _say(
+        f"cloudgpu has a defect: {type(error).__name__}: {error}",
+        f"the details are in {place}: please report it with that file" if place else "no details could be written",
+    )
+    return Exit.CRASH

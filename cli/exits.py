@@ -1,0 +1,32 @@
+"""Exit codes: what a script may rely on. docs/cli.md repeats this table; a test compares the two."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class Exit(IntEnum):
+    """How a command ended."""
+
+    OK = 0
+    FAILED = 1
+    USAGE = 2
+    INVALID = 3
+    IMPOSSIBLE = 4
+    STOPPED = 5
+    UNAVAILABLE = 6
+    CRASH = 70
+    INTERRUPTED = 130
+
+
+MEANINGS: dict[Exit, str] = {
+    Exit.OK: "the command did what it was asked to; for `submit` and `wait`: the job succeeded",
+    Exit.FAILED: "the job failed",
+    Exit.USAGE: "the command line is wrong, or names a job that does not exist",
+    Exit.INVALID: "the job file is invalid",
+    Exit.IMPOSSIBLE: "the job file is valid, but nothing can run it",
+    Exit.STOPPED: "the job was cancelled or stopped by one of its limits; for `wait --timeout`: it still runs",
+    Exit.UNAVAILABLE: "the store, the job dir or the target cannot be used now",
+    Exit.CRASH: "a defect of cloudgpu itself; the message names a file with the details",
+    Exit.INTERRUPTED: "ended by Ctrl-C",
+}

@@ -1,0 +1,120 @@
+"""The `cloudgpu` command: a table of commands, each imported when it runs, and one way out for every error.
+
+Names and one-line descriptions are data here, so that `--help` imports no command. A module `cli/<name>.py` exports its
+click command as `command`; what its function returns is the exit code (None: 0).
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple, cast
+
+import click
+
+from .. import __version__
+from . import errors
+from .exits import Exit
+
+MAX_COLUMNS = 100
+
+
+class Entry(NamedTuple):
+    """A command as `--help` shows it."""
+
+    section: str
+    summary: str
+
+
+_DESCRIBE, _RUN, _WATCH, _KEEP = "Describe a job", "Run it", "Watch it", "Look after what runs"
+
+COMMANDS: dict[str, Entry] = {
+    "validate": Entry(_DESCRIBE, "Check job files: every mistake, where, what to write."),
+    "plan": Entry(_DESCRIBE, "Show where a job can run and for how much; starts nothing."),
+    "convert": Entry(_DESCRIBE, "Turn an AI Platform or Vertex AI file into a job file."),
+    "schema": Entry(_DESCRIBE, "Print the JSON Schema of job files, for editors."),
+    "gpus": Entry(_DESCRIBE, "Browse accelerators, machine types, regions and prices."),
+    "submit": Entry(_RUN, "Run a job and follow its log until it ends."),
+    "cancel": Entry(_RUN, "Stop jobs; each may save a checkpoint first."),
+    "preempt": Entry(_RUN, "Give a running job a preemption notice, as a cloud would."),
+    "status": Entry(_WATCH, "List jobs, or show one with its attempts, machines and report."),
+    "logs": Entry(_WATCH, "Print or follow what a job's program writes."),
+    "events": Entry(_WATCH, "Print or follow what happened to a job."),
+    "wait": Entry(_WATCH, "Wait for a job to end; the exit code is its outcome."),
+    "cost": Entry(_WATCH, "Show what jobs have cost so far."),
+    "supervise": Entry(_KEEP, "Run the supervisor in the foreground."),
+    "gc": Entry(_KEEP, "Find machines no job needs any more, and end them."),
+    "completion": Entry(_KEEP, "Print the completion script of a shell."),
+}
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are modules of this package."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        if cmd_name not in COMMANDS:
+            return None
+        return cast("click.Command", importlib.import_module(f".{cmd_name}", __package__).command)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if name not in COMMANDS and not name.startswith("-"):
+            from ..jobspecs.suggest import closest
+
+            near = closest(name, list(COMMANDS))
+            hint = f" Did you mean {' or '.join(near)}?" if near else ""
+            raise click.UsageError(f"There is no command {name!r}.{hint}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        for section in dict.fromkeys(entry.section for entry in COMMANDS.values()):
+            with formatter.section(section):
+                formatter.write_dl(
+                    [(name, entry.summary) for name, entry in COMMANDS.items() if entry.section == section]
+                )
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": MAX_COLUMNS})
+@click.version_option(__version__, "-V", "--version", prog_name="cloudgpu", message="%(prog)s %(version)s")
+def cli() -> None:
+    """Run training jobs on GPU machines: checked before they cost money, resumed after every interruption.
+
+    \b
+    cloudgpu plan job.yaml      where it can run, and for how much
+    cloudgpu submit job.yaml    run it there and follow its log
+    """
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code and never raises: an error ends as a message (see errors.py)."""
+    words = list(sys.argv[1:] if args is None else args)
+    # https://no-color.org: set and not empty means no colour. Where there is no terminal, click leaves colour out.
+    color = False if os.environ.get("NO_COLOR") else None
+    try:
+        _print_any_text()
+        code = cli.main(words, prog_name="cloudgpu", standalone_mode=False, color=color)
+        _flush()
+    except BaseException as error:  # noqa: BLE001 - the one place where every error ends
+        return int(errors.report(error, words))
+    return int(code) if isinstance(code, int) else int(Exit.OK)
+
+
+def _print_any_text() -> None:
+    """A character that the terminal's encoding lacks is shown as an escape, instead of ending the command."""
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)  # None: the stream is closed, or replaced by a test
+        if reconfigure is not None:
+            reconfigure(errors="backslashreplace")
+
+
+def _flush() -> None:
+    """Fail here, where an error can be reported, rather than while the interpreter shuts down."""
+    if sys.stdout is not None:
+        sys.stdout.flush()
