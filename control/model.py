@@ -1,0 +1,109 @@
+"""Rows of the store as plain values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What of the spec the supervisor acts upon, as plain numbers, fixed at submit."""
+
+    preemptions: int | None
+    """How often the job may be started again after an interruption; None: without limit."""
+    failures: int
+    """How often it may be started again after its own failure."""
+    duration_s: int | None
+    """From submit to end."""
+    cost_usd: Decimal | None
+    """All attempts together."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobRow:
+    """A job. Times are epoch seconds."""
+
+    id: str
+    name: str
+    state: str
+    """See states.py."""
+    goal: str
+    """What the user wants: "run" or "cancel"."""
+    cause: str
+    """Why it is in this state: a word for programs."""
+    reason: str
+    """Why it is in this state: a sentence for people."""
+    exit_code: int | None
+    spec: dict[str, Any]
+    """The stored form; values of `env` masked."""
+    policy: Policy
+    offers: list[dict[str, Any]]
+    job_dir: str
+    job_sha256: str
+    owner: str
+    """Tag of everything this store's jobs create."""
+    attempt: int
+    """Number of the newest attempt; 0: none yet."""
+    round: int
+    """How often all offers were tried in vain since machines were last got."""
+    waits: int
+    """Tries in place since machines were last got or asked for elsewhere."""
+    not_before: float
+    """The next try to get machines is not earlier."""
+    created: float
+    updated: float
+    ended: float | None
+    lease_owner: str | None
+    lease_beat: int
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One try to run a job on one offer. Times are epoch seconds."""
+
+    job_id: str
+    number: int
+    """From 1."""
+    state: str
+    """See states.py."""
+    round: int
+    offer: dict[str, Any]
+    price: Decimal | None
+    """US dollars per hour of the whole attempt, frozen when it was made; None: unknown."""
+    token: str
+    allocation: dict[str, Any] | None
+    """The machines, once launch() has answered."""
+    cause: str
+    """Why it stops: "cancel", "duration", "cost", "peer", or the class of the error that refused the launch."""
+    scope: str
+    """Where that error holds: "zone", "region", "cloud"."""
+    deadline: float | None
+    """While stopping: when what still runs is terminated."""
+    outcome: str
+    """succeeded | failed | preempted | lost | stopped | error | refused; "" until it is known."""
+    reason: str
+    exit_code: int | None
+    progress: dict[str, Any] | None
+    """runtime.jobdir.Progress of the node that got furthest, when it ended."""
+    created: float
+    launched: float | None
+    """When its machines were asked for: paid time begins."""
+    ended: float | None
+    """When all machines were seen to be gone: paid time ends."""
+    cost: Decimal | None
+    """US dollars, once it has ended; None: unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened to a job."""
+
+    seq: int
+    job_id: str
+    attempt: int | None
+    time: float
+    kind: str
+    """Kebab-case, e.g. "submitted", "state", "launch-refused"."""
+    message: str
