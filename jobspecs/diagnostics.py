@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 Loc = tuple[str | int, ...]
 """Path of a value inside a document: ("resources", "accelerator", 0)."""
+
+Severity = Literal["error", "warning"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +23,9 @@ class Problem:
     """What is wrong."""
     hint: str = ""
     """What to write instead."""
-    severity: Literal["error", "warning"] = "error"
+    severity: Severity = "error"
+    in_key: bool = False
+    """The key itself is wrong, not its value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,17 +33,41 @@ class Diagnostic:
     """A Problem with its position in a file; lines and columns count from 1."""
 
     file: str
+    """As the user named it; `--set resources.region` for a value from the command line."""
     line: int
+    """0: the mistake is in no file."""
     column: int
     code: str
     message: str
     hint: str = ""
-    severity: Literal["error", "warning"] = "error"
+    severity: Severity = "error"
+    source: str = ""
+    """The text of the line."""
+
+    @property
+    def place(self) -> str:
+        """`job.yaml:3:5`, as compilers write it, so that editors and terminals can jump there."""
+        return f"{self.file}:{self.line}:{self.column}" if self.line else self.file
 
 
 class SpecError(Exception):
     """A job file cannot be used; `diagnostics` holds every mistake in it."""
 
-    def __init__(self, diagnostics: list[Diagnostic]) -> None:
-        super().__init__("\n".join(f"{d.file}:{d.line}:{d.column}: {d.message}" for d in diagnostics))
-        self.diagnostics = diagnostics
+    def __init__(self, diagnostics: Sequence[Diagnostic]) -> None:
+        super().__init__("\n".join(f"{d.place}: {d.message}" for d in diagnostics))
+        self.diagnostics = list(diagnostics)
+
+
+class MistakesError(ValueError):
+    """Raised by a model's validator: what is wrong inside the value it looked at, `loc` counting from that value."""
+
+    def __init__(self, *problems: Problem) -> None:
+        super().__init__("; ".join(problem.message for problem in problems))
+        self.problems = problems
+
+
+def quote(text: object, limit: int = 60) -> str:
+    """A user's text for a message: on one line, without control characters, of bounded length, in backticks."""
+    shown = str(text)
+    shown = shown if len(shown) <= limit else shown[: limit - 1] + "…"
+    return "`" + "".join(char if char.isprintable() else ascii(char)[1:-1] for char in shown) + "`"

@@ -19,8 +19,8 @@ _SLIPS = frozenset(
 )
 # Letters of other scripts which most fonts draw like a Latin one.
 _LOOK_ALIKES = str.maketrans(
-    "АВЕЅІЈКМНОРСТХУаеѕіјорсхуԁһӏԛԝ" "ΑΒΕΖΗΙΚΜΝΟΡΤΥΧοναι" "‐‑‒–—−",
-    "ABESIJKMHOPCTXYaesijopcxydhlqw" "ABEZHIKMNOPTYXovai" "------",
+    "АВЕЅІЈКМНОРСТХУаеѕіјорсхуԁһӏԛԝΑΒΕΖΗΙΚΜΝΟΡΤΥΧοναι‐‑‒–—−",
+    "ABESIJKMHOPCTXYaesijopcxydhlqwABEZHIKMNOPTYXovai------",
 )
 
 
