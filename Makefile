@@ -19,7 +19,7 @@ demo: env
 	$(BIN)/python examples/digits/demo.py
 
 test: env
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(ARGS)
 
 lint: env
 	$(BIN)/ruff check .
@@ -29,7 +29,7 @@ types: env
 	cd $(VENV)/src && ../bin/mypy --config-file cloudgpu/pyproject.toml -p cloudgpu
 
 bench: env
-	$(BIN)/python -m tests.bench
+	$(BIN)/python -m tests.bench $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,75 @@
+"""The packages that pyproject.toml lists, the folders of the tree and the contents of a built wheel are the same."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PACKAGES = set(PROJECT["tool"]["setuptools"]["packages"])
+NOT_SHIPPED = {"tests", "examples", "docs", "build", "dist"}
+DATA = {".csv", ".md", ".mako", ".typed"}
+
+
+def folder(package: str) -> Path:
+    return ROOT.joinpath(*package.split(".")[1:])
+
+
+def packages_of_the_tree() -> set[str]:
+    found = {"cloudgpu"}
+    for init in ROOT.rglob("__init__.py"):
+        parts = init.parent.relative_to(ROOT).parts
+        if parts and parts[0] not in NOT_SHIPPED and not parts[0].startswith("."):
+            found.add(".".join(("cloudgpu", *parts)))
+    return found
+
+
+def test_listed_packages_are_those_of_the_tree() -> None:
+    assert packages_of_the_tree() == PACKAGES
+
+
+def test_no_module_lies_outside_a_package() -> None:
+    strays = [
+        path.relative_to(ROOT)
+        for path in ROOT.rglob("*.py")
+        if path.relative_to(ROOT).parts[0] not in NOT_SHIPPED
+        and not path.relative_to(ROOT).parts[0].startswith(".")
+        and path.parent not in {folder(package) for package in PACKAGES}
+    ]
+    assert strays == []
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+    """Built from a copy, so that nothing is left in the tree and nothing stale in the tree gets in."""
+    work = tmp_path_factory.mktemp("wheel")
+    source = work / "source"
+    shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "__pycache__"))
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(work), str(source)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    (built,) = work.glob("cloudgpu-*.whl")
+    return zipfile.ZipFile(built)
+
+
+def test_wheel_holds_every_module_and_table_and_nothing_else(wheel: zipfile.ZipFile) -> None:
+    shipped = {name for name in wheel.namelist() if ".dist-info/" not in name}
+    expected = {
+        "cloudgpu/" + path.relative_to(ROOT).as_posix()
+        for package in PACKAGES
+        for path in folder(package).iterdir()
+        if path.suffix == ".py" or (path.suffix in DATA and (package != "cloudgpu" or path.name == "py.typed"))
+    }
+    assert shipped == expected
+
+
+def test_wheel_runs_the_command(wheel: zipfile.ZipFile) -> None:
+    (entry,) = [name for name in wheel.namelist() if name.endswith("entry_points.txt")]
+    assert "cloudgpu = cloudgpu.cli:main" in wheel.read(entry).decode()
