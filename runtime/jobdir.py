@@ -16,19 +16,27 @@ Every write that decides something is create-only: local folders have no compare
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import json
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar
-from urllib.parse import quote
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
+from urllib.parse import quote, unquote
 
 import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError, NotFoundError
-from obstore.store import from_url
+from obstore.store import LocalStore, from_url
+
+if TYPE_CHECKING:
+    from obstore.store import ClientConfig, ObjectStore, RetryConfig
 
 JOB_KEY = "job.json"
 SCHEMES = ("file", "s3", "gs", "az")
+
+# A stalled connection must not look like a stalled job: everyone who calls has its own patience and tries again.
+_CLIENT: ClientConfig = {"timeout": "30s", "connect_timeout": "5s"}
+_RETRY: RetryConfig = {"max_retries": 3, "retry_timeout": datetime.timedelta(seconds=30)}
 
 _T = TypeVar("_T")
 
@@ -53,20 +61,45 @@ def node_key(attempt: int, node: str, name: str) -> str:
     return f"attempts/{attempt:04d}/nodes/{node}/{name}"
 
 
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """An object as a listing shows it."""
+
+    key: str
+    size: int
+    modified: float
+    """Epoch seconds, by the store's clock."""
+
+
 class JobDir:
-    """One job's folder in an object store or a file system, by URL. Keys are relative, with `/`."""
+    """One job's folder in an object store or a file system, by URL. Keys are relative, with `/`.
+
+    Opening makes nothing. A local folder that is not there yet is made by the first write; one that was there and
+    has been deleted since is not made again: writing to it fails, so that whoever writes notices.
+    """
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
+        self._folder: Path | None = None
+        self._store: ObjectStore | None = None
+        scheme, colon, rest = self.url.partition("://")
+        if not colon or scheme not in SCHEMES:
+            raise JobDirError(f"{url} cannot be used as a job dir: expected a URL of {', '.join(SCHEMES)}")
+        if scheme == "file":
+            # Not through from_url(), which cuts the path at a `#` or `?` that was left unquoted.
+            self._folder = Path(unquote(rest.removeprefix("localhost")))
+            if not self._folder.is_absolute():
+                raise JobDirError(f"{url} cannot be used as a job dir: expected file:// and an absolute path")
+            self._open_folder()
+            return
         try:
-            # A local folder is made on the first write, not here: looking at a job must create nothing.
-            self._store = from_url(self.url, mkdir=True) if self.url.startswith("file:") else from_url(self.url)
+            self._store = from_url(self.url, client_options=_CLIENT, retry_config=_RETRY)
         except (BaseError, ValueError, OSError) as error:
-            raise JobDirError(f"{self.url} cannot be used as a job dir: {error}") from error
+            raise JobDirError(f"{self.url} cannot be used as a job dir: {_cause(error)}") from error
 
-    def put(self, key: str, data: bytes) -> None:
-        """Write, replacing what is there; readers see the old or the new object, never a part."""
-        self._call(f"writing {key}", lambda: obstore.put(self._store, key, data))
+    def put(self, key: str, data: bytes | Path) -> None:
+        """Write bytes or a file's content, replacing what is there; readers see the old or the new object, no part."""
+        self._call(f"writing {key}", lambda: obstore.put(self._writable(), key, data))
 
     def create(self, key: str, data: bytes) -> bool:
         """Write only if nothing has this key; True if the object there is this one.
@@ -75,16 +108,20 @@ class JobDir:
         that decides something must name its writer.
         """
         try:
-            obstore.put(self._store, key, data, mode="create")
-        except AlreadyExistsError:
+            self._call(f"creating {key}", lambda: obstore.put(self._writable(), key, data, mode="create"))
+        except _ExistsError:
             return self.get(key) == data
-        except (BaseError, OSError) as error:
-            raise self._error(f"creating {key}", error) from error
         return True
 
     def get(self, key: str) -> bytes:
         """The object's bytes; raises MissingError."""
-        return self._call(f"reading {key}", lambda: bytes(obstore.get(self._store, key).bytes()))
+        return self._call(f"reading {key}", lambda: bytes(obstore.get(self._readable(), key).bytes()))
+
+    def get_range(self, key: str, start: int, end: int) -> bytes:
+        """The bytes from `start` up to `end`, which must lie inside the object; raises MissingError."""
+        return self._call(
+            f"reading {key}", lambda: bytes(obstore.get_range(self._readable(), key, start=start, end=end))
+        )
 
     def find(self, key: str) -> bytes | None:
         """The object's bytes, or None if there is no such object."""
@@ -93,36 +130,100 @@ class JobDir:
         except MissingError:
             return None
 
-    def list(self, prefix: str) -> list[str]:
+    def exists(self, key: str) -> bool:
+        """Whether there is such an object."""
+        try:
+            self._call(f"looking for {key}", lambda: obstore.head(self._readable(), key))
+        except MissingError:
+            return False
+        return True
+
+    def download(self, key: str, path: Path) -> None:
+        """Write the object into a local file, a piece at a time; raises MissingError."""
+
+        def copy() -> None:
+            with path.open("wb") as file:
+                for piece in obstore.get(self._readable(), key).stream(min_chunk_size=1 << 20):
+                    file.write(piece)
+
+        self._call(f"reading {key}", copy)
+
+    def list(self, prefix: str) -> Sequence[str]:
         """Keys under a folder, sorted; empty if there is no such folder."""
+        return [entry.key for entry in self.entries(prefix)]
+
+    def entries(self, prefix: str, after: str | None = None) -> Sequence[Entry]:
+        """Objects under a folder in the order of their keys, those after `after` only."""
         # A listing of a local folder that vanishes meanwhile says so with NotFound: it is then empty.
         try:
-            return self._call(f"listing {prefix}", lambda: sorted(self._paths(prefix)))
+            found = self._call(f"listing {prefix}", lambda: list(self._entries(prefix, after)))
         except MissingError:
             return []
+        return sorted(found, key=lambda entry: entry.key)
+
+    def folders(self, prefix: str) -> Sequence[str]:
+        """Names of the folders right under a folder, sorted."""
+        try:
+            listed = self._call(
+                f"listing {prefix}", lambda: obstore.list_with_delimiter(self._readable(), prefix.rstrip("/") + "/")
+            )
+        except MissingError:
+            return []
+        return sorted(path.rstrip("/").rpartition("/")[2] for path in listed["common_prefixes"])
 
     def delete(self, key: str) -> None:
         """Remove the object; nothing happens if it is gone already."""
         try:
-            self._call(f"deleting {key}", lambda: obstore.delete(self._store, key))
+            self._call(f"deleting {key}", lambda: obstore.delete(self._readable(), key))
         except MissingError:
             return
 
-    def _paths(self, prefix: str) -> Iterator[str]:
-        for batch in obstore.list(self._store, prefix.rstrip("/") + "/"):
-            yield from (meta["path"] for meta in batch)
+    def _entries(self, prefix: str, after: str | None) -> Iterator[Entry]:
+        for batch in obstore.list(self._readable(), prefix.rstrip("/") + "/", offset=after, chunk_size=1_000):
+            for meta in batch:
+                yield Entry(meta["path"], meta["size"], meta["last_modified"].timestamp())
+
+    def _open_folder(self) -> ObjectStore | None:
+        """The store of a local folder, once the folder is there."""
+        if self._store is None and self._folder is not None and self._folder.is_dir():
+            try:
+                self._store = LocalStore(prefix=self._folder)
+            except (BaseError, OSError) as error:
+                raise JobDirError(f"{self.url} cannot be used as a job dir: {_cause(error)}") from error
+        return self._store
+
+    def _readable(self) -> ObjectStore:
+        store = self._open_folder()
+        if store is None:
+            raise FileNotFoundError(self.url)
+        return store
+
+    def _writable(self) -> ObjectStore:
+        if self._folder is not None:
+            if self._store is None:
+                self._folder.mkdir(parents=True, exist_ok=True)
+            elif not self._folder.is_dir():
+                raise JobDirError(f"{self.url}: the folder has been deleted")
+        return self._readable()
 
     def _call(self, doing: str, call: Callable[[], _T]) -> _T:
         try:
             return call()
+        except AlreadyExistsError as error:
+            raise _ExistsError(f"{self.url}: {doing}: there is such an object already") from error
         except (NotFoundError, FileNotFoundError) as error:
             raise MissingError(f"{self.url}: {doing}: there is no such object") from error
-        except (BaseError, OSError) as error:
-            raise self._error(doing, error) from error
+        except (BaseError, OSError, ValueError) as error:
+            raise JobDirError(f"{self.url}: {doing} failed: {_cause(error)}") from error
 
-    def _error(self, doing: str, error: Exception) -> JobDirError:
-        cause = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        return JobDirError(f"{self.url}: {doing} failed: {cause}")
+
+class _ExistsError(JobDirError):
+    """A create-only write came second."""
+
+
+def _cause(error: Exception) -> str:
+    """The first line: what follows in obstore's messages is for its own developers."""
+    return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
 def local_url(path: Path) -> str:
@@ -145,6 +246,27 @@ class Record:
 
     def to_bytes(self) -> bytes:
         return json.dumps(dataclasses.asdict(self), sort_keys=True, separators=(",", ":")).encode()  # type: ignore[call-overload]
+
+
+@dataclass(frozen=True, slots=True)
+class JobRecord(Record):
+    """job.json: what a machine needs to know of a job, resolved, so that it needs no parser of job files."""
+
+    job_id: str
+    name: str
+    run: str | list[str]
+    """A string is run by the shell, a list is executed as it is; likewise `setup`."""
+    args: list[str] = field(default_factory=list)
+    setup: str | list[str] | None = None
+    env: dict[str, str] = field(default_factory=dict)
+    launcher: str = "auto"
+    code: str | None = None
+    """sha256 of the code archive, see code_key(); None: nothing was shipped."""
+    checkpoint_every: str | int = "auto"
+    """"auto" or seconds."""
+    checkpoint_keep: int = 3
+    spec: dict[str, Any] = field(default_factory=dict)
+    """The whole JobSpec as stored; for people and for a later version, machines do not read it."""
 
 
 @dataclass(frozen=True, slots=True)
