@@ -150,10 +150,6 @@ class JobDir:
 
     def list(self, prefix: str) -> Sequence[str]:
         """Keys under a folder, sorted; empty if there is no such folder."""
-        return sorted(self.sizes(prefix))
-
-    def sizes(self, prefix: str) -> dict[str, int]:
-        """Keys under a folder and their sizes in bytes; empty if there is no such folder."""
         return [entry.key for entry in self.entries(prefix)]
 
     def entries(self, prefix: str, after: str | None = None) -> Sequence[Entry]:
