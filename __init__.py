@@ -1,3 +1,78 @@
-"""cloudgpu: run training jobs on GPU machines. A job file goes in, a trained model comes out."""
+"""cloudgpu: run training jobs on GPU machines. A job file goes in, a trained model comes out.
+
+    import cloudgpu
+
+    loaded = cloudgpu.load("job.yaml")
+    plan = cloudgpu.plan(loaded.spec, machine=cloudgpu.inspect_machine(), today=date.today())
+    job = cloudgpu.submit(loaded, plan)
+
+Each name is imported from its module when it is first used: `import cloudgpu` alone loads nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .control.jobs import Job, get_job, list_jobs, submit
+    from .jobspecs.diagnostics import SpecError
+    from .jobspecs.loader import LoadedSpec
+    from .jobspecs.loader import load_file as load
+    from .jobspecs.models import JobSpec
+    from .jobspecs.plan import Offer, Plan, Refusal
+    from .jobspecs.planner import plan
+    from .provisioners.local import inspect_machine
+    from .runtime.checkpoint import Checkpointer
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "Checkpointer",
+    "Job",
+    "JobSpec",
+    "LoadedSpec",
+    "Offer",
+    "Plan",
+    "Refusal",
+    "SpecError",
+    "__version__",
+    "get_job",
+    "inspect_machine",
+    "list_jobs",
+    "load",
+    "plan",
+    "submit",
+]
+
+# public name -> (module, name there). A test compares it with the imports above.
+_HOMES = {
+    "Checkpointer": (".runtime.checkpoint", "Checkpointer"),
+    "Job": (".control.jobs", "Job"),
+    "JobSpec": (".jobspecs.models", "JobSpec"),
+    "LoadedSpec": (".jobspecs.loader", "LoadedSpec"),
+    "Offer": (".jobspecs.plan", "Offer"),
+    "Plan": (".jobspecs.plan", "Plan"),
+    "Refusal": (".jobspecs.plan", "Refusal"),
+    "SpecError": (".jobspecs.diagnostics", "SpecError"),
+    "get_job": (".control.jobs", "get_job"),
+    "inspect_machine": (".provisioners.local", "inspect_machine"),
+    "list_jobs": (".control.jobs", "list_jobs"),
+    "load": (".jobspecs.loader", "load_file"),
+    "plan": (".jobspecs.planner", "plan"),
+    "submit": (".control.jobs", "submit"),
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    module, there = _HOMES[name]
+    value = getattr(importlib.import_module(module, __name__), there)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -40,6 +40,7 @@ def _report(error: BaseException, words: Sequence[str]) -> Exit:
     if isinstance(error, SystemExit):
         return Exit(error.code) if error.code in set(Exit) else Exit.FAILED
     if isinstance(error, KeyboardInterrupt | click.Abort):
+        click.echo(err=True)  # closes the line on which the terminal shows ^C
         return Exit.INTERRUPTED
     if isinstance(error, BrokenPipeError):
         return _reader_gone()
@@ -114,6 +115,10 @@ _HANDLERS: dict[str, Callable[[Any], Exit]] = {
     f"{__name__}.CommandError": _command_error,
     "click.exceptions.ClickException": _usage_error,
     "cloudgpu.jobspecs.diagnostics.SpecError": _spec_error,
+    "cloudgpu.control.errors.NoSuchJobError": _says(Exit.USAGE),
+    "cloudgpu.control.errors.NotRunningError": _says(Exit.USAGE),
+    "cloudgpu.control.errors.SubmitError": _says(Exit.IMPOSSIBLE),
+    "cloudgpu.control.errors.ControlError": _says(Exit.UNAVAILABLE),
     "cloudgpu.provisioners.base.ProvisionError": _provision_error,
     "cloudgpu.runtime.jobdir.JobDirError": _says(Exit.UNAVAILABLE),
     "builtins.OSError": _os_error,

@@ -10,7 +10,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import click
 
@@ -18,6 +18,11 @@ from .. import __version__
 from . import errors
 from .exits import Exit
 
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+PROGRAM = "cloudgpu"
+COMPLETION_VARIABLE = "_CLOUDGPU_COMPLETE"
 MAX_COLUMNS = 100
 
 
@@ -73,6 +78,13 @@ class LazyGroup(click.Group):
             raise click.UsageError(f"There is no command {name!r}.{hint}", ctx)
         return super().resolve_command(ctx, args)
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """From the table: click's own way would import every command."""
+        from click.shell_completion import CompletionItem
+
+        found = [CompletionItem(name, help=COMMANDS[name].summary) for name in COMMANDS if name.startswith(incomplete)]
+        return [*found, *click.Command.shell_complete(self, ctx, incomplete)]
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         for section in dict.fromkeys(entry.section for entry in COMMANDS.values()):
             with formatter.section(section):
@@ -82,7 +94,7 @@ class LazyGroup(click.Group):
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": MAX_COLUMNS})
-@click.version_option(__version__, "-V", "--version", prog_name="cloudgpu", message="%(prog)s %(version)s")
+@click.version_option(__version__, "-V", "--version", prog_name=PROGRAM, message="%(prog)s %(version)s")
 def cli() -> None:
     """Run training jobs on GPU machines: checked before they cost money, resumed after every interruption.
 
@@ -95,15 +107,30 @@ def cli() -> None:
 def main(args: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code and never raises: an error ends as a message (see errors.py)."""
     words = list(sys.argv[1:] if args is None else args)
+    try:
+        _print_any_text()
+        code = _run(words)
+        _flush()
+    except BaseException as error:  # noqa: BLE001 - the one place where every error ends
+        code = errors.report(error, words)
+    return int(code)
+
+
+def _run(words: list[str]) -> int:
+    # Not cli.main(): it would end a closed pipe with exit code 1, and leave no error to the caller.
+    completing = os.environ.get(COMPLETION_VARIABLE)
+    if completing:
+        from click.shell_completion import shell_complete
+
+        return shell_complete(cli, {}, PROGRAM, COMPLETION_VARIABLE, completing)
     # https://no-color.org: set and not empty means no colour. Where there is no terminal, click leaves colour out.
     color = False if os.environ.get("NO_COLOR") else None
     try:
-        _print_any_text()
-        code = cli.main(words, prog_name="cloudgpu", standalone_mode=False, color=color)
-        _flush()
-    except BaseException as error:  # noqa: BLE001 - the one place where every error ends
-        return int(errors.report(error, words))
-    return int(code) if isinstance(code, int) else int(Exit.OK)
+        with cli.make_context(PROGRAM, words, color=color) as ctx:
+            code = cli.invoke(ctx)
+    except click.exceptions.Exit as done:  # --help, --version
+        return done.exit_code
+    return code if isinstance(code, int) else Exit.OK
 
 
 def _print_any_text() -> None:

@@ -1,0 +1,63 @@
+"""`cloudgpu events`: what happened to a job, in order."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .jobref import find_job, job_argument, watch
+from .options import json_option
+from .output import clean, echo_json_line, style
+from .text import clock, iso
+
+if TYPE_CHECKING:
+    from ..control.model import Event
+
+_POLL_S = 0.5
+
+
+@click.command()
+@job_argument()
+@click.option("-f", "--follow", is_flag=True, help="Go on until the job has ended.")
+@json_option
+def command(job: str, follow: bool, as_json: bool) -> None:
+    """Print what happened to JOB: states, attempts, machines got and lost, notices, retries.
+
+    \b
+    cloudgpu events digits
+    cloudgpu events digits --follow --json | jq .message
+
+    With --json: one object a line with seq, time, attempt, kind and message.
+    """
+    found = find_job(job)
+    last = 0
+    while True:
+        ended = found.done  # looked at before reading: what happens in between is printed next time
+        for event in found.events(after=last):
+            last = event.seq
+            if as_json:
+                echo_json_line(event_json(event))
+            else:
+                click.echo(event_line(event))
+        if ended or not follow:
+            return
+        time.sleep(_POLL_S)
+        watch(found.refresh())
+
+
+def event_line(event: Event) -> str:
+    """`14:03:07  attempt 2  launched  2 machines in local`."""
+    attempt = f"attempt {event.attempt}" if event.attempt else ""
+    return f"{clock(event.time)}  {attempt:10}  {style(f'{event.kind:18}', 'note')}  {clean(event.message)}".rstrip()
+
+
+def event_json(event: Event) -> dict[str, Any]:
+    return {
+        "seq": event.seq,
+        "time": iso(event.time),
+        "attempt": event.attempt,
+        "kind": event.kind,
+        "message": event.message,
+    }

@@ -1,0 +1,68 @@
+"""The JOB argument of commands: an id, the unique beginning of one, or a name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from .exits import Exit
+from .output import remark
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+    from ..control.jobs import Job
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+OUTCOMES: dict[str, Exit] = {
+    "succeeded": Exit.OK,
+    "failed": Exit.FAILED,
+    "cancelled": Exit.STOPPED,
+    "stopped": Exit.STOPPED,
+}
+"""Final state of a job -> exit code of the command that waited for it."""
+
+
+def job_argument(*, required: bool = True) -> Callable[[_F], _F]:
+    """Decorator: the JOB argument, completed by the shell."""
+    return click.argument("job", metavar="JOB" if required else "[JOB]", required=required, shell_complete=_complete)
+
+
+def jobs_argument() -> Callable[[_F], _F]:
+    """Decorator: one or more JOB arguments."""
+    return click.argument("jobs", metavar="JOB...", nargs=-1, required=True, shell_complete=_complete)
+
+
+def find_job(ref: str) -> Job:
+    """The job of this reference, said on stderr where it was not the whole id. Raises NoSuchJobError."""
+    from ..control.jobs import get_job
+
+    job = get_job(ref)
+    if ref != job.id:
+        remark(f"job {job.id}")
+    return job
+
+
+def watch(job: Job) -> Job:
+    """See to it that somebody advances a job that is looked at: a supervisor that died is replaced."""
+    if not job.done:
+        from ..control.jobs import ensure_supervisor
+
+        ensure_supervisor()
+    return job
+
+
+def _complete(_ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    from click.shell_completion import CompletionItem
+
+    from ..control.errors import ControlError
+    from ..control.jobs import list_jobs
+
+    try:
+        jobs = list_jobs()
+    except ControlError:  # while the user types is no time for messages: without the store nothing is completed
+        return []
+    return [CompletionItem(job.id, help=job.state) for job in jobs if job.id.startswith(incomplete)]

@@ -1,0 +1,45 @@
+"""`cloudgpu wait`: until a job has ended; the exit code is its outcome."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from .exits import Exit
+from .jobref import OUTCOMES, find_job, job_argument, watch
+from .options import DURATION, json_option
+from .output import ProgressLine, clean, echo_json, remark
+from .text import ago
+
+if TYPE_CHECKING:
+    from ..control.jobs import Job
+
+
+@click.command()
+@job_argument()
+@click.option("--timeout", type=DURATION, help="Give up after so long, e.g. 30m; the job goes on.")
+@json_option
+def command(job: str, timeout: float | None, as_json: bool) -> Exit:
+    """Wait until JOB has ended. The exit code tells how: 0 succeeded, 1 failed, 5 cancelled, stopped or timed out.
+
+    \b
+    cloudgpu wait digits && cloudgpu submit evaluate.yaml
+    cloudgpu wait digits --timeout 2h
+    """
+    found = watch(find_job(job))
+    with ProgressLine() as progress:
+        ended = found.wait(lambda seen: progress(_line(seen)), timeout)
+    if as_json:
+        echo_json(found.to_json())
+    elif ended:
+        click.echo(f"{found.id} {found.state}" + (f": {clean(found.reason)}" if found.reason else ""))
+    if ended:
+        return OUTCOMES[found.state]
+    remark(f"{found.id} is still {found.state}: it goes on")
+    return Exit.STOPPED
+
+
+def _line(job: Job) -> str:
+    reason = f": {job.reason}" if job.reason else ""
+    return f"{job.id} {job.state}{reason} (submitted {ago(job.created)})"
