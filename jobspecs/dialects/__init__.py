@@ -1,0 +1,43 @@
+"""Job descriptions of other tools: what they stand for as a job file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from .conversion import Conversion
+
+__all__ = ["DIALECTS", "Conversion", "convert", "detect"]
+
+DIALECTS = {
+    "ai-platform": "AI Platform Training config.yaml (trainingInput)",
+    "vertex": "Vertex AI custom job (workerPoolSpecs)",
+}
+
+
+def detect(document: object) -> str | None:
+    """The dialect of a parsed YAML document, or None: a job file, or nothing known."""
+    from .conversion import camel
+
+    if not isinstance(document, Mapping):
+        return None
+    names = {camel(str(key)) for key in document}
+    if "trainingInput" in names:
+        return "ai-platform"
+    if names & {"workerPoolSpecs", "jobSpec"}:
+        return "vertex"
+    return None
+
+
+def convert(document: Mapping[str, Any]) -> Conversion:
+    """The job file that a document of another tool stands for; raises ValueError if detect() knows no such dialect."""
+    dialect = detect(document)
+    if dialect == "ai-platform":
+        from .ai_platform import convert as convert_ai_platform
+
+        return convert_ai_platform(document)
+    if dialect == "vertex":
+        from .vertex import convert as convert_vertex
+
+        return convert_vertex(document)
+    raise ValueError("this is neither an AI Platform Training file nor a Vertex AI custom job")

@@ -1,0 +1,221 @@
+"""`trainingInput` of AI Platform Training (its config.yaml), the service that Vertex AI replaced.
+
+The rules of that service are kept: what it would have refused is refused here, with the place in the file. What it
+offered and nobody sells any more becomes today's closest offer (successors.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..diagnostics import Loc, quote
+from . import ai_platform_rules as rules
+from .cluster import Group, put_groups, put_place
+from .conversion import Conversion, Fields, Lost, Reader, job_name
+from .program import Program, common, put_program
+from .successors import ended, reason, regions_of, successor
+
+_GONE = "the service's runtime images are gone"
+_OUTPUT = "the service wrote this field, it is not part of a job"
+
+JOB: Fields = {
+    "trainingInput": None,
+    "jobId": None,
+    "labels": Lost("cloudgpu has no labels: a job is found by its name"),
+    "predictionInput": Lost("cloudgpu trains, it does not serve predictions", refuse=True),
+    "trainingOutput": Lost(_OUTPUT),
+    "predictionOutput": Lost(_OUTPUT),
+    "createTime": Lost(_OUTPUT),
+    "startTime": Lost(_OUTPUT),
+    "endTime": Lost(_OUTPUT),
+    "state": Lost(_OUTPUT),
+    "errorMessage": Lost(_OUTPUT),
+    "etag": Lost(_OUTPUT),
+    "jobPosition": Lost(_OUTPUT),
+}
+TRAINING_INPUT: Fields = {
+    **dict.fromkeys(("scaleTier", "region", "jobDir", "packageUris", "pythonModule", "args", "scheduling")),
+    **dict.fromkeys(f"{prefix}{part}" for prefix in rules.PREFIXES for part in ("Type", "Config")),
+    **dict.fromkeys(f"{prefix}Count" for prefix in rules.PREFIXES if prefix != "master"),
+    "runtimeVersion": Lost(f"{_GONE}; set image: to a container with your framework"),
+    "pythonVersion": Lost(f"{_GONE}; the Python is the one of image: or of the machine"),
+    "useChiefInTfConfig": None,
+    "hyperparameters": Lost("cloudgpu runs one training per job: submit one job for each trial", refuse=True),
+    "encryptionConfig": Lost("cloudgpu cannot encrypt with your key yet", refuse=True),
+    "network": Lost("the machines use the default network of the project"),
+    "serviceAccount": Lost("the machines run under cloudgpu's own account"),
+    "enableWebAccess": Lost("there is no web shell; `cloudgpu logs -f` follows the output"),
+    "nasJobSpec": Lost("there is no architecture search", refuse=True),
+}
+SCHEDULING: Fields = {
+    "maxRunningTime": None,
+    "maxWaitTime": Lost("cloudgpu tries every offer of the plan instead of waiting in a queue"),
+    "priority": Lost("there is no queue in which a priority would count"),
+}
+REPLICA_CONFIG: Fields = {
+    **dict.fromkeys(("acceleratorConfig", "imageUri", "containerCommand", "containerArgs", "diskConfig")),
+    "tpuTfVersion": Lost("there are no TPUs"),
+}
+ACCELERATOR_CONFIG: Fields = {"count": None, "type": None}
+DISK_CONFIG: Fields = {
+    "bootDiskSizeGb": None,
+    "bootDiskType": Lost("the disk type is chosen by the target"),
+}
+
+_NO_PROGRAM = (
+    "add pythonModule: trainer.task (and packageUris), or masterConfig.containerCommand; on the command line "
+    "--module-name trainer.task --package-path trainer"
+)
+
+
+def convert(
+    document: Mapping[str, Any], flags: Mapping[Loc, Loc] | None = None, *, package_path: str | None = None
+) -> Conversion:
+    """The job file that a config.yaml stands for.
+
+    `flags` names, for places of the document set on the command line, the flag to report; `package_path` is the folder
+    of --package-path, for which the document has no field.
+    """
+    conversion = Conversion()
+    job = Reader(document, (), conversion, flags)
+    job.check(JOB)
+    source = job.child("trainingInput")
+    source.check(TRAINING_INPUT)
+    _put_name(conversion, job)
+    region = source.text("region")
+    if region is None:
+        conversion.note("no region is named: every region may be chosen")
+    else:
+        rules.check_region_name(conversion, region, source.loc("region"))
+    put_place(conversion, region, source.loc("region"))
+
+    groups = _groups(conversion, source, region)
+    if groups:
+        put_groups(conversion, [_today(conversion, group, region) for group in groups])
+        put_program(conversion, _program(conversion, source, groups, package_path), source.loc())
+    job_dir = source.text("jobDir")
+    if job_dir is not None:
+        conversion.put(("job_dir",), job_dir, source.loc("jobDir"))
+    _put_scheduling(conversion, source.child("scheduling"))
+    if source.boolean("useChiefInTfConfig") is False:
+        conversion.note("TF_CONFIG calls the first replica chief, as with useChiefInTfConfig: true")
+    return conversion
+
+
+def _put_name(conversion: Conversion, job: Reader) -> None:
+    written = job.text("jobId")
+    name = job_name(written, "training")
+    conversion.put(("name",), name, job.loc("jobId") if written else ())
+    if written and written != name:
+        conversion.note(f"the name {quote(written)} becomes {quote(name)}: lower-case letters, digits and hyphens only")
+
+
+def _put_scheduling(conversion: Conversion, scheduling: Reader) -> None:
+    scheduling.check(SCHEDULING)
+    seconds = scheduling.seconds("maxRunningTime")
+    if seconds is not None:
+        conversion.put(("limits", "duration"), f"{seconds}s", scheduling.loc("maxRunningTime"))
+        conversion.note(
+            "limits.duration counts from submit to end, waiting included; maxRunningTime counted running only"
+        )
+
+
+def _groups(conversion: Conversion, source: Reader, region: str | None) -> list[Group]:
+    """The replicas of the job in rank order, as the service understood them; [] if they cannot be known."""
+    tier = rules.read_tier(conversion, source)
+    if tier is None:
+        return []
+    groups = []
+    for prefix, role in rules.PREFIXES.items():
+        config = source.child(f"{prefix}Config")
+        config.check(REPLICA_CONFIG)
+        config.child("acceleratorConfig").check(ACCELERATOR_CONFIG)
+        disk = config.child("diskConfig")
+        disk.check(DISK_CONFIG)
+        size = rules.read_size(conversion, source, prefix, tier)
+        if size is None:
+            continue
+        nodes, machine = size
+        accelerator_loc = (
+            config.loc("acceleratorConfig") if "acceleratorConfig" in config else source.loc(f"{prefix}Type")
+        )
+        groups.append(
+            Group(
+                name=prefix,
+                role=role,
+                nodes=nodes,
+                machine=machine,
+                loc=source.loc(f"{prefix}Count"),
+                machine_loc=source.loc(f"{prefix}Type"),
+                accelerator_loc=accelerator_loc,
+                image=config.text("imageUri"),
+                image_loc=config.loc("imageUri"),
+                command=tuple(config.texts("containerCommand")),
+                args=tuple(config.texts("containerArgs")),
+                disk_gb=disk.integer("bootDiskSizeGb", least=1),
+                disk_loc=disk.loc("bootDiskSizeGb"),
+            )
+        )
+        if machine.accelerator is not None and region is not None:
+            rules.check_region(conversion, machine.accelerator, region, source.loc("region"))
+    return groups
+
+
+def _today(conversion: Conversion, group: Group, region: str | None) -> Group:
+    """The group on machines that can be had today, with a note for what changed."""
+    old = group.machine
+    day = ended(old.accelerator) if old.accelerator else None
+    if day is None:
+        return group
+    gone = f"{group.name}: {old.accelerator} no longer exists" + (f" (support ended {day})" if day else "")
+    new = successor(old, region)
+    if new is None:
+        elsewhere = ", ".join(regions_of(old))
+        hint = f"choose another region: {elsewhere}" if elsewhere else "choose another accelerator"
+        conversion.error(group.accelerator_loc, "no-successor", f"{gone}, nor a successor in {region}", hint)
+        return group
+    conversion.note(
+        f"{gone}; today's closest valid offer: {new.accelerator}:{new.count} on {new.machine_type}"
+        f" ({reason(old, new)})" + ("" if new.machine_type == old.machine_type else f", was {old.machine_type}")
+    )
+    return group.on(new)
+
+
+def _program(conversion: Conversion, source: Reader, groups: Sequence[Group], package_path: str | None) -> Program:
+    for what, values in (
+        ("containerCommand", [group.command for group in groups]),
+        ("containerArgs", [group.args for group in groups]),
+    ):
+        if not common(values):
+            conversion.error(
+                source.loc("workerConfig"),
+                "different-programs",
+                f"{what} differs between the roles; a job runs one program on all machines",
+                "give all the same, and let the program look at CLOUDGPU_ROLE",
+            )
+    args, args_loc = tuple(source.texts("args")), source.loc("args")
+    container_args = next((group for group in groups if group.args), None)
+    if container_args is not None:
+        if args:
+            message = "args and containerArgs exclude each other"
+            conversion.error(args_loc, "exclusive-fields", message, "keep one of them")
+        args, args_loc = container_args.args, container_args.loc
+    job_dir = source.text("jobDir")
+    if job_dir is not None:  # the service put it behind the user's own arguments
+        args, args_loc = (*args, "--job-dir", job_dir), source.loc("jobDir")
+    commanded = next((group for group in groups if group.command), None)
+    return Program(
+        module=source.text("pythonModule"),
+        module_loc=source.loc("pythonModule"),
+        packages=tuple(source.texts("packageUris")),
+        packages_loc=source.loc("packageUris"),
+        package_path=package_path,
+        package_path_loc=("--package-path",),
+        image=groups[0].image,
+        command=commanded.command if commanded else (),
+        command_loc=source.loc("masterConfig"),
+        args=args,
+        args_loc=args_loc,
+        hint=_NO_PROGRAM,
+    )

@@ -1,0 +1,216 @@
+"""Reading a job description of another tool: every field is mapped, or named as having no counterpart.
+
+What a dialect knows of a mapping is a table of its fields (`Fields`); whatever is not in the table is a mistake in the
+file. Fields may be written in camelCase or in snake_case, as the services' own readers allow.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from ..diagnostics import Loc, Problem, quote
+from ..suggest import closest, one_of
+
+
+class Lost(NamedTuple):
+    """A field without counterpart in the job file."""
+
+    why: str
+    """Sentence for the user."""
+    refuse: bool = False
+    """True: leaving it out would change what is computed or who may read it, so the file is refused, not converted."""
+
+
+Fields = Mapping[str, Lost | None]
+"""Field in camelCase -> None: it is converted; Lost: it has no counterpart."""
+
+
+@dataclass
+class Conversion:
+    """A job file made of another tool's document; unusable if one of the problems is an error."""
+
+    job: dict[str, Any] = field(default_factory=dict)
+    """A job-file mapping, as if the user had written it."""
+    problems: list[Problem] = field(default_factory=list)
+    """Their `loc` is a place in the SOURCE document; ("--region",) is a flag of the command line."""
+    notes: list[str] = field(default_factory=list)
+    """What changed on the way: one sentence each."""
+    origins: dict[Loc, Loc] = field(default_factory=dict)
+    """Place in `job` -> place in the source; a place without entry has its parent's origin."""
+
+    @property
+    def refused(self) -> bool:
+        return any(problem.severity == "error" for problem in self.problems)
+
+    def put(self, place: Loc, value: Any, origin: Loc) -> None:  # noqa: ANN401 - any value of a job file
+        """Set a value of the job file and remember where it comes from."""
+        *parents, last = place
+        mapping = self.job
+        for name in parents:
+            mapping = mapping.setdefault(name, {})
+        mapping[last] = value
+        self.origins[place] = origin
+
+    def note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def error(self, loc: Loc, code: str, message: str, hint: str = "", *, in_key: bool = False) -> None:
+        self._add(Problem(loc, code, message, hint, in_key=in_key))
+
+    def warn(self, loc: Loc, code: str, message: str, hint: str = "") -> None:
+        self._add(Problem(loc, code, message, hint, severity="warning"))
+
+    def _add(self, problem: Problem) -> None:
+        """A field may be read more than once; its mistake is reported once."""
+        if problem not in self.problems:
+            self.problems.append(problem)
+
+
+class Reader:
+    """One mapping of the source document. A value of the wrong kind is reported once and reads as absent."""
+
+    def __init__(
+        self, value: Mapping[Any, Any], loc: Loc, conversion: Conversion, flags: Mapping[Loc, Loc] | None = None
+    ) -> None:
+        self._value = value
+        self._loc = loc
+        self._flags = flags or {}
+        """Place in the document -> ("--flag",) that set it."""
+        self._conversion = conversion
+        self._keys: dict[str, Any] = {}
+        for key in value:
+            name = camel(str(key))
+            if name in self._keys:
+                self._report(key, "duplicate-key", f"{key} and {self._keys[name]} are the same field: keep one")
+            self._keys.setdefault(name, key)
+
+    def __contains__(self, name: str) -> bool:
+        return self._raw(name) is not None
+
+    def loc(self, name: str | None = None) -> Loc:
+        """Where a field (or, without one, this mapping) stands: in the document, or on the command line."""
+        place = self._loc if name is None else (*self._loc, self._keys.get(name, name))
+        if name is not None and name not in self._keys and place not in self._flags:
+            place = self._loc  # the field is missing: point at the mapping
+        for length in range(len(place), 0, -1):
+            if place[:length] in self._flags:
+                return self._flags[place[:length]]
+        return place
+
+    def check(self, fields: Fields) -> None:
+        """Report the fields which are not in the table, and those without counterpart."""
+        for key, value in self._value.items():
+            name = camel(str(key))
+            if name not in fields:
+                near = closest(name, fields)
+                hint = f"did you mean {one_of(near)}?" if near else f"known here: {', '.join(sorted(fields))}"
+                self._report(key, "unknown-field", f"unknown field {quote(key)}", hint)
+            elif (lost := fields[name]) is not None and value not in (None, "", [], {}, "false", False):
+                self._lose(key, lost)
+
+    def _lose(self, key: object, lost: Lost) -> None:
+        path = ".".join(str(part) for part in (*self._loc, key) if not isinstance(part, int))
+        if lost.refuse:
+            self._report(key, "no-counterpart", f"{path}: {lost.why}", f"remove {key} to go on without it")
+        else:
+            self._conversion.note(f"{path} is left out: {lost.why}")
+
+    def text(self, name: str) -> str | None:
+        value = self._raw(name)
+        if isinstance(value, Mapping | list | tuple):
+            self._wrong(name, "one value, not a " + ("mapping" if isinstance(value, Mapping) else "list"))
+            return None
+        return None if value is None else _scalar(value)
+
+    def integer(self, name: str, least: int = 0) -> int | None:
+        text = self.text(name)
+        if text is None:
+            return None
+        if not (text.isascii() and text.isdecimal() and len(text) <= 9 and int(text) >= least):
+            self._wrong(name, f"a whole number from {least}, not {quote(text)}")
+            return None
+        return int(text)
+
+    def boolean(self, name: str) -> bool | None:
+        text = self.text(name)
+        if text is None:
+            return None
+        if text.lower() not in ("true", "false"):
+            self._wrong(name, f"true or false, not {quote(text)}")
+            return None
+        return text.lower() == "true"
+
+    def seconds(self, name: str) -> int | None:
+        """A protobuf duration, e.g. `7200s` or `3.5s`, rounded up."""
+        text = self.text(name)
+        if text is None:
+            return None
+        try:
+            amount = float(text.removesuffix("s")) if text.endswith("s") else math.nan
+        except ValueError:
+            amount = math.nan
+        if not 0 < amount <= 366 * 86_400:
+            self._wrong(name, f"seconds such as 7200s, at most 366 days, not {quote(text)}")
+            return None
+        return math.ceil(amount)
+
+    def texts(self, name: str) -> list[str]:
+        """A list of values; a single value is no list, as in the services themselves."""
+        value = self._raw(name)
+        if value is None:
+            return []
+        if not isinstance(value, list | tuple) or any(isinstance(item, Mapping | list | tuple) for item in value):
+            self._wrong(name, "a list of values, as in [--epochs, 10]")
+            return []
+        return ["" if item is None else _scalar(item) for item in value]
+
+    def child(self, name: str) -> Reader:
+        """The mapping of this name; an empty one if there is none."""
+        value = self._raw(name)
+        if value is not None and not isinstance(value, Mapping):
+            self._wrong(name, "a mapping")
+            value = None
+        return self._sub(value or {}, (*self._loc, self._keys.get(name, name)))
+
+    def children(self, name: str) -> list[Reader]:
+        """The mappings of a list of this name; an empty entry is an empty mapping."""
+        value = self._raw(name)
+        if value is None:
+            return []
+        if not isinstance(value, list | tuple) or not all(item is None or isinstance(item, Mapping) for item in value):
+            self._wrong(name, "a list of mappings")
+            return []
+        return [self._sub(item or {}, (*self._loc, self._keys[name], index)) for index, item in enumerate(value)]
+
+    def _sub(self, value: Mapping[Any, Any], loc: Loc) -> Reader:
+        return Reader(value, loc, self._conversion, self._flags)
+
+    def _raw(self, name: str) -> Any:  # noqa: ANN401 - whatever the user wrote
+        return self._value.get(self._keys.get(name, name))
+
+    def _wrong(self, name: str, expected: str) -> None:
+        self._conversion.error(self.loc(name), "wrong-value", f"{name}: expected {expected}")
+
+    def _report(self, key: object, code: str, message: str, hint: str = "") -> None:
+        self._conversion.error(self.loc(camel(str(key))), code, message, hint, in_key=True)
+
+
+def camel(name: str) -> str:
+    """`worker_pool_specs` as `workerPoolSpecs`; camelCase stays as it is."""
+    head, *rest = name.split("_")
+    return head + "".join(part[:1].upper() + part[1:] for part in rest) if rest and head else name
+
+
+def job_name(text: str | None, fallback: str) -> str:
+    """The nearest name a job file allows: `My_job_7` becomes `my-job-7`."""
+    plain = "".join(char if char.isascii() and char.isalnum() else "-" for char in (text or "").lower())
+    return plain.lstrip("-0123456789")[:40].rstrip("-") or fallback
+
+
+def _scalar(value: object) -> str:
+    """The loader hands over text; a document made in Python may hold numbers and booleans."""
+    return str(value).lower() if isinstance(value, bool) else str(value)

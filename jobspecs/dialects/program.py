@@ -1,0 +1,94 @@
+"""What the replicas run, a Python package or a container's command: as code, setup, run and args of a job file.
+
+Nothing the user wrote becomes shell text: packages are installed by constant scripts that take them as arguments.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ..diagnostics import Loc
+from .conversion import Conversion
+
+_INSTALL_CODE = "if [ -f setup.py ] || [ -f pyproject.toml ]; then python -m pip install .; fi"
+"""What the services did with a package made from a folder; constant text, run where the code was unpacked."""
+_INSTALL_PACKAGES = """\
+set -e
+mkdir -p .packages
+for package in "$@"; do
+  case "$package" in
+    gs://*) gcloud storage cp "$package" .packages/; package=".packages/${package##*/}" ;;
+  esac
+  python -m pip install "$package"
+done"""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """The program of a job; `module` wins over `command`, as in the services."""
+
+    module: str | None = None
+    module_loc: Loc = ()
+    packages: tuple[str, ...] = ()
+    packages_loc: Loc = ()
+    package_path: str | None = None
+    """Local folder of the Python package, e.g. `trainer/`; its parent is what is shipped."""
+    package_path_loc: Loc = ()
+    image: str | None = None
+    command: tuple[str, ...] = ()
+    command_loc: Loc = ()
+    args: tuple[str, ...] = ()
+    args_loc: Loc = ()
+    hint: str = field(default="say what to run")
+    """How to name a program where none is given."""
+
+
+def put_program(conversion: Conversion, program: Program, whole: Loc) -> None:
+    """Write code, setup, run and args; a document that does not say what to run is refused."""
+    if program.module is not None:
+        conversion.put(("run",), ["python", "-m", program.module], program.module_loc)
+        _put_packages(conversion, program)
+    elif program.command:
+        conversion.put(("run",), list(program.command), program.command_loc)
+        conversion.put(("code",), None, ())
+    else:
+        message = "this does not say what to run"
+        if program.image is not None:
+            message = "the image's own entrypoint is not known here: this does not say what to run"
+        conversion.error(whole, "no-program", message, program.hint)
+    if program.args:
+        conversion.put(("args",), list(program.args), program.args_loc)
+
+
+def _put_packages(conversion: Conversion, program: Program) -> None:
+    """The folder above the package is shipped; packages are installed from there or fetched from their bucket."""
+    local = [package for package in program.packages if not package.startswith("gs://")]
+    if program.package_path is not None:
+        conversion.put(("code",), _parent(program.package_path), program.package_path_loc)
+    elif local:
+        conversion.put(("code",), ".", program.packages_loc)
+    elif program.packages:
+        conversion.put(("code",), None, program.packages_loc)
+    if len(local) < len(program.packages):
+        conversion.note(
+            "the gs:// packages are fetched on the machine by `gcloud storage cp`; "
+            "to ship the source itself, set code: to its folder and drop setup:"
+        )
+    if program.packages:
+        setup = ["sh", "-c", _INSTALL_PACKAGES, "setup", *program.packages]
+        conversion.put(("setup",), setup, program.packages_loc)
+    elif program.package_path is not None:
+        conversion.put(("setup",), _INSTALL_CODE, program.package_path_loc)
+    if not program.packages and program.package_path is None:
+        conversion.note("no package is named: the folder of the file is shipped as code")
+
+
+def _parent(package_path: str) -> str:
+    return posixpath.dirname(posixpath.normpath(package_path)) or "."
+
+
+def common(values: Sequence[tuple[str, ...]]) -> bool:
+    """True if all of them that are set say the same."""
+    return len({value for value in values if value}) <= 1

@@ -1,0 +1,125 @@
+"""What Google sells today in place of GPUs that can no longer be had: data, and one rule to choose by.
+
+The rule: the first successor in the row's order that is sold in the region and needs no more GPUs than before, with at
+least the GPU memory and the single-precision speed (FP32) of the old ones together. More GPUs than before would need a
+program that can use them. Then the machine: the old one if it takes those GPUs, else the smallest one with them that
+has no fewer vCPUs and no less memory, else the largest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from .cluster import Machine
+
+if TYPE_CHECKING:
+    from ..catalog import MachineType
+
+SUCCESSORS: dict[str, tuple[str, ...]] = {
+    # Smallest first. A GPU that is still sold (T4, P4, V100, A100) is kept, whatever its announced end.
+    "K80": ("T4", "L4"),
+    "P100": ("T4", "L4", "V100-16GB"),
+    "P4": ("T4", "L4"),
+    "T4": ("L4",),
+    "V100-16GB": ("A100-40GB",),
+}
+FP32_TFLOPS = {
+    "K80": 4.1,
+    "P4": 5.5,
+    "T4": 8.1,
+    "P100": 9.3,
+    "V100-16GB": 15.7,
+    "A100-40GB": 19.5,
+    "L4": 30.3,
+}
+"""Single precision, the only one that all of them have; the column fp32_tflops of tables/accelerators.csv."""
+_SELLER = "vertex"
+"""Its table of machine types and counts is the stricter one: what it allows, Compute Engine allows as well."""
+
+
+def ended(accelerator: str) -> str | None:
+    """The day the accelerator's support ended (YYYY-MM-DD, "" if unknown), or None while it is sold."""
+    from .. import catalog
+
+    rows = [row for types in catalog.machine_types("gcp").values() for row in types if row.accelerator == accelerator]
+    if not rows or any(row.status != "retired" for row in rows):
+        return None
+    return max(row.ends or "" for row in rows)
+
+
+def successor(old: Machine, region: str | None) -> Machine | None:
+    """Today's closest valid machine for one whose GPU is gone; None if there is none in the region."""
+    for name in SUCCESSORS.get(old.accelerator or "", ()):
+        count = _count(old, name)
+        choices = [row for row in _sellers(name) if count in row.counts and _is_in(row.name, name, region)]
+        if choices:
+            return Machine(_closest(choices, old.machine_type), name, count)
+    return None
+
+
+def regions_of(machine: Machine) -> list[str]:
+    """Regions that sell the machine's successor: what to say when the wanted region has none."""
+    anywhere = successor(machine, None)
+    if anywhere is None or anywhere.machine_type is None:
+        return []
+    from .. import catalog
+
+    return sorted(catalog.places("gcp", anywhere.machine_type, anywhere.accelerator))
+
+
+def reason(old: Machine, new: Machine) -> str:
+    """The figures behind the choice, e.g. `16 GB and 8.1 TFLOPS instead of 12 GB and 4.1 TFLOPS`."""
+    return f"{_figures(new)} instead of {_figures(old)}"
+
+
+def _count(old: Machine, name: str) -> int:
+    """The fewest GPUs of this name that have the memory and the speed of the old ones, 0 if more than before."""
+    memory, speed = _totals(old)
+    for count in (1, 2, 4, 8):
+        new_memory, new_speed = _totals(Machine(None, name, count))
+        if count <= old.count and new_memory >= memory and new_speed >= speed:
+            return count
+    return 0
+
+
+def _totals(machine: Machine) -> tuple[float, float]:
+    from .. import catalog
+
+    name = machine.accelerator or ""
+    return catalog.accelerators()[name].memory_gb * machine.count, FP32_TFLOPS[name] * machine.count
+
+
+def _figures(machine: Machine) -> str:
+    memory, speed = _totals(machine)
+    return f"{memory:g} GB and {speed:.3g} TFLOPS"
+
+
+def _sellers(accelerator: str) -> Iterator[MachineType]:
+    from .. import catalog
+
+    for rows in catalog.machine_types(_SELLER).values():
+        yield from (row for row in rows if row.accelerator == accelerator and row.status != "retired")
+
+
+def _is_in(machine_type: str, accelerator: str, region: str | None) -> bool:
+    from .. import catalog
+
+    return region is None or region in catalog.places("gcp", machine_type, accelerator)
+
+
+def _closest(choices: list[MachineType], old_type: str | None) -> str:
+    if any(row.name == old_type for row in choices):
+        return str(old_type)
+    vcpus, memory = _size(old_type)
+    by_size = sorted(choices, key=lambda row: (_size(row.name), row.name))
+    enough = [row for row in by_size if _size(row.name)[0] >= vcpus and _size(row.name)[1] >= memory]
+    return (enough[0] if enough else by_size[-1]).name
+
+
+def _size(machine_type: str | None) -> tuple[int, float]:
+    """vCPUs and memory in GB; (0, 0) where the table does not know."""
+    from .. import catalog
+
+    rows = catalog.machine_types("gcp").get(machine_type or "", ())
+    return (rows[0].vcpus or 0, float(rows[0].memory_gb or 0)) if rows else (0, 0.0)
