@@ -1,0 +1,290 @@
+"""Log lines on their way from the machines to whoever reads them. Standard library and job dir only.
+
+A node's lines lie in `attempts/<n>/nodes/<node>/log/00000001.gz` and so on. Each object is a row of gzip members, each
+member some lines as JSON arrays `[time, rank, stream, text, partial]`. The newest object is replaced by a longer one as
+lines come, until it is CHUNK_BYTES long: so there are few objects, what a reader has seen of one never changes, and
+following a log costs one listing and a ranged read of what is new.
+"""
+
+from __future__ import annotations
+
+import gzip
+import heapq
+import json
+import threading
+import time
+import zlib
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, TypedDict
+
+from .jobdir import Entry, JobDir, JobDirError, node_key
+
+Stream = Literal["stdout", "stderr", "agent"]
+
+CHUNK_BYTES = 128 << 10
+"""Compressed; an object this long is not added to any more."""
+MEMBER_BYTES = 1 << 20
+"""Of JSON per gzip member at most (one line more): bounds the memory of both ends."""
+BUFFER_BYTES = 8 << 20
+"""Of JSON that wait to be written at most."""
+
+_GATHER_S = 0.05  # a line waits so long for others to go with it
+_INTERVAL_S = (0.15, 1.0)  # between two writes: at first, and when the output goes on and on
+_IDLE_S = 3.0  # after so long a silence the interval is short again
+_RETRY_S = (0.2, 5.0)
+_CLOCKS_APART_S = 600.0  # how far a machine's clock and the store's may differ
+_MEMBER_LIMIT = 64 << 20  # a member that unpacks to more than this is not ours
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    """One line that a node's program, or the agent itself, has written."""
+
+    time: float
+    """Epoch seconds by the machine's clock; never goes back within a node."""
+    node: str
+    rank: int | None
+    """Of the process; None: the agent's own line, or the setup's."""
+    stream: Stream
+    text: str
+    """Without the line end; bytes that are not UTF-8 are shown as U+FFFD."""
+    attempt: int
+    partial: bool = False
+    """The line goes on in the next one of the same node, rank and stream (very long lines, prompts)."""
+
+
+class SteadyClock:
+    """Epoch seconds that never go back: the wall clock is read once, then time is measured."""
+
+    def __init__(self) -> None:
+        self._offset = time.time() - time.monotonic()
+
+    def __call__(self) -> float:
+        return self._offset + time.monotonic()
+
+
+class LogWriter:
+    """Ships a node's lines from a thread of its own; bounded memory, whatever the program and the job dir do.
+
+    While the job dir answers, a flood of lines makes add() wait, and thereby the program. While it does not, the
+    training goes on: the oldest waiting lines are dropped, and a line says how many.
+    """
+
+    def __init__(self, job_dir: JobDir, attempt: int, node: str) -> None:
+        self._job_dir, self._attempt, self._node = job_dir, attempt, node
+        self._clock = SteadyClock()
+        self._lines: deque[bytes] = deque()
+        self._bytes = 0
+        self._dropped = 0
+        self._failing = False
+        self._closing = False
+        self._changed = threading.Condition()
+        self._chunk, self._content = 1, b""
+        self._member = b""  # on its way; kept until written, since a write may have worked though its answer was lost
+        self._thread = threading.Thread(target=self._run, name="log", daemon=True)
+        self._thread.start()
+
+    def add(self, stream: Stream, rank: int | None, text: str, partial: bool = False) -> None:
+        """Take a line; waits while the buffer is full and the job dir works."""
+        data = _encode(self._clock(), rank, stream, text, partial)
+        with self._changed:
+            while self._bytes >= BUFFER_BYTES and not self._failing and not self._closing:
+                self._changed.wait()
+            self._lines.append(data)
+            self._bytes += len(data)
+            while self._failing and self._bytes > BUFFER_BYTES and len(self._lines) > 1:
+                self._bytes -= len(self._lines.popleft())
+                self._dropped += 1
+            self._changed.notify_all()
+
+    def say(self, text: str) -> None:
+        """A line of the agent's own."""
+        self.add("agent", None, text)
+
+    def close(self, timeout: float) -> bool:
+        """Write what is left; False if that could not be done in time. No line may be added afterwards."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        interval, last = _INTERVAL_S[0], -_IDLE_S
+        while self._wait_for_lines(last, interval):
+            idle = time.monotonic() - last > _IDLE_S
+            interval = _INTERVAL_S[0] if idle else min(interval * 1.25, _INTERVAL_S[1])
+            self._member = self._next_member()
+            self._write_member()
+            last = time.monotonic()
+
+    def _wait_for_lines(self, last: float, interval: float) -> bool:
+        """Wait until lines are due; False when closed and nothing is left."""
+        with self._changed:
+            while not self._lines:
+                if self._closing:
+                    return False
+                self._changed.wait()
+            due = max(time.monotonic() + _GATHER_S, last + interval)
+            while not self._closing and self._bytes < MEMBER_BYTES and (left := due - time.monotonic()) > 0:
+                self._changed.wait(left)
+            return True
+
+    def _next_member(self) -> bytes:
+        with self._changed:
+            taken, size = [], 0
+            if self._dropped:
+                text = f"{self._dropped} lines are missing here: the job dir could not be written for too long"
+                taken.append(_encode(self._clock(), None, "agent", text, False))
+                self._dropped = 0
+            while self._lines and size < MEMBER_BYTES:
+                taken.append(self._lines.popleft())
+                size += len(taken[-1])
+            self._bytes -= size
+            self._changed.notify_all()
+        return gzip.compress(b"\n".join(taken), compresslevel=3, mtime=0)
+
+    def _write_member(self) -> None:
+        """Write until it works; the agent ends by itself when the job dir is lost for good."""
+        pause = _RETRY_S[0]
+        content = self._content + self._member
+        while True:
+            try:
+                self._job_dir.put(_chunk_key(self._attempt, self._node, self._chunk), content)
+            except JobDirError:
+                self._set_failing(True)
+                time.sleep(pause)
+                pause = min(pause * 2, _RETRY_S[1])
+            else:
+                break
+        self._set_failing(False)
+        if len(content) >= CHUNK_BYTES:
+            self._chunk, content = self._chunk + 1, b""
+        self._content, self._member = content, b""
+
+    def _set_failing(self, failing: bool) -> None:
+        with self._changed:
+            self._failing = failing
+            self._changed.notify_all()
+
+
+class Cursor(TypedDict):
+    """How far a reader has come. JSON values only, so that it can be stored or sent."""
+
+    done: int
+    """Attempts up to this one have been read to their end."""
+    nodes: dict[str, list[int]]
+    """`<attempt>/<node>` -> [object's number, offset of a member in it, lines read of that member]."""
+
+
+class LogReader:
+    """Reads the log of a job, a piece at a time. Keeps nothing: the cursor says where to go on."""
+
+    def __init__(self, job_dir: JobDir) -> None:
+        self._job_dir = job_dir
+
+    def read(
+        self,
+        cursor: Cursor | None = None,
+        *,
+        attempt: int | None = None,
+        node: str | None = None,
+        since: float | None = None,
+        limit: int = 10_000,
+    ) -> tuple[list[LogLine], Cursor]:
+        """At most `limit` lines that follow the cursor (None: from the beginning), and where to go on.
+
+        In the order of attempts, then of time; no line means that there is no more for now. `node` is a node's name,
+        with or without its incarnation (`worker-0.1`, `worker-0`); `since` are epoch seconds. A cursor belongs to the
+        same filters it was made with. Raises JobDirError.
+        """
+        done = cursor["done"] if cursor else 0
+        nodes = dict(cursor["nodes"]) if cursor else {}
+        attempts = [number for number in self._attempts() if number > done and attempt in (None, number)]
+        sources = [
+            self._lines(number, name, nodes.get(f"{number}/{name}", [1, 0, 0]), since)
+            for number in attempts
+            for name in self._job_dir.folders(f"attempts/{number:04d}/nodes")
+            if node in (None, name, name.rpartition(".")[0])
+        ]
+        lines: list[LogLine] = []
+        for line, position in heapq.merge(*sources, key=lambda item: (item[0].attempt, item[0].time)):
+            nodes[f"{line.attempt}/{line.node}"] = position
+            if since is not None and line.time < since:
+                continue
+            lines.append(line)
+            if len(lines) >= limit:
+                break
+        # Machines of an attempt have ended when the next one begins: what has nothing new then never will.
+        oldest = lines[0].attempt if lines else max(attempts, default=done + 1)
+        ended = [number for number in attempts if number < oldest]
+        done = max(ended, default=done)
+        return lines, {"done": done, "nodes": {key: at for key, at in nodes.items() if int(key.split("/")[0]) > done}}
+
+    def _attempts(self) -> list[int]:
+        return sorted(int(name) for name in self._job_dir.folders("attempts") if name.isdecimal())
+
+    def _lines(
+        self, attempt: int, node: str, position: list[int], since: float | None
+    ) -> Iterator[tuple[LogLine, list[int]]]:
+        """A node's lines after a position, each with the position after it."""
+        chunk, offset, skip = position
+        folder = node_key(attempt, node, "log")
+        for entry in self._job_dir.entries(folder, after=_chunk_key(attempt, node, chunk - 1)):
+            number = _chunk_number(entry.key)
+            if number is None or (since is not None and entry.modified < since - _CLOCKS_APART_S):
+                continue
+            start, seen = (offset, skip) if number == chunk else (0, 0)
+            for raw, place, after in self._members(entry, start):
+                for count, values in enumerate(raw[seen:], start=seen + 1):
+                    yield (
+                        _decode(values, attempt, node),
+                        [number, *((place, count) if count < len(raw) else (after, 0))],
+                    )
+                seen = 0
+
+    def _members(self, entry: Entry, start: int) -> Iterator[tuple[list[Any], int, int]]:
+        """The lines of each member from an offset on, where it begins and where it ends. Damage is told as a line."""
+        if entry.size <= start:
+            return
+        data = self._job_dir.get_range(entry.key, start, entry.size)
+        while data:
+            place = entry.size - len(data)
+            try:
+                lines, data = _unpack_member(data)
+            except (ValueError, zlib.error) as error:
+                text = f"{entry.key} is damaged from byte {place} on: {error}"
+                lines, data = [[entry.modified, None, "agent", text]], b""
+            yield lines, place, entry.size - len(data)
+
+
+def _chunk_key(attempt: int, node: str, chunk: int) -> str:
+    return node_key(attempt, node, f"log/{chunk:08d}.gz")
+
+
+def _chunk_number(key: str) -> int | None:
+    name = key.rpartition("/")[2].removesuffix(".gz")
+    return int(name) if name.isdecimal() else None
+
+
+def _encode(when: float, rank: int | None, stream: Stream, text: str, partial: bool) -> bytes:
+    values: list[Any] = [round(when, 6), rank, stream, text]
+    return json.dumps([*values, True] if partial else values, separators=(",", ":")).encode()
+
+
+def _decode(values: Any, attempt: int, node: str) -> LogLine:  # noqa: ANN401 - JSON
+    return LogLine(values[0], node, values[1], values[2], values[3], attempt, len(values) > 4)
+
+
+def _unpack_member(data: bytes) -> tuple[list[Any], bytes]:
+    """Lines of the first member, and what follows it. Raises ValueError or zlib.error."""
+    unpacker = zlib.decompressobj(wbits=31)
+    raw = unpacker.decompress(data, _MEMBER_LIMIT)
+    if not unpacker.eof:
+        raise ValueError("a part of it is missing")
+    lines = [json.loads(line) for line in raw.split(b"\n")]
+    if not all(isinstance(line, list) and len(line) >= 4 for line in lines):
+        raise ValueError("these are no log lines")
+    return lines, unpacker.unused_data

@@ -1,0 +1,241 @@
+"""Log lines from a writer to a reader: order, resumption, bounded memory, a job dir that fails, damage."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from cloudgpu.runtime import logs
+from cloudgpu.runtime.jobdir import JobDir, local_url
+from cloudgpu.runtime.logs import Cursor, LogLine, LogReader, LogWriter
+
+
+@pytest.fixture
+def job_dir(tmp_path: Path) -> JobDir:
+    made = JobDir(local_url(tmp_path / "job"))
+    made.put("job.json", b"{}")
+    return made
+
+
+def write(job_dir: JobDir, lines: list[str], node: str = "worker-0.1", attempt: int = 1) -> None:
+    writer = LogWriter(job_dir, attempt, node)
+    for line in lines:
+        writer.add("stdout", 0, line)
+    assert writer.close(10)
+
+
+def drain(reader: LogReader, cursor: Cursor | None = None, **filters: object) -> tuple[list[LogLine], Cursor]:
+    """Everything there is, read as a follower does; the cursor goes through JSON each time."""
+    found: list[LogLine] = []
+    while True:
+        lines, cursor = reader.read(cursor, **filters)  # type: ignore[arg-type]
+        cursor = json.loads(json.dumps(cursor))
+        if not lines:
+            return found, cursor
+        found += lines
+
+
+def test_lines_come_back_as_written(job_dir: JobDir) -> None:
+    writer = LogWriter(job_dir, 2, "worker-0.1")
+    writer.add("stdout", 0, "first \u2603 \x00 \x1b[31m")
+    writer.add("stderr", 1, "", partial=True)
+    writer.say("stopping")
+    assert writer.close(10)
+    lines, _ = LogReader(job_dir).read()
+    assert [(x.node, x.rank, x.stream, x.text, x.attempt, x.partial) for x in lines] == [
+        ("worker-0.1", 0, "stdout", "first \u2603 \x00 \x1b[31m", 2, False),
+        ("worker-0.1", 1, "stderr", "", 2, True),
+        ("worker-0.1", None, "agent", "stopping", 2, False),
+    ]
+    assert abs(lines[0].time - time.time()) < 10
+
+
+def test_no_log_yet(tmp_path: Path, job_dir: JobDir) -> None:
+    lines, cursor = LogReader(JobDir(local_url(tmp_path / "none"))).read()
+    assert lines == []
+    write(job_dir, ["now"])
+    assert [line.text for line in drain(LogReader(job_dir), cursor)[0]] == ["now"]
+
+
+def test_a_flood_keeps_order_in_few_objects(job_dir: JobDir) -> None:
+    texts = [f"step {number} loss {number * 0.37:.6f} " + "x" * 60 for number in range(60_000)]
+    write(job_dir, texts)
+    assert [line.text for line in drain(LogReader(job_dir))[0]] == texts
+    assert len(job_dir.list("attempts")) < 20
+
+
+@pytest.mark.parametrize("limit", [1, 7, 10_000])
+def test_reading_in_pieces_loses_and_repeats_nothing(job_dir: JobDir, limit: int) -> None:
+    texts = [str(number) for number in range(60)]
+    write(job_dir, texts)
+    assert [line.text for line in drain(LogReader(job_dir), limit=limit)[0]] == texts
+
+
+def test_following_while_written(job_dir: JobDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "CHUNK_BYTES", 300)  # so that the reader meets many objects growing and ending
+    writer, reader, found = LogWriter(job_dir, 1, "worker-0.1"), LogReader(job_dir), []
+    cursor = None
+    for number in range(300):
+        writer.add("stdout", 0, str(number))
+        if number % 10 == 0:
+            time.sleep(0.005)
+            lines, cursor = reader.read(cursor)
+            found += lines
+    assert writer.close(10)
+    rest, _ = drain(reader, cursor)
+    assert [line.text for line in found + rest] == [str(number) for number in range(300)]
+
+
+def test_latency_of_the_first_lines(job_dir: JobDir) -> None:
+    writer, reader = LogWriter(job_dir, 1, "worker-0.1"), LogReader(job_dir)
+    begun = time.monotonic()
+    writer.add("stdout", 0, "hello")
+    while not reader.read()[0]:
+        assert time.monotonic() - begun < 5
+        time.sleep(0.01)
+    took = time.monotonic() - begun
+    writer.close(5)
+    assert took < 1, "0.05 s are meant"
+
+
+def test_polling_without_news_reads_no_object(job_dir: JobDir) -> None:
+    write(job_dir, ["a", "b"])
+    reader = LogReader(job_dir)
+    _, cursor = drain(reader)
+    (entry,) = job_dir.entries("attempts")
+    assert cursor["nodes"] == {"1/worker-0.1": [1, entry.size, 0]}
+
+
+def test_nodes_are_merged_by_time(job_dir: JobDir) -> None:
+    writers = {node: LogWriter(job_dir, 1, node) for node in ("worker-0.1", "worker-1.1")}
+    for number in range(20):
+        writers[f"worker-{number % 2}.1"].add("stdout", 0, str(number))
+        time.sleep(0.001)
+    assert all(writer.close(10) for writer in writers.values())
+    reader = LogReader(job_dir)
+    assert [line.text for line in drain(reader, limit=3)[0]] == [str(number) for number in range(20)]
+    assert [line.text for line in drain(reader, node="worker-1")[0]] == [str(number) for number in range(1, 20, 2)]
+    assert drain(reader, node="worker-1.1") == drain(reader, node="worker-1")
+    assert drain(reader, node="worker")[0] == []
+
+
+def test_attempts_follow_one_another_and_old_ones_are_not_looked_at_again(job_dir: JobDir) -> None:
+    reader = LogReader(job_dir)
+    write(job_dir, ["a1", "a2"], attempt=1)
+    _, cursor = drain(reader)
+    assert cursor["done"] == 0
+    write(job_dir, ["b1"], attempt=2)
+    lines, cursor = drain(reader, cursor)
+    assert [line.text for line in lines] == ["b1"]
+    assert cursor["done"] == 1
+    assert [line.text for line in drain(reader)[0]] == ["a1", "a2", "b1"]
+    assert [line.text for line in drain(reader, attempt=1)[0]] == ["a1", "a2"]
+    assert [line.text for line in drain(reader, attempt=2)[0]] == ["b1"]
+
+
+def test_since(job_dir: JobDir) -> None:
+    writer = LogWriter(job_dir, 1, "worker-0.1")
+    writer.add("stdout", 0, "old")
+    time.sleep(0.05)
+    since = time.time()
+    time.sleep(0.05)
+    writer.add("stdout", 0, "new")
+    assert writer.close(10)
+    lines, cursor = drain(LogReader(job_dir), since=since)
+    assert [line.text for line in lines] == ["new"]
+    lines, again = drain(LogReader(job_dir), since=time.time() + 100)
+    assert lines == []
+    assert again["nodes"] == cursor["nodes"], "what is too old is not read twice either"
+
+
+def test_the_clock_never_goes_back(job_dir: JobDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = LogWriter(job_dir, 1, "worker-0.1")
+    writer.add("stdout", 0, "before")
+    monkeypatch.setattr(time, "time", lambda: 0.0)
+    writer.add("stdout", 0, "after the clock was set to 1970")
+    assert writer.close(10)
+    first, second = LogReader(job_dir).read()[0]
+    assert first.time <= second.time
+
+
+def test_a_failing_job_dir_neither_stops_the_program_nor_fills_the_memory(
+    tmp_path: Path, job_dir: JobDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "BUFFER_BYTES", 4_000)
+    writer = LogWriter(job_dir, 1, "worker-0.1")
+    writer.add("stdout", 0, "first")
+    while not job_dir.list("attempts"):
+        time.sleep(0.01)
+    (tmp_path / "job").rename(tmp_path / "away")
+    for number in range(1_000):
+        writer.add("stdout", 0, str(number))
+    (tmp_path / "away").rename(tmp_path / "job")
+    assert writer.close(20)
+    lines = LogReader(job_dir).read()[0]
+    missing = [int(line.text.split(" lines are missing here")[0]) for line in lines if line.stream == "agent"]
+    kept = [line.text for line in lines if line.stream == "stdout"]
+    assert kept[0] == "first"
+    assert kept[-1] == "999", "the tail is what matters"
+    assert sum(missing) == 1_001 - len(kept) > 0
+
+
+def test_closing_ends_in_time_though_the_job_dir_is_gone(tmp_path: Path, job_dir: JobDir) -> None:
+    writer = LogWriter(job_dir, 1, "worker-0.1")
+    shutil.rmtree(tmp_path / "job")
+    writer.add("stdout", 0, "never seen")
+    begun = time.monotonic()
+    assert not writer.close(0.3)
+    assert time.monotonic() - begun < 2
+
+
+class SlowJobDir(JobDir):
+    """Answers no write until it is let."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.let = threading.Event()
+
+    def put(self, key: str, data: bytes | Path) -> None:
+        self.let.wait(10)
+        super().put(key, data)
+
+
+def test_a_slow_job_dir_holds_the_program_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "BUFFER_BYTES", 2_000)
+    job_dir = SlowJobDir(local_url(tmp_path / "slow"))
+    writer = LogWriter(job_dir, 1, "worker-0.1")
+    adding = threading.Thread(target=lambda: [writer.add("stdout", 0, "x" * 90) for _ in range(200)])
+    adding.start()
+    adding.join(0.5)
+    assert adding.is_alive(), "waits for room"
+    job_dir.let.set()
+    adding.join(10)
+    assert writer.close(10)
+    assert len(LogReader(job_dir).read()[0]) == 200
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda data: data[:-5], lambda data: data[:-9] + b"\0" * 9, lambda data: b"rubbish"]
+)
+def test_damage_is_told_and_passed(job_dir: JobDir, damage: object) -> None:
+    for chunk in (1, 2, 3):
+        writer = LogWriter(job_dir, 1, "worker-0.1")
+        writer._chunk = chunk
+        writer.add("stdout", 0, f"chunk {chunk}")
+        assert writer.close(10)
+    key = job_dir.list("attempts")[1]
+    job_dir.put(key, damage(job_dir.get(key)))  # type: ignore[operator]
+    lines, _ = drain(LogReader(job_dir))
+    assert [line.text for line in lines if line.stream == "stdout"] == ["chunk 1", "chunk 3"]
+    assert "00000002.gz is damaged from byte 0 on" in next(line.text for line in lines if line.stream == "agent")
+
+
+def test_other_objects_in_the_folder_are_no_log(job_dir: JobDir) -> None:
+    write(job_dir, ["a"])
+    job_dir.put("attempts/0001/nodes/worker-0.1/log/notes.txt", b"x")
+    job_dir.put("attempts/backup/nodes/worker-0.1/log/00000001.gz", b"x")
+    assert [line.text for line in drain(LogReader(job_dir))[0]] == ["a"]
