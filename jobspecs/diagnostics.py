@@ -66,6 +66,11 @@ class MistakesError(ValueError):
         self.problems = problems
 
 
+def mistake(code: str, message: str, hint: str = "") -> MistakesError:
+    """The error for the whole value a validator looks at."""
+    return MistakesError(Problem((), code, message, hint))
+
+
 def quote(text: object, limit: int = 60) -> str:
     """A user's text for a message: on one line, without control characters, of bounded length, in backticks."""
     shown = str(text)

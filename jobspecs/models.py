@@ -6,10 +6,9 @@ keys of a newer or older version, so that an upgrade never strands a running job
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from fractions import Fraction
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -17,25 +16,31 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    PlainSerializer,
-    StringConstraints,
-    WithJsonSchema,
+    GetJsonSchemaHandler,
     model_validator,
 )
+from pydantic_core import CoreSchema
 
-from .units import CountRange, DiskSize, Duration, Money, Rate, SizeRange
+from . import fields
+from .diagnostics import MistakesError, Problem, mistake
+from .fields import CLOUDS, ROLES, CloudName, LauncherName, Market, RoleName
+from .units import CountRange, DiskSize, Duration, GpuCount, MemoryRange, Money, Rate
 
-CloudName = Literal["local", "aws", "gcp", "vertex", "azure"]
-Market = Literal["on-demand", "spot", "flex-start", "reservation"]
-RoleName = Literal["chief", "worker", "parameter_server", "evaluator"]
-LauncherName = Literal["auto", "none", "torchrun", "tensorflow", "horovod", "mpi"]
-
-CLOUDS: tuple[CloudName, ...] = get_args(CloudName)
-ROLES: tuple[RoleName, ...] = get_args(RoleName)
-"""In rank order: the chief is always rank 0."""
-MAX_NODES = 1_000
-
-_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}", re.ASCII)
+__all__ = [
+    "CLOUDS",
+    "ROLES",
+    "AcceleratorRequest",
+    "CheckpointPolicy",
+    "CloudName",
+    "JobSpec",
+    "LauncherName",
+    "Limits",
+    "Market",
+    "Resources",
+    "Retry",
+    "Role",
+    "RoleName",
+]
 
 
 class _Model(BaseModel):
@@ -45,19 +50,9 @@ class _Model(BaseModel):
 class AcceleratorRequest(_Model):
     """Which GPUs a machine must have: by name (`L4`, `A100-80GB:8`, `RTX-PRO-6000:1/4`), or any of a memory size."""
 
-    name: str | None = Field(default=None, max_length=64, description="Accelerator name or alias, e.g. A100-80GB")
-    memory: Annotated[
-        SizeRange | None,
-        BeforeValidator(lambda v: None if v is None else SizeRange.parse(v)),
-        PlainSerializer(lambda v: None if v is None else str(v)),
-        WithJsonSchema({"type": "string", "examples": ["24GB..", "40GB..80GB"]}),
-    ] = None
-    count: Annotated[
-        CountRange,
-        BeforeValidator(CountRange.parse),
-        PlainSerializer(str),
-        WithJsonSchema({"type": ["string", "integer"], "examples": ["1", "2..8", "1/8"]}),
-    ] = CountRange(Fraction(1), Fraction(1))
+    name: fields.AcceleratorName | None = Field(default=None, description="Name or alias, e.g. A100-80GB")
+    memory: MemoryRange | None = Field(default=None, description="Instead of a name: any GPU with so much memory")
+    count: GpuCount = Field(default=CountRange(Fraction(1), Fraction(1)), description="GPUs per machine")
 
     @model_validator(mode="before")
     @classmethod
@@ -70,80 +65,84 @@ class AcceleratorRequest(_Model):
     @model_validator(mode="after")
     def _one_of(self) -> AcceleratorRequest:
         if (self.name is None) == (self.memory is None):
-            raise ValueError("expected either a name, as in L4:1, or a memory size, as in {memory: 24GB..}")
+            raise mistake(
+                "bad-accelerator",
+                "expected either a name, as in L4:1, or a memory size",
+                "write {memory: 24GB..} for any GPU with 24 GB or more",
+            )
+        if self.name is not None and self.name.lower() == "none":
+            raise mistake("bad-accelerator", "`none` (the CPU is enough) stands alone", "write accelerator: none")
         return self
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """A mapping, or the text NAME[:COUNT]."""
+        mapping = handler.resolve_ref_schema(handler(core_schema))
+        text = {"type": "string", "minLength": 1, "maxLength": 80, "examples": ["L4", "A100-80GB:8", "H100:2..8"]}
+        return {"anyOf": [text, mapping]}
 
     def __str__(self) -> str:
         return f"{self.name or f'any GPU with {self.memory}'}:{self.count}"
 
 
-def _one_or_more(value: Any) -> Any:  # noqa: ANN401
-    """`x` stands for `[x]`."""
-    return value if value is None or isinstance(value, list | tuple) else (value,)
-
-
 def _accelerators(value: Any) -> Any:  # noqa: ANN401
     """`none` (the CPU is enough) is the empty list."""
-    return () if value == "none" else _one_or_more(value)
+    return () if value in ("none", ["none"]) else fields.one_or_more(value)
 
 
-def _unique(value: tuple[Any, ...] | None) -> tuple[Any, ...] | None:
-    if value is not None and len(set(map(str, value))) != len(value):
-        raise ValueError("expected each entry once")
-    return value
-
-
-def _some(value: tuple[Any, ...] | None) -> tuple[Any, ...] | None:
-    if value is not None and not value:
-        raise ValueError("expected at least one entry")
-    return value
-
-
-_OneOrMore = (BeforeValidator(_one_or_more), AfterValidator(_unique), AfterValidator(_some))
-
-Name = Annotated[str, StringConstraints(pattern=r"^[a-z]([a-z0-9-]{0,38}[a-z0-9])?$")]
-MachineTypeName = Annotated[str, StringConstraints(min_length=1, max_length=64)]
-RegionName = Annotated[str, StringConstraints(min_length=1, max_length=64)]
 AcceleratorList = Annotated[
-    tuple[AcceleratorRequest, ...], BeforeValidator(_accelerators), AfterValidator(_unique), Field(max_length=32)
+    tuple[AcceleratorRequest, ...],
+    BeforeValidator(
+        _accelerators,
+        json_schema_input_type=Literal["none"]
+        | AcceleratorRequest
+        | Annotated[list[AcceleratorRequest], Field(max_length=32)],
+    ),
+    AfterValidator(fields.each_once),
+    Field(max_length=32),
 ]
-NodeCount = Annotated[int, Field(ge=1, le=MAX_NODES)]
 
 
 class Role(_Model):
     """Identical nodes with one task."""
 
-    nodes: NodeCount = 1
-    accelerator: AcceleratorList = ()
-    machine_type: MachineTypeName | None = None
-    image: str | None = Field(default=None, min_length=1, max_length=512)
+    nodes: fields.NodeCount = 1
+    accelerator: AcceleratorList = Field(default=(), description="In order of preference; `none` for the CPU only")
+    machine_type: fields.MachineTypeName | None = Field(
+        default=None, description="The provider's name; omitted: chosen"
+    )
+    image: fields.ImageName | None = Field(default=None, description="Instead of the job's image")
 
 
 class Resources(_Model):
     """The machines: top-level fields describe the one role `worker`; a job with `roles:` leaves them out."""
 
     accelerator: AcceleratorList = Field(default=(), description="In order of preference; `none` for the CPU only")
-    cloud: Annotated[tuple[CloudName, ...] | None, *_OneOrMore] = None
-    region: Annotated[tuple[RegionName, ...] | None, *_OneOrMore] = None
-    zone: Annotated[tuple[RegionName, ...] | None, *_OneOrMore] = None
-    machine_type: MachineTypeName | None = None
-    market: Annotated[tuple[Market, ...], *_OneOrMore] = ("on-demand",)
-    nodes: NodeCount = 1
-    disk: DiskSize = 100.0
+    cloud: fields.Clouds | None = Field(default=None, description="One or a list; omitted: every cloud")
+    region: fields.Places | None = Field(default=None, description="One or a list; omitted: anywhere")
+    zone: fields.Places | None = Field(default=None, description="One or a list; omitted: any zone of the region")
+    machine_type: fields.MachineTypeName | None = Field(
+        default=None, description="The provider's name; omitted: chosen"
+    )
+    market: fields.Markets = Field(default=("on-demand",), description="One or a list in order of preference")
+    nodes: fields.NodeCount = Field(default=1, description="Identical machines")
+    disk: DiskSize = Field(default=100.0, description="Of each machine")
 
 
 class CheckpointPolicy(_Model):
     """When the runtime saves, and how many checkpoints it keeps."""
 
-    every: Literal["auto"] | Duration = "auto"
-    keep: Annotated[int, Field(ge=1, le=1_000)] = 3
+    every: fields.SaveInterval = Field(default="auto", description="A duration; auto: as often as costs little")
+    keep: fields.KeepCount = Field(default=3, description="Checkpoints kept; older ones are deleted")
 
 
 class Retry(_Model):
     """How often the job may be started again after an interruption, or after its own failure."""
 
-    preemption: Literal["unlimited"] | Annotated[int, Field(ge=0, le=10_000)] = "unlimited"
-    failure: Annotated[int, Field(ge=0, le=10_000)] = 1
+    preemption: fields.PreemptionRetries = Field(
+        default="unlimited", description="After the provider took a machine away"
+    )
+    failure: fields.RetryCount = Field(default=1, description="After the program failed")
 
 
 class Limits(_Model):
@@ -155,54 +154,55 @@ class Limits(_Model):
     gpu_idle: Duration | None = Field(default=None, description="Stop when no GPU did anything for so long")
 
 
-def _env(value: Any) -> Any:  # noqa: ANN401
-    if not isinstance(value, Mapping):
-        return value
-    for name, text in value.items():
-        if not _ENV_NAME.fullmatch(str(name)):
-            raise ValueError(f"{name!r} is no name for an environment variable: letters, digits and _ only")
-        if str(name).startswith("CLOUDGPU_"):
-            raise ValueError(f"{name} is set by cloudgpu itself: choose a name that does not begin with CLOUDGPU_")
-        if text is None:
-            raise ValueError(f'{name} has no value: write {name}: "" for an empty one')
-    return value
-
-
-EnvVars = Annotated[dict[str, Annotated[str, Field(max_length=65_536)]], BeforeValidator(_env), Field(max_length=1_000)]
-Command = Annotated[str, Field(min_length=1)] | Annotated[tuple[str, ...], Field(min_length=1)]
-
-
 class JobSpec(_Model):
     """One job file. See docs/job-file.md for every field, and `cloudgpu schema` for the JSON Schema."""
 
-    name: Name = Field(description="Lower-case letters, digits and hyphens; begins with a letter")
-    resources: Resources = Resources()
-    roles: dict[RoleName, Role] | None = Field(default=None, min_length=1)
-    image: str | None = Field(
-        default=None, min_length=1, max_length=512, description="Container image; omitted: the machine's"
+    name: fields.Name = Field(
+        description="Lower-case letters, digits and hyphens; begins with a letter", examples=["my-job"]
     )
-    code: str | None = Field(default=".", description="Folder to ship, relative to the job file; null ships nothing")
-    setup: Command | None = Field(default=None, description="Runs once per machine before the program")
-    run: Command = Field(description="A string is run by the shell, a list is executed as it is")
-    args: tuple[str, ...] = Field(default=(), max_length=10_000)
-    env: EnvVars = {}
-    launcher: LauncherName = "auto"
-    job_dir: str | None = Field(
-        None, min_length=1, max_length=1_024, description="s3://, gs://, az://, file:// or a path"
+    resources: Resources = Field(default=Resources(), description="The machines, and where they may be")
+    roles: dict[fields.RoleKey, Role] | None = Field(
+        default=None, min_length=1, description="Instead of resources' accelerator, machine_type and nodes"
     )
-    checkpoint: CheckpointPolicy = CheckpointPolicy()
-    retry: Retry = Retry()
-    limits: Limits = Limits()
+    image: fields.ImageName | None = Field(default=None, description="Container image; omitted: the machine's")
+    code: fields.FolderPath | None = Field(
+        default=".", description="Folder to ship, relative to the job file; null ships nothing"
+    )
+    setup: fields.Command | None = Field(default=None, description="Runs once per machine before the program")
+    run: fields.Command = Field(
+        description="A string is run by the shell, a list is executed as it is", examples=["python train.py"]
+    )
+    args: tuple[fields.Word, ...] = Field(
+        default=(), max_length=10_000, description="Appended to `run`, each as one word"
+    )
+    env: fields.EnvVars = Field(default={}, description="Environment variables of `setup` and `run`, as written")
+    launcher: fields.Launcher = Field(default="auto", description="How the program is started on the machines' GPUs")
+    job_dir: fields.JobDirUrl | None = Field(
+        default=None, description="s3://, gs://, az://, file:// or a path; omitted: a folder of the user's data folder"
+    )
+    checkpoint: CheckpointPolicy = Field(default=CheckpointPolicy(), description="When to save, and what to keep")
+    retry: Retry = Field(default=Retry(), description="How often to start again")
+    limits: Limits = Field(default=Limits(), description="Where the job must end")
 
     @model_validator(mode="after")
-    def _roles_or_top_level(self) -> JobSpec:
+    def _roles_fit(self) -> JobSpec:
         if self.roles is None:
             return self
-        twice = sorted({"accelerator", "machine_type", "nodes"} & self.resources.model_fields_set)
-        if twice:
-            raise ValueError(f"resources.{twice[0]} and roles: exclude each other: move it into a role")
+        mistakes = [
+            Problem(
+                ("resources", key),
+                "twice",
+                f"`resources.{key}` and `roles` exclude each other",
+                f"write {key} in each of the roles",
+                in_key=True,
+            )
+            for key in ("accelerator", "machine_type", "nodes")
+            if key in self.resources.model_fields_set
+        ]
         if "chief" in self.roles and self.roles["chief"].nodes != 1:
-            raise ValueError("roles.chief.nodes must be 1: there is one chief")
+            mistakes.append(Problem(("roles", "chief", "nodes"), "one-chief", "there is one chief", "write nodes: 1"))
+        if mistakes:
+            raise MistakesError(*mistakes)
         return self
 
     def effective_roles(self) -> dict[RoleName, Role]:

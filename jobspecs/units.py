@@ -2,18 +2,23 @@
 
 Each shorthand is a plain Python value behind a Pydantic annotation which parses the text the user wrote, checks its
 bounds, prints back the shortest text that parses to the same value, and carries its own JSON Schema.
-All parsers raise ValueError with a sentence that says what is allowed.
+All parsers raise ValueError with a sentence that says what is allowed. A sentence that begins with "expected" is
+completed by the loader with what was written instead.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from fractions import Fraction
+from functools import partial
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
+
+from .diagnostics import mistake
 
 _DURATION_SECONDS = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
 _DURATION = re.compile(r"(?:(\d{1,6})d)?(?:(\d{1,7})h)?(?:(\d{1,8})m)?(?:(\d{1,9})s)?", re.ASCII)
@@ -32,7 +37,8 @@ def parse_duration(value: object) -> int:
     text = str(value).strip()
     match = _DURATION.fullmatch(text)
     if not text or match is None:
-        raise ValueError("expected a duration such as 90s, 30m, 12h, 1d or 1h30m")
+        hint = f"write {text}h, {text}m or {text}s" if _is_number(text) else ""
+        raise mistake("bad-duration", "expected a duration such as 90s, 30m, 12h, 1d or 1h30m", hint)
     seconds = sum(
         int(part) * unit for part, unit in zip(match.groups(), _DURATION_SECONDS.values(), strict=True) if part
     )
@@ -53,15 +59,23 @@ def format_duration(seconds: float) -> str:
 
 def parse_size_gb(value: object) -> float:
     """Gigabytes (10^9 bytes) of `500MB`, `100GB` or `2TB`; a number without a unit is refused."""
-    match = _SIZE.fullmatch(str(value).strip())
+    text = str(value).strip()
+    match = _SIZE.fullmatch(text)
     if match is None:
-        raise ValueError("expected a size such as 500MB, 100GB or 2TB")
+        raise mistake("bad-size", "expected a size such as 500MB, 100GB or 2TB", _size_hint(text))
     return float(Decimal(match[1]) * _SIZE_GB[match[2].upper()])
 
 
 def format_size(gigabytes: float) -> str:
     """`100GB`, `1.5GB`."""
-    return f"{gigabytes:.3f}".rstrip("0").rstrip(".") + "GB"
+    return f"{gigabytes:.6f}".rstrip("0").rstrip(".") + "GB"
+
+
+def _size_hint(text: str) -> str:
+    """What somebody meant who left off the unit, or wrote `Gi`, `GiB` or `G`."""
+    number = text.rstrip("KMGTkmgtiBb ")
+    unit = text[len(number) :].strip().upper()[:1] or "G"
+    return f"write {number}{unit}B" if _is_number(number) and unit in "MGT" else ""
 
 
 def _parse_disk_gb(value: object) -> float:
@@ -72,16 +86,24 @@ def _parse_disk_gb(value: object) -> float:
 
 
 def _parse_amount(value: object, pattern: re.Pattern[str], example: str) -> Decimal:
-    match = pattern.fullmatch(str(value).strip())
+    text = str(value).strip()
+    match = pattern.fullmatch(text)
     if match is None:
-        raise ValueError(f"expected an amount in US dollars such as {example}")
-    try:
-        amount = Decimal(match[1])
-    except InvalidOperation as error:  # pragma: no cover - the pattern admits digits only
-        raise ValueError(f"expected an amount such as {example}") from error
+        number = text.removeprefix("$")
+        hint = f"write {number}{example.lstrip('0123456789')}" if _is_number(number) else ""
+        raise mistake("bad-amount", f"expected an amount in US dollars such as {example}", hint)
+    amount = Decimal(match[1])
     if amount <= 0:
         raise ValueError("expected an amount greater than 0")
     return amount
+
+
+def parse_whole(value: object, least: int, most: int) -> int:
+    """A whole number within bounds, written in ASCII digits only."""
+    text = str(value).strip()
+    if not (text.isascii() and text.isdecimal() and len(text) <= 9 and least <= int(text) <= most):
+        raise ValueError(f"expected a whole number from {least} to {most}")
+    return int(text)
 
 
 def parse_money(value: object) -> Decimal:
@@ -167,19 +189,59 @@ class CountRange:
         return f"{self.least}..{'' if self.most is None else self.most}"
 
 
-def _text_schema(pattern: str, *examples: str) -> WithJsonSchema:
-    return WithJsonSchema({"type": "string", "pattern": f"^{pattern}$", "examples": list(examples)})
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.replace(".", "", 1).isdecimal()
 
 
-def _parsed(parse: Any, write: Any, schema: WithJsonSchema) -> Any:  # noqa: ANN401 - the pieces of an Annotated type
-    return (BeforeValidator(parse), PlainSerializer(write, return_type=str), schema)
+def _text_schema(pattern: str, *examples: str) -> dict[str, Any]:
+    return {"type": "string", "pattern": f"^{pattern}$", "examples": list(examples)}
 
 
-Duration = Annotated[
-    int, *_parsed(parse_duration, format_duration, _text_schema(r"(\d+d)?(\d+h)?(\d+m)?(\d+s)?", "90s", "12h", "1h30m"))
+def shorthand(parse: Callable[[Any], Any], write: Callable[[Any], Any], schema: dict[str, Any]) -> tuple[Any, ...]:
+    """The pieces of an Annotated type: how its text is read and written, and what an editor may offer."""
+    return (BeforeValidator(parse), PlainSerializer(write), WithJsonSchema(schema))
+
+
+def whole(least: int, most: int) -> tuple[Any, ...]:
+    """The pieces of an Annotated int within bounds."""
+    return shorthand(partial(parse_whole, least=least, most=most), int, whole_schema(least, most))
+
+
+def whole_schema(least: int, most: int) -> dict[str, Any]:
+    number = {"type": "integer", "minimum": least, "maximum": most}
+    return {"anyOf": [number, {"type": "string", "pattern": r"^\d{1,9}$"}]}
+
+
+DURATION_SCHEMA = _text_schema(r"(?=\d)(\d{1,6}d)?(\d{1,7}h)?(\d{1,8}m)?(\d{1,9}s)?", "90s", "12h", "1h30m")
+_SIZE_TEXT = r"\d{1,9}(\.\d{1,3})? ?[MGTmgt][Bb]"
+_COUNT_TEXT = r"(\d{1,5}|\d{1,3}/\d{1,3}|0\.\d{1,6})"
+
+Duration = Annotated[int, *shorthand(parse_duration, format_duration, DURATION_SCHEMA)]
+DiskSize = Annotated[float, *shorthand(_parse_disk_gb, format_size, _text_schema(_SIZE_TEXT, "100GB", "2TB"))]
+Money = Annotated[
+    Decimal, *shorthand(parse_money, lambda v: f"{v} USD", _text_schema(r"\d{1,9}(\.\d{1,4})? ?USD", "50 USD"))
 ]
-DiskSize = Annotated[
-    float, *_parsed(_parse_disk_gb, format_size, _text_schema(r"\d+(\.\d+)? ?([MGT]B|[mgt]b)", "100GB", "2TB"))
+Rate = Annotated[
+    Decimal, *shorthand(parse_rate, lambda v: f"{v} USD/h", _text_schema(r"\d{1,7}(\.\d{1,5})? ?USD/h", "5 USD/h"))
 ]
-Money = Annotated[Decimal, *_parsed(parse_money, lambda v: f"{v} USD", _text_schema(r"\d+(\.\d+)? ?USD", "50 USD"))]
-Rate = Annotated[Decimal, *_parsed(parse_rate, lambda v: f"{v} USD/h", _text_schema(r"\d+(\.\d+)? ?USD/h", "5 USD/h"))]
+MemoryRange = Annotated[
+    SizeRange,
+    *shorthand(
+        SizeRange.parse,
+        str,
+        _text_schema(rf"({_SIZE_TEXT}(\.\.({_SIZE_TEXT})?)?|\.\.{_SIZE_TEXT})", "24GB..", "40GB..80GB"),
+    ),
+]
+GpuCount = Annotated[
+    CountRange,
+    *shorthand(
+        CountRange.parse,
+        str,
+        {
+            "anyOf": [
+                {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_COUNT},
+                _text_schema(rf"{_COUNT_TEXT}(\.\.{_COUNT_TEXT}?)?", "1", "2..8", "1/8"),
+            ]
+        },
+    ),
+]

@@ -1,0 +1,194 @@
+"""The types of the job file's fields: how the text of each is read, and the words for one that cannot be.
+
+Validators say what is wrong in words for the user and, by MistakesError, where; the loader finds the line. Each type
+carries the JSON Schema of what the loader accepts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Discriminator,
+    Field,
+    StringConstraints,
+    Tag,
+    WithJsonSchema,
+)
+
+from .diagnostics import MistakesError, Problem, mistake, quote
+from .suggest import did_you_mean, one_of
+from .units import DURATION_SCHEMA, format_duration, parse_duration, parse_whole, shorthand, whole, whole_schema
+
+CloudName = Literal["local", "aws", "gcp", "vertex", "azure"]
+Market = Literal["on-demand", "spot", "flex-start", "reservation"]
+RoleName = Literal["chief", "worker", "parameter_server", "evaluator"]
+LauncherName = Literal["auto", "none", "torchrun", "tensorflow", "horovod", "mpi"]
+
+CLOUDS: tuple[CloudName, ...] = get_args(CloudName)
+MARKETS: tuple[Market, ...] = get_args(Market)
+ROLES: tuple[RoleName, ...] = get_args(RoleName)
+"""In rank order: the chief is always rank 0."""
+LAUNCHERS: tuple[LauncherName, ...] = get_args(LauncherName)
+MAX_NODES = 1_000
+MAX_RETRIES = 10_000
+JOB_DIR_SCHEMES = ("file", "s3", "gs", "az")
+
+_NAME = re.compile(r"[a-z](?:[a-z0-9-]{0,38}[a-z0-9])?")
+_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+_SPACE = re.compile(r"\s")
+
+
+def _choice(options: tuple[str, ...]) -> BeforeValidator:
+    """One of a few words; a mistake names them all."""
+
+    def check(value: Any) -> Any:  # noqa: ANN401 - whatever the user wrote
+        if value in options:
+            return value
+        raise mistake("unknown-value", f"expected {one_of(options)}", did_you_mean(str(value), options))
+
+    return BeforeValidator(check)
+
+
+def _text(most: int, *, least: int = 0, **schema: Any) -> tuple[Any, ...]:  # noqa: ANN401 - JSON Schema keywords
+    """The pieces of an Annotated str. YAML shows a number or `no` to an editor, the loader its text."""
+    kinds = {"type": ["string", "number", "boolean"], "minLength": least, "maxLength": most, **schema}
+    return (StringConstraints(min_length=least, max_length=most), WithJsonSchema(kinds))
+
+
+def one_or_more(value: Any) -> Any:  # noqa: ANN401
+    """`x` stands for `[x]`."""
+    return value if isinstance(value, list | tuple) else (value,)
+
+
+def each_once(value: tuple[Any, ...]) -> tuple[Any, ...]:
+    if len(value) < 2:
+        return value
+    seen: dict[str, int] = {}
+    twice = [
+        Problem((i,), "duplicate-entry", f"{quote(entry)} stands in this list twice", "delete one of them")
+        for i, entry in enumerate(value)
+        if seen.setdefault(str(entry), i) != i
+    ]
+    if twice:
+        raise MistakesError(*twice)
+    return value
+
+
+def _some(value: tuple[Any, ...]) -> tuple[Any, ...]:
+    if not value:
+        raise mistake("empty-list", "this list is empty", "write at least one entry, or delete the key")
+    return value
+
+
+def _list_of(item: Any) -> tuple[Any, ...]:  # noqa: ANN401 - a type
+    """The pieces of a non-empty list without duplicates, for one entry of which the entry itself may be written."""
+    return (
+        BeforeValidator(one_or_more, json_schema_input_type=item | Annotated[list[item], Field(min_length=1)] | None),
+        AfterValidator(each_once),
+        AfterValidator(_some),
+    )
+
+
+def _check_name(value: Any) -> Any:  # noqa: ANN401
+    if not isinstance(value, str) or _NAME.fullmatch(value):
+        return value
+    plain = re.sub("[^a-z0-9]+", "-", value.lower()).strip("-")[:40].strip("-") if value.isascii() else ""
+    raise mistake(
+        "bad-name",
+        "expected a name of lower-case letters, digits and hyphens, beginning with a letter, 40 characters at most",
+        f"write {plain}" if _NAME.fullmatch(plain) else "",
+    )
+
+
+def _check_job_dir(value: str) -> str:
+    scheme, separator, rest = value.partition("://")
+    if not separator:
+        return value
+    if scheme not in JOB_DIR_SCHEMES:
+        allowed = one_of([f"{known}://" for known in JOB_DIR_SCHEMES])
+        raise mistake("bad-job-dir", f"expected a path or {allowed}", did_you_mean(scheme, JOB_DIR_SCHEMES))
+    if not rest.strip("/"):
+        raise mistake("bad-job-dir", f"{quote(value)} names no folder", f"write {scheme}://NAME/FOLDER")
+    return value
+
+
+def _check_image(value: str) -> str:
+    if _SPACE.search(value):
+        raise mistake("bad-image", "expected the name of a container image, without spaces")
+    return value
+
+
+def _check_env(value: Any) -> Any:  # noqa: ANN401
+    if not isinstance(value, Mapping):
+        return value
+    mistakes = [problem for name, text in value.items() if (problem := _env_problem(str(name), text)) is not None]
+    if mistakes:
+        raise MistakesError(*mistakes)
+    return value
+
+
+def _env_problem(name: str, text: object) -> Problem | None:
+    if not _ENV_NAME.fullmatch(name):
+        message = f"{quote(name)} is no name for an environment variable"
+        return Problem((name,), "bad-env-name", message, "use letters, digits and _ only", in_key=True)
+    if name.startswith("CLOUDGPU_"):
+        message = f"{quote(name)} is a name cloudgpu itself uses"
+        return Problem((name,), "bad-env-name", message, "do not begin with CLOUDGPU_", in_key=True)
+    if isinstance(text, Mapping | list | tuple):
+        return Problem((name,), "wrong-type", f"expected a text as value of {quote(name)}", "put quotes around it")
+    if text is None:
+        return Problem((name,), "no-value", f"{quote(name)} has no value", 'write "" for an empty one')
+    return None
+
+
+def _word_or(word: str, parse: Any, write: Any, schema: dict[str, Any]) -> tuple[Any, ...]:  # noqa: ANN401
+    """The pieces of a field which takes one word, or a value that `parse` reads."""
+
+    def read(value: Any) -> Any:  # noqa: ANN401
+        try:
+            return word if value == word else parse(value)
+        except ValueError as error:
+            message = str(error).replace("expected", f"expected {word} or", 1)
+            hint = error.problems[0].hint if isinstance(error, MistakesError) else ""
+            raise mistake("bad-value", message, hint) from error
+
+    return shorthand(read, lambda value: value if value == word else write(value), {"anyOf": [{"const": word}, schema]})
+
+
+Name = Annotated[str, BeforeValidator(_check_name), WithJsonSchema({"type": "string", "pattern": f"^{_NAME.pattern}$"})]
+MachineTypeName = Annotated[str, *_text(64, least=1)]
+AcceleratorName = Annotated[str, *_text(64, least=1)]
+PlaceName = Annotated[str, *_text(64, least=1)]
+ImageName = Annotated[str, *_text(512, least=1), AfterValidator(_check_image)]
+FolderPath = Annotated[str, *_text(1_024, least=1)]
+JobDirUrl = Annotated[str, *_text(1_024, least=1), AfterValidator(_check_job_dir)]
+Word = Annotated[str, *_text(65_536)]
+NodeCount = Annotated[int, *whole(1, MAX_NODES)]
+KeepCount = Annotated[int, *whole(1, 1_000)]
+RetryCount = Annotated[int, *whole(0, MAX_RETRIES)]
+Cloud = Annotated[CloudName, _choice(CLOUDS)]
+RoleKey = Annotated[RoleName, _choice(ROLES)]
+Launcher = Annotated[LauncherName, _choice(LAUNCHERS)]
+_Market = Annotated[Market, _choice(MARKETS)]
+
+Clouds = Annotated[tuple[Cloud, ...], *_list_of(Cloud)]
+Places = Annotated[tuple[PlaceName, ...], *_list_of(PlaceName)]
+Markets = Annotated[tuple[_Market, ...], *_list_of(_Market)]
+EnvVars = Annotated[dict[str, Word], BeforeValidator(_check_env), Field(max_length=1_000)]
+Command = Annotated[
+    Annotated[str, *_text(1_000_000, least=1), Tag("(text)")]
+    | Annotated[tuple[Word, ...], Field(min_length=1, max_length=10_000), Tag("(list)")],
+    Discriminator(lambda value: "(list)" if isinstance(value, list | tuple) else "(text)"),
+]
+"""A text is run by the shell, a list is executed as it is."""
+SaveInterval = Annotated[Literal["auto"] | int, *_word_or("auto", parse_duration, format_duration, DURATION_SCHEMA)]
+"""Seconds, or auto."""
+PreemptionRetries = Annotated[
+    Literal["unlimited"] | int,
+    *_word_or("unlimited", lambda value: parse_whole(value, 0, MAX_RETRIES), int, whole_schema(0, MAX_RETRIES)),
+]
