@@ -1,1 +1,23 @@
 """What runs on the machine: agent, launchers, checkpointing, notices."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .checkpoint import Checkpointer
+    from .checkpoint_errors import CheckpointError
+    from .outputs import write_output
+
+__all__ = ["CheckpointError", "Checkpointer", "write_output"]
+
+_HOME = {"CheckpointError": "checkpoint_errors", "Checkpointer": "checkpoint", "write_output": "outputs"}
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401 - each name has its own type, see above
+    """Import on first use: the agent must not pay for what only the program needs."""
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f".{_HOME[name]}", __name__), name)

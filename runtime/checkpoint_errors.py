@@ -1,0 +1,58 @@
+"""How checkpointing says that it cannot go on, and the exit codes by which a program tells its launcher."""
+
+from __future__ import annotations
+
+import logging
+from typing import NoReturn
+
+EXIT_SAVED = 75
+"""Interrupted; everything done so far is in a committed checkpoint: run me again. (EX_TEMPFAIL)"""
+EXIT_OLDER = 76
+"""Interrupted; the last save failed, an older checkpoint stands: run me again, some steps will be redone."""
+EXIT_NONE = 77
+"""Interrupted; there is no checkpoint at all: running again begins at the start."""
+EXIT_STORE = 74
+"""The program reached its end, but its last checkpoint could not be written. (EX_IOERR)"""
+EXIT_FENCED = 73
+"""A newer attempt writes to the same place: this one must not go on. (EX_CANTCREAT)"""
+
+
+class CheckpointError(Exception):
+    """Training cannot start or go on as asked; the message says why and what to do."""
+
+
+class UnusableError(Exception):
+    """This checkpoint cannot be restored; `damaged`: for good, so that later runs need not look at it again."""
+
+    def __init__(self, reason: str, *, damaged: bool) -> None:
+        super().__init__(reason)
+        self.damaged = damaged
+
+
+class FencedError(Exception):
+    """A newer attempt has taken over the place of our checkpoints."""
+
+
+class _UnlessConfigured(logging.StreamHandler):  # type: ignore[type-arg]
+    """Prints to stderr as long as the program has not set up logging itself."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not logging.getLogger().handlers:
+            super().emit(record)
+
+
+def logger() -> logging.Logger:
+    """The logger `cloudgpu.checkpoint`: what was saved and restored is worth a line in any program's log."""
+    log = logging.getLogger("cloudgpu.checkpoint")
+    if not log.handlers:
+        handler = _UnlessConfigured()
+        handler.setFormatter(logging.Formatter("cloudgpu: %(message)s"))
+        log.addHandler(handler)
+        log.setLevel(logging.INFO)
+    return log
+
+
+def leave(code: int, message: str) -> NoReturn:
+    """End the program: the reason to the log, the outcome as exit code."""
+    logger().log(logging.INFO if code == EXIT_SAVED else logging.ERROR, message)
+    raise SystemExit(code)

@@ -1,0 +1,74 @@
+"""What the ranks of one training agree upon. Alone, every question answers itself.
+
+Uses a gloo group of its own over torch.distributed, so that nothing here meets the program's collectives or waits for a
+GPU. All calls are collective: every rank must make them in the same order.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from .checkpoint_errors import CheckpointError
+
+_T = TypeVar("_T")
+
+
+class Ranks:
+    """This process and its peers: all that share one set of checkpoints."""
+
+    def __init__(self) -> None:
+        self.rank, self.world = 0, 1
+        self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        self._group: Any = None
+        torch: Any = sys.modules.get("torch")
+        if torch is not None and torch.distributed.is_available() and torch.distributed.is_initialized():
+            self.rank, self.world = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        elif int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            raise CheckpointError(
+                f"this is one of {os.environ['WORLD_SIZE']} ranks (WORLD_SIZE), but torch.distributed is not "
+                "initialised: call torch.distributed.init_process_group() before Checkpointer()"
+            )
+        if self.world > 1:
+            self._group = torch.distributed.new_group(backend="gloo")
+
+    def maximum(self, values: Sequence[int]) -> list[int]:
+        """The greatest of each value over all ranks; one small all-reduce."""
+        if self._group is None:
+            return list(values)
+        import torch
+
+        tensor = torch.tensor(values, dtype=torch.int64)
+        torch.distributed.all_reduce(tensor, op=torch.distributed.ReduceOp.MAX, group=self._group)
+        result: list[int] = tensor.tolist()
+        return result
+
+    def gather(self, value: _T) -> list[_T]:
+        """Every rank's value, in rank order."""
+        if self._group is None:
+            return [value]
+        import torch
+
+        values: list[Any] = [None] * self.world
+        torch.distributed.all_gather_object(values, value, group=self._group)
+        return values
+
+    def from_first(self, call: Callable[[], _T]) -> _T:
+        """What `call` returns on rank 0, where alone it is made; what it raises there is raised everywhere."""
+        if self._group is None:
+            return call()
+        import torch
+
+        answer: list[Any] = [None, None]
+        if self.rank == 0:
+            try:
+                answer[0] = call()
+            except Exception as error:  # noqa: BLE001 - raised below, on every rank: none is left waiting
+                answer[1] = error
+        torch.distributed.broadcast_object_list(answer, src=0, group=self._group)
+        if answer[1] is not None:
+            raise answer[1]
+        result: _T = answer[0]
+        return result

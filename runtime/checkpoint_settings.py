@@ -1,0 +1,53 @@
+"""What the environment says of a program's checkpoints: where they are, how often, how many.
+
+What the program passes to Checkpointer() wins over the job file's policy, which arrives here as variables.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from .checkpoint_errors import CheckpointError
+from .checkpoint_store import CheckpointStore
+from .jobdir import JobDir, JobDirError, local_url
+
+
+def seconds_or_auto(text: str) -> float | str:
+    return text if text == "auto" else float(text)
+
+
+def from_environment(name: str, parse: Callable[[str], Any], default: Any) -> Any:  # noqa: ANN401
+    text = os.environ.get(name)
+    if not text:
+        return default
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise CheckpointError(f"{name}={text!r}: {error}") from error
+
+
+def find_store(folder: str | os.PathLike[str] | None) -> CheckpointStore:
+    """The folder given; the job's; ./checkpoints.
+
+    Nodes of a job whose processes share no torch.distributed train each for itself: each has a folder of its own.
+    """
+    try:
+        if folder is not None:
+            return _open(folder)
+        url = os.environ.get("CLOUDGPU_JOB_DIR")
+        if not url:
+            return _open("checkpoints")
+        alone = int(os.environ.get("CLOUDGPU_WORLD_SIZE") or 1) > 1 and "WORLD_SIZE" not in os.environ
+        node = re.sub(r"\.\d+$", "", os.environ.get("CLOUDGPU_NODE", "node")) if alone else ""
+        return CheckpointStore(JobDir(url), f"checkpoints/{node}")
+    except JobDirError as error:
+        raise CheckpointError(str(error)) from error
+
+
+def _open(place: str | os.PathLike[str]) -> CheckpointStore:
+    text = os.fspath(place)
+    return CheckpointStore(JobDir(text if "://" in text else local_url(Path(text))), "")
