@@ -1,0 +1,165 @@
+"""Following a job: its log on stdout, what happens to it on stderr, until it has ended. Shared by submit and logs."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import click
+
+from .jobref import watch
+from .output import ProgressLine, clean, style
+from .text import ago, clock
+
+if TYPE_CHECKING:
+    from types import FrameType, TracebackType
+
+    from ..control.jobs import Job
+    from ..runtime.logs import Cursor, LogLine
+
+_POLL_LOCAL_S = 0.1
+_POLL_REMOTE_S = 1.0  # a listing of an object store costs money and tens of milliseconds
+_WATCH_S = 3.0  # between two looks whether a supervisor lives
+_NAP_S = 0.05  # Ctrl-C is noticed after so long at most
+
+
+@dataclass(frozen=True, slots=True)
+class LogFilter:
+    """Which lines of a job's log."""
+
+    attempt: int | None = None
+    node: str | None = None
+    since: float | None = None
+    """Epoch seconds."""
+
+
+class LinePrinter:
+    """Writes log lines: the text alone, or behind the machine and rank it is from where there are several."""
+
+    def __init__(self, job: Job, *, timestamps: bool = False) -> None:
+        roles = job.offer.roles
+        self._timestamps = timestamps
+        self._nodes = sum(role.nodes for role in roles) > 1
+        self._ranks = any(role.count > 1 for role in roles)
+        self._width = 0
+
+    def __call__(self, line: LogLine) -> None:
+        stamp = f"{style(clock(line.time), 'faint')} " if self._timestamps else ""
+        text = style(line.text, "faint") if line.stream == "agent" else line.text
+        click.echo(f"{stamp}{self._source(line)}{text}")
+
+    def _source(self, line: LogLine) -> str:
+        parts = [line.node.rpartition(".")[0]] if self._nodes else []
+        if self._ranks and line.rank is not None:
+            parts.append(f"rank {line.rank}")
+        if not parts:
+            return ""
+        label = " ".join(parts)
+        self._width = max(self._width, len(label))
+        return style(f"{label:{self._width}} | ", "note")
+
+
+class Interrupts:
+    """Ctrl-C as a flag that is looked at between two steps, so that nothing is printed by half.
+
+    While it is held, a second Ctrl-C before the flag was looked at raises KeyboardInterrupt: the way out of a job dir
+    that does not answer.
+    """
+
+    def __init__(self) -> None:
+        self.pending = False
+        self._before: object = None
+
+    def __enter__(self) -> Interrupts:
+        self._before = signal.signal(signal.SIGINT, self._note)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        signal.signal(signal.SIGINT, self._before)  # type: ignore[arg-type]  # what signal() itself returned
+
+    def _note(self, _number: int, _frame: FrameType | None) -> None:
+        if self.pending:
+            raise KeyboardInterrupt
+        self.pending = True
+
+    def take(self) -> bool:
+        """Whether Ctrl-C was pressed since the last call."""
+        pending, self.pending = self.pending, False
+        return pending
+
+
+class Follower:
+    """Prints what is new of a job's log, and of its events where they are wanted."""
+
+    def __init__(self, job: Job, printer: LinePrinter, chosen: LogFilter, *, events: bool = False) -> None:
+        self.job = job
+        self._print = printer
+        self._chosen = chosen
+        self._reader = job.logs()
+        self._cursor: Cursor | None = None
+        self._lines: deque[LogLine] = deque()
+        self._event = 0 if events else None
+        self._poll = _POLL_LOCAL_S if job.job_dir.startswith("file:") else _POLL_REMOTE_S
+        self._looked = time.monotonic()
+        self._progress = ProgressLine()
+
+    def step(self, interrupts: Interrupts | None = None) -> bool:
+        """Print what is new; False once the job has ended and everything of it is printed."""
+        ended = self.job.refresh().done  # looked at first: what is written until the end is read below
+        if self._event is not None:
+            self._print_events()
+        while self._read():
+            while self._lines:
+                if interrupts is not None and interrupts.pending:
+                    return True
+                self._progress.clear()
+                self._print(self._lines.popleft())
+        return not ended
+
+    def follow(self, interrupts: Interrupts) -> bool:
+        """Go on until the job has ended (True) or Ctrl-C is pressed (False)."""
+        with self._progress:
+            while self.step(interrupts):
+                if self.job.state != "running":
+                    self._progress(f"{self.job.id} {self.job.state}, submitted {ago(self.job.created)}")
+                if self._wait(interrupts):
+                    return False
+                self._keep_alive()
+        return True
+
+    def _read(self) -> bool:
+        if not self._lines:
+            from ..runtime.logs import join_partial
+
+            chosen = self._chosen
+            lines, self._cursor = self._reader.read(
+                self._cursor, attempt=chosen.attempt, node=chosen.node, since=chosen.since
+            )
+            self._lines.extend(join_partial(lines))
+        return bool(self._lines)
+
+    def _print_events(self) -> None:
+        for event in self.job.events(after=self._event or 0):
+            self._event = event.seq
+            self._progress.clear()
+            click.echo(f"{style('cloudgpu', 'note', err=True)}: {clean(event.message)}", err=True)
+
+    def _wait(self, interrupts: Interrupts) -> bool:
+        """Let some time pass; True as soon as Ctrl-C is pressed."""
+        until = time.monotonic() + self._poll
+        while not interrupts.take():
+            left = until - time.monotonic()
+            if left <= 0:
+                return False
+            time.sleep(min(left, _NAP_S))
+        return True
+
+    def _keep_alive(self) -> None:
+        if time.monotonic() - self._looked > _WATCH_S:
+            watch(self.job)
+            self._looked = time.monotonic()

@@ -1,0 +1,43 @@
+"""`cloudgpu logs`: what a job's program writes."""
+
+from __future__ import annotations
+
+import time
+
+import click
+
+from .exits import Exit
+from .follow import Follower, Interrupts, LinePrinter, LogFilter
+from .jobref import find_job, job_argument, watch
+from .options import DURATION
+
+
+@click.command()
+@job_argument()
+@click.option("-f", "--follow", is_flag=True, help="Go on until the job has ended.")
+@click.option("--node", help="Only this machine's lines, e.g. worker-1.")
+@click.option("--attempt", type=click.IntRange(min=1), metavar="N", help="Only this attempt's lines.")
+@click.option("--since", type=DURATION, metavar="DURATION", help="Only lines of the last 10m, 2h, …")
+@click.option("-t", "--timestamps", is_flag=True, help="Begin each line with its time.")
+def command(
+    *, job: str, follow: bool, node: str | None, attempt: int | None, since: float | None, timestamps: bool
+) -> Exit | None:
+    """Print what JOB's program has written on all its machines, in order of time; attempts one after the other.
+
+    \b
+    cloudgpu logs digits
+    cloudgpu logs digits --follow --node worker-1
+    cloudgpu logs digits --since 10m --timestamps | grep loss
+
+    Where a job has several machines or ranks, each line begins with its own. Ctrl-C ends the printing, never the job.
+    """
+    found = find_job(job)
+    chosen = LogFilter(attempt, node, None if since is None else time.time() - since)
+    follower = Follower(found, LinePrinter(found, timestamps=timestamps), chosen)
+    if not follow:
+        follower.step()
+        return None
+    watch(found)
+    with Interrupts() as interrupts:
+        ended = follower.follow(interrupts)
+    return None if ended else Exit.INTERRUPTED

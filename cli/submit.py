@@ -1,0 +1,215 @@
+"""`cloudgpu submit`: from a job file to a running job, and its log until it has ended."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .errors import CommandError
+from .exits import Exit
+from .follow import Follower, Interrupts, LinePrinter, LogFilter
+from .jobref import OUTCOMES
+from .options import json_option, yes_option
+from .output import ProgressLine, can_ask, echo_json, remark, warning
+from .specfile import overrides, plan_spec, spec_options
+from .text import money
+
+if TYPE_CHECKING:
+    from ..control.jobs import Job
+    from ..jobspecs.loader import LoadedSpec
+    from ..jobspecs.plan import Offer, Plan
+
+_PROGRAM_ARGS = "cloudgpu.program_args"
+
+
+class _SubmitCommand(click.Command):
+    """Takes what follows `--` away before click sees it: those words are the program's, whatever they look like."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if "--" in args:
+            place = args.index("--")
+            ctx.meta[_PROGRAM_ARGS] = args[place + 1 :]
+            args = args[:place]
+        return super().parse_args(ctx, args)
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        return [*super().collect_usage_pieces(ctx), "[-- ARGS]..."]
+
+
+@click.command(cls=_SubmitCommand)
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("-d", "--detach", is_flag=True, help="Return when the job is submitted; print its id.")
+@click.option("--dry-run", is_flag=True, help="Show the plan; ship and start nothing.")
+@yes_option
+@json_option
+@spec_options
+@click.pass_context
+def command(ctx: click.Context, *, file: Path, detach: bool, dry_run: bool, yes: bool, as_json: bool) -> Exit | None:
+    """Run the job of FILE on the best offer and follow its log; the exit code is the job's outcome.
+
+    \b
+    cloudgpu submit job.yaml
+    cloudgpu submit job.yaml --region us-east1 --market spot --market on-demand
+    cloudgpu submit job.yaml --set limits.cost='20 USD' -- --epochs 10
+    cloudgpu submit job.yaml --detach
+
+    Flags win over the file, and ARGS replace its args. Ctrl-C asks whether to detach or to cancel; without a terminal
+    it detaches, and the job goes on. With --json the command does not follow: it prints the job and returns.
+
+    A paid offer is asked for on a terminal; --yes answers. Without a terminal, --yes or a limit in the job file
+    (limits.price or limits.cost) is needed.
+    """
+    from ..jobspecs.loader import load_file
+
+    loaded = load_file(file, overrides(ctx, ctx.meta.get(_PROGRAM_ARGS)))
+    for problem in loaded.warnings:
+        warning(f"{problem.file}:{problem.line}:{problem.column}: {problem.message}")
+    for note in loaded.notes:
+        remark(f"note: {note}")
+    plan = plan_spec(loaded)
+    if dry_run:
+        return _show_plan(plan, loaded, as_json=as_json)
+    offer = _launchable_offer(plan)
+    remark(f"{loaded.spec.name}: {describe_offer(offer)}")
+    _confirm(offer, loaded, yes=yes)
+    job = _ship(loaded, plan)
+    if as_json:
+        echo_json(job.to_json())
+        return None
+    if detach:
+        click.echo(job.id)
+        _say_how_to_go_on(job)
+        return None
+    remark(f"submitted {job.id}")
+    return _follow(job)
+
+
+def _show_plan(plan: Plan, loaded: LoadedSpec, *, as_json: bool) -> Exit:
+    from .plan_view import plan_json, plan_text
+
+    if as_json:
+        echo_json(plan_json(plan, loaded.spec))
+    else:
+        click.echo(plan_text(plan, loaded.spec))
+    return Exit.OK if plan.offers else Exit.IMPOSSIBLE
+
+
+def _launchable_offer(plan: Plan) -> Offer:
+    """The offer the job starts on. Raises CommandError, with nothing created, if this version cannot launch it."""
+    from ..provisioners import launchable
+
+    if plan.best is None:
+        from .plan_view import refusals_text
+
+        remark(refusals_text(plan))
+        raise CommandError("nothing can run this job", hint=_HINT_ALL, exit_code=Exit.IMPOSSIBLE)
+    targets = launchable()
+    if plan.best.cloud in targets:
+        return plan.best
+    known = ", ".join(sorted(targets))
+    raise CommandError(
+        f"the best offer is on {plan.best.cloud} ({describe_offer(plan.best)}): "
+        f"this version plans for it, but launches only on: {known}",
+        hint=f"--cloud {known.partition(',')[0]} runs it there, if it fits; nothing was created",
+        exit_code=Exit.IMPOSSIBLE,
+    )
+
+
+_HINT_ALL = "`cloudgpu plan FILE --all` shows every way that was looked at"
+
+
+def describe_offer(offer: Offer) -> str:
+    """`gcp us-central1-a spot: 2 × g2-standard-4 + L4:1, 0.56 USD/h`; what is paid for already has no price."""
+    local = offer.cloud == "local"
+    machines = ", ".join(
+        (f"{role.nodes} × " if role.nodes > 1 else "")
+        + (role.role if local else role.machine_type)
+        + (f" + {role.accelerator}:{role.count}" if role.accelerator else "")
+        for role in offer.roles
+    )
+    place = "this machine" if local else f"{offer.cloud} {offer.zone or offer.region} {offer.market}"
+    if _is_free(offer):
+        return f"{place}: {machines}"
+    return f"{place}: {machines}, " + ("price unknown" if offer.price is None else f"{money(offer.price)}/h")
+
+
+def _is_free(offer: Offer) -> bool:
+    return offer.price == 0
+
+
+def _confirm(offer: Offer, loaded: LoadedSpec, *, yes: bool) -> None:
+    """No money is spent unless somebody said so: --yes, an answer on the terminal, or a limit in the job file."""
+    limits = loaded.spec.limits
+    if yes or _is_free(offer):
+        return
+    if can_ask():
+        click.confirm("start it?", default=True, err=True, abort=True)
+    elif limits.price is None and limits.cost is None:
+        raise CommandError(
+            "this offer costs money, and there is no terminal to ask at",
+            hint="add --yes, or set limits.price or limits.cost in the job file",
+            exit_code=Exit.USAGE,
+        )
+
+
+def _ship(loaded: LoadedSpec, plan: Plan) -> Job:
+    from ..control.jobs import submit
+
+    with ProgressLine() as progress:
+        return submit(loaded, plan, on_progress=lambda *step: progress(_progress_text(*step)))
+
+
+def _progress_text(what: str, done: int, total: int) -> str:
+    if what == "uploading" and total:
+        return f"uploading code: {done / 1e6:,.1f} of {total / 1e6:,.1f} MB"
+    if what == "packing" and done:
+        return f"packing code: {done:,} files"
+    return what
+
+
+def _say_how_to_go_on(job: Job) -> None:
+    remark(f"follow it:  cloudgpu logs {job.id} --follow\ncancel it:  cloudgpu cancel {job.id}")
+
+
+def _follow(job: Job) -> Exit:
+    follower = Follower(job, LinePrinter(job), LogFilter(), events=True)
+    with Interrupts() as interrupts:
+        while not follower.follow(interrupts):
+            if _interrupted(job) == "detach":
+                remark(f"detached: {job.id} goes on")
+                _say_how_to_go_on(job)
+                return Exit.INTERRUPTED
+    from .report_view import summary
+
+    sys.stdout.flush()  # the log's last line comes before the summary
+    remark(summary(job))
+    return OUTCOMES[job.state]
+
+
+def _interrupted(job: Job) -> str:
+    """Ask what Ctrl-C was meant for: "detach" (also a second Ctrl-C), "cancel" or "follow"."""
+    import signal
+
+    if not can_ask():
+        return "detach"
+    follow = {"d": "detach", "c": "cancel", "f": "follow"}
+    held: Any = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        answer = click.prompt(
+            f"\n{job.id}: [d]etach, [c]ancel or [f]ollow on?",
+            type=click.Choice(list(follow)),
+            show_choices=False,
+            default="d",
+            err=True,
+        )
+    except click.Abort:
+        return "detach"
+    finally:
+        signal.signal(signal.SIGINT, held)
+    if answer == "c":
+        job.cancel("cancelled with Ctrl-C")
+        remark(f"cancelling {job.id}")
+    return follow[answer]
