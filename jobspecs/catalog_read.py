@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterator
 from fractions import Fraction
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 _TABLES = Path(__file__).with_name("tables")
@@ -25,12 +25,18 @@ def rows(table: str, *columns: str) -> Iterator[tuple[str, ...]]:
             yield tuple([row[place] for place in places])
 
 
+@cache
 def words(cell: str) -> tuple[str, ...]:
     """A list within a cell: its entries are separated by blanks."""
     return tuple(cell.split())
 
 
-@lru_cache(maxsize=None)
+@cache
+def word_set(cell: str) -> frozenset[str]:
+    return frozenset(cell.split())
+
+
+@cache
 def counts(cell: str) -> tuple[Fraction, ...]:
     """GPUs per machine, ascending: `1 2 4`, or a part of one as `1/8`."""
     return tuple(map(Fraction, cell.split()))

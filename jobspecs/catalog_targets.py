@@ -1,0 +1,43 @@
+"""What each target can do, as data: the rules and the loader read this instead of knowing targets by name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+from . import catalog_read as read
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where jobs run: this machine, or a cloud's service."""
+
+    name: str
+    markets: frozenset[str]
+    multi_node: bool
+    roles: bool
+    """Roles with machine types of their own."""
+    image: bool
+    """The program can run in a container image of the job's choice."""
+    gpu_idle: bool
+    """Can stop a job whose GPUs idle."""
+    fractional: bool
+    """Parts of a GPU."""
+    zones: bool
+    """Machines are placed in a zone of the caller's choice; otherwise the provider places them in the region."""
+    launchers: frozenset[str]
+
+
+@cache
+def targets() -> dict[str, Target]:
+    """By name, `local` first."""
+    flags = ("multi_node", "roles", "image", "gpu_idle", "fractional", "zones")
+    found = {}
+    for name, markets, launchers, *cells in read.rows("targets", "target", "markets", "launchers", *flags):
+        found[name] = Target(
+            name=name,
+            markets=read.word_set(markets),
+            launchers=read.word_set(launchers),
+            **{flag: cell == "yes" for flag, cell in zip(flags, cells, strict=True)},
+        )
+    return found
