@@ -13,8 +13,8 @@ from ..diagnostics import Loc, quote
 from . import ai_platform_rules as rules
 from .cluster import Group, put_groups, put_place
 from .conversion import Conversion, Fields, Lost, Reader, job_name
-from .program import Program, common, put_program
-from .successors import ended, reason, regions_of, successor
+from .program import Program, put_program, same_for_all
+from .successors import replace_gone
 
 _GONE = "the service's runtime images are gone"
 _OUTPUT = "the service wrote this field, it is not part of a job"
@@ -92,7 +92,7 @@ def convert(
 
     groups = _groups(conversion, source, region)
     if groups:
-        put_groups(conversion, [_today(conversion, group, region) for group in groups])
+        put_groups(conversion, [replace_gone(conversion, group, region) for group in groups])
         put_program(conversion, _program(conversion, source, groups, package_path), source.loc())
     job_dir = source.text("jobDir")
     if job_dir is not None:
@@ -162,38 +162,9 @@ def _groups(conversion: Conversion, source: Reader, region: str | None) -> list[
     return groups
 
 
-def _today(conversion: Conversion, group: Group, region: str | None) -> Group:
-    """The group on machines that can be had today, with a note for what changed."""
-    old = group.machine
-    day = ended(old.accelerator) if old.accelerator else None
-    if day is None:
-        return group
-    gone = f"{group.name}: {old.accelerator} no longer exists" + (f" (support ended {day})" if day else "")
-    new = successor(old, region)
-    if new is None:
-        elsewhere = ", ".join(regions_of(old))
-        hint = f"choose another region: {elsewhere}" if elsewhere else "choose another accelerator"
-        conversion.error(group.accelerator_loc, "no-successor", f"{gone}, nor a successor in {region}", hint)
-        return group
-    conversion.note(
-        f"{gone}; today's closest valid offer: {new.accelerator}:{new.count} on {new.machine_type}"
-        f" ({reason(old, new)})" + ("" if new.machine_type == old.machine_type else f", was {old.machine_type}")
-    )
-    return group.on(new)
-
-
 def _program(conversion: Conversion, source: Reader, groups: Sequence[Group], package_path: str | None) -> Program:
-    for what, values in (
-        ("containerCommand", [group.command for group in groups]),
-        ("containerArgs", [group.args for group in groups]),
-    ):
-        if not common(values):
-            conversion.error(
-                source.loc("workerConfig"),
-                "different-programs",
-                f"{what} differs between the roles; a job runs one program on all machines",
-                "give all the same, and let the program look at CLOUDGPU_ROLE",
-            )
+    programs = [Program(command=group.command, args=group.args) for group in groups]
+    same_for_all(conversion, programs, source.loc("workerConfig"))
     args, args_loc = tuple(source.texts("args")), source.loc("args")
     container_args = next((group for group in groups if group.args), None)
     if container_args is not None:

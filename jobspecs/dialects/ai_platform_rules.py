@@ -163,11 +163,8 @@ def _check_category(conversion: Conversion, source: Reader, prefix: str, machine
     """All groups had to be of the master's category of machine types."""
     master = source.text("masterType") or machine_type
     if prefix != "master" and is_legacy(master) != is_legacy(machine_type):
-        kinds = {True: "legacy", False: "Compute Engine"}
-        message = (
-            f"masterType {master} is a {kinds[is_legacy(master)]} machine type and {prefix}Type {machine_type} "
-            f"a {kinds[is_legacy(machine_type)]} one: they cannot be mixed"
-        )
+        legacy, other = (master, machine_type) if is_legacy(master) else (machine_type, master)
+        message = f"legacy machine type {quote(legacy)} and Compute Engine machine type {quote(other)} cannot be mixed"
         hint = "use Compute Engine machine types for all"
         conversion.error(source.loc(f"{prefix}Type"), "mixed-machine-types", message, hint)
 

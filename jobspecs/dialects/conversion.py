@@ -47,11 +47,10 @@ class Conversion:
 
     def put(self, place: Loc, value: Any, origin: Loc) -> None:  # noqa: ANN401 - any value of a job file
         """Set a value of the job file and remember where it comes from."""
-        *parents, last = place
-        mapping = self.job
-        for name in parents:
+        mapping: dict[Any, Any] = self.job
+        for name in place[:-1]:
             mapping = mapping.setdefault(name, {})
-        mapping[last] = value
+        mapping[place[-1]] = value
         self.origins[place] = origin
 
     def note(self, text: str) -> None:
@@ -91,6 +90,10 @@ class Reader:
     def __contains__(self, name: str) -> bool:
         return self._raw(name) is not None
 
+    @property
+    def empty(self) -> bool:
+        return not self._value
+
     def loc(self, name: str | None = None) -> Loc:
         """Where a field (or, without one, this mapping) stands: in the document, or on the command line."""
         place = self._loc if name is None else (*self._loc, self._keys.get(name, name))
@@ -113,7 +116,7 @@ class Reader:
                 self._lose(key, lost)
 
     def _lose(self, key: object, lost: Lost) -> None:
-        path = ".".join(str(part) for part in (*self._loc, key) if not isinstance(part, int))
+        path = ".".join(str(part) for part in self.loc(camel(str(key))) if not isinstance(part, int))
         if lost.refuse:
             self._report(key, "no-counterpart", f"{path}: {lost.why}", f"remove {key} to go on without it")
         else:

@@ -6,7 +6,7 @@ Nothing the user wrote becomes shell text: packages are installed by constant sc
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ..diagnostics import Loc
@@ -41,6 +41,8 @@ class Program:
     command_loc: Loc = ()
     args: tuple[str, ...] = ()
     args_loc: Loc = ()
+    env: tuple[tuple[str, str], ...] = ()
+    env_loc: Loc = ()
     hint: str = field(default="say what to run")
     """How to name a program where none is given."""
 
@@ -60,6 +62,8 @@ def put_program(conversion: Conversion, program: Program, whole: Loc) -> None:
         conversion.error(whole, "no-program", message, program.hint)
     if program.args:
         conversion.put(("args",), list(program.args), program.args_loc)
+    for name, value in program.env:
+        conversion.put(("env", name), value, program.env_loc)
 
 
 def _put_packages(conversion: Conversion, program: Program) -> None:
@@ -89,6 +93,23 @@ def _parent(package_path: str) -> str:
     return posixpath.dirname(posixpath.normpath(package_path)) or "."
 
 
-def common(values: Sequence[tuple[str, ...]]) -> bool:
-    """True if all of them that are set say the same."""
-    return len({value for value in values if value}) <= 1
+def same_for_all(conversion: Conversion, programs: Sequence[Program], loc: Loc) -> None:
+    """Refuse groups of replicas with programs of their own; one that says nothing runs what the first one runs."""
+    first = programs[0]
+    for what, read in _PARTS.items():
+        if any(read(other) not in (read(first), (), None) for other in programs[1:]):
+            conversion.error(
+                loc,
+                "different-programs",
+                f"the {what} of the groups differ; a job runs one program on all machines",
+                "give all groups the same, and let the program look at CLOUDGPU_ROLE",
+            )
+
+
+_PARTS: dict[str, Callable[[Program], object]] = {
+    "commands": lambda program: program.command,
+    "modules": lambda program: program.module,
+    "packages": lambda program: program.packages,
+    "args": lambda program: program.args,
+    "env": lambda program: program.env,
+}

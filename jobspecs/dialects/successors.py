@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from .cluster import Machine
+from .cluster import Group, Machine
+from .conversion import Conversion
 
 if TYPE_CHECKING:
     from ..catalog import MachineType
@@ -38,6 +39,26 @@ _SELLER = "vertex"
 """Its table of machine types and counts is the stricter one: what it allows, Compute Engine allows as well."""
 
 
+def replace_gone(conversion: Conversion, group: Group, region: str | None) -> Group:
+    """The group on machines that can be had today, with a note for what changed."""
+    old = group.machine
+    day = ended(old.accelerator) if old.accelerator else None
+    if day is None:
+        return group
+    gone = f"{group.name}: {old.accelerator} no longer exists" + (f" (support ended {day})" if day else "")
+    new = successor(old, region)
+    if new is None:
+        elsewhere = ", ".join(_regions_of(old))
+        hint = f"choose another region: {elsewhere}" if elsewhere else "choose another accelerator"
+        conversion.error(group.accelerator_loc, "no-successor", f"{gone}, nor a successor in {region}", hint)
+        return group
+    conversion.note(
+        f"{gone}; today's closest valid offer: {new.accelerator}:{new.count} on {new.machine_type}"
+        f" ({_reason(old, new)})" + ("" if new.machine_type == old.machine_type else f", was {old.machine_type}")
+    )
+    return group.on(new)
+
+
 def ended(accelerator: str) -> str | None:
     """The day the accelerator's support ended (YYYY-MM-DD, "" if unknown), or None while it is sold."""
     from .. import catalog
@@ -58,7 +79,7 @@ def successor(old: Machine, region: str | None) -> Machine | None:
     return None
 
 
-def regions_of(machine: Machine) -> list[str]:
+def _regions_of(machine: Machine) -> list[str]:
     """Regions that sell the machine's successor: what to say when the wanted region has none."""
     anywhere = successor(machine, None)
     if anywhere is None or anywhere.machine_type is None:
@@ -68,7 +89,7 @@ def regions_of(machine: Machine) -> list[str]:
     return sorted(catalog.places("gcp", anywhere.machine_type, anywhere.accelerator))
 
 
-def reason(old: Machine, new: Machine) -> str:
+def _reason(old: Machine, new: Machine) -> str:
     """The figures behind the choice, e.g. `16 GB and 8.1 TFLOPS instead of 12 GB and 4.1 TFLOPS`."""
     return f"{_figures(new)} instead of {_figures(old)}"
 

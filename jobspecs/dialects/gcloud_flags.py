@@ -1,0 +1,217 @@
+"""The flags of `gcloud ai-platform jobs submit training`: one table, and how they change a trainingInput document.
+
+As with gcloud, a flag wins over the file, and arguments after `--` replace those of the file. A mistake in a flag is
+reported at the place ("--the-flag",), which is in no file.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from ..diagnostics import Loc, Problem, quote
+from ..suggest import did_you_mean
+from . import ai_platform
+from .conversion import Conversion, camel
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+USER_ARGS: Loc = ("-- USER_ARGS",)
+JOB: Loc = ("JOB",)
+_PREFIX = "gcloud_"
+"""Of the parameters' names in click, so that they meet no other option's."""
+
+
+def _text(value: str) -> str:
+    return value
+
+
+def _list(value: str) -> list[str]:
+    items = value.split(",")
+    if not all(item.strip() for item in items):
+        raise ValueError("expected values with commas between them, as in dist/a.tar.gz,dist/b.whl")
+    return [item.strip() for item in items]
+
+
+def _pairs(value: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for item in value.split(","):
+        key, equals, text = item.partition("=")
+        if not equals or not key.strip():
+            raise ValueError(f"expected KEY=VALUE with commas between them, not {quote(item)}")
+        if key.strip() in found:
+            raise ValueError(f"{quote(key.strip())} is given twice")
+        found[key.strip()] = text.strip()
+    return found
+
+
+def _accelerator(value: str) -> dict[str, str]:
+    """`count=4,type=nvidia-tesla-t4`; gcloud writes types in lower case with hyphens, its files as NVIDIA_TESLA_T4."""
+    pairs = _pairs(value)
+    for key in pairs:
+        if key not in ("count", "type"):
+            raise ValueError(
+                f"unknown key {quote(key)}; {did_you_mean(key, ('count', 'type')) or 'use count and type'}"
+            )
+    if "type" not in pairs:
+        raise ValueError("expected a type, as in count=4,type=nvidia-tesla-t4")
+    return {"count": pairs.get("count", "1"), "type": pairs["type"].upper().replace("-", "_")}
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """One flag of the gcloud command."""
+
+    name: str
+    metavar: str
+    """"" for a flag without value."""
+    help: str
+    path: tuple[str, ...] = ()
+    """Where its value goes in the document; (): the document has no place for it."""
+    parse: Callable[[str], Any] = _text
+    lost: str = ""
+    """Why it has no effect, if it has none."""
+
+    @property
+    def parameter(self) -> str:
+        return _PREFIX + self.name.removeprefix("--").replace("-", "_")
+
+
+_INPUT = "trainingInput"
+
+
+def _group(name: str, field: str, what: str) -> tuple[Flag, ...]:
+    config = (_INPUT, f"{field}Config")
+    return (
+        Flag(f"--{name}-machine-type", "TYPE", f"Machine type of the {what}.", (_INPUT, f"{field}Type")),
+        Flag(
+            f"--{name}-accelerator",
+            "count=N,type=TYPE",
+            f"GPUs of the {what}, e.g. count=4,type=nvidia-tesla-t4.",
+            (*config, "acceleratorConfig"),
+            _accelerator,
+        ),
+        Flag(f"--{name}-image-uri", "IMAGE", f"Container image of the {what}.", (*config, "imageUri")),
+    )
+
+
+_DETACH = "`cloudgpu submit` follows the log, and `--detach` leaves it"
+_KMS = "cloudgpu cannot encrypt with your key yet"
+FLAGS: tuple[Flag, ...] = (
+    Flag("--scale-tier", "TIER", "basic, basic-gpu, standard-1, premium-1 or custom.", (_INPUT, "scaleTier")),
+    *_group("master", "master", "master"),
+    Flag("--worker-count", "N", "Number of workers.", (_INPUT, "workerCount")),
+    *_group("worker", "worker", "workers"),
+    Flag("--parameter-server-count", "N", "Number of parameter servers.", (_INPUT, "parameterServerCount")),
+    *_group("parameter-server", "parameterServer", "parameter servers"),
+    Flag("--use-chief-in-tf-config", "BOOL", "Call the master chief in TF_CONFIG.", (_INPUT, "useChiefInTfConfig")),
+    Flag("--module-name", "MODULE", "Python module to run, e.g. trainer.task.", (_INPUT, "pythonModule")),
+    Flag("--package-path", "FOLDER", "Folder of the Python package; its parent is shipped."),
+    Flag("--packages", "FILE,…", "Packages to install, local or gs://.", (_INPUT, "packageUris"), _list),
+    Flag("--job-dir", "URL", "Where outputs go; the program gets it as --job-dir.", (_INPUT, "jobDir")),
+    Flag("--region", "REGION", "Where to run.", (_INPUT, "region")),
+    Flag("--runtime-version", "VERSION", "Has no effect.", (_INPUT, "runtimeVersion")),
+    Flag("--python-version", "VERSION", "Has no effect.", (_INPUT, "pythonVersion")),
+    Flag("--service-account", "EMAIL", "Has no effect.", (_INPUT, "serviceAccount")),
+    Flag("--network", "NETWORK", "Has no effect.", (_INPUT, "network")),
+    Flag("--enable-web-access", "", "Has no effect.", (_INPUT, "enableWebAccess")),
+    Flag("--tpu-tf-version", "VERSION", "Refused: there are no TPUs.", (_INPUT, "masterConfig", "tpuTfVersion")),
+    Flag("--labels", "KEY=VALUE,…", "Has no effect.", ("labels",), _pairs),
+    Flag("--staging-bucket", "BUCKET", "Has no effect.", lost="code is shipped through the job dir"),
+    Flag("--stream-logs", "", "Has no effect.", lost=_DETACH),
+    Flag("--async", "", "Has no effect.", lost=_DETACH),
+    Flag("--project", "PROJECT", "Has no effect.", lost="the project is the one your credentials name"),
+    Flag("--kms-key", "KEY", f"Refused: {_KMS}.", (_INPUT, "encryptionConfig", "kmsKeyName")),
+    Flag("--kms-keyring", "KEYRING", "Has no effect without --kms-key.", lost="it is part of --kms-key"),
+    Flag("--kms-location", "LOCATION", "Has no effect without --kms-key.", lost="it is part of --kms-key"),
+    Flag("--kms-project", "PROJECT", "Has no effect without --kms-key.", lost="it is part of --kms-key"),
+)
+BY_NAME = {flag.name: flag for flag in FLAGS}
+
+
+def apply(
+    document: Mapping[str, Any] | None,
+    flags: Mapping[str, str],
+    user_args: Sequence[str] | None = None,
+    *,
+    job: str | None = None,
+    folder: str | None = None,
+) -> Conversion:
+    """The job file of a gcloud command line: `document` is its --config file (None: there is none).
+
+    `flags` maps names such as "--worker-count" to the text given ("true" for one without value); an unknown name is a
+    KeyError, for the command line's parser lets none through. `user_args` follow `--`, `job` is the JOB argument.
+    `folder` is the one of the config file, where it is not the working directory: `code:` starts from there.
+    """
+    patched: dict[str, Any] = dict(document or {})
+    origins: dict[Loc, Loc] = {}
+    problems = []
+    for name, text in flags.items():
+        flag = BY_NAME[name]
+        try:
+            if flag.path:
+                _patch(patched, flag.path, flag.parse(text), (name,), origins)
+        except ValueError as error:
+            problems.append(Problem((name,), "wrong-flag", f"{name}: {error}"))
+    if user_args is not None:
+        _patch(patched, (_INPUT, "args"), list(user_args), USER_ARGS, origins)
+    if job is not None:
+        _patch(patched, ("jobId",), job, JOB, origins)
+    if not any(camel(str(key)) == _INPUT for key in patched):
+        patched[_INPUT] = {}
+    conversion = ai_platform.convert(patched, origins, package_path=_package_path(flags, folder))
+    conversion.problems[:0] = problems
+    for name in flags:
+        if BY_NAME[name].lost:
+            conversion.note(f"{name} has no effect: {BY_NAME[name].lost}")
+    return conversion
+
+
+def _package_path(flags: Mapping[str, str], folder: str | None) -> str | None:
+    path = flags.get("--package-path")
+    if path is None or folder is None:
+        return path
+    return posixpath.relpath(path, folder)
+
+
+def _patch(target: dict[str, Any], path: Sequence[str], value: object, flag: Loc, origins: dict[Loc, Loc]) -> None:
+    """Set a value deep in the document without touching the caller's mappings; a key written in snake_case is kept."""
+    place: Loc = ()
+    for step, name in enumerate(path, start=1):
+        key = next((key for key in target if camel(str(key)) == name), name)
+        place = (*place, key)
+        if step == len(path):
+            target[key] = value
+        else:
+            inner = target.get(key)
+            target[key] = dict(inner) if isinstance(inner, Mapping) else {}
+            target = target[key]
+    origins[place] = flag
+
+
+def click_options(*, skip: Collection[str] = ()) -> Callable[[_F], _F]:
+    """A decorator that adds the flags to a click command, but those it has itself; `take()` collects their values."""
+    import click
+
+    def decorate(function: _F) -> _F:
+        for flag in reversed([flag for flag in FLAGS if flag.name not in skip]):
+            kind: dict[str, Any] = {"metavar": flag.metavar} if flag.metavar else {"is_flag": True}
+            function = click.option(flag.name, flag.parameter, help=flag.help, **kind)(function)
+        return function
+
+    return decorate
+
+
+def take(parameters: dict[str, Any]) -> dict[str, str]:
+    """The flags among a click command's parameters, which are removed from there: name -> text."""
+    found = {}
+    for flag in _present(parameters):
+        value = parameters.pop(flag.parameter)
+        if value not in (None, False):
+            found[flag.name] = "true" if value is True else str(value)
+    return found
+
+
+def _present(parameters: Mapping[str, Any]) -> Iterable[Flag]:
+    return [flag for flag in FLAGS if flag.parameter in parameters]

@@ -1,0 +1,108 @@
+"""Writing a job file: a JobSpec as YAML, in the order of the documentation, in the shorthand a person would write."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import yaml
+
+    from .models import JobSpec
+
+_INLINE_WIDTH = 70
+"""A list or mapping that fits in so many columns is written on one line."""
+_COMMENT_WIDTH = 98
+
+
+def to_mapping(spec: JobSpec) -> dict[str, Any]:
+    """The shortest job file that loads as this spec: defaults left out, shorthands used, fields in documented order."""
+    job = spec.to_stored()
+    resources = job.get("resources", {})
+    if spec.roles is None:
+        resources["accelerator"] = _accelerators(spec.resources.accelerator)
+    for role_name, role in (spec.roles or {}).items():
+        rest = {name: value for name, value in job["roles"][role_name].items() if name != "accelerator"}
+        job["roles"][role_name] = {"accelerator": _accelerators(role.accelerator), **rest}
+    for name in ("cloud", "region", "zone", "market"):
+        if name in resources:
+            resources[name] = _one_or_list(resources[name])
+    # The accelerator is what a reader looks for first.
+    job["resources"] = dict(sorted(resources.items(), key=lambda item: _rank(item[0])))
+    if not job["resources"]:
+        del job["resources"]
+    if spec.code is None:
+        job["code"] = None
+    return {name: job[name] for name in type(spec).model_fields if name in job}
+
+
+def to_text(spec: JobSpec, notes: Sequence[str] = ()) -> str:
+    """The job file as YAML, with the notes as comments at its head."""
+    return "".join(f"{line}\n" for note in notes for line in _comment(note)) + dump(to_mapping(spec))
+
+
+def dump(value: Mapping[str, Any]) -> str:
+    """Block style; short lists and mappings of plain values on one line, texts of several lines as they are."""
+    import yaml
+
+    return yaml.dump(
+        value, Dumper=_dumper(), sort_keys=False, allow_unicode=True, width=_COMMENT_WIDTH, default_flow_style=False
+    )
+
+
+def _accelerators(requests: Sequence[Any]) -> Any:  # noqa: ANN401 - text, a mapping or a list
+    return _one_or_list([_accelerator(request) for request in requests]) if requests else "none"
+
+
+def _accelerator(request: Any) -> Any:  # noqa: ANN401 - an AcceleratorRequest
+    if request.name is None:
+        return {"memory": str(request.memory), "count": str(request.count)}
+    return f"{request.name}:{request.count}"
+
+
+def _one_or_list(values: Sequence[Any]) -> Any:  # noqa: ANN401
+    return values[0] if len(values) == 1 else list(values)
+
+
+_ORDER = ("accelerator", "cloud", "region", "zone", "machine_type", "market", "nodes", "disk")
+
+
+def _rank(name: str) -> int:
+    return _ORDER.index(name) if name in _ORDER else len(_ORDER)
+
+
+def _comment(note: str) -> list[str]:
+    import textwrap
+
+    # One line of text, whatever the note quotes: a line break would end the comment.
+    plain = " ".join(note.split())
+    return textwrap.wrap(plain, _COMMENT_WIDTH, initial_indent="# ", subsequent_indent="#   ", break_on_hyphens=False)
+
+
+def _dumper() -> type[yaml.SafeDumper]:
+    import yaml
+
+    class Dumper(yaml.SafeDumper):
+        """SafeDumper which chooses the style of a value by how it reads."""
+
+        def ignore_aliases(self, data: Any) -> bool:  # noqa: ANN401, ARG002 - yaml's signature
+            return True
+
+        def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:  # noqa: ARG002
+            super().increase_indent(flow, False)
+
+    def text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
+        return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
+
+    def sequence(dumper: yaml.SafeDumper, value: Sequence[Any]) -> yaml.SequenceNode:
+        return dumper.represent_sequence("tag:yaml.org,2002:seq", value, flow_style=_is_short(value))
+
+    Dumper.add_representer(str, text)
+    Dumper.add_representer(list, sequence)
+    Dumper.add_representer(tuple, sequence)
+    return Dumper
+
+
+def _is_short(values: Sequence[Any]) -> bool:
+    plain = all(isinstance(value, str | int) and "\n" not in str(value) for value in values)
+    return plain and sum(len(str(value)) + 2 for value in values) <= _INLINE_WIDTH
