@@ -1,0 +1,324 @@
+"""The code folder as an archive: packed where the job is submitted, checked and unpacked on the machine.
+
+The same folder gives the same bytes: names are sorted, times and owners left out. Unpacking trusts nothing: whoever
+can write to the job dir can put an archive there.
+"""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import hashlib
+import os
+import shutil
+import stat
+import tarfile
+import tempfile
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, cast
+
+if TYPE_CHECKING:
+    from .ignore import IgnoreRules
+
+MAX_BYTES = 2_000_000_000
+"""Of all files, unpacked: code is small; data belongs into an object store."""
+MAX_FILES = 100_000
+_MAX_RATIO = 200  # unpacked : packed, once it is more than _RATIO_FROM bytes
+_RATIO_FROM = 256 << 20
+_MAX_HEADER = 1 << 20  # bytes of an extended header: tarfile reads it in one piece
+_TRIES = 3  # when files change while they are packed
+_PIECE = 1 << 20
+
+OnProgress = Callable[[int, int], None]
+"""(bytes packed, bytes in all)."""
+
+
+class ArchiveError(Exception):
+    """A folder cannot be packed, or an archive is not fit to be unpacked; the message says what to do."""
+
+
+class _ChangedError(Exception):
+    """A file is not what it was a moment ago."""
+
+
+@dataclass(frozen=True, slots=True)
+class Archive:
+    """A packed folder: a temporary file, which belongs to the caller."""
+
+    path: Path
+    sha256: str
+    size: int
+    files: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    """Something to pack: `info` is its header, `source` the file whose content follows."""
+
+    info: tarfile.TarInfo
+    source: str | None = None
+
+
+def pack(folder: Path, on_progress: OnProgress | None = None) -> Archive:
+    """Pack a folder into a temporary .tar.gz. Raises ArchiveError."""
+    root = folder.resolve()
+    if not root.is_dir():
+        raise ArchiveError(f"{folder} is no folder")
+    for _ in range(_TRIES):
+        try:
+            return _pack_once(root, on_progress or (lambda _done, _total: None))
+        except _ChangedError as error:
+            changed = error
+        except OSError as error:
+            raise ArchiveError(
+                f"{_shown(error.filename or root)} cannot be packed: {error.strerror or error}"
+            ) from error
+    raise ArchiveError(
+        f"{_shown(str(changed))} changed while it was packed, {_TRIES} times: stop what writes it, "
+        "or name it in .cloudgpuignore"
+    )
+
+
+def unpack(archive: Path, into: Path, sha256: str) -> None:
+    """Unpack into a folder that is not there yet: all of it or nothing. Raises ArchiveError, or OSError of the disk."""
+    with archive.open("rb") as file:
+        if hashlib.file_digest(file, "sha256").hexdigest() != sha256:
+            raise ArchiveError(f"the code archive is damaged: its sha256 is not {sha256}")
+    partial = into.with_name(into.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        _unpack_into(archive, partial)
+        partial.rename(into)
+    except (tarfile.TarError, EOFError, gzip.BadGzipFile, zlib.error, ValueError) as error:
+        raise ArchiveError(f"the code archive cannot be read: {error}") from error
+    except (FileExistsError, NotADirectoryError) as error:
+        raise ArchiveError(f"the code archive holds two things of one name: {error.filename}") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+# --- packing ---------------------------------------------------------------------------------------------------------
+
+
+def _pack_once(root: Path, on_progress: OnProgress) -> Archive:
+    items = _collect(root)
+    total = sum(item.info.size for item in items)
+    if total > MAX_BYTES:
+        raise ArchiveError(_too_large(root, items, total))
+    handle, name = tempfile.mkstemp(prefix="cloudgpu-code-", suffix=".tar.gz")
+    path = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            _write(items, file, on_progress, total)
+        size = path.stat().st_size
+        _check_ratio(total, size)
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+    return Archive(path, digest, size, sum(item.source is not None for item in items))
+
+
+def _write(items: list[_Item], file: IO[bytes], on_progress: OnProgress, total: int) -> None:
+    done = 0
+    with (
+        gzip.GzipFile(filename="", mode="wb", fileobj=file, compresslevel=6, mtime=0) as packed,
+        tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as tar,
+    ):
+        for item in items:
+            if item.source is None:
+                tar.addfile(item.info)
+            else:
+                _add_file(tar, item)
+            done += item.info.size
+            on_progress(done, total)
+
+
+def _add_file(tar: tarfile.TarFile, item: _Item) -> None:
+    """Raises _ChangedError if the file is not the one that was listed, or is written to meanwhile."""
+    source = cast("str", item.source)
+    try:
+        # Never wait for a pipe that took the file's place, never follow a link that did.
+        handle = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ELOOP, errno.ENXIO):  # gone, now a link, now a socket
+            raise
+        raise _ChangedError(source) from error
+    with os.fdopen(handle, "rb") as file:
+        before = os.fstat(handle)
+        if not stat.S_ISREG(before.st_mode) or before.st_size != item.info.size:
+            raise _ChangedError(source)
+        try:
+            tar.addfile(item.info, file)
+        except OSError as error:
+            if str(error) != "unexpected end of data":  # tarfile's own, of a file that shrank
+                raise
+            raise _ChangedError(source) from error
+        after = os.fstat(handle)
+    if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
+        raise _ChangedError(source)
+
+
+def _collect(root: Path) -> list[_Item]:
+    from .ignore import IgnoreError, IgnoreRules
+
+    items: list[_Item] = []
+    try:
+        for item in _walk(root, IgnoreRules.above(root)):
+            items.append(item)
+            if len(items) > MAX_FILES:
+                raise ArchiveError(_too_many(root, items))
+    except IgnoreError as error:
+        raise ArchiveError(str(error)) from error
+    return sorted(items, key=lambda item: os.fsencode(item.info.name))
+
+
+def _walk(root: Path, rules: IgnoreRules) -> Iterator[_Item]:
+    pending = [(str(root), rules)]
+    while pending:
+        folder, above = pending.pop()
+        rules = above.within(Path(folder))
+        try:
+            with os.scandir(folder) as listing:
+                for entry in listing:
+                    is_folder = entry.is_dir(follow_symlinks=False)
+                    if rules.ignores(entry.path, is_folder):
+                        continue
+                    yield _item(root, entry)
+                    if is_folder:
+                        pending.append((entry.path, rules))
+        except FileNotFoundError as error:
+            raise _ChangedError(folder) from error
+
+
+def _item(root: Path, entry: os.DirEntry[str]) -> _Item:
+    info = tarfile.TarInfo(os.path.relpath(entry.path, root))
+    status = entry.stat(follow_symlinks=False)
+    kind = stat.S_IFMT(status.st_mode)
+    if kind == stat.S_IFREG:
+        info.size = status.st_size
+        info.mode = 0o755 if status.st_mode & stat.S_IXUSR else 0o644
+        return _Item(info, entry.path)
+    if kind == stat.S_IFDIR:
+        info.type, info.mode = tarfile.DIRTYPE, 0o755
+    elif kind == stat.S_IFLNK:
+        info.type, info.mode, info.linkname = tarfile.SYMTYPE, 0o777, _link_target(root, entry.path)
+    else:
+        what = {stat.S_IFSOCK: "a socket", stat.S_IFIFO: "a named pipe"}.get(kind, "a device")
+        raise ArchiveError(
+            f"{_shown(entry.path)} is {what} and cannot be shipped: remove it, or name it in .cloudgpuignore"
+        )
+    return _Item(info)
+
+
+def _link_target(root: Path, path: str) -> str:
+    """What a symbolic link is to say on the machine. Raises ArchiveError if it leads out of the folder."""
+    target = os.readlink(path)  # noqa: PTH115 - as it is, not normalised
+    folder = os.path.dirname(path)  # noqa: PTH120
+    lexical, real = os.path.normpath(os.path.join(folder, target)), os.path.realpath(path)  # noqa: PTH118
+    if not _inside(real, str(root)):
+        raise ArchiveError(
+            f"{_shown(path)} is a link to {_shown(target)}, outside of the folder to ship: "
+            "replace it by what it points to, or name it in .cloudgpuignore"
+        )
+    if not os.path.isabs(target) and _inside(lexical, str(root)):  # noqa: PTH117
+        return target
+    return os.path.relpath(real, folder)
+
+
+def _too_large(root: Path, items: list[_Item], total: int) -> str:
+    largest = sorted(items, key=lambda item: -item.info.size)[:5]
+    names = ", ".join(f"{_shown(item.info.name)} ({item.info.size / 1e6:,.0f} MB)" for item in largest)
+    return (
+        f"{_shown(root)} holds {total / 1e6:,.0f} MB to ship, more than the {MAX_BYTES / 1e6:,.0f} MB allowed. "
+        f"The largest: {names}. Name what the job does not need in .cloudgpuignore; keep data in an object store"
+    )
+
+
+def _too_many(root: Path, items: list[_Item]) -> str:
+    counts: dict[str, int] = {}
+    for item in items:
+        top = item.info.name.partition("/")[0]
+        counts[top] = counts.get(top, 0) + 1
+    most = sorted(counts.items(), key=lambda count: -count[1])[:5]
+    names = ", ".join(f"{_shown(name)} ({count:,})" for name, count in most)
+    return (
+        f"{_shown(root)} holds more than {MAX_FILES:,} files to ship. Most are in: {names}. "
+        "Name what the job does not need in .cloudgpuignore"
+    )
+
+
+# --- unpacking -------------------------------------------------------------------------------------------------------
+
+
+class _Header(tarfile.TarInfo):
+    """Refuses extended headers that would fill the memory: tarfile reads them in one piece."""
+
+    def _proc_member(self, tar: tarfile.TarFile) -> tarfile.TarInfo:
+        if self.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) and self.size > _MAX_HEADER:
+            raise ArchiveError("the code archive holds a header of absurd size")
+        return cast("tarfile.TarInfo", super()._proc_member(tar))  # type: ignore[misc]
+
+
+def _unpack_into(archive: Path, root: Path) -> None:
+    """Files first, into folders made here; links last, so that nothing is ever written through one."""
+    packed, total, links = archive.stat().st_size, 0, []
+    with tarfile.open(archive, mode="r|gz", tarinfo=_Header) as tar:
+        for count, info in enumerate(tar, start=1):
+            path = root.joinpath(*_safe_parts(info.name))
+            total += info.size
+            if count > MAX_FILES or total > MAX_BYTES:
+                raise ArchiveError(f"the code archive holds more than {MAX_FILES:,} files or {MAX_BYTES:,} bytes")
+            _check_ratio(total, packed)
+            if info.isdir():
+                path.mkdir(parents=True, exist_ok=True)
+            elif info.isreg() and not info.sparse:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                _extract_file(tar, info, path)
+            elif info.issym():
+                links.append((path, info.linkname))
+            else:
+                raise ArchiveError(f"{info.name!r} in the code archive is neither a file, a folder nor a symbolic link")
+    for path, target in links:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.symlink_to(target)
+    # Together links may lead where none does alone (x -> ., y -> x/..): so the outcome is what is judged.
+    for path, target in links:
+        if Path(target).is_absolute() or not _inside(os.path.realpath(path), os.path.realpath(root)):
+            raise ArchiveError(f"{str(path.relative_to(root))!r} in the code archive is a link that leads out of it")
+
+
+def _extract_file(tar: tarfile.TarFile, info: tarfile.TarInfo, path: Path) -> None:
+    source = cast("IO[bytes]", tar.extractfile(info))
+    with path.open("xb") as file:
+        shutil.copyfileobj(source, file, _PIECE)
+    path.chmod(0o755 if info.mode & stat.S_IXUSR else 0o644)
+
+
+def _safe_parts(name: str) -> list[str]:
+    parts = [part for part in name.split("/") if part not in ("", ".")]
+    if name.startswith("/") or ".." in parts or "\0" in name or not parts:
+        raise ArchiveError(f"{name!r} in the code archive is a name that leads out of it")
+    return parts
+
+
+def _check_ratio(unpacked: int, packed: int) -> None:
+    if unpacked > _RATIO_FROM and unpacked > packed * _MAX_RATIO:
+        raise ArchiveError(
+            f"the code archive would unpack to more than {_MAX_RATIO} times its size: that looks like an attack; "
+            "keep files that consist of one repeated byte out of it"
+        )
+
+
+def _inside(path: str, root: str) -> bool:
+    return path == root or path.startswith(root + os.sep)
+
+
+def _shown(path: str | Path) -> str:
+    """A path that any terminal and any JSON can show, whatever bytes are in it."""
+    return os.fsencode(path).decode(errors="replace")
