@@ -12,6 +12,10 @@ Loc = tuple[str | int, ...]
 Severity = Literal["error", "warning"]
 
 
+MAX_PROBLEMS = 100
+"""Nobody reads more of one file, and looking for what was meant takes time."""
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
     """A mistake at a place in a document; the loader knows which line and column that is."""

@@ -38,6 +38,7 @@ MAX_NODES = 1_000
 MAX_RETRIES = 10_000
 JOB_DIR_SCHEMES = ("file", "s3", "gs", "az")
 
+_MAX_LIST = 64
 _NAME = re.compile(r"[a-z](?:[a-z0-9-]{0,38}[a-z0-9])?")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 _SPACE = re.compile(r"\s")
@@ -82,6 +83,12 @@ def each_once(value: tuple[Any, ...]) -> tuple[Any, ...]:
 def _some(value: tuple[Any, ...]) -> tuple[Any, ...]:
     if not value:
         raise mistake("empty-list", "this list is empty", "write at least one entry, or delete the key")
+    return value
+
+
+def _few(value: tuple[Any, ...]) -> tuple[Any, ...]:
+    if len(value) > _MAX_LIST:
+        raise mistake("too-long", f"this list has {len(value)} entries, more than {_MAX_LIST}")
     return value
 
 

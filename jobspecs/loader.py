@@ -1,19 +1,35 @@
-"""Job files to JobSpecs: every mistake of a file in one run, each at its line and column."""
+"""Job files to JobSpecs: every mistake of a file in one run, each at its line and column.
+
+    text --yaml_reader--> mapping of texts --(dialects)--> --(overrides)--> JobSpec --> names, folders
+
+A correct file takes the short way through: positions are looked up, and suggestions made, for mistakes only.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from .diagnostics import Diagnostic, Problem, SpecError
+from .diagnostics import MAX_PROBLEMS, Diagnostic, Loc, Problem, SpecError
 from .models import JobSpec
-from .source import Source, read_source
+from .source import Source, decode, read_source
 from .yaml_reader import Document, read_yaml
+
+if TYPE_CHECKING:
+    from .dialects import Conversion
+    from .overrides import Override
+
+Overrides = Mapping[str, Any] | Sequence["str | Override"]
+"""What wins over the file: `{"resources.region": "us-east1"}`, or `["resources.region=us-east1"]`."""
+
+_DIALECT_KEYS = frozenset(
+    ("trainingInput", "training_input", "workerPoolSpecs", "worker_pool_specs", "jobSpec", "job_spec")
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,31 +46,159 @@ class LoadedSpec:
     """What was made of a foreign format, for the user to know."""
 
 
-def load_file(path: str | os.PathLike[str], overrides: Mapping[str, Any] | Sequence[str] = ()) -> LoadedSpec:
+def load_file(path: str | os.PathLike[str], overrides: Overrides = ()) -> LoadedSpec:
     """Load a job file; raises SpecError with every mistake in it."""
-    return _load(read_source(path), overrides, Path(path).resolve().parent)
+    return _load(read_source(path), overrides, Path(path).absolute().parent)
 
 
-def load_text(
-    text: str, name: str = "<string>", overrides: Mapping[str, Any] | Sequence[str] = (), base: Path | None = None
-) -> LoadedSpec:
+def load_bytes(data: bytes, name: str, overrides: Overrides = (), base: Path | None = None) -> LoadedSpec:
+    """Load what was read from elsewhere, such as standard input; raises SpecError."""
+    return _load(decode(data, name), overrides, base or Path.cwd())
+
+
+def load_text(text: str, name: str = "<string>", overrides: Overrides = (), base: Path | None = None) -> LoadedSpec:
     """Load the text of a job file; relative paths start from `base`, or the working directory. Raises SpecError."""
     return _load(Source(name, text), overrides, base or Path.cwd())
 
 
-def _load(source: Source, overrides: Mapping[str, Any] | Sequence[str], base: Path) -> LoadedSpec:
+def load_conversion(
+    conversion: Conversion, *, document: Document | None, overrides: Overrides = (), base: Path | None = None
+) -> LoadedSpec:
+    """Load what another tool's flags, and perhaps its file, stand for; raises SpecError."""
+    draft = _Draft(document, conversion.job, base or Path.cwd(), conversion.origins, tuple(conversion.notes))
+    draft.add(conversion.problems)
+    return _finish(draft, overrides)
+
+
+def _load(source: Source, overrides: Overrides, base: Path) -> LoadedSpec:
     document = read_yaml(source)
-    diagnostics = document.diagnostics
+    draft = _Draft(document, document.value, base)
+    draft.diagnostics += document.diagnostics
+    if not _DIALECT_KEYS.isdisjoint(document.value):
+        _convert(draft)
+    return _finish(draft, overrides)
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A job file on its way: what is known of it, and what is wrong with it."""
+
+    document: Document | None
+    job: dict[str, Any]
+    base: Path
+    origins: Mapping[Loc, Loc] | None = None
+    """Place in `job` -> place in the document; None: `job` is the document."""
+    notes: tuple[str, ...] = ()
+    labels: dict[Loc, str] = field(default_factory=dict)
+    """Place in `job` -> where on the command line it comes from."""
+    diagnostics: list[Diagnostic] = field(default_factory=list)
+
+    def add(self, problems: Iterable[Problem]) -> None:
+        """Problems whose places are in the document (or, as ("--flag",), on the command line)."""
+        self.diagnostics += map(self._at, problems)
+
+    def add_in_job(self, problems: Iterable[Problem]) -> None:
+        """Problems whose places are in `job`."""
+        for problem in problems:
+            label = _nearest(self.labels, problem.loc)
+            if label is not None:
+                found = Diagnostic(label, 0, 0, problem.code, problem.message, problem.hint, problem.severity)
+                self.diagnostics.append(found)
+            else:
+                origin = problem.loc if self.origins is None else _nearest(self.origins, problem.loc) or ()
+                self.diagnostics.append(self._at(problem, origin))
+
+    def result(self) -> list[Diagnostic]:
+        """Everything found, in the order of the file."""
+        return sorted(self.diagnostics, key=lambda found: (found.line == 0, found.line, found.column))[:MAX_PROBLEMS]
+
+    @property
+    def wrong(self) -> bool:
+        return any(found.severity == "error" for found in self.diagnostics)
+
+    def _at(self, problem: Problem, loc: Loc | None = None) -> Diagnostic:
+        loc = problem.loc if loc is None else loc
+        if self.document is None or (loc and str(loc[0]).startswith("--")):
+            name = str(loc[0]) if loc else "command line"
+            return Diagnostic(name, 0, 0, problem.code, problem.message, problem.hint, problem.severity)
+        line, column = self.document.position(loc, of_key=problem.in_key)
+        source = self.document.source
+        text = source.line(line)
+        return Diagnostic(
+            source.name, line, column, problem.code, problem.message, problem.hint, problem.severity, text
+        )
+
+
+def _nearest(places: Mapping[Loc, Any], loc: Loc) -> Any:  # noqa: ANN401 - a value of the mapping
+    """What is said of a place, or of the nearest place around it."""
+    for length in range(len(loc), -1, -1):
+        if loc[:length] in places:
+            return places[loc[:length]]
+    return None
+
+
+def _convert(draft: _Draft) -> None:
+    """Make a job file of another tool's."""
+    from . import dialects
+
+    if dialects.detect(draft.job) is None:
+        return
+    conversion = dialects.convert(draft.job)
+    draft.add(conversion.problems)
+    draft.job, draft.origins, draft.notes = conversion.job, conversion.origins, tuple(conversion.notes)
+
+
+def _finish(draft: _Draft, overrides: Overrides) -> LoadedSpec:
+    if overrides:
+        _override(draft, overrides)
+    spec = _validate(draft)
+    _check_code(draft)
+    found = draft.result() if draft.diagnostics else []
+    if spec is None or draft.wrong:
+        raise SpecError(found)
+    name = draft.document.source.name if draft.document else "command line"
+    return LoadedSpec(spec, name, tuple(found), draft.base, draft.notes)
+
+
+def _override(draft: _Draft, overrides: Overrides) -> None:
+    from .overrides import apply_overrides, parse_overrides
+
     try:
-        spec = JobSpec.model_validate(document.value)
+        parsed = parse_overrides(overrides)
+        draft.job = apply_overrides(draft.job, parsed)
+    except SpecError as error:
+        raise SpecError([*draft.result(), *error.diagnostics]) from None
+    draft.labels.update((override.path, override.label) for override in parsed)
+
+
+def _validate(draft: _Draft) -> JobSpec | None:
+    """The spec, if its shape is right; names are checked as far as they can be read in any case."""
+    from .compatibility import check_names
+
+    try:
+        spec = JobSpec.model_validate(draft.job)
     except ValidationError as error:
-        problems = [Problem(e["loc"], e["type"], e["msg"]) for e in error.errors(include_url=False)]
-        raise SpecError([*diagnostics, *(_located(document, problem) for problem in problems)]) from None
-    if diagnostics:
-        raise SpecError(diagnostics)
-    return LoadedSpec(spec, source.name, (), base)
+        from .salvage import problems_of
+
+        draft.add_in_job(problems_of(error, draft.job, check_names))
+        return None
+    draft.add_in_job(check_names(spec))
+    return spec
 
 
-def _located(document: Document, problem: Problem) -> Diagnostic:
-    line, column = document.position(problem.loc, of_key=problem.in_key)
-    return document.source.at(line, column, problem.code, problem.message, problem.hint)
+def _check_code(draft: _Draft) -> None:
+    """The folder to ship must be there, and be no more than a project."""
+    code = draft.job.get("code", ".")
+    if not isinstance(code, str) or not code:
+        return
+    folder = Path(os.path.normpath(draft.base / code))
+    problem = None
+    if folder == Path.home() or folder == folder.parent:
+        message = f"this would ship the whole folder {folder}"
+        problem = Problem(("code",), "code-too-wide", message, "move the project into a folder of its own")
+    elif not folder.is_dir():
+        hint = "~ is not expanded here: write the path" if code.startswith("~") else f"looked for {folder}"
+        message = "this is a file, not a folder" if folder.exists() else "there is no such folder"
+        problem = Problem(("code",), "missing-code", message, hint)
+    if problem is not None:
+        draft.add_in_job([problem])

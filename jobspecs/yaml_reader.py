@@ -1,8 +1,9 @@
 """YAML text to values with positions.
 
 The job file's fields, not YAML's guesses, give a scalar its meaning: every scalar arrives as the text that was written
-(`no`, `1.10`, `0123`), quoted or not; only a plain empty value, `null` and `~` are None. So this reads the events of the
-parser (libyaml's; PyYAML's own, some fifty times slower, where libyaml is missing) and never constructs objects by tag.
+(`no`, `1.10`, `0123`), quoted or not; only a plain empty value, `null` and `~` are None. So this reads the parser's
+events and never constructs objects by tag. The parser is libyaml's; PyYAML's own, some fifty times slower, is used
+where PyYAML was built without libyaml.
 
 What YAML can do and a job file needs not is refused by name: tags, merge keys, keys that are no text, several
 documents, cycles, and whatever would expand to more than MAX_VALUES values.
@@ -10,6 +11,7 @@ documents, cycles, and whatever would expand to more than MAX_VALUES values.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from yaml.error import Mark, YAMLError
@@ -24,7 +26,7 @@ from yaml.events import (
     StreamEndEvent,
 )
 
-from .diagnostics import Diagnostic, Loc, SpecError, quote
+from .diagnostics import MAX_PROBLEMS, Diagnostic, Loc, SpecError, quote
 from .source import Source, refused
 
 if TYPE_CHECKING:
@@ -135,7 +137,7 @@ class _Reader:
         self._count = 0
 
     def read(self) -> None:
-        next_event = _Parser(self.source.text).get_event
+        next_event: Callable[[], Any] = _Parser(self.source.text).get_event
         documents = 0
         while True:
             event = next_event()
@@ -155,7 +157,7 @@ class _Reader:
             elif kind is StreamEndEvent:
                 return
 
-    def _scalar(self, event: ScalarEvent) -> None:
+    def _scalar(self, event: Any) -> None:  # noqa: ANN401 - the stubs of events allow None everywhere
         mark, text = event.start_mark, event.value
         if event.tag is not None:
             self._tag(event)
@@ -197,7 +199,7 @@ class _Reader:
         else:
             self._add(frame.value, frame.marks.start, frame.marks)
 
-    def _alias(self, event: AliasEvent) -> None:
+    def _alias(self, event: Any) -> None:  # noqa: ANN401
         name, mark = event.anchor, event.start_mark
         if any(frame.anchor == name for frame in self._stack):
             self._stop(mark, "cyclic-alias", f"*{name} stands inside the value it repeats")
@@ -250,6 +252,8 @@ class _Reader:
 
     def _say(self, mark: Mark, code: str, message: str, hint: str = "") -> None:
         self.diagnostics.append(self.source.at(mark.line + 1, mark.column + 1, code, message, hint))
+        if len(self.diagnostics) >= MAX_PROBLEMS:
+            raise SpecError(self.diagnostics)
 
     def _stop(self, mark: Mark, code: str, message: str, hint: str = "") -> None:
         self._say(mark, code, message, hint)

@@ -1,0 +1,143 @@
+"""Pydantic's errors as problems in our own words: one for each mistake, at its place in the document.
+
+Most sentences come from the validators in fields.py and units.py; here are those for what Pydantic checks by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from .diagnostics import MAX_PROBLEMS, Loc, MistakesError, Problem, quote
+from .keys import meaning
+from .models import JobSpec
+from .suggest import odd_character
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
+    from pydantic_core import ErrorDetails
+
+_KEY = "[key]"
+"""Pydantic's last step to an error in a mapping's key."""
+_QUOTES = 'put quotes around a text that contains ": " or begins with [ or {'
+
+
+def shape_problems(error: ValidationError, document: Mapping[str, Any]) -> list[Problem]:
+    """Every mistake once; of the branches of a union that failed at one place, the first.
+
+    A key that is missing because it is misspelt is one mistake.
+    """
+    found: dict[tuple[Loc, bool, str], Problem] = {}
+    for details in error.errors(include_url=False)[:MAX_PROBLEMS]:
+        for problem in _problems(details, document)[:MAX_PROBLEMS]:
+            key = (problem.loc, problem.in_key, problem.code)
+            found.setdefault(key, problem)
+    problems = list(found.values())
+    misspelt = {meaning(problem.loc, ()).path for problem in problems if problem.code == "unknown-key"}
+    return [problem for problem in problems if problem.code != "missing-key" or problem.loc not in misspelt]
+
+
+def find(document: object, loc: Loc) -> tuple[Loc, Any]:
+    """The steps of `loc` which exist in the document, and what is there.
+
+    Others are Pydantic's own: the branch of a union, the fields of a shorthand, the index of a single value written
+    instead of a list.
+    """
+    place: Loc = ()
+    for step in loc:
+        if (isinstance(document, Mapping) and step in document) or (
+            isinstance(document, list | tuple) and isinstance(step, int) and step < len(document)
+        ):
+            document = document[step]  # type: ignore[index]
+            place = (*place, step)
+    return place, document
+
+
+def _problems(details: ErrorDetails, document: Mapping[str, Any]) -> list[Problem]:
+    raised = details.get("ctx", {}).get("error")
+    in_key = details["loc"][-1:] == (_KEY,)
+    place, value = find(document, details["loc"])
+    if in_key:
+        value = place[-1]
+    if isinstance(raised, MistakesError):
+        return [_from_validator(problem, place, value, document, in_key=in_key) for problem in raised.problems]
+    if isinstance(raised, ValueError):
+        return [_completed(Problem(place, "bad-value", str(raised), in_key=in_key), value)]
+    explain = _EXPLAIN.get(details["type"])
+    if explain is None:
+        return [_completed(Problem(place, "bad-value", "expected another value"), value)]
+    return [explain(place, details, document)]
+
+
+def _from_validator(problem: Problem, place: Loc, value: Any, document: object, *, in_key: bool) -> Problem:  # noqa: ANN401
+    """A validator's problem, whose place counts from the value it looked at."""
+    if problem.loc:
+        place, value = find(document, (*place, *problem.loc))
+    moved = Problem(place, problem.code, problem.message, problem.hint, problem.severity, problem.in_key or in_key)
+    return _completed(moved, place[-1] if moved.in_key else value)
+
+
+def _completed(problem: Problem, value: object) -> Problem:
+    """`expected …` says what there is instead; a letter that only looks right is named."""
+    message, hint = problem.message, problem.hint
+    if message.startswith("expected"):
+        message += f", not {_shown(value)}"
+    if isinstance(value, str) and not value.isascii():
+        hint = "; ".join(filter(None, (hint, f"there is {odd_character(value)}")))
+    return Problem(problem.loc, problem.code, message, hint, problem.severity, problem.in_key)
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "nothing"
+    if isinstance(value, Mapping):
+        return "keys and values"
+    if isinstance(value, list | tuple):
+        return "a list"
+    return quote(value) if value != "" else "an empty text"
+
+
+def _missing(place: Loc, details: ErrorDetails, document: Mapping[str, Any]) -> Problem:  # noqa: ARG001
+    key = str(details["loc"][-1])
+    field = JobSpec.model_fields.get(key)
+    example = field.examples[0] if field is not None and field.examples else "…"
+    return Problem((*place, key), "missing-key", f"the key {quote(key)} is missing", f"write {key}: {example}")
+
+
+def _unknown_key(place: Loc, details: ErrorDetails, document: Mapping[str, Any]) -> Problem:  # noqa: ARG001
+    _, around = find(document, place[:-1])
+    hint = meaning(place, around).hint
+    return Problem(place, "unknown-key", f"there is no key {quote(place[-1])} here", hint, in_key=True)
+
+
+def _expected(what: str, hint: str = "") -> Callable[[Loc, ErrorDetails, Mapping[str, Any]], Problem]:
+    def explain(place: Loc, details: ErrorDetails, document: Mapping[str, Any]) -> Problem:  # noqa: ARG001
+        _, value = find(document, place)
+        return _completed(Problem(place, "wrong-type", f"expected {what}", hint), value)
+
+    return explain
+
+
+def _length(what: str, bound: str) -> Callable[[Loc, ErrorDetails, Mapping[str, Any]], Problem]:
+    def explain(place: Loc, details: ErrorDetails, document: Mapping[str, Any]) -> Problem:  # noqa: ARG001
+        context = details.get("ctx", {})
+        limit = context.get("max_length", context.get("min_length", 1))
+        if limit == 1:
+            return Problem(place, "empty-value", "this is empty", "write a value, or delete the key")
+        return Problem(place, "too-long", f"expected {bound} {limit} {what}")
+
+    return explain
+
+
+_EXPLAIN: dict[str, Callable[[Loc, ErrorDetails, Mapping[str, Any]], Problem]] = {
+    "missing": _missing,
+    "extra_forbidden": _unknown_key,
+    "string_type": _expected("a text", _QUOTES),
+    "string_too_long": _length("characters", "at most"),
+    "string_too_short": _length("characters", "at least"),
+    "tuple_type": _expected("a list", "write [a, b], or each item on a line that begins with -"),
+    "too_long": _length("entries", "at most"),
+    "too_short": _length("entries", "at least"),
+    "dict_type": _expected("keys and values", "write each as KEY: VALUE on its own line"),
+    "model_type": _expected("keys and values", "write each as KEY: VALUE on its own line"),
+}
