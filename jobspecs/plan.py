@@ -121,6 +121,16 @@ class Refusal:
     price: Decimal | None = None
     """Of the whole job per hour, where it is known: tells why a cheaper-looking way was not taken."""
 
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "rule": self.rule,
+            "cloud": self.cloud,
+            "subject": self.subject,
+            "message": self.message,
+            "allowed": self.allowed,
+            "price_usd_h": _text(self.price),
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -132,6 +142,13 @@ class Plan:
     @property
     def best(self) -> Offer | None:
         return self.offers[0] if self.offers else None
+
+    def to_json(self) -> dict[str, Any]:
+        """`cloudgpu plan --json`. Keys are only ever added; docs/planning.md describes them."""
+        return {
+            "offers": [offer.to_json() for offer in self.offers],
+            "refusals": [refusal.to_json() for refusal in self.refusals],
+        }
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,48 @@
+"""`cloudgpu plan`: where a job can run and what it costs there. Nothing is started, no network is used."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from .exits import Exit
+from .options import json_option
+from .output import echo_json, remark, style, warning
+from .specfile import overrides, plan_spec, spec_options
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--all", "show_all", is_flag=True, help="Show every offer and every refusal.")
+@json_option
+@spec_options
+@click.pass_context
+def command(ctx: click.Context, *, file: Path, show_all: bool, as_json: bool) -> Exit:
+    """Show where the job of FILE can run, what it costs there, and why other ways cannot be.
+
+    \b
+    cloudgpu plan job.yaml
+    cloudgpu plan job.yaml --cloud gcp --cloud aws --market spot
+    cloudgpu plan job.yaml --set limits.price='2 USD/h' --all
+
+    Offers stand in the order of preference of the file, then by the price per hour of the whole job: all machines,
+    GPUs and disks. A price that the tables lack is unknown and ranks last. Exit code 4: nothing can run the job.
+    """
+    from ..jobspecs.loader import load_file
+    from .plan_view import plan_json, plan_text
+
+    loaded = load_file(file, overrides(ctx))
+    for problem in loaded.warnings:
+        warning(f"{problem.file}:{problem.line}:{problem.column}: {problem.message}")
+    for note in loaded.notes:
+        remark(f"note: {note}")
+    plan = plan_spec(loaded)
+    if as_json:
+        echo_json(plan_json(plan, loaded.spec))
+    else:
+        click.echo(plan_text(plan, loaded.spec, show_all=show_all))
+    if plan.offers:
+        return Exit.OK
+    click.echo(f"{style('error', 'bad', err=True)}: nothing can run this job", err=True)
+    return Exit.IMPOSSIBLE

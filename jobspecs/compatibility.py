@@ -1,0 +1,73 @@
+"""Compatibility: which asks cannot be, by which rule, and what would be allowed instead.
+
+Every rule of the planner stands in one of the lists here: RULES look at what one role asks of one cloud, TARGET_RULES
+at whether a target honours the job's fields, JOB_RULES name what only the whole job shows (the planner applies those).
+A name that exists nowhere is a mistake in the file (check_names(); `validate` exits with 3); a combination that cannot
+be is a refusal (of the planner; exit code 4 if no offer is left).
+"""
+
+from __future__ import annotations
+
+from . import rules_machines as machines
+from . import rules_places as places
+from .plan import Refusal
+from .rules_base import Ask, Rule, Verdict
+from .rules_names import check_names
+from .rules_targets import TARGET_RULES, TargetRule, target_refusals
+
+__all__ = [
+    "JOB_RULES",
+    "RULES",
+    "TARGET_RULES",
+    "Ask",
+    "Rule",
+    "TargetRule",
+    "Verdict",
+    "all_refusals",
+    "check_names",
+    "first_refusal",
+    "target_refusals",
+]
+
+RULES = (
+    Rule("accelerator-known", ("accelerator",), machines.accelerator_known),
+    Rule("machine-type-known", ("machine_type",), machines.machine_type_known),
+    Rule("machine-type-retired", ("machine_type",), machines.machine_type_retired),
+    Rule("accelerator-offered", ("accelerator",), machines.accelerator_offered),
+    Rule("accelerator-retired", ("accelerator",), machines.accelerator_retired),
+    Rule("cpu-machines", (), machines.cpu_machines),
+    Rule("accelerator-on-machine-type", ("accelerator", "machine_type"), machines.accelerator_on_machine_type),
+    Rule("count-on-machine-type", ("accelerator", "gpus", "machine_type"), machines.count_on_machine_type),
+    Rule("count-offered", ("accelerator", "gpus"), machines.count_offered),
+    Rule("vcpus-and-memory", ("accelerator", "gpus", "machine_type"), machines.vcpus_and_memory),
+    Rule("market-supported", ("market",), places.market_supported),
+    Rule("market-sold", ("market",), places.market_sold),
+    Rule("region-known", ("region",), places.region_known),
+    Rule("zone-known", ("zone",), places.zone_known),
+    Rule("zone-in-region", ("region", "zone"), places.zone_in_region),
+    Rule("offered-in-region", ("region",), places.offered_in_region),
+    Rule("offered-in-zone", ("zone",), places.offered_in_zone),
+)
+"""In the order in which they explain: the first one broken is the reason given."""
+
+JOB_RULES = {
+    "accelerator-memory": "some accelerator of the cloud has memory within the range asked for",
+    "one-zone": "the machines of all roles are offered in one zone, for they work as one",
+    "price-cap": "the price of the whole job is known and not above limits.price",
+    "local-machine": "this machine was looked at, and has the GPUs",
+}
+"""Rules on the whole job: name -> what must hold."""
+
+
+def first_refusal(ask: Ask) -> Refusal | None:
+    """The first rule that forbids the ask, of those whose fields it has."""
+    for rule in RULES:
+        refusal = rule.refuse(ask)
+        if refusal is not None:
+            return refusal
+    return None
+
+
+def all_refusals(ask: Ask) -> list[Refusal]:
+    """Every rule that forbids the ask."""
+    return [refusal for rule in RULES if (refusal := rule.refuse(ask)) is not None]

@@ -1,0 +1,91 @@
+"""The planner: every way to run a job, in the user's order of preference, then by price; and why others cannot be.
+
+Pure: no network, no clock, no SDK. What exists comes from the tables (catalog.py), what is allowed from the rules
+(compatibility.py); docs/planning.md tells the user what is decided here.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+from decimal import Decimal
+
+from . import catalog
+from .compatibility import target_refusals
+from .models import CLOUDS, JobSpec
+from .plan import LocalMachine, Offer, Plan, Refusal
+from .planner_clouds import CloudPlanner
+from .planner_local import plan_local
+from .planner_ranking import Ranked
+
+
+def plan(
+    spec: JobSpec, *, machine: LocalMachine | None, today: datetime.date, clouds: Sequence[str] | None = None
+) -> Plan:
+    """All offers for the job on these clouds (omitted: those the job names, or else every one) and all refusals.
+
+    `machine` is what the target `local` has, None if nobody looked. `today` decides what is retired and which prices
+    are called old.
+    """
+    day = today.isoformat()
+    ranked: list[Ranked] = []
+    refusals: list[Refusal] = []
+    asked = list(dict.fromkeys(clouds or spec.resources.cloud or CLOUDS))
+    for order, cloud in enumerate(asked):
+        unable = list(target_refusals(spec, cloud))
+        refusals += unable
+        if unable:
+            continue
+        if cloud in catalog.CLOUDS:
+            found, refused = CloudPlanner(spec, cloud, order, day).plan()
+        else:
+            found, refused = plan_local(spec, cloud, order, machine)
+        ranked += found
+        refusals += refused
+    ranked, capped = _cap(ranked, spec.limits.price)
+    ranked.sort(key=lambda one: one.key)
+    return Plan(tuple(one.offer for one in ranked), grouped([*capped, *refusals]))
+
+
+def _cap(ranked: list[Ranked], cap: Decimal | None) -> tuple[list[Ranked], list[Refusal]]:
+    """The offers whose whole price is known and within the cap; the others as refusals with their prices."""
+    if cap is None:
+        return ranked, []
+    within = [one for one in ranked if one.offer.price is not None and one.offer.price <= cap]
+    # Of one way in many places, the cheapest place speaks for all.
+    beyond: dict[str, list[Offer]] = {}
+    for one in ranked:
+        if one.offer.price is None or one.offer.price > cap:
+            beyond.setdefault(subject(one.offer), []).append(one.offer)
+    return within, [_above(name, offers, cap) for name, offers in beyond.items()]
+
+
+def _above(name: str, offers: list[Offer], cap: Decimal) -> Refusal:
+    regions = len({offer.region for offer in offers})
+    where = f"all {regions} regions" if regions > 1 else offers[0].region
+    known = [offer for offer in offers if offer.price is not None]
+    if not known:
+        message = f"the price in {where} is unknown: it cannot be held to limits.price of {cap} USD/h"
+        return Refusal("price-cap", offers[0].cloud, name, message, "leave out limits.price")
+    cheapest = min(known, key=lambda offer: (offer.price, offer.region))
+    message = f"the whole job is {cheapest.price:.4f} USD/h in {cheapest.region}"
+    message += f", the cheapest of {regions} regions" if regions > 1 else ""
+    message += f", above limits.price of {cap} USD/h"
+    return Refusal(
+        "price-cap", cheapest.cloud, name, message, f"limits.price: {cheapest.price:.2f} USD/h", cheapest.price
+    )
+
+
+def subject(offer: Offer) -> str:
+    """`gcp 2 × g2-standard-4 + L4:1, spot`: an offer without its place."""
+    parts = []
+    for role in offer.roles:
+        several = f"{role.nodes} × " if role.nodes > 1 else ""
+        gpus = f" + {role.accelerator}:{role.count}" if role.accelerator else ""
+        parts.append(f"{several}{role.machine_type}{gpus}")
+    return f"{offer.cloud} {', '.join(parts)}, {offer.market}"
+
+
+def grouped(refusals: Sequence[Refusal]) -> tuple[Refusal, ...]:
+    """Each way and reason once, in the order found."""
+    return tuple(dict.fromkeys(refusals))

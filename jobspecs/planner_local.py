@@ -1,0 +1,162 @@
+"""Plans for the machine at hand: its CPUs, and its GPUs as the driver names them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from decimal import Decimal
+from fractions import Fraction
+from itertools import islice, product
+from typing import NamedTuple
+
+from . import catalog
+from .catalog import Accelerator
+from .models import AcceleratorRequest, JobSpec, Role, RoleName
+from .plan import LocalGpu, LocalMachine, Offer, Refusal, RoleOffer
+from .planner_ranking import Ranked, rank
+from .rules_base import listing
+
+MARKET = "on-demand"
+MACHINE_TYPE = "local"
+MAX_WAYS = 256
+"""Combinations of the roles' choices that are tried."""
+_MEMORY_TOLERANCE = 0.15
+"""Drivers count in GiB and keep a part for themselves: an 80 GB GPU reports 79.2 GiB or 85.0 GB."""
+_SHARE = Decimal("0.000001")
+
+
+class _Choice(NamedTuple):
+    """GPUs of one kind for each node of a role."""
+
+    preference: int
+    accelerator: str | None
+    gpus: int
+
+
+def plan_local(
+    spec: JobSpec, cloud: str, order: int, machine: LocalMachine | None
+) -> tuple[list[Ranked], list[Refusal]]:
+    """Offers on the machine at hand; refused with what is there if it lacks the GPUs, or if nobody looked."""
+    refusals = [
+        Refusal(
+            "market-supported", cloud, f"{cloud}, {market}", f"{cloud} has no market {market!r}", f"market: {MARKET}"
+        )
+        for market in spec.resources.market
+        if market != MARKET
+    ]
+    if MARKET not in spec.resources.market:
+        return [], refusals
+    if machine is None:
+        return [], [*refusals, Refusal("local-machine", cloud, cloud, "nobody looked at what this machine has", "")]
+    have = Counter(accelerator_of(gpu) for gpu in machine.gpus)
+    memory = {accelerator_of(gpu): _memory(gpu) for gpu in machine.gpus}
+    roles = spec.effective_roles()
+    choices = [list(_choices(role, have, memory)) for role in roles.values()]
+    market = spec.resources.market.index(MARKET)
+    offers = [
+        rank(
+            _offer(cloud, roles, way, machine),
+            preferences=[choice.preference for choice in way],
+            market=market,
+            cloud=order,
+            region=0,
+            zone=0,
+        )
+        for way in islice(product(*choices), MAX_WAYS)
+        if _fits(way, list(roles.values()), have)
+    ]
+    if not offers:
+        refusals.append(_lacking(cloud, list(roles.values()), have))
+    return offers, refusals
+
+
+def _choices(role: Role, have: Counter[str], memory: dict[str, float]) -> Iterator[_Choice]:
+    """For each preference and kind of GPU the fewest that are enough, as the cheapest of a cloud would be."""
+    if not role.accelerator:
+        yield _Choice(0, None, 0)
+    for preference, request in enumerate(role.accelerator):
+        # A part of a GPU cannot be handed out here: `1/8` is not met by a whole one, `1/2..2` is.
+        least = -(-request.count.least.numerator // request.count.least.denominator)
+        if Fraction(least) not in request.count:
+            continue
+        for name in sorted(have):
+            if _is_asked(request, name, memory[name]) and have[name] >= least * role.nodes:
+                yield _Choice(preference, name, least)
+
+
+def _is_asked(request: AcceleratorRequest, name: str, memory_gb: float) -> bool:
+    if request.memory is not None:
+        return memory_gb in request.memory
+    found = catalog.find_accelerator(request.name or "")
+    return name == (found.name if found else request.name)
+
+
+def _fits(way: Sequence[_Choice], roles: Sequence[Role], have: Counter[str]) -> bool:
+    """Whether the GPUs of all nodes of all roles together are there: each is handed out once."""
+    wanted: Counter[str] = Counter()
+    for choice, role in zip(way, roles, strict=True):
+        if choice.accelerator is not None:
+            wanted[choice.accelerator] += choice.gpus * role.nodes
+    return all(have[name] >= count for name, count in wanted.items())
+
+
+def _offer(cloud: str, roles: Mapping[RoleName, Role], way: Sequence[_Choice], machine: LocalMachine) -> Offer:
+    nodes = sum(role.nodes for role in roles.values())
+    return Offer(
+        cloud=cloud,
+        region=cloud,
+        zone=None,
+        market=MARKET,
+        roles=tuple(
+            RoleOffer(
+                role=name,
+                nodes=role.nodes,
+                machine_type=MACHINE_TYPE,
+                accelerator=choice.accelerator,
+                count=Fraction(choice.gpus),
+                vcpus=machine.cpus,
+                memory_gb=machine.memory_gb,
+                price=(machine.price / nodes).quantize(_SHARE),
+            )
+            for (name, role), choice in zip(roles.items(), way, strict=True)
+        ),
+        disk_gb=0.0,
+        disk_price=Decimal(0),
+        price=machine.price,
+        price_date=None,
+    )
+
+
+def _lacking(cloud: str, roles: Sequence[Role], have: Counter[str]) -> Refusal:
+    wanted = [
+        f"{role.nodes} × " * (role.nodes > 1) + listing([str(request) for request in role.accelerator])
+        for role in roles
+        if role.accelerator
+    ]
+    there = ", ".join(f"{name}:{count}" for name, count in sorted(have.items())) or "no GPU"
+    return Refusal(
+        "local-machine",
+        cloud,
+        f"{cloud} {', '.join(wanted)}",
+        f"this machine has {there}",
+        "`accelerator: none` runs on the CPU" if not have else f"what it has: {there}",
+    )
+
+
+def accelerator_of(gpu: LocalGpu) -> str:
+    """The canonical name of a GPU by its driver's name and memory (`NVIDIA A100-SXM4-80GB`); unknown: the driver's."""
+    found = catalog.find_accelerator(gpu.name) or catalog.find_accelerator(gpu.name.removeprefix("NVIDIA "))
+    if found is None or not _like(found, gpu):
+        words = set(gpu.name.upper().replace("-", " ").split())
+        near = [a for a in catalog.accelerators().values() if a.name.split("-")[0] in words and _like(a, gpu)]
+        found = min(near, key=lambda a: abs(a.memory_gb - gpu.memory_gb), default=found)
+    return found.name if found else gpu.name
+
+
+def _like(accelerator: Accelerator, gpu: LocalGpu) -> bool:
+    return abs(accelerator.memory_gb - gpu.memory_gb) <= _MEMORY_TOLERANCE * accelerator.memory_gb
+
+
+def _memory(gpu: LocalGpu) -> float:
+    found = catalog.accelerators().get(accelerator_of(gpu))
+    return found.memory_gb if found else gpu.memory_gb

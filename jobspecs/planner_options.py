@@ -1,0 +1,143 @@
+"""What could run each role on a cloud, before any place or market is looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from fractions import Fraction
+from typing import NamedTuple
+
+from . import catalog
+from .catalog import MachineType
+from .compatibility import Ask, first_refusal
+from .models import AcceleratorRequest, Role
+from .plan import Refusal
+from .rules_base import exactly
+from .rules_machines import built_in, fitting, is_attached, is_sensible
+
+NO_GPUS = Fraction(0)
+
+
+class Option(NamedTuple):
+    """A machine type with so many of its accelerator, as one of a role's preferences."""
+
+    preference: int
+    """Place in the role's `accelerator` list; 0 without one."""
+    gpus: Fraction
+    machine: MachineType
+    ask: Ask
+    """What it answers: refusals of places and markets speak of that."""
+
+    @property
+    def kind(self) -> tuple[int, str | None, Fraction]:
+        """Options of one kind differ by the machine around the GPUs only; the cheapest of them is enough."""
+        return (self.preference, self.machine.accelerator, self.gpus)
+
+
+class Roles(NamedTuple):
+    """The options of every role of a job on one cloud, and why others are not among them."""
+
+    options: list[list[Option]]
+    """One list a role; an empty one means that the cloud cannot run the job."""
+    refusals: list[Refusal]
+
+
+def options_for(roles: Iterable[Role], cloud: str, today: str) -> Roles:
+    """What could run each role on the cloud, by the rules on accelerators, machine types and counts."""
+    refusals: list[Refusal] = []
+    options = [_smallest(list(_role_options(role, cloud, today, refusals))) for role in roles]
+    return Roles(options, refusals)
+
+
+def _role_options(role: Role, cloud: str, today: str, refusals: list[Refusal]) -> Iterator[Option]:
+    if not role.accelerator:
+        yield from _without_request(role, cloud, today, refusals)
+    for preference, request in enumerate(role.accelerator):
+        if request.name is not None:
+            found = catalog.find_accelerator(request.name)
+            ask = Ask(cloud, today, found.name if found else request.name, request.count, role.machine_type)
+            yield from _options(preference, ask, refusals)
+        else:
+            yield from _by_memory(preference, request, Ask(cloud, today, machine_type=role.machine_type), refusals)
+
+
+def _without_request(role: Role, cloud: str, today: str, refusals: list[Refusal]) -> Iterator[Option]:
+    """No accelerator asked for: a machine without; or the machine type named, with what is built into it."""
+    ask = Ask(cloud, today, machine_type=role.machine_type)
+    machine = built_in(cloud, role.machine_type) if role.machine_type else None
+    if machine is not None:
+        ask = ask._replace(accelerator=machine.accelerator, gpus=exactly(machine.counts[0]))
+    yield from _options(0, ask, refusals)
+
+
+def _options(preference: int, ask: Ask, refusals: list[Refusal]) -> Iterator[Option]:
+    refusal = first_refusal(ask)
+    if refusal is not None:
+        refusals.append(refusal)
+        return
+    for machine in fitting(ask):
+        counts = [count for count in machine.counts if ask.gpus is not None and count in ask.gpus]
+        for count in counts or [NO_GPUS]:
+            # A machine of any size takes attached GPUs: where the user leaves it open, one worth having is chosen.
+            if ask.machine_type or not is_attached(ask.cloud, machine.name) or is_sensible(machine, count):
+                yield Option(preference, count, machine, ask)
+
+
+def _by_memory(preference: int, request: AcceleratorRequest, ask: Ask, refusals: list[Refusal]) -> Iterator[Option]:
+    """Every GPU whose memory (the part asked for, with a part of one) is in the range.
+
+    A program that names no GPU is taken to be written for CUDA on x86-64, as nearly all are: GPUs of other vendors and
+    machines with an arm64 processor are to be asked for by name.
+    """
+    found = False
+    for accelerator in catalog.accelerators().values():
+        if accelerator.vendor != "NVIDIA" or accelerator.kind != "gpu":
+            continue
+        named = ask._replace(accelerator=accelerator.name, gpus=request.count)
+        for option in _options(preference, named, []):
+            part = min(option.gpus, Fraction(1))
+            if (
+                option.machine.arch == "x86_64"
+                and request.memory is not None
+                and accelerator.memory_gb * float(part) in request.memory
+            ):
+                found = True
+                yield option
+    if not found:
+        where = f"no {ask.machine_type}" if ask.machine_type else "no machine"
+        message = f"{where} of {ask.cloud} has {request.count} NVIDIA GPUs with {request.memory} each"
+        refusals.append(Refusal("accelerator-memory", ask.cloud, f"{ask.cloud} {request}", message, _memories(ask)))
+
+
+def _memories(ask: Ask) -> str:
+    """The memory sizes of the cloud's living NVIDIA GPUs."""
+    names = {
+        machine.accelerator
+        for group in catalog.machine_types(ask.cloud).values()
+        for machine in group
+        if not machine.is_gone(ask.today)
+    }
+    sizes = {a.memory_gb for a in catalog.accelerators().values() if a.name in names and a.vendor == "NVIDIA"}
+    return "GPUs there have " + ", ".join(f"{size:g}" for size in sorted(sizes)) + " GB" if sizes else ""
+
+
+def _smallest(options: Sequence[Option]) -> list[Option]:
+    """Without those which another of their kind undercuts everywhere: same places, as many markets, a smaller machine.
+
+    Within a machine series the smaller machine is the cheaper one, so this changes no plan; it spares looking up some
+    thousand prices.
+    """
+    kept: list[Option] = []
+    for option in sorted(options, key=lambda o: (o.preference, o.machine.vcpus or 0, o.machine.memory_gb or 0.0)):
+        if not any(_undercuts(other, option) for other in kept):
+            kept.append(option)
+    return kept
+
+
+def _undercuts(one: Option, other: Option) -> bool:
+    a, b = one.machine, other.machine
+    if one.kind != other.kind or a.offering != b.offering or not a.markets >= b.markets:
+        return False
+    if a.vcpus is None or b.vcpus is None or a.memory_gb is None or b.memory_gb is None:
+        return False
+    smaller = a.vcpus < b.vcpus or a.memory_gb < b.memory_gb
+    return smaller and a.vcpus <= b.vcpus and a.memory_gb <= b.memory_gb

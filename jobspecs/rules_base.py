@@ -1,0 +1,67 @@
+"""What a compatibility rule is: a named check of what one role asks for of one cloud."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fractions import Fraction
+from typing import NamedTuple
+
+from .plan import Refusal
+from .units import CountRange
+
+
+class Ask(NamedTuple):
+    """What one role asks for of one cloud; None: left open by the user, or not looked at yet."""
+
+    cloud: str
+    today: str
+    """YYYY-MM-DD: what ends on or before this day is gone."""
+    accelerator: str | None = None
+    """Canonical name, or what the user wrote."""
+    gpus: CountRange | None = None
+    """GPUs per machine; None without accelerator."""
+    machine_type: str | None = None
+    region: str | None = None
+    zone: str | None = None
+    market: str | None = None
+
+    def __str__(self) -> str:
+        """`gcp n1-standard-4 + V100-16GB:3 in us-central1-a, spot`."""
+        gpus = f"{self.accelerator}:{self.gpus}" if self.accelerator else ""
+        what = " + ".join(filter(None, (self.machine_type, gpus))) or "a machine without GPUs"
+        place = self.zone or self.region
+        return f"{self.cloud} {what}" + (f" in {place}" if place else "") + (f", {self.market}" if self.market else "")
+
+
+class Verdict(NamedTuple):
+    """Why something cannot be, and what would be allowed ("": nothing is known that would)."""
+
+    message: str
+    allowed: str = ""
+
+
+class Rule(NamedTuple):
+    """A check that applies to asks in which every field of `needs` is set; its docstring names its source."""
+
+    name: str
+    needs: tuple[str, ...]
+    check: Callable[[Ask], Verdict | None]
+
+    def refuse(self, ask: Ask) -> Refusal | None:
+        """The refusal if the rule applies to the ask and forbids it."""
+        if any(getattr(ask, field) is None for field in self.needs):
+            return None
+        verdict = self.check(ask)
+        return None if verdict is None else Refusal(self.name, ask.cloud, str(ask), verdict.message, verdict.allowed)
+
+
+def exactly(count: Fraction) -> CountRange:
+    """A range of one count."""
+    return CountRange(count, count)
+
+
+def listing(names: list[str], most: int = 8) -> str:
+    """`a, b or c`; a long list is cut: `a, b … (12 in all)`."""
+    if len(names) > most:
+        return ", ".join(names[:most]) + f" … ({len(names)} in all)"
+    return " or ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))

@@ -1,0 +1,127 @@
+"""Rules on what a target honours: a field of the job file that it cannot honour is refused, never ignored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from . import catalog
+from .catalog import Target
+from .models import JobSpec, Resources
+from .plan import Refusal
+from .rules_base import Verdict, listing
+
+
+class TargetRule(NamedTuple):
+    """A check of a whole job against what the table of targets says of one; its docstring says what it reads there."""
+
+    name: str
+    check: Callable[[JobSpec, Target], Verdict | None]
+
+    def refuse(self, spec: JobSpec, target: Target) -> Refusal | None:
+        verdict = self.check(spec, target)
+        if verdict is None:
+            return None
+        return Refusal(self.name, target.name, f"{target.name} {spec.name}", verdict.message, verdict.allowed)
+
+
+def several_nodes(spec: JobSpec, target: Target) -> Verdict | None:
+    """Column multi_node: several machines that work as one."""
+    nodes = sum(role.nodes for role in spec.effective_roles().values())
+    if target.multi_node or nodes == 1:
+        return None
+    return Verdict(f"{target.name} runs one node, the job wants {nodes}", "nodes: 1" + _others("multi_node"))
+
+
+def several_roles(spec: JobSpec, target: Target) -> Verdict | None:
+    """Column roles: roles with machine types of their own."""
+    if target.roles or spec.roles is None:
+        return None
+    return Verdict(f"{target.name} runs one role only", "leave out `roles:`" + _others("roles"))
+
+
+def container_image(spec: JobSpec, target: Target) -> Verdict | None:
+    """Column image: the program runs in a container image of the user's."""
+    asked = spec.image or next((role.image for role in spec.effective_roles().values() if role.image), None)
+    if target.image or asked is None:
+        return None
+    return Verdict(f"{target.name} cannot run the image {asked}", "leave out `image:`" + _others("image"))
+
+
+def idle_gpus(spec: JobSpec, target: Target) -> Verdict | None:
+    """Column gpu_idle: a job whose GPUs do nothing is stopped."""
+    if target.gpu_idle or spec.limits.gpu_idle is None:
+        return None
+    return Verdict(f"{target.name} cannot tell that GPUs idle yet", "leave out `limits.gpu_idle`" + _others("gpu_idle"))
+
+
+def launcher(spec: JobSpec, target: Target) -> Verdict | None:
+    """Column launchers: who starts the program's processes; `auto` chooses among those."""
+    if spec.launcher == "auto" or spec.launcher in target.launchers:
+        return None
+    return Verdict(
+        f"{target.name} cannot start a program by {spec.launcher} yet",
+        f"launcher: {listing(['auto', *sorted(target.launchers)])}",
+    )
+
+
+def parts_of_gpus(spec: JobSpec, target: Target) -> Verdict | None:
+    """Column fractional: parts of a GPU."""
+    requests = [request for role in spec.effective_roles().values() for request in role.accelerator]
+    if target.fractional or not requests or any(_may_be_whole(request.count.most) for request in requests):
+        return None
+    return Verdict(f"{target.name} hands out whole GPUs only", "a whole number of GPUs" + _others("fractional"))
+
+
+def _may_be_whole(most: object) -> bool:
+    return most is None or most >= 1  # type: ignore[operator]  # a Fraction
+
+
+def zone(spec: JobSpec, target: Target) -> Verdict | None:
+    """Column zones: the caller chooses the zone; otherwise the provider places machines within the region."""
+    if target.zones or spec.resources.zone is None:
+        return None
+    return Verdict(f"{target.name} does not let a job choose its zone", "leave out `zone:`" + _others("zones"))
+
+
+_PLACE_FIELDS = ("region", "machine_type", "disk")
+
+
+def this_machine_only(spec: JobSpec, target: Target) -> Verdict | None:
+    """A target without tables of machine types is the machine at hand: it has no region, no type, no disk to add."""
+    if target.name in catalog.CLOUDS:
+        return None
+    defaults, asked = Resources(), spec.resources
+    fields = [f"resources.{name}" for name in _PLACE_FIELDS if getattr(asked, name) != getattr(defaults, name)]
+    fields += [f"roles.{name}.machine_type" for name, role in (spec.roles or {}).items() if role.machine_type]
+    if not fields:
+        return None
+    return Verdict(
+        f"{target.name} is one given machine: it cannot honour {listing(fields)}", f"leave it out for {target.name}"
+    )
+
+
+TARGET_RULES = (
+    TargetRule("several-nodes", several_nodes),
+    TargetRule("several-roles", several_roles),
+    TargetRule("container-image", container_image),
+    TargetRule("gpu-idle-limit", idle_gpus),
+    TargetRule("launcher", launcher),
+    TargetRule("parts-of-gpus", parts_of_gpus),
+    TargetRule("zone-choice", zone),
+    TargetRule("given-machine", this_machine_only),
+)
+
+
+def target_refusals(spec: JobSpec, target: str) -> Iterator[Refusal]:
+    """Every field of the job that the target cannot honour."""
+    for rule in TARGET_RULES:
+        refusal = rule.refuse(spec, catalog.targets()[target])
+        if refusal is not None:
+            yield refusal
+
+
+def _others(capability: str) -> str:
+    """`, or one of aws, gcp`: targets that can."""
+    names = [target.name for target in catalog.targets().values() if getattr(target, capability)]
+    return f", or the target {listing(names)}" if names else ""
