@@ -6,28 +6,41 @@ JobDirError (runtime/jobdir.py), ProvisionError (provisioners/base.py).
 
 from __future__ import annotations
 
+import functools
+import time
 from collections.abc import Callable
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
+from ..jobspecs.plan import Offer
+from . import cost, paths, states
+from .errors import NoSuchJobError, NotRunningError
 from .model import Attempt, Event, JobRow
+from .spawn import ensure_supervisor
+from .store import Store
 
 if TYPE_CHECKING:
     from ..jobspecs.loader import LoadedSpec
     from ..jobspecs.models import JobSpec
-    from ..jobspecs.plan import Offer, Plan
+    from ..jobspecs.plan import Plan
     from ..provisioners.base import Allocation
     from ..runtime.jobdir import JobDir
     from ..runtime.logs import LogReader
     from .report import Report
+    from .submission import ProgressCallback
 
-ProgressCallback = Callable[[str, int, int], None]
-"""(what: "packing" | "uploading" | "submitting", done bytes or files, total or 0)"""
+__all__ = ["Job", "ensure_supervisor", "get_job", "list_jobs", "orphans", "submit", "terminate_orphan"]
+
+_POLL_S = 0.2
+_ENSURE_S = 3.0
 
 
 class Job:
     """A job in the store. The fields are those of the last `refresh()`; see model.JobRow for what they mean."""
 
-    row: JobRow
+    def __init__(self, store: Store, row: JobRow) -> None:
+        self._store = store
+        self.row = row
 
     @property
     def id(self) -> str:
@@ -45,11 +58,11 @@ class Job:
     @property
     def done(self) -> bool:
         """Whether the state is final."""
-        raise NotImplementedError
+        return self.row.state in states.JOB_END
 
     @property
     def cause(self) -> str:
-        """Why it is in this state, as a word for programs, e.g. "preempted", "duration", "capacity"; may be ""."""
+        """Why it is in this state, as a word for programs, e.g. "cancel", "duration", "failed", "capacity"; or ""."""
         return self.row.cause
 
     @property
@@ -79,82 +92,209 @@ class Job:
     @property
     def spec(self) -> JobSpec:
         """The job's spec; the values of `env` are not kept in the store and read as "***"."""
-        raise NotImplementedError
+        from ..jobspecs.models import JobSpec
+
+        return JobSpec.from_stored(self.row.spec)
 
     @property
     def offers(self) -> list[Offer]:
         """Those it was submitted with, in order of preference."""
-        raise NotImplementedError
+        return [Offer.from_json(offer) for offer in self.row.offers]
 
     @property
     def offer(self) -> Offer:
         """The one of the newest attempt, or else the best."""
-        raise NotImplementedError
+        current = self._current()
+        return Offer.from_json(self.row.offers[0] if current is None else current.offer)
+
+    @property
+    def cost(self) -> Decimal | None:
+        """US dollars up to now; None: unknown."""
+        return cost.spent(self.row, self._current(), time.time())
 
     def refresh(self) -> Job:
-        """Read the row again; returns self."""
-        raise NotImplementedError
+        """Read the row again; returns self. Raises NoSuchJobError."""
+        row = self._store.job(self.id)
+        if row is None:
+            raise NoSuchJobError(f"{self.id} is no longer in the store")
+        self.row = row
+        return self
 
     def attempts(self) -> list[Attempt]:
-        raise NotImplementedError
+        return self._store.attempts(self.id)
 
     def events(self, after: int = 0) -> list[Event]:
         """In order, those with a sequence number greater than `after`."""
-        raise NotImplementedError
+        return self._store.events(self.id, after)
 
     def cancel(self, reason: str = "") -> None:
         """Ask for the end: programs may save, then everything is terminated. Nothing happens if it ended already."""
-        raise NotImplementedError
+        message = f"cancel: {reason}" if reason else "cancel"
+        if self._store.set_goal(self.id, "cancel", message, time.time()):
+            ensure_supervisor()
+        self.refresh()
 
     def preempt(self, after_s: float, node: str | None = None) -> list[str]:
         """Give the machines a notice that they go in `after_s` seconds; returns the nodes. Raises NotRunningError."""
-        raise NotImplementedError
+        from ..runtime.jobdir import Notice, node_key
+
+        self.refresh()
+        current = self._current()
+        if current is None or current.state != "running" or current.allocation is None:
+            raise NotRunningError(f"{self.id} is {self.state}: only machines that run can be given a notice")
+        nodes = _choose(sorted(current.allocation["machines"]), node)
+        job_dir = self.open_dir()
+        ended = [name for name in nodes if job_dir.exists(node_key(current.number, name, "result.json"))]
+        nodes = [name for name in nodes if name not in ended]
+        if not nodes:
+            raise NotRunningError(f"{', '.join(ended)} of {self.id} ended already")
+        notice = Notice("preempt", time.time() + after_s, "cloudgpu preempt").to_bytes()
+        for name in nodes:
+            job_dir.create(node_key(current.number, name, "notice.json"), notice)  # the first notice stands
+        message = f"preemption notice for {', '.join(nodes)}: {after_s:g} s"
+        self._store.add_event(self.row, "notice", message, time.time())
+        return nodes
 
     def wait(self, on_poll: Callable[[Job], None] | None = None, timeout_s: float | None = None) -> bool:
         """Wait until the job is done, calling back after every look (about 5 a second); False when time ran out."""
-        raise NotImplementedError
+        begin = ensured = time.monotonic()
+        ensure = True
+        while True:
+            self.refresh()
+            if on_poll is not None:
+                on_poll(self)
+            if self.done:
+                return True
+            now = time.monotonic()
+            if timeout_s is not None and now - begin >= timeout_s:
+                return False
+            if ensure or now - ensured >= _ENSURE_S:
+                ensure_supervisor()
+                ensure, ensured = False, now
+            time.sleep(_POLL_S if timeout_s is None else min(_POLL_S, begin + timeout_s - now))
 
     def open_dir(self) -> JobDir:
-        raise NotImplementedError
+        from ..runtime.jobdir import JobDir
+
+        return JobDir(self.job_dir)
 
     def logs(self) -> LogReader:
-        raise NotImplementedError
+        from ..runtime.logs import LogReader
+
+        return LogReader(self.open_dir())
 
     def report(self) -> Report:
-        raise NotImplementedError
+        """As of now. Raises JobDirError if the job runs and its dir cannot be read."""
+        from .report import make_report
+
+        attempts = self.attempts()
+        running = bool(attempts) and attempts[-1].state in ("running", "stopping")
+        return make_report(attempts, time.time(), self._live_progress(attempts[-1]) if running else None)
 
     def to_json(self) -> dict[str, Any]:
         """For `--json`: plain values."""
-        raise NotImplementedError
+        row = self.row
+        spent = self.cost
+        return {
+            "id": row.id,
+            "name": row.name,
+            "state": row.state,
+            "cause": row.cause,
+            "reason": row.reason,
+            "exit_code": row.exit_code,
+            "created": row.created,
+            "ended": row.ended,
+            "attempt": row.attempt,
+            "job_dir": row.job_dir,
+            "cost_usd": None if spent is None else str(spent),
+            "offer": self.offer.to_json(),
+            "spec": row.spec,
+        }
+
+    def _current(self) -> Attempt | None:
+        return self._store.current_attempts([self.row]).get(self.id)
+
+    def _live_progress(self, attempt: Attempt) -> dict[str, Any] | None:
+        from .nodes import read_progress
+
+        return read_progress(self.open_dir(), attempt)
 
 
 def submit(
     loaded: LoadedSpec, plan: Plan, *, on_progress: ProgressCallback | None = None, supervise: bool = True
 ) -> Job:
     """Ship the code, store the job, and see to it that a supervisor runs. Raises SubmitError."""
-    raise NotImplementedError
+    from .decisions import place
+    from .submission import prepare
+
+    store = _store(paths.database_url())
+    row = prepare(loaded, plan, on_progress or (lambda _what, _done, _total: None))
+    store.insert_job(row, f"submitted; the best offer is {place(Offer.from_json(row.offers[0]))}")
+    if supervise:
+        ensure_supervisor()
+    return Job(store, row)
 
 
 def get_job(ref: str) -> Job:
     """By id, unique beginning of an id, or name (of the only, or the only active, job so named). NoSuchJobError."""
-    raise NotImplementedError
+    store = _store(paths.database_url())
+    found = store.find_jobs(ref) if ref else []
+    exact = [row for row in found if row.id == ref]
+    named = [row for row in found if row.name == ref]
+    active = [row for row in named if row.state not in states.JOB_END]
+    for candidates in (exact, named, active, found):
+        if len(candidates) == 1:
+            return Job(store, candidates[0])
+    if not found:
+        raise NoSuchJobError(f"no job is called {ref!r}, and no job's id begins so: `cloudgpu status` lists them")
+    listed = ", ".join(row.id for row in found[:5]) + (", ..." if len(found) > 5 else "")
+    raise NoSuchJobError(f"{ref!r} means {len(found)} jobs ({listed}): give an id")
 
 
 def list_jobs(active_only: bool = False, limit: int = 50) -> list[Job]:
     """Newest first."""
-    raise NotImplementedError
+    store = _store(paths.database_url())
+    return [Job(store, row) for row in store.list_jobs(active_only=active_only, limit=limit)]
 
 
 def orphans() -> list[Allocation]:
-    """Machines tagged as ours whose job has ended or is unknown."""
-    raise NotImplementedError
+    """Machines tagged as ours whose job or attempt has ended, or is unknown. Raises ProvisionError."""
+    from ..provisioners import get_provisioner, launchable
+    from ..provisioners.base import Owner
+    from .submission import owner_name
+
+    store = _store(paths.database_url())
+    found = [
+        allocation
+        for target in sorted(launchable())
+        for allocation in get_provisioner(target).find(Owner(owner_name()))
+    ]
+    # The store is read after the machines: one that was being got meanwhile is known by now.
+    return [allocation for allocation in found if _is_orphan(store, allocation)]
 
 
 def terminate_orphan(allocation: Allocation) -> None:
-    """Terminate one of orphans(), after looking again that it is one."""
-    raise NotImplementedError
+    """Terminate one of orphans(), after looking again that it is one. Raises ProvisionError."""
+    from ..provisioners import get_provisioner
+
+    if _is_orphan(_store(paths.database_url()), allocation):
+        get_provisioner(allocation.target).terminate(allocation)
 
 
-def ensure_supervisor() -> None:
-    """Wake the supervisor, or start one in the background if none runs."""
-    raise NotImplementedError
+def _is_orphan(store: Store, allocation: Allocation) -> bool:
+    attempts = {attempt.number: attempt for attempt in store.attempts(allocation.job_id)}
+    attempt = attempts.get(allocation.attempt)
+    return attempt is None or attempt.state in states.ATTEMPT_END or attempt.token != allocation.token
+
+
+def _choose(nodes: list[str], wanted: str | None) -> list[str]:
+    """All nodes, or the one of that name, with or without its incarnation."""
+    chosen = [name for name in nodes if wanted in (None, name, name.rpartition(".")[0])]
+    if not chosen:
+        raise NotRunningError(f"there is no node {wanted!r}; there are: {', '.join(nodes)}")
+    return chosen
+
+
+@functools.cache
+def _store(url: str) -> Store:
+    return Store.open(url)

@@ -52,6 +52,8 @@ class JobRow:
     """Tries in place since machines were last got or asked for elsewhere."""
     not_before: float
     """The next try to get machines is not earlier."""
+    spent: Decimal | None
+    """US dollars of all ended attempts; None: unknown."""
     created: float
     updated: float
     ended: float | None

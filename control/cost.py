@@ -1,0 +1,53 @@
+"""What a job costs: the price frozen when an attempt was made, times the hours from launch() until all is gone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from decimal import Decimal
+
+from .model import Attempt, JobRow
+
+_HOUR = Decimal(3600)
+_CENT_PART = Decimal("0.000001")
+_RESERVE_PART = Decimal("0.2")
+
+
+def charge(price: Decimal, seconds: float) -> Decimal:
+    """US dollars for so many seconds at a price per hour; a clock that went back charges nothing."""
+    hours = Decimal(repr(max(0.0, seconds))) / _HOUR
+    return (price * hours).quantize(_CENT_PART)
+
+
+def attempt_cost(attempt: Attempt, now: float) -> Decimal | None:
+    """Of an attempt up to its end, or up to now; 0 if no machine was ever asked for; None: price unknown."""
+    if attempt.cost is not None:
+        return attempt.cost
+    if attempt.launched is None:
+        return Decimal(0)
+    if attempt.price is None:
+        return None
+    return charge(attempt.price, (now if attempt.ended is None else attempt.ended) - attempt.launched)
+
+
+def total(attempts: Iterable[Attempt], now: float) -> Decimal | None:
+    """Of all; None as soon as one is unknown, for a sum that leaves something out would be a lie."""
+    costs = [attempt_cost(attempt, now) for attempt in attempts]
+    known = [cost for cost in costs if cost is not None]
+    return sum(known, Decimal(0)) if len(known) == len(costs) else None
+
+
+def spent(job: JobRow, current: Attempt | None, now: float) -> Decimal | None:
+    """Of a job, from its row and its newest attempt alone."""
+    running = current is not None and current.state != "ended"
+    cost = attempt_cost(current, now) if current is not None and running else Decimal(0)
+    return None if cost is None or job.spent is None else job.spent + cost
+
+
+def reserve(limit: Decimal, price: Decimal, grace_s: float) -> Decimal:
+    """Kept back for the time that stopping takes, so that the limit holds; at most a fifth of the limit."""
+    return min(charge(price, grace_s), limit * _RESERVE_PART)
+
+
+def seconds_left(limit: Decimal, already: Decimal, price: Decimal) -> float | None:
+    """How long the rest of the limit lasts at a price; None: for ever."""
+    return None if price <= 0 else max(0.0, float((limit - already) / price * _HOUR))

@@ -1,0 +1,180 @@
+"""The supervisor's process: one per state directory, woken through a FIFO, gone when there is nothing to do.
+
+No job is ever left with nobody: whoever stores a job looks at the lock afterwards, and the supervisor looks for jobs
+again after it has let the lock go.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import logging
+import os
+import select
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import IO
+
+from . import paths
+from .errors import StoreError
+from .store import Store
+from .supervisor import Supervisor
+
+log = logging.getLogger("cloudgpu.supervisor")
+
+_LOCK_TRIES = 4
+_LOCK_PAUSE_S = 0.05
+_STORE_PAUSE_S = (0.5, 30.0)
+_LONGEST_WAIT_S = 5.0
+
+
+def run(*, idle_exit_s: float | None = None) -> bool:
+    """Supervise until told to stop (SIGINT, SIGTERM), or until no job was active for `idle_exit_s`.
+
+    False: another process is the supervisor already. Raises StoreError if the store cannot be opened.
+    """
+    paths.state_dir()
+    with _stop_signals() as stop, _wake_pipe() as pipe:
+        while True:
+            lock = _take_lock()
+            if lock is None:
+                return False
+            with lock:
+                store = Store.open()
+                again = _Loop(store, stop, pipe, idle_exit_s).run()
+                if not again:
+                    return True
+            # The lock is free now. A job stored before that, whose submitter saw it held, is ours to find.
+            if not store.active_jobs():
+                return True
+
+
+class _Stop:
+    """Set by a signal."""
+
+    def __init__(self) -> None:
+        self.wanted = False
+
+
+class _Loop:
+    """Ticks while holding the lock."""
+
+    def __init__(self, store: Store, stop: _Stop, pipe: int, idle_exit_s: float | None) -> None:
+        self._store = store
+        self._stop = stop
+        self._pipe = pipe
+        self._idle_exit_s = idle_exit_s
+        self._supervisor = Supervisor(store)
+
+    def run(self) -> bool:
+        """True: ended for idleness; False: told to stop."""
+        idle_since: float | None = None
+        failures, woken = 0, False
+        while not self._stop.wanted:
+            try:
+                tick = self._supervisor.tick(woken=woken)
+                failures = 0
+            except StoreError as error:
+                failures += 1
+                log.warning("%s", error)
+                woken = self._wait(min(_STORE_PAUSE_S[0] * 2.0**failures, _STORE_PAUSE_S[1]))
+                continue
+            idle_since = None if tick.active else (idle_since or time.monotonic())
+            if idle_since is not None and self._idle_exit_s is not None:
+                left = idle_since + self._idle_exit_s - time.monotonic()
+                if left <= 0:
+                    return True
+                woken = self._wait(min(left, _LONGEST_WAIT_S))
+            else:
+                woken = self._wait(min(tick.wait_s, _LONGEST_WAIT_S))
+        with suppress(StoreError):
+            self._supervisor.release()
+        return False
+
+    def _wait(self, seconds: float) -> bool:
+        """Whether somebody woke us before the time was over."""
+        ready, _, _ = select.select([self._pipe], [], [], seconds)
+        if not ready:
+            return False
+        with suppress(BlockingIOError):
+            os.read(self._pipe, 4096)
+        return True
+
+
+def is_running() -> bool:
+    """Whether a supervisor holds this state directory's lock."""
+    try:
+        with paths.supervisor_lock().open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
+def wake() -> None:
+    """End the supervisor's wait, if there is one."""
+    try:
+        pipe = os.open(paths.supervisor_wake(), os.O_WRONLY | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # nobody listens
+            return
+        raise
+    try:
+        with suppress(BlockingIOError):  # full: it will wake up
+            os.write(pipe, b".")
+    finally:
+        os.close(pipe)
+
+
+def _take_lock() -> IO[str] | None:
+    """The lock, our process id in it; None: another supervisor has it (a short probe by is_running() is waited out)."""
+    lock = paths.supervisor_lock().open("a+", encoding="ascii")
+    for attempt in range(_LOCK_TRIES):
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if attempt + 1 < _LOCK_TRIES:
+                time.sleep(_LOCK_PAUSE_S)
+            continue
+        lock.truncate(0)
+        lock.write(f"{os.getpid()}\n")
+        lock.flush()
+        return lock
+    lock.close()
+    return None
+
+
+@contextmanager
+def _wake_pipe() -> Iterator[int]:
+    """Our end of the FIFO. Opened for writing too, so that it never reports an end of file."""
+    path = paths.supervisor_wake()
+    with suppress(FileExistsError):
+        os.mkfifo(path, 0o600)
+    pipe = os.open(path, os.O_RDWR | os.O_NONBLOCK)
+    try:
+        yield pipe
+    finally:
+        os.close(pipe)
+
+
+@contextmanager
+def _stop_signals() -> Iterator[_Stop]:
+    """SIGINT and SIGTERM end the loop after the step under way."""
+    stop = _Stop()
+
+    def on_signal(_number: int, _frame: object) -> None:
+        stop.wanted = True
+        wake()
+
+    before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

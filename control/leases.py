@@ -1,0 +1,93 @@
+"""Leases: one process advances a job; when it dies, another goes on.
+
+A lease is an owner and a beat in the job's row. Its holder renews it by counting the beat up; another process takes it
+over when the owner is known to be dead, or when it has watched the same beat for LEASE_S of its own steady time.
+No two computers' clocks are ever compared. A holder that was asleep for too long finds out at its next write, which
+compares the owner.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import secrets
+from contextlib import suppress
+from pathlib import Path
+
+from .clock import Clock
+from .model import JobRow
+from .store import Store
+
+LEASE_S = 15.0
+
+
+class Leases:
+    """The leases of one supervisor."""
+
+    def __init__(self, store: Store, clock: Clock, owner: str) -> None:
+        self._store = store
+        self._clock = clock
+        self.owner = owner
+        self._renewed: dict[str, float] = {}
+        self._watched: dict[str, tuple[tuple[str, int], float]] = {}
+
+    def hold(self, job: JobRow) -> bool:
+        """Whether this process may advance the job; takes or renews the lease if it can and must."""
+        now = self._clock.monotonic()
+        if job.lease_owner == self.owner:
+            if now - self._renewed.get(job.id, -LEASE_S) < LEASE_S / 3:
+                return True
+        elif not self._is_free(job, now):
+            return False
+        if not self._store.take_lease(job, self.owner):
+            return False
+        self._renewed[job.id] = now
+        self._watched.pop(job.id, None)
+        return True
+
+    def forget(self, job_id: str) -> None:
+        self._renewed.pop(job_id, None)
+        self._watched.pop(job_id, None)
+
+    def release(self) -> None:
+        """Give all back, so that the next process need not wait."""
+        self._store.release_leases(self.owner)
+        self._renewed.clear()
+
+    def _is_free(self, job: JobRow, now: float) -> bool:
+        if job.lease_owner is None or is_dead(job.lease_owner):
+            return True
+        beat = (job.lease_owner, job.lease_beat)
+        seen, since = self._watched.get(job.id, (None, now))
+        if seen != beat:
+            self._watched[job.id] = (beat, now)
+            return False
+        return now - since >= LEASE_S
+
+
+def new_owner() -> str:
+    """`<where processes have this number>/<process>/<nonce>` of this process."""
+    return f"{_process_space()}/{os.getpid()}/{secrets.token_hex(4)}"
+
+
+def is_dead(owner: str) -> bool:
+    """Whether the owner is a process of this computer that is no more; False when that cannot be told."""
+    space, _, rest = owner.rpartition("/")[0].rpartition("/")
+    if space != _process_space() or not rest.isdecimal():
+        return False
+    try:
+        os.kill(int(rest), 0)
+    except ProcessLookupError:
+        return True
+    except (PermissionError, OverflowError):
+        return False
+    return False
+
+
+def _process_space() -> str:
+    """Names the boot and the process namespace: only there does a process id mean the same process."""
+    parts = [platform.node()]
+    with suppress(OSError):
+        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip())
+        parts.append(str(Path("/proc/self/ns/pid").readlink()))
+    return ",".join(parts)

@@ -1,0 +1,125 @@
+"""What is really there of an attempt: the machines as the target sees them, and what they wrote into the job dir."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..jobspecs.plan import Offer
+from ..provisioners.base import NodeRequest, NodeState
+from ..runtime.jobdir import Heartbeat, JobDir, NodeRecord, Result, node_key
+from .model import Attempt
+from .outcomes import NodeEnd, NodeView, end_by_absence, end_by_result, furthest
+
+BOOT_S = 1_200.0
+"""A machine that has not reported by then never will."""
+SILENT_S = 180.0
+"""A machine that reported, and then not for so long, is lost even if the target thinks that it runs."""
+
+
+@dataclass(slots=True)
+class Watch:
+    """What this process remembers of a node. Only a cache: a new process begins anew and comes to the same."""
+
+    end: NodeEnd | None = None
+    """A result is written once and never changes: it is not read again."""
+    progress: dict[str, Any] | None = None
+    begun: bool = False
+    sequence: int = -1
+    heard: float | None = None
+    """Steady time of the last sign of life; None: not looked at yet."""
+
+
+@dataclass(slots=True)
+class Watches:
+    """Of one attempt's nodes."""
+
+    attempt: int
+    nodes: dict[str, Watch] = field(default_factory=dict)
+
+
+def node_requests(offer: Offer) -> tuple[NodeRequest, ...]:
+    """The machines of an offer in rank order, each in its first incarnation."""
+    requests: list[NodeRequest] = []
+    for role in offer.roles:
+        requests.extend(
+            NodeRequest(
+                node=f"{role.role}-{index}.1",
+                role=role.role,
+                index=index,
+                rank=len(requests) + index,
+                machine_type=role.machine_type,
+                accelerator=role.accelerator,
+                count=role.count,
+            )
+            for index in range(role.nodes)
+        )
+    return tuple(requests)
+
+
+def node_records(requests: Sequence[NodeRequest]) -> list[NodeRecord]:
+    """As the machines read them in attempt.json; a part of a GPU is one GPU to its program."""
+    return [
+        NodeRecord(r.node, r.role, r.index, r.rank, gpus=int(r.count) if r.count >= 1 else int(r.count > 0))
+        for r in requests
+    ]
+
+
+def look(
+    job_dir: JobDir, watches: Watches, requests: Sequence[NodeRequest], states: Mapping[str, NodeState], now: float
+) -> list[NodeView]:
+    """One view per node. `states` were observed before this call: so a result is never missed; `now` is steady time."""
+    return [_look_at(job_dir, watches, request, states.get(request.node), now) for request in requests]
+
+
+def read_progress(job_dir: JobDir, attempt: Attempt) -> dict[str, Any] | None:
+    """What the node that got furthest says in its newest heartbeat."""
+    known = []
+    for request in node_requests(Offer.from_json(attempt.offer)):
+        data = job_dir.find(node_key(attempt.number, request.node, "heartbeat.json"))
+        progress = None if data is None else Heartbeat.from_bytes(data).progress
+        known += [progress] if progress else []
+    return furthest(known)
+
+
+def _look_at(job_dir: JobDir, watches: Watches, request: NodeRequest, state: NodeState | None, now: float) -> NodeView:
+    watch = watches.nodes.setdefault(request.node, Watch())
+    if watch.end is None:
+        folder = node_key(watches.attempt, request.node, "")
+        heartbeat = _read_heartbeat(job_dir, folder, watch)
+        watch.end = _read_end(job_dir, folder, watch, state) or _end_by_silence(watch, heartbeat, now)
+    return NodeView(request.node, request.role, watch.end, watch.begun, watch.progress)
+
+
+def _read_heartbeat(job_dir: JobDir, folder: str, watch: Watch) -> Heartbeat | None:
+    data = job_dir.find(f"{folder}heartbeat.json")
+    if data is None:
+        return None
+    heartbeat = Heartbeat.from_bytes(data)
+    watch.progress = heartbeat.progress or watch.progress
+    watch.begun = watch.begun or heartbeat.phase != "setup"
+    return heartbeat
+
+
+def _read_end(job_dir: JobDir, folder: str, watch: Watch, state: NodeState | None) -> NodeEnd | None:
+    data = job_dir.find(f"{folder}result.json")
+    if data is not None:
+        result = Result.from_bytes(data)
+        watch.progress = result.progress or watch.progress
+        watch.begun = watch.begun or result.outcome == "succeeded"
+        return end_by_result(result)
+    if state is None or state.phase != "gone":
+        return None
+    return end_by_absence(job_dir.exists(f"{folder}notice.json"), state.detail)
+
+
+def _end_by_silence(watch: Watch, heartbeat: Heartbeat | None, now: float) -> NodeEnd | None:
+    sequence = -1 if heartbeat is None else heartbeat.sequence
+    if watch.heard is None or sequence != watch.sequence:
+        watch.sequence, watch.heard = sequence, now
+    patience = BOOT_S if heartbeat is None else SILENT_S
+    if now - watch.heard < patience:
+        return None
+    what = "never reported" if heartbeat is None else "has not been heard of"
+    return NodeEnd("lost", f"the machine {what} for {patience:.0f} s")

@@ -1,0 +1,106 @@
+"""From how its nodes ended to how an attempt ended. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..runtime.jobdir import Result
+
+RUN_ME_AGAIN = 75
+"""Exit code of a program that saved a checkpoint and wants to be started again (EX_TEMPFAIL)."""
+
+_ENDLESS_ROLES = frozenset({"parameter_server"})
+"""They serve the others and never end by themselves."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeEnd:
+    """How one node ended."""
+
+    outcome: str
+    """As in states.OUTCOMES."""
+    reason: str
+    exit_code: int | None = None
+    ended: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    """What is seen of one node now."""
+
+    node: str
+    role: str
+    end: NodeEnd | None
+    """None: it is still there."""
+    begun: bool
+    """Its program runs or ran."""
+    progress: dict[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How an attempt ended."""
+
+    outcome: str
+    reason: str
+    exit_code: int | None
+    progress: dict[str, Any] | None
+
+
+def end_by_result(result: Result) -> NodeEnd:
+    """What a node says of itself."""
+    if result.outcome == "failed" and result.exit_code == RUN_ME_AGAIN:
+        reason = f"the program asked to be run again (exit code {RUN_ME_AGAIN})"
+        return NodeEnd("again", reason, RUN_ME_AGAIN, result.ended)
+    return NodeEnd(result.outcome, result.reason, result.exit_code, result.ended)
+
+
+def end_by_absence(noticed: bool, detail: str) -> NodeEnd:
+    """What must be said of a node that is gone without a word."""
+    tail = f": {detail}" if detail else ""
+    if noticed:
+        return NodeEnd("preempted", f"the machine was taken after a notice{tail}")
+    return NodeEnd("lost", f"the machine vanished without a result{tail}")
+
+
+def must_stop_peers(nodes: Sequence[NodeView]) -> NodeView | None:
+    """The node whose end means that those still there are of no more use; None: go on."""
+    if all(node.end is not None for node in nodes):
+        return None
+    for node in nodes:
+        if node.end is not None and node.end.outcome != "succeeded":
+            return node
+    workers = [node for node in nodes if node.role not in _ENDLESS_ROLES]
+    if workers and all(node.end is not None for node in workers):
+        return workers[0]
+    return None
+
+
+# The first that any node has decides. A program whose peer vanished fails too (its connection breaks), so what the
+# machines did goes before what the programs did, and what was ordered comes last.
+_PRECEDENCE = ("error", "preempted", "lost", "failed", "again", "stopped", "succeeded")
+
+
+def judge(nodes: Sequence[NodeView]) -> Verdict:
+    """How the attempt ended, from all its nodes; one that is still there is taken as stopped by us."""
+    if not nodes:
+        return Verdict("stopped", "it had no machines yet", None, None)
+    progress = furthest(node.progress for node in nodes if node.progress)
+    needed = [node for node in nodes if node.role not in _ENDLESS_ROLES] or list(nodes)
+    if all(node.end is not None and node.end.outcome == "succeeded" for node in needed):
+        return Verdict("succeeded", "", 0, progress)
+    ends = [(node.node, node.end or NodeEnd("stopped", "terminated at the deadline")) for node in nodes]
+    for outcome in _PRECEDENCE:
+        having = [(name, end) for name, end in ends if end.outcome == outcome]
+        if having:
+            name, end = min(having, key=lambda pair: pair[1].ended)
+            reason = end.reason if len(nodes) == 1 else f"{name}: {end.reason}"
+            return Verdict(outcome, reason, end.exit_code, progress)
+    raise ValueError(f"unknown outcomes: {sorted({end.outcome for _, end in ends})}")
+
+
+def furthest(progress: Iterable[dict[str, Any]]) -> dict[str, Any] | None:
+    """The one with the most steps; the first if several."""
+    return max(progress, key=lambda one: int(one.get("step") or 0), default=None)

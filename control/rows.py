@@ -1,0 +1,77 @@
+"""Between the values of model.py and what the tables hold: JSON and decimals are text there."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping
+from decimal import Decimal
+from typing import Any
+
+from .model import Attempt, Event, JobRow, Policy
+
+
+def _dump_json(value: Any) -> str:  # noqa: ANN401 - any JSON value
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+
+def _dump_policy(policy: Policy) -> str:
+    values = dataclasses.asdict(policy)
+    return _dump_json(values | {"cost_usd": None if policy.cost_usd is None else str(policy.cost_usd)})
+
+
+def _load_policy(text: str) -> Policy:
+    values = json.loads(text)
+    known = {field.name: values.get(field.name) for field in dataclasses.fields(Policy)}
+    return Policy(**known | {"cost_usd": _load_decimal(known["cost_usd"])})
+
+
+def _load_decimal(text: str | None) -> Decimal | None:
+    return None if text is None else Decimal(text)
+
+
+_Codec = tuple[Callable[[Any], Any], Callable[[Any], Any]]
+_JSON: _Codec = (_dump_json, json.loads)
+_DECIMAL: _Codec = (str, Decimal)
+_CODECS: dict[str, _Codec] = {
+    "spec": _JSON,
+    "offers": _JSON,
+    "offer": _JSON,
+    "allocation": _JSON,
+    "progress": _JSON,
+    "policy": (_dump_policy, _load_policy),
+    "price": _DECIMAL,
+    "cost": _DECIMAL,
+    "spent": _DECIMAL,
+}
+
+
+def encode(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields as the tables hold them; None stays NULL."""
+    return {
+        name: _CODECS[name][0](value) if name in _CODECS and value is not None else value
+        for name, value in values.items()
+    }
+
+
+def encode_row(row: JobRow | Attempt) -> dict[str, Any]:
+    return encode({field.name: getattr(row, field.name) for field in dataclasses.fields(row)})
+
+
+def _decode(columns: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: _CODECS[name][1](value) if name in _CODECS and value is not None else value
+        for name, value in columns.items()
+    }
+
+
+def decode_job(columns: Mapping[str, Any]) -> JobRow:
+    return JobRow(**_decode(columns))
+
+
+def decode_attempt(columns: Mapping[str, Any]) -> Attempt:
+    return Attempt(**_decode(columns))
+
+
+def decode_event(columns: Mapping[str, Any]) -> Event:
+    return Event(**columns)

@@ -1,0 +1,48 @@
+"""Seeing to it that a supervisor runs, without importing what it needs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from . import paths
+from .errors import ControlError
+
+IDLE_EXIT = "60s"
+LOG_BYTES = 2_000_000
+"""supervisor.log is moved to supervisor.log.1 when it is longer and a supervisor starts."""
+
+
+def ensure_supervisor() -> None:
+    """Wake the supervisor, or start one in the background if none runs. Call it after storing what it shall do."""
+    from .daemon import is_running, wake
+
+    paths.state_dir()
+    if is_running():
+        wake()
+        return
+    try:
+        _start()
+    except OSError as error:
+        raise ControlError(f"the supervisor cannot be started: {error}") from error
+
+
+def _start() -> None:
+    """In its own session, so that neither Ctrl-C nor the terminal's end reaches it."""
+    log = paths.supervisor_log()
+    _rotate(log)
+    with log.open("ab") as output:
+        subprocess.Popen(
+            [sys.executable, "-m", "cloudgpu", "supervise", "--idle-exit", IDLE_EXIT],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            cwd="/",
+        )
+
+
+def _rotate(log: Path) -> None:
+    if log.exists() and log.stat().st_size > LOG_BYTES:
+        log.replace(log.with_name(log.name + ".1"))

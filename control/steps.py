@@ -1,0 +1,347 @@
+"""One step of one job towards its goal. Each is idempotent: a supervisor killed before, in or after it loses nothing.
+
+The order of effects within a step is what makes it so: what is going to be done is written down first (the attempt's
+row with its token), then done (launch, terminate: repeatable), then what came of it is written.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from ..jobspecs.plan import Offer
+from ..provisioners.base import Allocation, LaunchRequest, Owner, Provisioner, ProvisionError, launch_token
+from ..runtime.jobdir import JOB_KEY, AttemptRecord, JobDir, JobDirError, Stop, StopReason, attempt_key
+from . import cost, states
+from .clock import Clock
+from .decisions import GRACE_S, End, Start, backoff, decide, place, wanted_end
+from .model import Attempt, JobRow
+from .nodes import Watches, look, node_records, node_requests
+from .outcomes import NodeView, Verdict, judge, must_stop_peers
+from .store import Change, Store
+
+LATE_S = 5.0
+"""After the deadline of a stop: nodes that kill their program at the deadline have so long to say so."""
+
+
+@dataclass(slots=True)
+class Memory:
+    """What a supervisor remembers of a job between ticks: caches and pauses only, nothing that decides."""
+
+    watches: Watches = field(default_factory=lambda: Watches(0))
+    job_dir: JobDir | None = None
+    told: int = 0
+    """The attempt whose stop.json this process has written."""
+
+
+@dataclass(slots=True)
+class Tools:
+    """What a step works with; handed in, so that tests can put their own in place."""
+
+    store: Store
+    clock: Clock
+    owner: str
+    """Of the lease."""
+    provisioner: Callable[[str], Provisioner]
+    open_dir: Callable[[str], JobDir]
+
+
+class Step:
+    """A job as it was read at the beginning of a tick, and what to do about it. take() is called once."""
+
+    def __init__(self, tools: Tools, memory: Memory, job: JobRow, attempt: Attempt | None) -> None:
+        self._tools = tools
+        self._memory = memory
+        self._job = job
+        self._attempt = attempt
+        self._now = tools.clock.now()
+
+    def take(self) -> bool:
+        """Do what is next; whether anything changed. Raises LostRaceError, JobDirError, ProvisionError, StoreError."""
+        if self._attempt is None or self._attempt.state in states.ATTEMPT_END:
+            return self._next()
+        action = {
+            "launching": self._launch,
+            "running": self._watch,
+            "stopping": self._stop,
+            "terminating": self._terminate,
+        }[self._attempt.state]
+        return action(self._attempt)
+
+    def give_up(self, reason: str) -> bool:
+        """The job dir stays unusable: end the attempt, and with it the job."""
+        attempt = self._attempt
+        if attempt is None or attempt.state in ("terminating", "ended"):
+            return False
+        return self._conclude(attempt, Verdict("error", reason, None, None))
+
+    # -- between two attempts
+
+    def _next(self) -> bool:
+        job = self._job
+        decision = decide(job, self._tools.store.attempts(job.id), self._now)
+        if isinstance(decision, End):
+            return self._end(decision)
+        return self._begin(decision)
+
+    def _end(self, end: End) -> bool:
+        values = {
+            "state": end.state,
+            "cause": end.cause,
+            "reason": end.reason,
+            "exit_code": end.exit_code,
+            "ended": self._now,
+        }
+        return self._write("state", f"{end.state}: {end.reason}" if end.reason else end.state, job=values)
+
+    def _begin(self, start: Start) -> bool:
+        job, number = self._job, self._job.attempt + 1
+        attempt = Attempt(
+            job_id=job.id,
+            number=number,
+            state="launching",
+            round=start.round,
+            offer=start.offer.to_json(),
+            price=start.offer.price,
+            token=launch_token(job.id, number, start.offer.region, start.offer.zone),
+            allocation=None,
+            cause="",
+            scope="",
+            deadline=None,
+            outcome="",
+            reason="",
+            exit_code=None,
+            progress=None,
+            created=self._now,
+            launched=None,
+            ended=None,
+            cost=None,
+        )
+        values = {
+            "state": "recovering" if job.state in ("starting", "running") else job.state,
+            "attempt": number,
+            "round": start.round,
+            "waits": 0,
+            "not_before": self._now + start.pause_s if start.pause_s else 0.0,
+            "reason": start.reason,
+        }
+        message = f"attempt {number} on {place(start.offer)}"
+        if start.pause_s:
+            message += f" in {start.pause_s:.0f} s"
+        if start.reason:
+            message += f" ({start.reason})"
+        return self._write("attempt", message, job=values, new_attempt=attempt)
+
+    # -- launching
+
+    def _launch(self, attempt: Attempt) -> bool:
+        end = wanted_end(self._job, attempt, self._now)
+        if end is not None:
+            return self._begin_stop(attempt, end.cause, end.reason)
+        if self._now < self._job.not_before:
+            return False
+        if attempt.launched is None:
+            return self._prepare(attempt)
+        offer = Offer.from_json(attempt.offer)
+        try:
+            allocation = self._provisioner(attempt).launch(self._request(attempt, offer))
+        except ProvisionError as error:
+            return self._refused(attempt, error)
+        values = {"state": "starting", "round": 0, "waits": 0, "not_before": 0.0, "cause": "", "reason": ""}
+        changes = {"state": "running", "allocation": allocation.to_json()}
+        return self._write("launched", f"machines of {place(offer)}", job=values, attempt=changes)
+
+    def _prepare(self, attempt: Attempt) -> bool:
+        """What a machine will read, then that machines are about to be asked for: from here on time is paid."""
+        job_dir, offer = self._job_dir(), Offer.from_json(attempt.offer)
+        found = job_dir.find(JOB_KEY)
+        if found is None or hashlib.sha256(found).hexdigest() != self._job.job_sha256:
+            state = "is missing" if found is None else "is not the one that was submitted"
+            return self._conclude(attempt, Verdict("error", f"{self._job.job_dir}/{JOB_KEY} {state}", None, None))
+        nodes = [dataclasses.asdict(record) for record in node_records(node_requests(offer))]
+        record = AttemptRecord(attempt.number, attempt.offer, nodes)
+        if not job_dir.create(attempt_key(attempt.number), record.to_bytes()):
+            reason = f"{attempt_key(attempt.number)} was written by somebody else"
+            return self._conclude(attempt, Verdict("error", reason, None, None))
+        return self._write("", "", attempt={"launched": self._now})
+
+    def _request(self, attempt: Attempt, offer: Offer) -> LaunchRequest:
+        job = self._job
+        return LaunchRequest(
+            job_id=job.id,
+            attempt=attempt.number,
+            token=attempt.token,
+            owner=Owner(job.owner),
+            job_dir=job.job_dir,
+            job_sha256=job.job_sha256,
+            region=offer.region,
+            zone=offer.zone,
+            market=offer.market,
+            disk_gb=offer.disk_gb,
+            nodes=node_requests(offer),
+            lifetime_s=self._lifetime(attempt),
+        )
+
+    def _lifetime(self, attempt: Attempt) -> int | None:
+        """After so long the machine ends itself, should nobody be there to end it: the limits, and time to stop."""
+        policy = self._job.policy
+        lives: list[float] = []
+        if policy.duration_s is not None:
+            lives.append(self._job.created + policy.duration_s - self._now + GRACE_S["duration"])
+        already = cost.spent(self._job, attempt, self._now)
+        if policy.cost_usd is not None and attempt.price is not None and already is not None:
+            left = cost.seconds_left(policy.cost_usd, already, attempt.price)
+            lives += [] if left is None else [left]
+        return max(1, round(min(lives) + LATE_S)) if lives else None
+
+    def _refused(self, attempt: Attempt, error: ProvisionError) -> bool:
+        """The reaction to each class of error: another place, another try here, or the end (see decisions.py)."""
+        kind, reason = error.error_class, str(error)
+        nowhere_else = kind == "capacity" and len(self._job.offers) == 1
+        if kind not in ("throttled", "transient") and not nowhere_else:
+            changes = {"cause": kind, "scope": error.scope}
+            return self._conclude(attempt, Verdict("refused", reason, None, None), changes)
+        released = nowhere_else and self._release(attempt)
+        tries = self._job.waits + 1
+        pause = backoff("wait", tries)
+        # The same reason again and again is one event, though every try is written.
+        message = f"waiting: {reason}" if self._job.reason != reason else ""
+        return self._write(
+            "waiting",
+            message,
+            job={"waits": tries, "not_before": self._now + pause, "cause": kind, "reason": reason},
+            attempt={"launched": None} if released else {},
+        )
+
+    # -- running
+
+    def _watch(self, attempt: Attempt) -> bool:
+        end = wanted_end(self._job, attempt, self._now)
+        if end is not None:
+            return self._begin_stop(attempt, end.cause, end.reason)
+        nodes = self._look(attempt, self._allocation(attempt))
+        if self._job.state == "starting" and any(node.begun for node in nodes):
+            return self._write("state", "running", job={"state": "running"})
+        if all(node.end is not None for node in nodes):
+            return self._conclude(attempt, judge(nodes))
+        useless = must_stop_peers(nodes)
+        if useless is not None and useless.end is not None:
+            return self._begin_stop(attempt, "peer", f"{useless.node} {useless.end.outcome}: {useless.end.reason}")
+        return False
+
+    # -- stopping
+
+    def _begin_stop(self, attempt: Attempt, cause: str, reason: str) -> bool:
+        values = {} if cause == "peer" else {"state": "stopping", "cause": cause, "reason": reason}
+        grace = GRACE_S[cause] if attempt.allocation is not None else 0.0
+        changes = {"state": "stopping", "cause": cause, "deadline": self._now + grace}
+        return self._write("stopping", reason, job=values, attempt=changes)
+
+    def _stop(self, attempt: Attempt) -> bool:
+        """Tell the nodes; also those of an attempt that has none yet: a launch under way elsewhere must find it."""
+        deadline = attempt.deadline or 0.0
+        try:
+            self._tell(attempt, deadline)
+            nodes = self._look(attempt, self._allocation(attempt))
+        except JobDirError as error:
+            if self._now < deadline:
+                raise
+            reason = f"terminated without being told, for the job dir cannot be used: {error}"
+            return self._conclude(attempt, Verdict("stopped", reason, None, None))
+        if all(node.end is not None for node in nodes) or self._now >= deadline + LATE_S:
+            return self._conclude(attempt, judge(nodes))
+        return False
+
+    def _tell(self, attempt: Attempt, deadline: float) -> None:
+        if self._memory.told != attempt.number:
+            stop = Stop(reason=cast("StopReason", attempt.cause), deadline=deadline)
+            self._job_dir().put(attempt_key(attempt.number, "stop.json"), stop.to_bytes())
+            self._memory.told = attempt.number
+
+    # -- terminating
+
+    def _conclude(self, attempt: Attempt, verdict: Verdict, more: Mapping[str, Any] | None = None) -> bool:
+        """Write how the attempt ended while its machines may still be there: what we end is not to be judged again."""
+        changes = {
+            "state": "terminating",
+            "outcome": verdict.outcome,
+            "reason": verdict.reason,
+            "exit_code": verdict.exit_code,
+            "progress": verdict.progress,
+            **(more or {}),
+        }
+        message = f"attempt {attempt.number} {verdict.outcome}"
+        return self._write("outcome", f"{message}: {verdict.reason}" if verdict.reason else message, attempt=changes)
+
+    def _terminate(self, attempt: Attempt) -> bool:
+        if not self._release(attempt):
+            return False
+        paid = None if attempt.launched is None else self._now
+        charged = cost.attempt_cost(attempt, self._now)
+        before = self._job.spent
+        spent = None if before is None or charged is None else before + charged
+        changes = {"state": "ended", "ended": paid or self._now, "cost": charged}
+        return self._write("ended", "all machines are gone", job={"spent": spent}, attempt=changes)
+
+    def _release(self, attempt: Attempt) -> bool:
+        """Terminate what there is of an attempt; whether it is all gone."""
+        allocation = self._allocation(attempt)
+        if allocation is None:
+            return True
+        provisioner = self._provisioner(attempt)
+        provisioner.terminate(allocation)
+        return all(state.phase == "gone" for state in provisioner.observe(allocation))
+
+    # -- helpers
+
+    def _allocation(self, attempt: Attempt) -> Allocation | None:
+        """The attempt's machines: as written, or, if we died between launch() and writing, as the target knows them."""
+        if attempt.allocation is not None:
+            return Allocation.from_json(attempt.allocation)
+        if attempt.launched is None:
+            return None
+        found = self._provisioner(attempt).find(Owner(self._job.owner))
+        return next((allocation for allocation in found if allocation.token == attempt.token), None)
+
+    def _look(self, attempt: Attempt, allocation: Allocation | None) -> Sequence[NodeView]:
+        if allocation is None:
+            return ()
+        observed = {state.node: state for state in self._provisioner(attempt).observe(allocation)}
+        if self._memory.watches.attempt != attempt.number:
+            self._memory.watches = Watches(attempt.number)
+        requests = node_requests(Offer.from_json(attempt.offer))
+        steady = self._tools.clock.monotonic()
+        return look(self._job_dir(), self._memory.watches, requests, observed, steady)
+
+    def _provisioner(self, attempt: Attempt) -> Provisioner:
+        return self._tools.provisioner(attempt.offer["cloud"])
+
+    def _job_dir(self) -> JobDir:
+        if self._memory.job_dir is None:
+            self._memory.job_dir = self._tools.open_dir(self._job.job_dir)
+        return self._memory.job_dir
+
+    def _write(
+        self,
+        kind: str,
+        message: str,
+        *,
+        job: Mapping[str, Any] | None = None,
+        attempt: Mapping[str, Any] | None = None,
+        new_attempt: Attempt | None = None,
+    ) -> bool:
+        change = Change(
+            job=self._job,
+            kind=kind,
+            message=message,
+            time=self._now,
+            attempt=self._attempt,
+            set_job=job or {},
+            set_attempt=attempt or {},
+            new_attempt=new_attempt,
+        )
+        self._tools.store.apply(change, self._tools.owner)
+        return True

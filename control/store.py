@@ -1,0 +1,191 @@
+"""The store: jobs, attempts and events in SQLite or PostgreSQL. The only module that speaks SQL (but for schema.py).
+
+Every change is one transaction that compares what it was decided upon with what is there, and writes its event. A
+change whose ground has shifted raises LostRaceError: read again and decide anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import Connection, Engine, Select, and_, func, insert, or_, select, update
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+
+from . import rows, states
+from .errors import ControlError, StoreError
+from .model import Attempt, Event, JobRow
+from .schema import connect
+from .tables import attempts, events, jobs
+
+
+class LostRaceError(ControlError):
+    """Another process changed the job since it was read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One step of a job: what was read (`job`, `attempt`), what becomes of it, and the event that tells it."""
+
+    job: JobRow
+    kind: str
+    message: str
+    """Empty: no event is written; for what nobody needs to be told."""
+    time: float
+    attempt: Attempt | None = None
+    set_job: Mapping[str, Any] = field(default_factory=dict)
+    set_attempt: Mapping[str, Any] = field(default_factory=dict)
+    new_attempt: Attempt | None = None
+
+
+class Store:
+    """Safe for use by one thread at a time; processes may share the database."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    @classmethod
+    def open(cls, url: str | None = None) -> Store:
+        """Connect, creating or upgrading the tables as needed. Raises StoreError."""
+        return cls(connect(url))
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+    # -- reading
+
+    def job(self, job_id: str) -> JobRow | None:
+        found = self._jobs(select(jobs).where(jobs.c.id == job_id))
+        return found[0] if found else None
+
+    def find_jobs(self, ref: str) -> list[JobRow]:
+        """Those whose id begins with `ref`, or who are named so; newest first."""
+        match = or_(func.substr(jobs.c.id, 1, len(ref)) == ref, jobs.c.name == ref)
+        return self._jobs(select(jobs).where(match).order_by(jobs.c.created.desc(), jobs.c.id))
+
+    def list_jobs(self, *, active_only: bool, limit: int) -> list[JobRow]:
+        """Newest first."""
+        query = select(jobs).order_by(jobs.c.created.desc(), jobs.c.id).limit(limit)
+        return self._jobs(query.where(jobs.c.ended.is_(None)) if active_only else query)
+
+    def active_jobs(self) -> list[JobRow]:
+        """Oldest first."""
+        return self._jobs(select(jobs).where(jobs.c.ended.is_(None)).order_by(jobs.c.created, jobs.c.id))
+
+    def current_attempts(self, of: Sequence[JobRow]) -> dict[str, Attempt]:
+        """The newest attempt of each job that has one, in one query."""
+        if not of:
+            return {}
+        newest = and_(attempts.c.job_id == jobs.c.id, attempts.c.number == jobs.c.attempt)
+        query = select(attempts).join(jobs, newest).where(jobs.c.id.in_([job.id for job in of]))
+        return {attempt.job_id: attempt for attempt in self._attempts(query)}
+
+    def attempts(self, job_id: str) -> list[Attempt]:
+        return self._attempts(select(attempts).where(attempts.c.job_id == job_id).order_by(attempts.c.number))
+
+    def events(self, job_id: str, after: int = 0) -> list[Event]:
+        query = select(events).where(events.c.job_id == job_id, events.c.seq > after).order_by(events.c.seq)
+        return [rows.decode_event(row) for row in self._read(query)]
+
+    # -- writing
+
+    def insert_job(self, job: JobRow, message: str) -> None:
+        with self._transaction() as connection:
+            connection.execute(insert(jobs).values(**rows.encode_row(job)))
+            _add_event(connection, job.id, None, time=job.created, kind="submitted", message=message)
+
+    def set_goal(self, job_id: str, goal: str, message: str, time: float) -> bool:
+        """Say what the user wants; False if the job has ended or that is wanted already."""
+        with self._transaction() as connection:
+            wanted = and_(jobs.c.id == job_id, jobs.c.ended.is_(None), jobs.c.goal != goal)
+            if connection.execute(update(jobs).where(wanted).values(goal=goal, updated=time)).rowcount != 1:
+                return False
+            _add_event(connection, job_id, None, time=time, kind="goal", message=message)
+        return True
+
+    def add_event(self, job: JobRow, kind: str, message: str, time: float) -> None:
+        with self._transaction() as connection:
+            _add_event(connection, job.id, job.attempt or None, time=time, kind=kind, message=message)
+
+    def apply(self, change: Change, lease_owner: str) -> None:
+        """Write a step, if the job is as it was read and the lease is still `lease_owner`'s. Raises LostRaceError."""
+        job, attempt = change.job, change.attempt
+        states.check_job(job.state, change.set_job.get("state", job.state))
+        with self._transaction() as connection:
+            same = and_(
+                jobs.c.id == job.id,
+                jobs.c.state == job.state,
+                jobs.c.attempt == job.attempt,
+                jobs.c.lease_owner == lease_owner,
+            )
+            values = rows.encode({**change.set_job, "updated": change.time})
+            _expect_one(connection.execute(update(jobs).where(same).values(**values)).rowcount, job)
+            if attempt is not None and change.set_attempt:
+                states.check_attempt(attempt.state, change.set_attempt.get("state", attempt.state))
+                same = and_(
+                    attempts.c.job_id == attempt.job_id,
+                    attempts.c.number == attempt.number,
+                    attempts.c.state == attempt.state,
+                )
+                values = rows.encode(change.set_attempt)
+                _expect_one(connection.execute(update(attempts).where(same).values(**values)).rowcount, job)
+            if change.new_attempt is not None:
+                connection.execute(insert(attempts).values(**rows.encode_row(change.new_attempt)))
+            if change.message:
+                number = change.set_job.get("attempt", job.attempt) or None
+                _add_event(connection, job.id, number, time=change.time, kind=change.kind, message=change.message)
+
+    # -- leases (leases.py says when)
+
+    def take_lease(self, job: JobRow, owner: str) -> bool:
+        """Take or renew; False if somebody else moved since the row was read."""
+        with self._transaction() as connection:
+            same = and_(jobs.c.id == job.id, jobs.c.lease_beat == job.lease_beat, _same_owner(job.lease_owner))
+            values = {"lease_owner": owner, "lease_beat": job.lease_beat + 1}
+            return connection.execute(update(jobs).where(same).values(**values)).rowcount == 1
+
+    def release_leases(self, owner: str) -> None:
+        with self._transaction() as connection:
+            connection.execute(update(jobs).where(jobs.c.lease_owner == owner).values(lease_owner=None))
+
+    # -- helpers
+
+    def _jobs(self, query: Select[Any]) -> list[JobRow]:
+        return [rows.decode_job(row) for row in self._read(query)]
+
+    def _attempts(self, query: Select[Any]) -> list[Attempt]:
+        return [rows.decode_attempt(row) for row in self._read(query)]
+
+    def _read(self, query: Select[Any]) -> Iterable[Mapping[str, Any]]:
+        with self._transaction() as connection:
+            return [dict(row) for row in connection.execute(query).mappings()]
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[Connection]:
+        try:
+            with self._engine.begin() as connection:
+                yield connection
+        except SQLAlchemyError as error:
+            raise StoreError(f"the store {self._engine.url!r} failed: {_cause(error)}") from error
+
+
+def _same_owner(owner: str | None) -> Any:  # noqa: ANN401 - an SQL expression
+    return jobs.c.lease_owner.is_(None) if owner is None else jobs.c.lease_owner == owner
+
+
+def _expect_one(rowcount: int, job: JobRow) -> None:
+    if rowcount != 1:
+        raise LostRaceError(f"{job.id} was changed by another process")
+
+
+def _add_event(
+    connection: Connection, job_id: str, attempt: int | None, *, time: float, kind: str, message: str
+) -> None:
+    values = {"job_id": job_id, "attempt": attempt, "time": time, "kind": kind, "message": message}
+    connection.execute(insert(events).values(**values))
+
+
+def _cause(error: SQLAlchemyError) -> str:
+    return str(error.orig if isinstance(error, DBAPIError) else error)

@@ -1,0 +1,183 @@
+"""From a job file and its plan to a row for the store and a job dir that a machine can start from.
+
+Everything that can be refused is refused before anything is written. The row is written last, by the caller: until then
+there is no job, only an unused folder.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import platform
+import secrets
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..jobspecs.plan import Offer, Plan
+from ..provisioners import launchable
+from ..runtime.archive import Archive, ArchiveError, pack
+from ..runtime.jobdir import JOB_KEY, SCHEMES, JobDir, JobRecord, code_key, local_url
+from . import paths
+from .decisions import place
+from .errors import SubmitError
+from .model import JobRow, Policy
+
+if TYPE_CHECKING:
+    from ..jobspecs.loader import LoadedSpec
+    from ..jobspecs.models import JobSpec
+
+ProgressCallback = Callable[[str, int, int], None]
+"""(what: "packing" | "uploading" | "submitting", bytes done, bytes in all)."""
+
+MAX_OFFERS = 100
+MASK = "***"
+"""Stands for the value of an environment variable in the store, which may be shared; job.json alone has them."""
+
+
+def prepare(loaded: LoadedSpec, plan: Plan, on_progress: ProgressCallback) -> JobRow:
+    """Ship the code and job.json; the row is not stored yet. Raises SubmitError, JobDirError, StoreError."""
+    spec = loaded.spec
+    offers = _usable_offers(spec, plan)
+    job_id = f"{spec.name}-{_random_suffix()}"
+    url = _job_dir_url(loaded, job_id)
+    job_dir = JobDir(url)
+    code = _ship_code(loaded, job_dir, on_progress)
+    on_progress("submitting", 0, 0)
+    record = _job_record(job_id, spec, code).to_bytes()
+    if not job_dir.create(JOB_KEY, record):
+        raise SubmitError(f"{url} holds another job already")
+    return _row(job_id, spec, offers, url, hashlib.sha256(record).hexdigest())
+
+
+def owner_name() -> str:
+    """Tag of everything the jobs of this store create: the same for the same store, and no other's."""
+    from sqlalchemy.engine import make_url
+
+    url = make_url(paths.database_url())
+    parts = [url.render_as_string(hide_password=True)]
+    if url.get_backend_name() == "sqlite":  # a file: there may be one of that name elsewhere
+        parts += [platform.node(), str(os.getuid())]
+    return f"cloudgpu-{hashlib.sha256('|'.join(parts).encode()).hexdigest()[:16]}"
+
+
+def _usable_offers(spec: JobSpec, plan: Plan) -> list[Offer]:
+    """Those this version can launch and the limits can be kept on. Raises SubmitError if there is none."""
+    if not plan.offers:
+        raise SubmitError("nothing can run this job: `cloudgpu plan` shows every refusal")
+    able = [offer for offer in plan.offers if offer.cloud in launchable()]
+    if not able:
+        clouds = ", ".join(dict.fromkeys(offer.cloud for offer in plan.offers))
+        known = ", ".join(sorted(launchable()))
+        raise SubmitError(f"this version cannot launch on {clouds}, only on: {known}")
+    if spec.limits.cost is not None:
+        priced = [offer for offer in able if offer.price is not None]
+        if not priced:
+            raise SubmitError(f"limits.cost cannot be kept: the price of {place(able[0])} is unknown")
+        able = priced
+    return able[:MAX_OFFERS]
+
+
+def _random_suffix() -> str:
+    return base64.b32encode(secrets.token_bytes(5)).decode().lower()
+
+
+def _job_dir_url(loaded: LoadedSpec, job_id: str) -> str:
+    """URL of this job's folder; a local one is made here, for its owner's eyes only: job.json holds `env`."""
+    given = loaded.spec.job_dir
+    scheme = given.partition("://")[0] if given and "://" in given else None
+    if given is not None and scheme is not None and scheme != "file":
+        if scheme not in SCHEMES:
+            raise SubmitError(f"job_dir: {given} has an unknown scheme; expected {', '.join(SCHEMES)} or a path")
+        return f"{given.rstrip('/')}/{job_id}"
+    if given is None:
+        paths.state_dir()
+        parent = paths.default_job_dir()
+    elif scheme == "file":
+        parent = Path(given.removeprefix("file://").removeprefix("localhost"))
+    else:
+        parent = loaded.base / Path(given).expanduser()
+    return local_url(paths.make_private(parent.absolute() / job_id))
+
+
+def _ship_code(loaded: LoadedSpec, job_dir: JobDir, on_progress: ProgressCallback) -> str | None:
+    """sha256 of the code archive in the job dir; None: the job ships none."""
+    if loaded.spec.code is None:
+        return None
+    folder = loaded.base / Path(loaded.spec.code).expanduser()
+    on_progress("packing", 0, 0)
+    try:
+        archive = pack(folder, lambda done, total: on_progress("packing", done, total))
+    except ArchiveError as error:
+        raise SubmitError(f"code: {error}") from error
+    try:
+        _upload(archive, job_dir, on_progress)
+    finally:
+        archive.path.unlink(missing_ok=True)
+    return archive.sha256
+
+
+def _upload(archive: Archive, job_dir: JobDir, on_progress: ProgressCallback) -> None:
+    # The key names the content and the folder is ours alone: nothing else can be there.
+    on_progress("uploading", 0, archive.size)
+    job_dir.put(code_key(archive.sha256), archive.path)
+    on_progress("uploading", archive.size, archive.size)
+
+
+def _job_record(job_id: str, spec: JobSpec, code: str | None) -> JobRecord:
+    return JobRecord(
+        job_id=job_id,
+        name=spec.name,
+        run=spec.run if isinstance(spec.run, str) else list(spec.run),
+        args=list(spec.args),
+        setup=spec.setup if spec.setup is None or isinstance(spec.setup, str) else list(spec.setup),
+        env=dict(spec.env),
+        launcher=spec.launcher,
+        code=code,
+        checkpoint_every=spec.checkpoint.every,
+        checkpoint_keep=spec.checkpoint.keep,
+        spec=spec.to_stored(),
+    )
+
+
+def _row(job_id: str, spec: JobSpec, offers: list[Offer], url: str, sha256: str) -> JobRow:
+    from decimal import Decimal
+
+    now = time.time()
+    retry, limits = spec.retry, spec.limits
+    return JobRow(
+        id=job_id,
+        name=spec.name,
+        state="queued",
+        goal="run",
+        cause="",
+        reason="",
+        exit_code=None,
+        spec=_masked(spec.to_stored()),
+        policy=Policy(
+            preemptions=None if retry.preemption == "unlimited" else retry.preemption,
+            failures=retry.failure,
+            duration_s=limits.duration,
+            cost_usd=limits.cost,
+        ),
+        offers=[offer.to_json() for offer in offers],
+        job_dir=url,
+        job_sha256=sha256,
+        owner=owner_name(),
+        attempt=0,
+        round=0,
+        waits=0,
+        not_before=0.0,
+        spent=Decimal(0),
+        created=now,
+        updated=now,
+        ended=None,
+        lease_owner=None,
+        lease_beat=0,
+    )
+
+
+def _masked(stored: dict[str, Any]) -> dict[str, Any]:
+    return {**stored, "env": dict.fromkeys(stored["env"], MASK)} if stored.get("env") else stored

@@ -1,0 +1,146 @@
+"""The supervisor: looks at every active job again and again, and takes one step for each (steps.py).
+
+Nothing is decided upon what is only remembered: whoever holds a job's lease comes to the same step.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from ..provisioners import get_provisioner
+from ..provisioners.base import Provisioner, ProvisionError
+from ..runtime.jobdir import JobDir, JobDirError
+from .clock import Clock, SystemClock
+from .errors import StoreError
+from .leases import Leases, new_owner
+from .model import Attempt, JobRow
+from .steps import Memory, Step, Tools
+from .store import LostRaceError, Store
+
+log = logging.getLogger("cloudgpu.supervisor")
+
+JOB_DIR_PATIENCE_S = 300.0
+"""A job whose dir cannot be used for so long is given up."""
+
+_PAUSE_S = (1.0, 60.0)
+"""After a failed step: at first, and at most."""
+_QUIET_S = (0.1, 2.0)
+"""Between two looks at a job while nothing changes: at first, and at most."""
+
+
+@dataclass(slots=True)
+class _Trouble:
+    """Steps of a job that failed in a row. Times are steady."""
+
+    message: str
+    since: float
+    times: int = 0
+
+
+@dataclass(slots=True)
+class _Watched:
+    """What this process keeps in mind of a job."""
+
+    memory: Memory = field(default_factory=Memory)
+    due: float = 0.0
+    """Steady time of the next look."""
+    quiet_s: float = _QUIET_S[0]
+    trouble: _Trouble | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """What a tick found."""
+
+    active: int
+    """Jobs that have not ended."""
+    wait_s: float
+    """The next tick is of no use sooner, unless somebody asks for something."""
+
+
+class Supervisor:
+    """Advances all jobs of a store."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        clock: Clock | None = None,
+        provisioner: Callable[[str], Provisioner] = get_provisioner,
+        open_dir: Callable[[str], JobDir] = JobDir,
+        owner: str | None = None,
+    ) -> None:
+        self._clock = clock or SystemClock()
+        self._store = store
+        self._leases = Leases(store, self._clock, owner or new_owner())
+        self._tools = Tools(store, self._clock, self._leases.owner, provisioner, open_dir)
+        self._watched: dict[str, _Watched] = {}
+
+    def tick(self, *, woken: bool = False) -> Tick:
+        """One step for each job that is due, or for every job if `woken`. Raises StoreError only."""
+        jobs = self._store.active_jobs()
+        attempts = self._store.current_attempts(jobs)
+        for gone in self._watched.keys() - {job.id for job in jobs}:
+            del self._watched[gone]
+            self._leases.forget(gone)
+        for job in jobs:
+            watched = self._watched.setdefault(job.id, _Watched())
+            if self._clock.monotonic() >= watched.due or (woken and watched.trouble is None):
+                self._advance(job, attempts.get(job.id), watched)
+        now = self._clock.monotonic()
+        waits = [max(0.0, watched.due - now) for watched in self._watched.values()]
+        return Tick(active=len(jobs), wait_s=min(waits, default=_QUIET_S[1]))
+
+    def release(self) -> None:
+        """Give up all leases: another process may go on at once."""
+        self._leases.release()
+
+    def _advance(self, job: JobRow, attempt: Attempt | None, watched: _Watched) -> None:
+        """An error in one job is told in its events and never stops the others."""
+        try:
+            if not self._leases.hold(job):
+                self._rest(watched)
+                return
+            changed = Step(self._tools, watched.memory, job, attempt).take()
+        except LostRaceError:
+            changed = True
+        except StoreError:
+            raise
+        except (JobDirError, ProvisionError) as error:
+            self._troubled(job, attempt, watched, str(error), type(error) is not ProvisionError)
+            return
+        except Exception as error:  # a bug met by one job must not leave the machines of the others alone
+            log.exception("%s: a step failed", job.id)
+            self._troubled(job, attempt, watched, f"{type(error).__name__}: {error}", False)
+            return
+        watched.trouble = None
+        if changed:
+            watched.quiet_s, watched.due = _QUIET_S[0], self._clock.monotonic()
+        else:
+            self._rest(watched)
+
+    def _rest(self, watched: _Watched) -> None:
+        watched.due = self._clock.monotonic() + watched.quiet_s
+        watched.quiet_s = min(watched.quiet_s * 1.2, _QUIET_S[1])
+
+    def _troubled(
+        self, job: JobRow, attempt: Attempt | None, watched: _Watched, message: str, by_job_dir: bool
+    ) -> None:
+        now = self._clock.monotonic()
+        trouble = watched.trouble
+        if trouble is None or trouble.message != message:
+            since = now if trouble is None else trouble.since
+            times = 0 if trouble is None else trouble.times
+            trouble = watched.trouble = _Trouble(message, since, times)
+            log.warning("%s: %s", job.id, message)
+            self._store.add_event(job, "trouble", message, self._clock.now())
+        trouble.times += 1
+        pause = min(_PAUSE_S[0] * 2.0 ** min(trouble.times - 1, 30), _PAUSE_S[1])
+        watched.due = now + pause
+        if by_job_dir and now - trouble.since >= JOB_DIR_PATIENCE_S:
+            reason = f"given up after {JOB_DIR_PATIENCE_S:.0f} s: {message}"
+            with suppress(LostRaceError):
+                Step(self._tools, watched.memory, job, attempt).give_up(reason)
