@@ -95,7 +95,10 @@ def _few(value: tuple[Any, ...]) -> tuple[Any, ...]:
 def _list_of(item: Any) -> tuple[Any, ...]:  # noqa: ANN401 - a type
     """The pieces of a non-empty list without duplicates, for one entry of which the entry itself may be written."""
     return (
-        BeforeValidator(one_or_more, json_schema_input_type=item | Annotated[list[item], Field(min_length=1)] | None),
+        BeforeValidator(
+            one_or_more,
+            json_schema_input_type=item | Annotated[list[item], Field(min_length=1, max_length=_MAX_LIST)] | None,
+        ),
         AfterValidator(each_once),
         AfterValidator(_some),
     )

@@ -191,14 +191,14 @@ def _check_code(draft: _Draft) -> None:
     code = draft.job.get("code", ".")
     if not isinstance(code, str) or not code:
         return
-    folder = Path(os.path.normpath(draft.base / code))
+    folder = os.path.realpath(draft.base / code)
     problem = None
-    if folder == Path.home() or folder == folder.parent:
+    if os.path.commonpath((folder, os.path.realpath(os.path.expanduser("~")))) == folder:  # noqa: PTH111
         message = f"this would ship the whole folder {folder}"
         problem = Problem(("code",), "code-too-wide", message, "move the project into a folder of its own")
-    elif not folder.is_dir():
+    elif not os.path.isdir(folder):  # noqa: PTH112 - Path.is_dir() raises OSError for what cannot be a path
         hint = "~ is not expanded here: write the path" if code.startswith("~") else f"looked for {folder}"
-        message = "this is a file, not a folder" if folder.exists() else "there is no such folder"
+        message = "this is a file, not a folder" if os.path.isfile(folder) else "there is no such folder"  # noqa: PTH113
         problem = Problem(("code",), "missing-code", message, hint)
     if problem is not None:
         draft.add_in_job([problem])

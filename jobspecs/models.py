@@ -52,7 +52,9 @@ class AcceleratorRequest(_Model):
 
     name: fields.AcceleratorName | None = Field(default=None, description="Name or alias, e.g. A100-80GB")
     memory: MemoryRange | None = Field(default=None, description="Instead of a name: any GPU with so much memory")
-    count: GpuCount = Field(default=CountRange(Fraction(1), Fraction(1)), description="GPUs per machine")
+    count: GpuCount = Field(
+        default=CountRange(Fraction(1), Fraction(1)), description="GPUs per machine", json_schema_extra={"default": 1}
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -77,7 +79,8 @@ class AcceleratorRequest(_Model):
     @classmethod
     def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         """A mapping, or the text NAME[:COUNT]."""
-        mapping = handler.resolve_ref_schema(handler(core_schema))
+        mapping = {**handler.resolve_ref_schema(handler(core_schema))}
+        del mapping["title"]
         text = {"type": "string", "minLength": 1, "maxLength": 80, "examples": ["L4", "A100-80GB:8", "H100:2..8"]}
         return {"anyOf": [text, mapping]}
 
@@ -92,6 +95,7 @@ def _accelerators(value: Any) -> Any:  # noqa: ANN401
 
 AcceleratorList = Annotated[
     tuple[AcceleratorRequest, ...],
+    Field(max_length=32),
     BeforeValidator(
         _accelerators,
         json_schema_input_type=Literal["none"]
@@ -99,7 +103,6 @@ AcceleratorList = Annotated[
         | Annotated[list[AcceleratorRequest], Field(max_length=32)],
     ),
     AfterValidator(fields.each_once),
-    Field(max_length=32),
 ]
 
 
@@ -124,9 +127,13 @@ class Resources(_Model):
     machine_type: fields.MachineTypeName | None = Field(
         default=None, description="The provider's name; omitted: chosen"
     )
-    market: fields.Markets = Field(default=("on-demand",), description="One or a list in order of preference")
+    market: fields.Markets = Field(
+        default=("on-demand",),
+        description="One or a list in order of preference",
+        json_schema_extra={"default": "on-demand"},
+    )
     nodes: fields.NodeCount = Field(default=1, description="Identical machines")
-    disk: DiskSize = Field(default=100.0, description="Of each machine")
+    disk: DiskSize = Field(default=100.0, description="Of each machine", json_schema_extra={"default": "100GB"})
 
 
 class CheckpointPolicy(_Model):

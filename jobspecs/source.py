@@ -96,17 +96,19 @@ def _read(path: str | os.PathLike[str]) -> bytes:
     except (OSError, ValueError) as error:
         cause = getattr(error, "strerror", None) or str(error)
         raise refused(name, "unreadable-file", f"this file cannot be read: {cause}") from None
-    with os.fdopen(descriptor, "rb") as file:
-        kind = os.fstat(descriptor)
-        if stat.S_ISDIR(kind.st_mode):
+    try:
+        mode = os.fstat(descriptor).st_mode
+        if stat.S_ISDIR(mode):
             raise refused(name, "not-a-file", "this is a folder", "name the job file in it")
-        if not stat.S_ISREG(kind.st_mode):
+        if not stat.S_ISREG(mode):
             hint = "write - to read the job file from standard input"
             raise refused(name, "not-a-file", "this is not a regular file", hint)
-        try:
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
             return file.read(MAX_BYTES + 1)
-        except OSError as error:
-            raise refused(name, "unreadable-file", f"this file cannot be read: {error.strerror}") from None
+    except OSError as error:
+        raise refused(name, "unreadable-file", f"this file cannot be read: {error.strerror}") from None
+    finally:
+        os.close(descriptor)
 
 
 def _missing(name: str) -> SpecError:

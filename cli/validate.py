@@ -1,0 +1,130 @@
+"""`cloudgpu validate`: every mistake of job files, for people and for CI."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import click
+
+from .exits import Exit
+
+if TYPE_CHECKING:
+    from ..jobspecs.diagnostics import Diagnostic
+    from ..jobspecs.loader import LoadedSpec
+    from ..jobspecs.plan import Refusal
+
+Format = Literal["text", "json", "sarif"]
+_STDIN = "-"
+
+
+@click.command()
+@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["text", "json", "sarif"]),
+    default="text",
+    help="What to print.",
+    show_default=True,
+)
+@click.option(
+    "--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Check with this value of the job file changed."
+)
+def command(files: tuple[str, ...], form: Format, overrides: tuple[str, ...]) -> Exit:
+    """Check job files: every mistake, where it is, and what to write instead.
+
+    FILE - is standard input. Nothing is started and no cloud is asked: names are looked up in cloudgpu's own tables.
+
+    \b
+    Exit codes: 0 valid, 3 a job file is invalid, 4 valid, but nothing can run it.
+    """
+    if files.count(_STDIN) > 1:
+        raise click.UsageError("Standard input can be read once only.")
+    found: list[Diagnostic] = []
+    worst = Exit.OK
+    for file in files:
+        diagnostics, exit_code = _check(file, overrides)
+        found += diagnostics
+        worst = _WORSE[worst, exit_code]
+        if form == "text":
+            _print_text(file, diagnostics, exit_code)
+    if form != "text":
+        _print_data(form, found, files, worst)
+    return worst
+
+
+_ORDER = (Exit.OK, Exit.IMPOSSIBLE, Exit.INVALID)
+_WORSE = {(a, b): max(a, b, key=_ORDER.index) for a in _ORDER for b in _ORDER}
+
+
+def _check(file: str, overrides: tuple[str, ...]) -> tuple[list[Diagnostic], Exit]:
+    from ..jobspecs.diagnostics import SpecError
+
+    try:
+        loaded = _load(file, overrides)
+    except SpecError as error:
+        return error.diagnostics, Exit.INVALID
+    refusals = _refusals(loaded)
+    if refusals is None:
+        return list(loaded.warnings), Exit.OK
+    return [*loaded.warnings, *(_diagnostic(file, refusal) for refusal in refusals)], Exit.IMPOSSIBLE
+
+
+def _load(file: str, overrides: tuple[str, ...]) -> LoadedSpec:
+    from ..jobspecs.loader import load_bytes, load_file
+
+    if file != _STDIN:
+        return load_file(file, overrides)
+    from ..jobspecs.source import MAX_BYTES
+
+    return load_bytes(click.get_binary_stream("stdin").read(MAX_BYTES + 1), "<stdin>", overrides)
+
+
+def _refusals(loaded: LoadedSpec) -> list[Refusal] | None:
+    """Why nothing can run the job, one of each kind; None if something can."""
+    from .specfile import plan_spec
+
+    plan = plan_spec(loaded)
+    if plan.offers:
+        return None
+    return list({(refusal.rule, refusal.message): refusal for refusal in plan.refusals}.values())
+
+
+def _diagnostic(file: str, refusal: Refusal) -> Diagnostic:
+    from ..jobspecs.diagnostics import Diagnostic
+
+    return Diagnostic(file, 1, 1, refusal.rule, f"{refusal.subject}: {refusal.message}", refusal.allowed)
+
+
+def _print_text(file: str, diagnostics: list[Diagnostic], exit_code: Exit) -> None:
+    from ..jobspecs.reports import to_text
+    from .output import style
+
+    tones: dict[str, Any] = {"error": "bad", "warning": "warn", "hint": "note", "caret": "bad", "source": "faint"}
+    if diagnostics:
+        click.echo(to_text(diagnostics, lambda text, part: style(text, tones[part])))
+    errors = sum(found.severity == "error" for found in diagnostics)
+    verdict = {
+        Exit.OK: f"{file}: valid",
+        Exit.INVALID: f"{file}: {errors} mistake{'s' * (errors != 1)}",
+        Exit.IMPOSSIBLE: f"{file}: valid, but nothing can run it",
+    }[exit_code]
+    click.echo(verdict)
+
+
+def _print_data(form: Format, found: list[Diagnostic], files: tuple[str, ...], worst: Exit) -> None:
+    import json
+
+    from .. import __version__
+    from ..jobspecs.reports import to_json, to_sarif
+
+    if form == "sarif":
+        value: object = to_sarif(found, __version__)
+    else:
+        value = {
+            "valid": worst != Exit.INVALID,
+            "runnable": worst == Exit.OK,
+            "files": list(files),
+            "diagnostics": to_json(found),
+        }
+    click.echo(json.dumps(value, indent=2, ensure_ascii=True))
