@@ -1,0 +1,90 @@
+"""`cloudgpu gpus`: what the tables know of accelerators, machine types, regions and prices."""
+
+from __future__ import annotations
+
+import datetime
+from typing import TYPE_CHECKING
+
+import click
+
+from .errors import CommandError
+from .exits import Exit
+from .options import json_option
+from .output import echo_json
+
+if TYPE_CHECKING:
+    from ..jobspecs.catalog import Accelerator
+
+_CLOUDS = ("aws", "gcp", "vertex", "azure")  # catalog.CLOUDS, which is not imported for --help; a test compares them
+
+
+@click.command()
+@click.argument("name", required=False)
+@click.option("--cloud", type=click.Choice(_CLOUDS), help="Only what this cloud sells.")
+@click.option("--region", metavar="REGION", help="Only what is sold in this region, with its zones.")
+@json_option
+def command(name: str | None, cloud: str | None, region: str | None, as_json: bool) -> None:
+    """List the accelerators that can be had, or with NAME the machine types that carry it.
+
+    \b
+    cloudgpu gpus
+    cloudgpu gpus A100-80GB --cloud gcp
+    cloudgpu gpus nvidia-tesla-t4 --region europe-west4
+
+    NAME is an accelerator's name or any name a provider or driver gives it. Prices are list prices of the machine with
+    its GPUs, without disk, on the day shown; cloudgpu asks no provider. The cheapest region's is shown.
+    """
+    from . import gpus_view
+    from .gpus_data import Scope
+
+    scope = Scope(
+        clouds=(cloud,) if cloud else _CLOUDS,
+        region=region if region is None else _known_region(region, cloud),
+        today=datetime.datetime.now(datetime.UTC).date().isoformat(),
+    )
+    if name is None:
+        summaries = scope.summaries()
+        if as_json:
+            echo_json([gpus_view.summary_json(summary) for summary in summaries])
+        else:
+            click.echo(gpus_view.summaries_text(summaries, scope))
+        return
+    accelerator = _known_accelerator(name)
+    offers = scope.offers(accelerator.name)
+    if as_json:
+        echo_json(gpus_view.accelerator_json(accelerator, offers))
+    else:
+        click.echo(gpus_view.accelerator_text(accelerator, offers, scope))
+
+
+def _known_accelerator(name: str) -> Accelerator:
+    from ..jobspecs import catalog
+    from ..jobspecs.suggest import did_you_mean
+
+    found = catalog.find_accelerator(name)
+    if found is not None:
+        return found
+    carried = [
+        machine.accelerator
+        for cloud in catalog.CLOUDS
+        for machine in catalog.machine_types(cloud).get(name, ())
+        if machine.accelerator is not None
+    ]
+    if carried:
+        hint = f"{name} is a machine type: see cloudgpu gpus {carried[0]}"
+    else:
+        names = [n for known in catalog.accelerators().values() for n in (known.name, *known.aliases)]
+        hint = did_you_mean(name, names) or "cloudgpu gpus lists them all"
+    raise CommandError(f"there is no accelerator named {name!r}", hint=hint, exit_code=Exit.USAGE)
+
+
+def _known_region(region: str, cloud: str | None) -> str:
+    from ..jobspecs import catalog
+    from ..jobspecs.suggest import did_you_mean
+
+    known = frozenset[str]().union(*map(catalog.regions, (cloud,) if cloud else catalog.CLOUDS))
+    if region in known:
+        return region
+    where = f"{cloud} has" if cloud else "there is"
+    hint = did_you_mean(region, sorted(known)) or "known: " + ", ".join(sorted(known))
+    raise CommandError(f"{where} no region {region!r} with GPUs", hint=hint, exit_code=Exit.USAGE)

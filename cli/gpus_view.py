@@ -1,0 +1,251 @@
+"""`cloudgpu gpus` as text of at most 100 columns and as JSON."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from decimal import ROUND_HALF_UP, Decimal
+from itertools import groupby
+from typing import Any
+
+from ..jobspecs.catalog import Accelerator
+from .gpus_data import Cheapest, Found, MachineOffer, Scope, Summary
+from .output import Column, columns, style, table
+
+_MILL = Decimal("0.001")
+_UNKNOWN = "unknown"
+_SUMMARY = (
+    Column("accelerator"),
+    Column("memory", right=True),
+    Column("architecture", least=9),
+    Column("clouds"),
+    Column("USD/GPU-h", right=True),
+    Column("on demand in", least=15),
+    Column("price of"),
+)
+_MACHINES = (
+    Column("machine type", least=20),
+    Column("GPUs", right=True),
+    Column("vCPUs", right=True),
+    Column("memory", right=True),
+    Column("USD/h", right=True),
+    Column("spot", right=True),
+    Column("price of"),
+)
+_ANYWHERE = (Column("cheapest in", least=8), Column("regions", right=True))
+_IN_REGION = (Column("zones", least=8),)
+
+
+def summaries_text(summaries: Sequence[Summary], scope: Scope) -> str:
+    """The table of accelerators, and the ends of support that are announced."""
+    if not summaries:
+        return f"No accelerator is sold {_where(scope)}."
+    lines = [table(_SUMMARY, [_summary_row(summary) for summary in summaries])]
+    ends = {
+        (summary.accelerator.name, end): [c for c in summary.clouds if summary.clouds[c] == end]
+        for summary in summaries
+        for end in summary.clouds.values()
+        if end is not None
+    }
+    lines += [f"{name}: {' and '.join(clouds)} end it on {end}." for (name, end), clouds in ends.items()]
+    lines.append("One machine's list price for each of its GPUs; cloudgpu gpus NAME shows the machine types.")
+    return "\n".join([lines[0], "", *(line for text in lines[1:] for line in textwrap.wrap(text, columns()))])
+
+
+def _summary_row(summary: Summary) -> list[str]:
+    accelerator, cheapest = summary.accelerator, summary.cheapest
+    return [
+        accelerator.name,
+        f"{accelerator.memory_gb:g} GB",
+        accelerator.architecture,
+        " ".join(summary.clouds),
+        _UNKNOWN if cheapest is None else _amount(cheapest.per_gpu),
+        "" if cheapest is None else f"{cheapest.cloud} {cheapest.region}",
+        "" if cheapest is None else cheapest.date,
+    ]
+
+
+def accelerator_text(accelerator: Accelerator, offers: Sequence[MachineOffer], scope: Scope) -> str:
+    """What it is, then the machine types that carry it, grouped by how they are sold."""
+    parts = [_description(accelerator)]
+    sold = [offer for offer in offers if not offer.gone]
+    gone = [offer for offer in offers if offer.gone]
+    parts += [_group_text(list(group), scope) for _, group in groupby(sorted(sold, key=_group_key), key=_group_key)]
+    if not sold:
+        parts.append(f"No machine with {accelerator.name} can be had {_where(scope)}.")
+    if gone:
+        parts.append(_gone_text(gone))
+    return "\n\n".join(parts)
+
+
+def _description(accelerator: Accelerator) -> str:
+    facts = [f"{accelerator.vendor} {accelerator.architecture}", f"{accelerator.memory_gb:g} GB"]
+    if accelerator.bandwidth_gb_s:
+        facts.append(f"{accelerator.bandwidth_gb_s:,g} GB/s")
+    if accelerator.compute_capability:
+        facts.append(f"compute capability {accelerator.compute_capability}")
+    if accelerator.fp16_tflops:
+        facts.append(f"{accelerator.fp16_tflops:,g} TFLOPS in fp16")
+    if accelerator.mig_slices:
+        facts.append(f"up to {accelerator.mig_slices} MIG slices")
+    lines = textwrap.wrap(", ".join(facts), columns() - 2, initial_indent="  ", subsequent_indent="  ")
+    if accelerator.aliases:
+        names = "also: " + ", ".join(accelerator.aliases)
+        lines += textwrap.wrap(names, columns() - 2, initial_indent="  ", subsequent_indent="  ")
+    return "\n".join([style(accelerator.name, "title"), *lines])
+
+
+def _group_key(offer: MachineOffer) -> tuple[int, tuple[str, ...], str, str]:
+    machine = offer.machine
+    return (_cloud_place(machine.cloud), _markets(offer), machine.ends or "", machine.arch)
+
+
+def _cloud_place(cloud: str) -> int:
+    from ..jobspecs.catalog import CLOUDS
+
+    return CLOUDS.index(cloud)
+
+
+def _markets(offer: MachineOffer) -> tuple[str, ...]:
+    return tuple(
+        market for market in ("on-demand", "spot", "flex-start", "reservation") if market in offer.machine.markets
+    )
+
+
+def _group_text(offers: Sequence[MachineOffer], scope: Scope) -> str:
+    machine = offers[0].machine
+    title = f"{machine.cloud}: {', '.join(_markets(offers[0]))}"
+    if machine.arch != "x86_64":
+        title += f"; {machine.arch}"
+    if machine.ends:
+        title += f"; support ends {machine.ends}"
+    heads = (*_MACHINES, *(_IN_REGION if scope.region else _ANYWHERE))
+    lines = [style(title, "title"), table(heads, [_machine_row(offer, scope) for offer in offers], indent=2)]
+    notes: dict[str, list[str]] = {}
+    for offer in offers:
+        if offer.machine.note:
+            notes.setdefault(offer.machine.note, []).append(offer.machine.name)
+    for note, names in notes.items():
+        text = note if len(names) == len(offers) else f"{', '.join(names)}: {note}"
+        lines += textwrap.wrap(text, columns() - 2, initial_indent="  ", subsequent_indent="    ")
+    return "\n".join(lines)
+
+
+def _machine_row(offer: MachineOffer, scope: Scope) -> list[str]:
+    machine, shown = offer.machine, offer.prices.get("on-demand") or offer.prices.get("spot")
+    row = [
+        machine.name,
+        ", ".join(map(str, machine.counts)),
+        _UNKNOWN if machine.vcpus is None else str(machine.vcpus),
+        _UNKNOWN if machine.memory_gb is None else f"{machine.memory_gb:g} GB",
+        _price(offer.prices.get("on-demand")) if "on-demand" in machine.markets else "-",
+        _price(offer.prices.get("spot")) if "spot" in machine.markets else "-",
+        "" if shown is None else shown.price.date,
+    ]
+    if scope.region:
+        return [*row, _zones(offer.places[scope.region])]
+    return [*row, "" if shown is None else shown.region, str(len(offer.places))]
+
+
+def _zones(zones: Sequence[str]) -> str:
+    """`us-central1-a, -b, -f`; `any` where the provider chooses, or the zones are not known."""
+    if not zones:
+        return "any"
+    return ", ".join([zones[0], *("-" + zone.rpartition("-")[2] for zone in zones[1:])])
+
+
+def _gone_text(offers: Sequence[MachineOffer]) -> str:
+    lines = [style("No longer to be had:", "title")]
+    for (cloud, ends, note), group in groupby(sorted(offers, key=_gone_key), key=_gone_key):
+        names = ", ".join(offer.machine.name for offer in group)
+        text = f"{cloud}{' since ' + ends if ends else ''}: {names}{f' ({note})' if note else ''}"
+        lines += textwrap.wrap(text, columns() - 2, initial_indent="  ", subsequent_indent="    ")
+    return "\n".join(lines)
+
+
+def _gone_key(offer: MachineOffer) -> tuple[str, str, str]:
+    return (offer.machine.cloud, offer.machine.ends or "", offer.machine.note)
+
+
+def _where(scope: Scope) -> str:
+    place = f"in {scope.region}" if scope.region else "today"
+    return f"{place} by {scope.clouds[0]}" if len(scope.clouds) == 1 else place
+
+
+def _price(found: Found | None) -> str:
+    return _UNKNOWN if found is None else _amount(found.price.amount)
+
+
+def _amount(amount: Decimal) -> str:
+    return f"{amount.quantize(_MILL, ROUND_HALF_UP):,}"
+
+
+# --- JSON -------------------------------------------------------------------------------------------------------------
+
+
+def summary_json(summary: Summary) -> dict[str, Any]:
+    return {
+        **_facts_json(summary.accelerator),
+        "clouds": {cloud: {"ends": end} for cloud, end in summary.clouds.items()},
+        "cheapest_on_demand": None if summary.cheapest is None else _cheapest_json(summary.cheapest),
+    }
+
+
+def accelerator_json(accelerator: Accelerator, offers: Sequence[MachineOffer]) -> dict[str, Any]:
+    return {
+        **_facts_json(accelerator),
+        "aliases": list(accelerator.aliases),
+        "machine_types": [_offer_json(offer) for offer in offers],
+    }
+
+
+def _facts_json(accelerator: Accelerator) -> dict[str, Any]:
+    return {
+        "name": accelerator.name,
+        "vendor": accelerator.vendor,
+        "kind": accelerator.kind,
+        "architecture": accelerator.architecture,
+        "memory_gb": accelerator.memory_gb,
+        "bandwidth_gb_s": accelerator.bandwidth_gb_s,
+        "compute_capability": accelerator.compute_capability or None,
+        "fp16_tflops": accelerator.fp16_tflops,
+        "bf16_tflops": accelerator.bf16_tflops,
+        "fp32_tflops": accelerator.fp32_tflops,
+        "mig_slices": accelerator.mig_slices,
+    }
+
+
+def _cheapest_json(cheapest: Cheapest) -> dict[str, Any]:
+    return {
+        "usd_gpu_h": str(cheapest.per_gpu),
+        "cloud": cheapest.cloud,
+        "region": cheapest.region,
+        "machine_type": cheapest.machine_type,
+        "date": cheapest.date,
+    }
+
+
+def _offer_json(offer: MachineOffer) -> dict[str, Any]:
+    machine = offer.machine
+    return {
+        "cloud": machine.cloud,
+        "machine_type": machine.name,
+        "counts": [str(count) for count in machine.counts],
+        "vcpus": machine.vcpus,
+        "memory_gb": machine.memory_gb,
+        "arch": machine.arch,
+        "markets": list(_markets(offer)),
+        "status": "retired" if offer.gone else machine.status,
+        "ends": machine.ends,
+        "note": machine.note,
+        "places": {region: list(zones) for region, zones in offer.places.items()},
+        "cheapest": {
+            market: {
+                "usd_h": str(found.price.amount),
+                "region": found.region,
+                "date": found.price.date,
+                "source": found.price.source,
+            }
+            for market, found in offer.prices.items()
+        },
+    }
