@@ -9,7 +9,7 @@ from itertools import groupby
 from typing import Any
 
 from ..jobspecs.catalog import Accelerator
-from .gpus_data import Cheapest, Found, MachineOffer, Scope, Summary
+from .gpus_data import Cheapest, MachineOffer, Scope, Summary
 from .output import Column, columns, style, table
 
 _MILL = Decimal("0.001")
@@ -24,14 +24,15 @@ _SUMMARY = (
     Column("price of"),
 )
 _MACHINES = (
-    Column("machine type", least=20),
+    Column("machine type"),
     Column("GPUs", right=True),
     Column("vCPUs", right=True),
     Column("memory", right=True),
     Column("USD/h", right=True),
-    Column("spot", right=True),
     Column("price of"),
 )
+_SPOT = Column("spot", right=True)
+_SPOT_PLACE = 5
 _ANYWHERE = (Column("cheapest in", least=8), Column("regions", right=True))
 _IN_REGION = (Column("zones", least=8),)
 
@@ -119,14 +120,14 @@ def _group_text(offers: Sequence[MachineOffer], scope: Scope) -> str:
         title += f"; {machine.arch}"
     if machine.ends:
         title += f"; support ends {machine.ends}"
-    heads = (*_MACHINES, *(_IN_REGION if scope.region else _ANYWHERE))
-    lines = [style(title, "title"), table(heads, [_machine_row(offer, scope) for offer in offers], indent=2)]
-    notes: dict[str, list[str]] = {}
-    for offer in offers:
-        if offer.machine.note:
-            notes.setdefault(offer.machine.note, []).append(offer.machine.name)
-    for note, names in notes.items():
-        text = note if len(names) == len(offers) else f"{', '.join(names)}: {note}"
+    heads = [*_MACHINES, *(_IN_REGION if scope.region else _ANYWHERE)]
+    rows = [_machine_row(offer, scope) for offer in offers]
+    if any("spot" in offer.prices for offer in offers):
+        heads.insert(_SPOT_PLACE, _SPOT)
+        for row, offer in zip(rows, offers, strict=True):
+            row.insert(_SPOT_PLACE, _price(offer, "spot"))
+    lines = [style(title, "title"), table(heads, rows, indent=2)]
+    for text in _notes(offers):
         lines += textwrap.wrap(text, columns() - 2, initial_indent="  ", subsequent_indent="    ")
     return "\n".join(lines)
 
@@ -138,13 +139,24 @@ def _machine_row(offer: MachineOffer, scope: Scope) -> list[str]:
         ", ".join(map(str, machine.counts)),
         _UNKNOWN if machine.vcpus is None else str(machine.vcpus),
         _UNKNOWN if machine.memory_gb is None else f"{machine.memory_gb:g} GB",
-        _price(offer.prices.get("on-demand")) if "on-demand" in machine.markets else "-",
-        _price(offer.prices.get("spot")) if "spot" in machine.markets else "-",
+        _price(offer, "on-demand"),
         "" if shown is None else shown.price.date,
     ]
     if scope.region:
         return [*row, _zones(offer.places[scope.region])]
     return [*row, "" if shown is None else shown.region, str(len(offer.places))]
+
+
+def _notes(offers: Sequence[MachineOffer]) -> list[str]:
+    """What the tables remark on these machine types, each remark once."""
+    names: dict[str, list[str]] = {}
+    for offer in offers:
+        if offer.machine.note:
+            names.setdefault(offer.machine.note, []).append(offer.machine.name)
+    notes = [note if len(found) == len(offers) else f"{', '.join(found)}: {note}" for note, found in names.items()]
+    if "spot" in offers[0].machine.markets and not any("spot" in offer.prices for offer in offers):
+        notes.append("spot prices unknown")
+    return notes
 
 
 def _zones(zones: Sequence[str]) -> str:
@@ -172,8 +184,10 @@ def _where(scope: Scope) -> str:
     return f"{place} by {scope.clouds[0]}" if len(scope.clouds) == 1 else place
 
 
-def _price(found: Found | None) -> str:
-    return _UNKNOWN if found is None else _amount(found.price.amount)
+def _price(offer: MachineOffer, market: str) -> str:
+    if market not in offer.machine.markets:
+        return "-"
+    return _amount(offer.prices[market].price.amount) if market in offer.prices else _UNKNOWN
 
 
 def _amount(amount: Decimal) -> str:
