@@ -41,6 +41,13 @@ def to_text(spec: JobSpec, notes: Sequence[str] = ()) -> str:
     return "".join(f"{line}\n" for note in notes for line in _comment(note)) + dump(to_mapping(spec))
 
 
+def to_json(spec: JobSpec) -> str:
+    """The job file as JSON, which is YAML as well: it loads like one."""
+    import json
+
+    return json.dumps(to_mapping(spec), indent=2, ensure_ascii=False) + "\n"
+
+
 def dump(value: Mapping[str, Any]) -> str:
     """Block style; short lists and mappings of plain values on one line, texts of several lines as they are."""
     import yaml

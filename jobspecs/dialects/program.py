@@ -60,6 +60,7 @@ def put_program(conversion: Conversion, program: Program, whole: Loc) -> None:
         if program.image is not None:
             message = "the image's own entrypoint is not known here: this does not say what to run"
         conversion.error(whole, "no-program", message, program.hint)
+        conversion.put(("run",), "false", whole)  # refused as it is: not to be reported as a missing key as well
     if program.args:
         conversion.put(("args",), list(program.args), program.args_loc)
     for name, value in program.env:

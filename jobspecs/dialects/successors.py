@@ -1,9 +1,9 @@
 """What Google sells today in place of GPUs that can no longer be had: data, and one rule to choose by.
 
 The rule: the first successor in the row's order that is sold in the region and needs no more GPUs than before, with at
-least the GPU memory and the single-precision speed (FP32) of the old ones together. More GPUs than before would need a
-program that can use them. Then the machine: the old one if it takes those GPUs, else the smallest one with them that
-has no fewer vCPUs and no less memory, else the largest.
+least the GPU memory and the single-precision speed (FP32) of the old ones together; where the region has none, one with
+the memory alone. More GPUs than before would need a program that can use them. Then the machine: the old one if it takes
+those GPUs, else the smallest one with them that has no fewer vCPUs and no less memory, else the largest.
 """
 
 from __future__ import annotations
@@ -71,11 +71,12 @@ def ended(accelerator: str) -> str | None:
 
 def successor(old: Machine, region: str | None) -> Machine | None:
     """Today's closest valid machine for one whose GPU is gone; None if there is none in the region."""
-    for name in SUCCESSORS.get(old.accelerator or "", ()):
-        count = _count(old, name)
-        choices = [row for row in _sellers(name) if count in row.counts and _is_in(row.name, name, region)]
-        if choices:
-            return Machine(_closest(choices, old.machine_type), name, count)
+    for as_fast in (True, False):
+        for name in SUCCESSORS.get(old.accelerator or "", ()):
+            count = _count(old, name, as_fast=as_fast)
+            choices = [row for row in _sellers(name) if count in row.counts and _is_in(row.name, name, region)]
+            if choices:
+                return Machine(_closest(choices, old.machine_type), name, count)
     return None
 
 
@@ -94,12 +95,12 @@ def _reason(old: Machine, new: Machine) -> str:
     return f"{_figures(new)} instead of {_figures(old)}"
 
 
-def _count(old: Machine, name: str) -> int:
-    """The fewest GPUs of this name that have the memory and the speed of the old ones, 0 if more than before."""
+def _count(old: Machine, name: str, *, as_fast: bool) -> int:
+    """The fewest GPUs of this name that have the memory (and speed) of the old ones; 0 if that is more than before."""
     memory, speed = _totals(old)
     for count in (1, 2, 4, 8):
         new_memory, new_speed = _totals(Machine(None, name, count))
-        if count <= old.count and new_memory >= memory and new_speed >= speed:
+        if count <= old.count and new_memory >= memory and (new_speed >= speed or not as_fast):
             return count
     return 0
 
