@@ -80,13 +80,10 @@ def _usage_error(error: click.ClickException) -> Exit:
 
 
 def _spec_error(error: SpecError) -> Exit:
-    from .output import clean, style
+    from ..jobspecs.reports import to_text
+    from .output import paint_diagnostic
 
-    for item in error.diagnostics:
-        severity = style(item.severity, "bad" if item.severity == "error" else "warn", err=True)
-        click.echo(f"{item.file}:{item.line}:{item.column}: {severity}: {clean(item.message)} [{item.code}]", err=True)
-        if item.hint:
-            click.echo(f"    {style('hint', 'note', err=True)}: {clean(item.hint)}", err=True)
+    click.echo(to_text(error.diagnostics, paint_diagnostic), err=True)
     return Exit.INVALID
 
 

@@ -31,7 +31,7 @@ def command(job: str, follow: bool, as_json: bool) -> None:
 
     With --json: one object a line with seq, time, attempt, kind and message.
     """
-    found = find_job(job)
+    found = find_job(job, newest=True)
     last = 0
     while True:
         ended = found.done  # looked at before reading: what happens in between is printed next time

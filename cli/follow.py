@@ -45,21 +45,35 @@ class LinePrinter:
         self._nodes = sum(role.nodes for role in roles) > 1
         self._ranks = any(role.count > 1 for role in roles)
         self._width = 0
+        self._open: tuple[object, ...] | None = None
 
     def __call__(self, line: LogLine) -> None:
-        stamp = f"{style(clock(line.time), 'faint')} " if self._timestamps else ""
+        """A part of a line (a prompt, a very long line) is shown at once; what another source says ends that line."""
+        source = (line.attempt, line.node, line.rank, line.stream)
         text = style(line.text, "faint") if line.stream == "agent" else line.text
-        click.echo(f"{stamp}{self._source(line)}{text}")
+        if self._open == source:
+            click.echo(text, nl=not line.partial)
+        else:
+            self.close()
+            click.echo(f"{self._prefix(line)}{text}", nl=not line.partial)
+        self._open = source if line.partial else None
 
-    def _source(self, line: LogLine) -> str:
+    def close(self) -> None:
+        """End a line that is open."""
+        if self._open is not None:
+            click.echo()
+            self._open = None
+
+    def _prefix(self, line: LogLine) -> str:
+        stamp = f"{style(clock(line.time), 'faint')} " if self._timestamps else ""
         parts = [line.node.rpartition(".")[0]] if self._nodes else []
         if self._ranks and line.rank is not None:
             parts.append(f"rank {line.rank}")
         if not parts:
-            return ""
+            return stamp
         label = " ".join(parts)
         self._width = max(self._width, len(label))
-        return style(f"{label:{self._width}} | ", "note")
+        return stamp + style(f"{label:{self._width}} | ", "note")
 
 
 class Interrupts:
@@ -119,6 +133,8 @@ class Follower:
                     return True
                 self._progress.clear()
                 self._print(self._lines.popleft())
+        if ended:
+            self._print.close()
         return not ended
 
     def follow(self, interrupts: Interrupts) -> bool:
@@ -134,19 +150,18 @@ class Follower:
 
     def _read(self) -> bool:
         if not self._lines:
-            from ..runtime.logs import join_partial
-
             chosen = self._chosen
             lines, self._cursor = self._reader.read(
                 self._cursor, attempt=chosen.attempt, node=chosen.node, since=chosen.since
             )
-            self._lines.extend(join_partial(lines))
+            self._lines.extend(lines)
         return bool(self._lines)
 
     def _print_events(self) -> None:
         for event in self.job.events(after=self._event or 0):
             self._event = event.seq
             self._progress.clear()
+            self._print.close()
             click.echo(f"{style('cloudgpu', 'note', err=True)}: {clean(event.message)}", err=True)
 
     def _wait(self, interrupts: Interrupts) -> bool:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from .errors import CommandError
 from .exits import Exit
 from .output import remark
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
+    from ..control.errors import NoSuchJobError
     from ..control.jobs import Job
 
 _F = TypeVar("_F", bound=Callable[..., Any])
+
+_SEARCHED = 1_000
+"""Newest jobs among which a name is looked for."""
 
 OUTCOMES: dict[str, Exit] = {
     "succeeded": Exit.OK,
@@ -36,14 +41,36 @@ def jobs_argument() -> Callable[[_F], _F]:
     return click.argument("jobs", metavar="JOB...", nargs=-1, required=True, shell_complete=_complete)
 
 
-def find_job(ref: str) -> Job:
-    """The job of this reference, said on stderr where it was not the whole id. Raises NoSuchJobError."""
-    from ..control.jobs import get_job
+def find_job(ref: str, *, newest: bool = False) -> Job:
+    """The job of this reference; which one is said on stderr where that was not its whole id. Raises NoSuchJobError.
 
-    job = get_job(ref)
+    `newest`: of several jobs of the same name, take the newest. Commands that change a job insist on one.
+    """
+    from ..control.errors import NoSuchJobError
+    from ..control.jobs import get_job, list_jobs
+
+    try:
+        job = get_job(ref)
+    except NoSuchJobError as error:
+        jobs = list_jobs(limit=_SEARCHED)
+        named = [job for job in jobs if job.name == ref]
+        if not named:
+            raise _with_suggestion(error, ref, jobs) from None
+        if not newest:
+            raise
+        job = named[0]
+        remark(f"job {job.id}, the newest of {len(named)} named {ref}")
+        return job
     if ref != job.id:
         remark(f"job {job.id}")
     return job
+
+
+def _with_suggestion(error: NoSuchJobError, ref: str, jobs: Sequence[Job]) -> Exception:
+    from ..jobspecs.suggest import closest
+
+    near = closest(ref, list(dict.fromkeys([*(job.name for job in jobs), *(job.id for job in jobs)])))
+    return CommandError(str(error), hint=f"did you mean {' or '.join(near)}?" if near else "", exit_code=Exit.USAGE)
 
 
 def watch(job: Job) -> Job:

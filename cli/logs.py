@@ -31,11 +31,13 @@ def command(
 
     Where a job has several machines or ranks, each line begins with its own. Ctrl-C ends the printing, never the job.
     """
-    found = find_job(job)
+    found = find_job(job, newest=True)
     chosen = LogFilter(attempt, node, None if since is None else time.time() - since)
-    follower = Follower(found, LinePrinter(found, timestamps=timestamps), chosen)
+    printer = LinePrinter(found, timestamps=timestamps)
+    follower = Follower(found, printer, chosen)
     if not follow:
         follower.step()
+        printer.close()
         return None
     watch(found)
     with Interrupts() as interrupts:

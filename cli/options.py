@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 
-class DurationType(click.ParamType):
+class DurationType(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions of click only
     """`90s`, `30m`, `12h`, `1h30m` as seconds."""
 
     name = "duration"

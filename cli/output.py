@@ -17,6 +17,8 @@ import click
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from ..jobspecs.reports import Part
+
 MAX_COLUMNS = 100
 MIN_COLUMNS = 40
 _ELLIPSIS = "…"
@@ -66,6 +68,20 @@ def style(text: str, tone: Tone, *, err: bool = False) -> str:
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" or not is_terminal(err=err):
         return text
     return click.style(text, **_TONES[tone])
+
+
+_DIAGNOSTIC_TONES: dict[Part, Tone] = {
+    "error": "bad",
+    "warning": "warn",
+    "hint": "note",
+    "caret": "bad",
+    "source": "faint",
+}
+
+
+def paint_diagnostic(text: str, part: Part) -> str:
+    """Colours for jobspecs.reports.to_text() on stderr."""
+    return style(text, _DIAGNOSTIC_TONES[part], err=True)
 
 
 def clean(text: str) -> str:

@@ -1,20 +1,20 @@
 """The job file of a command, and the flags that change it: every flag becomes one override of the loader.
 
 A flag wins over the file. `--region us-east1` is `--set resources.region=us-east1`; a flag given twice makes a list, in
-order of preference. Values go to the loader as quoted YAML, so that no text of the user's gains a meaning on the way.
+order of preference.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 if TYPE_CHECKING:
     from ..jobspecs.loader import LoadedSpec
+    from ..jobspecs.overrides import Override
     from ..jobspecs.plan import Plan
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -46,7 +46,7 @@ FLAGS = (
 
 
 def spec_options(function: _F) -> _F:
-    """Decorator: the flags that change a job file. What is given is read by `overrides(ctx)`, in the order given."""
+    """Decorator: the flags that change a job file. What is given is read by `overrides(ctx)`."""
     for flag in reversed(FLAGS):
         function = click.option(
             flag.flag,
@@ -74,16 +74,25 @@ def spec_options(function: _F) -> _F:
     )(function)
 
 
-def _noted(ctx: click.Context) -> dict[str, list[str]]:
-    return ctx.meta.setdefault(_META, {"flags": [], "set": []})  # type: ignore[no-any-return]
+@dataclass(slots=True)
+class _Given:
+    """What of these flags is on a command line."""
+
+    values: dict[str, str | list[str]] = field(default_factory=dict)
+    env: dict[str, str] = field(default_factory=dict)
+    settings: list[str] = field(default_factory=list)
+
+
+def _given(ctx: click.Context) -> _Given:
+    return ctx.meta.setdefault(_META, _Given())  # type: ignore[no-any-return]
 
 
 def _note(flag: _Flag) -> Callable[[click.Context, click.Parameter, Any], None]:
     def callback(ctx: click.Context, _parameter: click.Parameter, value: str | tuple[str, ...] | None) -> None:
-        if value is None or value == ():
-            return
-        plain = value[0] if isinstance(value, tuple) and len(value) == 1 else value
-        _noted(ctx)["flags"].append(f"{flag.key}={_quoted(plain)}")
+        if isinstance(value, str):
+            _given(ctx).values[flag.flag] = value
+        elif value:
+            _given(ctx).values[flag.flag] = value[0] if len(value) == 1 else list(value)
 
     return callback
 
@@ -93,27 +102,34 @@ def _note_env(ctx: click.Context, parameter: click.Parameter, values: tuple[str,
         name, equals, text = value.partition("=")
         if not equals or not name:
             raise click.BadParameter(f"{value!r} is not of the form NAME=VALUE", ctx, parameter)
-        _noted(ctx)["flags"].append(f"env.{name}={_quoted(text)}")
+        _given(ctx).env[name] = text
 
 
-def _note_set(ctx: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> None:
-    for value in values:
-        key, equals, _ = value.partition("=")
-        if not equals or not key:
-            raise click.BadParameter(f"{value!r} is not of the form KEY=VALUE", ctx, parameter)
-        _noted(ctx)["set"].append(value)
+def _note_set(ctx: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> None:
+    _given(ctx).settings += values
 
 
-def _quoted(value: str | Sequence[str]) -> str:
-    """JSON's quoted text is YAML's quoted text: the loader reads exactly these characters."""
-    return json.dumps(value, ensure_ascii=False)
+def given_flag(ctx: click.Context, flag: str) -> str | list[str] | None:
+    """The value of one of FLAGS on this command line."""
+    return _given(ctx).values.get(flag)
 
 
-def overrides(ctx: click.Context, program_args: Sequence[str] | None = None) -> list[str]:
-    """What the flags of this command line change: `key=value` each, --set last; `-- ARGS` replace those of the file."""
-    noted = _noted(ctx)
-    args = [] if program_args is None else [f"args={_quoted(list(program_args))}"]
-    return [*noted["flags"], *args, *noted["set"]]
+def overrides(
+    ctx: click.Context, program_args: Sequence[str] | None = None, *, without: Sequence[str] = ()
+) -> list[str | Override]:
+    """What this command line changes in the job file: --set last. `-- ARGS` replace those of the file."""
+    from ..jobspecs.overrides import Override
+
+    given = _given(ctx)
+    found: list[str | Override] = [
+        Override(tuple(flag.key.split(".")), given.values[flag.flag], flag.flag)
+        for flag in FLAGS
+        if flag.flag in given.values and flag.flag not in without
+    ]
+    found += [Override(("env", name), text, f"--env {name}") for name, text in given.env.items()]
+    if program_args is not None:
+        found.append(Override(("args",), list(program_args), "-- ARGS"))
+    return [*found, *given.settings]
 
 
 def plan_spec(loaded: LoadedSpec) -> Plan:

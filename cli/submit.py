@@ -8,9 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..jobspecs.dialects.gcloud_flags import click_options, take
 from .errors import CommandError
 from .exits import Exit
 from .follow import Follower, Interrupts, LinePrinter, LogFilter
+from .gcloud import OWN_FLAGS
+from .gcloud import load as load_gcloud
+from .job_view import job_json
 from .jobref import OUTCOMES
 from .options import json_option, yes_option
 from .output import ProgressLine, can_ask, echo_json, remark, warning
@@ -23,6 +27,7 @@ if TYPE_CHECKING:
     from ..jobspecs.plan import Offer, Plan
 
 _PROGRAM_ARGS = "cloudgpu.program_args"
+_GCLOUD_TITLE = "Flags of `gcloud ai-platform jobs submit training`"
 
 
 class _SubmitCommand(click.Command):
@@ -35,6 +40,18 @@ class _SubmitCommand(click.Command):
             args = args[:place]
         return super().parse_args(ctx, args)
 
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """gcloud's flags stand apart: who does not come from there need not read them."""
+        groups: dict[str, list[tuple[str, str]]] = {"Options": [], _GCLOUD_TITLE: []}
+        for parameter in self.get_params(ctx):
+            row = parameter.get_help_record(ctx)
+            if row is not None:
+                foreign = (parameter.name or "").startswith("gcloud_")
+                groups[_GCLOUD_TITLE if foreign else "Options"].append(row)
+        for title, rows in groups.items():
+            with formatter.section(title):
+                formatter.write_dl(rows)
+
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         return [*super().collect_usage_pieces(ctx), "[-- ARGS]..."]
 
@@ -46,8 +63,20 @@ class _SubmitCommand(click.Command):
 @yes_option
 @json_option
 @spec_options
+@click.option("--config", "gcloud_config", type=click.Path(path_type=Path), help="config.yaml; FILE is then the name.")
+@click_options(skip=OWN_FLAGS)
 @click.pass_context
-def command(ctx: click.Context, *, file: Path, detach: bool, dry_run: bool, yes: bool, as_json: bool) -> Exit | None:
+def command(
+    ctx: click.Context,
+    /,
+    *,
+    file: Path,
+    detach: bool,
+    dry_run: bool,
+    yes: bool,
+    as_json: bool,
+    **gcloud: Any,  # noqa: ANN401 - the flags of gcloud_flags.FLAGS
+) -> Exit | None:
     """Run the job of FILE on the best offer and follow its log; the exit code is the job's outcome.
 
     \b
@@ -62,11 +91,9 @@ def command(ctx: click.Context, *, file: Path, detach: bool, dry_run: bool, yes:
     A paid offer is asked for on a terminal; --yes answers. Without a terminal, --yes or a limit in the job file
     (limits.price or limits.cost) is needed.
     """
-    from ..jobspecs.loader import load_file
-
-    loaded = load_file(file, overrides(ctx, ctx.meta.get(_PROGRAM_ARGS)))
+    loaded = _load(ctx, file, gcloud)
     for problem in loaded.warnings:
-        warning(f"{problem.file}:{problem.line}:{problem.column}: {problem.message}")
+        warning(f"{problem.place}: {problem.message}")
     for note in loaded.notes:
         remark(f"note: {note}")
     plan = plan_spec(loaded)
@@ -77,7 +104,7 @@ def command(ctx: click.Context, *, file: Path, detach: bool, dry_run: bool, yes:
     _confirm(offer, loaded, yes=yes)
     job = _ship(loaded, plan)
     if as_json:
-        echo_json(job.to_json())
+        echo_json(job_json(job))
         return None
     if detach:
         click.echo(job.id)
@@ -85,6 +112,14 @@ def command(ctx: click.Context, *, file: Path, detach: bool, dry_run: bool, yes:
         return None
     remark(f"submitted {job.id}")
     return _follow(job)
+
+
+def _load(ctx: click.Context, file: Path, gcloud: dict[str, Any]) -> LoadedSpec:
+    from ..jobspecs.loader import load_file
+
+    args = ctx.meta.get(_PROGRAM_ARGS)
+    config = gcloud.pop("gcloud_config")
+    return load_gcloud(ctx, file, config, take(gcloud), args) or load_file(file, overrides(ctx, args))
 
 
 def _show_plan(plan: Plan, loaded: LoadedSpec, *, as_json: bool) -> Exit:

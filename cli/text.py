@@ -17,7 +17,8 @@ def duration(seconds: float | None) -> str:
     seconds = max(seconds, 0)  # clocks of two machines may disagree
     if seconds < 9.95:
         return f"{seconds:.1f}s"
-    rest, parts = round(seconds), []
+    rest = round(seconds)
+    parts: list[str] = []
     for size, unit in _UNITS:
         amount, rest = divmod(rest, size)
         if amount or parts:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from .exits import Exit
+from .job_view import job_json
 from .jobref import OUTCOMES, find_job, job_argument, watch
 from .options import DURATION, json_option
 from .output import ProgressLine, clean, echo_json, remark
@@ -27,11 +28,11 @@ def command(job: str, timeout: float | None, as_json: bool) -> Exit:
     cloudgpu wait digits && cloudgpu submit evaluate.yaml
     cloudgpu wait digits --timeout 2h
     """
-    found = watch(find_job(job))
+    found = watch(find_job(job, newest=True))
     with ProgressLine() as progress:
         ended = found.wait(lambda seen: progress(_line(seen)), timeout)
     if as_json:
-        echo_json(found.to_json())
+        echo_json(job_json(found))
     elif ended:
         click.echo(f"{found.id} {found.state}" + (f": {clean(found.reason)}" if found.reason else ""))
     if ended:

@@ -1,0 +1,117 @@
+"""What is known of a job at one moment, gathered once: the tables and JSON of `status` and `cost` are made of it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+from .text import iso
+
+if TYPE_CHECKING:
+    from ..control.jobs import Job
+    from ..control.model import Attempt
+    from ..runtime.jobdir import Heartbeat, JobDir, Result
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    """One machine of an attempt, as it describes itself in the job dir."""
+
+    node: str
+    rank: int
+    heartbeat: Heartbeat | None
+    result: Result | None
+
+    @property
+    def phase(self) -> str:
+        """How it ended, or setup | running | stopping; "pending" before its first sign of life."""
+        if self.result is not None:
+            return self.result.outcome
+        return "pending" if self.heartbeat is None else self.heartbeat.phase
+
+    @property
+    def step(self) -> int | None:
+        """Steps done; None: the program says nothing of it."""
+        known = self.result or self.heartbeat
+        progress = None if known is None else known.progress
+        return None if progress is None else progress.get("step")
+
+
+@dataclass(frozen=True, slots=True)
+class JobView:
+    """A job with its attempts, its cost so far and how far it has come."""
+
+    job: Job
+    attempts: list[Attempt]
+    cost: Decimal | None
+    """US dollars up to now; None: unknown, for a price is."""
+    nodes: list[NodeView]
+    """Of the newest attempt."""
+    step: int | None
+    now: float
+
+    @property
+    def where(self) -> str:
+        """`gcp us-central1-a spot`; `local`."""
+        offer = self.job.offer
+        return offer.cloud if offer.cloud == "local" else f"{offer.cloud} {offer.zone or offer.region} {offer.market}"
+
+    @property
+    def lasted(self) -> float:
+        """Seconds from submit to the end, or to now."""
+        return (self.now if self.job.ended is None else self.job.ended) - self.job.created
+
+
+def view(job: Job, *, machines: bool = True) -> JobView:
+    """Look at a job; without `machines` its job dir is not read, and the progress is that of attempts that ended."""
+    from ..control.cost import total
+
+    now = time.time()
+    attempts = job.attempts()
+    nodes = node_views(job, attempts[-1]) if machines and attempts else []
+    steps = [node.step for node in nodes if node.step is not None]
+    steps += [attempt.progress.get("step", 0) for attempt in attempts if attempt.progress]
+    return JobView(job, attempts, total(attempts, now), nodes, max(steps, default=None), now)
+
+
+def node_views(job: Job, attempt: Attempt) -> list[NodeView]:
+    """The machines of an attempt in rank order."""
+    from ..control.nodes import node_requests
+    from ..jobspecs.plan import Offer
+
+    job_dir = job.open_dir()
+    return [
+        _node_view(job_dir, attempt.number, request.node, request.rank)
+        for request in node_requests(Offer.from_json(attempt.offer))
+    ]
+
+
+def _node_view(job_dir: JobDir, attempt: int, node: str, rank: int) -> NodeView:
+    from ..runtime.jobdir import Heartbeat, Result, node_key
+
+    beat = job_dir.find(node_key(attempt, node, "heartbeat.json"))
+    result = job_dir.find(node_key(attempt, node, "result.json"))
+    return NodeView(
+        node,
+        rank,
+        None if beat is None else Heartbeat.from_bytes(beat),
+        None if result is None else Result.from_bytes(result),
+    )
+
+
+def job_json(job: Job) -> dict[str, Any]:
+    """A job as every command prints it for scripts; times as in the rest of the JSON output."""
+    return {**job.to_json(), "created": iso(job.created), "ended": iso(job.ended)}
+
+
+def attempt_seconds(attempt: Attempt, now: float) -> float | None:
+    """Paid time; None: no machine was asked for."""
+    if attempt.launched is None:
+        return None
+    return (now if attempt.ended is None else attempt.ended) - attempt.launched
+
+
+def attempt_where(offer: dict[str, Any]) -> str:
+    return str(offer["zone"] or offer["region"] or offer["cloud"])

@@ -1,0 +1,176 @@
+"""Jobs as text and as JSON, for `cloudgpu status`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from .events import event_json, event_line
+from .job_view import JobView, attempt_seconds, attempt_where, job_json, view
+from .output import STATE_TONES, Column, clean, style, table
+from .report_view import report_json, report_lines
+from .text import ago, duration, iso, money
+
+if TYPE_CHECKING:
+    from ..control.jobs import Job
+
+_EVENTS = 8
+_LIST = (
+    Column("job", least=24),
+    Column("state"),
+    Column("submitted"),
+    Column("lasted", right=True),
+    Column("where", least=8),
+    Column("attempts", right=True),
+    Column("step", right=True),
+    Column("cost", right=True),
+)
+_ATTEMPTS = (
+    Column("attempt", right=True),
+    Column("outcome"),
+    Column("where", least=8),
+    Column("paid time", right=True),
+    Column("cost", right=True),
+    Column("step", right=True),
+    Column("reason", least=16),
+)
+_NODES = (
+    Column("node"),
+    Column("rank", right=True),
+    Column("phase"),
+    Column("heartbeat", right=True),
+    Column("step", right=True),
+    Column("reason", least=16),
+)
+
+
+def list_text(jobs: Sequence[Job]) -> str:
+    rows = []
+    for seen in (view(job, machines=not job.done) for job in jobs):
+        job = seen.job
+        rows.append(
+            [
+                job.id,
+                job.state,
+                ago(job.created, seen.now),
+                duration(seen.lasted),
+                seen.where,
+                str(len(seen.attempts)),
+                _number(seen.step),
+                money(seen.cost),
+            ]
+        )
+    return table(_LIST, rows)
+
+
+def list_json(jobs: Sequence[Job]) -> list[dict[str, Any]]:
+    return [_json(view(job, machines=not job.done)) for job in jobs]
+
+
+def job_text(job: Job) -> str:
+    """Everything of one job, in paragraphs."""
+    seen = view(job)
+    parts = [_head(seen), _attempts(seen)]
+    if not job.done and seen.nodes:
+        parts.append(_nodes(seen))
+    events = job.events()[-_EVENTS:]
+    parts.append("\n".join([style("last events", "title"), *(f"  {event_line(event)}" for event in events)]))
+    if job.done:
+        parts.append("\n".join([style("report", "title"), *(f"  {line}" for line in report_lines(job.report()))]))
+    return "\n\n".join(filter(None, parts))
+
+
+def status_json(job: Job) -> dict[str, Any]:
+    """The same for scripts; docs/cli.md describes it."""
+    seen = view(job)
+    return {
+        **_json(seen),
+        "nodes": [
+            {
+                "node": node.node,
+                "rank": node.rank,
+                "phase": node.phase,
+                "heartbeat": iso(node.heartbeat.time) if node.heartbeat else None,
+                "step": node.step,
+                "exit_code": node.result.exit_code if node.result else None,
+                "reason": node.result.reason if node.result else "",
+            }
+            for node in seen.nodes
+        ],
+        "events": [event_json(event) for event in job.events()[-_EVENTS:]],
+        "report": report_json(job.report()) if job.done else None,
+    }
+
+
+def _json(seen: JobView) -> dict[str, Any]:
+    return {
+        **job_json(seen.job),
+        "cost_usd": None if seen.cost is None else str(seen.cost),
+        "step": seen.step,
+        "attempts": [
+            {
+                "attempt": attempt.number,
+                "state": attempt.state,
+                "outcome": attempt.outcome or None,
+                "reason": attempt.reason,
+                "exit_code": attempt.exit_code,
+                "offer": attempt.offer,
+                "launched": iso(attempt.launched),
+                "ended": iso(attempt.ended),
+                "cost_usd": None if attempt.cost is None else str(attempt.cost),
+                "progress": attempt.progress,
+            }
+            for attempt in seen.attempts
+        ],
+    }
+
+
+def _head(seen: JobView) -> str:
+    job = seen.job
+    state = style(job.state, STATE_TONES[job.state]) if job.state in STATE_TONES else job.state
+    reason = f": {clean(job.reason)}" if job.reason else ""
+    ended = "" if job.ended is None else f", ended {ago(job.ended, seen.now)}"
+    facts = [
+        ("submitted", f"{ago(job.created, seen.now)}{ended}, lasted {duration(seen.lasted)}"),
+        ("where", seen.where),
+        ("cost", money(seen.cost) + ("" if job.done else " so far")),
+        ("job dir", clean(job.job_dir)),
+    ]
+    return "\n".join([f"{style(job.id, 'title')}  {state}{reason}", *(f"  {name:10} {text}" for name, text in facts)])
+
+
+def _attempts(seen: JobView) -> str:
+    from ..control.cost import attempt_cost
+
+    rows = [
+        [
+            str(attempt.number),
+            attempt.outcome or attempt.state,
+            attempt_where(attempt.offer),
+            duration(attempt_seconds(attempt, seen.now)),
+            money(attempt_cost(attempt, seen.now)),
+            _number(attempt.progress.get("step") if attempt.progress else None),
+            attempt.reason,
+        ]
+        for attempt in seen.attempts
+    ]
+    return table(_ATTEMPTS, rows, indent=2) if rows else ""
+
+
+def _nodes(seen: JobView) -> str:
+    rows = [
+        [
+            node.node,
+            str(node.rank),
+            node.phase,
+            ago(node.heartbeat.time if node.heartbeat else None, seen.now),
+            _number(node.step),
+            node.result.reason if node.result else "",
+        ]
+        for node in seen.nodes
+    ]
+    return table(_NODES, rows, indent=2)
+
+
+def _number(value: int | None) -> str:
+    return "-" if value is None else f"{value:,}"
