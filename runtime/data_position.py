@@ -49,6 +49,11 @@ class DataPosition:
         """
         _set_epoch(loader, self.epoch)
         generators = random_state.generators_of(loader)
+        if self.epoch and _starts_workers_once(loader):
+            # The epoch's own draws are those of a loader whose workers have been running since the first epoch.
+            current = random_state.capture(generators)
+            iter(loader)
+            random_state.restore(current, generators)
         if self.batch == 0:
             self._epoch_random = random_state.capture(generators)
             self._epoch_length = length(loader)
@@ -82,6 +87,12 @@ def length(loader: Any) -> int | None:  # noqa: ANN401
         return len(loader)
     except TypeError:  # an iterable dataset has no length
         return None
+
+
+def _starts_workers_once(loader: Any) -> bool:  # noqa: ANN401
+    """Persistent workers that are still to be started: a DataLoader draws their seed then, and in no later epoch."""
+    persistent = getattr(loader, "persistent_workers", False) and getattr(loader, "num_workers", 0) > 0
+    return bool(persistent) and getattr(loader, "_iterator", None) is None
 
 
 def _set_epoch(loader: Any, epoch: int) -> None:  # noqa: ANN401

@@ -1,4 +1,4 @@
-"""The digits on several nodes: each rank trains on its share of the scans, gradients are averaged over all (gloo, CPU)."""
+"""The digits on several nodes: each rank trains on its share of the scans, gradients are averaged (gloo, CPU)."""
 
 from __future__ import annotations
 
