@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import click
 
@@ -12,9 +12,12 @@ if TYPE_CHECKING:
     from ..jobspecs.diagnostics import Diagnostic
     from ..jobspecs.loader import LoadedSpec
     from ..jobspecs.plan import Refusal
+    from ..jobspecs.reports import Part
+    from .output import Tone
 
 Format = Literal["text", "json", "sarif"]
 _STDIN = "-"
+_TONES: dict[Part, Tone] = {"error": "bad", "warning": "warn", "hint": "note", "caret": "bad", "source": "faint"}
 
 
 @click.command()
@@ -100,9 +103,8 @@ def _print_text(file: str, diagnostics: list[Diagnostic], exit_code: Exit) -> No
     from ..jobspecs.reports import to_text
     from .output import style
 
-    tones: dict[str, Any] = {"error": "bad", "warning": "warn", "hint": "note", "caret": "bad", "source": "faint"}
     if diagnostics:
-        click.echo(to_text(diagnostics, lambda text, part: style(text, tones[part])))
+        click.echo(to_text(diagnostics, lambda text, part: style(text, _TONES[part])))
     errors = sum(found.severity == "error" for found in diagnostics)
     verdict = {
         Exit.OK: f"{file}: valid",

@@ -80,13 +80,9 @@ def each_once(value: tuple[Any, ...]) -> tuple[Any, ...]:
     return value
 
 
-def _some(value: tuple[Any, ...]) -> tuple[Any, ...]:
+def _bounded(value: tuple[Any, ...]) -> tuple[Any, ...]:
     if not value:
         raise mistake("empty-list", "this list is empty", "write at least one entry, or delete the key")
-    return value
-
-
-def _few(value: tuple[Any, ...]) -> tuple[Any, ...]:
     if len(value) > _MAX_LIST:
         raise mistake("too-long", f"this list has {len(value)} entries, more than {_MAX_LIST}")
     return value
@@ -94,13 +90,11 @@ def _few(value: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def _list_of(item: Any) -> tuple[Any, ...]:  # noqa: ANN401 - a type
     """The pieces of a non-empty list without duplicates, for one entry of which the entry itself may be written."""
+    listed = Annotated[list[item], Field(min_length=1, max_length=_MAX_LIST)]
     return (
-        BeforeValidator(
-            one_or_more,
-            json_schema_input_type=item | Annotated[list[item], Field(min_length=1, max_length=_MAX_LIST)] | None,
-        ),
+        BeforeValidator(one_or_more, json_schema_input_type=item | listed),
         AfterValidator(each_once),
-        AfterValidator(_some),
+        AfterValidator(_bounded),
     )
 
 
