@@ -2,8 +2,8 @@
 
 The rule: the first successor in the row's order that is sold in the region and needs no more GPUs than before, with at
 least the GPU memory and the single-precision speed (FP32) of the old ones together; where the region has none, one with
-the memory alone. More GPUs than before would need a program that can use them. Then the machine: the old one if it takes
-those GPUs, else the smallest one with them that has no fewer vCPUs and no less memory, else the largest.
+the memory alone. More GPUs than before would need a program that can use them. Then the machine: the old one if it
+takes those GPUs, else the smallest one with them that has no fewer vCPUs and no less memory, else the largest.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ _SELLER = "vertex"
 def replace_gone(conversion: Conversion, group: Group, region: str | None) -> Group:
     """The group on machines that can be had today, with a note for what changed."""
     old = group.machine
+    if conversion.refused:  # what never was has no successor
+        return group
     day = ended(old.accelerator) if old.accelerator else None
     if day is None:
         return group
@@ -50,7 +52,8 @@ def replace_gone(conversion: Conversion, group: Group, region: str | None) -> Gr
     if new is None:
         elsewhere = ", ".join(_regions_of(old))
         hint = f"choose another region: {elsewhere}" if elsewhere else "choose another accelerator"
-        conversion.error(group.accelerator_loc, "no-successor", f"{gone}, nor a successor in {region}", hint)
+        where = f"in {region}" if region else "with so much memory"
+        conversion.error(group.accelerator_loc, "no-successor", f"{gone}, nor a successor {where}", hint)
         return group
     conversion.note(
         f"{gone}; today's closest valid offer: {new.accelerator}:{new.count} on {new.machine_type}"
