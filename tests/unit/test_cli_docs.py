@@ -1,0 +1,49 @@
+"""docs/cli.md and the code say the same."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+
+import click
+import cloudgpu
+import pytest
+from cloudgpu.cli.exits import MEANINGS
+
+COMMANDS = importlib.import_module("cloudgpu.cli.main").COMMANDS
+DOCS = Path(cloudgpu.__file__).parent / "docs"
+PAGE = (DOCS / "cli.md").read_text()
+
+
+def test_every_command_has_its_section_in_the_order_of_the_help() -> None:
+    assert re.findall(r"^### (.+)$", PAGE, re.MULTILINE) == list(COMMANDS)
+    sections = list(dict.fromkeys(entry.section for entry in COMMANDS.values()))
+    assert [title for title in re.findall(r"^## (.+)$", PAGE, re.MULTILINE) if title in sections] == sections
+
+
+def test_exit_codes_are_the_codes() -> None:
+    rows = re.findall(r"^\| (\d+) \| (.+) \|$", PAGE, re.MULTILINE)
+    assert [(int(code), meaning.replace("`", "")) for code, meaning in rows] == [
+        (int(code), meaning.replace("`", "")) for code, meaning in MEANINGS.items()
+    ]
+
+
+@pytest.mark.parametrize("page", ["cli.md", "getting-started.md"])
+def test_examples_name_commands_and_options_that_exist(page: str) -> None:
+    lines = [line for line in (DOCS / page).read_text().splitlines() if line.startswith("    ")]
+    examples = [match[1] for line in lines if (match := re.match(r"\s+(?:\$ )?cloudgpu ([a-z].*)", line))]
+    assert examples
+    for example in examples:
+        name, *words = re.split(r" -- | \| | > | # | && ", example)[0].split()
+        command = importlib.import_module(f"cloudgpu.cli.{name}").command
+        known = {option for parameter in command.params for option in [*parameter.opts, *parameter.secondary_opts]}
+        used = {word.partition("=")[0] for word in words if word.startswith("-") and word != "-"}
+        assert isinstance(command, click.Command)
+        assert used <= known, example
+
+
+def test_environment_variables_are_read_somewhere() -> None:
+    sources = "".join(path.read_text() for path in DOCS.parent.glob("*/*.py") if path.parent.name != "tests")
+    for variable in re.findall(r"^\| `([A-Z_]+)` \|", PAGE, re.MULTILINE):
+        assert variable in sources, variable
