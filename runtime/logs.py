@@ -88,20 +88,23 @@ class LogWriter:
 
     def add(self, stream: Stream, rank: int | None, text: str, partial: bool = False) -> None:
         """Take a line; waits while the buffer is full and the job dir works."""
-        data = _encode(self._clock(), rank, stream, text, partial)
         with self._changed:
             while self._bytes >= BUFFER_BYTES and not self._failing and not self._closing:
                 self._changed.wait()
-            self._lines.append(data)
-            self._bytes += len(data)
-            while self._failing and self._bytes > BUFFER_BYTES and len(self._lines) > 1:
-                self._bytes -= len(self._lines.popleft())
-                self._dropped += 1
-            self._changed.notify_all()
+            self._append(_encode(self._clock(), rank, stream, text, partial))
 
     def say(self, text: str) -> None:
-        """A line of the agent's own."""
-        self.add("agent", None, text)
+        """A line of the agent's own: never waits, for the agent has deadlines to keep."""
+        with self._changed:
+            self._append(_encode(self._clock(), None, "agent", text, False))
+
+    def _append(self, data: bytes) -> None:
+        self._lines.append(data)
+        self._bytes += len(data)
+        while self._failing and self._bytes > BUFFER_BYTES and len(self._lines) > 1:
+            self._bytes -= len(self._lines.popleft())
+            self._dropped += 1
+        self._changed.notify_all()
 
     def close(self, timeout: float) -> bool:
         """Write what is left; False if that could not be done in time. No line may be added afterwards."""

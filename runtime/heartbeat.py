@@ -1,0 +1,81 @@
+"""The node's sign of life, with the program's progress; and the judge of whether the job dir still works."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+from .jobdir import JOB_KEY, Heartbeat, JobDir, JobDirError
+
+Phase = Literal["setup", "running", "stopping"]
+INTERVAL_S = 1.0
+_PROGRESS_BYTES = 64 << 10  # a longer file is not the Checkpointer's
+
+
+class Heart:
+    """Beats from a thread of its own until stopped. `on_lost` is called once, with the reason, if the job dir is lost.
+
+    Lost means: job.json is gone although the job dir answers (twice, one interval apart), or no beat could be written
+    for `patience_s`.
+    """
+
+    def __init__(
+        self,
+        job_dir: JobDir,
+        key: str,
+        progress: Path,
+        *,
+        on_lost: Callable[[str], None],
+        patience_s: float,
+    ) -> None:
+        self._job_dir, self._key, self._progress = job_dir, key, progress
+        self._on_lost, self._patience_s = on_lost, patience_s
+        self._phase: Phase = "setup"
+        self._changed = threading.Event()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+        self._thread.start()
+
+    def set_phase(self, phase: Phase) -> None:
+        """Tell the phase, at once."""
+        if phase != self._phase:
+            self._phase = phase
+            self._changed.set()
+
+    def stop(self) -> None:
+        self._stopping = True
+        self._changed.set()
+
+    def _run(self) -> None:
+        sequence, missing, last_written, lost = 0, 0, time.monotonic(), False
+        while not self._stopping:
+            sequence += 1
+            try:
+                missing = 0 if self._job_dir.exists(JOB_KEY) else missing + 1
+                if missing == 0:
+                    beat = Heartbeat(sequence, time.time(), self._phase, read_progress(self._progress))
+                    self._job_dir.put(self._key, beat.to_bytes())
+                    last_written = time.monotonic()
+            except JobDirError as error:
+                why = str(error)
+            else:
+                why = f"{self._job_dir.url}: {JOB_KEY} is gone: the job dir has been deleted"
+            if not lost and (missing >= 2 or time.monotonic() - last_written > self._patience_s):
+                lost = True
+                self._on_lost(why)
+            self._changed.wait(INTERVAL_S)
+            self._changed.clear()
+
+
+def read_progress(path: Path) -> dict[str, Any] | None:
+    """What the program says of itself, if it says something that can be read."""
+    try:
+        with path.open("rb") as file:
+            value = json.loads(file.read(_PROGRESS_BYTES))
+    except (OSError, ValueError):  # it says nothing, or has written rubbish: either is the program's own business
+        return None
+    return value if isinstance(value, dict) else None

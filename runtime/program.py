@@ -1,0 +1,264 @@
+"""The processes of one node: started, read line by line, signalled, and killed until none is left."""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import ctypes
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+OutputStream = Literal["stdout", "stderr"]
+OnLine = Callable[[OutputStream, int | None, str, bool], None]
+"""(stream, rank, text, whether the line goes on)."""
+
+MARKER = "CLOUDGPU_MACHINE"
+"""In the environment of all that runs on a machine: who must end the machine finds its processes by it."""
+
+_KEEPER = str(Path(__file__).with_name("keeper.py"))
+_PR_SET_CHILD_SUBREAPER = 36
+_READ_BYTES = 64 << 10
+_LINE_BYTES = 64 << 10  # a longer line is shipped in parts
+_UNFINISHED_S = 1.0  # an unfinished line (a prompt) is shipped after so long
+_REDRAW_S = 5.0  # a line that is redrawn by \r (a progress bar) is shipped so often
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process to start. `rank` is None for the setup."""
+
+    rank: int | None
+    command: Sequence[str]
+    env: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """A process that has ended. `code` is negative if a signal killed it."""
+
+    rank: int | None
+    code: int
+
+    def describe(self) -> str:
+        """`exit code 3` or `SIGKILL`, after the rank if it has one."""
+        try:
+            how = f"exit code {self.code}" if self.code >= 0 else signal.Signals(-self.code).name
+        except ValueError:  # a real-time signal
+            how = f"signal {-self.code}"
+        return how if self.rank is None else f"rank {self.rank}: {how}"
+
+
+def adopt_orphans() -> None:
+    """Make this process the parent of what its descendants leave behind (Linux; elsewhere nothing happens)."""
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+    if prctl is not None:
+        prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(1), 0, 0, 0)
+
+
+class Program:
+    """Processes that belong together. To be started and reaped by the main thread of the only user of child processes.
+
+    The kernel counts the death of the thread that forked as the parent's death, and waiting is done for any child,
+    adopted ones included.
+    """
+
+    def __init__(self, folder: Path, on_line: OnLine) -> None:
+        self._folder = folder
+        self._running: dict[int, Process] = {}
+        self._children: dict[int, subprocess.Popen[bytes]] = {}
+        self._output = _Output(on_line)
+
+    @property
+    def running(self) -> bool:
+        return bool(self._running)
+
+    def start(self, process: Process) -> None:
+        """Start a process in a session and group of its own, in the program's folder. Raises OSError."""
+        child = subprocess.Popen(
+            [sys.executable, "-I", "-S", _KEEPER, str(os.getpid()), *process.command],
+            cwd=self._folder,
+            env=dict(process.env),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        self._children[child.pid] = child
+        self._running[child.pid] = process
+        for name, pipe in (("stdout", child.stdout), ("stderr", child.stderr)):
+            assert pipe is not None  # noqa: S101 - PIPE was asked for
+            self._output.add(name, process.rank, pipe.fileno())  # type: ignore[arg-type]
+
+    def reap(self) -> list[Exit]:
+        """Those that have ended since the last call; adopted processes are reaped by the way."""
+        exits = []
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                break
+            if pid == 0:
+                break
+            process = self._running.pop(pid, None)
+            if process is not None:
+                exits.append(Exit(process.rank, os.waitstatus_to_exitcode(status)))
+                self._children[pid].returncode = exits[-1].code  # or Popen would wait for it once more
+        return exits
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to every process group that still has its leader."""
+        for pid in self._running:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, number)
+
+    def kill(self, marker: str, limit_s: float = 10.0) -> list[Exit]:
+        """Kill everything that was started, in whatever session; returns when nothing is left, or time is over."""
+        end = time.monotonic() + limit_s
+        self.signal(signal.SIGKILL)
+        exits = self.reap()
+        while (left := _leftovers(marker)) and time.monotonic() < end:
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.01)
+            exits += self.reap()
+        return exits
+
+    def finish_output(self, limit_s: float) -> None:
+        """Wait until all that was written has been taken; to be called when nothing is left running."""
+        self._output.finish(limit_s)
+        for child in self._children.values():
+            for pipe in (child.stdout, child.stderr):
+                if pipe is not None:
+                    pipe.close()
+
+
+def _leftovers(marker: str) -> list[int]:
+    """Children, adopted ones included, and whatever carries the marker; dead ones that wait for their parent not."""
+    me, found = os.getpid(), []
+    wanted = f"{MARKER}={marker}".encode()
+    for entry in os.scandir("/proc"):
+        if not entry.name.isdigit() or (pid := int(entry.name)) == me:
+            continue
+        try:
+            state, parent = Path(entry.path, "stat").read_bytes().rpartition(b")")[2].split()[:2]
+            if state == b"Z":
+                continue
+            if int(parent) == me or wanted in Path(entry.path, "environ").read_bytes().split(b"\0"):
+                found.append(pid)
+        except OSError:  # it ended meanwhile, or is another user's
+            continue
+    return found
+
+
+class _Output:
+    """Reads pipes in a thread of its own: the lines keep the order in which they came."""
+
+    def __init__(self, on_line: OnLine) -> None:
+        self._on_line = on_line
+        self._selector = selectors.DefaultSelector()
+        self._lock = threading.Lock()  # a selector may not be changed while its map is walked through
+        self._finishing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="output", daemon=True)
+
+    def add(self, stream: OutputStream, rank: int | None, fd: int) -> None:
+        def emit(text: str, partial: bool) -> None:
+            self._on_line(stream, rank, text, partial)
+
+        os.set_blocking(fd, False)
+        with self._lock:
+            self._selector.register(fd, selectors.EVENT_READ, LineSplitter(emit))
+        if not self._thread.is_alive():
+            self._thread.start()
+
+    def finish(self, limit_s: float) -> None:
+        self._finishing.set()
+        if self._thread.is_alive():
+            self._thread.join(limit_s)
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                splitters = {key.fd: key.data for key in self._selector.get_map().values()}
+            if not splitters and self._finishing.is_set():
+                return
+            if not splitters:
+                self._finishing.wait(0.1)
+                continue
+            for key, _ in self._selector.select(0.2):
+                self._read(key.fd, key.data)
+            now = time.monotonic()
+            for splitter in splitters.values():
+                splitter.tick(now)
+
+    def _read(self, fd: int, splitter: LineSplitter) -> None:
+        try:
+            data = os.read(fd, _READ_BYTES)
+        except BlockingIOError:
+            return
+        if data:
+            splitter.feed(data, time.monotonic())
+            return
+        with self._lock:
+            self._selector.unregister(fd)
+        splitter.finish()
+
+
+class LineSplitter:
+    """Bytes in, lines out. What `\\r` redraws is shown as a terminal would show it in the end."""
+
+    def __init__(self, emit: Callable[[str, bool], None]) -> None:
+        self._emit = emit
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self._rest = b""
+        self._since = 0.0
+        self._redrawn = False
+
+    def feed(self, data: bytes, now: float) -> None:
+        if not self._rest:
+            self._since = now
+        *lines, rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            self._line(line)
+            self._since, self._redrawn = now, False
+        cut = rest.rfind(b"\r", 0, -1) + 1  # one at the very end may belong to a line end
+        if cut:
+            rest, self._redrawn = rest[cut:], True
+        while len(rest) > _LINE_BYTES:
+            self._emit(self._decode(rest[:_LINE_BYTES]), True)
+            rest = rest[_LINE_BYTES:]
+        self._rest = rest
+
+    def tick(self, now: float) -> None:
+        """Let go of an unfinished line that has waited long enough."""
+        if not self._rest or now - self._since < (_REDRAW_S if self._redrawn else _UNFINISHED_S):
+            return
+        if self._redrawn:
+            self._line(self._rest)
+        else:
+            self._emit(self._decode(self._rest), True)
+        self._rest, self._since = b"", now
+
+    def finish(self) -> None:
+        """The end of the output: what is left is a line of its own."""
+        if self._rest:
+            self._line(self._rest)
+            self._rest = b""
+
+    def _line(self, line: bytes) -> None:
+        line = line.rstrip(b"\r").rpartition(b"\r")[2]
+        if self._redrawn and not line:  # its last state has been shipped already
+            return
+        while len(line) > _LINE_BYTES:
+            self._emit(self._decode(line[:_LINE_BYTES]), True)
+            line = line[_LINE_BYTES:]
+        self._emit(self._decode(line, True), False)
