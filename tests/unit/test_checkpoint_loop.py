@@ -1,0 +1,341 @@
+"""The Checkpointer in its loop: what it obeys, what it tells, and how it bears a disk that does not take anything."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from cloudgpu.runtime import Checkpointer, CheckpointError, write_output  # noqa: E402
+from cloudgpu.runtime.checkpoint_schedule import AUTO_CEILING, AUTO_FLOOR, Schedule  # noqa: E402
+
+
+class Model:
+    """Counts; the smallest thing with a state_dict."""
+
+    def __init__(self) -> None:
+        self.weight = torch.zeros(4000)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"weight": self.weight}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.weight.copy_(state["weight"])
+
+
+@pytest.fixture(autouse=True)
+def _no_job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in list(os.environ):
+        if name.startswith("CLOUDGPU_"):
+            monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+
+
+def train(steps: int, *, stop: int | None = None, **options: Any) -> tuple[Checkpointer, Model]:
+    model = Model()
+    ckpt = Checkpointer(model=model, **{"every": 5, **options})
+    for step in ckpt.steps(steps):
+        if step == stop:
+            break
+        model.weight += 1
+    return ckpt, model
+
+
+def saved(folder: Path | str = "checkpoints") -> list[int]:
+    return sorted(int(commit.parent.name[:8]) for commit in Path(folder).glob("*/COMMIT.json"))
+
+
+@contextmanager
+def full_disk(size: int = 2000) -> Iterator[None]:
+    """No file of this process may become larger: the kernel refuses the write half way, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_alone_it_saves_beside_the_program() -> None:
+    ckpt, _ = train(17)
+    assert saved() == [10, 15, 17]
+    assert (ckpt.step, ckpt.finished) == (17, True)
+    ckpt, model = train(17)
+    assert (ckpt.step, ckpt.finished, model.weight[0].item()) == (17, True, 17)
+    assert saved() == [10, 15, 17]
+
+
+def test_a_finished_run_can_be_prolonged() -> None:
+    train(5)
+    ckpt, model = train(8)
+    assert (ckpt.step, model.weight[0].item()) == (8, 8)
+
+
+def test_resumes_where_it_was_saved_and_keeps_plain_values() -> None:
+    model = Model()
+    ckpt = Checkpointer(model=model, every=2, folder="elsewhere")
+    ckpt.state["best"] = None
+    for step in ckpt.steps(20):
+        if step == 7:
+            break
+        ckpt.state["best"] = {"step": step}
+    ckpt = Checkpointer(model=model, folder=Path("elsewhere"))
+    assert (ckpt.step, ckpt.state, ckpt.finished) == (6, {"best": {"step": 5}}, False)
+
+
+def test_early_stopping_is_an_end() -> None:
+    model = Model()
+    ckpt = Checkpointer(model=model, every=100)
+    for step in ckpt.steps(20):
+        model.weight += 1
+        if step == 6:
+            ckpt.finish()
+    assert (ckpt.step, saved()) == (7, [7])
+    ckpt, model = train(20)
+    assert (ckpt.step, model.weight[0].item()) == (7, 7)
+
+
+def test_save_is_made_between_two_steps() -> None:
+    model = Model()
+    ckpt = Checkpointer(model=model, every=100)
+    for step in ckpt.steps(20):
+        if step == 3:
+            ckpt.save()
+        if step == 6:
+            break
+        model.weight += 1
+    ckpt, model = train(20, stop=4)
+    assert (ckpt.step, model.weight[0].item()) == (4, 4)
+
+
+def test_end_of_epoch() -> None:
+    ckpt = Checkpointer(loader=[1, 2, 3], every=100)
+    assert [(ckpt.epoch, ckpt.step) for _ in ckpt.batches(epochs=2) if ckpt.end_of_epoch] == [(0, 2), (1, 5)]
+    ckpt = Checkpointer(loader=map(str, [1, 2]), folder="b")
+    with pytest.raises(CheckpointError, match="no length"):
+        [ckpt.end_of_epoch for _ in ckpt.batches(epochs=1)]
+
+
+def test_notice_saves_and_ends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CLOUDGPU_NOTICE", str(tmp_path / "notice.json"))
+    monkeypatch.setenv("CLOUDGPU_LISTENING", str(tmp_path / "listening"))
+    model = Model()
+    ckpt = Checkpointer(model=model, every=100)
+    assert (tmp_path / "listening").exists()
+    with pytest.raises(SystemExit) as end:
+        for step in ckpt.steps(20):
+            model.weight += 1
+            if step == 6:
+                (tmp_path / "notice.json").write_text(json.dumps({"reason": "preempt", "deadline": 0}))
+    assert (end.value.code, saved()) == (75, [7])
+    assert not (tmp_path / "listening").exists()
+    # A second notice before anything was done: there is nothing to save, and it is not saved twice.
+    with pytest.raises(SystemExit) as end:
+        train(20)
+    assert (end.value.code, saved()) == (75, [7])
+    (tmp_path / "notice.json").unlink()
+    assert train(20)[1].weight[0].item() == 20
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_signal_saves_and_ends_and_reaches_the_program(number: signal.Signals) -> None:
+    heard: list[int] = []
+    before = signal.signal(number, lambda received, _frame: heard.append(received))
+    try:
+        ckpt = Checkpointer(model=Model(), every=100)
+        with pytest.raises(SystemExit) as end:
+            for step in ckpt.steps(20):
+                if step == 6:
+                    os.kill(os.getpid(), number)
+        assert (end.value.code, saved(), heard) == (75, [7], [number])
+        os.kill(os.getpid(), number)  # after the loop the program's handler stands alone again
+        assert heard == [number, number]
+    finally:
+        signal.signal(number, before)
+
+
+def test_in_a_thread_signals_are_left_alone() -> None:
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.append(train(7)[0].step))
+    thread.start()
+    thread.join()
+    assert results == [7]
+
+
+def test_notice_with_a_full_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("cloudgpu.runtime.checkpoint.LAST_PAUSE", 0)
+    monkeypatch.setenv("CLOUDGPU_NOTICE", str(tmp_path / "notice.json"))
+    for stop, code in ((7, 76), (3, 77)):  # after the save of step 5, before any
+        with pytest.raises(SystemExit) as end:
+            for step in Checkpointer(model=Model(), every=5, folder=f"until {stop}").steps(20):
+                if step == stop:
+                    resource_limits = full_disk()
+                    resource_limits.__enter__()
+                    (tmp_path / "notice.json").write_text("{}")
+        resource_limits.__exit__(None, None, None)
+        (tmp_path / "notice.json").unlink()
+        assert end.value.code == code
+
+
+def test_full_disk_then_room_again(caplog: pytest.LogCaptureFixture) -> None:
+    model = Model()
+    ckpt = Checkpointer(model=model, every=2)
+    for step in ckpt.steps(20):
+        model.weight += 1
+        if step == 5:
+            limits = full_disk()
+            limits.__enter__()
+        if step == 15:
+            limits.__exit__(None, None, None)
+            # What was kept, and nothing of the five saves that failed.
+            assert saved() == [2, 4]
+            assert len(list(Path("checkpoints").iterdir())) == 3
+    assert saved() == [16, 18, 20]
+    complaints = [record for record in caplog.records if "could not be saved" in record.message]
+    assert [record.levelname for record in complaints] == ["WARNING", "ERROR", "ERROR"]  # 1st, 2nd and 4th failure
+    assert "File too large" in complaints[0].message
+    assert "4 saves in a row have failed; the newest checkpoint is 00000004" in complaints[2].message
+
+
+def test_the_end_that_cannot_be_saved_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cloudgpu.runtime.checkpoint.LAST_PAUSE", 0)
+    with full_disk(), pytest.raises(SystemExit) as end:
+        train(4)
+    assert end.value.code == 74
+
+
+def test_folder_deleted_while_training() -> None:
+    """Writing into a job dir that was deleted must not make it anew; training itself goes on."""
+    model = Model()
+    ckpt = Checkpointer(model=model, every=2)
+    with pytest.raises(SystemExit) as end:
+        for step in ckpt.steps(9):
+            model.weight += 1
+            if step == 4:
+                __import__("shutil").rmtree("checkpoints")
+    assert (end.value.code, model.weight[0].item()) == (74, 9)
+    assert not Path("checkpoints").exists()
+
+
+def test_a_zombie_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    ckpt = Checkpointer(model=Model(), every=2)
+    with pytest.raises(SystemExit) as end:
+        for step in ckpt.steps(9):
+            if step == 4:
+                train(20, every=100)  # another process, as far as the folder can tell
+    assert (end.value.code, saved()) == (73, [2, 4, 20])
+    monkeypatch.setenv("CLOUDGPU_ATTEMPT", "1")
+    with pytest.raises(CheckpointError, match="attempt 2 has taken over"):
+        train(9)
+
+
+def test_within_a_job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name, value in {
+        "JOB_DIR": (tmp_path / "a job").as_uri(),
+        "ATTEMPT": "3",
+        "NODE": "worker-0.1",
+        "WORLD_SIZE": "1",
+        "PROGRESS": str(tmp_path / "progress.json"),
+        "CHECKPOINT_EVERY": "0.000001",
+        "CHECKPOINT_KEEP": "2",
+    }.items():
+        monkeypatch.setenv(f"CLOUDGPU_{name}", value)
+    train(9, every=None)
+    assert saved("a job/checkpoints") == [8, 9]
+    assert all("-0003-" in path.name for path in Path("a job/checkpoints").glob("0*"))
+    progress = json.loads((tmp_path / "progress.json").read_bytes())
+    assert (progress["step"], progress["saved_step"], progress["restored_step"]) == (9, 9, None)
+    assert progress["step_seconds"] > 0 < progress["blocked_seconds"]
+    train(9, every=None)
+    progress = json.loads((tmp_path / "progress.json").read_bytes())
+    assert (progress["step"], progress["saved_step"], progress["restored_step"]) == (9, 9, 9)
+    assert progress["restore_seconds"] > 0
+    assert write_output("plots/x.json", "{}") == (tmp_path / "a job/outputs/plots/x.json").as_uri()
+    assert Path("a job/outputs/plots/x.json").read_text() == "{}"
+
+
+def test_nodes_without_torch_distributed_train_each_for_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CLOUDGPU_JOB_DIR", (tmp_path / "job").as_uri())
+    monkeypatch.setenv("CLOUDGPU_WORLD_SIZE", "2")
+    for node, steps in (("worker-0.1", 3), ("worker-1.1", 4), ("worker-1.2", 6)):
+        monkeypatch.setenv("CLOUDGPU_NODE", node)
+        train(steps, every=3)
+    assert saved("job/checkpoints/worker-0") == [3]
+    assert saved("job/checkpoints/worker-1") == [3, 4, 6]
+
+
+def test_torchrun_without_init_process_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(CheckpointError, match="init_process_group"):
+        train(3)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"optimizer": Model()}, "no state of optimizer"),
+        ({"model": torch.nn.Linear(2, 2)}, "does not fit this program"),
+    ],
+)
+def test_what_does_not_fit_is_refused(change: dict[str, Any], message: str) -> None:
+    train(5)
+    with pytest.raises(CheckpointError, match=message):
+        Checkpointer(**{"model": Model(), **change})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"every": 0}, "every=0"),
+        ({"every": -1.0}, "every=-1.0"),
+        ({"every": "soon"}, "every='soon'"),
+        ({"every": ""}, "every=''"),
+        ({"every": True}, "every=True"),
+        ({"keep": 0}, "at least one"),
+        ({"model": 3}, "model= has no state_dict"),
+        ({"folder": "ftp://host/x"}, "ftp://host/x"),
+    ],
+)
+def test_wrong_options(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        Checkpointer(**options)
+
+
+@pytest.mark.parametrize(("name", "value"), [("EVERY", "often"), ("KEEP", "few"), ("EVERY", "nan")])
+def test_wrong_environment(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(f"CLOUDGPU_CHECKPOINT_{name}", value)
+    with pytest.raises(CheckpointError):
+        Checkpointer()
+
+
+def test_batches_without_a_loader() -> None:
+    with pytest.raises(CheckpointError, match="use steps"):
+        next(Checkpointer().batches(epochs=1))
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("30s", 30), ("1h30m", 5400), ("10m", 600), ("2.5", 2.5), (45.0, 45)])
+def test_durations(text: Any, seconds: float) -> None:
+    schedule = Schedule(text)
+    schedule.count_from(0, 100.0)
+    assert schedule.interval == seconds
+    assert not schedule.due(99, 100 + seconds * 0.99)
+    assert schedule.due(1, 100 + seconds)
+
+
+def test_automatic_interval_costs_one_percent_within_bounds() -> None:
+    schedule = Schedule("auto")
+    intervals = []
+    for blocked in (0.001, 0.5, 60.0):
+        schedule.count_from(0, 0.0, blocked)
+        intervals.append(schedule.interval)
+    assert intervals == [AUTO_FLOOR, pytest.approx(50), AUTO_CEILING]
