@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Sequence
-from decimal import Decimal
+from decimal import ROUND_CEILING, Decimal
 
 from . import catalog
 from .compatibility import target_refusals
@@ -17,6 +17,8 @@ from .plan import LocalMachine, Offer, Plan, Refusal
 from .planner_clouds import CloudPlanner
 from .planner_local import plan_local
 from .planner_ranking import Ranked
+
+_CENT = Decimal("0.01")
 
 
 def plan(
@@ -62,18 +64,15 @@ def _cap(ranked: list[Ranked], cap: Decimal | None) -> tuple[list[Ranked], list[
 
 def _above(name: str, offers: list[Offer], cap: Decimal) -> Refusal:
     regions = len({offer.region for offer in offers})
-    where = f"all {regions} regions" if regions > 1 else offers[0].region
-    known = [offer for offer in offers if offer.price is not None]
+    known = [(offer.price, offer.region) for offer in offers if offer.price is not None]
     if not known:
-        message = f"the price in {where} is unknown: it cannot be held to limits.price of {cap} USD/h"
+        message = f"its price is unknown: it cannot be held to limits.price of {cap} USD/h"
         return Refusal("price-cap", offers[0].cloud, name, message, "leave out limits.price")
-    cheapest = min(known, key=lambda offer: (offer.price, offer.region))
-    message = f"the whole job is {cheapest.price:.4f} USD/h in {cheapest.region}"
-    message += f", the cheapest of {regions} regions" if regions > 1 else ""
-    message += f", above limits.price of {cap} USD/h"
-    return Refusal(
-        "price-cap", cheapest.cloud, name, message, f"limits.price: {cheapest.price:.2f} USD/h", cheapest.price
-    )
+    price, region = min(known)
+    where = f"in {region}, the cheapest of {regions} regions," if regions > 1 else f"in {region}"
+    needed = price.quantize(_CENT, rounding=ROUND_CEILING)
+    message = f"the whole job {where} is above limits.price of {cap} USD/h"
+    return Refusal("price-cap", offers[0].cloud, name, message, f"limits.price: {needed} USD/h", price)
 
 
 def subject(offer: Offer) -> str:

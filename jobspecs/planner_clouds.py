@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 from decimal import Decimal
 from fractions import Fraction
@@ -15,14 +16,14 @@ from .models import JobSpec
 from .plan import Offer, Refusal, RoleOffer
 from .planner_notes import notes_on
 from .planner_options import Option, options_for
+from .planner_prices import Total, total_price
 from .planner_ranking import Ranked, rank
 from .rules_base import listing
 from .rules_machines import within_limits
-from .rules_places import is_offered, region_known, where, zone_known, zone_regions
+from .rules_places import region_known, zone_known, zone_regions
 
-_MICRO = Decimal("0.000001")
-MOST_PER_ROLE = 6
-"""Of several roles' choices in a place, so many of each are combined, the cheapest always among them."""
+MOST_PER_ROLE = {2: 6, 3: 4, 4: 3}
+"""Number of roles -> how many choices of each are combined in a place, the cheapest always among them."""
 
 Way = tuple[Option, ...]
 """One option for each role."""
@@ -33,9 +34,7 @@ class _Priced(NamedTuple):
 
     way: Way
     roles: tuple[RoleOffer, ...]
-    price: Decimal | None
-    disk_price: Decimal | None
-    date: str | None
+    total: Total
     notes: tuple[str, ...]
 
 
@@ -91,23 +90,35 @@ class CloudPlanner:
                 self._refusals.append(Refusal(rule, self._cloud, f"{self._cloud} {name}", *verdict))
 
     def _refuse_places(self, roles: Sequence[Sequence[Option]], regions: list[str] | None) -> None:
-        """Say of each place asked for by name what is not offered there."""
+        """Say of each place asked for by name what is not offered there, and what it costs elsewhere."""
         places: list[dict[str, str]] = [{"region": region} for region in regions or ()]
         places += [{"zone": zone} for zone in self._spec.resources.zone or () if zone in catalog.zones(self._cloud)]
         for place in places:
             for options in roles:
-                self._explain(options, place)
+                for refusal in self._explain(options, place):
+                    lowest = self._lowest([options], options[0].places) if len(roles) == 1 else None
+                    self._refusals.append(refusal if lowest is None else _elsewhere(refusal, lowest))
 
-    def _explain(self, options: Sequence[Option], fields: dict[str, str]) -> None:
-        """Refuse each preference none of whose asks can have these fields too."""
+    def _explain(self, options: Sequence[Option], fields: dict[str, str]) -> Iterator[Refusal]:
+        """Refusals of each preference none of whose asks can have these fields too."""
         for preference in dict.fromkeys(option.preference for option in options):
             asks = dict.fromkeys(option.ask for option in options if option.preference == preference)
             refusals = [first_refusal(ask._replace(**fields)) for ask in asks]  # type: ignore[arg-type]
             if all(refusals):
-                self._refusals += filter(None, refusals)
+                yield from filter(None, refusals)
+
+    def _lowest(self, roles: Sequence[Sequence[Option]], regions: Iterable[str]) -> Decimal | None:
+        """The lowest known price of the whole job in these regions, were every role placed for itself."""
+        found = []
+        for region, market in product(regions, self._spec.resources.market):
+            there = [[option for option in options if region in option.places] for options in roles]
+            if all(there):
+                way = tuple(min(o, key=lambda one: self._cost_key(one, region, market)) for o in there)
+                found.append(self._total(way, region, market).price)
+        return min((price for price in found if price is not None), default=None)
 
     def _sold(self, options: Sequence[Option], market: str) -> Iterator[Option]:
-        self._explain(options, {"market": market})
+        self._refusals += self._explain(options, {"market": market})
         if market in catalog.targets()[self._cloud].markets:
             yield from (option for option in options if market in option.machine.markets)
 
@@ -117,9 +128,9 @@ class CloudPlanner:
         self, roles: Sequence[Sequence[Option]], market: str, order: int, regions: list[str] | None
     ) -> Iterator[Ranked]:
         apart: list[str] = []
-        everywhere = sorted({region for options in roles for option in options for region in where(option.machine)})
+        everywhere = sorted({region for options in roles for option in options for region in option.places})
         for region_order, region in enumerate(everywhere if regions is None else regions):
-            there = [[option for option in options if is_offered(option.machine, region, None)] for options in roles]
+            there = [[option for option in options if region in option.places] for options in roles]
             if not all(there):
                 continue
             found = list(self._in_region(there, region, market))
@@ -135,7 +146,7 @@ class CloudPlanner:
                     zone=self._zone_order(zone),
                 )
         if apart:
-            self._refuse_apart(apart, market)
+            self._refuse_apart(roles, apart, market)
 
     def _in_region(
         self, roles: Sequence[Sequence[Option]], region: str, market: str
@@ -148,7 +159,7 @@ class CloudPlanner:
             if there not in seen:
                 seen[there] = list(self._ways(there, region, market))
             for priced in seen[there]:
-                if zone is not None and not any(zone in _zones_of(option, region) for option in priced.way):
+                if zone is not None and not any(zone in option.zones.get(region, ()) for option in priced.way):
                     continue  # nothing is known of any of its zones: it is offered in the region as such
                 if self._zoned:
                     yield zone, priced
@@ -159,25 +170,30 @@ class CloudPlanner:
 
     def _zones(self, roles: Sequence[Sequence[Option]], region: str) -> list[str | None]:
         """The zones to look at; None among them: where no zone is known."""
-        known = {zone for options in roles for option in options for zone in _zones_of(option, region)}
+        known = {zone for options in roles for option in options for zone in option.zones.get(region, ())}
         asked = self._spec.resources.zone
         if asked is not None:
             return [zone for zone in asked if zone in known]
-        unknown = any(not _zones_of(option, region) for options in roles for option in options)
+        unknown = any(not option.zones.get(region, ()) for options in roles for option in options)
         return [*sorted(known), *([None] if unknown else [])]
 
     def _zone_order(self, zone: str | None) -> int:
         asked = self._spec.resources.zone
         return asked.index(zone) if asked and zone else 0
 
-    def _refuse_apart(self, regions: list[str], market: str) -> None:
+    def _refuse_apart(self, roles: Sequence[Sequence[Option]], regions: list[str], market: str) -> None:
         names = [
-            ", ".join(map(str, role.accelerator)) or role.machine_type or "no GPU" for role in self._roles.values()
+            listing(list(map(str, role.accelerator))) or role.machine_type or "no GPU" for role in self._roles.values()
         ]
-        subject = f"{self._cloud} {' and '.join(names)}, {market}"
-        message = f"{listing(regions)}: every role can run there, but not in the same zone"
         self._refusals.append(
-            Refusal("one-zone", self._cloud, subject, message, "another region, or other accelerators")
+            Refusal(
+                "one-zone",
+                self._cloud,
+                f"{self._cloud} {' and '.join(names)}, {market}",
+                f"{listing(regions)}: every role can run there, but not all in the same zone",
+                "another region, or other accelerators",
+                self._lowest(roles, regions),
+            )
         )
 
     # --- machines and prices ---------------------------------------------------------------------------------------
@@ -202,7 +218,7 @@ class CloudPlanner:
         """The first few by preference and price, and the cheapest of all: some combination then meets every cap."""
         ordered = sorted(options, key=lambda o: (o.preference, self._cost_key(o, region, market)))
         cheapest = min(ordered, key=lambda o: self._cost_key(o, region, market), default=None)
-        kept = ordered[:MOST_PER_ROLE]
+        kept = ordered[: MOST_PER_ROLE[len(self._roles)]]
         return kept if cheapest is None or cheapest in kept else [*kept, cheapest]
 
     def _cost_key(self, option: Option, region: str, market: str) -> tuple[object, ...]:
@@ -220,27 +236,18 @@ class CloudPlanner:
         return self._prices[key]
 
     def _priced(self, way: Way, region: str, market: str) -> _Priced:
-        prices = [self._price(option, region, market) for option in way]
-        nodes = [role.nodes for role in self._roles.values()]
-        disk = catalog.disk_price(self._cloud, region)
-        disk_price = None
-        if disk is not None:
-            disk_price = (disk.amount * Decimal(str(self._spec.resources.disk)) * sum(nodes)).quantize(_MICRO)
-        total = disk_price
-        for price, count in zip(prices, nodes, strict=True):
-            total = None if total is None or price is None else total + (price.amount * count).quantize(_MICRO)
-        known = [price for price in (*prices, disk) if price is not None]
-        return _Priced(
-            way,
-            tuple(
-                _role_offer(name, role.nodes, option, price)
-                for (name, role), option, price in zip(self._roles.items(), way, prices, strict=True)
-            ),
-            total,
-            disk_price,
-            min((price.date for price in known), default=None) if total is not None else None,
-            notes_on(way, prices, market, self._spec, self._today),
+        total = self._total(way, region, market)
+        roles = tuple(
+            _role_offer(name, role.nodes, option, self._price(option, region, market))
+            for (name, role), option in zip(self._roles.items(), way, strict=True)
         )
+        return _Priced(way, roles, total, notes_on(way, total.figures, market, self._spec, self._today))
+
+    def _total(self, way: Way, region: str, market: str) -> Total:
+        """Of every machine, GPU and disk; unknown if one of them is."""
+        machines = [self._price(option, region, market) for option in way]
+        nodes = [role.nodes for role in self._roles.values()][: len(way)]
+        return total_price(machines, nodes, self._spec.resources.disk, catalog.disk_price(self._cloud, region))
 
     def _offer(self, priced: _Priced, region: str, zone: str | None, market: str) -> Offer:
         return Offer(
@@ -250,11 +257,16 @@ class CloudPlanner:
             market=market,
             roles=priced.roles,
             disk_gb=self._spec.resources.disk,
-            disk_price=priced.disk_price,
-            price=priced.price,
-            price_date=priced.date,
+            disk_price=priced.total.disks,
+            price=priced.total.price,
+            price_date=priced.total.date,
             notes=priced.notes,
         )
+
+
+def _elsewhere(refusal: Refusal, lowest: Decimal) -> Refusal:
+    message = f"{refusal.message} (elsewhere from {lowest:.4f} USD/h)"
+    return dataclasses.replace(refusal, message=message, price=lowest)
 
 
 def _role_offer(name: str, nodes: int, option: Option, price: Price | None) -> RoleOffer:
@@ -271,14 +283,9 @@ def _role_offer(name: str, nodes: int, option: Option, price: Price | None) -> R
     )
 
 
-def _zones_of(option: Option, region: str) -> tuple[str, ...]:
-    """Zones of the region where the option can run. Vertex AI takes no zone, but runs on Compute Engine's machines."""
-    machine = option.machine
-    cloud = "gcp" if machine.cloud == "vertex" else machine.cloud
-    return catalog.places(cloud, machine.name, machine.accelerator).get(region, ())
-
-
 def _runs_in(option: Option, region: str, zone: str | None) -> bool:
     """Whether the option can run in the zone; where its zones are not known, the tables do not speak against it."""
-    zones = _zones_of(option, region)
-    return not zones or (zone in zones and within_limits(option.machine, option.gpus, zone))
+    zones = option.zones.get(region)
+    if not zones:
+        return True
+    return zone in zones and (not option.attached or within_limits(option.machine, option.gpus, zone))

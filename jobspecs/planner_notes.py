@@ -10,7 +10,11 @@ from .models import JobSpec
 from .planner_options import Option
 
 OLD_DAYS = {"spot": 2, "on-demand": 180}
-"""A price older than this is called old: Spot prices change daily, list prices about once in a few years."""
+"""A price with an older figure in it is called old: Spot prices change daily, list prices hardly within a year."""
+OLD_NOTES = {
+    "spot": "Spot prices change daily: this one may have",
+    "on-demand": "the price has figures of more than half a year ago",
+}
 FLEX_START_MAX_S = 7 * 86_400
 """Compute Engine and Vertex AI end a Flex-start machine after seven days."""
 
@@ -21,30 +25,36 @@ _MARKET_NOTES = {
 
 
 def notes_on(
-    way: Sequence[Option], prices: Sequence[Price | None], market: str, spec: JobSpec, today: str
+    way: Sequence[Option], figures: Sequence[Price], market: str, spec: JobSpec, today: str
 ) -> tuple[str, ...]:
     """The notes on an offer, each once. They name no region or zone, so that offers alike have the same notes."""
-    return tuple(dict.fromkeys(_notes(way, prices, market, spec, today)))
+    found = [*_on_market(market, spec), *_on_machines(way, spec), *_on_figures(figures, market, today)]
+    return tuple(dict.fromkeys(found))
 
 
-def _notes(
-    way: Sequence[Option], prices: Sequence[Price | None], market: str, spec: JobSpec, today: str
-) -> Iterator[str]:
+def _on_market(market: str, spec: JobSpec) -> Iterator[str]:
     if market in _MARKET_NOTES:
         yield _MARKET_NOTES[market]
     if market == "flex-start" and (spec.limits.duration or 0) > FLEX_START_MAX_S:
         yield "limits.duration is beyond flex-start's 7d: the job goes on from its checkpoint on new machines"
-    requests = [role.accelerator for role in spec.effective_roles().values()]
-    for option, price, requested in zip(way, prices, requests, strict=True):
+
+
+def _on_machines(way: Sequence[Option], spec: JobSpec) -> Iterator[str]:
+    for option, role in zip(way, spec.effective_roles().values(), strict=True):
         machine = option.machine
         if machine.status == "deprecated" and machine.ends:
             yield f"support for {machine.accelerator or machine.name} ends {machine.ends}"
         if machine.arch != "x86_64":
             yield f"{machine.name} has an {machine.arch} processor: images and packages must fit it"
-        if not requested and machine.accelerator:
+        if not role.accelerator and machine.accelerator:
             yield f"{machine.name} comes with {machine.accelerator}:{option.gpus}"
-        if price is not None and _age_days(price.date, today) > OLD_DAYS.get(market, 0):
-            yield f"{market} price of {price.date}: it may have changed"
+
+
+def _on_figures(figures: Sequence[Price], market: str, today: str) -> Iterator[str]:
+    if any(figure.upper_bound for figure in figures):
+        yield "the disk's price is an upper bound: that of the cloud's dearest region"
+    if figures and market in OLD_DAYS and _age_days(min(f.date for f in figures), today) > OLD_DAYS[market]:
+        yield OLD_NOTES[market]
 
 
 def _age_days(date: str, today: str) -> int:

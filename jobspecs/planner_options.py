@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import NamedTuple
 
@@ -17,8 +18,12 @@ from .rules_machines import built_in, fitting, is_attached, is_sensible
 NO_GPUS = Fraction(0)
 
 
-class Option(NamedTuple):
-    """A machine type with so many of its accelerator, as one of a role's preferences."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Option:
+    """A machine type with so many of its accelerator, as one of a role's preferences.
+
+    Compared by identity: options are keys of many look-ups, and the hash of a rational number is slow.
+    """
 
     preference: int
     """Place in the role's `accelerator` list; 0 without one."""
@@ -26,6 +31,12 @@ class Option(NamedTuple):
     machine: MachineType
     ask: Ask
     """What it answers: refusals of places and markets speak of that."""
+    places: Mapping[str, tuple[str, ...]]
+    """region -> zones in which it is offered; no zones: none are known, or the provider chooses."""
+    zones: Mapping[str, tuple[str, ...]]
+    """region -> zones in which it can run: Vertex AI takes no zone, but runs on Compute Engine's machines."""
+    attached: bool
+    """Whether its GPUs are attached to it, so that limits on its size hold."""
 
     @property
     def kind(self) -> tuple[int, str | None, Fraction]:
@@ -79,7 +90,14 @@ def _options(preference: int, ask: Ask, refusals: list[Refusal]) -> Iterator[Opt
         for count in counts or [NO_GPUS]:
             # A machine of any size takes attached GPUs: where the user leaves it open, one worth having is chosen.
             if ask.machine_type or not is_attached(ask.cloud, machine.name) or is_sensible(machine, count):
-                yield Option(preference, count, machine, ask)
+                yield _option(preference, count, machine, ask)
+
+
+def _option(preference: int, gpus: Fraction, machine: MachineType, ask: Ask) -> Option:
+    places = catalog.places(machine.cloud, machine.name, machine.accelerator)
+    zones = catalog.places("gcp", machine.name, machine.accelerator) if machine.cloud == "vertex" else places
+    attached = machine.accelerator is not None and is_attached(machine.cloud, machine.name)
+    return Option(preference, gpus, machine, ask, places, zones, attached)
 
 
 def _by_memory(preference: int, request: AcceleratorRequest, ask: Ask, refusals: list[Refusal]) -> Iterator[Option]:
@@ -93,6 +111,8 @@ def _by_memory(preference: int, request: AcceleratorRequest, ask: Ask, refusals:
         if accelerator.vendor != "NVIDIA" or accelerator.kind != "gpu":
             continue
         named = ask._replace(accelerator=accelerator.name, gpus=request.count)
+        if not fitting(named):
+            continue  # nobody asked for this one by name, so nobody needs to know why it cannot be
         for option in _options(preference, named, []):
             part = min(option.gpus, Fraction(1))
             if (

@@ -105,10 +105,8 @@ def accelerator_on_machine_type(ask: Ask) -> Verdict | None:
     if not group or any(m.accelerator == ask.accelerator and not m.is_gone(ask.today) for m in group):
         return None
     carried = sorted({f"{m.accelerator}:{_counts([m])}" for m in group if m.accelerator and not m.is_gone(ask.today)})
-    theirs = [m.name for m in fitting(ask._replace(machine_type=None))]
-    allowed = [f"{ask.machine_type} takes {'; '.join(carried)}"] if carried else []
-    allowed += [f"{ask.accelerator}:{ask.gpus} is on {listing(theirs)}"] if theirs else []
-    return Verdict(f"{ask.machine_type} does not take {ask.accelerator}", "; ".join(allowed))
+    allowed = [f"{ask.machine_type} takes {'; '.join(carried)}" if carried else "", _on_others(ask)]
+    return Verdict(f"{ask.machine_type} does not take {ask.accelerator}", "; ".join(filter(None, allowed)))
 
 
 def count_on_machine_type(ask: Ask) -> Verdict | None:
@@ -116,11 +114,10 @@ def count_on_machine_type(ask: Ask) -> Verdict | None:
     machines = candidates(ask)
     if not machines or fitting(ask):
         return None
-    allowed = f"{ask.machine_type} takes {ask.accelerator}:{_counts(machines)}"
-    others = [m.name for m in fitting(ask._replace(machine_type=None))]
-    if others:
-        allowed += f"; {ask.accelerator}:{ask.gpus} is on {listing(others)}"
-    return Verdict(f"{ask.machine_type} cannot have {ask.gpus} {ask.accelerator} on {ask.cloud}", allowed)
+    allowed = [_on_this(ask, machines), _on_others(ask)]
+    return Verdict(
+        f"{ask.machine_type} cannot have {ask.gpus} {ask.accelerator} on {ask.cloud}", "; ".join(filter(None, allowed))
+    )
 
 
 def count_offered(ask: Ask) -> Verdict | None:
@@ -137,22 +134,24 @@ def count_offered(ask: Ask) -> Verdict | None:
 
 def vcpus_and_memory(ask: Ask) -> Verdict | None:
     """On N1, each count of GPUs limits the machine's vCPUs and memory, in some zones more than in others (GPU docs)."""
-    if ask.machine_type is None or not is_attached(ask.cloud, ask.machine_type):
-        return None
     machine = next(iter(candidates(ask)), None)
-    if machine is None or machine.vcpus is None or machine.memory_gb is None or ask.gpus is None:
+    if machine is None or ask.gpus is None or not is_attached(ask.cloud, machine.name):
         return None
-    counts = [count for count in machine.counts if count in ask.gpus]
+    sold = {count for m in carriers(ask.cloud, ask.accelerator) for count in m.counts}
+    counts = sorted(count for count in sold if count in ask.gpus)
     if not counts or any(within_limits(machine, count, ask.zone) for count in counts):
         return None
     limits = catalog.n1_limits(machine.accelerator or "", counts[-1], ask.zone)
     if limits is None:
         return None
     where = f" in {ask.zone}" if ask.zone else ""
+    allowed = (
+        f"{ask.accelerator}:{counts[-1]}{where} allows {limits.min_vcpus} to {limits.max_vcpus} vCPU"
+        f" and {limits.min_memory_gb:g} to {limits.max_memory_gb:g} GB"
+    )
     return Verdict(
         f"{machine.name} has {machine.vcpus} vCPU and {machine.memory_gb:g} GB",
-        f"{machine.accelerator}:{counts[-1]}{where} allows {limits.min_vcpus} to {limits.max_vcpus} vCPU"
-        f" and {limits.min_memory_gb:g} to {limits.max_memory_gb:g} GB",
+        f"{allowed}; {_on_this(ask, [machine])}",
     )
 
 
@@ -191,6 +190,15 @@ def cpu_machines(ask: Ask) -> Verdict | None:
 # --- what would be allowed --------------------------------------------------------------------------------------------
 
 
+def _on_this(ask: Ask, machines: Iterable[MachineType]) -> str:
+    return f"{ask.machine_type} takes {ask.accelerator}:{_counts(machines)}"
+
+
+def _on_others(ask: Ask) -> str:
+    others = [machine.name for machine in fitting(ask._replace(machine_type=None))]
+    return f"{ask.accelerator}:{ask.gpus} is on {listing(others)}" if others else ""
+
+
 def _counts(machines: Iterable[MachineType]) -> str:
     return listing([str(count) for count in sorted({count for m in machines for count in m.counts})])
 
@@ -221,7 +229,7 @@ def _instead(ask: Ask) -> str:
 def closest_living(ask: Ask) -> tuple[MachineType, Fraction] | None:
     """What to take for something gone: the cheapest living machine of the cloud whose GPUs are no worse.
 
-    No worse: of the same vendor, with no less memory, no fewer FP16 TFLOPS where both are known, and at least as many.
+    No worse: of the same vendor, with no less memory, no fewer FP16 TFLOPS (where its are known), and at least as many.
     Deprecated ones, those to be had by reservation only, and arm64 hosts come last. The price is the lowest of all
     regions; unknown ones come last.
     """
@@ -244,7 +252,7 @@ def closest_living(ask: Ask) -> tuple[MachineType, Fraction] | None:
 
 
 def _no_worse(other: Accelerator, gone: Accelerator) -> bool:
-    slower = other.fp16_tflops is not None and gone.fp16_tflops is not None and other.fp16_tflops < gone.fp16_tflops
+    slower = gone.fp16_tflops is not None and (other.fp16_tflops or 0.0) < gone.fp16_tflops
     return other.vendor == gone.vendor and other.memory_gb >= gone.memory_gb and not slower
 
 
