@@ -39,6 +39,7 @@ MAX_RETRIES = 10_000
 JOB_DIR_SCHEMES = ("file", "s3", "gs", "az")
 
 _MAX_LIST = 64
+_MAX_ENV = 1_000
 _NAME = re.compile(r"[a-z](?:[a-z0-9-]{0,38}[a-z0-9])?")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 _SPACE = re.compile(r"\s")
@@ -130,6 +131,8 @@ def _check_image(value: str) -> str:
 def _check_env(value: Any) -> Any:  # noqa: ANN401
     if not isinstance(value, Mapping):
         return value
+    if len(value) > _MAX_ENV:
+        raise mistake("too-long", f"there are {len(value)} variables, more than {_MAX_ENV}")
     mistakes = [problem for name, text in value.items() if (problem := _env_problem(str(name), text)) is not None]
     if mistakes:
         raise MistakesError(*mistakes)
@@ -183,7 +186,7 @@ _Market = Annotated[Market, _choice(MARKETS)]
 Clouds = Annotated[tuple[Cloud, ...], *_list_of(Cloud)]
 Places = Annotated[tuple[PlaceName, ...], *_list_of(PlaceName)]
 Markets = Annotated[tuple[_Market, ...], *_list_of(_Market)]
-EnvVars = Annotated[dict[str, Word], BeforeValidator(_check_env), Field(max_length=1_000)]
+EnvVars = Annotated[dict[str, Word], Field(max_length=_MAX_ENV), BeforeValidator(_check_env)]
 Command = Annotated[
     Annotated[str, *_text(1_000_000, least=1), Tag("(text)")]
     | Annotated[tuple[Word, ...], Field(min_length=1, max_length=10_000), Tag("(list)")],

@@ -89,6 +89,8 @@ class _Draft:
     origins: Mapping[Loc, Loc] | None = None
     """Place in `job` -> place in the document; None: `job` is the document."""
     notes: tuple[str, ...] = ()
+    original: Mapping[str, Any] = field(default_factory=dict)
+    """`job` before the command line changed it."""
     labels: dict[Loc, str] = field(default_factory=dict)
     """Place in `job` -> where on the command line it comes from."""
     diagnostics: list[Diagnostic] = field(default_factory=list)
@@ -100,13 +102,18 @@ class _Draft:
     def add_in_job(self, problems: Iterable[Problem]) -> None:
         """Problems whose places are in `job`."""
         for problem in problems:
-            label = _nearest(self.labels, problem.loc)
+            label = _nearest(self.labels, problem.loc) or self._maker(problem.loc)
             if label is not None:
                 found = Diagnostic(label, 0, 0, problem.code, problem.message, problem.hint, problem.severity)
                 self.diagnostics.append(found)
             else:
                 origin = problem.loc if self.origins is None else _nearest(self.origins, problem.loc) or ()
                 self.diagnostics.append(self._at(problem, origin))
+
+    def _maker(self, loc: Loc) -> str | None:
+        """Where on the command line a mapping was made which the file does not have."""
+        made = (label for path, label in self.labels.items() if path[: len(loc)] == loc)
+        return next(made, None) if loc and not _exists(self.original, loc) else None
 
     def result(self) -> list[Diagnostic]:
         """Everything found, in the order of the file."""
@@ -137,6 +144,14 @@ def _nearest(places: Mapping[Loc, Any], loc: Loc) -> Any:  # noqa: ANN401 - a va
     return None
 
 
+def _exists(value: Any, loc: Loc) -> bool:  # noqa: ANN401 - a value of the document
+    for step in loc:
+        if not isinstance(value, Mapping) or step not in value:
+            return False
+        value = value[step]
+    return True
+
+
 def _convert(draft: _Draft) -> None:
     """Make a job file of another tool's."""
     from . import dialects
@@ -165,6 +180,7 @@ def _override(draft: _Draft, overrides: Overrides) -> None:
 
     try:
         parsed = parse_overrides(overrides)
+        draft.original = draft.job
         draft.job = apply_overrides(draft.job, parsed)
     except SpecError as error:
         raise SpecError([*draft.result(), *error.diagnostics]) from None

@@ -59,6 +59,8 @@ class AcceleratorRequest(_Model):
     @model_validator(mode="before")
     @classmethod
     def _shorthand(cls, value: Any) -> Any:  # noqa: ANN401 - whatever the user wrote
+        if not isinstance(value, str | Mapping | AcceleratorRequest):
+            raise mistake("wrong-type", "expected an accelerator such as L4:1, or none")
         if not isinstance(value, str):
             return value
         name, colon, count = value.strip().partition(":")

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from .diagnostics import Loc, Problem
+from .diagnostics import MAX_PROBLEMS, Loc, Problem
 from .models import JobSpec
 from .shapes import find, shape_problems
 
@@ -24,6 +24,8 @@ def problems_of(
 ) -> list[Problem]:
     """Every mistake in the shape of a job, those that others hide, and in the names that can be read."""
     found = shape_problems(error, job)
+    if len(found) >= MAX_PROBLEMS:
+        return found
     wrong = {_left_out(problem.loc) for problem in found}
     for _ in range(_ROUNDS):
         kept: dict[Loc, list[int]] = {}

@@ -33,6 +33,8 @@ def shape_problems(error: ValidationError, document: Mapping[str, Any]) -> list[
             key = (problem.loc, problem.in_key, problem.code)
             found.setdefault(key, problem)
     problems = list(found.values())
+    if not any(problem.code == "missing-key" for problem in problems):
+        return problems
     misspelt = {meaning(problem.loc, ()).path for problem in problems if problem.code == "unknown-key"}
     return [problem for problem in problems if problem.code != "missing-key" or problem.loc not in misspelt]
 

@@ -120,6 +120,8 @@ def read_yaml(source: Source) -> Document:
     except YAMLError as error:
         reader.diagnostics.append(_syntax_error(source, error))
         raise SpecError(reader.diagnostics) from None
+    if reader.incomplete:
+        raise SpecError(reader.diagnostics)
     if reader.root is None:
         raise refused(source.name, "empty-file", "this file is empty", _EXAMPLE)
     return Document(source, reader.root.value, reader.root.marks, reader.diagnostics)
@@ -132,6 +134,8 @@ class _Reader:
         self.source = source
         self.diagnostics: list[Diagnostic] = []
         self.root: Any = None
+        self.incomplete = False
+        """Something could not be made a value: looking at the rest would only find consequences."""
         self._stack: list[_Frame] = []
         self._anchors: dict[str, tuple[Any, _Marks | None, int]] = {}
         self._count = 0
@@ -181,7 +185,7 @@ class _Reader:
             self._stop(mark, "too-deep", f"this is nested deeper than {MAX_DEPTH} levels")
         frame = _Frame(value, mark, event.anchor, self._count)
         if self._stack and isinstance(self._stack[-1].value, dict) and self._stack[-1].key_mark is None:
-            frame.is_key = True
+            frame.is_key = self.incomplete = True
             self._say(mark, "key-not-text", "a key must be a text", "put quotes around {{…}} and the like")
         if event.anchor is not None:
             self._anchors.pop(event.anchor, None)
@@ -262,10 +266,15 @@ class _Reader:
 
 def _syntax_error(source: Source, error: YAMLError) -> Diagnostic:
     problem = getattr(error, "problem", None) or "this cannot be read"
-    mark: Mark | None = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+    begin: Mark | None = getattr(error, "context_mark", None)
+    mark: Mark | None = getattr(error, "problem_mark", None) or begin
+    if begin is not None and problem == "found unexpected end of stream":
+        mark = begin  # where the quotes were opened
     line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
     text = source.line(line)
     if "\t" in text[: column + 1] and not text[: column - 1].strip():
         return source.at(line, column, "tab", "a tab cannot indent", "indent with spaces")
     hint = next((hint for start, hint in _SYNTAX_HINTS.items() if problem.startswith(start)), "")
+    if hint.startswith("close the ") and begin is not None and begin.line + 1 < line:
+        hint += f"; it begins in line {begin.line + 1}"
     return source.at(line, column, "yaml-syntax", f"this is not valid YAML: {problem}", hint)
