@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from functools import partial
 from pathlib import Path
 
 from .measure import CLOUDGPU, PYTHON, Row, medians, run
@@ -31,7 +32,7 @@ def rows(rounds: int = 25) -> list[Row]:
             "validate": [CLOUDGPU, "validate", str(job)],
             "plan": [CLOUDGPU, "plan", str(job)],
         }
-        took = medians({name: lambda c=command: run(c) for name, command in commands.items()}, rounds)
+        took = medians({name: partial(run, command) for name, command in commands.items()}, rounds)
     base = took["pass"]
     how = f"median of {rounds}, in turns with `python -c pass` ({base * 1000:.0f} ms here)"
     return [
