@@ -1,0 +1,222 @@
+"""A cloud in this process, with a clock of its own: machines that do what a script says, for tests of the supervisor.
+
+It implements the Provisioner protocol and plays the agents' part in the job dir. It judges too: `violations` lists
+every time two machines held the same rank of a job at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from cloudgpu.provisioners.base import Allocation, LaunchRequest, NodeState, Owner, ProvisionError
+from cloudgpu.runtime.jobdir import (
+    Heartbeat,
+    JobDir,
+    JobDirError,
+    Notice,
+    Progress,
+    Result,
+    Stop,
+    attempt_key,
+    node_key,
+)
+
+
+class FakeClock:
+    """Moves only when told to."""
+
+    def __init__(self, start: float = 1_700_000_000.0) -> None:
+        self.time = start
+        self.steady = 0.0
+
+    def now(self) -> float:
+        return self.time
+
+    def monotonic(self) -> float:
+        return self.steady
+
+    def advance(self, seconds: float) -> None:
+        self.time += seconds
+        self.steady += seconds
+
+
+@dataclass(frozen=True)
+class Life:
+    """What a node does. Seconds count from its launch."""
+
+    boot_s: float = 1.0
+    run_s: float = 10.0
+    end: str = "succeeded"
+    """A Result's outcome; "vanish": gone without a word; "taken": gone after a notice; "hang": silent but there;
+    "serve": runs until it is told to stop."""
+    exit_code: int | None = 0
+    reason: str = ""
+    obeys: bool = True
+    """Ends by itself when told to stop."""
+    steps_per_s: float = 10.0
+    saves: bool = True
+
+
+SUCCEED = Life()
+FAIL = Life(end="failed", exit_code=3, reason="exit code 3")
+VANISH = Life(end="vanish")
+TAKEN = Life(end="taken")
+
+
+@dataclass
+class Machine:
+    request: LaunchRequest
+    node: str
+    life: Life
+    launched: float
+    restored: int
+    job_dir: JobDir
+    gone: bool = False
+    done: bool = False
+    sequence: int = 0
+
+    @property
+    def rank(self) -> tuple[str, str]:
+        return (self.request.job_id, self.node)
+
+
+@dataclass
+class FakeCloud:
+    """`script(attempt, node)` says how a node lives; `faults` are raised by the next calls of a verb."""
+
+    clock: FakeClock
+    script: Callable[[int, str], Life] = lambda _attempt, _node: SUCCEED
+    faults: dict[str, list[ProvisionError]] = field(default_factory=dict)
+    full: set[str] = field(default_factory=set)
+    """Zones without capacity."""
+    partial_launch: bool = False
+    """A launch that is refused leaves its first machine behind."""
+    machines: list[Machine] = field(default_factory=list)
+    launches: list[LaunchRequest] = field(default_factory=list)
+    violations: list[str] = field(default_factory=list)
+    saved_step: int = 0
+
+    # -- the four verbs
+
+    def launch(self, request: LaunchRequest) -> Allocation:
+        existing = {machine.node for machine in self.machines if machine.request.token == request.token}
+        fault = self._fault("launch")
+        if request.zone in self.full:
+            fault = ProvisionError("capacity", f"{request.zone} is full")
+        wanted = [node.node for node in request.nodes if node.node not in existing]
+        for node in wanted[: 1 if self.partial_launch else 0] if fault else wanted:
+            self._start(request, node)
+        if fault:
+            raise fault
+        if wanted:
+            self.launches.append(request)
+        return self._allocation(request)
+
+    def observe(self, allocation: Allocation) -> list[NodeState]:
+        self._raise("observe")
+        alive = {machine.node for machine in self._alive() if machine.request.token == allocation.token}
+        return [NodeState(node, "running" if node in alive else "gone") for node in allocation.machines]
+
+    def terminate(self, allocation: Allocation) -> None:
+        self._raise("terminate")
+        for machine in self.machines:
+            if machine.request.token == allocation.token:
+                machine.gone = True
+
+    def find(self, owner: Owner) -> list[Allocation]:
+        self._raise("find")
+        requests = {machine.request.token: machine.request for machine in self._alive()}
+        return [self._allocation(request) for request in requests.values() if request.owner == owner]
+
+    # -- the machines
+
+    def live(self) -> None:
+        """Let every machine do what is due by now."""
+        for machine in self._alive():
+            self._live(machine)
+
+    def running(self) -> list[Machine]:
+        return self._alive()
+
+    def _start(self, request: LaunchRequest, node: str) -> None:
+        life = self.script(request.attempt, node)
+        machine = Machine(request, node, life, self.clock.now(), self.saved_step, JobDir(request.job_dir))
+        if any(other.rank == machine.rank and not other.done for other in self._alive()):
+            self.violations.append(f"{machine.rank} of attempt {request.attempt} runs twice")
+        self.machines.append(machine)
+
+    def _live(self, machine: Machine) -> None:
+        age, life = self.clock.now() - machine.launched, machine.life
+        if machine.done or age < life.boot_s or life.end == "hang":
+            return
+        job_dir = machine.job_dir
+        try:
+            stop = job_dir.find(attempt_key(machine.request.attempt, "stop.json"))
+            if stop is not None and life.obeys:
+                self._end(machine, job_dir, "stopped", 0, f"told to stop: {Stop.from_bytes(stop).reason}")
+            elif stop is not None and self.clock.now() >= Stop.from_bytes(stop).deadline:
+                self._end(machine, job_dir, "stopped", -9, "killed at the deadline")
+            elif age >= life.run_s and life.end != "serve":
+                self._finish(machine, job_dir)
+            else:
+                self._beat(machine, job_dir)
+        except JobDirError:
+            machine.gone = True
+
+    def _finish(self, machine: Machine, job_dir: JobDir) -> None:
+        life = machine.life
+        self._beat(machine, job_dir)
+        if life.end == "taken":
+            notice = Notice("preempt", self.clock.now(), "fake").to_bytes()
+            job_dir.put(node_key(machine.request.attempt, machine.node, "notice.json"), notice)
+        if life.end in ("taken", "vanish"):
+            machine.gone = True
+        else:
+            self._end(machine, job_dir, life.end, life.exit_code, life.reason)
+
+    def _progress(self, machine: Machine) -> dict[str, Any]:
+        age = min(self.clock.now() - machine.launched, machine.life.run_s)
+        seconds = max(0.0, age - machine.life.boot_s)
+        step = machine.restored + int(seconds * machine.life.steps_per_s)
+        if machine.life.saves:
+            self.saved_step = max(self.saved_step, step // 10 * 10)
+        progress = Progress(machine.restored or None, step, self.saved_step or None, seconds)
+        return dataclasses.asdict(progress)
+
+    def _beat(self, machine: Machine, job_dir: JobDir) -> None:
+        machine.sequence += 1
+        beat = Heartbeat(machine.sequence, self.clock.now(), "running", self._progress(machine))
+        job_dir.put(node_key(machine.request.attempt, machine.node, "heartbeat.json"), beat.to_bytes())
+
+    def _end(self, machine: Machine, job_dir: JobDir, outcome: str, code: int | None, reason: str) -> None:
+        now = self.clock.now()
+        result = Result(outcome, code, reason, machine.launched, now, self._progress(machine))  # type: ignore[arg-type]
+        job_dir.create(node_key(machine.request.attempt, machine.node, "result.json"), result.to_bytes())
+        machine.done = machine.gone = True
+
+    # -- helpers
+
+    def _alive(self) -> list[Machine]:
+        return [machine for machine in self.machines if not machine.gone]
+
+    def _allocation(self, request: LaunchRequest) -> Allocation:
+        machines = {node.node: f"m-{request.token[:6]}-{node.node}" for node in request.nodes}
+        return Allocation("local", request.job_id, request.attempt, request.token, machines)
+
+    def _fault(self, verb: str) -> ProvisionError | None:
+        waiting = self.faults.get(verb)
+        return waiting.pop(0) if waiting else None
+
+    def _raise(self, verb: str) -> None:
+        fault = self._fault(verb)
+        if fault:
+            raise fault
+
+
+def lives(*by_attempt: Life, nodes: Iterable[tuple[tuple[int, str], Life]] = ()) -> Callable[[int, str], Life]:
+    """A script: one life for each attempt (the last one for all later ones), exceptions by (attempt, node)."""
+    special = dict(nodes)
+    return lambda attempt, node: special.get((attempt, node), by_attempt[min(attempt, len(by_attempt)) - 1])

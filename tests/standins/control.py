@@ -1,0 +1,129 @@
+"""Jobs in a store of their own, driven tick by tick on a clock that tests move."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import shutil
+from collections.abc import Callable
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from cloudgpu.control.model import Attempt, JobRow, Policy
+from cloudgpu.control.states import JOB_END
+from cloudgpu.control.store import Store
+from cloudgpu.control.supervisor import Supervisor
+from cloudgpu.jobspecs.plan import Offer, RoleOffer
+from cloudgpu.runtime.jobdir import JOB_KEY, JobDir, JobRecord, local_url
+
+from .cloud import FakeClock, FakeCloud
+
+
+def make_offer(
+    *, nodes: int = 1, price: str | None = "3.6", region: str = "here", zone: str | None = None, **more: Any
+) -> Offer:
+    """Of the local target, so that nothing but the place and the price matters."""
+    amount = None if price is None else Decimal(price)
+    role = RoleOffer("worker", nodes, more.pop("machine_type", "local"), None, Fraction(0), 2, 4.0, amount)
+    roles = more.pop("roles", (role,))
+    return Offer("local", region, zone, more.pop("market", "on-demand"), roles, 10.0, Decimal(0), amount, "2026-01-01")
+
+
+def make_policy(**changes: Any) -> Policy:
+    return dataclasses.replace(Policy(preemptions=None, failures=1, duration_s=None, cost_usd=None), **changes)
+
+
+def make_template(folder: Path) -> Path:
+    """An empty store to copy: migrating takes longer than most tests of the supervisor."""
+    path = folder / "empty.db"
+    Store.open(f"sqlite:///{path}").close()
+    return path
+
+
+class World:
+    """A store, a job dir parent, a clock and a cloud; supervisors come and go."""
+
+    def __init__(self, folder: Path, template: Path, *, wrap: Callable[[str, Any], Any] = lambda _what, it: it) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.copy(template, folder / "store.db")
+        self.url = f"sqlite:///{folder / 'store.db'}"
+        self.store = Store.open(self.url)
+        self.clock = FakeClock()
+        self.cloud = FakeCloud(self.clock)
+        self.wrap = wrap
+        self._count = 0
+
+    def submit(self, *offers: Offer, policy: Policy | None = None, name: str = "job") -> str:
+        """A job in the store and its job.json, as control.jobs.submit() leaves them."""
+        self._count += 1
+        job_id = f"{name}-{self._count:08d}"
+        url = local_url(self.folder / "jobs" / job_id)
+        record = JobRecord(job_id=job_id, name=name, run="true").to_bytes()
+        JobDir(url).put(JOB_KEY, record)
+        row = JobRow(
+            id=job_id,
+            name=name,
+            state="queued",
+            goal="run",
+            cause="",
+            reason="",
+            exit_code=None,
+            spec={"name": name, "run": "true"},
+            policy=policy or make_policy(),
+            offers=[offer.to_json() for offer in offers or (make_offer(),)],
+            job_dir=url,
+            job_sha256=hashlib.sha256(record).hexdigest(),
+            owner="tester",
+            attempt=0,
+            round=0,
+            waits=0,
+            not_before=0.0,
+            spent=Decimal(0),
+            created=self.clock.now(),
+            updated=self.clock.now(),
+            ended=None,
+            lease_owner=None,
+            lease_beat=0,
+        )
+        self.store.insert_job(row, "submitted")
+        return job_id
+
+    def supervisor(self, owner: str = "elsewhere/1/a") -> Supervisor:
+        return Supervisor(
+            self.wrap("store", self.store),
+            clock=self.clock,
+            provisioner=lambda _target: self.wrap("cloud", self.cloud),
+            open_dir=lambda url: self.wrap("dir", JobDir(url)),
+            owner=owner,
+        )
+
+    def job(self, job_id: str) -> JobRow:
+        row = self.store.job(job_id)
+        assert row is not None
+        return row
+
+    def attempts(self, job_id: str) -> list[Attempt]:
+        return self.store.attempts(job_id)
+
+    def drive(self, supervisor: Supervisor, *, until: Callable[[], bool] | None = None, for_s: float = 3_600.0) -> None:
+        """Tick, let the machines live, let time pass; until something holds, or no job is active."""
+        end = self.clock.monotonic() + for_s
+        while self.clock.monotonic() < end:
+            tick = supervisor.tick()
+            if until() if until is not None else not tick.active:
+                return
+            self.clock.advance(max(tick.wait_s, 0.01))
+            self.cloud.live()
+        raise AssertionError(f"still not there after {for_s:.0f} s: {self.store.active_jobs()}")
+
+    def finish(self, *job_ids: str) -> None:
+        """Drive with one supervisor until the jobs have ended; nothing may be left, and no rank may have run twice."""
+        self.drive(self.supervisor(), until=lambda: all(self.job(job_id).state in JOB_END for job_id in job_ids))
+        self.check_clean()
+
+    def check_clean(self) -> None:
+        assert self.cloud.running() == []
+        assert self.cloud.violations == []

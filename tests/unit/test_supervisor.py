@@ -1,0 +1,442 @@
+"""The supervisor on a fake cloud and a fake clock: every way a job may go."""
+
+from __future__ import annotations
+
+import shutil
+from decimal import Decimal
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+from cloudgpu.control.leases import LEASE_S
+from cloudgpu.provisioners.base import ProvisionError
+from cloudgpu.tests.standins.cloud import FAIL, SUCCEED, TAKEN, VANISH, Life, lives
+from cloudgpu.tests.standins.control import World, make_offer, make_policy, make_template
+
+
+@pytest.fixture(scope="session")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_template(tmp_path_factory.mktemp("store"))
+
+
+@pytest.fixture
+def world(tmp_path: Path, template: Path) -> World:
+    return World(tmp_path / "world", template)
+
+
+def outcomes(world: World, job_id: str) -> list[str]:
+    return [attempt.outcome for attempt in world.attempts(job_id)]
+
+
+def test_a_job_succeeds(world: World) -> None:
+    job_id = world.submit()
+    world.finish(job_id)
+    job, [attempt] = world.job(job_id), world.attempts(job_id)
+    assert (job.state, job.exit_code, attempt.state, attempt.outcome) == ("succeeded", 0, "ended", "succeeded")
+    assert [event.message for event in world.store.events(job_id)][-1] == "succeeded"
+
+
+def test_the_price_is_frozen_and_paid_from_launch_to_gone(world: World) -> None:
+    job_id = world.submit(make_offer(price="3600"))  # one dollar a second
+    world.finish(job_id)
+    [attempt] = world.attempts(job_id)
+    assert attempt.cost is not None and 10 <= attempt.cost <= 13
+    assert world.job(job_id).spent == attempt.cost
+
+
+def test_an_unknown_price_is_an_unknown_cost(world: World) -> None:
+    job_id = world.submit(make_offer(price=None))
+    world.finish(job_id)
+    assert world.attempts(job_id)[0].cost is None
+    assert world.job(job_id).spent is None
+
+
+def test_states_are_seen_in_order(world: World) -> None:
+    job_id = world.submit()
+    seen: list[str] = []
+
+    def note() -> bool:
+        state = world.job(job_id).state
+        if state not in seen:
+            seen.append(state)
+        return state == "succeeded"
+
+    world.drive(world.supervisor(), until=note)
+    assert seen == ["queued", "starting", "running", "succeeded"]
+
+
+@pytest.mark.parametrize(("retries", "states"), [(0, ["failed"]), (1, ["failed", "failed"])])
+def test_failures_are_retried_as_often_as_allowed(world: World, retries: int, states: list[str]) -> None:
+    world.cloud.script = lives(FAIL)
+    job_id = world.submit(policy=make_policy(failures=retries))
+    world.finish(job_id)
+    job = world.job(job_id)
+    assert outcomes(world, job_id) == states
+    assert (job.state, job.cause, job.exit_code, job.reason) == ("failed", "failed", 3, "exit code 3")
+
+
+def test_a_retry_may_succeed(world: World) -> None:
+    world.cloud.script = lives(FAIL, SUCCEED)
+    job_id = world.submit()
+    world.finish(job_id)
+    assert (world.job(job_id).state, outcomes(world, job_id)) == ("succeeded", ["failed", "succeeded"])
+
+
+@pytest.mark.parametrize(("life", "outcome"), [(TAKEN, "preempted"), (VANISH, "lost")])
+def test_an_interruption_leads_to_a_new_attempt(world: World, life: Life, outcome: str) -> None:
+    world.cloud.script = lives(life, SUCCEED)
+    job_id = world.submit()
+    world.finish(job_id)
+    assert (world.job(job_id).state, outcomes(world, job_id)) == ("succeeded", [outcome, "succeeded"])
+    first, second = world.attempts(job_id)
+    assert second.created - (first.ended or 0) < 1
+
+
+def test_exit_code_75_means_run_me_again(world: World) -> None:
+    world.cloud.script = lives(Life(end="failed", exit_code=75), SUCCEED)
+    job_id = world.submit(policy=make_policy(failures=0))
+    world.finish(job_id)
+    assert outcomes(world, job_id) == ["again", "succeeded"]
+
+
+def test_preemptions_are_counted(world: World) -> None:
+    world.cloud.script = lives(TAKEN)
+    job_id = world.submit(policy=make_policy(preemptions=2))
+    world.finish(job_id)
+    job = world.job(job_id)
+    assert (job.state, job.cause, len(world.attempts(job_id))) == ("failed", "preempted", 3)
+    assert "retry.preemption is 2" in job.reason
+
+
+def test_vanishing_again_and_again_without_a_checkpoint_ends(world: World) -> None:
+    world.cloud.script = lives(Life(end="vanish", saves=False))
+    job_id = world.submit()
+    world.finish(job_id)
+    job = world.job(job_id)
+    assert (job.state, job.cause, len(world.attempts(job_id))) == ("failed", "lost", 6)
+    assert "without a new checkpoint" in job.reason
+
+
+def test_vanishing_with_progress_goes_on(world: World) -> None:
+    world.cloud.script = lives(*[VANISH] * 9, SUCCEED)
+    job_id = world.submit()
+    world.finish(job_id)
+    assert (world.job(job_id).state, len(world.attempts(job_id))) == ("succeeded", 10)
+
+
+def test_an_error_of_the_agent_is_final(world: World) -> None:
+    world.cloud.script = lives(Life(end="error", exit_code=None, reason="the archive leads out of its folder"))
+    job_id = world.submit()
+    world.finish(job_id)
+    job = world.job(job_id)
+    assert (job.state, job.cause, job.reason) == ("failed", "error", "the archive leads out of its folder")
+
+
+# -- several nodes
+
+
+def test_peers_of_a_failed_node_are_stopped(world: World) -> None:
+    world.cloud.script = lives(Life(run_s=1e6), nodes=[((1, "worker-1.1"), FAIL)])
+    job_id = world.submit(make_offer(nodes=3), policy=make_policy(failures=0))
+    world.finish(job_id)
+    job = world.job(job_id)
+    assert (job.state, job.exit_code, job.reason) == ("failed", 3, "worker-1.1: exit code 3")
+
+
+def test_a_vanished_node_explains_the_failure_of_its_peers(world: World) -> None:
+    broken = Life(end="failed", exit_code=1, reason="connection reset by peer")
+    world.cloud.script = lives(broken, SUCCEED, nodes=[((1, "worker-0.1"), Life(end="vanish", run_s=10.5))])
+    job_id = world.submit(make_offer(nodes=2), policy=make_policy(failures=0))
+    world.finish(job_id)
+    assert outcomes(world, job_id)[-1] == "succeeded"
+
+
+def test_a_stubborn_peer_is_terminated_at_the_deadline(world: World) -> None:
+    world.cloud.script = lives(Life(run_s=1e6, obeys=False), nodes=[((1, "worker-1.1"), FAIL)])
+    job_id = world.submit(make_offer(nodes=2), policy=make_policy(failures=0))
+    world.finish(job_id)
+    assert world.job(job_id).state == "failed"
+
+
+def test_a_silent_machine_is_lost(world: World) -> None:
+    world.cloud.script = lives(Life(end="hang"), SUCCEED)
+    job_id = world.submit()
+    world.finish(job_id)
+    first, second = world.attempts(job_id)
+    assert (first.outcome, second.outcome) == ("lost", "succeeded")
+    assert "never reported" in first.reason
+
+
+# -- the end as wanted
+
+
+def cancel(world: World, job_id: str) -> None:
+    assert world.store.set_goal(job_id, "cancel", "cancel", world.clock.now())
+
+
+def test_cancel_while_running(world: World) -> None:
+    world.cloud.script = lives(Life(run_s=1e6))
+    job_id = world.submit()
+    supervisor = world.supervisor()
+    world.drive(supervisor, until=lambda: world.job(job_id).state == "running")
+    cancel(world, job_id)
+    world.drive(supervisor)
+    assert (world.job(job_id).state, outcomes(world, job_id)) == ("cancelled", ["stopped"])
+    world.check_clean()
+
+
+def test_cancel_before_anything_happened(world: World) -> None:
+    job_id = world.submit()
+    cancel(world, job_id)
+    world.finish(job_id)
+    assert (world.job(job_id).state, world.cloud.launches) == ("cancelled", [])
+
+
+def test_cancel_while_waiting_for_capacity(world: World) -> None:
+    world.cloud.faults["launch"] = [ProvisionError("capacity", "no GPU is free") for _ in range(1000)]
+    job_id = world.submit()
+    supervisor = world.supervisor()
+    world.drive(supervisor, until=lambda: world.job(job_id).waits == 3)
+    cancel(world, job_id)
+    world.drive(supervisor)
+    assert (world.job(job_id).state, len(world.attempts(job_id))) == ("cancelled", 1)
+    world.check_clean()
+
+
+def test_cancel_is_not_a_race_with_success(world: World) -> None:
+    job_id = world.submit()
+    supervisor = world.supervisor()
+    world.drive(supervisor, until=lambda: not world.cloud.running() and bool(world.cloud.machines))
+    cancel(world, job_id)
+    world.drive(supervisor)
+    assert world.job(job_id).state == "succeeded"
+
+
+def test_the_duration_limit_stops(world: World) -> None:
+    world.cloud.script = lives(Life(run_s=1e6))
+    job_id = world.submit(policy=make_policy(duration_s=60))
+    world.finish(job_id)
+    job = world.job(job_id)
+    assert (job.state, job.cause) == ("stopped", "duration")
+    assert 60 <= (job.ended or 0) - job.created < 65
+    assert world.cloud.launches[0].lifetime_s is not None
+
+
+def test_the_duration_limit_counts_all_attempts(world: World) -> None:
+    world.cloud.script = lives(VANISH)
+    job_id = world.submit(policy=make_policy(duration_s=60))
+    world.finish(job_id)
+    assert world.job(job_id).cause == "duration"
+    assert len(world.attempts(job_id)) > 3
+
+
+def test_the_cost_limit_stops_before_it_is_passed(world: World) -> None:
+    world.cloud.script = lives(Life(run_s=1e6))
+    job_id = world.submit(make_offer(price="3.6"), policy=make_policy(cost_usd=Decimal(1)))
+    world.finish(job_id)
+    job = world.job(job_id)
+    assert (job.state, job.cause) == ("stopped", "cost")
+    assert job.spent is not None and Decimal("0.85") < job.spent < Decimal(1)
+
+
+def test_the_cost_limit_counts_all_attempts(world: World) -> None:
+    world.cloud.script = lives(Life(end="vanish", run_s=200))
+    job_id = world.submit(make_offer(price="3.6"), policy=make_policy(cost_usd=Decimal(1)))
+    world.finish(job_id)
+    job = world.job(job_id)
+    assert (job.state, job.cause) == ("stopped", "cost")
+    assert job.spent is not None and job.spent < Decimal(1)
+    assert len(world.attempts(job_id)) > 3
+
+
+# -- places
+
+
+def refusal(kind: str, message: str = "", scope: str = "zone") -> ProvisionError:
+    return ProvisionError(kind, message or f"{kind}!", scope=scope)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("kind", "scope", "expected"),
+    [
+        ("capacity", "zone", "a-2"),
+        ("capacity", "region", "b-1"),
+        ("quota", "region", "b-1"),
+        ("not_offered", "zone", "a-2"),
+    ],
+)
+def test_a_refused_place_leads_to_the_next(world: World, kind: str, scope: str, expected: str) -> None:
+    world.cloud.faults["launch"] = [refusal(kind, scope=scope)]
+    offers = [make_offer(region=zone[0], zone=zone) for zone in ("a-1", "a-2", "b-1")]
+    job_id = world.submit(*offers)
+    world.finish(job_id)
+    assert [request.zone for request in world.cloud.launches] == [expected]
+    assert outcomes(world, job_id) == ["refused", "succeeded"]
+
+
+def test_when_every_place_is_full_it_waits_and_tries_again(world: World) -> None:
+    world.cloud.faults["launch"] = [refusal("capacity") for _ in range(5)]
+    job_id = world.submit(make_offer(zone="a-1"), make_offer(zone="a-2"))
+    world.finish(job_id)
+    assert world.job(job_id).state == "succeeded"
+    assert [attempt.round for attempt in world.attempts(job_id)] == [0, 0, 1, 1, 2, 2]
+    assert world.cloud.launches[0].zone == "a-2"
+
+
+def test_a_busy_single_place_is_waited_for_within_one_attempt(world: World) -> None:
+    world.cloud.faults["launch"] = [refusal("capacity", "2 GPUs wanted, 1 is free") for _ in range(50)]
+    job_id = world.submit()
+    world.finish(job_id)
+    assert outcomes(world, job_id) == ["succeeded"]
+    waiting = [event for event in world.store.events(job_id) if event.kind == "waiting"]
+    assert [event.message for event in waiting] == ["waiting: 2 GPUs wanted, 1 is free"]
+    attempt = world.attempts(job_id)[0]
+    assert (attempt.launched or 0) - attempt.created > 600  # waiting costs nothing
+
+
+@pytest.mark.parametrize("kind", ["throttled", "transient"])
+def test_a_passing_error_is_tried_again_with_the_same_token(world: World, kind: str) -> None:
+    world.cloud.faults["launch"] = [refusal(kind), refusal(kind)]
+    world.cloud.partial_launch = True
+    job_id = world.submit(make_offer(nodes=3))
+    world.finish(job_id)
+    assert outcomes(world, job_id) == ["succeeded"]
+    assert len(world.cloud.machines) == 3
+
+
+@pytest.mark.parametrize("kind", ["auth", "invalid"])
+def test_a_final_refusal_names_every_place_and_why(world: World, kind: str) -> None:
+    world.cloud.faults["launch"] = [refusal("capacity", "sold out"), refusal(kind, "says no", "cloud")]
+    job_id = world.submit(make_offer(region="a", zone="a-1"), make_offer(region="b", zone="b-1"))
+    world.finish(job_id)
+    job = world.job(job_id)
+    assert (job.state, job.cause) == ("failed", kind)
+    assert "a-1" in job.reason and "sold out" in job.reason and "b-1" in job.reason and "says no" in job.reason
+
+
+def test_without_quota_anywhere_the_job_fails(world: World) -> None:
+    world.cloud.faults["launch"] = [refusal("quota", scope="region") for _ in range(2)]
+    job_id = world.submit(make_offer(region="a"), make_offer(region="b"))
+    world.finish(job_id)
+    assert (world.job(job_id).state, world.job(job_id).cause) == ("failed", "no-machines")
+
+
+def test_machines_of_a_half_refused_launch_are_terminated(world: World) -> None:
+    world.cloud.faults["launch"] = [refusal("capacity")]
+    world.cloud.partial_launch = True
+    job_id = world.submit(make_offer(nodes=2, zone="a-1"), make_offer(nodes=2, zone="a-2"))
+    world.finish(job_id)
+    assert world.job(job_id).state == "succeeded"
+
+
+# -- faults
+
+
+def test_passing_errors_of_observe_and_terminate_delay_only(world: World) -> None:
+    world.cloud.faults["observe"] = [refusal("transient") for _ in range(4)]
+    world.cloud.faults["terminate"] = [refusal("throttled") for _ in range(4)]
+    job_id = world.submit()
+    world.finish(job_id)
+    assert outcomes(world, job_id) == ["succeeded"]
+
+
+def folder_of(world: World, job_id: str) -> Path:
+    return Path(unquote(world.job(job_id).job_dir.removeprefix("file://")))
+
+
+def test_a_deleted_job_dir_ends_the_job_and_leaves_nothing(world: World) -> None:
+    job_id = world.submit()
+    supervisor = world.supervisor()
+    world.drive(supervisor, until=lambda: world.job(job_id).state == "running")
+    shutil.rmtree(folder_of(world, job_id))
+    world.drive(supervisor)
+    assert (world.job(job_id).state, world.job(job_id).cause) == ("failed", "error")
+    assert "job.json is missing" in world.job(job_id).reason
+    world.check_clean()
+
+
+def test_another_job_json_is_refused(world: World) -> None:
+    job_id = world.submit()
+    (folder_of(world, job_id) / "job.json").write_text("{}")
+    world.finish(job_id)
+    assert "not the one that was submitted" in world.job(job_id).reason
+    assert world.cloud.launches == []
+
+
+def test_an_unusable_job_dir_is_given_up_after_a_while(world: World) -> None:
+    job_id = world.submit()
+    supervisor = world.supervisor()
+    world.drive(supervisor, until=lambda: world.job(job_id).state == "running")
+    result = folder_of(world, job_id) / "attempts/0001/nodes/worker-0.1/result.json"
+    result.write_text("torn")
+    world.drive(supervisor)
+    assert (world.job(job_id).state, world.job(job_id).cause) == ("failed", "error")
+    world.check_clean()
+
+
+def test_one_jobs_trouble_is_not_anothers(world: World) -> None:
+    bad, good = world.submit(name="bad"), world.submit(name="good")
+    (folder_of(world, bad) / "attempts").write_text("a file where a folder must be")
+    supervisor = world.supervisor()
+    world.drive(supervisor, until=lambda: world.job(good).state == "succeeded", for_s=60)
+    assert world.job(bad).state == "queued"
+    world.drive(supervisor)
+    assert world.job(bad).state == "failed"
+    assert [event.kind for event in world.store.events(bad)].count("trouble") == 1
+
+
+def test_a_clock_that_jumps_back_does_not_harm(world: World) -> None:
+    job_id = world.submit(policy=make_policy(duration_s=3600))
+    supervisor = world.supervisor()
+    world.drive(supervisor, until=lambda: world.job(job_id).state == "running")
+    world.clock.time -= 86_400
+    for machine in world.cloud.machines:
+        machine.launched -= 86_400
+    world.drive(supervisor)
+    assert world.job(job_id).state == "succeeded"
+    assert world.attempts(job_id)[0].cost == 0
+
+
+# -- leases
+
+
+def test_only_the_holder_of_the_lease_advances_a_job(world: World) -> None:
+    job_id = world.submit()
+    first, second = world.supervisor("elsewhere/1/a"), world.supervisor("elsewhere/2/b")
+    first.tick()
+    before = world.job(job_id)
+    second.tick()
+    assert world.job(job_id) == before
+
+
+def test_a_dead_holders_lease_expires(world: World) -> None:
+    job_id = world.submit()
+    world.supervisor("elsewhere/1/a").tick()
+    second = world.supervisor("elsewhere/2/b")
+    begin = world.clock.monotonic()
+    world.drive(second, until=lambda: world.job(job_id).lease_owner == "elsewhere/2/b")
+    assert LEASE_S <= world.clock.monotonic() - begin < LEASE_S + 5
+    world.drive(second)
+    assert world.job(job_id).state == "succeeded"
+
+
+def test_a_released_lease_is_taken_at_once(world: World) -> None:
+    job_id = world.submit()
+    first = world.supervisor("elsewhere/1/a")
+    first.tick()
+    first.release()
+    world.supervisor("elsewhere/2/b").tick()
+    assert world.job(job_id).lease_owner == "elsewhere/2/b"
+
+
+def test_a_quiet_job_is_looked_at_ever_less_often(world: World) -> None:
+    world.cloud.script = lives(Life(run_s=1e6))
+    world.submit()
+    supervisor = world.supervisor()
+    waits: list[float] = []
+    for _ in range(60):
+        waits.append(supervisor.tick().wait_s)
+        world.clock.advance(waits[-1] or 0.01)
+        world.cloud.live()
+    assert waits[-1] == 2.0
+    assert max(waits) == 2.0

@@ -1,0 +1,133 @@
+"""A supervisor that dies at any call it makes: the next one ends the job correctly, once, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from cloudgpu.tests.standins.cloud import Life, lives
+from cloudgpu.tests.standins.control import World, make_offer, make_policy, make_template
+
+SUCCEED = Life(run_s=3)
+FAIL = Life(run_s=3, end="failed", exit_code=3, reason="exit code 3")
+VANISH = Life(run_s=3, end="vanish")
+
+
+@pytest.fixture(scope="session")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_template(tmp_path_factory.mktemp("store"))
+
+
+class Crash(BaseException):
+    """The supervisor's process dies here."""
+
+
+class Crasher:
+    """Wraps what a supervisor works with, and dies at the n-th call of anything, before or after it took effect."""
+
+    def __init__(self, at: int, after: bool) -> None:
+        self.at = at
+        self.after = after
+        self.calls = 0
+        self.trace: list[str] = []
+
+    def wrap(self, what: str, it: object) -> object:
+        return _Wrapped(self, what, it)
+
+    def call(self, name: str, function: Callable[..., object], *args: object, **kwargs: object) -> object:
+        self.calls += 1
+        self.trace.append(name)
+        if self.calls != self.at:
+            return function(*args, **kwargs)
+        if self.after:
+            function(*args, **kwargs)
+        raise Crash(name)
+
+
+class _Wrapped:
+    def __init__(self, crasher: Crasher, what: str, it: object) -> None:
+        self._crasher, self._what, self._it = crasher, what, it
+
+    def __getattr__(self, name: str) -> Callable[..., object]:
+        function = getattr(self._it, name)
+        return lambda *args, **kwargs: self._crasher.call(f"{self._what}.{name}", function, *args, **kwargs)
+
+
+Scenario = Callable[[World], str]
+
+
+def _recovers(world: World) -> str:
+    world.cloud.script = lives(VANISH, SUCCEED)
+    return world.submit(make_offer(nodes=2))
+
+
+def _is_refused(world: World) -> str:
+    world.cloud.full = {"a-1"}
+    world.cloud.partial_launch = True
+    return world.submit(make_offer(nodes=2, zone="a-1"), make_offer(nodes=2, zone="a-2"))
+
+
+def _fails(world: World) -> str:
+    world.cloud.script = lives(Life(run_s=1e6), nodes=[((n, "worker-1.1"), FAIL) for n in (1, 2)])
+    return world.submit(make_offer(nodes=2))
+
+
+def _is_stopped(world: World) -> str:
+    world.cloud.script = lives(Life(run_s=1e6))
+    return world.submit(policy=make_policy(duration_s=20))
+
+
+SCENARIOS: dict[str, tuple[Scenario, str, list[str]]] = {
+    "recovers": (_recovers, "succeeded", ["lost", "succeeded"]),
+    "is refused": (_is_refused, "succeeded", ["refused", "succeeded"]),
+    "fails": (_fails, "failed", ["failed", "failed"]),
+    "is stopped": (_is_stopped, "stopped", ["stopped"]),
+}
+
+
+def _run_with_crash(folder: Path, template: Path, name: str, crasher: Crasher) -> tuple[World, str]:
+    """Run a scenario with a supervisor that crashes; another takes over."""
+    scenario, _, _ = SCENARIOS[name]
+    world = World(folder, template, wrap=crasher.wrap)
+    job_id = scenario(world)
+    for owner in ("elsewhere/1/a", "elsewhere/2/b"):
+        try:
+            world.drive(world.supervisor(owner))
+            break
+        except Crash:
+            continue
+    return world, job_id
+
+
+def _crash_points(trace: list[str]) -> list[int]:
+    """Every call that changes something; in the long mode every call at all, else the first two of each other kind.
+
+    Ticks in which nothing happens make the same calls again and again.
+    """
+    if os.environ.get("CLOUDGPU_LONG"):
+        return list(range(1, len(trace) + 1))
+    changing = {"store.apply", "cloud.launch", "cloud.terminate", "dir.create", "dir.put"}
+    return [at for at, call in enumerate(trace, start=1) if call in changing or trace[:at].count(call) <= 2]
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def test_a_supervisor_that_dies_at_any_call_loses_nothing(
+    tmp_path: Path, template: Path, name: str, after: bool
+) -> None:
+    whole = Crasher(0, after)
+    _run_with_crash(tmp_path / "whole", template, name, whole)
+    for at in _crash_points(whole.trace):
+        world, job_id = _run_with_crash(tmp_path / str(at), template, name, Crasher(at, after))
+        job, ended = world.job(job_id), [attempt.outcome for attempt in world.attempts(job_id)]
+        where = f"crash at call {at}, {whole.trace[at - 1]}"
+        assert (job.state, ended) == SCENARIOS[name][1:], where
+        world.check_clean()
+        tokens = [request.token for request in world.cloud.launches]
+        assert len(tokens) == len(set(tokens)), where
+        assert len(world.store.events(job_id)) >= len(ended) + 2
+        world.store.close()
+        shutil.rmtree(tmp_path / str(at))
