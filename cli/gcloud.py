@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..jobspecs.loader import LoadedSpec
 
 OWN_FLAGS = ("--job-dir", "--region")
-"""Both commands have them; ours are taken."""
+"""Both commands have them: they are ours, and handed on."""
 
 
 def load(
@@ -57,11 +57,11 @@ def _load(
             "use --set for a job file",
             ctx,
         )
-    # The job dir is a flag of both commands. In this one the program gets it too, as its own --job-dir.
-    job_dir = given_flag(ctx, "--job-dir")
+    # Given to the dialect, the job dir also reaches the program as its own --job-dir.
+    shared = {flag: value for flag in OWN_FLAGS if isinstance(value := given_flag(ctx, flag), str)}
     conversion = gcloud_flags.apply(
         None if document is None else document.value,
-        {**flags, "--job-dir": str(job_dir)} if job_dir is not None else flags,
+        {**flags, **shared},
         args,
         job=job,
         folder=None if config is None else str(config.parent),
@@ -69,7 +69,7 @@ def _load(
     return load_conversion(
         conversion,
         document=document,
-        overrides=overrides(ctx, without=("--job-dir",)),
+        overrides=overrides(ctx, without=tuple(shared)),
         base=Path.cwd() if config is None else config.absolute().parent,
     )
 

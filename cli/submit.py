@@ -18,6 +18,7 @@ from .job_view import job_json
 from .jobref import OUTCOMES
 from .options import json_option, yes_option
 from .output import ProgressLine, can_ask, echo_json, remark, warning
+from .program_args import ProgramArgsCommand, program_args
 from .specfile import overrides, plan_spec, spec_options
 from .text import money
 
@@ -26,20 +27,10 @@ if TYPE_CHECKING:
     from ..jobspecs.loader import LoadedSpec
     from ..jobspecs.plan import Offer, Plan
 
-_PROGRAM_ARGS = "cloudgpu.program_args"
 _GCLOUD_TITLE = "Flags of `gcloud ai-platform jobs submit training`"
 
 
-class _SubmitCommand(click.Command):
-    """Takes what follows `--` away before click sees it: those words are the program's, whatever they look like."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if "--" in args:
-            place = args.index("--")
-            ctx.meta[_PROGRAM_ARGS] = args[place + 1 :]
-            args = args[:place]
-        return super().parse_args(ctx, args)
-
+class _SubmitCommand(ProgramArgsCommand):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """gcloud's flags stand apart: who does not come from there need not read them."""
         groups: dict[str, list[tuple[str, str]]] = {"Options": [], _GCLOUD_TITLE: []}
@@ -51,9 +42,6 @@ class _SubmitCommand(click.Command):
         for title, rows in groups.items():
             with formatter.section(title):
                 formatter.write_dl(rows)
-
-    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
-        return [*super().collect_usage_pieces(ctx), "[-- ARGS]..."]
 
 
 @click.command(cls=_SubmitCommand)
@@ -117,7 +105,7 @@ def command(
 def _load(ctx: click.Context, file: Path, gcloud: dict[str, Any]) -> LoadedSpec:
     from ..jobspecs.loader import load_file
 
-    args = ctx.meta.get(_PROGRAM_ARGS)
+    args = program_args(ctx)
     config = gcloud.pop("gcloud_config")
     return load_gcloud(ctx, file, config, take(gcloud), args) or load_file(file, overrides(ctx, args))
 
@@ -146,8 +134,8 @@ def _launchable_offer(plan: Plan) -> Offer:
         return plan.best
     known = ", ".join(sorted(targets))
     raise CommandError(
-        f"the best offer is on {plan.best.cloud} ({describe_offer(plan.best)}): "
-        f"this version plans for it, but launches only on: {known}",
+        f"the best offer is on {describe_offer(plan.best)}: "
+        f"this version plans for {plan.best.cloud}, but launches only on: {known}",
         hint=f"--cloud {known.partition(',')[0]} runs it there, if it fits; nothing was created",
         exit_code=Exit.IMPOSSIBLE,
     )
@@ -198,11 +186,9 @@ def _ship(loaded: LoadedSpec, plan: Plan) -> Job:
 
 
 def _progress_text(what: str, done: int, total: int) -> str:
-    if what == "uploading" and total:
-        return f"uploading code: {done / 1e6:,.1f} of {total / 1e6:,.1f} MB"
-    if what == "packing" and done:
-        return f"packing code: {done:,} files"
-    return what
+    """`uploading code: 1.2 of 3.4 MB`."""
+    code = f"{what} code" if what in ("packing", "uploading") else what
+    return f"{code}: {done / 1e6:,.1f} of {total / 1e6:,.1f} MB" if total else code
 
 
 def _say_how_to_go_on(job: Job) -> None:
