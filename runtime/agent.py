@@ -59,9 +59,6 @@ DONE, BUG, CLAIMED, JOB_DIR_LOST, VANISHED = 0, 1, 3, 4, 5
 """Exit codes of the agent: result written; unforeseen error; another agent has this node; no result could be written;
 the machine was taken away."""
 
-INTERRUPTED = 75
-"""A program's exit code: it has saved and wants to be run again (EX_TEMPFAIL)."""
-
 PATIENCE_S = 60.0
 _SHUTDOWN_S = 25.0  # clouds give 30 s between the signal and the end of power
 _PEER_S = 5.0  # for the other processes of this node when one has failed
@@ -388,8 +385,6 @@ def judge(exits: Sequence[Exit], order: Order | None, asked: bool, listening: bo
         return Ending(order.outcome, failed.code if failed else 0 if exits else None, order.reason)
     if failed is None:
         return Ending("failed", 0, "ended without its work done")
-    if failed.code == INTERRUPTED:
-        return Ending("preempted", failed.code, f"the program asked to be run again: {failed.describe()}")
     return Ending("failed", failed.code, failed.describe())
 
 

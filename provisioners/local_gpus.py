@@ -1,0 +1,144 @@
+"""The GPUs of this machine: found through NVML, handed out by file locks that the kernel frees."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from ..jobspecs.plan import LocalGpu
+from .base import NodeRequest, ProvisionError
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+def find_gpus() -> tuple[LocalGpu, ...]:
+    """What the driver shows, in PCI order; no driver: no GPUs. Those hidden by CUDA_VISIBLE_DEVICES are left out."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return ()
+    try:
+        found = [_gpu(pynvml.nvmlDeviceGetHandleByIndex(index)) for index in range(pynvml.nvmlDeviceGetCount())]
+    except pynvml.NVMLError as error:
+        raise ProvisionError("transient", f"the GPU driver does not answer: {error}", code="nvml") from error
+    finally:
+        with contextlib.suppress(pynvml.NVMLError):
+            pynvml.nvmlShutdown()
+    return visible(found, os.environ.get(VISIBLE))
+
+
+def visible(gpus: Sequence[LocalGpu], setting: str | None) -> tuple[LocalGpu, ...]:
+    """Those that CUDA_VISIBLE_DEVICES leaves, as CUDA reads it: numbers or starts of UUIDs, up to the first unknown."""
+    if setting is None:
+        return tuple(gpus)
+    chosen: list[LocalGpu] = []
+    for word in setting.split(","):
+        name = word.strip()
+        matches = [gpu for gpu in gpus if name and gpu.uuid.startswith(name)]
+        if name.isdecimal() and int(name) < len(gpus):
+            matches = [gpus[int(name)]]
+        if len(matches) != 1:
+            break
+        chosen.append(matches[0])
+    return tuple(dict.fromkeys(chosen))
+
+
+def _gpu(handle: object) -> LocalGpu:
+    import pynvml
+
+    return LocalGpu(
+        uuid=str(pynvml.nvmlDeviceGetUUID(handle)),
+        name=str(pynvml.nvmlDeviceGetName(handle)),
+        memory_gb=round(pynvml.nvmlDeviceGetMemoryInfo(handle).total / 1e9, 1),
+    )
+
+
+class Hold:
+    """GPUs held for one node by open, locked files: who inherits the descriptors holds the GPUs."""
+
+    def __init__(self) -> None:
+        self.uuids: list[str] = []
+        self.descriptors: list[int] = []
+
+    def release(self) -> None:
+        """Close this process's descriptors; an heir's stay."""
+        while self.descriptors:
+            os.close(self.descriptors.pop())
+
+
+@contextlib.contextmanager
+def hold(nodes: Sequence[NodeRequest], everyone: Sequence[NodeRequest], folder: Path) -> Iterator[dict[str, Hold]]:
+    """GPUs for `nodes`, all or none, until the end of the block. Raises ProvisionError.
+
+    `everyone` are all nodes of the launch: what the machine can never hold at once is `invalid`, what others have taken
+    for now is `capacity`.
+    """
+    holds = {node.node: Hold() for node in nodes}
+    try:
+        if any(node.accelerator for node in everyone):
+            _check(everyone, find_gpus())
+            _take(nodes, find_gpus(), folder, holds)
+        yield holds
+    finally:
+        for held in holds.values():
+            held.release()
+
+
+def _check(nodes: Sequence[NodeRequest], gpus: Sequence[LocalGpu]) -> None:
+    there = _names(gpus)
+    for node in nodes:
+        if node.accelerator and node.count.denominator != 1:
+            raise ProvisionError("invalid", f"{node.node}: this machine hands out whole GPUs, not {node.count}")
+    wanted: dict[str, int] = {}
+    for node in nodes:
+        if node.accelerator:
+            wanted[node.accelerator] = wanted.get(node.accelerator, 0) + int(node.count)
+    for name, count in wanted.items():
+        if count > there.count(name):
+            have = ", ".join(f"{name}:{there.count(name)}" for name in sorted(set(there))) or "no GPU"
+            raise ProvisionError("invalid", f"the job needs {name}:{count}, this machine has {have}", scope="cloud")
+
+
+def _take(nodes: Sequence[NodeRequest], gpus: Sequence[LocalGpu], folder: Path, holds: dict[str, Hold]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    names = _names(gpus)
+    # One taker at a time: two that take one by one could each end with half of what both need.
+    with (folder / "lock").open("wb") as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        for node in nodes:
+            held = holds[node.node]
+            for gpu, name in zip(gpus, names, strict=True):
+                if len(held.uuids) == int(node.count) or name != node.accelerator:
+                    continue
+                descriptor = _lock(folder / f"{gpu.uuid}.lock")
+                if descriptor is not None:
+                    held.uuids.append(gpu.uuid)
+                    held.descriptors.append(descriptor)
+            if node.accelerator and len(held.uuids) < int(node.count):
+                message = (
+                    f"{node.node} needs {node.accelerator}:{node.count}, {len(held.uuids)} are free on this machine"
+                )
+                raise ProvisionError("capacity", message)
+
+
+def _lock(path: Path) -> int | None:
+    """A descriptor that holds the lock, or None if somebody else does."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _names(gpus: Sequence[LocalGpu]) -> list[str]:
+    """Canonical names."""
+    from ..jobspecs.planner_local import accelerator_of
+
+    return [accelerator_of(gpu) for gpu in gpus]
