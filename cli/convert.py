@@ -109,6 +109,8 @@ def _say_what_changed(loaded: LoadedSpec) -> Exit:
         warning(f"{problem.place}: {problem.message}")
     for note in loaded.notes:
         remark(f"note: {note}")
+    if not loaded.notes:  # it was a job file already: `cloudgpu plan` shows where it can run
+        return Exit.OK
     from .plan_view import refusals_text
     from .specfile import plan_spec
     from .submit import describe_offer

@@ -78,6 +78,7 @@ def convert(
     of --package-path, for which the document has no field.
     """
     conversion = Conversion()
+    conversion.note("AI Platform Training has ended: the job may run on Vertex AI or on Compute Engine")
     job = Reader(document, (), conversion, flags)
     job.check(JOB)
     source = job.child("trainingInput")

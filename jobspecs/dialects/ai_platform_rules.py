@@ -105,8 +105,10 @@ def read_size(conversion: Conversion, source: Reader, prefix: str, tier: str) ->
     """How many replicas a group has and on which machine; None: no such group, or a mistake that was reported."""
     if tier != "CUSTOM":
         return SCALE_TIERS[tier].get(prefix)
-    nodes = 1 if prefix == "master" else source.integer(f"{prefix}Count") or 0
-    if nodes == 0:
+    nodes = 1 if prefix == "master" else source.integer(f"{prefix}Count")
+    if nodes is None and f"{prefix}Count" in source:
+        return None
+    if not nodes:
         for name in (f"{prefix}Type", f"{prefix}Config"):
             if name in source:
                 message = f"{name} has no effect: {prefix}Count is 0"

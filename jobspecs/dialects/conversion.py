@@ -84,7 +84,8 @@ class Reader:
         for key in value:
             name = camel(str(key))
             if name in self._keys:
-                self._report(key, "duplicate-key", f"{key} and {self._keys[name]} are the same field: keep one")
+                message = f"{quote(key)} and {quote(self._keys[name])} are the same field"
+                conversion.error((*loc, key), "duplicate-key", message, "keep one of them", in_key=True)
             self._keys.setdefault(name, key)
 
     def __contains__(self, name: str) -> bool:

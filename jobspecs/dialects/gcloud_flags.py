@@ -184,6 +184,8 @@ def _patch(target: dict[str, Any], path: Sequence[str], value: object, flag: Loc
         if step == len(path):
             target[key] = value
         else:
+            if key not in target and step > 1:
+                origins[place] = flag
             inner = target.get(key)
             target[key] = dict(inner) if isinstance(inner, Mapping) else {}
             target = target[key]

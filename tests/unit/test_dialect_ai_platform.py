@@ -1,0 +1,228 @@
+"""trainingInput: fields, rules, roles, program. The machine tables have a test module of their own."""
+
+from __future__ import annotations
+
+import csv
+from importlib.resources import files
+
+import pytest
+from cloudgpu.jobspecs.dialects import ai_platform, convert, detect
+from cloudgpu.jobspecs.dialects.successors import FP32_TFLOPS, SUCCESSORS
+from cloudgpu.jobspecs.models import JobSpec
+
+GPU = {"acceleratorConfig": {"type": "NVIDIA_TESLA_T4", "count": "1"}}
+IMAGE = {"imageUri": "gcr.io/p/image:1", "containerCommand": ["python", "train.py"]}
+
+
+def training(**fields):
+    base = {
+        "scaleTier": "CUSTOM",
+        "masterType": "n1-standard-8",
+        "region": "us-central1",
+        "pythonModule": "t.task",
+    }
+    return {"trainingInput": {k: v for k, v in {**base, **fields}.items() if v is not None}}
+
+
+def codes(conversion):
+    return [(problem.code, problem.loc) for problem in conversion.problems]
+
+
+def test_detect():
+    assert detect({"trainingInput": None}) == "ai-platform"
+    assert detect({"training_input": {}}) == "ai-platform"
+    assert detect({"workerPoolSpecs": []}) == detect({"job_spec": {}}) == "vertex"
+    assert detect({"name": "x", "run": "y"}) is None
+    assert detect(["trainingInput"]) is detect(None) is None
+
+
+def test_a_single_machine_is_a_plain_job():
+    conversion = convert(
+        {
+            "jobId": "Census_2",
+            **training(masterConfig=GPU, args=["--epochs", "10"], jobDir="gs://b/out", packageUris=["gs://b/t.tar.gz"]),
+        }
+    )
+    assert conversion.problems == []
+    assert {k: v for k, v in conversion.job.items() if k != "setup"} == {
+        "name": "census-2",
+        "resources": {
+            "cloud": ["vertex", "gcp"],
+            "region": "us-central1",
+            "accelerator": "T4:1",
+            "machine_type": "n1-standard-8",
+        },
+        "code": None,
+        "run": ["python", "-m", "t.task"],
+        "args": ["--epochs", "10", "--job-dir", "gs://b/out"],
+        "job_dir": "gs://b/out",
+    }
+    # The packages' names are arguments of the script, never part of its text.
+    assert conversion.job["setup"][3:] == ["setup", "gs://b/t.tar.gz"]
+    assert "gs://b" not in conversion.job["setup"][2]
+    JobSpec.model_validate(conversion.job)
+
+
+def test_a_cluster_has_roles_in_rank_order():
+    conversion = convert(
+        training(
+            masterConfig={**GPU, "imageUri": "gcr.io/p/a"},
+            workerCount="2",
+            workerType="n1-standard-4",
+            workerConfig={**GPU, "imageUri": "gcr.io/p/b", "diskConfig": {"bootDiskSizeGb": "200"}},
+            parameterServerCount="1",
+            parameterServerType="n1-highmem-2",
+            evaluatorCount="1",
+            evaluatorType="n1-standard-4",
+        )
+    )
+    assert conversion.problems == []
+    spec = JobSpec.model_validate(conversion.job)
+    assert list(conversion.job["roles"]) == ["chief", "worker", "parameter_server", "evaluator"]
+    assert [role.nodes for role in spec.effective_roles().values()] == [1, 2, 1, 1]
+    assert spec.launcher == "tensorflow"
+    assert spec.image == "gcr.io/p/a"
+    assert spec.roles["worker"].image == "gcr.io/p/b"
+    assert spec.roles["parameter_server"].image is None
+    assert spec.resources.disk == 200
+    assert any("largest disk" in note for note in conversion.notes)
+
+
+def test_every_place_of_the_job_has_its_origin_in_the_source():
+    conversion = convert(
+        training(masterConfig={**GPU, **IMAGE}, scheduling={"maxRunningTime": "90.5s"}, pythonModule=None)
+    )
+    source = ("trainingInput",)
+    assert conversion.origins["resources", "accelerator"] == (*source, "masterConfig", "acceleratorConfig")
+    assert conversion.origins["resources", "machine_type"] == (*source, "masterType")
+    assert conversion.origins["resources", "region"] == (*source, "region")
+    assert conversion.origins["limits", "duration"] == (*source, "scheduling", "maxRunningTime")
+    assert conversion.origins["image",] == (*source, "masterConfig", "imageUri")
+    assert conversion.job["limits"]["duration"] == "91s"
+    assert conversion.job["run"] == ["python", "train.py"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "place"),
+    [
+        ({"masterType": None}, "missing-machine-type", ("scaleTier",)),
+        ({"workerCount": "2"}, "missing-machine-type", ("workerCount",)),
+        ({"workerType": "n1-standard-8"}, "no-replicas", ("workerType",)),
+        ({"workerType": "standard_gpu", "workerCount": "1"}, "mixed-machine-types", ("workerType",)),
+        ({"scaleTier": "BASIC"}, "only-custom-tier", ("masterType",)),
+        ({"scaleTier": None}, "only-custom-tier", ("masterType",)),
+        ({"scaleTier": "STANDARD_1", "masterType": None, "masterConfig": GPU}, "only-custom-tier",
+         ("masterConfig", "acceleratorConfig")),
+        ({"scaleTier": "BASIC_TPU", "masterType": None}, "no-tpu", ("scaleTier",)),
+        ({"masterType": "cloud_tpu"}, "no-tpu", ("masterType",)),
+        ({"scaleTier": "COSTUM"}, "unknown-scale-tier", ("scaleTier",)),
+        ({"masterType": "n1-standrad-8"}, "unknown-machine-type", ("masterType",)),
+        ({"masterType": "standart_gpu"}, "unknown-machine-type", ("masterType",)),
+        ({"region": "us-centrl1"}, "unknown-region", ("region",)),
+        ({"workerCount": "-1"}, "wrong-value", ("workerCount",)),
+        ({"workerCount": "9" * 30}, "wrong-value", ("workerCount",)),
+        ({"workerCount": ["1"]}, "wrong-value", ("workerCount",)),
+        ({"masterConfig": "x"}, "wrong-value", ("masterConfig",)),
+        ({"args": "--epochs 10"}, "wrong-value", ("args",)),
+        ({"args": [["a"]]}, "wrong-value", ("args",)),
+        ({"scheduling": {"maxRunningTime": "2h"}}, "wrong-value", ("scheduling", "maxRunningTime")),
+        ({"scheduling": {"maxRunningTime": "nans"}}, "wrong-value", ("scheduling", "maxRunningTime")),
+        ({"useChiefInTfConfig": "maybe"}, "wrong-value", ("useChiefInTfConfig",)),
+        ({"masterConfig": {"acceleratorConfig": {"count": "1"}}}, "incomplete-accelerator",
+         ("masterConfig", "acceleratorConfig")),
+        ({"masterConfig": {"acceleratorConfig": {"type": "NVIDIA_TESLA_T5", "count": "1"}}}, "unknown-accelerator",
+         ("masterConfig", "acceleratorConfig", "type")),
+        ({"masterConfig": {"acceleratorConfig": {"type": "TPU_V3", "count": "8"}}}, "no-tpu",
+         ("masterConfig", "acceleratorConfig", "type")),
+        ({"hyperparameters": {"maxTrials": "3"}}, "no-counterpart", ("hyperparameters",)),
+        ({"encryptionConfig": {"kmsKeyName": "k"}}, "no-counterpart", ("encryptionConfig",)),
+        ({"pythonModule": None}, "no-program", ()),
+        ({"pythonModule": None, "masterConfig": {"imageUri": "gcr.io/p/i"}}, "no-program", ()),
+        ({"args": ["a"], "masterConfig": {**IMAGE, "containerArgs": ["b"]}}, "exclusive-fields", ("args",)),
+        ({"worker_count": "1", "workerCount": "1", "workerType": "n1-standard-4"}, "duplicate-key", ("workerCount",)),
+    ],
+)  # fmt: skip
+def test_rules_of_the_service(fields, code, place):
+    assert codes(convert(training(**fields))) == [(code, ("trainingInput", *place))]
+
+
+def test_different_programs_are_refused():
+    other = {"imageUri": "gcr.io/p/ps", "containerCommand": ["python", "ps.py"]}
+    conversion = convert(
+        training(pythonModule=None, masterConfig=IMAGE, workerConfig=other, workerCount="1", workerType="n1-standard-4")
+    )
+    assert codes(conversion) == [("different-programs", ("trainingInput", "workerConfig"))]
+
+
+def test_typing_errors_get_a_suggestion():
+    [problem] = convert(training(wrokerCount="2")).problems
+    assert (problem.code, problem.hint, problem.in_key) == ("unknown-field", "did you mean workerCount?", True)
+    [problem] = convert(training(masterType="complex_model_m_gpus")).problems
+    assert "complex_model_m_gpu" in problem.hint
+
+
+@pytest.mark.parametrize("fields", [ai_platform.TRAINING_INPUT, ai_platform.JOB, ai_platform.SCHEDULING])
+def test_no_known_field_is_dropped_silently(fields):
+    for name, lost in fields.items():
+        if lost is None:
+            continue
+        document = training()
+        target = {id(ai_platform.JOB): document}.get(id(fields), document["trainingInput"])
+        if fields is ai_platform.SCHEDULING:
+            target = target.setdefault("scheduling", {})
+        target[name] = "something"
+        conversion = convert(document)
+        said = [*conversion.notes, *(problem.message for problem in conversion.problems)]
+        assert any(name in text and lost.why in text for text in said), name
+        assert conversion.refused is lost.refuse
+
+
+def test_snake_case_is_read_as_well():
+    document = {
+        "job_id": "a",
+        "training_input": {"scale_tier": "BASIC_GPU", "python_module": "t", "region": "us-east1"},
+    }
+    conversion = convert(document)
+    assert conversion.problems == []
+    assert conversion.origins["resources", "region"] == ("training_input", "region")
+
+
+def test_values_of_other_types_than_text():
+    """Not every document comes from our YAML reader."""
+    config = {"acceleratorConfig": {"type": "NVIDIA_TESLA_T4", "count": 2}}
+    conversion = convert(
+        training(masterConfig=config, workerCount=1, workerType="n1-standard-4", useChiefInTfConfig=True)
+    )
+    assert conversion.problems == []
+    assert conversion.job["roles"]["chief"]["accelerator"] == "T4:2"
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"trainingInput": None},
+        {"trainingInput": []},
+        {"trainingInput": "x"},
+        {"trainingInput": {None: 1, 5: 2}},
+        {"trainingInput": {"masterConfig": {"acceleratorConfig": []}, "scheduling": "x", "scaleTier": {}}},
+    ],
+)
+def test_nonsense_is_reported(document):
+    assert convert(document).refused
+
+
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [("My_Job_7", "my-job-7"), ("7abc", "abc"), ("___", "training"), ("Ünïcode", "n-code"), ("a" * 60, "a" * 40)],
+)
+def test_names(written, name):
+    conversion = convert({"jobId": written, **training()})
+    assert conversion.job["name"] == name
+    JobSpec.model_validate(conversion.job)
+
+
+def test_the_successors_figures_are_those_of_the_table():
+    with (files("cloudgpu.jobspecs.tables") / "accelerators.csv").open(encoding="utf-8") as table:
+        speeds = {row["name"]: row["fp32_tflops"] for row in csv.DictReader(table)}
+    assert {name: float(speeds[name]) for name in FP32_TFLOPS} == FP32_TFLOPS
+    assert {*SUCCESSORS, *(name for row in SUCCESSORS.values() for name in row)} == set(FP32_TFLOPS)
