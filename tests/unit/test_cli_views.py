@@ -1,0 +1,155 @@
+"""What a person sees of a job: log lines, machines, the report. The jobs are real rows; nothing runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+import time
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+from cloudgpu.cli import job_view, report_view, status_view
+from cloudgpu.cli.follow import Follower, Interrupts, LinePrinter, LogFilter
+from cloudgpu.control import jobs
+from cloudgpu.control.jobs import Job
+from cloudgpu.control.report import AttemptReport, Report
+from cloudgpu.jobspecs.loader import load_text
+from cloudgpu.jobspecs.plan import LocalMachine
+from cloudgpu.jobspecs.planner import plan
+from cloudgpu.runtime.jobdir import Heartbeat, Result, node_key
+from cloudgpu.runtime.logs import LogLine
+
+TODAY = datetime.date(2026, 6, 1)
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
+    """Submitted, with nobody to run it."""
+    monkeypatch.setenv("CLOUDGPU_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("COLUMNS", "100")
+    return submit("nodes: 2")
+
+
+def submit(resources: str) -> Job:
+    text = f"name: views\nresources: {{cloud: local, accelerator: none, {resources}}}\ncode: null\nrun: echo\n"
+    loaded = load_text(text)
+    return jobs.submit(loaded, plan(loaded.spec, machine=LocalMachine(4, 16.0), today=TODAY), supervise=False)
+
+
+def line(text: str, node: str = "worker-0.1", *, rank: int | None = 0, partial: bool = False) -> LogLine:
+    return LogLine(1_700_000_000.0, node, rank, "stdout", text, 1, partial)
+
+
+def test_lines_of_several_machines_begin_with_theirs(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+    show = LinePrinter(job)
+    show(line("a"))
+    show(line("b", "worker-1.1", rank=1))
+    assert capsys.readouterr().out == "worker-0 | a\nworker-1 | b\n"
+
+
+def test_parts_of_a_line_are_put_together(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+    show = LinePrinter(job)
+    show(line("loss: ", partial=True))
+    show(line("0.5"))
+    show(line("step 1", partial=True))
+    show(line("other", "worker-1.1"))
+    show(line(" of 2"))
+    show(line("open", partial=True))
+    show.close()
+    assert capsys.readouterr().out.splitlines() == [
+        "worker-0 | loss: 0.5",
+        "worker-0 | step 1",
+        "worker-1 | other",
+        "worker-0 |  of 2",
+        "worker-0 | open",
+    ]
+
+
+def test_one_machine_needs_no_name(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+    assert job.offer.nodes == 2
+    LinePrinter(submit("nodes: 1"), timestamps=True)(line("text"))
+    assert capsys.readouterr().out.endswith(" text\n")
+
+
+def test_an_interrupt_ends_following_between_two_steps(job: Job) -> None:
+    follower = Follower(job, LinePrinter(job), LogFilter())
+    with Interrupts() as interrupts:
+        interrupts.pending = True
+        assert follower.step(interrupts)
+        assert follower._wait(interrupts)
+        assert not interrupts.pending
+
+
+def test_a_second_interrupt_gets_through() -> None:
+    import signal
+
+    with Interrupts() as interrupts:
+        signal.raise_signal(signal.SIGINT)
+        assert interrupts.pending
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_waiting_job_is_shown(job: Job) -> None:
+    text = status_view.job_text(job)
+    assert job.id in text
+    assert "queued" in text
+    assert "submitted; the best offer is" in text
+    listed = status_view.list_text([job])
+    assert max(map(len, listed.splitlines())) <= 100
+    value = json.loads(json.dumps(status_view.status_json(job)))
+    assert value["attempts"] == value["nodes"] == []
+    assert value["report"] is None
+    assert value["created"].endswith("Z")
+    assert value["cost_usd"] == "0"
+
+
+def test_phases_of_a_machine() -> None:
+    now = time.time()
+    node = job_view.NodeView("worker-0.1", 0, None, None)
+    assert (node.phase, node.step) == ("pending", None)
+    beat = Heartbeat(1, now, "running", {"step": 7})
+    assert (dataclasses.replace(node, heartbeat=beat).phase, dataclasses.replace(node, heartbeat=beat).step) == (
+        "running",
+        7,
+    )
+    ended = dataclasses.replace(node, heartbeat=beat, result=Result("failed", 3, "exit 3", now, now, {"step": 9}))
+    assert (ended.phase, ended.step) == ("failed", 9)
+
+
+def test_a_machine_is_read_from_the_job_dir(job: Job) -> None:
+    job_dir = job.open_dir()
+    job_dir.put(node_key(1, "worker-1.1", "heartbeat.json"), Heartbeat(3, time.time(), "setup").to_bytes())
+    assert job_view._node_view(job_dir, 1, "worker-0.1", 0).phase == "pending"
+    assert job_view._node_view(job_dir, 1, "worker-1.1", 1).phase == "setup"
+
+
+def attempt(number: int, outcome: str, *, step: int | None, redone: int) -> AttemptReport:
+    return AttemptReport(number, outcome, "", "zone-a", 10.0, Decimal("0.5"), None, step, step, redone, 8.0)
+
+
+def report(*attempts: AttemptReport, steps: int | None) -> Report:
+    interruptions = sum(one.outcome == "preempted" for one in attempts)
+    paid, useful = 10.0 * len(attempts), 8.0 * len(attempts)
+    cost = Decimal("0.5") * len(attempts)
+    redone = sum(one.redone for one in attempts)
+    return Report(attempts, interruptions, steps, redone, paid, useful, paid - useful, useful / paid, cost, cost / 5)
+
+
+def test_the_report_of_an_interrupted_job() -> None:
+    first, second = attempt(1, "preempted", step=1_200, redone=34), attempt(2, "succeeded", step=2_000, redone=0)
+    lines = report_view.report_lines(report(first, second, steps=2_000))
+    assert lines[0] == "attempts  2 attempts, 1 interrupted; 20s paid, 1.00 USD"
+    assert lines[1] == "steps     2,000 done, 34 redone"
+    assert lines[2] == "goodput   80.0%: 16s of training that counts, 4.0s lost, 4.0s an interruption"
+    assert len(lines) == 6
+    assert max(map(len, lines)) <= 98
+
+
+def test_the_report_of_a_program_that_counts_no_steps() -> None:
+    assert report_view.report_lines(report(attempt(1, "succeeded", step=None, redone=0), steps=None)) == [
+        "attempts  1 attempt; 10s paid, 0.50 USD"
+    ]
