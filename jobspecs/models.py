@@ -111,7 +111,7 @@ AcceleratorList = Annotated[
 class Role(_Model):
     """Identical nodes with one task."""
 
-    nodes: fields.NodeCount = 1
+    nodes: fields.NodeCount = Field(default=1, description="Identical machines; the chief is one")
     accelerator: AcceleratorList = Field(default=(), description="In order of preference; `none` for the CPU only")
     machine_type: fields.MachineTypeName | None = Field(
         default=None, description="The provider's name; omitted: chosen"

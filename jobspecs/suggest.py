@@ -71,6 +71,8 @@ def odd_character(text: str) -> str:
 
 def _cost(wanted: str, option: str, limit: int) -> int | None:
     """Cost of turning one into the other; None above the limit. Leaving off a name's end is cheap: `p4d`, `A100-80`."""
+    if option == wanted:
+        return 0
     if len(wanted) >= 3 and option.startswith(wanted):
         return min(_EDIT, limit)
     if abs(len(wanted) - len(option)) * _EDIT > limit:

@@ -67,8 +67,9 @@ def parse_size_gb(value: object) -> float:
 
 
 def format_size(gigabytes: float) -> str:
-    """`100GB`, `1.5GB`."""
-    return f"{gigabytes:.6f}".rstrip("0").rstrip(".") + "GB"
+    """`100GB`, `1.5GB`, `0.25MB`: text that parse_size_gb() turns back into the same number."""
+    number, unit = (gigabytes, "GB") if round(gigabytes, 3) == gigabytes else (gigabytes * 1000, "MB")
+    return f"{number:.3f}".rstrip("0").rstrip(".") + unit
 
 
 def _size_hint(text: str) -> str:
