@@ -1,0 +1,254 @@
+"""The store: schema, migrations, transactions that compare, permissions. On PostgreSQL too, where one can be started."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import os
+import shutil
+import sqlite3
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+
+from cloudgpu.control import tables
+from cloudgpu.control.errors import StoreError
+from cloudgpu.control.leases import Leases, is_dead, new_owner
+from cloudgpu.control.states import IllegalTransitionError
+from cloudgpu.control.store import Change, LostRaceError, Store
+from cloudgpu.tests.standins.cloud import FakeClock
+from cloudgpu.tests.standins.control import World, make_policy, make_template
+
+
+@pytest.fixture(scope="session")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_template(tmp_path_factory.mktemp("store"))
+
+
+@pytest.fixture
+def world(tmp_path: Path, template: Path) -> World:
+    return World(tmp_path / "world", template)
+
+
+# -- schema
+
+
+def test_migrations_make_exactly_the_tables(tmp_path: Path) -> None:
+    from alembic.autogenerate import compare_metadata
+    from alembic.migration import MigrationContext
+    from sqlalchemy import create_engine
+
+    path = tmp_path / "store.db"
+    Store.open(f"sqlite:///{path}").close()
+    with create_engine(f"sqlite:///{path}").connect() as connection:
+        context = MigrationContext.configure(connection, opts={"compare_type": True})
+        assert compare_metadata(context, tables.metadata) == []
+        assert context.get_current_revision() == tables.HEAD
+
+
+def test_revisions_are_those_of_the_migrations() -> None:
+    from alembic.config import Config
+    from alembic.script import ScriptDirectory
+
+    config = Config()
+    config.set_main_option("script_location", str(Path(tables.__file__).parent / "migrations"))
+    script = ScriptDirectory.from_config(config)
+    assert tuple(revision.revision for revision in reversed(list(script.walk_revisions()))) == tables.REVISIONS
+
+
+def test_an_up_to_date_store_opens_without_alembic(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'store.db'}"
+    Store.open(url).close()
+    code = f"import sys; from cloudgpu.control.store import Store; Store.open({url!r}); print('alembic' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+def test_a_newer_store_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    Store.open(f"sqlite:///{path}").close()
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE alembic_version SET version_num = '9999'")
+    with pytest.raises(StoreError, match="newer cloudgpu"):
+        Store.open(f"sqlite:///{path}")
+
+
+def test_processes_that_open_an_empty_store_at_once_agree(tmp_path: Path) -> None:
+    code = f"from cloudgpu.control.store import Store; Store.open('sqlite:///{tmp_path / 'store.db'}').active_jobs()"
+    processes = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(4)]
+    assert [process.wait(60) for process in processes] == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("content", [b"this is no database" * 100, b"SQLite format 3\0" + b"\xff" * 5000])
+def test_a_damaged_store_is_said_to_be_one(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "store.db").write_bytes(content)
+    with pytest.raises(StoreError, match=r"store\.db"):
+        Store.open(f"sqlite:///{tmp_path / 'store.db'}")
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("nonsense", "no database URL"),
+        ("sqlite:////proc/nowhere/store.db", "cannot be used"),
+        ("postgresql+nosuchdriver://localhost/x", "database URL"),
+    ],
+)
+def test_a_bad_url_is_said_to_be_one(url: str, message: str) -> None:
+    with pytest.raises(StoreError, match=message):
+        Store.open(url)
+
+
+def test_a_password_is_never_shown() -> None:
+    with pytest.raises(StoreError) as caught:
+        Store.open("postgresql+nosuchdriver://me:secret@localhost/x")
+    assert "secret" not in str(caught.value)
+
+
+def test_only_its_owner_can_look_into_it(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        Store.open(f"sqlite:///{tmp_path / 'home' / 'store.db'}").close()
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "home").stat().st_mode) == 0o700
+    assert stat.S_IMODE((tmp_path / "home" / "store.db").stat().st_mode) == 0o600
+
+
+# -- rows and changes
+
+
+def test_a_job_comes_back_as_it_was_stored(world: World) -> None:
+    policy = make_policy(preemptions=3, duration_s=60, cost_usd=Decimal("12.50"))
+    row = world.job(world.submit(policy=policy))
+    assert row.policy == policy
+    assert (row.spent, row.offers[0]["price_usd_h"], row.spec) == (Decimal(0), "3.6", {"name": "job", "run": "true"})
+
+
+def change(world: World, job_id: str, **job: object) -> Change:
+    return Change(world.job(job_id), "state", "event", world.clock.now(), set_job=job)
+
+
+def test_a_change_and_its_event_are_one(world: World) -> None:
+    job_id = world.submit()
+    world.store.take_lease(world.job(job_id), "me")
+    world.store.apply(change(world, job_id, state="failed", ended=1.0), "me")
+    assert world.job(job_id).state == "failed"
+    assert [event.message for event in world.store.events(job_id)] == ["submitted", "event"]
+
+
+def test_a_change_of_what_was_changed_is_a_lost_race(world: World) -> None:
+    job_id = world.submit()
+    world.store.take_lease(world.job(job_id), "me")
+    mine = change(world, job_id, state="cancelled")
+    world.store.apply(change(world, job_id, state="failed"), "me")
+    with pytest.raises(LostRaceError):
+        world.store.apply(mine, "me")
+    assert world.job(job_id).state == "failed"
+    assert len(world.store.events(job_id)) == 2
+
+
+def test_a_change_without_the_lease_is_a_lost_race(world: World) -> None:
+    job_id = world.submit()
+    world.store.take_lease(world.job(job_id), "me")
+    with pytest.raises(LostRaceError):
+        world.store.apply(change(world, job_id, state="failed"), "another")
+
+
+def test_an_illegal_change_is_refused(world: World) -> None:
+    job_id = world.submit()
+    world.store.take_lease(world.job(job_id), "me")
+    with pytest.raises(IllegalTransitionError):
+        world.store.apply(change(world, job_id, state="succeeded"), "me")
+
+
+def test_of_two_that_take_a_lease_one_gets_it(world: World) -> None:
+    row = world.job(world.submit())
+    assert [world.store.take_lease(row, owner) for owner in ("a", "b")] == [True, False]
+
+
+def test_a_goal_is_set_once_and_not_after_the_end(world: World) -> None:
+    job_id = world.submit()
+    assert [world.store.set_goal(job_id, "cancel", "cancel", 1.0) for _ in range(2)] == [True, False]
+    world.finish(job_id)
+    assert not world.store.set_goal(job_id, "run", "no", 1.0)
+
+
+def test_jobs_are_found_by_beginning_and_name(world: World) -> None:
+    first, second = world.submit(name="a-b"), world.submit(name="a_b")
+    assert [row.id for row in world.store.find_jobs("a_b")] == [second]  # no wildcard
+    assert [row.id for row in world.store.find_jobs("a-b")] == [first]
+    assert world.store.find_jobs("%") == []
+    assert len(world.store.find_jobs("a")) == 2
+
+
+def test_writers_wait_for_each_other(world: World) -> None:
+    job_id = world.submit()
+    row = world.job(job_id)
+
+    def write() -> None:
+        store = Store.open(world.url)
+        for _ in range(20):
+            store.add_event(row, "test", "x", time.time())
+        store.close()
+
+    threads = [threading.Thread(target=write) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(world.store.events(job_id)) == 81
+
+
+# -- leases
+
+
+def test_a_lease_owner_is_dead_when_its_process_is(world: World) -> None:
+    mine = new_owner()
+    assert not is_dead(mine)
+    code = "from cloudgpu.control.leases import new_owner; print(new_owner())"
+    theirs = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+    assert is_dead(theirs)
+    assert not is_dead("elsewhere/1/abcd")
+    job_id = world.submit()
+    assert Leases(world.store, FakeClock(), theirs).hold(world.job(job_id))
+    assert Leases(world.store, FakeClock(), mine).hold(world.job(job_id))
+
+
+# -- PostgreSQL
+
+
+@pytest.fixture
+def postgres(tmp_path: Path) -> Iterator[str]:
+    driver = next((name for name in ("psycopg", "psycopg2", "pg8000") if importlib.util.find_spec(name)), None)
+    initdb = shutil.which("initdb") or next(map(str, Path("/usr/lib/postgresql").glob("*/bin/initdb")), None)
+    if driver is None or initdb is None:
+        missing = "a Python driver (psycopg)" if driver is None else "initdb"
+        pytest.skip(f"NOT TESTED ON POSTGRESQL: {missing} is not installed")
+    if os.geteuid() == 0:
+        pytest.skip("NOT TESTED ON POSTGRESQL: it does not run as root")
+    data = tmp_path / "pg"
+    subprocess.run([initdb, "-D", data, "-A", "trust", "-U", "tester", "-N"], check=True, capture_output=True)
+    options = f"-c listen_addresses= -c unix_socket_directories={tmp_path} -c fsync=off"
+    control = [str(Path(initdb).with_name("pg_ctl")), "-D", str(data), "-w"]
+    subprocess.run([*control, "-o", options, "-l", tmp_path / "pg.log", "start"], check=True, capture_output=True)
+    try:
+        yield f"postgresql+{driver}://tester@/postgres?host={tmp_path}"
+    finally:
+        subprocess.run([*control, "-m", "immediate", "stop"], check=True, capture_output=True)
+
+
+def test_a_job_on_postgresql(tmp_path: Path, template: Path, postgres: str) -> None:
+    world = World(tmp_path / "world", template)
+    world.store = Store.open(postgres)
+    Store.open(postgres).close()
+    job_id = world.submit()
+    world.finish(job_id)
+    assert dataclasses.replace(world.job(job_id)).state == "succeeded"
+    world.store.close()
