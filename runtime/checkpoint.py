@@ -96,7 +96,7 @@ class Checkpointer:
         )
         self._progress = ProgressFile.from_environment(self._ranks.local_rank)
         self._interruption = Interruption()
-        self._store = find_store(folder)
+        self._store = find_store(folder, world=self._ranks.world)
         self._attempt = self._ranks.from_first(self._begin_attempt)
         self._restore()
         self._mark = time.monotonic()
@@ -125,7 +125,7 @@ class Checkpointer:
             return
         with self._loop():
             while self._position.epoch < epochs:
-                source = self._position.open_epoch(self._loader)
+                source = self._open_epoch()
                 while True:
                     self._boundary()
                     batch = next(source, _END)
@@ -179,6 +179,16 @@ class Checkpointer:
                 yield
         finally:
             self._interruption.stop_listening()
+
+    def _open_epoch(self) -> Iterator[Any]:
+        """What is left of the epoch; finding the place in it again is part of the restore."""
+        start, resumed = time.monotonic(), self._position.batch > 0
+        source = self._position.open_epoch(self._loader)
+        if resumed:
+            taken = time.monotonic() - start
+            self._progress.restore_seconds += taken
+            self._mark += taken
+        return source
 
     def _boundary(self) -> None:
         """Between two steps: count, obey, save. One small all-reduce if there are several ranks."""

@@ -30,8 +30,8 @@ def from_environment(name: str, parse: Callable[[str], Any], default: Any) -> An
         raise CheckpointError(f"{name}={text!r}: {error}") from error
 
 
-def find_store(folder: str | os.PathLike[str] | None) -> CheckpointStore:
-    """The folder given; the job's; ./checkpoints.
+def find_store(folder: str | os.PathLike[str] | None, world: int) -> CheckpointStore:
+    """The folder given; the job's; ./checkpoints. `world`: ranks that share it.
 
     Nodes of a job whose processes share no torch.distributed train each for itself: each has a folder of its own.
     """
@@ -41,7 +41,7 @@ def find_store(folder: str | os.PathLike[str] | None) -> CheckpointStore:
         url = os.environ.get("CLOUDGPU_JOB_DIR")
         if not url:
             return _open("checkpoints")
-        alone = int(os.environ.get("CLOUDGPU_WORLD_SIZE") or 1) > 1 and "WORLD_SIZE" not in os.environ
+        alone = world == 1 and from_environment("CLOUDGPU_WORLD_SIZE", int, 1) > 1
         node = re.sub(r"\.\d+$", "", os.environ.get("CLOUDGPU_NODE", "node")) if alone else ""
         return CheckpointStore(JobDir(url), f"checkpoints/{node}")
     except JobDirError as error:

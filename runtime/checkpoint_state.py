@@ -99,7 +99,7 @@ def from_bytes(data: bytes) -> Any:  # noqa: ANN401
 
     try:
         state = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-    except Exception as error:  # noqa: BLE001 - an unpickler fed with rubbish may raise anything
+    except Exception as error:  # an unpickler fed with rubbish may raise anything
         first_line = (str(error).splitlines() or [type(error).__name__])[0]
         raise ValueError(f"not a state this version can read: {first_line}") from error
     return _from_host(state)
