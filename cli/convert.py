@@ -12,29 +12,14 @@ from ..jobspecs.dialects.gcloud_flags import click_options, take
 from .errors import CommandError
 from .exits import Exit
 from .output import clean, remark, warning
+from .program_args import ProgramArgsCommand, program_args
 
 if TYPE_CHECKING:
     from ..jobspecs.loader import LoadedSpec
     from ..jobspecs.models import JobSpec
 
-_PROGRAM_ARGS = "cloudgpu.program_args"
 
-
-class _ConvertCommand(click.Command):
-    """Keeps what follows `--` from click: those words are the program's."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if "--" in args:
-            place = args.index("--")
-            ctx.meta[_PROGRAM_ARGS] = args[place + 1 :]
-            args = args[:place]
-        return super().parse_args(ctx, args)
-
-    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
-        return [*super().collect_usage_pieces(ctx), "[-- ARGS]..."]
-
-
-@click.command(cls=_ConvertCommand)
+@click.command(cls=ProgramArgsCommand)
 @click.argument("file", type=click.Path(path_type=Path), required=False)
 @click.option("--to", "form", type=click.Choice(["yaml", "json"]), default="yaml", help="Format of the job file.")
 @click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write there, not to stdout.")
@@ -67,7 +52,7 @@ def command(
     given = take(flags)
     if file is None and not given:
         raise click.UsageError("give a FILE, or the flags of gcloud ai-platform jobs submit training", ctx)
-    loaded = _load(file, given, ctx.meta.get(_PROGRAM_ARGS), name)
+    loaded = _load(file, given, program_args(ctx), name)
     spec = _moved(loaded, output)
     text = job_file.to_text(spec, loaded.notes) if form == "yaml" else job_file.to_json(spec)
     if output is None:
@@ -77,11 +62,11 @@ def command(
     return _say_what_changed(loaded)
 
 
-def _load(file: Path | None, flags: dict[str, str], program_args: list[str] | None, name: str | None) -> LoadedSpec:
+def _load(file: Path | None, flags: dict[str, str], args: list[str] | None, name: str | None) -> LoadedSpec:
     from ..jobspecs.dialects.command_line import load
     from ..jobspecs.overrides import Override
 
-    overrides = [] if program_args is None else [Override(("args",), program_args, "-- ARGS")]
+    overrides = [] if args is None else [Override(("args",), args, "-- ARGS")]
     if name is not None:
         overrides.append(Override(("name",), name, "--name"))
     return load(file, flags, overrides)
