@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Literal
 
 import click
@@ -9,7 +10,7 @@ import click
 from .exits import Exit
 
 if TYPE_CHECKING:
-    from ..jobspecs.diagnostics import Diagnostic
+    from ..jobspecs.diagnostics import Diagnostic, Problem
     from ..jobspecs.loader import LoadedSpec
     from ..jobspecs.plan import Refusal
     from ..jobspecs.reports import Part
@@ -70,7 +71,7 @@ def _check(file: str, overrides: tuple[str, ...]) -> tuple[list[Diagnostic], Exi
     refusals = _refusals(loaded)
     if refusals is None:
         return list(loaded.warnings), Exit.OK
-    return [*loaded.warnings, *(_diagnostic(file, refusal) for refusal in refusals)], Exit.IMPOSSIBLE
+    return [*loaded.warnings, *(loaded.diagnose(_problem(refusal)) for refusal in refusals)], Exit.IMPOSSIBLE
 
 
 def _load(file: str, overrides: tuple[str, ...]) -> LoadedSpec:
@@ -80,7 +81,8 @@ def _load(file: str, overrides: tuple[str, ...]) -> LoadedSpec:
         return load_file(file, overrides)
     from ..jobspecs.source import MAX_BYTES
 
-    return load_bytes(click.get_binary_stream("stdin").read(MAX_BYTES + 1), "<stdin>", overrides)
+    stdin = getattr(sys.stdin, "buffer", None)  # None: closed
+    return load_bytes(stdin.read(MAX_BYTES + 1) if stdin else b"", "<stdin>", overrides)
 
 
 def _refusals(loaded: LoadedSpec) -> list[Refusal] | None:
@@ -93,10 +95,10 @@ def _refusals(loaded: LoadedSpec) -> list[Refusal] | None:
     return list({(refusal.rule, refusal.message): refusal for refusal in plan.refusals}.values())
 
 
-def _diagnostic(file: str, refusal: Refusal) -> Diagnostic:
-    from ..jobspecs.diagnostics import Diagnostic
+def _problem(refusal: Refusal) -> Problem:
+    from ..jobspecs.diagnostics import Problem
 
-    return Diagnostic(file, 1, 1, refusal.rule, f"{refusal.subject}: {refusal.message}", refusal.allowed)
+    return Problem(("resources",), refusal.rule, f"{refusal.subject}: {refusal.message}", refusal.allowed, in_key=True)
 
 
 def _print_text(file: str, diagnostics: list[Diagnostic], exit_code: Exit) -> None:

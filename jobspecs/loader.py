@@ -44,6 +44,13 @@ class LoadedSpec:
     """What relative paths of the job file start from: its folder."""
     notes: tuple[str, ...] = ()
     """What was made of a foreign format, for the user to know."""
+    draft: _Draft | None = field(default=None, repr=False, compare=False)
+
+    def diagnose(self, problem: Problem) -> Diagnostic:
+        """What was found later, such as that no offer is left, at its place in the file."""
+        if self.draft is None:
+            return Diagnostic(self.file, 0, 0, problem.code, problem.message, problem.hint, problem.severity)
+        return self.draft.locate(problem)
 
 
 def load_file(path: str | os.PathLike[str], overrides: Overrides = ()) -> LoadedSpec:
@@ -101,14 +108,14 @@ class _Draft:
 
     def add_in_job(self, problems: Iterable[Problem]) -> None:
         """Problems whose places are in `job`."""
-        for problem in problems:
-            label = _nearest(self.labels, problem.loc) or self._maker(problem.loc)
-            if label is not None:
-                found = Diagnostic(label, 0, 0, problem.code, problem.message, problem.hint, problem.severity)
-                self.diagnostics.append(found)
-            else:
-                origin = problem.loc if self.origins is None else _nearest(self.origins, problem.loc) or ()
-                self.diagnostics.append(self._at(problem, origin))
+        self.diagnostics += map(self.locate, problems)
+
+    def locate(self, problem: Problem) -> Diagnostic:
+        """A problem whose place is in `job`."""
+        label = _nearest(self.labels, problem.loc) or self._maker(problem.loc)
+        if label is not None:
+            return Diagnostic(label, 0, 0, problem.code, problem.message, problem.hint, problem.severity)
+        return self._at(problem, problem.loc if self.origins is None else _nearest(self.origins, problem.loc) or ())
 
     def _maker(self, loc: Loc) -> str | None:
         """Where on the command line a mapping was made which the file does not have."""
@@ -172,7 +179,7 @@ def _finish(draft: _Draft, overrides: Overrides) -> LoadedSpec:
     if spec is None or draft.wrong:
         raise SpecError(found)
     name = draft.document.source.name if draft.document else "command line"
-    return LoadedSpec(spec, name, tuple(found), draft.base, draft.notes)
+    return LoadedSpec(spec, name, tuple(found), draft.base, draft.notes, draft)
 
 
 def _override(draft: _Draft, overrides: Overrides) -> None:
