@@ -181,7 +181,7 @@ def _gone_key(offer: MachineOffer) -> tuple[str, str, str]:
 
 def _where(scope: Scope) -> str:
     place = f"in {scope.region}" if scope.region else "today"
-    return f"{place} by {scope.clouds[0]}" if len(scope.clouds) == 1 else place
+    return f"{place} on {scope.clouds[0]}" if len(scope.clouds) == 1 else place
 
 
 def _price(offer: MachineOffer, market: str) -> str:

@@ -134,6 +134,7 @@ def test_the_end_of_support_is_a_day() -> None:
     assert p100.ends == "2026-09-15"
     assert p100.is_gone("2020-01-01"), "retired is retired, whatever the clock says"
     assert machine("azure", "Standard_NC6s_v3", "V100-16GB").ends == "2025-09-30"
+    assert machine("azure", "Standard_NC6", "K80").ends == "2023-09-06"
 
 
 def test_places() -> None:

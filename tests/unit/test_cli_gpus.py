@@ -81,7 +81,7 @@ def test_a_cloud_and_a_region_narrow_it(capsys: pytest.CaptureFixture[str]) -> N
 
 def test_what_is_gone_is_said_with_its_day(capsys: pytest.CaptureFixture[str]) -> None:
     text = run(capsys, "V100", "--cloud", "aws")
-    assert "No machine with V100-16GB can be had today by aws." in text
+    assert "No machine with V100-16GB can be had today on aws." in text
     assert "aws since 2026-05-02: p3.2xlarge, p3.8xlarge, p3.16xlarge" in text
 
 
