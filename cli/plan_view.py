@@ -68,7 +68,7 @@ def refusals_text(plan: Plan, *, show_all: bool = False) -> str:
     best = None if plan.best is None else plan.best.price
     cheaper = [r for r in plan.refusals if r.price is not None and (best is None or r.price < best)]
     cheaper.sort(key=lambda refusal: refusal.price or Decimal(0))
-    others = sorted((r for r in plan.refusals if r not in cheaper), key=lambda refusal: refusal.rule)
+    others = sorted((r for r in plan.refusals if r not in cheaper), key=_by_rule_and_price)
     sections = []
     for title, refusals in (("Cheaper, but refused", cheaper), ("Refused", others)):
         if plan.best is None and title.startswith("Cheaper"):
@@ -76,6 +76,10 @@ def refusals_text(plan: Plan, *, show_all: bool = False) -> str:
         if refusals:
             sections.append("\n".join([style(f"{title}:", "title"), *_refusal_lines(refusals, show_all=show_all)]))
     return "\n\n".join(sections)
+
+
+def _by_rule_and_price(refusal: Refusal) -> tuple[str, bool, Decimal]:
+    return (refusal.rule, refusal.price is None, refusal.price or Decimal(0))
 
 
 def creation_text(offer: Offer, spec: JobSpec) -> str:
@@ -103,24 +107,25 @@ def _all_but_zone(offer: Offer) -> tuple[object, ...]:
 
 
 def _lines(number: int, row: Places) -> list[list[str]]:
-    """One line a role; what all roles share stands in the first."""
+    """One line; with several roles, a line for what they share and one for each of them."""
     offer = row[0]
-    price = price_text(offer.price)
-    lines = []
-    for index, role in enumerate(offer.roles):
-        several = f"{role.nodes} × " if role.nodes > 1 else ""
-        name = f"{role.role}: " if len(offer.roles) > 1 else ""
-        machine, gpus = f"{name}{several}{role.machine_type}", accelerator_text(role)
-        if index == 0:
-            shared = (offer.market, price, offer.price_date or "-")
-            lines.append([str(number), offer.cloud, _places(row), machine, gpus, *shared])
-        else:
-            lines.append(["", "", "", machine, gpus, "", "", ""])
-    return lines
+    shared = [str(number), offer.cloud, _places(row)]
+    price = [offer.market, price_text(offer.price), offer.price_date or "-"]
+    if len(offer.roles) == 1:
+        return [[*shared, *_machine(offer.roles[0]), *price]]
+    roles = [["", "", f"  {role.role}", *_machine(role), "", "", ""] for role in offer.roles]
+    return [[*shared, "", "", *price], *roles]
+
+
+def _machine(role: RoleOffer) -> list[str]:
+    several = f"{role.nodes} × " if role.nodes > 1 else ""
+    return [f"{several}{role.machine_type}", accelerator_text(role)]
 
 
 def _places(row: Places) -> str:
     """`us-central1 a,b,f`; `us-east-1 az1,az4`; the region alone where the provider chooses the zone."""
+    if row[0].cloud == "local":
+        return "this machine"
     zones = [offer.zone.rpartition("-")[2] for offer in row if offer.zone]
     return " ".join(filter(None, (row[0].region, ",".join(zones))))
 

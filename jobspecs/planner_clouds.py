@@ -159,7 +159,7 @@ class CloudPlanner:
             if there not in seen:
                 seen[there] = list(self._ways(there, region, market))
             for priced in seen[there]:
-                if zone is not None and not any(zone in option.zones.get(region, ()) for option in priced.way):
+                if zone is not None and self._spec.resources.zone is None and not _knows(priced.way, region, zone):
                     continue  # nothing is known of any of its zones: it is offered in the region as such
                 if self._zoned:
                     yield zone, priced
@@ -171,11 +171,11 @@ class CloudPlanner:
     def _zones(self, roles: Sequence[Sequence[Option]], region: str) -> list[str | None]:
         """The zones to look at; None among them: where no zone is known."""
         known = {zone for options in roles for option in options for zone in option.zones.get(region, ())}
-        asked = self._spec.resources.zone
-        if asked is not None:
-            return [zone for zone in asked if zone in known]
-        unknown = any(not option.zones.get(region, ()) for options in roles for option in options)
-        return [*sorted(known), *([None] if unknown else [])]
+        unknown = any(not option.zones.get(region) for options in roles for option in options)
+        if self._spec.resources.zone is None:
+            return [*sorted(known), *([None] if unknown else [])]
+        homes = zone_regions(self._cloud)
+        return [z for z in self._spec.resources.zone if z in known or (unknown and homes.get(z) == region)]
 
     def _zone_order(self, zone: str | None) -> int:
         asked = self._spec.resources.zone
@@ -281,6 +281,11 @@ def _role_offer(name: str, nodes: int, option: Option, price: Price | None) -> R
         memory_gb=machine.memory_gb,
         price=None if price is None else price.amount,
     )
+
+
+def _knows(way: Way, region: str, zone: str) -> bool:
+    """Whether the tables name the zone for any of the options."""
+    return any(zone in option.zones.get(region, ()) for option in way)
 
 
 def _runs_in(option: Option, region: str, zone: str | None) -> bool:

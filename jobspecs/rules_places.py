@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import cache
 
 from . import catalog
@@ -68,31 +68,26 @@ def zone_in_region(ask: Ask) -> Verdict | None:
 
 def offered_in_region(ask: Ask) -> Verdict | None:
     """A machine type that fits is offered in the region (providers' lists of regions by machine type)."""
-    return _offered(fitting(ask), ask.region, None, "regions")
+    machines = fitting(ask)
+    if not machines or any(ask.region in where(m) for m in machines):
+        return None
+    return _not_offered(ask.region, "regions", {region for m in machines for region in where(m)})
 
 
 def offered_in_zone(ask: Ask) -> Verdict | None:
-    """A machine type that fits is offered in the zone, where the tables know zones at all."""
-    return _offered(fitting(ask), None, ask.zone, "zones")
+    """A machine type that fits is offered in the zone; where the tables know its region only, no zone is refused."""
+    machines = fitting(ask)
+    home = zone_regions(ask.cloud).get(ask.zone or "", "")
+    for machine in machines:
+        zones = where(machine).get(home)
+        if zones is not None and (not zones or ask.zone in zones):
+            return None
+    have = {zone for machine in machines for zones in where(machine).values() for zone in zones}
+    return _not_offered(ask.zone, "zones", have) if machines else None
 
 
-def _offered(machines: list[MachineType], region: str | None, zone: str | None, kind: str) -> Verdict | None:
-    if not machines or any(is_offered(m, region, zone) for m in machines):
-        return None
-    have = {place for m in machines for place in _places_of(m, kind)}
-    return Verdict(f"not offered in {zone or region}", f"{kind} that have it: {listing(sorted(have))}" if have else "")
-
-
-def _places_of(machine: MachineType, kind: str) -> Iterable[str]:
-    places = where(machine)
-    return places if kind == "regions" else (zone for zones in places.values() for zone in zones)
-
-
-def is_offered(machine: MachineType, region: str | None, zone: str | None) -> bool:
-    """Whether the machine type is offered in the region and zone (None: in any)."""
-    places = where(machine)
-    zones = (zone_names for name, zone_names in places.items() if region in (None, name))
-    return any(zone is None or zone in names for names in zones)
+def _not_offered(place: str | None, kind: str, have: set[str]) -> Verdict:
+    return Verdict(f"not offered in {place}", f"{kind} that have it: {listing(sorted(have))}" if have else "")
 
 
 def where(machine: MachineType) -> Mapping[str, tuple[str, ...]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cloudgpu.jobspecs import catalog
@@ -17,6 +18,7 @@ from cloudgpu.jobspecs.compatibility import (
     first_refusal,
     target_refusals,
 )
+from cloudgpu.jobspecs.diagnostics import Loc
 from cloudgpu.jobspecs.models import JobSpec
 from cloudgpu.jobspecs.rules_base import Rule, listing
 from cloudgpu.jobspecs.rules_machines import built_in, carriers, closest_living, is_attached, within_limits
@@ -25,14 +27,16 @@ from cloudgpu.jobspecs.units import CountRange
 TODAY = "2026-11-20"
 
 
-def ask(cloud, accelerator=None, machine_type=None, today=TODAY, **place) -> Ask:
+def ask(
+    cloud: str, accelerator: str | None = None, machine_type: str | None = None, today: str = TODAY, **place: str
+) -> Ask:
     """`ask("gcp", "L4:1", region="us-east4")`."""
     name, _, gpus = (accelerator or "").partition(":")
     return Ask(cloud, today, name or None, CountRange.parse(gpus) if gpus else None, machine_type, **place)
 
 
-def job(**fields) -> JobSpec:
-    return JobSpec(name="j", run="true", **fields)
+def job(**fields: Any) -> JobSpec:
+    return JobSpec.model_validate({"name": "j", "run": "true", **fields})
 
 
 ALLOWED = [
@@ -58,7 +62,7 @@ ALLOWED = [
 
 
 @pytest.mark.parametrize("allowed", ALLOWED, ids=str)
-def test_allowed(allowed):
+def test_allowed(allowed: Ask) -> None:
     assert all_refusals(allowed) == []
 
 
@@ -112,7 +116,7 @@ FORBIDDEN = [
 
 
 @pytest.mark.parametrize(("rule", "forbidden", "message", "allowed"), FORBIDDEN, ids=lambda v: str(v)[:60])
-def test_forbidden(rule, forbidden, message, allowed):
+def test_forbidden(rule: str, forbidden: Ask, message: str, allowed: str) -> None:
     refusal = first_refusal(forbidden)
     assert refusal is not None
     assert refusal.rule == rule
@@ -122,13 +126,13 @@ def test_forbidden(rule, forbidden, message, allowed):
     assert str(forbidden) == refusal.subject
 
 
-def test_every_rule_is_tested_both_ways():
+def test_every_rule_is_tested_both_ways() -> None:
     assert {rule.name for rule in RULES} == {rule for rule, *_ in FORBIDDEN}
     for rule in RULES:
         assert any(all(getattr(a, field) is not None for field in rule.needs) for a in ALLOWED), rule.name
 
 
-def test_rules_are_documented():
+def test_rules_are_documented() -> None:
     names = [rule.name for rule in (*RULES, *TARGET_RULES)] + list(JOB_RULES)
     assert len(set(names)) == len(names)
     assert all(name == name.lower() and " " not in name for name in names)
@@ -137,14 +141,14 @@ def test_rules_are_documented():
     assert [name for name in names if f"`{name}`" not in page] == []
 
 
-def test_a_rule_waits_for_its_fields():
+def test_a_rule_waits_for_its_fields() -> None:
     calls: list[Ask] = []
     rule = Rule("r", ("region",), calls.append)
     assert rule.refuse(ask("gcp")) is None
     assert calls == []
 
 
-def test_n1_limits_of_a_zone():
+def test_n1_limits_of_a_zone() -> None:
     """Four P100 are the only count with exceptions: 96 vCPU are within their limits, but not in three zones."""
     machine = catalog.find_machine_type("gcp", "n1-standard-96", "P100")
     assert machine is not None
@@ -154,7 +158,7 @@ def test_n1_limits_of_a_zone():
 
 
 @pytest.mark.parametrize("cloud", ["gcp", "vertex"])
-def test_n1_counts_keep_the_limits(cloud):
+def test_n1_counts_keep_the_limits(cloud: str) -> None:
     """Each count of the table is within the limits of vCPUs and memory, and each one left out of it is beyond them."""
     for group in catalog.machine_types(cloud).values():
         for machine in group:
@@ -163,18 +167,18 @@ def test_n1_counts_keep_the_limits(cloud):
             for count in machine.counts:
                 limits = catalog.n1_limits(machine.accelerator, count)
                 assert limits is not None
-                assert machine.vcpus <= limits.max_vcpus, machine
-                assert machine.memory_gb <= limits.max_memory_gb, machine
+                assert limits.min_vcpus <= (machine.vcpus or 0) <= limits.max_vcpus, machine
+                assert limits.min_memory_gb <= (machine.memory_gb or 0) <= limits.max_memory_gb, machine
 
 
-def test_every_machine_type_without_a_request_has_one_meaning():
+def test_every_machine_type_without_a_request_has_one_meaning() -> None:
     """Named without an accelerator, a machine type has its built-in GPUs, or none where they are attached."""
     for cloud in catalog.CLOUDS:
         for name, group in catalog.machine_types(cloud).items():
             assert (built_in(cloud, name) is None) == is_attached(cloud, name), (name, group)
 
 
-def test_closest_living_is_no_worse():
+def test_closest_living_is_no_worse() -> None:
     for cloud in catalog.CLOUDS:
         for accelerator in catalog.accelerators().values():
             gone = carriers(cloud, accelerator.name)
@@ -192,7 +196,7 @@ def test_closest_living_is_no_worse():
 # --- targets ----------------------------------------------------------------------------------------------------------
 
 
-def refused(target: str, **fields) -> set[str]:
+def refused(target: str, **fields: Any) -> set[str]:
     return {refusal.rule for refusal in target_refusals(job(**fields), target)}
 
 
@@ -213,12 +217,12 @@ def refused(target: str, **fields) -> set[str]:
         ("given-machine", "local", {"roles": {"worker": {"machine_type": "n1-standard-4"}}}),
     ],
 )
-def test_a_field_the_target_cannot_honour_is_refused(rule, target, fields):
+def test_a_field_the_target_cannot_honour_is_refused(rule: str, target: str, fields: dict[str, Any]) -> None:
     assert rule in refused(target, **fields)
 
 
 @pytest.mark.parametrize("target", list(catalog.targets()))
-def test_a_plain_job_is_honoured_by_every_target(target):
+def test_a_plain_job_is_honoured_by_every_target(target: str) -> None:
     assert refused(target) == set()
     assert refused(target, resources={"nodes": 2}, launcher="torchrun") == set()
 
@@ -239,13 +243,13 @@ def test_a_plain_job_is_honoured_by_every_target(target):
         ({"cloud": "gcp", "machine_type": "p5.48xlarge"}, ("resources", "machine_type"), "unknown-machine-type", "aws"),
     ],
 )
-def test_names_that_exist_nowhere_are_mistakes(fields, loc, code, hint):
+def test_names_that_exist_nowhere_are_mistakes(fields: dict[str, Any], loc: Loc, code: str, hint: str) -> None:
     (problem,) = check_names(job(resources=fields))
     assert (problem.loc, problem.code, problem.severity) == (loc, code, "error")
     assert hint in problem.hint
 
 
-def test_names_of_roles():
+def test_names_of_roles() -> None:
     spec = job(roles={"worker": {"accelerator": "A1000"}, "chief": {"machine_type": "n1-standrad-4"}})
     assert {(p.loc, p.code) for p in check_names(spec)} == {
         (("roles", "worker", "accelerator", 0), "unknown-accelerator"),
@@ -266,7 +270,7 @@ def test_names_of_roles():
         {"cloud": "local", "region": "nowhere"},  # refused by the target's rules
     ],
 )
-def test_names_that_exist_somewhere_are_none(fields):
+def test_names_that_exist_somewhere_are_none(fields: dict[str, Any]) -> None:
     assert check_names(job(resources=fields)) == []
 
 
@@ -274,17 +278,17 @@ def test_names_that_exist_somewhere_are_none(fields):
     ("fields", "code"),
     [({"accelerator": "K80:1"}, "retired-accelerator"), ({"machine_type": "p3.2xlarge"}, "retired-machine-type")],
 )
-def test_retired_names_are_warnings(fields, code):
+def test_retired_names_are_warnings(fields: dict[str, Any], code: str) -> None:
     (problem,) = check_names(job(resources=fields))
     assert (problem.code, problem.severity) == (code, "warning")
 
 
-def test_a_retired_name_still_alive_elsewhere_is_none():
+def test_a_retired_name_still_alive_elsewhere_is_none() -> None:
     assert check_names(job(resources={"accelerator": "V100", "cloud": ["aws", "gcp"]})) == []
     assert len(check_names(job(resources={"accelerator": "V100", "cloud": "aws"}))) == 1
 
 
-def test_listing():
+def test_listing() -> None:
     assert listing([]) == ""
     assert listing(["a"]) == "a"
     assert listing(["a", "b", "c"]) == "a, b or c"
