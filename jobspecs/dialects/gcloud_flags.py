@@ -116,7 +116,7 @@ FLAGS: tuple[Flag, ...] = (
     Flag("--service-account", "EMAIL", "Has no effect.", (_INPUT, "serviceAccount")),
     Flag("--network", "NETWORK", "Has no effect.", (_INPUT, "network")),
     Flag("--enable-web-access", "", "Has no effect.", (_INPUT, "enableWebAccess")),
-    Flag("--tpu-tf-version", "VERSION", "Refused: there are no TPUs.", (_INPUT, "masterConfig", "tpuTfVersion")),
+    Flag("--tpu-tf-version", "VERSION", "Has no effect: there are no TPUs.", (_INPUT, "masterConfig", "tpuTfVersion")),
     Flag("--labels", "KEY=VALUE,…", "Has no effect.", ("labels",), _pairs),
     Flag("--staging-bucket", "BUCKET", "Has no effect.", lost="code is shipped through the job dir"),
     Flag("--stream-logs", "", "Has no effect.", lost=_DETACH),
