@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from decimal import ROUND_HALF_UP, Decimal
 from itertools import groupby
 from typing import Any
 
-from ..jobspecs.catalog import Accelerator
+from ..jobspecs.catalog import CLOUDS, Accelerator
 from .gpus_data import Cheapest, MachineOffer, Scope, Summary
 from .output import Column, columns, style, table
 
+_MARKETS = ("on-demand", "spot", "flex-start", "reservation")
+"""In the order in which they are shown."""
 _MILL = Decimal("0.001")
 _UNKNOWN = "unknown"
 _SUMMARY = (
@@ -41,16 +43,20 @@ def summaries_text(summaries: Sequence[Summary], scope: Scope) -> str:
     """The table of accelerators, and the ends of support that are announced."""
     if not summaries:
         return f"No accelerator is sold {_where(scope)}."
-    lines = [table(_SUMMARY, [_summary_row(summary) for summary in summaries])]
-    ends = {
-        (summary.accelerator.name, end): [c for c in summary.clouds if summary.clouds[c] == end]
-        for summary in summaries
-        for end in summary.clouds.values()
-        if end is not None
-    }
-    lines += [f"{name}: {' and '.join(clouds)} end it on {end}." for (name, end), clouds in ends.items()]
-    lines.append("One machine's list price for each of its GPUs; cloudgpu gpus NAME shows the machine types.")
-    return "\n".join([lines[0], "", *(line for text in lines[1:] for line in textwrap.wrap(text, columns()))])
+    remarks = [
+        *_ends(summaries),
+        "A machine's list price for each of its GPUs. cloudgpu gpus NAME shows machine types.",
+    ]
+    lines = [line for remark in remarks for line in textwrap.wrap(remark, columns())]
+    return "\n".join([table(_SUMMARY, [_summary_row(summary) for summary in summaries]), "", *lines])
+
+
+def _ends(summaries: Sequence[Summary]) -> Iterator[str]:
+    """`T4: gcp and vertex end it on 2027-08-01.`"""
+    for summary in summaries:
+        for end in sorted({end for end in summary.clouds.values() if end is not None}):
+            clouds = [cloud for cloud in summary.clouds if summary.clouds[cloud] == end]
+            yield f"{summary.accelerator.name}: {' and '.join(clouds)} end{'s' * (len(clouds) == 1)} it on {end}."
 
 
 def _summary_row(summary: Summary) -> list[str]:
@@ -98,19 +104,11 @@ def _description(accelerator: Accelerator) -> str:
 
 def _group_key(offer: MachineOffer) -> tuple[int, tuple[str, ...], str, str]:
     machine = offer.machine
-    return (_cloud_place(machine.cloud), _markets(offer), machine.ends or "", machine.arch)
-
-
-def _cloud_place(cloud: str) -> int:
-    from ..jobspecs.catalog import CLOUDS
-
-    return CLOUDS.index(cloud)
+    return (CLOUDS.index(machine.cloud), _markets(offer), machine.ends or "", machine.arch)
 
 
 def _markets(offer: MachineOffer) -> tuple[str, ...]:
-    return tuple(
-        market for market in ("on-demand", "spot", "flex-start", "reservation") if market in offer.machine.markets
-    )
+    return tuple(market for market in _MARKETS if market in offer.machine.markets)
 
 
 def _group_text(offers: Sequence[MachineOffer], scope: Scope) -> str:
