@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import yaml
 
-    from .models import JobSpec
+    from .models import AcceleratorRequest, JobSpec
 
 _INLINE_WIDTH = 70
 """A list or mapping that fits in so many columns is written on one line."""
@@ -31,8 +31,6 @@ def to_mapping(spec: JobSpec) -> dict[str, Any]:
     job["resources"] = dict(sorted(resources.items(), key=lambda item: _rank(item[0])))
     if not job["resources"]:
         del job["resources"]
-    if spec.code is None:
-        job["code"] = None
     return {name: job[name] for name in type(spec).model_fields if name in job}
 
 
@@ -57,11 +55,11 @@ def dump(value: Mapping[str, Any]) -> str:
     )
 
 
-def _accelerators(requests: Sequence[Any]) -> Any:  # noqa: ANN401 - text, a mapping or a list
+def _accelerators(requests: Sequence[AcceleratorRequest]) -> Any:  # noqa: ANN401 - text, a mapping or a list
     return _one_or_list([_accelerator(request) for request in requests]) if requests else "none"
 
 
-def _accelerator(request: Any) -> Any:  # noqa: ANN401 - an AcceleratorRequest
+def _accelerator(request: AcceleratorRequest) -> str | dict[str, str]:
     if request.name is None:
         return {"memory": str(request.memory), "count": str(request.count)}
     return f"{request.name}:{request.count}"
