@@ -27,12 +27,15 @@ def plan(
     """All offers for the job on these clouds (omitted: those the job names, or else every one) and all refusals.
 
     `machine` is what the target `local` has, None if nobody looked. `today` decides what is retired and which prices
-    are called old.
+    are called old. Raises ValueError for a cloud there is not.
     """
     day = today.isoformat()
     ranked: list[Ranked] = []
     refusals: list[Refusal] = []
     asked = list(dict.fromkeys(clouds or spec.resources.cloud or CLOUDS))
+    unknown = [cloud for cloud in asked if cloud not in CLOUDS]
+    if unknown:
+        raise ValueError(f"no such cloud: {', '.join(unknown)}; expected some of {', '.join(CLOUDS)}")
     for order, cloud in enumerate(asked):
         unable = list(target_refusals(spec, cloud))
         refusals += unable

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 from decimal import Decimal
-from fractions import Fraction
 from itertools import product
 from typing import NamedTuple
 
@@ -20,9 +19,9 @@ from .planner_prices import Total, total_price
 from .planner_ranking import Ranked, rank
 from .rules_base import listing
 from .rules_machines import within_limits
-from .rules_places import region_known, zone_known, zone_regions
+from .rules_places import market_refusal, region_known, zone_known, zone_regions
 
-MOST_PER_ROLE = {2: 6, 3: 4, 4: 3}
+MOST_PER_ROLE = {2: 4, 3: 3, 4: 2}
 """Number of roles -> how many choices of each are combined in a place, the cheapest always among them."""
 
 Way = tuple[Option, ...]
@@ -49,7 +48,7 @@ class CloudPlanner:
         self._roles = spec.effective_roles()
         self._zoned = catalog.targets()[cloud].zones
         self._refusals: list[Refusal] = []
-        self._prices: dict[tuple[str, str | None, Fraction, str, str], Price | None] = {}
+        self._prices: dict[tuple[Option, str, str], Price | None] = {}
 
     def plan(self) -> tuple[list[Ranked], list[Refusal]]:
         """Offers (not yet in order) and refusals."""
@@ -61,6 +60,10 @@ class CloudPlanner:
         self._refuse_places(found.options, regions)
         offers: list[Ranked] = []
         for order, market in enumerate(self._spec.resources.market):
+            unsupported = market_refusal(self._cloud, market)
+            if unsupported is not None:
+                self._refusals.append(unsupported)
+                continue
             sold = [list(self._sold(options, market)) for options in found.options]
             if all(sold):
                 offers += self._in_market(sold, market, order, regions)
@@ -119,8 +122,7 @@ class CloudPlanner:
 
     def _sold(self, options: Sequence[Option], market: str) -> Iterator[Option]:
         self._refusals += self._explain(options, {"market": market})
-        if market in catalog.targets()[self._cloud].markets:
-            yield from (option for option in options if market in option.machine.markets)
+        yield from (option for option in options if market in option.machine.markets)
 
     # --- places ----------------------------------------------------------------------------------------------------
 
@@ -229,10 +231,11 @@ class CloudPlanner:
         return (price is None, amount, machine.vcpus or 0, machine.memory_gb or 0.0, machine.name)
 
     def _price(self, option: Option, region: str, market: str) -> Price | None:
-        machine = option.machine
-        key = (machine.name, machine.accelerator, option.gpus, region, market)
+        key = (option, region, market)
         if key not in self._prices:
-            self._prices[key] = catalog.price(self._cloud, *key)
+            machine = option.machine
+            price = catalog.price(self._cloud, machine.name, machine.accelerator, option.gpus, region, market)
+            self._prices[key] = price
         return self._prices[key]
 
     def _priced(self, way: Way, region: str, market: str) -> _Priced:

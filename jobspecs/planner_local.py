@@ -15,6 +15,7 @@ from .models import AcceleratorRequest, JobSpec, Role, RoleName
 from .plan import LocalGpu, LocalMachine, Offer, Refusal, RoleOffer
 from .planner_ranking import Ranked, rank
 from .rules_base import listing
+from .rules_places import market_refusal
 
 MARKET = "on-demand"
 MACHINE_TYPE = "local"
@@ -37,13 +38,7 @@ def plan_local(
     spec: JobSpec, cloud: str, order: int, machine: LocalMachine | None
 ) -> tuple[list[Ranked], list[Refusal]]:
     """Offers on the machine at hand; refused with what is there if it lacks the GPUs, or if nobody looked."""
-    refusals = [
-        Refusal(
-            "market-supported", cloud, f"{cloud}, {market}", f"{cloud} has no market {market!r}", f"market: {MARKET}"
-        )
-        for market in spec.resources.market
-        if market != MARKET
-    ]
+    refusals = [refusal for market in spec.resources.market if (refusal := market_refusal(cloud, market))]
     if MARKET not in spec.resources.market:
         return [], refusals
     if machine is None:

@@ -39,9 +39,9 @@ class Option:
     """Whether its GPUs are attached to it, so that limits on its size hold."""
 
     @property
-    def kind(self) -> tuple[int, str | None, Fraction]:
+    def kind(self) -> tuple[int, str | None, int, int]:
         """Options of one kind differ by the machine around the GPUs only; the cheapest of them is enough."""
-        return (self.preference, self.machine.accelerator, self.gpus)
+        return (self.preference, self.machine.accelerator, self.gpus.numerator, self.gpus.denominator)
 
 
 class Roles(NamedTuple):
@@ -144,11 +144,13 @@ def _smallest(options: Sequence[Option]) -> list[Option]:
     """Without those which another of their kind undercuts everywhere: same places, as many markets, a smaller machine.
 
     Within a machine series the smaller machine is the cheaper one, so this changes no plan; it spares looking up some
-    thousand prices.
+    thousand prices. GPUs that answer several preferences (`L4`, then any GPU with 24 GB) answer the first of them only.
     """
     kept: list[Option] = []
+    answered: dict[tuple[object, ...], int] = {}
     for option in sorted(options, key=lambda o: (o.preference, o.machine.vcpus or 0, o.machine.memory_gb or 0.0)):
-        if not any(_undercuts(other, option) for other in kept):
+        first = answered.setdefault(option.kind[1:], option.preference)
+        if first == option.preference and not any(_undercuts(other, option) for other in kept):
             kept.append(option)
     return kept
 

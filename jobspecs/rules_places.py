@@ -7,6 +7,7 @@ from functools import cache
 
 from . import catalog
 from .catalog import MachineType
+from .plan import Refusal
 from .rules_base import Ask, Verdict, listing
 from .rules_machines import fitting
 from .suggest import did_you_mean
@@ -100,7 +101,15 @@ def market_supported(ask: Ask) -> Verdict | None:
     target = catalog.targets()[ask.cloud]
     if ask.market in target.markets:
         return None
-    return Verdict(f"{ask.cloud} has no market {ask.market!r} here", f"market: {listing(sorted(target.markets))}")
+    return Verdict(
+        f"cloudgpu has no market {ask.market!r} on {ask.cloud}", f"market: {listing(sorted(target.markets))}"
+    )
+
+
+def market_refusal(cloud: str, market: str) -> Refusal | None:
+    """The refusal of a market on a target as such, whatever the machine; None: it has the market."""
+    verdict = market_supported(Ask(cloud, "", market=market))
+    return None if verdict is None else Refusal("market-supported", cloud, f"{cloud}, {market}", *verdict)
 
 
 def market_sold(ask: Ask) -> Verdict | None:

@@ -183,6 +183,11 @@ def test_the_worst_preference_of_the_roles_counts_first() -> None:
     assert seen[:4] == [(0, 0), (0, 1), (1, 0), (1, 1)]
 
 
+def test_what_answers_two_preferences_is_the_first_of_them() -> None:
+    twice = offers({"cloud": "gcp", "accelerator": ["L4", "nvidia-l4", {"memory": "24GB"}]})
+    assert twice == offers({"cloud": "gcp", "accelerator": "L4"})
+
+
 # --- price ------------------------------------------------------------------------------------------------------------
 
 
@@ -351,6 +356,20 @@ def test_the_day_decides() -> None:
     spec = job(resources={"cloud": "gcp", "accelerator": "T4"})
     assert plan(spec, machine=None, today=datetime.date(2027, 7, 31)).offers
     assert not plan(spec, machine=None, today=datetime.date(2027, 8, 1)).offers
+
+
+def test_a_cloud_there_is_not() -> None:
+    with pytest.raises(ValueError, match="no such cloud: mars; expected some of local, aws"):
+        plan(job(), machine=None, today=TODAY, clouds=["gcp", "mars"])
+
+
+def test_a_huge_request_stays_bounded() -> None:
+    """Every accelerator as a preference of each of four roles, on every market of every cloud."""
+    names = [f"{name}:1..8" for name in list(catalog.accelerators())[:32]]
+    roles = {name: {"accelerator": names} for name in ("chief", "worker", "parameter_server", "evaluator")}
+    found = planned({"market": ["on-demand", "spot", "flex-start", "reservation"]}, roles=roles)[1]
+    assert 0 < len(found.offers) < 30_000
+    assert len(found.refusals) < 1_000
 
 
 def test_an_invalid_name_is_refused_not_raised() -> None:
