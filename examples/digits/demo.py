@@ -34,7 +34,7 @@ def wait_for_step(job: str, step: int) -> None:
     """Until the program has done so many steps, as its machine reports them."""
     while True:
         status = json.loads(_run("status", job, "--json"))
-        done = status["report"]["steps"] or 0
+        done = status["step"] or 0
         print(f"\r  step {done} of {EPOCHS * STEPS_PER_EPOCH}", end="", flush=True)
         if done >= step:
             print()
