@@ -12,7 +12,7 @@ from .exits import Exit
 if TYPE_CHECKING:
     from ..jobspecs.diagnostics import Diagnostic, Problem
     from ..jobspecs.loader import LoadedSpec
-    from ..jobspecs.plan import Refusal
+    from ..jobspecs.plan import LocalMachine, Refusal
     from ..jobspecs.reports import Part
     from .output import Tone
 
@@ -86,13 +86,27 @@ def _load(file: str, overrides: tuple[str, ...]) -> LoadedSpec:
 
 
 def _refusals(loaded: LoadedSpec) -> list[Refusal] | None:
-    """Why nothing can run the job, one of each kind; None if something can."""
-    from .specfile import plan_spec
+    """Why nothing can run the job; None if something can."""
+    import datetime
 
-    plan = plan_spec(loaded)
-    if plan.offers:
-        return None
-    return list({(refusal.rule, refusal.message): refusal for refusal in plan.refusals}.values())
+    from ..jobspecs.models import CLOUDS
+    from ..jobspecs.planner import plan
+
+    today = datetime.datetime.now(datetime.UTC).date()
+    refusals: list[Refusal] = []
+    # One cloud that can run it is enough. Looking at this machine takes longest, so it is asked last.
+    for cloud in sorted(loaded.spec.resources.cloud or CLOUDS, key=lambda name: name == "local"):
+        found = plan(loaded.spec, machine=_this_machine() if cloud == "local" else None, today=today, clouds=[cloud])
+        if found.offers:
+            return None
+        refusals += found.refusals
+    return refusals
+
+
+def _this_machine() -> LocalMachine:
+    from ..provisioners.local import inspect_machine
+
+    return inspect_machine()
 
 
 def _problem(refusal: Refusal) -> Problem:

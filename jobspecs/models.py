@@ -169,7 +169,7 @@ class JobSpec(_Model):
     name: fields.Name = Field(
         description="Lower-case letters, digits and hyphens; begins with a letter", examples=["my-job"]
     )
-    resources: Resources = Field(default=Resources(), description="The machines, and where they may be")
+    resources: Resources = Field(default=Resources.model_construct(), description="The machines, and where they may be")
     roles: dict[fields.RoleKey, Role] | None = Field(
         default=None, min_length=1, description="Instead of resources' accelerator, machine_type and nodes"
     )
@@ -189,9 +189,11 @@ class JobSpec(_Model):
     job_dir: fields.JobDirUrl | None = Field(
         default=None, description="s3://, gs://, az://, file:// or a path; omitted: a folder of the user's data folder"
     )
-    checkpoint: CheckpointPolicy = Field(default=CheckpointPolicy(), description="When to save, and what to keep")
-    retry: Retry = Field(default=Retry(), description="How often to start again")
-    limits: Limits = Field(default=Limits(), description="Where the job must end")
+    checkpoint: CheckpointPolicy = Field(
+        default=CheckpointPolicy.model_construct(), description="When to save, and what to keep"
+    )
+    retry: Retry = Field(default=Retry.model_construct(), description="How often to start again")
+    limits: Limits = Field(default=Limits.model_construct(), description="Where the job must end")
 
     @model_validator(mode="after")
     def _roles_fit(self) -> JobSpec:
