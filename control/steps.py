@@ -198,23 +198,27 @@ class Step:
         return max(1, round(min(lives) + LATE_S)) if lives else None
 
     def _refused(self, attempt: Attempt, error: ProvisionError) -> bool:
-        """The reaction to each class of error: another place, another try here, or the end (see decisions.py)."""
+        """The reaction to each class of error: another try here, another place, or the end (see decisions.py)."""
         kind, reason = error.error_class, str(error)
-        nowhere_else = kind == "capacity" and len(self._job.offers) == 1
-        if kind not in ("throttled", "transient") and not nowhere_else:
-            changes = {"cause": kind, "scope": error.scope}
-            return self._conclude(attempt, Verdict("refused", reason, None, None), changes)
-        released = nowhere_else and self._release(attempt)
+        if kind in ("throttled", "transient"):
+            return self._wait(kind, reason, {})
+        if kind == "capacity" and len(self._job.offers) == 1 and self._allocation(attempt) is None:
+            return self._wait(kind, reason, {"launched": None})  # nothing was got: this waiting costs nothing
+        changes = {"cause": kind, "scope": error.scope}
+        return self._conclude(attempt, Verdict("refused", reason, None, None), changes)
+
+    def _wait(self, kind: str, reason: str, changes: Mapping[str, Any]) -> bool:
+        """Another try in place, with the same token."""
         tries = self._job.waits + 1
-        pause = backoff("wait", tries)
+        values = {
+            "waits": tries,
+            "not_before": self._now + backoff("wait", tries),
+            "cause": kind,
+            "reason": reason,
+        }
         # The same reason again and again is one event, though every try is written.
         message = f"waiting: {reason}" if self._job.reason != reason else ""
-        return self._write(
-            "waiting",
-            message,
-            job={"waits": tries, "not_before": self._now + pause, "cause": kind, "reason": reason},
-            attempt={"launched": None} if released else {},
-        )
+        return self._write("waiting", message, job=values, attempt=changes)
 
     # -- running
 

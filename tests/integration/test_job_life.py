@@ -1,0 +1,236 @@
+"""The life of real jobs on the target `local`, with the supervisor that submit starts in the background."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sqlite3
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from fractions import Fraction
+from pathlib import Path
+
+import psutil
+import pytest
+from cloudgpu.control import daemon, paths
+from cloudgpu.control.errors import NoSuchJobError, NotRunningError, SubmitError
+from cloudgpu.control.jobs import Job, ensure_supervisor, get_job, list_jobs, orphans, submit, terminate_orphan
+from cloudgpu.control.submission import owner_name
+from cloudgpu.jobspecs.loader import load_text
+from cloudgpu.jobspecs.plan import Plan
+from cloudgpu.provisioners import LaunchRequest, NodeRequest, Owner, get_provisioner
+from cloudgpu.runtime.jobdir import JobDir
+from cloudgpu.tests.standins.control import make_offer
+from cloudgpu.tests.standins.local_jobs import home_processes, stop_supervisor, submit_text
+
+WAIT_S = 60.0
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A state directory with odd characters in its name; afterwards no process may be left in it."""
+    folder = tmp_path / "my home; $(x) #1 é"
+    monkeypatch.setenv("CLOUDGPU_HOME", str(folder))
+    yield folder
+    for job in list_jobs(active_only=True):
+        job.cancel()
+        job.wait(timeout_s=WAIT_S)
+    stop_supervisor()
+    _, left = psutil.wait_procs(list(home_processes(folder)), timeout=10)
+    assert left == []
+
+
+@pytest.fixture
+def code(tmp_path: Path) -> Path:
+    folder = tmp_path / "code"
+    folder.mkdir()
+    return folder
+
+
+def finish(job: Job) -> Job:
+    assert job.wait(timeout_s=WAIT_S), f"{job.id} is still {job.state}: {[event.message for event in job.events()]}"
+    return job
+
+
+def until_running(job: Job, code: Path | None = None) -> None:
+    """Until the job runs and, with `code`, the program has made the file `started` there."""
+    end = time.monotonic() + WAIT_S
+    while job.refresh().state != "running" or (code is not None and not (code / "started").exists()):
+        assert time.monotonic() < end and not job.done, [event.message for event in job.events()]
+        time.sleep(0.05)
+
+
+def text_of(job: Job) -> list[str]:
+    return [line.text for line in job.logs().read()[0] if line.stream != "agent"]
+
+
+def test_a_job_runs_and_its_log_is_read(home: Path, code: Path) -> None:
+    (code / "main.sh").write_text('echo "hello $1 from $CLOUDGPU_NODE, secret $SECRET"\n')
+    job = submit_text('name: hello\nrun: sh main.sh "$@"\nargs: [you]\nenv: {SECRET: s3cr3t}\n', code)
+    assert finish(job).state == "succeeded"
+    assert text_of(job) == ["hello you from worker-0.1, secret s3cr3t"]
+    assert (job.exit_code, job.offer.cloud, job.spec.env) == (0, "local", {"SECRET": "***"})
+    assert get_job(job.id).row == get_job(job.id[:-2]).row == get_job("hello").row == job.row
+    assert job.report().attempts[0].outcome == "succeeded"
+    assert stat.S_IMODE(home.stat().st_mode) == 0o700
+    assert b"s3cr3t" not in (home / "cloudgpu.db").read_bytes()
+
+
+def test_a_program_that_fails_is_retried_and_its_exit_code_told(home: Path, code: Path) -> None:
+    job = finish(submit_text("name: fails\nrun: exit 7\n", code))
+    assert (job.state, job.exit_code, [a.outcome for a in job.attempts()]) == ("failed", 7, ["failed", "failed"])
+    assert "7" in job.reason
+
+
+def test_cancel_ends_a_program_that_listens_to_nothing(home: Path, code: Path) -> None:
+    job = submit_text(f"name: deaf\ncode: null\nrun: touch {code}/started; exec sleep 1000\n", code)
+    until_running(job, code)
+    job.cancel("enough")
+    assert finish(job).state == "cancelled"
+    assert (job.ended or 0) - time.time() < 10
+    job.cancel()  # of no effect
+    assert job.state == "cancelled"
+    with pytest.raises(NotRunningError):
+        job.preempt(1)
+
+
+def test_a_notice_leads_to_a_new_attempt(home: Path, code: Path) -> None:
+    program = f"""
+touch {code}/started
+[ "$CLOUDGPU_ATTEMPT" = 2 ] && exit 0
+touch "$CLOUDGPU_LISTENING"
+while [ ! -e "$CLOUDGPU_NOTICE" ]; do sleep 0.05; done
+exit 75
+"""
+    (code / "main.sh").write_text(program)
+    job = submit_text("name: preempted\nretry: {failure: 0}\nrun: sh main.sh\n", code)
+    until_running(job, code)
+    with pytest.raises(NotRunningError, match="no node"):
+        job.preempt(1, "worker-7")
+    assert job.preempt(20, "worker-0") == ["worker-0.1"]
+    assert finish(job).state == "succeeded"
+    assert [attempt.outcome for attempt in job.attempts()] == ["preempted", "succeeded"]
+    assert (job.ended or 0) - job.created < 20
+
+
+def test_a_machine_that_is_taken_kills_the_program(home: Path, code: Path) -> None:
+    (code / "main.sh").write_text(
+        f'[ "$CLOUDGPU_NODE" = worker-0.1 ] || trap "" TERM; touch {code}/started; '
+        '[ "$CLOUDGPU_ATTEMPT" = 2 ] || while :; do sleep 0.1; done'
+    )
+    job = submit_text("name: taken\nrun: exec sh main.sh\n", code, nodes=2)
+    until_running(job, code)
+    job.preempt(0.5, "worker-1")
+    assert finish(job).state == "succeeded"
+    assert [attempt.outcome for attempt in job.attempts()] == ["preempted", "succeeded"]
+
+
+def test_the_duration_limit_ends_a_job(home: Path, code: Path) -> None:
+    job = finish(submit_text("name: long\nlimits: {duration: 2s}\nrun: exec sleep 1000\n", code))
+    assert (job.state, job.cause) == ("stopped", "duration")
+    assert 2 <= (job.ended or 0) - job.created < 15
+
+
+def test_the_cost_limit_ends_a_job(home: Path, code: Path) -> None:
+    job = finish(
+        submit_text("name: dear\nlimits: {cost: 2 USD}\nrun: exec sleep 1000\n", code, price="3600")
+    )  # a dollar a second
+    assert (job.state, job.cause) == ("stopped", "cost")
+    assert job.cost is not None and 1.5 < job.cost < 12
+
+
+def test_what_cannot_be_submitted_leaves_nothing(home: Path, code: Path) -> None:
+    loaded = load_text("name: codeless\ncode: .\nrun: 'true'\n", base=code)
+    with pytest.raises(SubmitError, match="nothing can run"):
+        submit(loaded, Plan(()))
+    with pytest.raises(SubmitError, match="cannot launch on gcp"):
+        submit(loaded, Plan((dataclasses.replace(make_offer(), cloud="gcp"),)))
+    limited = load_text("name: dear\nrun: 'true'\nlimits: {cost: 1 USD}\n", base=code)
+    with pytest.raises(SubmitError, match=r"price .* is unknown"):
+        submit(limited, Plan((make_offer(price=None),)))
+    code.rmdir()
+    with pytest.raises(SubmitError, match="no folder"):
+        submit(loaded, Plan((make_offer(),)))
+    with pytest.raises(NoSuchJobError):
+        get_job("codeless")
+    assert list_jobs() == []
+
+
+def test_a_job_nobody_advances_is_advanced_by_whoever_waits(home: Path, code: Path) -> None:
+    job = submit_text("name: alone\nrun: 'true'\n", code, supervise=False)
+    assert not daemon.is_running()
+    assert finish(job).state == "succeeded"
+
+
+def test_many_that_want_a_supervisor_get_one(home: Path, code: Path) -> None:
+    job = submit_text("name: many\nrun: 'true'\n", code, supervise=False)
+    threads = [threading.Thread(target=ensure_supervisor) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    finish(job)
+    end = time.monotonic() + 30
+    supervisors = [0, 0]
+    while len(supervisors) != 1 and time.monotonic() < end:
+        supervisors = [process.pid for process in home_processes(home) if "supervise" in process.cmdline()]
+        time.sleep(0.1)
+    assert supervisors == [int(paths.supervisor_lock().read_text())]
+
+
+def test_an_idle_supervisor_ends_and_leaves_no_job_behind(home: Path, code: Path) -> None:
+    job = submit_text("name: idle\nrun: 'true'\n", code, supervise=False)
+    command = [sys.executable, "-m", "cloudgpu", "supervise", "--idle-exit", "1s"]
+    assert subprocess.run(command, timeout=WAIT_S, check=False, stderr=subprocess.DEVNULL).returncode == 0
+    assert job.refresh().state == "succeeded"
+    assert not daemon.is_running()
+
+
+def test_machines_no_job_knows_are_found_and_ended(home: Path, code: Path) -> None:
+    job = submit_text("name: known\nrun: exec sleep 1000\n", code)
+    until_running(job)
+    provisioner = get_provisioner("local")
+    [known] = provisioner.find(Owner(owner_name()))
+    stray = LaunchRequest(
+        job_id="unknown-job",
+        attempt=1,
+        token="0" * 32,
+        owner=Owner(owner_name()),
+        job_dir=job.job_dir,
+        job_sha256="0" * 64,
+        region="here",
+        zone=None,
+        market="on-demand",
+        disk_gb=1,
+        nodes=(NodeRequest("worker-0.1", "worker", 0, 0, "local", None, Fraction(0)),),
+        lifetime_s=60,
+    )
+    allocation = provisioner.launch(stray)
+    assert orphans() == [allocation]
+    terminate_orphan(known)  # not an orphan: nothing happens
+    terminate_orphan(allocation)
+    assert orphans() == []
+    assert job.refresh().state == "running"
+
+
+def test_a_read_only_state_directory_is_said_to_be_one(home: Path) -> None:
+    home.parent.joinpath("file").write_text("")
+    environment = {**os.environ, "CLOUDGPU_HOME": str(home.parent / "file")}
+    command = [sys.executable, "-m", "cloudgpu", "supervise"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=WAIT_S, check=False)
+    assert done.returncode == 6
+    assert "Traceback" not in done.stderr
+
+
+def test_the_job_dir_may_be_a_path_beside_the_job_file(home: Path, code: Path) -> None:
+    job = finish(submit_text("name: beside\njob_dir: my jobs\nrun: 'true'\n", code))
+    assert job.state == "succeeded"
+    folder = code / "my jobs" / job.id
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert JobDir(job.job_dir).exists("job.json")
+    with sqlite3.connect(home / "cloudgpu.db") as connection:
+        assert connection.execute("SELECT count(*) FROM jobs").fetchone() == (1,)
