@@ -139,14 +139,12 @@ class JobDir:
         return True
 
     def download(self, key: str, path: Path) -> None:
-        """Write the object into a local file, a piece at a time; raises MissingError."""
-
-        def copy() -> None:
-            with path.open("wb") as file:
-                for piece in obstore.get(self._readable(), key).stream(min_chunk_size=1 << 20):
-                    file.write(piece)
-
-        self._call(f"reading {key}", copy)
+        """Write the object into a local file, a piece at a time. Raises MissingError; OSError is of the local file."""
+        doing = f"reading {key}"
+        pieces = iter(self._call(doing, lambda: obstore.get(self._readable(), key).stream(min_chunk_size=1 << 20)))
+        with path.open("wb") as file:
+            while (piece := self._call(doing, lambda: next(pieces, None))) is not None:
+                file.write(piece)
 
     def list(self, prefix: str) -> Sequence[str]:
         """Keys under a folder, sorted; empty if there is no such folder."""

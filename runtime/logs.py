@@ -104,7 +104,8 @@ class LogWriter:
         while self._failing and self._bytes > BUFFER_BYTES and len(self._lines) > 1:
             self._bytes -= len(self._lines.popleft())
             self._dropped += 1
-        self._changed.notify_all()
+        if len(self._lines) == 1 or self._bytes >= MEMBER_BYTES:  # waking the thread for every line would cost much
+            self._changed.notify_all()
 
     def close(self, timeout: float) -> bool:
         """Write what is left; False if that could not be done in time. No line may be added afterwards."""

@@ -1,0 +1,162 @@
+"""Runs processes to their end under the orders that may come meanwhile: asked first, killed at the deadline."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from .heartbeat import Heart
+from .logs import LogWriter
+from .notices import Order, Orders, write_notice
+from .program import Exit, Process, Program
+
+POLL_S = 0.5
+PEER_S = 5.0
+"""For the other processes of a node when one has failed."""
+SHUTDOWN_S = 25.0
+"""Clouds give 30 s between the signal and the end of power."""
+_LIFETIME_MARGIN_S = 30.0
+_LAST_LINES_S = 30.0
+
+_T = TypeVar("_T")
+
+
+class Interrupted(Exception):  # noqa: N818 - an end, carried up
+    """An order has come before or between two programs."""
+
+
+class Vanished(Exception):  # noqa: N818
+    """The machine is gone, as a notice said: nothing more may be written."""
+
+
+class Wakeup:
+    """What the main thread waits on: a pipe that signals, ended children and other threads write to."""
+
+    def __init__(self) -> None:
+        self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._signals = 0
+
+    def wake(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # the pipe is full: that wakes too
+            os.write(self._write, b"\0")
+
+    def wait(self, seconds: float) -> None:
+        ready, _, _ = select.select([self._read], [], [], max(0.0, seconds))
+        if ready:
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._read, 4096)
+
+    def listen_to_signals(self) -> None:
+        """SIGTERM and SIGINT are counted; handlers do nothing else. A closed terminal means nothing to a machine."""
+
+        def count(_number: int, _frame: object) -> None:
+            self._signals += 1
+
+        signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, count)
+        signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    def take_signals(self) -> int:
+        """How many have come since the last call."""
+        taken = self._signals
+        self._signals -= taken
+        return taken
+
+
+class Runner:
+    """Runs one program after another on this node."""
+
+    def __init__(self, wakeup: Wakeup, orders: Orders, state: Path, marker: str, lifetime_s: float | None) -> None:
+        self._wakeup, self._orders, self._state, self._marker = wakeup, orders, state, marker
+        self._shutdown: float | None = None
+        self._dies = float("inf") if lifetime_s is None else time.monotonic() + lifetime_s
+        self._last_minute = self._dies - min(_LIFETIME_MARGIN_S, (lifetime_s or 0.0) / 10)
+
+    def run(
+        self, wanted: Sequence[Process], folder: Path, listening: Path | None, log: LogWriter, heart: Heart
+    ) -> tuple[list[Exit], bool]:
+        """Run processes until all have ended and nothing of them is left.
+
+        Returns how they ended, in the order of time, and whether they were sent SIGTERM. `listening` is the file by
+        which the program says that it looks for notices. Raises Interrupted, Vanished, OSError.
+        """
+        self.check()
+        program = Program(folder, log.add)
+        exits: list[Exit] = []
+        try:
+            for process in wanted:
+                program.start(process)
+            signalled = self._wait_for(program, exits, listening, log, heart)
+        finally:
+            exits += program.kill(self._marker)
+        program.finish_output(_LAST_LINES_S)
+        return exits, signalled
+
+    def check(self) -> None:
+        """Between two steps: an order ends the work at once. Raises Interrupted, Vanished."""
+        order = self._current(time.monotonic())
+        if order is not None:
+            raise Interrupted
+
+    def insist(self, call: Callable[[], _T | None], limit_s: float, every_s: float = 0.2) -> _T | None:
+        """Call until there is an answer; None when time is over. Raises Interrupted."""
+        until = time.monotonic() + limit_s
+        while (answer := call()) is None and time.monotonic() < until:
+            self.check()
+            self._wakeup.wait(every_s)
+        return answer
+
+    def _wait_for(
+        self, program: Program, exits: list[Exit], listening: Path | None, log: LogWriter, heart: Heart
+    ) -> bool:
+        """Until all have ended or a deadline is reached. Returns whether SIGTERM was sent."""
+        signalled = False
+        told: Order | None = None
+        peer: Order | None = None
+        while program.running:
+            now = time.monotonic()
+            due = min((o for o in (self._current(now), peer) if o), key=lambda o: o.deadline, default=None)
+            if due is not None and now >= due.deadline:
+                if due.vanishes:
+                    raise Vanished
+                break
+            if due is not None and due is not told:
+                told = due
+                heart.set_phase("stopping")
+                if not self._tell(due, listening) and not signalled:
+                    signalled = True
+                    program.signal(signal.SIGTERM)
+            self._wakeup.wait(POLL_S if due is None else min(due.deadline - now, POLL_S))
+            exits += (ended := program.reap())
+            failed = next((end for end in ended if end.code != 0), None)
+            if peer is None and program.running and failed is not None:
+                log.say(f"{failed.describe()}; the other processes of this node have {PEER_S:.0f} s to end")
+                peer = Order("failed", "peer", failed.describe(), time.monotonic() + PEER_S)
+        return signalled
+
+    def _tell(self, order: Order, listening: Path | None) -> bool:
+        """Write the notice; True if the program has said that it looks for one."""
+        try:
+            write_notice(self._state / "notice.json", order)
+            return listening is not None and listening.exists()
+        except OSError:  # the disk is full: a signal needs none
+            return False
+
+    def _current(self, now: float) -> Order | None:
+        """The order with the earliest deadline, those of signals and of the machine's lifetime included."""
+        if now >= self._last_minute:
+            self._last_minute = float("inf")
+            self._orders.add(Order("stopped", "duration", "the machine's lifetime ends", self._dies))
+        for _ in range(self._wakeup.take_signals()):
+            grace = SHUTDOWN_S if self._shutdown is None else 0.0  # asked twice: now
+            self._shutdown = now + grace
+            self._orders.add(Order("preempted", "terminate", "the machine is shut down", self._shutdown))
+        return self._orders.next_to_expire

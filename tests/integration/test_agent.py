@@ -1,0 +1,676 @@
+"""Real agents as processes, against job dirs in folders with odd names."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from cloudgpu.runtime import agent as agent_module
+from cloudgpu.runtime.archive import pack
+from cloudgpu.runtime.jobdir import (
+    JOB_KEY,
+    AttemptRecord,
+    Heartbeat,
+    JobDir,
+    JobRecord,
+    NodeRecord,
+    Notice,
+    Result,
+    Stop,
+    attempt_key,
+    code_key,
+    local_url,
+    node_key,
+)
+from cloudgpu.runtime.logs import LogLine, LogReader
+
+MARKER = "CLOUDGPU_MACHINE"
+
+
+class World:
+    """A job dir, and agents that run its job."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.dir = JobDir(local_url(folder / "job dir"))
+        self.token = f"test-{os.getpid()}-{time.monotonic_ns()}"
+        self.agents: list[subprocess.Popen[bytes]] = []
+        self.sha256 = ""
+
+    def job(
+        self, run: str | list[str], *, code: dict[str, str] | None = None, nodes: int = 1, gpus: int = 0, **more: Any
+    ) -> None:
+        if code is not None:
+            source = self.folder / "source"
+            for name, text in code.items():
+                (source / name).parent.mkdir(parents=True, exist_ok=True)
+                (source / name).write_text(text)
+            packed = pack(source)
+            self.dir.put(code_key(packed.sha256), packed.path)
+            packed.path.unlink()
+            more["code"] = packed.sha256
+        data = JobRecord("job-1", "job", run, **more).to_bytes()
+        self.sha256 = hashlib.sha256(data).hexdigest()
+        self.dir.put(JOB_KEY, data)
+        records = [dataclasses.asdict(NodeRecord(f"worker-{i}.1", "worker", i, i, gpus)) for i in range(nodes)]
+        self.dir.put(attempt_key(1), AttemptRecord(1, {}, records).to_bytes())
+
+    def home(self, index: int = 0) -> Path:
+        return self.folder / "homes" / str(index)
+
+    def start(self, index: int = 0, *options: str, home: Path | None = None, **popen: Any) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-P", "-m", "cloudgpu.runtime.agent", "--job-dir", self.dir.url, "--attempt", "1"]
+        command += ["--node", f"worker-{index}.1", "--job-sha256", self.sha256, "--host", "127.0.0.1"]
+        home = home or self.home(index)
+        home.mkdir(parents=True, exist_ok=True)
+        command += ["--home", str(home), *options]
+        env = {**os.environ, MARKER: f"{self.token}/{index}", "CLOUDGPU_DATABASE_URL": "postgresql://secret"}
+        with (home / "agent.log").open("ab") as log:
+            started = subprocess.Popen(
+                command, env=env, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True, **popen
+            )
+        self.agents.append(started)
+        return started
+
+    def run(self, *options: str, **popen: Any) -> Result:
+        assert self.start(0, *options, **popen).wait(30) == agent_module.DONE, self.agent_log()
+        return self.result()
+
+    def result(self, index: int = 0) -> Result:
+        return Result.from_bytes(self.dir.get(node_key(1, f"worker-{index}.1", "result.json")))
+
+    def has_result(self, index: int = 0) -> bool:
+        return self.dir.exists(node_key(1, f"worker-{index}.1", "result.json"))
+
+    def lines(self, **filters: Any) -> list[LogLine]:
+        found: list[LogLine] = []
+        cursor = None
+        while True:
+            lines, cursor = LogReader(self.dir).read(cursor, **filters)
+            if not lines:
+                return found
+            found += lines
+
+    def texts(self, stream: str = "stdout") -> list[str]:
+        return [line.text for line in self.lines() if line.stream == stream]
+
+    def agent_log(self, index: int = 0) -> str:
+        return (self.home(index) / "agent.log").read_text()
+
+    def processes(self) -> list[psutil.Process]:
+        """What runs of this world, zombies not counted."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.environ().get(MARKER, "").startswith(self.token) and process.status() != "zombie":
+                    found.append(process)
+            except psutil.Error:
+                continue
+        return found
+
+    def notice(self, after_s: float) -> None:
+        notice = Notice("preempt", time.time() + after_s, "test")
+        self.dir.put(node_key(1, "worker-0.1", "notice.json"), notice.to_bytes())
+
+    def stop(self, after_s: float, reason: Any = "cancel") -> None:
+        self.dir.put(attempt_key(1, "stop.json"), Stop(reason, time.time() + after_s).to_bytes())
+
+
+def until(condition: Callable[[], object], limit_s: float = 20.0) -> None:
+    end = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    folder = tmp_path / 'it\'s; "odd" $(x) ünï☃ %41#?'
+    folder.mkdir()
+    made = World(folder)
+    yield made
+    for process in made.processes():
+        process.kill()
+    for agent in made.agents:
+        agent.wait(10)
+
+
+# A program that looks for notices as the Checkpointer does: saves (here: says so) and ends with 75.
+LISTENER = """
+import json, os, sys, time
+open(os.environ["CLOUDGPU_LISTENING"], "w").close()
+print("listening", flush=True)
+while not os.path.exists(os.environ["CLOUDGPU_NOTICE"]):
+    time.sleep(0.02)
+print(json.load(open(os.environ["CLOUDGPU_NOTICE"]))["reason"], flush=True)
+sys.exit(75)
+"""
+
+# --- running ---
+
+
+def test_a_program_runs_in_its_code_with_arguments_as_written(world: World) -> None:
+    world.job(
+        'python main.py "$HOME_OF_X"',
+        args=["a b", "$HOME", "'; echo no", ""],
+        env={"HOME_OF_X": "x; y", "LR": "0.01"},
+        code={"main.py": "import sys, os, helper; print(sys.argv[1:]); print(os.environ['LR'])", "helper.py": ""},
+        setup="echo setting up; echo ready > made-by-setup",
+    )
+    result = world.run()
+    assert (result.outcome, result.exit_code, result.reason) == ("succeeded", 0, "")
+    assert result.started <= result.ended
+    assert world.texts() == ["setting up", "['x; y', 'a b', '$HOME', \"'; echo no\", '']", "0.01"]
+    assert (world.home() / "code" / "made-by-setup").exists()
+    assert [line.rank for line in world.lines() if line.stream == "stdout"] == [None, 0, 0]
+
+
+def test_a_list_is_executed_as_it_is(world: World) -> None:
+    world.job(["printf", "%s|", "$HOME", "a;b"], args=["c d"])
+    world.run()
+    assert world.texts() == ["$HOME|a;b|c d|"]
+
+
+def test_environment(world: World) -> None:
+    world.job("env -0 | tr '\\n\\0' ' \\n'", env={"LR": "1", "PATH_X": "é"}, checkpoint_every=90)
+    world.run()
+    env = dict(text.split("=", 1) for text in world.texts() if "=" in text)
+    assert {name: env[name] for name in env if name.startswith("CLOUDGPU_")} == {
+        "CLOUDGPU_MACHINE": f"{world.token}/0",
+        "CLOUDGPU_JOB_ID": "job-1",
+        "CLOUDGPU_JOB_DIR": world.dir.url,
+        "CLOUDGPU_ATTEMPT": "1",
+        "CLOUDGPU_NODE": "worker-0.1",
+        "CLOUDGPU_ROLE": "worker",
+        "CLOUDGPU_RANK": "0",
+        "CLOUDGPU_WORLD_SIZE": "1",
+        "CLOUDGPU_NOTICE": str(world.home() / "state" / "notice.json"),
+        "CLOUDGPU_LISTENING": str(world.home() / "state" / "listening"),
+        "CLOUDGPU_PROGRESS": str(world.home() / "state" / "progress.json"),
+        "CLOUDGPU_CHECKPOINT_EVERY": "90",
+        "CLOUDGPU_CHECKPOINT_KEEP": "3",
+    }
+    assert (env["LR"], env["PATH_X"], env["PYTHONUNBUFFERED"]) == ("1", "é", "1")
+    assert "RANK" not in env
+    assert "secret" not in "".join(env.values())
+
+
+@pytest.mark.parametrize(
+    ("run", "code", "reason"),
+    [
+        ("exit 3", 3, "rank 0: exit code 3"),
+        ("kill -9 $$", -9, "rank 0: SIGKILL"),
+        ("kill -SEGV $$", -11, "rank 0: SIGSEGV"),
+        (["no-such-program"], 127, "rank 0: exit code 127"),
+        (["/etc/passwd"], 126, "rank 0: exit code 126"),
+        ("exit 75", 75, "rank 0: exit code 75"),
+    ],
+)
+def test_failures(world: World, run: str | list[str], code: int, reason: str) -> None:
+    world.job(run)
+    result = world.run()
+    assert (result.outcome, result.exit_code, result.reason) == ("failed", code, reason)
+    assert [line.text for line in world.lines() if line.stream == "agent"] == [f"failed: {reason}"]
+
+
+def test_setup_that_fails(world: World) -> None:
+    world.job("echo never", setup="echo trying; exit 4")
+    result = world.run()
+    assert (result.outcome, result.exit_code, result.reason) == ("failed", None, "setup failed: exit code 4")
+    assert world.texts() == ["trying"]
+
+
+def test_every_gpu_gets_a_process_and_all_nodes_find_rank_0(world: World) -> None:
+    names = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE NODE_RANK MASTER_ADDR CLOUDGPU_RANK CLOUDGPU_WORLD_SIZE"
+    world.job(
+        f'for n in {names} MASTER_PORT TORCHELASTIC_RUN_ID; do printf "%s " "${{!n}}"; done; echo', nodes=2, gpus=2
+    )
+    both = [world.start(0), world.start(1)]
+    assert [agent.wait(30) for agent in both] == [0, 0]
+    rows = sorted(line.text.split() for line in world.lines() if line.stream == "stdout")
+    assert [row[:8] for row in rows] == [
+        [str(rank), str(rank % 2), "4", "2", str(rank // 2), "127.0.0.1", str(rank), "4"] for rank in range(4)
+    ]
+    assert len({tuple(row[8:]) for row in rows}) == 1, "one port, one run id"
+    assert {line.rank for line in world.lines(node="worker-1") if line.stream == "stdout"} == {2, 3}
+
+
+def test_one_rank_failing_ends_the_others_of_the_node(world: World) -> None:
+    world.job('[ "$LOCAL_RANK" = 1 ] && sleep 0.5 && exit 9; trap "echo asked; exit 0" TERM; sleep 60 & wait', gpus=2)
+    result = world.run()
+    assert (result.outcome, result.exit_code, result.reason) == ("failed", 9, "rank 1: exit code 9")
+    assert "asked" in world.texts()
+
+
+def test_a_launcher_of_another_version(world: World) -> None:
+    world.job("true", launcher="horovod")
+    result = world.run()
+    assert result.outcome == "error"
+    assert "cannot launch with horovod, only with: none, torchrun" in result.reason
+
+
+# --- the log ---
+
+
+def test_a_flood_arrives_whole_and_in_order(world: World) -> None:
+    world.job(["python", "-c", "for i in range(200_000): print(i, 'x' * 40)\nprint('last', end='')"])
+    world.run()
+    texts = world.texts()
+    assert len(texts) == 200_001
+    assert [int(text.split()[0]) for text in texts[:-1]] == list(range(200_000))
+    assert texts[-1] == "last"
+
+
+def test_odd_output(world: World) -> None:
+    program = r"""
+import os, sys, time
+os.write(1, b"binary \xff\x00 end\n" + "ünï☃\r\n".encode())
+os.write(1, b"y" * 200_000 + b"\n")
+os.write(1, b"\r 10%\r 20%\r 30%\n")
+os.write(2, b"to stderr\n")
+os.write(1, b"prompt> ")
+time.sleep(1.6)
+os.write(1, b"answer\n\nlast without an end")
+"""
+    world.job(["python", "-c", program])
+    world.run()
+    lines = world.lines()
+    assert [line.text for line in lines if line.stream == "stderr"] == ["to stderr"]
+    out = [(line.text, line.partial) for line in lines if line.stream == "stdout"]
+    assert out[:2] == [("binary \ufffd\x00 end", False), ("ünï☃", False)]
+    long = [text for text, _ in out if text.startswith("y")]
+    assert len("".join(long)) == 200_000
+    assert out[2 + len(long) :] == [
+        (" 30%", False),
+        ("prompt> ", True),
+        ("answer", False),
+        ("", False),
+        ("last without an end", False),
+    ]
+
+
+def test_lines_arrive_while_the_program_runs(world: World) -> None:
+    world.job("echo now; sleep 60")
+    world.start()
+    until(lambda: world.texts() == ["now"])
+    (line,) = world.lines()
+    assert time.time() - line.time < 2
+    assert not world.has_result()
+
+
+# --- heartbeats and progress ---
+
+
+def test_heartbeats_carry_the_progress(world: World) -> None:
+    world.job('sleep 1.5; echo \'{"step": 7}\' > "$CLOUDGPU_PROGRESS"; sleep 60', setup="true")
+    world.start()
+    key = node_key(1, "worker-0.1", "heartbeat.json")
+    seen: list[Heartbeat] = []
+
+    def beats() -> bool:
+        data = world.dir.find(key)
+        if data is not None:
+            seen.append(Heartbeat.from_bytes(data))
+        return bool(seen) and seen[-1].progress == {"step": 7}
+
+    until(beats)
+    numbers = [beat.sequence for beat in seen]
+    assert numbers == sorted(numbers)
+    assert seen[-1].phase == "running"
+    world.stop(0.1)
+    until(world.has_result)
+    assert world.result().progress == {"step": 7}
+
+
+# --- being asked to end ---
+
+
+def test_a_notice_reaches_a_program_that_listens(world: World) -> None:
+    world.job("python main.py", code={"main.py": LISTENER})
+    agent = world.start()
+    until(lambda: world.texts() == ["listening"])
+    world.notice(20)
+    assert agent.wait(10) == 0
+    assert world.texts() == ["listening", "preempt"]
+    result = world.result()
+    assert (result.outcome, result.exit_code) == ("preempted", 75)
+    assert result.reason == "notice from test: preempt"
+
+
+def test_a_program_that_does_not_listen_gets_a_signal_and_the_time(world: World) -> None:
+    """Also one that a shell runs: the shell dies at once, the program below it gets its time."""
+    program = (
+        "import signal, time, sys\n"
+        "def end(*_):\n time.sleep(1); print('saved', flush=True); sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, end); print('up', flush=True); time.sleep(60)"
+    )
+    world.job("true\npython main.py\ntrue\n", code={"main.py": program})
+    agent = world.start()
+    until(lambda: world.texts() == ["up"])
+    world.stop(20)
+    assert agent.wait(10) == 0
+    assert world.texts() == ["up", "saved"]
+    assert world.result().outcome == "stopped"
+    assert world.result().reason == "cancelled"
+
+
+def test_a_deaf_program_is_killed_at_the_deadline_with_all_it_started(world: World) -> None:
+    world.job("trap '' TERM; (trap '' TERM; setsid sleep 300) & echo up; while :; do sleep 1; done")
+    agent = world.start()
+    until(lambda: world.texts() == ["up"])
+    begun = time.monotonic()
+    world.stop(1.5)
+    assert agent.wait(10) == 0
+    assert 1.0 < time.monotonic() - begun < 6
+    assert world.processes() == []
+    result = world.result()
+    assert (result.outcome, result.exit_code) == ("stopped", -9)
+
+
+def test_the_machine_vanishes_at_a_notices_deadline(world: World) -> None:
+    world.job("trap '' TERM; echo up; while :; do sleep 0.1; done")
+    agent = world.start()
+    until(lambda: world.texts() == ["up"])
+    world.notice(1)
+    assert agent.wait(10) == agent_module.VANISHED
+    assert not world.has_result()
+    assert world.processes() == []
+
+
+def test_a_deadline_may_be_tightened(world: World) -> None:
+    world.job("trap 'echo asked' TERM; echo up; while :; do sleep 0.1; done")
+    agent = world.start()
+    until(lambda: world.texts() == ["up"])
+    world.stop(300)
+    until(lambda: "asked" in world.texts())
+    world.stop(0.5, "cost")
+    assert agent.wait(10) == 0
+    assert world.texts().count("asked") == 1, "a second signal would say: now"
+    assert world.result().reason == "cancelled", "what came first is what ended it"
+
+
+def test_success_counts_though_a_stop_came_late(world: World) -> None:
+    program = LISTENER.replace("sys.exit(75)", "sys.exit(0)")
+    world.job("python main.py", code={"main.py": program})
+    agent = world.start()
+    until(lambda: world.texts() == ["listening"])
+    world.stop(20)
+    assert agent.wait(10) == 0
+    assert world.result().outcome == "succeeded"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_the_agent_is_a_machine_that_shuts_down(world: World, number: signal.Signals) -> None:
+    world.job("python main.py", code={"main.py": LISTENER})
+    agent = world.start()
+    until(lambda: world.texts() == ["listening"])
+    agent.send_signal(number)
+    assert agent.wait(10) == 0
+    assert world.texts()[-1] == "terminate"
+    assert (world.result().outcome, world.result().reason) == ("preempted", "the machine is shut down")
+
+
+def test_two_signals_mean_now(world: World) -> None:
+    world.job("trap '' TERM; echo up; while :; do sleep 0.1; done")
+    agent = world.start()
+    until(lambda: world.texts() == ["up"])
+    agent.terminate()
+    time.sleep(0.3)
+    agent.terminate()
+    assert agent.wait(5) == 0
+    assert world.result().outcome == "preempted"
+
+
+def test_a_stop_during_the_setup(world: World) -> None:
+    world.job("echo never", setup="echo setting up; sleep 60")
+    agent = world.start()
+    until(lambda: world.texts() == ["setting up"])
+    world.stop(20)
+    assert agent.wait(10) == 0
+    assert (world.result().outcome, world.result().exit_code) == ("stopped", None)
+    assert world.texts() == ["setting up"]
+
+
+def test_a_stop_that_was_there_before(world: World) -> None:
+    world.job("sleep 60")
+    world.stop(2)
+    assert world.run().outcome == "stopped"
+
+
+def test_lifetime(world: World) -> None:
+    world.job("sleep 60")
+    result = world.run("--lifetime-s", "1")
+    assert (result.outcome, result.reason) == ("stopped", "the machine's lifetime ends")
+
+
+def test_orders_that_are_rubbish_are_told_and_ignored(world: World) -> None:
+    world.job("sleep 1.5")
+    for data in (b"{", b'{"reason":"cancel","deadline":null}', b'{"reason":"cancel","deadline":NaN}'):
+        world.dir.put(attempt_key(1, "stop.json"), data)
+    assert world.run().outcome == "succeeded"
+    assert "stop.json is ignored" in world.texts("agent")[0]
+
+
+# --- nothing is left, nothing runs twice ---
+
+
+def test_what_a_program_leaves_behind_is_killed(world: World) -> None:
+    daemon = "import os, time\nif os.fork() == 0:\n os.setsid()\n if os.fork() == 0:\n  time.sleep(300)\n os._exit(0)\n"
+    world.job(
+        ["python", "-c", f"import subprocess\n{daemon}\nsubprocess.Popen(['env', '-i', 'sleep', '301'])\nprint('done')"]
+    )
+    begun = time.monotonic()
+    assert world.run().outcome == "succeeded"
+    assert time.monotonic() - begun < 8, "a daemon that holds the output open is not waited for"
+    assert world.processes() == []
+    assert not [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", "301"]], (
+        "unmarked ones too"
+    )
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.08, 0.15, 0.25, 0.6])
+def test_killing_the_agent_at_any_moment_leaves_nothing(world: World, delay_s: float) -> None:
+    world.job("true\npython -c 'import time; print(1, flush=True); time.sleep(300)'\ntrue", setup="true")
+    agent = world.start()
+    time.sleep(delay_s)
+    agent.kill()
+    agent.wait()
+    until(lambda: world.processes() == [], 5)
+    assert not world.has_result()
+
+
+def test_killing_the_keeper_is_the_programs_death(world: World) -> None:
+    world.job("true\nsleep 300\ntrue")
+    agent = world.start()
+    until(lambda: len(world.processes()) == 4)  # agent, keeper, shell, sleep
+    next(p for p in world.processes() if "keeper.py" in " ".join(p.cmdline())).kill()
+    assert agent.wait(10) == 0
+    assert (world.result().outcome, world.result().exit_code) == ("failed", -9)
+    assert world.processes() == []
+
+
+def test_a_second_agent_touches_nothing(world: World) -> None:
+    world.job("echo up; sleep 2")
+    first = world.start()
+    until(lambda: world.texts() == ["up"])
+    before = {path: path.stat().st_mtime for path in (world.home() / "code").rglob("*")}
+    second = world.start(home=world.folder / "homes" / "other")
+    assert second.wait(10) == agent_module.CLAIMED
+    assert first.wait(10) == 0
+    assert world.texts() == ["up"]
+    assert world.result().outcome == "succeeded"
+    assert before == {path: path.stat().st_mtime for path in (world.home() / "code").rglob("*")}
+    assert "is run by another agent" in (world.folder / "homes" / "other" / "agent.log").read_text()
+
+
+# --- what is wrong with the job dir ---
+
+
+def test_another_job_json_is_refused(world: World) -> None:
+    world.job("echo never")
+    world.dir.put(JOB_KEY, JobRecord("job-1", "job", "echo evil").to_bytes())
+    result = world.run()
+    assert result.outcome == "error"
+    assert "sha256 differs" in result.reason
+    assert world.texts() == []
+
+
+def break_attempt(world: World) -> None:
+    world.dir.put(attempt_key(1), b'{"attempt": 1, "offer": {}, "nodes": [{"x": 1}]}')
+
+
+def no_attempt(world: World) -> None:
+    world.dir.delete(attempt_key(1))
+
+
+def other_nodes(world: World) -> None:
+    world.dir.put(attempt_key(1), AttemptRecord(1, {}, []).to_bytes())
+
+
+def no_code(world: World) -> None:
+    world.dir.delete(world.dir.list("code")[0])
+
+
+def damaged_code(world: World) -> None:
+    world.dir.put(world.dir.list("code")[0], gzip.compress(b"something else"))
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (break_attempt, "no usable description of attempt 1"),
+        (no_attempt, "no usable description of attempt 1"),
+        (other_nodes, "worker-0.1 is no node of attempt 1"),
+        (no_code, "the code archive is missing"),
+        (damaged_code, "the code archive is damaged"),
+    ],
+)
+def test_an_unusable_job_dir_is_a_clear_error(world: World, damage: Callable[[World], None], words: str) -> None:
+    world.job("echo never", code={"x": ""})
+    damage(world)
+    result = world.run()
+    assert (result.outcome, result.exit_code) == ("error", None)
+    assert words in result.reason
+
+
+def test_no_job_dir_at_all(world: World) -> None:
+    assert world.start(0, "--patience-s", "0.5").wait(10) == agent_module.JOB_DIR_LOST
+    assert "there is no such object" in world.agent_log()
+    assert not (world.folder / "job dir").exists()
+
+
+def test_a_deleted_job_dir_ends_the_program_and_is_not_made_again(world: World) -> None:
+    world.job("echo up; sleep 300")
+    agent = world.start()
+    until(lambda: world.texts() == ["up"])
+    (world.folder / "job dir").rename(world.folder / "gone")  # as rm -r, in one moment
+    assert agent.wait(20) == agent_module.JOB_DIR_LOST
+    assert "deleted" in world.agent_log()
+    assert world.processes() == []
+    assert not (world.folder / "job dir").exists()
+
+
+def test_a_job_dir_deleted_piece_by_piece(world: World) -> None:
+    world.job("while :; do echo line; sleep 0.01; done")
+    agent = world.start()
+    until(world.texts)
+    shutil.rmtree(world.folder / "job dir", ignore_errors=True)
+    assert agent.wait(20) == agent_module.JOB_DIR_LOST
+    assert world.processes() == []
+
+
+def test_a_job_dir_that_fails_for_a_while_loses_nothing(world: World) -> None:
+    world.job("for i in $(seq 30); do echo $i; sleep 0.1; done")
+    agent = world.start(0, "--patience-s", "30")
+    until(world.texts)
+    blocked = world.folder / "job dir" / "attempts" / "0001" / "nodes" / "worker-0.1"
+    blocked.rename(blocked.with_name("away"))
+    blocked.write_text("a file where the folder was")
+    time.sleep(1.5)
+    assert agent.poll() is None, "the training goes on"
+    blocked.unlink()
+    blocked.with_name("away").rename(blocked)
+    assert agent.wait(30) == 0
+    assert world.texts() == [str(number) for number in range(1, 31)]
+    assert world.result().outcome == "succeeded"
+
+
+def test_a_job_dir_that_cannot_be_written_for_long(world: World) -> None:
+    world.job("trap 'echo asked > asked' TERM; while :; do sleep 0.1; done")
+    agent = world.start(0, "--patience-s", "1.5")
+    until(lambda: world.dir.exists(node_key(1, "worker-0.1", "heartbeat.json")))
+    blocked = world.folder / "job dir" / "attempts" / "0001" / "nodes" / "worker-0.1"
+    shutil.rmtree(blocked)
+    blocked.write_text("a file where the folder was")
+    assert agent.wait(25) == agent_module.JOB_DIR_LOST
+    assert (world.home() / "code" / "asked").exists()
+    assert world.processes() == []
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "small disk"
+    folder.mkdir()
+    mounted = (
+        os.geteuid() == 0
+        and subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=512k", "none", str(folder)], capture_output=True, check=False
+        ).returncode
+        == 0
+    )
+    if not mounted:
+        pytest.skip("a small disk needs the right to mount a tmpfs")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_the_job_dirs_disk_is_full(small_disk: Path) -> None:
+    world = World(small_disk)
+    world.job("echo up; sleep 300")
+    home = small_disk.parent / "home"
+    agent = world.start(0, "--patience-s", "1.5", home=home)
+    until(world.texts)
+    with pytest.raises(OSError, match="No space left"), (small_disk / "fill").open("wb", buffering=0) as file:
+        while True:
+            file.write(b"x" * 512)
+    assert agent.wait(40) == agent_module.JOB_DIR_LOST
+    assert "No space left" in (home / "agent.log").read_text()
+    assert world.processes() == []
+
+
+def test_the_machines_disk_is_full(world: World, small_disk: Path) -> None:
+    text = "".join(hashlib.sha256(str(number).encode()).hexdigest() for number in range(20_000))
+    world.job("true", code={"big": text})
+    agent = world.start(home=small_disk)
+    assert agent.wait(20) == 0
+    assert world.result().outcome == "error"
+    assert "No space left" in world.result().reason
+
+
+def test_a_program_that_fills_the_machines_disk(world: World, small_disk: Path) -> None:
+    world.job("cat /dev/zero > zeros; echo full; trap 'exit 7' TERM; while :; do sleep 0.1; done")
+    agent = world.start(home=small_disk)
+    until(lambda: world.texts() == ["full"])
+    world.stop(10)
+    assert agent.wait(10) == 0
+    assert (world.result().outcome, world.result().exit_code) == ("stopped", 7)
+
+
+def test_result_is_json_for_everyone(world: World) -> None:
+    world.job("exit 0")
+    world.run()
+    value = json.loads(world.dir.get(node_key(1, "worker-0.1", "result.json")))
+    assert set(value) == {"outcome", "exit_code", "reason", "started", "ended", "progress"}
