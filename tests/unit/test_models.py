@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import copy
+import re
+from pathlib import Path
 from typing import Any
 
+import cloudgpu
 import pytest
 from cloudgpu.jobspecs.diagnostics import SpecError
 from cloudgpu.jobspecs.loader import load_text
-from cloudgpu.jobspecs.models import JobSpec
+from cloudgpu.jobspecs.models import CheckpointPolicy, JobSpec, Limits, Resources, Retry, Role
 from cloudgpu.jobspecs.schema import job_schema
 from jsonschema import Draft202012Validator
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 MINIMAL = {"name": "job", "run": "python train.py"}
 
@@ -171,3 +174,25 @@ def test_the_schema_refuses_what_the_loader_refuses(fields: dict[str, Any]) -> N
     assert not SCHEMA.is_valid(document)
     with pytest.raises(SpecError):
         load_text(yaml.safe_dump(document))
+
+
+# --- docs/job-file.md -------------------------------------------------------------------------------------------------
+
+PAGE = (Path(cloudgpu.__file__).parent / "docs" / "job-file.md").read_text()
+
+
+@pytest.mark.parametrize("model", [JobSpec, Resources, Role, CheckpointPolicy, Retry, Limits])
+def test_the_page_has_a_row_for_every_field(model: type[BaseModel]) -> None:
+    assert [name for name in model.model_fields if f"| `{name}` |" not in PAGE] == []
+
+
+def test_the_examples_of_the_page_are_read() -> None:
+    examples = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+    files = [text for text in examples if text.startswith("name:")]
+    assert len(files) >= 3
+    for text in files:
+        load_text(text, overrides=["code=null"])
+    accelerators = [line for text in examples for line in text.splitlines() if line.startswith("accelerator:")]
+    assert len(accelerators) == 7
+    for line in accelerators:
+        load_text(f"name: a\nrun: b\ncode: null\nresources:\n  {line}\n")
