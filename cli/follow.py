@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _POLL_LOCAL_S = 0.1
 _POLL_REMOTE_S = 1.0  # a listing of an object store costs money and tens of milliseconds
 _WATCH_S = 3.0  # between two looks whether a supervisor lives
+_QUIET_EVENTS = frozenset({"submitted", "launched", "ended"})  # what the follower of a job sees anyway
 _NAP_S = 0.05  # Ctrl-C is noticed after so long at most
 
 
@@ -141,7 +142,7 @@ class Follower:
         """Go on until the job has ended (True) or Ctrl-C is pressed (False)."""
         with self._progress:
             while self.step(interrupts):
-                if self.job.state != "running":
+                if self.job.state != "running" and not interrupts.pending:
                     self._progress(f"{self.job.id} {self.job.state}, submitted {ago(self.job.created)}")
                 if self._wait(interrupts):
                     return False
@@ -160,6 +161,9 @@ class Follower:
     def _print_events(self) -> None:
         for event in self.job.events(after=self._event or 0):
             self._event = event.seq
+            last_word = self.job.done and event.kind == "state" and event.message.startswith(self.job.state)
+            if last_word or event.kind in _QUIET_EVENTS:  # the summary at the end says it
+                continue
             self._progress.clear()
             self._print.close()
             click.echo(f"{style('cloudgpu', 'note', err=True)}: {clean(event.message)}", err=True)

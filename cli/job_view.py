@@ -49,8 +49,22 @@ class JobView:
     """US dollars up to now; None: unknown, for a price is."""
     nodes: list[NodeView]
     """Of the newest attempt."""
-    step: int | None
     now: float
+
+    @property
+    def step(self) -> int | None:
+        """Steps done, as far as the program counts them."""
+        known = [step for attempt in self.attempts if (step := self.step_of(attempt)) is not None]
+        return max(known, default=None)
+
+    def step_of(self, attempt: Attempt) -> int | None:
+        """Steps done by the end of an attempt, or by now."""
+        if attempt.progress:
+            step: int | None = attempt.progress.get("step")
+            return step
+        if attempt.number != self.attempts[-1].number:
+            return None
+        return max((node.step for node in self.nodes if node.step is not None), default=None)
 
     @property
     def where(self) -> str:
@@ -71,9 +85,7 @@ def view(job: Job, *, machines: bool = True) -> JobView:
     now = time.time()
     attempts = job.attempts()
     nodes = node_views(job, attempts[-1]) if machines and attempts else []
-    steps = [node.step for node in nodes if node.step is not None]
-    steps += [attempt.progress.get("step", 0) for attempt in attempts if attempt.progress]
-    return JobView(job, attempts, total(attempts, now), nodes, max(steps, default=None), now)
+    return JobView(job, attempts, total(attempts, now), nodes, now)
 
 
 def node_views(job: Job, attempt: Attempt) -> list[NodeView]:

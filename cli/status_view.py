@@ -149,7 +149,7 @@ def _attempts(seen: JobView) -> str:
             attempt_where(attempt.offer),
             duration(attempt_seconds(attempt, seen.now)),
             money(attempt_cost(attempt, seen.now)),
-            _number(attempt.progress.get("step") if attempt.progress else None),
+            _number(seen.step_of(attempt)),
             attempt.reason,
         ]
         for attempt in seen.attempts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -90,7 +91,7 @@ def command(
     offer = _launchable_offer(plan)
     remark(f"{loaded.spec.name}: {describe_offer(offer)}")
     _confirm(offer, loaded, yes=yes)
-    job = _ship(loaded, plan)
+    job, interrupted = _ship(loaded, plan)
     if as_json:
         echo_json(job_json(job))
         return None
@@ -99,7 +100,7 @@ def command(
         _say_how_to_go_on(job)
         return None
     remark(f"submitted {job.id}")
-    return _follow(job)
+    return _follow(job, interrupted=interrupted)
 
 
 def _load(ctx: click.Context, file: Path, gcloud: dict[str, Any]) -> LoadedSpec:
@@ -178,11 +179,20 @@ def _confirm(offer: Offer, loaded: LoadedSpec, *, yes: bool) -> None:
         )
 
 
-def _ship(loaded: LoadedSpec, plan: Plan) -> Job:
+def _ship(loaded: LoadedSpec, plan: Plan) -> tuple[Job, bool]:
+    """The stored job, and whether Ctrl-C was pressed when it was too late to leave it at that."""
     from ..control.jobs import submit
 
-    with ProgressLine() as progress:
-        return submit(loaded, plan, on_progress=lambda *step: progress(_progress_text(*step)))
+    interrupts = Interrupts()
+    with ExitStack() as held, ProgressLine() as progress:
+
+        def on_progress(what: str, done: int, total: int) -> None:
+            if what == "submitting":  # from here on there may be a job: nobody leaves before its id is known
+                held.enter_context(interrupts)
+            progress(_progress_text(what, done, total))
+
+        job = submit(loaded, plan, on_progress=on_progress)
+    return job, interrupts.pending
 
 
 def _progress_text(what: str, done: int, total: int) -> str:
@@ -195,9 +205,10 @@ def _say_how_to_go_on(job: Job) -> None:
     remark(f"follow it:  cloudgpu logs {job.id} --follow\ncancel it:  cloudgpu cancel {job.id}")
 
 
-def _follow(job: Job) -> Exit:
+def _follow(job: Job, *, interrupted: bool) -> Exit:
     follower = Follower(job, LinePrinter(job), LogFilter(), events=True)
     with Interrupts() as interrupts:
+        interrupts.pending = interrupted
         while not follower.follow(interrupts):
             if _interrupted(job) == "detach":
                 remark(f"detached: {job.id} goes on")

@@ -97,9 +97,11 @@ def _fail(error: BaseException) -> Exit:
         return errors.report(raised, ["submit", "job.yaml", "--env", "TOKEN=s3cret", "--", "--password", "s3cret"])
 
 
-def _error(name: str, *args: object, **values: object) -> BaseException:
+def _error(name: str, *args: object) -> BaseException:
     module, _, kind = name.rpartition(".")
-    return getattr(importlib.import_module(f"cloudgpu.{module}"), kind)(*args, **values)
+    error = getattr(importlib.import_module(f"cloudgpu.{module}"), kind)(*args)
+    assert isinstance(error, BaseException)
+    return error
 
 
 @pytest.mark.parametrize(
