@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from cloudgpu.jobspecs.diagnostics import SpecError
+from cloudgpu.jobspecs.diagnostics import Diagnostic, SpecError
 from cloudgpu.jobspecs.loader import LoadedSpec, load_bytes, load_text
 from cloudgpu.jobspecs.models import JobSpec, Resources
 from cloudgpu.jobspecs.reports import to_json, to_sarif, to_text
@@ -63,12 +63,13 @@ fuzz = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[Hea
 def check(text: str | bytes, overrides: tuple[str, ...] = ()) -> LoadedSpec | None:
     """Load within a second; what is reported can be printed in every form and lies in the file."""
     began = time.monotonic()
+    loaded: LoadedSpec | None = None
+    found: list[Diagnostic] = []
     try:
         loaded = load_bytes(text, "f", overrides) if isinstance(text, bytes) else load_text(text, "f", overrides)
     except SpecError as error:
-        loaded = None
         found = error.diagnostics
-    else:
+    if loaded is not None:
         found = list(loaded.warnings)
         assert JobSpec.from_stored(loaded.spec.to_stored()) == loaded.spec
     assert time.monotonic() - began < 1

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -345,3 +347,37 @@ def test_an_override_does_not_change_what_an_alias_repeats() -> None:
 def test_mistakes_in_a_foreign_file_have_places_in_that_file() -> None:
     text = "trainingInput:\n  scaleTier: CUSTOM\n  masterTyp: n1-standard-8\n  region: us-central1\n"
     assert (3, 3) in [(found.line, found.column) for found in mistakes(text)]
+
+
+# --- Without libyaml --------------------------------------------------------------------------------------------------
+
+WITHOUT_LIBYAML = """
+import sys
+sys.modules["yaml._yaml"] = None  # as where PyYAML was built without libyaml
+from cloudgpu.jobspecs import yaml_reader
+from cloudgpu.jobspecs.diagnostics import SpecError
+from cloudgpu.jobspecs.loader import load_text
+assert yaml_reader._Parser.__module__ == "yaml.loader"
+print(load_text(sys.argv[1]).spec.env)
+for text in sys.argv[2:]:
+    try:
+        load_text(text)
+    except SpecError as error:
+        print([(found.line, found.column, found.code) for found in error.diagnostics])
+"""
+
+
+def test_the_pure_python_parser_does_as_well() -> None:
+    texts = [
+        HEAD + "env: {A: no, B: '', C: 1.10}",
+        HEAD + "env:\n\tA: b",
+        HEAD + "env: [a",
+        HEAD + "name: b\nenv: {1: x}",
+    ]
+    done = subprocess.run([sys.executable, "-c", WITHOUT_LIBYAML, *texts], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [
+        "{'A': 'no', 'B': '', 'C': '1.10'}",
+        "[(5, 1, 'tab')]",
+        "[(4, 8, 'yaml-syntax')]",
+        "[(4, 1, 'duplicate-key'), (5, 7, 'bad-env-name')]",
+    ]

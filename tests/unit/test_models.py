@@ -100,15 +100,16 @@ def test_extra_keys_are_refused_in_python_too() -> None:
 
 # --- JSON Schema ------------------------------------------------------------------------------------------------------
 
-SCHEMA = Draft202012Validator(job_schema())
+DOCUMENT = job_schema()
+SCHEMA = Draft202012Validator(DOCUMENT)
 
 
 def test_the_schema_is_one() -> None:
-    Draft202012Validator.check_schema(SCHEMA.schema)
-    assert SCHEMA.schema["properties"]["resources"]["$ref"] == "#/$defs/Resources"
+    Draft202012Validator.check_schema(DOCUMENT)
+    assert DOCUMENT["properties"]["resources"]["$ref"] == "#/$defs/Resources"
     undescribed = [
         f"{name}.{field}"
-        for name, model in {"": SCHEMA.schema, **SCHEMA.schema["$defs"]}.items()
+        for name, model in {"": DOCUMENT, **DOCUMENT["$defs"]}.items()
         for field, schema in model.get("properties", {}).items()
         if "description" not in schema
     ]
