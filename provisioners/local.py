@@ -11,6 +11,7 @@ What is true is what the kernel says: an agent holds its machine's lock and its 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -29,6 +30,7 @@ TARGET = "local"
 PRICE_VARIABLE = "CLOUDGPU_LOCAL_PRICE"
 """US dollars an hour of this machine costs its owner."""
 
+_FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
 _KILL_S = 10.0
 _LEFTOVERS_S = 2.0
 _KEPT_S = 7 * 86_400.0  # how long the logs of ended machines are kept
@@ -50,7 +52,7 @@ class LocalProvisioner:
             {node.node: f"{request.token}/{node.node}" for node in request.nodes},
         )
         folder = self._folder(request.token)
-        with self._guard(request.token), _told("start the machines"):
+        with _told("start the machines"), self._guard(request.token):
             if (folder / "ending").exists():
                 return allocation
             self._prune()
@@ -66,14 +68,14 @@ class LocalProvisioner:
 
     def observe(self, allocation: Allocation) -> list[NodeState]:
         """Whether each agent runs. What a dead agent has left behind is killed: its machine has crashed."""
-        with self._guard(allocation.token), _told("look at the machines"):
+        with _told("look at the machines"), self._guard(allocation.token):
             reap_agents()
             return [self._observe(allocation.token, node) for node in allocation.machines]
 
     def terminate(self, allocation: Allocation) -> None:
         """Kill all processes of all nodes; returns when none is left. Raises ProvisionError if some do not die."""
         folder = self._folder(allocation.token)
-        with self._guard(allocation.token), _told("end the machines"):
+        with _told("end the machines"), self._guard(allocation.token):
             if (folder / "ended").exists():
                 return
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -175,12 +177,13 @@ def _price() -> Decimal:
 
 @contextlib.contextmanager
 def _told(doing: str) -> Iterator[None]:
-    """Errors of this machine's own disk and process table as what they are: worth another try."""
+    """Errors of this machine's own disk and process table: a full disk is worth another try, a forbidden one is not."""
     try:
         yield
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        raise ProvisionError("transient", f"cannot {doing}: {where}{error.strerror or error}") from error
+        message = f"cannot {doing}: {where}{error.strerror or error}"
+        raise ProvisionError("invalid" if error.errno in _FORBIDDEN else "transient", message) from error
 
 
 def _forget_unborn(folder: Path) -> None:

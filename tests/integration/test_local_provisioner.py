@@ -1,0 +1,376 @@
+"""The local target with real agents: idempotent under kill -9, nothing left, GPUs handed out once."""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from pathlib import Path
+
+import psutil
+import pytest
+from cloudgpu.jobspecs.plan import LocalGpu
+from cloudgpu.provisioners import get_provisioner
+from cloudgpu.provisioners.base import Allocation, LaunchRequest, NodeRequest, Owner, ProvisionError, launch_token
+from cloudgpu.provisioners.local import LocalProvisioner, inspect_machine
+from cloudgpu.provisioners.local_gpus import find_gpus, visible
+from cloudgpu.provisioners.local_machine import MARKER, marked
+from cloudgpu.runtime.jobdir import (
+    JOB_KEY,
+    AttemptRecord,
+    JobDir,
+    JobRecord,
+    NodeRecord,
+    attempt_key,
+    local_url,
+    node_key,
+)
+from cloudgpu.runtime.logs import LogReader
+from cloudgpu.runtime.program import MARKER as AGENTS_MARKER
+
+ME = Owner("test")
+
+
+class World:
+    """A job in a job dir, and the local target to run it on."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.dir = JobDir(local_url(folder / "job dir"))
+        self.root = folder / "local"
+        self.target = LocalProvisioner(self.root)
+        self.token = launch_token(f"job-{os.getpid()}-{time.monotonic_ns()}", 1, "local", None)
+
+    def request(self, run: str, nodes: int = 1, accelerator: str | None = None, count: int | str = 0) -> LaunchRequest:
+        data = JobRecord("job-1", "job", run).to_bytes()
+        self.dir.put(JOB_KEY, data)
+        records = [NodeRecord(f"worker-{i}.1", "worker", i, i, 0) for i in range(nodes)]
+        self.dir.put(attempt_key(1), AttemptRecord(1, {}, [dataclasses.asdict(r) for r in records]).to_bytes())
+        wanted = [NodeRequest(r.node, r.role, r.index, r.rank, "local", accelerator, Fraction(count)) for r in records]
+        return LaunchRequest(
+            job_id="job-1",
+            attempt=1,
+            token=self.token,
+            owner=ME,
+            job_dir=self.dir.url,
+            job_sha256=hashlib.sha256(data).hexdigest(),
+            region="local",
+            zone=None,
+            market="on-demand",
+            disk_gb=0.0,
+            nodes=tuple(wanted),
+            lifetime_s=None,
+        )
+
+    def allocation(self, nodes: int = 1) -> Allocation:
+        machines = {f"worker-{i}.1": f"{self.token}/worker-{i}.1" for i in range(nodes)}
+        return Allocation("local", "job-1", 1, self.token, machines)
+
+    def phases(self, allocation: Allocation) -> list[str]:
+        return [state.phase for state in self.target.observe(allocation)]
+
+    def texts(self) -> list[str]:
+        return [line.text for line in LogReader(self.dir).read()[0] if line.stream == "stdout"]
+
+    def processes(self) -> list[int]:
+        return marked(f"{self.token}/")
+
+    def agents(self) -> list[int]:
+        return [pid for pid in self.processes() if "cloudgpu.runtime.agent" in psutil.Process(pid).cmdline()]
+
+
+def until(condition: Callable[[], object], limit_s: float = 20.0) -> None:
+    end = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    folder = tmp_path / 'it\'s; "odd" $(x) ünï'
+    folder.mkdir()
+    made = World(folder)
+    yield made
+    made.target.terminate(made.allocation())
+    assert made.processes() == []
+
+
+def test_the_registry_knows_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CLOUDGPU_HOME", str(tmp_path))
+    assert isinstance(get_provisioner("local"), LocalProvisioner)
+    assert get_provisioner("local").find(ME) == []
+    assert list(tmp_path.iterdir()) == [], "looking makes nothing"
+
+
+def test_both_ends_name_the_marker_alike() -> None:
+    assert MARKER == AGENTS_MARKER
+
+
+def test_from_launch_to_gone(world: World) -> None:
+    request = world.request('echo "$CLOUDGPU_NODE gpus=[$CUDA_VISIBLE_DEVICES]"; which python', nodes=2)
+    allocation = world.target.launch(request)
+    assert allocation == world.allocation(2)
+    assert Allocation.from_json(allocation.to_json()) == allocation
+    until(lambda: world.phases(allocation) == ["gone", "gone"])
+    python = str(Path(sys.executable).with_name("python"))
+    assert sorted(world.texts()) == sorted(["worker-0.1 gpus=[]", "worker-1.1 gpus=[]", python, python])
+    assert [state.detail.split(" ", 1)[1] for state in world.target.observe(allocation)] == ["succeeded:"] * 2
+    assert world.target.find(ME) == [allocation], "until it is terminated"
+    world.target.terminate(allocation)
+    world.target.terminate(allocation)
+    assert world.target.find(ME) == []
+    assert world.phases(allocation) == ["gone", "gone"]
+
+
+def test_launching_again_is_the_same_machine(world: World) -> None:
+    request = world.request("echo up; sleep 300")
+    allocation = world.target.launch(request)
+    until(world.texts)
+    (agent,) = world.agents()
+    assert world.target.launch(request) == allocation
+    assert LocalProvisioner(world.root).launch(request) == allocation
+    assert world.agents() == [agent]
+    assert world.phases(allocation) == ["running"]
+
+
+def test_an_ended_machine_is_not_started_again(world: World) -> None:
+    request = world.request("echo once")
+    allocation = world.target.launch(request)
+    until(lambda: world.phases(allocation) == ["gone"])
+    world.target.launch(request)
+    assert world.agents() == []
+    assert world.phases(allocation) == ["gone"]
+    assert world.texts() == ["once"]
+
+
+def test_nothing_starts_after_terminate(world: World) -> None:
+    """A launch that was under way elsewhere comes too late."""
+    request = world.request("echo never")
+    world.target.terminate(world.allocation())
+    world.target.launch(request)
+    assert world.agents() == []
+    assert world.phases(world.allocation()) == ["gone"]
+
+
+def test_find_is_by_owner(world: World) -> None:
+    allocation = world.target.launch(world.request("sleep 300"))
+    assert LocalProvisioner(world.root).find(ME) == [allocation]
+    assert LocalProvisioner(world.root).find(Owner("somebody else")) == []
+    (world.root / "damaged").mkdir()
+    (world.root / "damaged" / "allocation.json").write_text("{")
+    assert LocalProvisioner(world.root).find(ME) == [allocation]
+
+
+def test_terminate_kills_all_and_keeps_the_agents_log(world: World) -> None:
+    allocation = world.target.launch(
+        world.request(
+            "trap '' TERM; (setsid setsid sleep 300 &); python -c 'import time; time.sleep(300)' & echo up; wait"
+        )
+    )
+    until(world.texts)
+    until(lambda: len(world.processes()) >= 5)
+    begun = time.monotonic()
+    world.target.terminate(allocation)
+    assert time.monotonic() - begun < 5
+    assert world.processes() == []
+    machine = world.root / world.token / "worker-0.1"
+    assert [path.name for path in machine.iterdir()] == ["agent.log"]
+
+
+def test_a_killed_agent_is_gone_and_so_is_its_program(world: World) -> None:
+    allocation = world.target.launch(world.request("true\nsleep 300\ntrue"))
+    until(lambda: len(world.processes()) == 4)
+    os.kill(world.agents()[0], signal.SIGKILL)
+    until(lambda: world.phases(allocation) == ["gone"])
+    assert world.processes() == []
+
+
+def test_what_an_agent_and_its_keeper_leave_is_killed_on_sight(world: World) -> None:
+    allocation = world.target.launch(world.request("echo up\nsleep 300\ntrue"))
+    until(lambda: len(world.processes()) == 4)
+    names = {pid: " ".join(psutil.Process(pid).cmdline()) for pid in world.processes()}
+    keeper = next(pid for pid, name in names.items() if "keeper.py" in name)
+    os.kill(keeper, signal.SIGSTOP)  # it cannot do its work any more
+    os.kill(world.agents()[0], signal.SIGKILL)
+    until(lambda: world.phases(allocation) == ["gone"])
+    assert world.processes() == []
+
+
+LAUNCHER = """
+import pickle, sys
+from cloudgpu.provisioners.local import LocalProvisioner
+root, request = pickle.load(open(sys.argv[1], "rb"))
+print("ready", flush=True)
+LocalProvisioner(root).launch(request)
+print("launched", flush=True)
+import time; time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("delay_ms", [0, 2, 5, 10, 20, 40])
+def test_killing_the_launching_process_at_any_moment(world: World, delay_ms: int) -> None:
+    """Launched again by another process: every node runs once, and ends well."""
+    import pickle
+
+    request = world.request("echo ran; sleep 0.5", nodes=2)
+    (world.folder / "request").write_bytes(pickle.dumps((world.root, request)))
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", LAUNCHER, str(world.folder / "request")], stdout=subprocess.PIPE, start_new_session=True
+    )
+    assert launcher.stdout is not None
+    launcher.stdout.readline()
+    time.sleep(delay_ms / 1000)
+    os.killpg(launcher.pid, signal.SIGKILL)
+    launcher.wait()
+    launcher.stdout.close()
+    allocation = world.target.launch(request)
+    until(lambda: world.phases(allocation) == ["gone", "gone"])
+    assert world.texts() == ["ran", "ran"]
+    for node in allocation.machines:
+        assert world.dir.exists(node_key(1, node, "result.json"))
+
+
+def test_many_launch_at_once(world: World) -> None:
+    import pickle
+
+    request = world.request("echo ran; sleep 0.5")
+    (world.folder / "request").write_bytes(pickle.dumps((world.root, request)))
+    command = [sys.executable, "-c", LAUNCHER, str(world.folder / "request")]
+    launchers = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(4)]
+    until(lambda: world.texts() == ["ran"])
+    allocation = world.allocation()
+    until(lambda: world.phases(allocation) == ["gone"])
+    for launcher in launchers:
+        launcher.kill()
+        launcher.communicate()
+    assert world.texts() == ["ran"]
+
+
+def test_the_agent_survives_its_launcher(world: World) -> None:
+    import pickle
+
+    request = world.request("sleep 1; echo survived")
+    (world.folder / "request").write_bytes(pickle.dumps((world.root, request)))
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", LAUNCHER, str(world.folder / "request")], stdout=subprocess.PIPE, start_new_session=True
+    )
+    assert launcher.stdout is not None
+    assert [launcher.stdout.readline(), launcher.stdout.readline()] == [b"ready\n", b"launched\n"]
+    os.killpg(launcher.pid, signal.SIGKILL)
+    launcher.communicate()
+    until(lambda: world.texts() == ["survived"])
+    until(lambda: world.phases(world.allocation()) == ["gone"])
+
+
+def test_an_agent_that_cannot_start_says_why(world: World) -> None:
+    request = world.request("true")
+    world.dir.delete(JOB_KEY)
+    allocation = world.target.launch(request)
+    until(lambda: world.phases(allocation) == ["gone"])
+    (state,) = world.target.observe(allocation)
+    assert "there is no such object" in state.detail
+
+
+def test_a_home_that_cannot_be_written(tmp_path: Path, world: World) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ProvisionError, match="cannot start the machines") as caught:
+        LocalProvisioner(tmp_path / "file" / "local").launch(world.request("true"))
+    assert caught.value.error_class == "invalid"
+
+
+def test_old_folders_are_removed(world: World) -> None:
+    old = world.root / ("0" * 32)
+    (old / "worker-0.1").mkdir(parents=True)
+    (old / "ended").touch()
+    os.utime(old / "ended", (1, 1))
+    world.target.launch(world.request("true"))
+    assert not old.exists()
+
+
+# --- GPUs ---
+
+GPUS = [
+    LocalGpu("GPU-aa1", "NVIDIA L4", 24.0),
+    LocalGpu("GPU-ab2", "NVIDIA L4", 24.0),
+    LocalGpu("GPU-c", "Tesla T4", 16.0),
+]
+
+
+@pytest.mark.parametrize(
+    ("setting", "expected"),
+    [
+        (None, "012"),
+        ("", ""),
+        ("1", "1"),
+        ("2,0", "20"),
+        ("0,0", "0"),
+        ("0,7,1", "0"),
+        ("-1", ""),
+        ("GPU-c, GPU-aa1", "20"),
+        ("GPU-a", ""),
+        ("NoDevFiles", ""),
+    ],
+)
+def test_cuda_visible_devices_is_read_as_cuda_reads_it(setting: str | None, expected: str) -> None:
+    assert [str(GPUS.index(gpu)) for gpu in visible(GPUS, setting)] == list(expected)
+
+
+@pytest.mark.skipif(bool(find_gpus()), reason="this machine has GPUs")
+@pytest.mark.parametrize("count", [1, "1/2"])
+def test_gpus_that_are_not_there_are_refused(world: World, count: int | str) -> None:
+    with pytest.raises(ProvisionError) as caught:
+        world.target.launch(world.request("true", accelerator="L4", count=count))
+    assert caught.value.error_class == "invalid"
+    if count == 1:
+        assert str(caught.value) == "the job needs L4:1, this machine has no GPU"
+    assert world.target.find(ME) == []
+    assert not (world.root / world.token).exists(), "a refused launch leaves nothing"
+
+
+@pytest.mark.skipif(not find_gpus(), reason="needs a GPU: run on a machine that has one")
+def test_a_gpu_is_handed_out_once_and_freed_by_death(world: World) -> None:
+    from cloudgpu.jobspecs.planner_local import accelerator_of
+
+    gpus = find_gpus()
+    name = accelerator_of(gpus[0])
+    request = world.request("echo $CUDA_VISIBLE_DEVICES; sleep 300", accelerator=name, count=len(gpus))
+    allocation = world.target.launch(request)
+    until(world.texts)
+    assert world.texts() == [",".join(gpu.uuid for gpu in gpus)]
+    with (world.root / "gpus" / f"{gpus[0].uuid}.lock").open() as lock, pytest.raises(BlockingIOError):
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    other = dataclasses.replace(request, token=launch_token("other", 1, "local", None))
+    with pytest.raises(ProvisionError, match="0 are free on this machine") as caught:
+        world.target.launch(other)
+    assert caught.value.error_class == "capacity"
+    assert world.target.find(ME) == [allocation]
+    os.kill(world.agents()[0], signal.SIGKILL)
+    until(lambda: world.phases(allocation) == ["gone"])
+    again = world.target.launch(other)
+    world.target.terminate(again)
+    with pytest.raises(ProvisionError, match="this machine has"):
+        world.target.launch(dataclasses.replace(other, nodes=request.nodes + world.request("", 2, name, 1).nodes[1:]))
+
+
+def test_what_this_machine_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = inspect_machine()
+    assert machine.cpus == len(os.sched_getaffinity(0))
+    assert 0 < machine.memory_gb <= psutil.virtual_memory().total / 1e9 + 0.1
+    assert machine.price == 0
+    monkeypatch.setenv("CLOUDGPU_LOCAL_PRICE", "1.25")
+    assert str(inspect_machine().price) == "1.25"
+
+
+@pytest.mark.parametrize("text", ["", "free", "-1", "NaN", "Infinity"])
+def test_a_price_that_is_none(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv("CLOUDGPU_LOCAL_PRICE", text)
+    with pytest.raises(ProvisionError, match="CLOUDGPU_LOCAL_PRICE"):
+        inspect_machine()
