@@ -42,7 +42,17 @@ def command(ctx: click.Context, *, file: Path, show_all: bool, as_json: bool) ->
         echo_json(plan_json(plan, loaded.spec))
     else:
         click.echo(plan_text(plan, loaded.spec, show_all=show_all))
-    if plan.offers:
+    if plan.best is not None:
+        _say_if_not_launchable(plan.best.cloud)
         return Exit.OK
     click.echo(f"{style('error', 'bad', err=True)}: nothing can run this job", err=True)
     return Exit.IMPOSSIBLE
+
+
+def _say_if_not_launchable(cloud: str) -> None:
+    """A plan may be for a cloud on which this version cannot start machines yet."""
+    from ..provisioners import launchable
+
+    targets = launchable()
+    if cloud not in targets:
+        remark(f"note: this version plans for {cloud}, but launches only on: {', '.join(sorted(targets))}")

@@ -26,6 +26,7 @@ __all__ = [
     "all_refusals",
     "check_names",
     "first_refusal",
+    "refusal_by",
     "target_refusals",
 ]
 
@@ -57,6 +58,14 @@ JOB_RULES = {
     "local-machine": "this machine was looked at, and has the GPUs",
 }
 """Rules on the whole job: name -> what must hold."""
+
+
+_BY_NAME = {rule.name: rule for rule in RULES}
+
+
+def refusal_by(rule: str, ask: Ask) -> Refusal | None:
+    """What one rule says of the ask, whatever the others do."""
+    return _BY_NAME[rule].refuse(ask)
 
 
 def first_refusal(ask: Ask) -> Refusal | None:

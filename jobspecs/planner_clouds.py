@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from . import catalog
 from .catalog import Price
-from .compatibility import Ask, first_refusal
+from .compatibility import Ask, first_refusal, refusal_by
 from .models import JobSpec
 from .plan import Offer, Refusal, RoleOffer
 from .planner_notes import notes_on
@@ -19,7 +19,7 @@ from .planner_prices import Total, total_price
 from .planner_ranking import Ranked, rank
 from .rules_base import listing
 from .rules_machines import within_limits
-from .rules_places import market_refusal, region_known, zone_known, zone_regions
+from .rules_places import zone_regions
 
 MOST_PER_ROLE = {2: 4, 3: 3, 4: 2}
 """Number of roles -> how many choices of each are combined in a place, the cheapest always among them."""
@@ -60,11 +60,9 @@ class CloudPlanner:
         self._refuse_places(found.options, regions)
         offers: list[Ranked] = []
         for order, market in enumerate(self._spec.resources.market):
-            unsupported = market_refusal(self._cloud, market)
-            if unsupported is not None:
-                self._refusals.append(unsupported)
+            if not self._may("market-supported", market=market):
                 continue
-            sold = [list(self._sold(options, market)) for options in found.options]
+            sold = [self._sold(options, market) for options in found.options]
             if all(sold):
                 offers += self._in_market(sold, market, order, regions)
         return offers, self._refusals
@@ -72,43 +70,59 @@ class CloudPlanner:
     def _regions(self) -> list[str] | None:
         """The regions asked for that the cloud has, in the user's order; None: any. The others are refused."""
         asked, zones = self._spec.resources.region, self._spec.resources.zone
-        if asked is not None:
-            asked = tuple(self._known("region-known", asked))
+        regions = None if asked is None else [name for name in asked if self._may("region-known", region=name)]
         if zones is None:
-            return None if asked is None else list(asked)
-        homes = [zone_regions(self._cloud)[zone] for zone in self._known("zone-known", zones)]
-        return [region for region in dict.fromkeys(homes) if asked is None or region in asked]
+            return regions
+        homes = zone_regions(self._cloud)
+        found = dict.fromkeys(homes[name] for name in zones if self._may("zone-known", zone=name))
+        return [region for region in found if regions is None or region in regions]
 
-    def _known(self, rule: str, names: Iterable[str]) -> Iterator[str]:
-        """The names of places which the cloud has; one refusal for each of the others."""
-        for name in names:
-            ask = Ask(self._cloud, self._today)
-            if rule == "region-known":
-                verdict = region_known(ask._replace(region=name))
-            else:
-                verdict = zone_known(ask._replace(zone=name))
-            if verdict is None:
-                yield name
-            else:
-                self._refusals.append(Refusal(rule, self._cloud, f"{self._cloud} {name}", *verdict))
+    def _may(self, rule: str, **field: str) -> bool:
+        """Whether a rule on one name holds; the refusal is kept."""
+        refusal = refusal_by(rule, Ask(self._cloud, self._today, **field))  # type: ignore[arg-type]
+        if refusal is not None:
+            self._refusals.append(refusal)
+        return refusal is None
+
+    # --- refusals --------------------------------------------------------------------------------------------------
+
+    def _sold(self, options: Sequence[Option], market: str) -> list[Option]:
+        self._refusals += [refusal for _, refusal in _explain(options, {"market": market})]
+        return [option for option in options if market in option.machine.markets]
 
     def _refuse_places(self, roles: Sequence[Sequence[Option]], regions: list[str] | None) -> None:
         """Say of each place asked for by name what is not offered there, and what it costs elsewhere."""
         places: list[dict[str, str]] = [{"region": region} for region in regions or ()]
         places += [{"zone": zone} for zone in self._spec.resources.zone or () if zone in catalog.zones(self._cloud)]
-        for place in places:
-            for options in roles:
-                for refusal in self._explain(options, place):
-                    lowest = self._lowest([options], options[0].places) if len(roles) == 1 else None
-                    self._refusals.append(refusal if lowest is None else _elsewhere(refusal, lowest))
+        for place, options in product(places, roles):
+            for meant, refusal in _explain(options, place):
+                everywhere = {region for option in meant for region in option.places}
+                lowest = self._lowest([meant], everywhere) if len(roles) == 1 else None
+                self._refusals.append(refusal if lowest is None else _elsewhere(refusal, lowest))
 
-    def _explain(self, options: Sequence[Option], fields: dict[str, str]) -> Iterator[Refusal]:
-        """Refusals of each preference none of whose asks can have these fields too."""
-        for preference in dict.fromkeys(option.preference for option in options):
-            asks = dict.fromkeys(option.ask for option in options if option.preference == preference)
-            refusals = [first_refusal(ask._replace(**fields)) for ask in asks]  # type: ignore[arg-type]
-            if all(refusals):
-                yield from filter(None, refusals)
+    def _refuse_market_in(self, roles: Sequence[Sequence[Option]], region: str, market: str) -> None:
+        """Say which roles have machines in a region asked for, but none that is sold on the market."""
+        for options in roles:
+            for meant, refusal in _explain(options, {"region": region, "market": market}):
+                if any(first_refusal(option.ask._replace(region=region)) is None for option in meant):
+                    self._refusals.append(refusal)
+
+    def _refuse_apart(self, roles: Sequence[Sequence[Option]], regions: list[str], market: str) -> None:
+        """Say that no zone of these regions, or no region at all, has machines for every role."""
+        names = [
+            listing(list(map(str, role.accelerator))) or role.machine_type or "no GPU" for role in self._roles.values()
+        ]
+        where = f"{listing(regions)}: every role can run there, but not all" if regions else "the roles cannot run"
+        self._refusals.append(
+            Refusal(
+                "one-zone",
+                self._cloud,
+                f"{self._cloud} {' and '.join(names)}, {market}",
+                f"{where} in the same {'zone' if regions else 'region'}",
+                "another region, or other accelerators" if regions else "other accelerators",
+                self._lowest(roles, regions),
+            )
+        )
 
     def _lowest(self, roles: Sequence[Sequence[Option]], regions: Iterable[str]) -> Decimal | None:
         """The lowest known price of the whole job in these regions, were every role placed for itself."""
@@ -120,21 +134,20 @@ class CloudPlanner:
                 found.append(self._total(way, region, market).price)
         return min((price for price in found if price is not None), default=None)
 
-    def _sold(self, options: Sequence[Option], market: str) -> Iterator[Option]:
-        self._refusals += self._explain(options, {"market": market})
-        yield from (option for option in options if market in option.machine.markets)
-
     # --- places ----------------------------------------------------------------------------------------------------
 
     def _in_market(
         self, roles: Sequence[Sequence[Option]], market: str, order: int, regions: list[str] | None
     ) -> Iterator[Ranked]:
         apart: list[str] = []
-        everywhere = sorted({region for options in roles for option in options for region in option.places})
-        for region_order, region in enumerate(everywhere if regions is None else regions):
-            there = [[option for option in options if region in option.places] for options in roles]
-            if not all(there):
+        common = set.intersection(*({region for option in options for region in option.places} for options in roles))
+        if not common and len(roles) > 1:
+            self._refuse_apart(roles, [], market)
+        for region_order, region in enumerate(sorted(common) if regions is None else regions):
+            if region not in common:
+                self._refuse_market_in(roles, region, market)
                 continue
+            there = [[option for option in options if region in option.places] for options in roles]
             found = list(self._in_region(there, region, market))
             if not found and self._spec.resources.zone is None:
                 apart.append(region)
@@ -182,21 +195,6 @@ class CloudPlanner:
     def _zone_order(self, zone: str | None) -> int:
         asked = self._spec.resources.zone
         return asked.index(zone) if asked and zone else 0
-
-    def _refuse_apart(self, roles: Sequence[Sequence[Option]], regions: list[str], market: str) -> None:
-        names = [
-            listing(list(map(str, role.accelerator))) or role.machine_type or "no GPU" for role in self._roles.values()
-        ]
-        self._refusals.append(
-            Refusal(
-                "one-zone",
-                self._cloud,
-                f"{self._cloud} {' and '.join(names)}, {market}",
-                f"{listing(regions)}: every role can run there, but not all in the same zone",
-                "another region, or other accelerators",
-                self._lowest(roles, regions),
-            )
-        )
 
     # --- machines and prices ---------------------------------------------------------------------------------------
 
@@ -249,7 +247,7 @@ class CloudPlanner:
     def _total(self, way: Way, region: str, market: str) -> Total:
         """Of every machine, GPU and disk; unknown if one of them is."""
         machines = [self._price(option, region, market) for option in way]
-        nodes = [role.nodes for role in self._roles.values()][: len(way)]
+        nodes = [role.nodes for role in self._roles.values()]
         return total_price(machines, nodes, self._spec.resources.disk, catalog.disk_price(self._cloud, region))
 
     def _offer(self, priced: _Priced, region: str, zone: str | None, market: str) -> Offer:
@@ -265,6 +263,16 @@ class CloudPlanner:
             price_date=priced.total.date,
             notes=priced.notes,
         )
+
+
+def _explain(options: Sequence[Option], fields: dict[str, str]) -> Iterator[tuple[list[Option], Refusal]]:
+    """Why a preference cannot have these fields too, with its options; nothing if one of the asks it stands for can."""
+    for preference in dict.fromkeys(option.preference for option in options):
+        meant = [option for option in options if option.preference == preference]
+        asks = dict.fromkeys(option.ask for option in meant)
+        refusals = [first_refusal(ask._replace(**fields)) for ask in asks]  # type: ignore[arg-type]
+        if all(refusals):
+            yield from ((meant, refusal) for refusal in refusals if refusal is not None)
 
 
 def _elsewhere(refusal: Refusal, lowest: Decimal) -> Refusal:

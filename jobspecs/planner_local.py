@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 from . import catalog
 from .catalog import Accelerator
+from .compatibility import Ask, refusal_by
 from .models import AcceleratorRequest, JobSpec, Role, RoleName
 from .plan import LocalGpu, LocalMachine, Offer, Refusal, RoleOffer
 from .planner_ranking import Ranked, rank
 from .rules_base import listing
-from .rules_places import market_refusal
 
 MARKET = "on-demand"
 MACHINE_TYPE = "local"
@@ -38,7 +38,8 @@ def plan_local(
     spec: JobSpec, cloud: str, order: int, machine: LocalMachine | None
 ) -> tuple[list[Ranked], list[Refusal]]:
     """Offers on the machine at hand; refused with what is there if it lacks the GPUs, or if nobody looked."""
-    refusals = [refusal for market in spec.resources.market if (refusal := market_refusal(cloud, market))]
+    asks = [Ask(cloud, "", market=market) for market in spec.resources.market]
+    refusals = [refusal for ask in asks if (refusal := refusal_by("market-supported", ask))]
     if MARKET not in spec.resources.market:
         return [], refusals
     if machine is None:

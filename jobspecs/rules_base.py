@@ -28,9 +28,10 @@ class Ask(NamedTuple):
     def __str__(self) -> str:
         """`gcp n1-standard-4 + V100-16GB:3 in us-central1-a, spot`."""
         gpus = f"{self.accelerator}:{self.gpus}" if self.accelerator else ""
-        what = " + ".join(filter(None, (self.machine_type, gpus))) or "a machine without GPUs"
+        what = " + ".join(filter(None, (self.machine_type, gpus)))
         place = self.zone or self.region
-        return f"{self.cloud} {what}" + (f" in {place}" if place else "") + (f", {self.market}" if self.market else "")
+        text = " ".join(filter(None, (self.cloud, what, f"in {place}" if place else "")))
+        return f"{text}, {self.market}" if self.market else text
 
 
 class Verdict(NamedTuple):

@@ -7,7 +7,6 @@ from functools import cache
 
 from . import catalog
 from .catalog import MachineType
-from .plan import Refusal
 from .rules_base import Ask, Verdict, listing
 from .rules_machines import fitting
 from .suggest import did_you_mean
@@ -69,7 +68,7 @@ def zone_in_region(ask: Ask) -> Verdict | None:
 
 def offered_in_region(ask: Ask) -> Verdict | None:
     """A machine type that fits is offered in the region (providers' lists of regions by machine type)."""
-    machines = fitting(ask)
+    machines = _sold(ask)
     if not machines or any(ask.region in where(m) for m in machines):
         return None
     return _not_offered(ask.region, "regions", {region for m in machines for region in where(m)})
@@ -77,7 +76,7 @@ def offered_in_region(ask: Ask) -> Verdict | None:
 
 def offered_in_zone(ask: Ask) -> Verdict | None:
     """A machine type that fits is offered in the zone; where the tables know its region only, no zone is refused."""
-    machines = fitting(ask)
+    machines = _sold(ask)
     home = zone_regions(ask.cloud).get(ask.zone or "", "")
     for machine in machines:
         zones = where(machine).get(home)
@@ -85,6 +84,11 @@ def offered_in_zone(ask: Ask) -> Verdict | None:
             return None
     have = {zone for machine in machines for zones in where(machine).values() for zone in zones}
     return _not_offered(ask.zone, "zones", have) if machines else None
+
+
+def _sold(ask: Ask) -> list[MachineType]:
+    """The machine types that fit and, if the ask names a market, are sold there."""
+    return [machine for machine in fitting(ask) if ask.market is None or ask.market in machine.markets]
 
 
 def _not_offered(place: str | None, kind: str, have: set[str]) -> Verdict:
@@ -104,12 +108,6 @@ def market_supported(ask: Ask) -> Verdict | None:
     return Verdict(
         f"cloudgpu has no market {ask.market!r} on {ask.cloud}", f"market: {listing(sorted(target.markets))}"
     )
-
-
-def market_refusal(cloud: str, market: str) -> Refusal | None:
-    """The refusal of a market on a target as such, whatever the machine; None: it has the market."""
-    verdict = market_supported(Ask(cloud, "", market=market))
-    return None if verdict is None else Refusal("market-supported", cloud, f"{cloud}, {market}", *verdict)
 
 
 def market_sold(ask: Ask) -> Verdict | None:

@@ -17,6 +17,7 @@ from cloudgpu.cli.main import main
 from cloudgpu.cli.plan_view import one_row_per_region, plan_text, refusals_text
 from cloudgpu.jobspecs.models import JobSpec
 from cloudgpu.jobspecs.plan import Offer, Plan, Refusal, RoleOffer
+from cloudgpu.provisioners import launchable
 
 JOB = """\
 name: digits
@@ -163,7 +164,9 @@ def run(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str, str]:
 
 def test_a_plan_for_three_clouds(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = run(capsys)
-    assert (code, err) == (Exit.OK, "")
+    assert code == Exit.OK
+    if "gcp" not in launchable():
+        assert err.startswith("note: this version plans for gcp, but launches only on: ")
     assert out.splitlines()[0].split() == [
         "#",
         "cloud",
@@ -205,9 +208,8 @@ def test_flags_win(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_json(capsys: pytest.CaptureFixture[str]) -> None:
-    _, out, err = run(capsys, "--json")
+    _, out, _ = run(capsys, "--json")
     plan = json.loads(out)
-    assert err == ""
     assert set(plan) == {"name", "offers", "refusals"}
     assert set(plan["refusals"][0]) == {"rule", "cloud", "subject", "message", "allowed", "price_usd_h"}
     assert [Offer.from_json(offer).to_json() for offer in plan["offers"]] == plan["offers"]
@@ -245,4 +247,4 @@ def test_planning_loads_nothing_heavy() -> None:
         "print(sorted(heavy & set(sys.modules)), file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stderr.strip() == "[]"
+    assert done.stderr.splitlines()[-1] == "[]"

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from cloudgpu.jobspecs import catalog
 from cloudgpu.jobspecs.compatibility import JOB_RULES, RULES, TARGET_RULES, Ask, all_refusals
-from cloudgpu.jobspecs.models import JobSpec
+from cloudgpu.jobspecs.models import CLOUDS, JobSpec
 from cloudgpu.jobspecs.plan import LocalGpu, LocalMachine, Offer, Plan, RoleOffer
 from cloudgpu.jobspecs.planner import plan
 from cloudgpu.jobspecs.planner_local import accelerator_of
@@ -284,6 +284,12 @@ def test_roles_of_one_region_without_a_common_zone_are_refused() -> None:
                 assert region in found.refusals[0].message
 
 
+def test_roles_without_a_common_region_are_refused() -> None:
+    roles = {"chief": {"accelerator": "RTX-PRO-6000-BSE"}, "worker": {"accelerator": "MI300X:8"}}
+    (refusal,) = planned({"cloud": "azure"}, roles=roles)[1].refusals
+    assert (refusal.rule, refusal.message) == ("one-zone", "the roles cannot run in the same region")
+
+
 def places_of(accelerator: str) -> dict[str, tuple[str, ...]]:
     found: dict[str, tuple[str, ...]] = {}
     for group in catalog.machine_types("gcp").values():
@@ -532,6 +538,8 @@ def test_every_offer_is_valid_and_in_order(spec: JobSpec) -> None:
     assert len(set(found.refusals)) == len(found.refusals)
     assert len(found.refusals) < 200
     assert found.offers or found.refusals
+    silent = set(spec.resources.cloud or CLOUDS) - {o.cloud for o in found.offers} - {r.cloud for r in found.refusals}
+    assert not silent
     assert plan(spec, machine=machine, today=TODAY) == found
     stored = json.loads(json.dumps(found.to_json()))
     assert [Offer.from_json(offer) for offer in stored["offers"]] == list(found.offers)
