@@ -82,7 +82,8 @@ class Checkpointer:
         self._random: dict[str, Any] | None = None
         self._goal = 0
         """Epochs or steps that the loop was asked for when it finished."""
-        self._failures = 0
+        self._saves, self._failures = 0, 0
+        """Tries to save in this process; of those, how many in a row have failed now."""
         self._asked = False
         self._last: Name | None = None
         """The newest checkpoint of this run, or the one it was restored from."""
@@ -100,7 +101,8 @@ class Checkpointer:
         self._attempt = self._ranks.from_first(self._begin_attempt)
         self._restore()
         self._mark = time.monotonic()
-        self._interruption.listen()
+        if not self.finished:
+            self._interruption.listen()
 
     # The loop
 
@@ -172,6 +174,7 @@ class Checkpointer:
         if self._random is not None:
             random_state.restore(self._random, random_state.generators_of(self._loader))
             self._random = None
+        self._interruption.listen()
         self._mark = time.monotonic()
         self._schedule.count_from(self.step, self._mark)
         try:
@@ -288,15 +291,14 @@ class Checkpointer:
     def _publish(self, data: bytes) -> str | None:
         """Write this rank's shard; the first rank commits when all are there. The error, the same on every rank."""
         ranks, store = self._ranks, self._store
-        name = ranks.from_first(lambda: Name(self.step, self._attempt, os.urandom(4).hex()))
+        self._saves += 1
+        name = ranks.from_first(lambda: Name.new(self.step, self._attempt, self._saves))
         shard, problem = _try(lambda: store.write_shard(name, ranks.rank, data))
         answers = ranks.gather((shard, problem))
         problem = next((problem for _, problem in answers if problem), None)
         if problem is None:
             shards = [shard for shard, _ in answers if shard is not None]
-            problem = ranks.from_first(
-                lambda: _try(lambda: store.commit(name, shards, finished=self.finished, time=time.time()))[1]
-            )
+            problem = ranks.from_first(lambda: self._commit(name, shards))
         if ranks.rank == 0:  # what a failed save leaves would take the next one's room
             tidy = (lambda: store.retain(name, self._keep)) if problem is None else (lambda: store.discard(name))
             if (untidy := _try(tidy)[1]) and problem is None:
@@ -304,6 +306,13 @@ class Checkpointer:
         if problem is None:
             self._last = name
         return problem
+
+    def _commit(self, name: Name, shards: list[str]) -> str | None:
+        try:
+            return _try(lambda: self._store.commit(name, shards, finished=self.finished, time=time.time()))[1]
+        except FencedError:
+            _try(lambda: self._store.discard(name))
+            raise
 
     def _complain(self, error: str) -> None:
         """The first failure of a row with its cause, then at every doubling: no line per step, no silence either."""

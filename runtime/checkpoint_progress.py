@@ -26,6 +26,7 @@ class ProgressFile:
     blocked_seconds: float = 0.0
     restore_seconds: float = 0.0
     _written: float = -WRITE_INTERVAL
+    _warned: bool = False
 
     @classmethod
     def from_environment(cls, local_rank: int) -> ProgressFile:
@@ -49,5 +50,6 @@ class ProgressFile:
             new.write_bytes(record.to_bytes())
             new.replace(self.path)
         except OSError as error:
-            logger().warning(f"progress is no longer told to the agent: {self.path}: {error.strerror}")
-            self.path = None
+            if not self._warned:
+                logger().warning(f"the agent cannot be told of progress: {self.path}: {error.strerror}")
+            self._warned = True

@@ -36,17 +36,22 @@ from .jobdir import JobDir, JobDirError, MissingError, Record
 FORMAT = "cloudgpu-checkpoint/1"
 CHUNK = 8 << 20
 
-_NAME = re.compile(r"(\d{8,18})-(\d{4,9})-([0-9a-f]{8})", re.ASCII)
+_NAME = re.compile(r"(\d{8,18})-(\d{4,9})-([0-9a-f]{12})", re.ASCII)
 _FENCE = re.compile(r"(\d{6,9})\.json", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """A checkpoint's folder."""
+    """A checkpoint's folder; `new()` makes one that has never been used."""
 
     step: int
     attempt: int
     nonce: str
+    """12 hexadecimal digits: the process's count of its saves, for one step may be saved twice, and 8 at random."""
+
+    @classmethod
+    def new(cls, step: int, attempt: int, count: int) -> Name:
+        return cls(step, attempt, f"{count % 0x10000:04x}{os.urandom(4).hex()}")
 
     @classmethod
     def parse(cls, text: str) -> Name | None:
@@ -288,12 +293,14 @@ def read_newest(store: CheckpointStore, ranks: Any) -> tuple[Name, Commit, bytes
     """
     unreadable: list[str] = []
     for name in ranks.from_first(store.committed):
-        problem: UnusableError | None = None
+        problem: tuple[str, bool] | None = None
         try:
             commit, data = store.read(name, ranks.rank, ranks.world)
         except UnusableError as error:
-            problem = error
-        verdicts = ranks.gather(None if problem is None else (str(problem), problem.damaged))
+            problem = str(error), error.damaged
+        except JobDirError as error:
+            problem = str(error), False
+        verdicts = ranks.gather(problem)
         if not any(verdicts):
             return name, commit, data
         if ranks.rank == 0:

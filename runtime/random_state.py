@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
+
+from .checkpoint_errors import CheckpointError
 
 
 def capture(generators: Sequence[Any] = ()) -> dict[str, Any]:
@@ -18,8 +20,7 @@ def capture(generators: Sequence[Any] = ()) -> dict[str, Any]:
     version, words, gauss = random.getstate()
     state: dict[str, Any] = {"python": [version, list(words), gauss], "generators": [g.get_state() for g in generators]}
     if numpy := sys.modules.get("numpy"):
-        legacy = numpy.random.get_state(legacy=False)
-        state["numpy"] = legacy | {"state": {**legacy["state"], "key": legacy["state"]["key"].tolist()}}
+        state["numpy"] = _numpy_state(numpy.random.get_state(legacy=False), lambda key: key.tolist())
     if torch := sys.modules.get("torch"):
         state["torch"] = torch.get_rng_state()
         if torch.cuda.is_available() and torch.cuda.is_initialized():
@@ -29,6 +30,11 @@ def capture(generators: Sequence[Any] = ()) -> dict[str, Any]:
 
 def restore(state: dict[str, Any], generators: Sequence[Any] = ()) -> None:
     """Put every generator back; those that were not captured keep their state."""
+    if len(generators) != len(state["generators"]):
+        raise CheckpointError(
+            f"the loader drew from {len(state['generators'])} torch.Generator objects when it was saved, now it has "
+            f"{len(generators)}: use the loader it was saved with, or give another folder to begin anew"
+        )
     version, words, gauss = state["python"]
     random.setstate((version, tuple(words), gauss))
     for generator, value in zip(generators, state["generators"], strict=True):
@@ -36,9 +42,7 @@ def restore(state: dict[str, Any], generators: Sequence[Any] = ()) -> None:
     if "numpy" in state:
         import numpy as np
 
-        legacy = state["numpy"]
-        key = np.array(legacy["state"]["key"], dtype=np.uint32)
-        np.random.set_state(legacy | {"state": {**legacy["state"], "key": key}})
+        np.random.set_state(_numpy_state(state["numpy"], lambda key: np.array(key, dtype=np.uint32)))
     if "torch" in state:
         import torch
 
@@ -46,6 +50,12 @@ def restore(state: dict[str, Any], generators: Sequence[Any] = ()) -> None:
         if "cuda" in state and torch.cuda.is_available():
             # Another machine may have fewer GPUs: the first ones keep their streams.
             torch.cuda.set_rng_state_all(state["cuda"][: torch.cuda.device_count()])
+
+
+def _numpy_state(state: dict[str, Any], convert: Callable[[Any], Any]) -> dict[str, Any]:
+    """The state with its array converted; of NumPy's bit generators, only MT19937 has one."""
+    inner = {name: convert(value) if name == "key" else value for name, value in state["state"].items()}
+    return {**state, "state": inner}
 
 
 def generators_of(loader: Any) -> list[Any]:  # noqa: ANN401 - anything that can be iterated

@@ -1,6 +1,6 @@
 """Real training processes, killed, damaged and starved at random points: the end is the same, bit for bit.
 
-CLOUDGPU_LONG=1 kills at over sixty points, otherwise at eight.
+CLOUDGPU_LONG=1 kills at over fifty points, otherwise at eight.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ pytest.importorskip("torch")
 pytest.importorskip("numpy")
 
 LONG = os.environ.get("CLOUDGPU_LONG") == "1"
-STEPS = 120
+STEPS, KILLS = 120, 6
 
 TRAIN = """\
 import hashlib, os, random, sys
@@ -51,7 +51,7 @@ loader = torch.utils.data.DataLoader(Scans(), batch_size=8 // world, shuffle=sam
 folder, every = sys.argv[1], int(sys.argv[2])
 ckpt = Checkpointer(model=model, optimizer=opt, scheduler=sched, loader=loader, folder=folder, every=every)
 print("begin", ckpt.step, flush=True)
-for inputs, labels in ckpt.batches(epochs=10):
+for inputs, labels in ckpt.batches(epochs=10 // world):
     loss = nn.functional.cross_entropy(model(inputs), labels)
     opt.zero_grad()
     loss.backward()
@@ -119,21 +119,21 @@ def kill(process: subprocess.Popen[str]) -> None:
     process.communicate()
 
 
-@pytest.mark.parametrize("seed", range(8 if LONG else 1))
+@pytest.mark.parametrize("seed", range(9 if LONG else 1))
 def test_killed_at_random_points(seed: int, program: Path, undisturbed: str, tmp_path: Path) -> None:
     """kill -9, mostly within a save: every third step saves, and a save takes longer than three steps."""
     chance = random.Random(seed)
     kills = 0
-    while kills < 8:
+    while kills < KILLS:
         process = start(program, tmp_path)
         # So few steps each time that all the kills come before the end.
-        if run_until(process, chance.randrange(1, STEPS // 9)) is None:
+        if run_until(process, chance.randrange(1, STEPS // (KILLS + 2))) is None:
             break
         for _ in range(chance.randrange(3)):  # some moments later, as pipes and the scheduler have it
             next(lines(process), None)
         kill(process)
         kills += 1
-    assert kills == 8
+    assert kills == KILLS
     assert finish(start(program, tmp_path)) == undisturbed
     left = [path.name for path in tmp_path.iterdir() if path.name != "fences" and not (path / "COMMIT.json").exists()]
     assert left == []
@@ -146,7 +146,7 @@ def test_killed_while_starting(program: Path, undisturbed: str, tmp_path: Path) 
     assert run_until(process, 20)
     kill(process)
     chance = random.Random(1)
-    for _ in range(20 if LONG else 3):
+    for _ in range(20 if LONG else 2):
         process = start(program, tmp_path)
         try:
             process.wait(timeout=chance.uniform(0.5, 2.5))
@@ -157,26 +157,28 @@ def test_killed_while_starting(program: Path, undisturbed: str, tmp_path: Path) 
     assert finish(start(program, tmp_path)) == undisturbed
 
 
-@pytest.mark.parametrize("damage", ["flip", "cut", "missing"])
-def test_damaged_after_a_kill(damage: str, program: Path, undisturbed: str, tmp_path: Path) -> None:
+def test_damaged_after_each_kill(program: Path, undisturbed: str, tmp_path: Path) -> None:
+    chance = random.Random(5)
     process = start(program, tmp_path)
-    assert run_until(process, 30)
-    kill(process)
-    newest = max(path.parent for path in tmp_path.glob("*/COMMIT.json"))
-    shard = newest / "rank-00000.pt"
-    data = bytearray(shard.read_bytes())
-    if damage == "flip":
-        data[random.Random(damage).randrange(len(data))] ^= 1
-        shard.write_bytes(data)
-    elif damage == "cut":
-        shard.write_bytes(data[: len(data) // 2])
-    else:
-        shard.unlink()
-    process = start(program, tmp_path)
-    out, err = process.communicate(timeout=120)
-    assert out.splitlines()[-1] == undisturbed
-    assert f"checkpoint {newest.name} is passed over" in err
-    assert "Traceback" not in err
+    for damage in (flip, cut, Path.unlink):
+        assert run_until(process, 20)
+        kill(process)
+        newest = max(path.parent for path in tmp_path.glob("*/COMMIT.json"))
+        damage(chance.choice([newest / "rank-00000.pt", newest / "rank-00000.json"]))
+        process = start(program, tmp_path)
+        warning = process.stderr.readline() if process.stderr else ""
+        assert warning.startswith(f"cloudgpu: checkpoint {newest.name} is passed over"), warning
+    assert finish(process) == undisturbed
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 3] ^= 1
+    path.write_bytes(data)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
 def test_sigterm_saves_and_ends(program: Path, undisturbed: str, tmp_path: Path) -> None:

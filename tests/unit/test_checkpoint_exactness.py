@@ -176,6 +176,12 @@ def test_changed_data_is_refused(tmp_path: Path) -> None:
         train(tmp_path, DataLoader(scans(), batch_size=9, shuffle=True))
 
 
+def test_a_generator_more_is_refused(tmp_path: Path) -> None:
+    train(tmp_path, LOADERS["shuffled"](), stop_after=4)
+    with pytest.raises(CheckpointError, match=r"0 torch.Generator objects when it was saved, now it has 1"):
+        train(tmp_path, LOADERS["own generator"]())
+
+
 def test_shrunken_stream_is_refused(tmp_path: Path) -> None:
     """A loader without a length shows only while skipping that it has become shorter."""
 

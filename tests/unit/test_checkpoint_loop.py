@@ -145,6 +145,9 @@ def test_notice_saves_and_ends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     assert (end.value.code, saved()) == (75, [7])
     (tmp_path / "notice.json").unlink()
     assert train(20)[1].weight[0].item() == 20
+    # After the end nobody looks at notices any more, and the agent should know.
+    Checkpointer(model=Model())
+    assert not (tmp_path / "listening").exists()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
@@ -234,9 +237,18 @@ def test_a_zombie_stops(monkeypatch: pytest.MonkeyPatch) -> None:
             if step == 4:
                 train(20, every=100)  # another process, as far as the folder can tell
     assert (end.value.code, saved()) == (73, [2, 4, 20])
+    assert len(list(Path("checkpoints").iterdir())) == 4  # and the fence: nothing of what it could not commit
     monkeypatch.setenv("CLOUDGPU_ATTEMPT", "1")
     with pytest.raises(CheckpointError, match="attempt 2 has taken over"):
         train(9)
+
+
+def test_progress_that_cannot_be_told_is_no_reason_to_stop(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("CLOUDGPU_PROGRESS", "/dev/null/progress.json")
+    assert train(7)[0].step == 7
+    assert caplog.text.count("the agent cannot be told of progress") == 1
 
 
 def test_within_a_job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

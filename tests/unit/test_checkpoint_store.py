@@ -20,7 +20,7 @@ def open_store(folder: Path) -> CheckpointStore:
 
 
 def save(store: CheckpointStore, step: int, attempt: int = 1, data: bytes | None = None, world: int = 1) -> Name:
-    name = Name(step, attempt, f"{step:08x}")
+    name = Name(step, attempt, f"{step:012x}")
     content = CONTENT + str(step).encode() if data is None else data
     shards = [store.write_shard(name, rank, content + b"%d" % rank) for rank in range(world)]
     store.commit(name, shards, finished=False, time=0.0)
@@ -93,7 +93,7 @@ def test_damage_in_a_later_chunk_is_found(tmp_path: Path) -> None:
 
 def test_empty_state_can_be_saved(tmp_path: Path) -> None:
     store = open_store(tmp_path)
-    name = Name(1, 1, "0" * 8)
+    name = Name(1, 1, "0" * 12)
     store.commit(name, [store.write_shard(name, 0, b"")], finished=False, time=0.0)
     assert store.read(name, 0, 1)[1] == b""
 
@@ -128,14 +128,14 @@ def test_foreign_things_are_passed_over(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     save(store, 10)
     (folder / "notes.txt").write_text("mine")
-    (folder / "99999999-0001-zzzzzzzz").mkdir()
-    (folder / "99999999-0009-00000000").mkdir()  # never committed
+    (folder / "99999999-0001-zzzzzzzzzzzz").mkdir()
+    (folder / "99999999-0009-000000000000").mkdir()  # never committed
     (folder / "epoch=3.ckpt").mkdir()
     assert newest(store) == 10
     store.clean(attempt=9)
     assert sorted(p.name for p in folder.iterdir()) == [
-        "00000010-0001-0000000a",
-        "99999999-0001-zzzzzzzz",
+        "00000010-0001-00000000000a",
+        "99999999-0001-zzzzzzzzzzzz",
         "epoch=3.ckpt",
         "notes.txt",
     ]
@@ -199,6 +199,17 @@ def test_retention(tmp_path: Path) -> None:
     assert [name.step for name in store.committed()] == [40]
 
 
+def test_one_step_saved_twice(tmp_path: Path) -> None:
+    """On schedule, and then as the end: the later one is the newer."""
+    store = open_store(tmp_path)
+    for count in range(20):
+        name = Name.new(5, 1, count)
+        store.commit(name, [store.write_shard(name, 0, b"%d" % count)], finished=False, time=0.0)
+        store.retain(name, keep=2)
+        assert store.committed()[0] == name
+        assert len(store.committed()) == min(count + 1, 2)
+
+
 def test_retention_does_not_count_the_damaged(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     names = [save(store, step) for step in (10, 20, 30)]
@@ -223,7 +234,7 @@ def test_a_zombie_removes_nothing(tmp_path: Path) -> None:
 
 def test_a_shard_that_did_not_arrive_whole_is_not_committed(tmp_path: Path) -> None:
     store = open_store(tmp_path)
-    name = Name(10, 1, "0" * 8)
+    name = Name(10, 1, "0" * 12)
     shards = [store.write_shard(name, 0, CONTENT)]
     path = tmp_path / "checkpoints" / str(name) / "rank-00000.pt"
     path.write_bytes(path.read_bytes()[:100])
@@ -243,7 +254,7 @@ def test_half_written_leftovers_are_removed(tmp_path: Path) -> None:
     """A killed writer leaves files that no listing shows."""
     store = open_store(tmp_path)
     save(store, 10)
-    torn = tmp_path / "checkpoints" / "00000020-0001-00000000"
+    torn = tmp_path / "checkpoints" / "00000020-0001-000000000000"
     torn.mkdir()
     (torn / "rank-00000.pt#1").write_bytes(b"half")
     store.clean(attempt=2)
