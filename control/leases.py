@@ -81,6 +81,14 @@ def is_dead(owner: str) -> bool:
         return True
     except (PermissionError, OverflowError):
         return False
+    return _is_zombie(rest)
+
+
+def _is_zombie(process: str) -> bool:
+    """Dead, but its parent has not asked about it: so is a supervisor whose submitter follows the log."""
+    with suppress(OSError):
+        stat = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace")
+        return stat.rpartition(")")[2].split()[:1] == ["Z"]
     return False
 
 

@@ -1,4 +1,4 @@
-"""The store: schema, migrations, transactions that compare, permissions. On PostgreSQL too, where one can be started."""
+"""The store: schema, migrations, transactions that compare, permissions; on PostgreSQL too, where there is one."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import sqlite3
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -17,7 +18,6 @@ from decimal import Decimal
 from pathlib import Path
 
 import pytest
-
 from cloudgpu.control import tables
 from cloudgpu.control.errors import StoreError
 from cloudgpu.control.leases import Leases, is_dead, new_owner
@@ -225,23 +225,37 @@ def test_a_lease_owner_is_dead_when_its_process_is(world: World) -> None:
 
 
 @pytest.fixture
-def postgres(tmp_path: Path) -> Iterator[str]:
+def postgres() -> Iterator[str]:
     driver = next((name for name in ("psycopg", "psycopg2", "pg8000") if importlib.util.find_spec(name)), None)
     initdb = shutil.which("initdb") or next(map(str, Path("/usr/lib/postgresql").glob("*/bin/initdb")), None)
     if driver is None or initdb is None:
         missing = "a Python driver (psycopg)" if driver is None else "initdb"
         pytest.skip(f"NOT TESTED ON POSTGRESQL: {missing} is not installed")
-    if os.geteuid() == 0:
-        pytest.skip("NOT TESTED ON POSTGRESQL: it does not run as root")
-    data = tmp_path / "pg"
-    subprocess.run([initdb, "-D", data, "-A", "trust", "-U", "tester", "-N"], check=True, capture_output=True)
-    options = f"-c listen_addresses= -c unix_socket_directories={tmp_path} -c fsync=off"
-    control = [str(Path(initdb).with_name("pg_ctl")), "-D", str(data), "-w"]
-    subprocess.run([*control, "-o", options, "-l", tmp_path / "pg.log", "start"], check=True, capture_output=True)
-    try:
-        yield f"postgresql+{driver}://tester@/postgres?host={tmp_path}"
-    finally:
-        subprocess.run([*control, "-m", "immediate", "stop"], check=True, capture_output=True)
+    with tempfile.TemporaryDirectory(prefix="cloudgpu-pg-") as folder:
+        user = None
+        if os.geteuid() == 0:  # it refuses to run as root
+            user = "nobody"
+            shutil.chown(folder, user)
+
+        def run(command: str, *words: str) -> None:
+            done = subprocess.run(
+                [Path(initdb).resolve().with_name(command), "-D", f"{folder}/data", *words],
+                user=user,
+                cwd=folder,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                check=False,
+                timeout=120,
+            )
+            assert done.returncode == 0, command
+
+        run("initdb", "-A", "trust", "-U", "tester", "-N")
+        options = f"-c listen_addresses= -c unix_socket_directories={folder} -c fsync=off"
+        run("pg_ctl", "-w", "-o", options, "-l", f"{folder}/log", "start")
+        try:
+            yield f"postgresql+{driver}://tester@/postgres?host={folder}"
+        finally:
+            run("pg_ctl", "-w", "-m", "immediate", "stop")
 
 
 def test_a_job_on_postgresql(tmp_path: Path, template: Path, postgres: str) -> None:
