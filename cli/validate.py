@@ -116,18 +116,19 @@ def _problem(refusal: Refusal) -> Problem:
 
 
 def _print_text(file: str, diagnostics: list[Diagnostic], exit_code: Exit) -> None:
+    from ..jobspecs.diagnostics import MAX_PROBLEMS
     from ..jobspecs.reports import to_text
-    from .output import style
+    from .output import clean, style
 
     if diagnostics:
         click.echo(to_text(diagnostics, lambda text, part: style(text, _TONES[part])))
     errors = sum(found.severity == "error" for found in diagnostics)
     verdict = {
-        Exit.OK: f"{file}: valid",
-        Exit.INVALID: f"{file}: {errors} mistake{'s' * (errors != 1)}",
-        Exit.IMPOSSIBLE: f"{file}: valid, but nothing can run it",
+        Exit.OK: "valid",
+        Exit.INVALID: f"{errors} mistake{'s' * (errors != 1)}{' or more' * (errors >= MAX_PROBLEMS)}",
+        Exit.IMPOSSIBLE: "valid, but nothing can run it",
     }[exit_code]
-    click.echo(verdict)
+    click.echo(f"{clean(file)}: {verdict}")
 
 
 def _print_data(form: Format, found: list[Diagnostic], files: tuple[str, ...], worst: Exit) -> None:

@@ -56,9 +56,9 @@ def _choice(options: tuple[str, ...]) -> BeforeValidator:
     return BeforeValidator(check)
 
 
-def _text(most: int, *, least: int = 0, **schema: Any) -> tuple[Any, ...]:  # noqa: ANN401 - JSON Schema keywords
+def _text(most: int, *, least: int = 0) -> tuple[Any, ...]:
     """The pieces of an Annotated str. YAML shows a number or `no` to an editor, the loader its text."""
-    kinds = {"type": ["string", "number", "boolean"], "minLength": least, "maxLength": most, **schema}
+    kinds = {"type": ["string", "number", "boolean"], "minLength": least, "maxLength": most}
     return (StringConstraints(min_length=least, max_length=most), WithJsonSchema(kinds))
 
 
@@ -94,8 +94,8 @@ def _list_of(item: Any) -> tuple[Any, ...]:  # noqa: ANN401 - a type
     listed = Annotated[list[item], Field(min_length=1, max_length=_MAX_LIST)]
     return (
         BeforeValidator(one_or_more, json_schema_input_type=item | listed),
-        AfterValidator(each_once),
         AfterValidator(_bounded),
+        AfterValidator(each_once),
     )
 
 

@@ -72,7 +72,7 @@ def meaning(loc: Loc, present: Container[str]) -> Meaning:
     known = list(_model_at(loc[:-1]).model_fields)
     near = closest(key, [name for name in known if name not in present])
     likely = (*parent, near[0]) if near else ()
-    if near and looks_like(key) == near[0]:
+    if near and not key.isascii() and looks_like(key).strip() == near[0]:
         return Meaning(f"write `{near[0]}`; there is {odd_character(key)}", likely)
     homes = [home for home in _homes().get(looks_like(key), ()) if home[:-1] != parent]
     if homes:

@@ -27,10 +27,6 @@ if TYPE_CHECKING:
 Overrides = Mapping[str, Any] | Sequence["str | Override"]
 """What wins over the file: `{"resources.region": "us-east1"}`, or `["resources.region=us-east1"]`."""
 
-_DIALECT_KEYS = frozenset(
-    ("trainingInput", "training_input", "workerPoolSpecs", "worker_pool_specs", "jobSpec", "job_spec")
-)
-
 
 @dataclass(frozen=True, slots=True)
 class LoadedSpec:
@@ -45,6 +41,7 @@ class LoadedSpec:
     notes: tuple[str, ...] = ()
     """What was made of a foreign format, for the user to know."""
     draft: _Draft | None = field(default=None, repr=False, compare=False)
+    """Knows where everything stands in the file."""
 
     def diagnose(self, problem: Problem) -> Diagnostic:
         """What was found later, such as that no offer is left, at its place in the file."""
@@ -81,7 +78,7 @@ def _load(source: Source, overrides: Overrides, base: Path) -> LoadedSpec:
     document = read_yaml(source)
     draft = _Draft(document, document.value, base)
     draft.diagnostics += document.diagnostics
-    if not _DIALECT_KEYS.isdisjoint(document.value):
+    if not document.value.keys() <= JobSpec.model_fields.keys():
         _convert(draft)
     return _finish(draft, overrides)
 
@@ -160,7 +157,7 @@ def _exists(value: Any, loc: Loc) -> bool:  # noqa: ANN401 - a value of the docu
 
 
 def _convert(draft: _Draft) -> None:
-    """Make a job file of another tool's."""
+    """Make a job file of another tool's, if that is what this is."""
     from . import dialects
 
     if dialects.detect(draft.job) is None:
@@ -212,7 +209,7 @@ def _validate(draft: _Draft) -> JobSpec | None:
 def _check_code(draft: _Draft) -> None:
     """The folder to ship must be there, and be no more than a project."""
     code = draft.job.get("code", ".")
-    if not isinstance(code, str) or not code:
+    if not isinstance(code, str) or not code or "\0" in code:
         return
     folder = os.path.realpath(draft.base / code)
     problem = None

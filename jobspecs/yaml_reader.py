@@ -42,7 +42,6 @@ MAX_VALUES = 50_000
 MAX_DEPTH = 32
 
 _NULLS = frozenset(("", "~", "null", "Null", "NULL"))
-_COLLECTIONS = (MappingStartEvent, SequenceStartEvent)
 _EXAMPLE = "a job file begins like this: name: my-job"
 
 # What libyaml says -> what a person can do about it.
@@ -168,6 +167,7 @@ class _Reader:
         value = None if not event.style and text in _NULLS else text
         if "\0" in text:
             self._say(mark, "nul-character", "a NUL character cannot be part of a text", "delete the \\0")
+            value = text.replace("\0", "")
         if not self._stack:
             self._not_a_mapping(mark, value)
         if event.anchor is not None:

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from cloudgpu.jobspecs.diagnostics import Diagnostic, SpecError
+from cloudgpu.jobspecs.diagnostics import Diagnostic, Problem, SpecError
 from cloudgpu.jobspecs.loader import load_bytes, load_file, load_text
 from cloudgpu.jobspecs.source import MAX_BYTES
 
@@ -333,6 +333,21 @@ def test_overrides_may_be_a_mapping() -> None:
 def test_bad_overrides(override: str, place: str, code: str) -> None:
     found = only(HEAD, overrides=[override])
     assert (found.place, found.line, found.code) == (place, 0, code)
+
+
+def test_a_text_with_nul_is_nowhere_taken_for_a_path() -> None:
+    assert "nul-character" in {found.code for found in mistakes('name: a\nrun: b\ncode: "src\\0"')}
+
+
+def test_what_is_found_later_has_a_place_in_the_file() -> None:
+    loaded = load_text(HEAD + "resources: {region: us-east1, nodes: 2}", overrides=["resources.nodes=3"])
+    region, nodes, zone = (
+        loaded.diagnose(Problem(("resources", key), "late", "found late", in_key=True))
+        for key in ("region", "nodes", "zone")
+    )
+    assert (region.line, region.column) == (4, 13)
+    assert nodes.place == "--set resources.nodes"
+    assert (zone.line, zone.column) == (4, 1)
 
 
 def test_an_override_does_not_change_what_an_alias_repeats() -> None:

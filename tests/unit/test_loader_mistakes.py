@@ -35,6 +35,12 @@ HEAD = "name: job\nrun: python train.py\ncode: null\n"
             "write it as resources.market: spot",
         ),
         ("resources: {env: {}}", "4:13 unknown-key", "there is no key `env` here", "write it as env"),
+        (
+            "\u00a0env: {}",
+            "4:1 unknown-key",
+            "there is no key `\\xa0env` here",
+            "write `env`; there is NO-BREAK SPACE (U+00A0) at character 1",
+        ),
         ("workdir: .", "4:1 unknown-key", "there is no key `workdir` here", "write it as code"),
         (
             "еnv: {}",
@@ -53,8 +59,10 @@ HEAD = "name: job\nrun: python train.py\ncode: null\n"
             "1: x",
             "4:1 unknown-key",
             "there is no key `1` here",
-            "known here: name, resources, roles, image, code, setup, run, args, env, launcher, job_dir, checkpoint, "
-            "retry, limits",
+            (
+                "known here: name, resources, roles, image, code, setup, run, args, env, launcher, job_dir, checkpoint, "
+                "retry, limits"
+            ),
         ),
         # values out of their domain
         (
