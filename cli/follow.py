@@ -24,6 +24,8 @@ _POLL_LOCAL_S = 0.1
 _POLL_REMOTE_S = 1.0  # a listing of an object store costs money and tens of milliseconds
 _WATCH_S = 3.0  # between two looks whether a supervisor lives
 _QUIET_EVENTS = frozenset({"submitted", "launched", "ended"})  # what the follower of a job sees anyway
+_READ_LINES = 50_000
+_WRITE_LINES = 500  # between two looks for Ctrl-C
 _NAP_S = 0.05  # Ctrl-C is noticed after so long at most
 
 
@@ -37,8 +39,8 @@ class LogFilter:
     """Epoch seconds."""
 
 
-class LinePrinter:
-    """Writes log lines: the text alone, or behind the machine and rank it is from where there are several."""
+class LineFormat:
+    """Log lines as text: alone, or behind the machine and rank they are from where there are several."""
 
     def __init__(self, job: Job, *, timestamps: bool = False) -> None:
         roles = job.offer.roles
@@ -48,22 +50,18 @@ class LinePrinter:
         self._width = 0
         self._open: tuple[object, ...] | None = None
 
-    def __call__(self, line: LogLine) -> None:
-        """A part of a line (a prompt, a very long line) is shown at once; what another source says ends that line."""
+    def __call__(self, line: LogLine) -> str:
+        """What to print next. A part of a line (a prompt, a very long one) stays open until another source speaks."""
         source = (line.attempt, line.node, line.rank, line.stream)
         text = style(line.text, "faint") if line.stream == "agent" else line.text
-        if self._open == source:
-            click.echo(text, nl=not line.partial)
-        else:
-            self.close()
-            click.echo(f"{self._prefix(line)}{text}", nl=not line.partial)
+        start = "" if self._open == source else self.close() + self._prefix(line)
         self._open = source if line.partial else None
+        return f"{start}{text}" if line.partial else f"{start}{text}\n"
 
-    def close(self) -> None:
-        """End a line that is open."""
-        if self._open is not None:
-            click.echo()
-            self._open = None
+    def close(self) -> str:
+        """What ends a line that is open."""
+        was_open, self._open = self._open is not None, None
+        return "\n" if was_open else ""
 
     def _prefix(self, line: LogLine) -> str:
         stamp = f"{style(clock(line.time), 'faint')} " if self._timestamps else ""
@@ -111,9 +109,9 @@ class Interrupts:
 class Follower:
     """Prints what is new of a job's log, and of its events where they are wanted."""
 
-    def __init__(self, job: Job, printer: LinePrinter, chosen: LogFilter, *, events: bool = False) -> None:
+    def __init__(self, job: Job, form: LineFormat, chosen: LogFilter, *, events: bool = False) -> None:
         self.job = job
-        self._print = printer
+        self._form = form
         self._chosen = chosen
         self._reader = job.logs()
         self._cursor: Cursor | None = None
@@ -123,60 +121,64 @@ class Follower:
         self._looked = time.monotonic()
         self._progress = ProgressLine()
 
-    def step(self, interrupts: Interrupts | None = None) -> bool:
-        """Print what is new; False once the job has ended and everything of it is printed."""
-        ended = self.job.refresh().done  # looked at first: what is written until the end is read below
-        if self._event is not None:
-            self._print_events()
+    def print_all(self) -> None:
+        """Print what there is by now."""
         while self._read():
-            while self._lines:
-                if interrupts is not None and interrupts.pending:
-                    return True
-                self._progress.clear()
-                self._print(self._lines.popleft())
-        if ended:
-            self._print.close()
-        return not ended
+            self._print_lines(None)
+        click.echo(self._form.close(), nl=False)
 
     def follow(self, interrupts: Interrupts) -> bool:
-        """Go on until the job has ended (True) or Ctrl-C is pressed (False)."""
+        """Go on until the job has ended and all is printed (True), or Ctrl-C is pressed (False)."""
         with self._progress:
-            while self.step(interrupts):
-                if self.job.state != "running" and not interrupts.pending:
-                    self._progress(f"{self.job.id} {self.job.state}, submitted {ago(self.job.created)}")
-                if self._wait(interrupts):
-                    return False
+            while not interrupts.take():
+                ended = self.job.refresh().done  # looked at first: what is written until the end is read below
+                self._print_events()
+                more = self._read()
+                self._print_lines(interrupts)
+                if ended and not more:
+                    click.echo(self._form.close(), nl=False)
+                    return True
                 self._keep_alive()
-        return True
+                if not more and not ended:
+                    self._wait(interrupts)
+        return False
 
     def _read(self) -> bool:
+        """Get more lines, unless some are left; whether there are any."""
         if not self._lines:
             chosen = self._chosen
             lines, self._cursor = self._reader.read(
-                self._cursor, attempt=chosen.attempt, node=chosen.node, since=chosen.since
+                self._cursor, attempt=chosen.attempt, node=chosen.node, since=chosen.since, limit=_READ_LINES
             )
             self._lines.extend(lines)
         return bool(self._lines)
 
+    def _print_lines(self, interrupts: Interrupts | None) -> None:
+        """Print what was read; Ctrl-C leaves the rest for later."""
+        while self._lines and not (interrupts is not None and interrupts.pending):
+            self._progress.clear()
+            batch = [self._lines.popleft() for _ in range(min(_WRITE_LINES, len(self._lines)))]
+            click.echo("".join(map(self._form, batch)), nl=False)
+
     def _print_events(self) -> None:
-        for event in self.job.events(after=self._event or 0):
+        if self._event is None:
+            return
+        for event in self.job.events(after=self._event):
             self._event = event.seq
             last_word = self.job.done and event.kind == "state" and event.message.startswith(self.job.state)
             if last_word or event.kind in _QUIET_EVENTS:  # the summary at the end says it
                 continue
             self._progress.clear()
-            self._print.close()
+            click.echo(self._form.close(), nl=False)
             click.echo(f"{style('cloudgpu', 'note', err=True)}: {clean(event.message)}", err=True)
 
-    def _wait(self, interrupts: Interrupts) -> bool:
-        """Let some time pass; True as soon as Ctrl-C is pressed."""
+    def _wait(self, interrupts: Interrupts) -> None:
+        """Let some time pass, less if Ctrl-C is pressed."""
+        if self.job.state != "running":
+            self._progress(f"{self.job.id} {self.job.state}, submitted {ago(self.job.created)}")
         until = time.monotonic() + self._poll
-        while not interrupts.take():
-            left = until - time.monotonic()
-            if left <= 0:
-                return False
+        while not interrupts.pending and (left := until - time.monotonic()) > 0:
             time.sleep(min(left, _NAP_S))
-        return True
 
     def _keep_alive(self) -> None:
         if time.monotonic() - self._looked > _WATCH_S:

@@ -7,7 +7,7 @@ import time
 import click
 
 from .exits import Exit
-from .follow import Follower, Interrupts, LinePrinter, LogFilter
+from .follow import Follower, Interrupts, LineFormat, LogFilter
 from .jobref import find_job, job_argument, watch
 from .options import DURATION
 
@@ -33,11 +33,9 @@ def command(
     """
     found = find_job(job, newest=True)
     chosen = LogFilter(attempt, node, None if since is None else time.time() - since)
-    printer = LinePrinter(found, timestamps=timestamps)
-    follower = Follower(found, printer, chosen)
+    follower = Follower(found, LineFormat(found, timestamps=timestamps), chosen)
     if not follow:
-        follower.step()
-        printer.close()
+        follower.print_all()
         return None
     watch(found)
     with Interrupts() as interrupts:

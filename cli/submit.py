@@ -12,7 +12,7 @@ import click
 from ..jobspecs.dialects.gcloud_flags import click_options, take
 from .errors import CommandError
 from .exits import Exit
-from .follow import Follower, Interrupts, LinePrinter, LogFilter
+from .follow import Follower, Interrupts, LineFormat, LogFilter
 from .gcloud import OWN_FLAGS
 from .gcloud import load as load_gcloud
 from .job_view import job_json
@@ -206,10 +206,10 @@ def _say_how_to_go_on(job: Job) -> None:
 
 
 def _follow(job: Job, *, interrupted: bool) -> Exit:
-    follower = Follower(job, LinePrinter(job), LogFilter(), events=True)
+    follower = Follower(job, LineFormat(job), LogFilter(), events=True)
     with Interrupts() as interrupts:
         interrupts.pending = interrupted
-        while not follower.follow(interrupts):
+        while not _followed(follower, interrupts):
             if _interrupted(job) == "detach":
                 remark(f"detached: {job.id} goes on")
                 _say_how_to_go_on(job)
@@ -219,6 +219,14 @@ def _follow(job: Job, *, interrupted: bool) -> Exit:
     sys.stdout.flush()  # the log's last line comes before the summary
     remark(summary(job))
     return OUTCOMES[job.state]
+
+
+def _followed(follower: Follower, interrupts: Interrupts) -> bool:
+    """Whether the job has ended; a second Ctrl-C, where a step takes too long for the first, counts as the first."""
+    try:
+        return follower.follow(interrupts)
+    except KeyboardInterrupt:
+        return False
 
 
 def _interrupted(job: Job) -> str:

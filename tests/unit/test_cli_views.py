@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from cloudgpu.cli import job_view, report_view, status_view
-from cloudgpu.cli.follow import Follower, Interrupts, LinePrinter, LogFilter
+from cloudgpu.cli.follow import Follower, Interrupts, LineFormat, LogFilter
 from cloudgpu.control import jobs
 from cloudgpu.control.jobs import Job
 from cloudgpu.control.report import AttemptReport, Report
@@ -42,23 +42,22 @@ def line(text: str, node: str = "worker-0.1", *, rank: int | None = 0, partial: 
     return LogLine(1_700_000_000.0, node, rank, "stdout", text, 1, partial)
 
 
-def test_lines_of_several_machines_begin_with_theirs(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
-    show = LinePrinter(job)
-    show(line("a"))
-    show(line("b", "worker-1.1", rank=1))
-    assert capsys.readouterr().out == "worker-0 | a\nworker-1 | b\n"
+def test_lines_of_several_machines_begin_with_theirs(job: Job) -> None:
+    form = LineFormat(job)
+    assert form(line("a")) + form(line("b", "worker-1.1", rank=1)) == "worker-0 | a\nworker-1 | b\n"
 
 
-def test_parts_of_a_line_are_put_together(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
-    show = LinePrinter(job)
-    show(line("loss: ", partial=True))
-    show(line("0.5"))
-    show(line("step 1", partial=True))
-    show(line("other", "worker-1.1"))
-    show(line(" of 2"))
-    show(line("open", partial=True))
-    show.close()
-    assert capsys.readouterr().out.splitlines() == [
+def test_parts_of_a_line_are_put_together(job: Job) -> None:
+    form = LineFormat(job)
+    lines = [
+        line("loss: ", partial=True),
+        line("0.5"),
+        line("step 1", partial=True),
+        line("other", "worker-1.1"),
+        line(" of 2"),
+        line("open", partial=True),
+    ]
+    assert ("".join(map(form, lines)) + form.close()).splitlines() == [
         "worker-0 | loss: 0.5",
         "worker-0 | step 1",
         "worker-1 | other",
@@ -67,18 +66,18 @@ def test_parts_of_a_line_are_put_together(job: Job, capsys: pytest.CaptureFixtur
     ]
 
 
-def test_one_machine_needs_no_name(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
-    assert job.offer.nodes == 2
-    LinePrinter(submit("nodes: 1"), timestamps=True)(line("text"))
-    assert capsys.readouterr().out.endswith(" text\n")
+@pytest.mark.usefixtures("job")
+def test_one_machine_needs_no_name() -> None:
+    alone = submit("nodes: 1")
+    assert LineFormat(alone)(line("text")) == "text\n"
+    assert LineFormat(alone, timestamps=True)(line("text")).endswith(" text\n")
 
 
 def test_an_interrupt_ends_following_between_two_steps(job: Job) -> None:
-    follower = Follower(job, LinePrinter(job), LogFilter())
+    follower = Follower(job, LineFormat(job), LogFilter())
     with Interrupts() as interrupts:
         interrupts.pending = True
-        assert follower.step(interrupts)
-        assert follower._wait(interrupts)
+        assert not follower.follow(interrupts)
         assert not interrupts.pending
 
 
