@@ -8,12 +8,16 @@ be is a refusal (of the planner; exit code 4 if no offer is left).
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from . import rules_machines as machines
 from . import rules_places as places
-from .plan import Refusal
 from .rules_base import Ask, Rule, Verdict
 from .rules_names import check_names
 from .rules_targets import TARGET_RULES, TargetRule, target_refusals
+
+if TYPE_CHECKING:
+    from .plan import Refusal
 
 __all__ = [
     "JOB_RULES",

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from fractions import Fraction
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from .plan import Refusal
 from .units import CountRange
+
+if TYPE_CHECKING:
+    from .plan import Refusal
 
 
 class Ask(NamedTuple):
@@ -53,7 +55,14 @@ class Rule(NamedTuple):
         if any(getattr(ask, field) is None for field in self.needs):
             return None
         verdict = self.check(ask)
-        return None if verdict is None else Refusal(self.name, ask.cloud, str(ask), verdict.message, verdict.allowed)
+        return None if verdict is None else refusal(self.name, ask.cloud, str(ask), verdict)
+
+
+def refusal(rule: str, cloud: str, subject: str, verdict: Verdict) -> Refusal:
+    """The verdict of a rule as the plan shows it."""
+    from .plan import Refusal  # here, for `validate` mostly finds nothing to refuse, and starts sooner without it
+
+    return Refusal(rule, cloud, subject, verdict.message, verdict.allowed)
 
 
 def exactly(count: Fraction) -> CountRange:

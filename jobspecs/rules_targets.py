@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from fractions import Fraction
+from typing import TYPE_CHECKING, NamedTuple
 
 from . import catalog
 from .catalog import Target
 from .models import JobSpec, Resources
-from .plan import Refusal
-from .rules_base import Verdict, listing
+from .rules_base import Verdict, listing, refusal
+
+if TYPE_CHECKING:
+    from .plan import Refusal
 
 
 class TargetRule(NamedTuple):
@@ -22,7 +25,7 @@ class TargetRule(NamedTuple):
         verdict = self.check(spec, target)
         if verdict is None:
             return None
-        return Refusal(self.name, target.name, f"{target.name} {spec.name}", verdict.message, verdict.allowed)
+        return refusal(self.name, target.name, f"{target.name} {spec.name}", verdict)
 
 
 def several_nodes(spec: JobSpec, target: Target) -> Verdict | None:
@@ -73,8 +76,8 @@ def parts_of_gpus(spec: JobSpec, target: Target) -> Verdict | None:
     return Verdict(f"{target.name} hands out whole GPUs only", "a whole number of GPUs" + _others("fractional"))
 
 
-def _may_be_whole(most: object) -> bool:
-    return most is None or most >= 1  # type: ignore[operator]  # a Fraction
+def _may_be_whole(most: Fraction | None) -> bool:
+    return most is None or most >= 1
 
 
 def zone(spec: JobSpec, target: Target) -> Verdict | None:
@@ -116,9 +119,9 @@ TARGET_RULES = (
 def target_refusals(spec: JobSpec, target: str) -> Iterator[Refusal]:
     """Every field of the job that the target cannot honour."""
     for rule in TARGET_RULES:
-        refusal = rule.refuse(spec, catalog.targets()[target])
-        if refusal is not None:
-            yield refusal
+        refused = rule.refuse(spec, catalog.targets()[target])
+        if refused is not None:
+            yield refused
 
 
 def _others(capability: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -219,6 +220,21 @@ def refused(target: str, **fields: Any) -> set[str]:
 )
 def test_a_field_the_target_cannot_honour_is_refused(rule: str, target: str, fields: dict[str, Any]) -> None:
     assert rule in refused(target, **fields)
+
+
+@pytest.mark.parametrize(
+    ("rule", "lacking", "fields"),
+    [
+        ("several-nodes", {"multi_node": False}, {"resources": {"nodes": 2}}),
+        ("several-nodes", {"multi_node": False}, {"roles": {"chief": {}, "worker": {}}}),
+        ("several-roles", {"roles": False}, {"roles": {"chief": {}, "worker": {}}}),
+    ],
+)
+def test_what_every_target_of_today_can(rule: str, lacking: dict[str, bool], fields: dict[str, Any]) -> None:
+    able = catalog.targets()["gcp"]
+    (found,) = (r for r in TARGET_RULES if r.name == rule)
+    assert found.refuse(job(**fields), able) is None
+    assert found.refuse(job(**fields), replace(able, **lacking)) is not None  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("target", list(catalog.targets()))
