@@ -121,7 +121,11 @@ class _Draft:
 
     def result(self) -> list[Diagnostic]:
         """Everything found, in the order of the file."""
-        return sorted(self.diagnostics, key=lambda found: (found.line == 0, found.line, found.column))[:MAX_PROBLEMS]
+        found = self.diagnostics
+        if self.origins is not None:
+            # What the conversion found wrong with a value is not said again of what it became.
+            found = list({(one.place, one.code): one for one in reversed(found)}.values())[::-1]
+        return sorted(found, key=lambda one: (one.line == 0, one.line, one.column))[:MAX_PROBLEMS]
 
     @property
     def wrong(self) -> bool:

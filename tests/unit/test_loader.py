@@ -396,3 +396,12 @@ def test_the_pure_python_parser_does_as_well() -> None:
         "[(4, 8, 'yaml-syntax')]",
         "[(4, 1, 'duplicate-key'), (5, 7, 'bad-env-name')]",
     ]
+
+
+def test_a_mistake_in_a_foreign_file_is_said_once() -> None:
+    text = (
+        "trainingInput:\n  scaleTier: CUSTOM\n  masterType: n1-standrad-8\n  pythonModule: a.b\n  region: us-central\n"
+    )
+    places = [(found.line, found.column, found.code) for found in mistakes(text, overrides=["code=null"])]
+    assert len(places) == len(set(places))
+    assert {(3, 15, "unknown-machine-type"), (5, 11, "unknown-region")} <= set(places)
