@@ -26,7 +26,7 @@ def judge(exits: Sequence[Exit], order: Order | None, *, signalled: bool, listen
     says so with 75.
     """
     failed = next((end for end in exits if end.code != 0), None)
-    if exits and failed is None and (listening or not signalled):
+    if exits and failed is None and (order is None or listening or not signalled):
         return Ending("succeeded", 0, "")
     if order is not None:
         code = failed.code if failed is not None else 0 if exits else None

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 from pathlib import Path
@@ -17,6 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 from cloudgpu.jobspecs.plan import LocalGpu
+from cloudgpu.jobspecs.planner_local import accelerator_of
 from cloudgpu.provisioners import get_provisioner
 from cloudgpu.provisioners.base import Allocation, LaunchRequest, NodeRequest, Owner, ProvisionError, launch_token
 from cloudgpu.provisioners.local import LocalProvisioner, inspect_machine
@@ -335,19 +337,37 @@ def test_gpus_that_are_not_there_are_refused(world: World, count: int | str) -> 
     assert not (world.root / world.token).exists(), "a refused launch leaves nothing"
 
 
-@pytest.mark.skipif(not find_gpus(), reason="needs a GPU: run on a machine that has one")
-def test_a_gpu_is_handed_out_once_and_freed_by_death(world: World) -> None:
-    from cloudgpu.jobspecs.planner_local import accelerator_of
+class NvmlError(Exception):
+    """As pynvml.NVMLError."""
 
-    gpus = find_gpus()
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> tuple[LocalGpu, ...]:
+    """This machine's GPUs; where it has none, two L4 and a T4 of a driver's stand-in."""
+    if not find_gpus():
+        driver = types.ModuleType("pynvml")
+        driver.NVMLError = NvmlError  # type: ignore[attr-defined]
+        driver.nvmlInit = driver.nvmlShutdown = lambda: None  # type: ignore[attr-defined]
+        driver.nvmlDeviceGetCount = lambda: len(GPUS)  # type: ignore[attr-defined]
+        driver.nvmlDeviceGetHandleByIndex = lambda index: GPUS[index]  # type: ignore[attr-defined]
+        driver.nvmlDeviceGetUUID = lambda gpu: gpu.uuid  # type: ignore[attr-defined]
+        driver.nvmlDeviceGetName = lambda gpu: gpu.name  # type: ignore[attr-defined]
+        driver.nvmlDeviceGetMemoryInfo = lambda gpu: types.SimpleNamespace(total=gpu.memory_gb * 1e9)  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, "pynvml", driver)
+    return find_gpus()
+
+
+def test_a_gpu_is_handed_out_once_and_freed_by_death(world: World, gpus: tuple[LocalGpu, ...]) -> None:
     name = accelerator_of(gpus[0])
-    request = world.request("echo $CUDA_VISIBLE_DEVICES; sleep 300", accelerator=name, count=len(gpus))
+    mine = [gpu.uuid for gpu in gpus if accelerator_of(gpu) == name]
+    request = world.request("echo $CUDA_VISIBLE_DEVICES; sleep 300", accelerator=name, count=len(mine))
     allocation = world.target.launch(request)
     until(world.texts)
-    assert world.texts() == [",".join(gpu.uuid for gpu in gpus)]
-    with (world.root / "gpus" / f"{gpus[0].uuid}.lock").open() as lock, pytest.raises(BlockingIOError):
+    assert world.texts() == [",".join(mine)]
+    with (world.root / "gpus" / f"{mine[0]}.lock").open() as lock, pytest.raises(BlockingIOError):
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    other = dataclasses.replace(request, token=launch_token("other", 1, "local", None))
+    assert world.target.launch(request) == allocation, "needs none: its machine runs"
+    other = dataclasses.replace(request, token=launch_token(world.token, 1, "local", None))
     with pytest.raises(ProvisionError, match="0 are free on this machine") as caught:
         world.target.launch(other)
     assert caught.value.error_class == "capacity"
@@ -355,9 +375,30 @@ def test_a_gpu_is_handed_out_once_and_freed_by_death(world: World) -> None:
     os.kill(world.agents()[0], signal.SIGKILL)
     until(lambda: world.phases(allocation) == ["gone"])
     again = world.target.launch(other)
+    assert world.phases(again) == ["running"]
     world.target.terminate(again)
-    with pytest.raises(ProvisionError, match="this machine has"):
-        world.target.launch(dataclasses.replace(other, nodes=request.nodes + world.request("", 2, name, 1).nodes[1:]))
+
+
+def test_more_gpus_than_there_are_or_of_another_name(world: World, gpus: tuple[LocalGpu, ...]) -> None:
+    name = accelerator_of(gpus[0])
+    have = sum(accelerator_of(gpu) == name for gpu in gpus)
+    with pytest.raises(
+        ProvisionError, match=f"the job needs {name}:{have + 1}, this machine has .*{name}:{have}"
+    ) as caught:
+        world.target.launch(world.request("true", nodes=have + 1, accelerator=name, count=1))
+    assert caught.value.error_class == "invalid"
+    with pytest.raises(ProvisionError, match="the job needs B300-288GB:1, this machine has"):
+        world.target.launch(world.request("true", accelerator="B300-288GB", count=1))
+    with pytest.raises(ProvisionError, match="this machine hands out whole GPUs, not 1/2"):
+        world.target.launch(world.request("true", accelerator=name, count="1/2"))
+
+
+def test_each_node_gets_its_own_gpu(world: World, gpus: tuple[LocalGpu, ...]) -> None:
+    name = accelerator_of(gpus[0])
+    mine = [gpu.uuid for gpu in gpus if accelerator_of(gpu) == name]
+    allocation = world.target.launch(world.request("echo $CUDA_VISIBLE_DEVICES", len(mine), name, 1))
+    until(lambda: set(world.phases(allocation)) == {"gone"})
+    assert sorted(world.texts()) == sorted(mine)
 
 
 def test_what_this_machine_has(monkeypatch: pytest.MonkeyPatch) -> None:
