@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from .job_view import JobView
 
 _JOBS = (
-    Column("job", least=24),
-    Column("state"),
-    Column("attempts", right=True),
+    Column("job"),
+    Column("state", spare=1),
+    Column("attempts", right=True, spare=2),
     Column("paid time", right=True),
     Column("cost", right=True),
 )

@@ -10,7 +10,7 @@ from .output import Column, can_ask, echo_json, echo_table, remark
 
 _MACHINES = (
     Column("target"),
-    Column("job", least=24),
+    Column("job"),
     Column("attempt", right=True),
     Column("machines", right=True),
     Column("ids", least=16),

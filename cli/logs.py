@@ -6,6 +6,7 @@ import time
 
 import click
 
+from .errors import CommandError
 from .exits import Exit
 from .follow import Follower, Interrupts, LineFormat, LogFilter
 from .jobref import find_job, job_argument, watch
@@ -31,7 +32,15 @@ def command(
 
     Where a job has several machines or ranks, each line begins with its own. Ctrl-C ends the printing, never the job.
     """
+    from ..runtime.jobdir import JOB_KEY
+
     found = find_job(job, newest=True)
+    if not found.open_dir().exists(JOB_KEY):
+        raise CommandError(
+            f"the job dir of {found.id} is gone: {found.job_dir}",
+            hint=f"what the store knows of it: cloudgpu status {found.id}",
+            exit_code=Exit.UNAVAILABLE,
+        )
     chosen = LogFilter(attempt, node, None if since is None else time.time() - since)
     follower = Follower(found, LineFormat(found, timestamps=timestamps), chosen)
     if not follow:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 MAX_COLUMNS = 100
 MIN_COLUMNS = 40
 _ELLIPSIS = "…"
+_GAP = 2  # between two columns of a table
 
 Tone = Literal["good", "bad", "warn", "note", "title", "faint"]
 _TONES: dict[Tone, dict[str, Any]] = {
@@ -130,16 +131,38 @@ class Column:
     """Numbers are set flush right."""
     least: int | None = None
     """A column that may be cut to this width where the table is too wide; None: it is always printed whole."""
+    spare: int = 0
+    """Where cutting is not enough, columns are left out, those with the highest number first; 0: never."""
 
 
 def table(heads: Sequence[Column], rows: Sequence[Sequence[str]], *, width: int | None = None, indent: int = 0) -> str:
     """Rows under their heads within the width; columns that may be cut give way, the widest first."""
+    room = (width or columns()) - indent
     cells = [[clean(cell).replace("\n", " ") for cell in row] for row in rows]
-    widths = [max([text_width(head.title), *(text_width(row[i]) for row in cells)]) for i, head in enumerate(heads)]
-    _fit(widths, heads, (width or columns()) - indent - 2 * (len(heads) - 1))
+    heads, cells = _without_spare(heads, cells, room)
+    widths = _widths(heads, cells)
+    _fit(widths, heads, room - _GAP * (len(heads) - 1))
     lines = [_line([head.title for head in heads], heads, widths, indent, title=True)]
     lines += [_line(row, heads, widths, indent) for row in cells]
     return "\n".join(lines)
+
+
+def _widths(heads: Sequence[Column], cells: Sequence[Sequence[str]]) -> list[int]:
+    return [max([text_width(head.title), *(text_width(row[i]) for row in cells)]) for i, head in enumerate(heads)]
+
+
+def _without_spare(
+    heads: Sequence[Column], cells: list[list[str]], room: int
+) -> tuple[Sequence[Column], list[list[str]]]:
+    """The table without those columns it has no room for."""
+    kept = list(range(len(heads)))
+    least = [min(width, head.least or width) for head, width in zip(heads, _widths(heads, cells), strict=True)]
+    while sum(least[i] + _GAP for i in kept) - _GAP > room:
+        spare = [i for i in kept if heads[i].spare]
+        if not spare:
+            break
+        kept.remove(max(spare, key=lambda i: heads[i].spare))
+    return [heads[i] for i in kept], [[row[i] for i in kept] for row in cells]
 
 
 def _fit(widths: list[int], heads: Sequence[Column], room: int) -> None:
@@ -159,7 +182,7 @@ def _line(row: Sequence[str], heads: Sequence[Column], widths: list[int], indent
         space = " " * (width - text_width(text))
         shown = style(text, "title") if title else _state_style(text)
         parts.append(space + shown if head.right else shown + space)
-    return (" " * indent + "  ".join(parts)).rstrip()
+    return (" " * indent + (" " * _GAP).join(parts)).rstrip()
 
 
 def _state_style(text: str) -> str:

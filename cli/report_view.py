@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 _HEADS = (
     Column("attempt", right=True),
     Column("outcome"),
-    Column("where", least=8),
+    Column("where", least=8, spare=3),
     Column("steps", right=True),
     Column("redone", right=True),
-    Column("paid time", right=True),
+    Column("paid time", right=True, spare=2),
     Column("lost", right=True),
-    Column("cost", right=True),
+    Column("cost", right=True, spare=1),
 )
 
 

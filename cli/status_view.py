@@ -16,21 +16,21 @@ if TYPE_CHECKING:
 
 _EVENTS = 8
 _LIST = (
-    Column("job", least=24),
+    Column("job"),
     Column("state"),
     Column("submitted"),
-    Column("lasted", right=True),
-    Column("where", least=8),
-    Column("attempts", right=True),
-    Column("step", right=True),
-    Column("cost", right=True),
+    Column("lasted", right=True, spare=4),
+    Column("where", least=8, spare=2),
+    Column("attempts", right=True, spare=5),
+    Column("step", right=True, spare=3),
+    Column("cost", right=True, spare=1),
 )
 _ATTEMPTS = (
     Column("attempt", right=True),
     Column("outcome"),
-    Column("where", least=8),
-    Column("paid time", right=True),
-    Column("cost", right=True),
+    Column("where", least=8, spare=3),
+    Column("paid time", right=True, spare=2),
+    Column("cost", right=True, spare=1),
     Column("step", right=True),
     Column("reason", least=16),
 )

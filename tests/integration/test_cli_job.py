@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -326,6 +327,16 @@ def test_what_cannot_be_launched_creates_nothing(cloudgpu: Shell, tmp_path: Path
     assert cloudgpu("submit", file, "--region", "us-esat1", "--cloud", "gcp").returncode == 3
     assert cloudgpu("submit", file, "--dry-run").returncode == 0
     assert json.loads(cloudgpu("submit", file, "--dry-run", "--json").stdout)["offers"]
+
+
+def test_a_job_whose_dir_is_gone(cloudgpu: Shell, tmp_path: Path) -> None:
+    job = cloudgpu("submit", job_file(tmp_path, "exit 0"), "-d").stdout.strip()
+    assert cloudgpu("wait", job).returncode == 0
+    shutil.rmtree(cloudgpu.home / "jobs" / job)
+    gone = cloudgpu("logs", job)
+    assert gone.returncode == 6
+    assert "is gone" in gone.stderr
+    assert "succeeded" in cloudgpu("status", job).stdout
 
 
 def test_a_store_that_cannot_be_opened(cloudgpu: Shell) -> None:

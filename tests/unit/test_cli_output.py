@@ -46,6 +46,13 @@ def test_table_cuts_only_the_columns_that_may_be_cut() -> None:
     assert lines[1].count("…") == 2
 
 
+def test_a_narrow_table_leaves_out_spare_columns() -> None:
+    heads = [Column("id"), Column("a", spare=2), Column("b", spare=1), Column("c", least=4)]
+    row = ["i" * 20, "a" * 10, "b" * 10, "c" * 20]
+    for width, titles in ((100, "id a b c"), (50, "id a b c"), (45, "id b c"), (30, "id c"), (10, "id c")):
+        assert table(heads, [row], width=width).splitlines()[0].split() == titles.split()
+
+
 def test_table_puts_a_row_on_one_line() -> None:
     assert table([Column("a")], [["two\nlines"]]).splitlines()[1] == "two lines"
 
