@@ -7,9 +7,12 @@ A correct file takes the short way through: positions are looked up, and suggest
 
 from __future__ import annotations
 
+import contextlib
 import os
+import stat
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -215,14 +218,28 @@ def _check_code(draft: _Draft) -> None:
     code = draft.job.get("code", ".")
     if not isinstance(code, str) or not code or "\0" in code:
         return
-    folder = os.path.realpath(draft.base / code)
-    problem = None
-    if os.path.commonpath((folder, os.path.realpath(os.path.expanduser("~")))) == folder:  # noqa: PTH111
-        message = f"this would ship the whole folder {folder}"
-        problem = Problem(("code",), "code-too-wide", message, "move the project into a folder of its own")
-    elif not os.path.isdir(folder):  # noqa: PTH112 - Path.is_dir() raises OSError for what cannot be a path
+    folder = os.path.normpath(os.path.join(draft.base, code))  # noqa: PTH118 - every load passes here
+    try:
+        found = os.stat(folder)  # noqa: PTH116
+    except OSError:
         hint = "~ is not expanded here: write the path" if code.startswith("~") else f"looked for {folder}"
-        message = "this is a file, not a folder" if os.path.isfile(folder) else "there is no such folder"  # noqa: PTH113
-        problem = Problem(("code",), "missing-code", message, hint)
-    if problem is not None:
-        draft.add_in_job([problem])
+        draft.add_in_job([Problem(("code",), "missing-code", "there is no such folder", hint)])
+        return
+    if not stat.S_ISDIR(found.st_mode):
+        draft.add_in_job([Problem(("code",), "missing-code", "this is a file, not a folder", f"looked for {folder}")])
+    elif (found.st_dev, found.st_ino) in _wide_folders(os.path.expanduser("~")):  # noqa: PTH111
+        message = f"this would ship the whole folder {folder}"
+        hint = "move the project into a folder of its own"
+        draft.add_in_job([Problem(("code",), "code-too-wide", message, hint)])
+
+
+@cache
+def _wide_folders(home: str) -> frozenset[tuple[int, int]]:
+    """Device and inode of the home folder and of everything above it: the same by whatever link one gets there."""
+    wide = set()
+    real = Path(os.path.realpath(home))
+    for folder in (real, *real.parents):
+        with contextlib.suppress(OSError):
+            found = folder.stat()
+            wide.add((found.st_dev, found.st_ino))
+    return frozenset(wide)
