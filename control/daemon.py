@@ -6,8 +6,6 @@ again after it has let the lock go.
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import logging
 import os
 import select
@@ -15,17 +13,15 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import IO
 
 from . import paths
 from .errors import StoreError
+from .presence import take_lock, wake, wake_pipe
 from .store import Store
 from .supervisor import Supervisor
 
 log = logging.getLogger("cloudgpu.supervisor")
 
-_LOCK_TRIES = 4
-_LOCK_PAUSE_S = 0.05
 _STORE_PAUSE_S = (0.5, 30.0)
 _LONGEST_WAIT_S = 5.0
 
@@ -36,9 +32,9 @@ def run(*, idle_exit_s: float | None = None) -> bool:
     False: another process is the supervisor already. Raises StoreError if the store cannot be opened.
     """
     paths.state_dir()
-    with _stop_signals() as stop, _wake_pipe() as pipe:
+    with _stop_signals() as stop, wake_pipe() as pipe:
         while True:
-            lock = _take_lock()
+            lock = take_lock()
             if lock is None:
                 return False
             with lock:
@@ -101,66 +97,6 @@ class _Loop:
         with suppress(BlockingIOError):
             os.read(self._pipe, 4096)
         return True
-
-
-def is_running() -> bool:
-    """Whether a supervisor holds this state directory's lock."""
-    try:
-        with paths.supervisor_lock().open("rb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except BlockingIOError:
-        return True
-    return False
-
-
-def wake() -> None:
-    """End the supervisor's wait, if there is one."""
-    try:
-        pipe = os.open(paths.supervisor_wake(), os.O_WRONLY | os.O_NONBLOCK)
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        if error.errno == errno.ENXIO:  # nobody listens
-            return
-        raise
-    try:
-        with suppress(BlockingIOError):  # full: it will wake up
-            os.write(pipe, b".")
-    finally:
-        os.close(pipe)
-
-
-def _take_lock() -> IO[str] | None:
-    """The lock, our process id in it; None: another supervisor has it (a short probe by is_running() is waited out)."""
-    lock = paths.supervisor_lock().open("a+", encoding="ascii")
-    for attempt in range(_LOCK_TRIES):
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if attempt + 1 < _LOCK_TRIES:
-                time.sleep(_LOCK_PAUSE_S)
-            continue
-        lock.truncate(0)
-        lock.write(f"{os.getpid()}\n")
-        lock.flush()
-        return lock
-    lock.close()
-    return None
-
-
-@contextmanager
-def _wake_pipe() -> Iterator[int]:
-    """Our end of the FIFO. Opened for writing too, so that it never reports an end of file."""
-    path = paths.supervisor_wake()
-    with suppress(FileExistsError):
-        os.mkfifo(path, 0o600)
-    pipe = os.open(path, os.O_RDWR | os.O_NONBLOCK)
-    try:
-        yield pipe
-    finally:
-        os.close(pipe)
 
 
 @contextmanager

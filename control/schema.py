@@ -12,7 +12,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 
 from . import paths
 from .errors import StoreError
-from .tables import HEAD, REVISIONS
+from .tables import HEAD, REVISIONS, metadata
 
 _BUSY_MS = 30_000
 
@@ -40,6 +40,8 @@ def _engine(url: str) -> Engine:
         return create_engine(parsed, pool_pre_ping=True)
     if parsed.database and parsed.database != ":memory:":
         path = Path(parsed.database)
+        if not path.is_absolute():  # it would be another one for each folder that a command is run in
+            raise StoreError(f"{paths.DATABASE_VARIABLE}: expected an absolute path, as in sqlite:////home/me/jobs.db")
         paths.make_private(path.parent)
         # Command lines and paths are in it: for its owner's eyes only. SQLite gives -wal and -shm the same mode.
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
@@ -80,6 +82,6 @@ def _upgrade(engine: Engine) -> None:
         # transaction for CREATE TABLE by itself.
         begin = {"sqlite": "BEGIN IMMEDIATE", "postgresql": "SELECT pg_advisory_xact_lock(7026380001)"}
         connection.exec_driver_sql(begin[engine.dialect.name])
-        config.attributes["connection"] = connection
+        config.attributes.update(connection=connection, metadata=metadata)
         command.upgrade(config, "head")
         connection.commit()

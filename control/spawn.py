@@ -1,13 +1,16 @@
-"""Seeing to it that a supervisor runs, without importing what it needs."""
+"""Seeing to it that a supervisor runs."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
+from ..jobspecs.home import HOME_VARIABLE, home
 from . import paths
 from .errors import ControlError
+from .presence import is_running, wake
 
 IDLE_EXIT = "60s"
 LOG_BYTES = 2_000_000
@@ -16,8 +19,6 @@ LOG_BYTES = 2_000_000
 
 def ensure_supervisor() -> None:
     """Wake the supervisor, or start one in the background if none runs. Call it after storing what it shall do."""
-    from .daemon import is_running, wake
-
     paths.state_dir()
     if is_running():
         wake()
@@ -39,7 +40,8 @@ def _start() -> None:
             stdout=output,
             stderr=output,
             start_new_session=True,
-            cwd="/",
+            cwd="/",  # no folder is kept busy; so a state directory named relative to ours must be made absolute
+            env={**os.environ, HOME_VARIABLE: str(home())},
         )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -22,6 +23,8 @@ from .model import Attempt, JobRow
 from .nodes import Watches, look, node_records, node_requests
 from .outcomes import NodeView, Verdict, judge, must_stop_peers
 from .store import Change, Store
+
+log = logging.getLogger("cloudgpu.supervisor")
 
 LATE_S = 5.0
 """After the deadline of a stop: nodes that kill their program at the deadline have so long to say so."""
@@ -348,4 +351,6 @@ class Step:
             new_attempt=new_attempt,
         )
         self._tools.store.apply(change, self._tools.owner)
+        if message:
+            log.info("%s: %s", self._job.id, message)
         return True

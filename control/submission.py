@@ -13,8 +13,10 @@ import platform
 import secrets
 import time
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 from ..jobspecs.plan import Offer, Plan
 from ..provisioners import launchable
@@ -96,7 +98,7 @@ def _job_dir_url(loaded: LoadedSpec, job_id: str) -> str:
         paths.state_dir()
         parent = paths.default_job_dir()
     elif scheme == "file":
-        parent = Path(given.removeprefix("file://").removeprefix("localhost"))
+        parent = Path(unquote(given.removeprefix("file://").removeprefix("localhost")))
     else:
         parent = loaded.base / Path(given).expanduser()
     return local_url(paths.make_private(parent.absolute() / job_id))
@@ -143,8 +145,6 @@ def _job_record(job_id: str, spec: JobSpec, code: str | None) -> JobRecord:
 
 
 def _row(job_id: str, spec: JobSpec, offers: list[Offer], url: str, sha256: str) -> JobRow:
-    from decimal import Decimal
-
     now = time.time()
     retry, limits = spec.retry, spec.limits
     return JobRow(

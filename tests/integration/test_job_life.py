@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from cloudgpu.control import daemon, paths
+from cloudgpu.control import paths, presence
 from cloudgpu.control.errors import NoSuchJobError, NotRunningError, SubmitError
 from cloudgpu.control.jobs import Job, ensure_supervisor, get_job, list_jobs, orphans, submit, terminate_orphan
 from cloudgpu.control.submission import owner_name
@@ -162,8 +162,20 @@ def test_what_cannot_be_submitted_leaves_nothing(home: Path, code: Path) -> None
 
 def test_a_job_nobody_advances_is_advanced_by_whoever_waits(home: Path, code: Path) -> None:
     job = submit_text("name: alone\nrun: 'true'\n", code, supervise=False)
-    assert not daemon.is_running()
+    assert not presence.is_running()
     assert finish(job).state == "succeeded"
+
+
+def test_a_state_directory_may_be_named_relative_to_the_working_directory(
+    home: Path, code: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(home.parent)
+    monkeypatch.setenv("CLOUDGPU_HOME", home.name)
+    job = finish(submit_text("name: relative\nrun: 'true'\n", code))
+    assert job.state == "succeeded"
+    stop_supervisor()
+    monkeypatch.setenv("CLOUDGPU_HOME", str(home))
+    assert get_job(job.id).state == "succeeded"
 
 
 def test_many_that_want_a_supervisor_get_one(home: Path, code: Path) -> None:
@@ -187,7 +199,7 @@ def test_an_idle_supervisor_ends_and_leaves_no_job_behind(home: Path, code: Path
     command = [sys.executable, "-m", "cloudgpu", "supervise", "--idle-exit", "1s"]
     assert subprocess.run(command, timeout=WAIT_S, check=False, stderr=subprocess.DEVNULL).returncode == 0
     assert job.refresh().state == "succeeded"
-    assert not daemon.is_running()
+    assert not presence.is_running()
 
 
 def test_machines_no_job_knows_are_found_and_ended(home: Path, code: Path) -> None:

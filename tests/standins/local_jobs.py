@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
-from cloudgpu.control import daemon, paths
+from cloudgpu.control import paths, presence
 from cloudgpu.control.jobs import Job, submit
 from cloudgpu.jobspecs.loader import load_text
 from cloudgpu.jobspecs.plan import Offer, Plan, RoleOffer
@@ -34,7 +34,7 @@ def start_supervisor(*more: str) -> subprocess.Popen[bytes]:
 
 def stop_supervisor() -> None:
     """End the background supervisor of this state directory, and wait until it is gone."""
-    while daemon.is_running():
+    while presence.is_running():
         with contextlib.suppress(ValueError, ProcessLookupError, FileNotFoundError):
             os.kill(int(paths.supervisor_lock().read_text()), signal.SIGTERM)
         time.sleep(0.05)

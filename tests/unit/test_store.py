@@ -96,6 +96,7 @@ def test_a_damaged_store_is_said_to_be_one(tmp_path: Path, content: bytes) -> No
     ("url", "message"),
     [
         ("nonsense", "no database URL"),
+        ("sqlite:///relative.db", "absolute path"),
         ("sqlite:////proc/nowhere/store.db", "cannot be used"),
         ("postgresql+nosuchdriver://localhost/x", "database URL"),
     ],

@@ -1,0 +1,76 @@
+"""Whether a supervisor is there (a lock), and how to wake it (a FIFO). Imports nothing of what it works with."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import IO
+
+from . import paths
+
+_LOCK_TRIES = 4
+_LOCK_PAUSE_S = 0.05
+
+
+def is_running() -> bool:
+    """Whether a supervisor holds this state directory's lock."""
+    try:
+        with paths.supervisor_lock().open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
+def wake() -> None:
+    """End the supervisor's wait, if there is one."""
+    try:
+        pipe = os.open(paths.supervisor_wake(), os.O_WRONLY | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # nobody listens
+            return
+        raise
+    try:
+        with suppress(BlockingIOError):  # full: it will wake up
+            os.write(pipe, b".")
+    finally:
+        os.close(pipe)
+
+
+def take_lock() -> IO[str] | None:
+    """The lock, our process id in it; None: another supervisor has it (a short probe by is_running() is waited out)."""
+    lock = paths.supervisor_lock().open("a+", encoding="ascii")
+    for attempt in range(_LOCK_TRIES):
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if attempt + 1 < _LOCK_TRIES:
+                time.sleep(_LOCK_PAUSE_S)
+            continue
+        lock.truncate(0)
+        lock.write(f"{os.getpid()}\n")
+        lock.flush()
+        return lock
+    lock.close()
+    return None
+
+
+@contextmanager
+def wake_pipe() -> Iterator[int]:
+    """Our end of the FIFO. Opened for writing too, so that it never reports an end of file."""
+    path = paths.supervisor_wake()
+    with suppress(FileExistsError):
+        os.mkfifo(path, 0o600)
+    pipe = os.open(path, os.O_RDWR | os.O_NONBLOCK)
+    try:
+        yield pipe
+    finally:
+        os.close(pipe)
