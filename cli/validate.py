@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 Format = Literal["text", "json", "sarif"]
 _STDIN = "-"
+_STDIN_NAME = "<stdin>"
 _TONES: dict[Part, Tone] = {"error": "bad", "warning": "warn", "hint": "note", "caret": "bad", "source": "faint"}
 
 
@@ -82,7 +83,7 @@ def _load(file: str, overrides: tuple[str, ...]) -> LoadedSpec:
     from ..jobspecs.source import MAX_BYTES
 
     stdin = getattr(sys.stdin, "buffer", None)  # None: closed
-    return load_bytes(stdin.read(MAX_BYTES + 1) if stdin else b"", "<stdin>", overrides)
+    return load_bytes(stdin.read(MAX_BYTES + 1) if stdin else b"", _STDIN_NAME, overrides)
 
 
 def _refusals(loaded: LoadedSpec) -> list[Refusal] | None:
@@ -128,7 +129,8 @@ def _print_text(file: str, diagnostics: list[Diagnostic], exit_code: Exit) -> No
         Exit.INVALID: f"{errors} mistake{'s' * (errors != 1)}{' or more' * (errors >= MAX_PROBLEMS)}",
         Exit.IMPOSSIBLE: "valid, but nothing can run it",
     }[exit_code]
-    click.echo(f"{clean(file)}: {verdict}")
+    name = _STDIN_NAME if file == _STDIN else clean(file).replace("\n", "\\n")
+    click.echo(f"{name}: {verdict}")
 
 
 def _print_data(form: Format, found: list[Diagnostic], files: tuple[str, ...], worst: Exit) -> None:
