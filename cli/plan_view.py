@@ -89,12 +89,19 @@ def creation_text(offer: Offer, spec: JobSpec) -> str:
     lines += [f"  {_machines(role, offer, place)}" for role in offer.roles]
     if offer.cloud != "local":
         lines.append(f"  {_count(offer.nodes, 'disk')} of {format_size(offer.disk_gb)}, deleted with the machines")
-    folder = spec.job_dir or "the default job dir on this machine"
-    lines.append(f"  1 folder for the job's code, logs, checkpoints and outputs in {clean(folder)}")
+    lines.append(f"  1 folder for the job's code, logs, checkpoints and outputs in {_job_dir(offer, spec)}")
     limits = _limits(offer, spec.limits)
     if limits:
         lines += ["", style("Limits:", "title"), *(f"  {line}" for line in limits)]
     return "\n".join(_wrapped(line, "    ") if line else "" for line in lines)
+
+
+def _job_dir(offer: Offer, spec: JobSpec) -> str:
+    if spec.job_dir is not None:
+        return clean(spec.job_dir)
+    if offer.cloud == "local":
+        return "the default job dir on this machine"
+    return "a bucket both sides reach: name it, e.g. job_dir: s3://BUCKET/jobs"
 
 
 def one_row_per_region(offers: Sequence[Offer]) -> list[Places]:

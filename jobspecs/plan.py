@@ -43,7 +43,7 @@ class Offer:
     price: Decimal | None
     """US dollars per hour of the whole job: every machine, GPU and disk; None: unknown, never 0."""
     price_date: str | None
-    """The oldest date among the figures the price is made of, YYYY-MM-DD."""
+    """The oldest date among the machines' prices, YYYY-MM-DD."""
     notes: tuple[str, ...] = ()
     """What the user should know, e.g. "needs a reservation", "T4 support ends 2027-08-01"."""
 

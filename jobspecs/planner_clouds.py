@@ -242,7 +242,7 @@ class CloudPlanner:
             _role_offer(name, role.nodes, option, self._price(option, region, market))
             for (name, role), option in zip(self._roles.items(), way, strict=True)
         )
-        return _Priced(way, roles, total, notes_on(way, total.figures, market, self._spec, self._today))
+        return _Priced(way, roles, total, notes_on(way, total, market, self._spec, self._today))
 
     def _total(self, way: Way, region: str, market: str) -> Total:
         """Of every machine, GPU and disk; unknown if one of them is."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import datetime
 from collections.abc import Iterator, Sequence
 
-from .catalog import Price
 from .models import JobSpec
 from .planner_options import Option
+from .planner_prices import Total
 
 OLD_DAYS = {"spot": 2, "on-demand": 180}
-"""A price with an older figure in it is called old: Spot prices change daily, list prices hardly within a year."""
+"""A machine's price older than that is called old: Spot prices change daily, list prices hardly within a year."""
 OLD_NOTES = {
     "spot": "Spot prices change daily: this one may have",
     "on-demand": "the price has figures of more than half a year ago",
@@ -24,11 +24,9 @@ _MARKET_NOTES = {
 }
 
 
-def notes_on(
-    way: Sequence[Option], figures: Sequence[Price], market: str, spec: JobSpec, today: str
-) -> tuple[str, ...]:
+def notes_on(way: Sequence[Option], total: Total, market: str, spec: JobSpec, today: str) -> tuple[str, ...]:
     """The notes on an offer, each once. They name no region or zone, so that offers alike have the same notes."""
-    found = [*_on_market(market, spec), *_on_machines(way, spec), *_on_figures(figures, market, today)]
+    found = [*_on_market(market, spec), *_on_machines(way, spec), *_on_price(total, market, today)]
     return tuple(dict.fromkeys(found))
 
 
@@ -50,11 +48,13 @@ def _on_machines(way: Sequence[Option], spec: JobSpec) -> Iterator[str]:
             yield f"{machine.name} comes with {machine.accelerator}:{option.gpus}"
 
 
-def _on_figures(figures: Sequence[Price], market: str, today: str) -> Iterator[str]:
-    if any(figure.upper_bound for figure in figures):
+def _on_price(total: Total, market: str, today: str) -> Iterator[str]:
+    if total.bound:
         yield "the disk's price is an upper bound: that of the cloud's dearest region"
-    if figures and market in OLD_DAYS and _age_days(min(f.date for f in figures), today) > OLD_DAYS[market]:
-        yield OLD_NOTES[market]
+    if total.machines and market in OLD_DAYS:
+        oldest = min(machine.date for machine in total.machines)
+        if _age_days(oldest, today) > OLD_DAYS[market]:
+            yield OLD_NOTES[market]
 
 
 def _age_days(date: str, today: str) -> int:

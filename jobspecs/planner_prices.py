@@ -19,18 +19,21 @@ class Total(NamedTuple):
     disks: Decimal | None
     """Of all disks."""
     date: str | None
-    """The oldest date among the figures; None with an unknown price."""
-    figures: tuple[Price, ...]
-    """What is known: the machines' prices and that of a GB of disk."""
+    """The oldest date among the machines' prices, of which a disk's is a small addition; None with an unknown price."""
+    machines: tuple[Price, ...]
+    """Their prices, as far as they are known."""
+    bound: bool
+    """The disks' price is an upper bound."""
 
 
 def total_price(machines: Sequence[Price | None], nodes: Sequence[int], disk_gb: float, disk: Price | None) -> Total:
     """The sum over the roles: a machine's price times its nodes, and a disk for each node; to 0.000001 dollars."""
     disks = None if disk is None else (disk.amount * Decimal(str(disk_gb)) * sum(nodes)).quantize(_MICRO)
-    figures = tuple(price for price in (*machines, disk) if price is not None)
+    known = tuple(price for price in machines if price is not None)
+    bound = disk is not None and disk.upper_bound
     if disks is None or None in machines:
-        return Total(None, disks, None, figures)
+        return Total(None, disks, None, known, bound)
     price = disks
     for machine, count in zip(machines, nodes, strict=True):
         price += (machine.amount * count).quantize(_MICRO) if machine is not None else 0
-    return Total(price, disks, min(figure.date for figure in figures), figures)
+    return Total(price, disks, min(machine.date for machine in known), known, bound)
