@@ -205,7 +205,7 @@ class Agent:
     def _start(self, wanted: Sequence[Process], listening: Path | None) -> tuple[list[Exit], bool]:
         try:
             return self._runner.run(wanted, self._code, listening, self._log, self._heart)
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: a NUL in an argument or a variable
             raise _ErrorEnd(f"the program cannot be started: {error}") from error
 
     # --- the job dir -----------------------------------------------------------------------------------------------

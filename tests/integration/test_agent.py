@@ -226,6 +226,13 @@ def test_failures(world: World, run: str | list[str], code: int, reason: str) ->
     assert [line.text for line in world.lines() if line.stream == "agent"] == [f"failed: {reason}"]
 
 
+def test_what_no_program_can_be_given(world: World) -> None:
+    world.job(["printf", "a\0b"])
+    result = world.run()
+    assert (result.outcome, result.exit_code) == ("error", None)
+    assert result.reason == "the program cannot be started: embedded null byte"
+
+
 def test_setup_that_fails(world: World) -> None:
     world.job("echo never", setup="echo trying; exit 4")
     result = world.run()

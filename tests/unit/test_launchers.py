@@ -144,9 +144,9 @@ def order(outcome: Outcome, deadline: float) -> Order:
 
 def test_the_earliest_deadline_counts_and_the_users_stop_decides() -> None:
     woken: list[int] = []
+    none = Orders(lambda: None)
+    assert (none.next_to_expire, none.deciding) == (None, None)
     orders = Orders(lambda: woken.append(1))
-    assert orders.next_to_expire is None
-    assert orders.deciding is None
     notice, stop, later = order("preempted", 5.0), order("stopped", 9.0), order("stopped", 3.0)
     for given in (notice, stop, later):
         orders.add(given)

@@ -208,7 +208,12 @@ def test_a_slow_job_dir_holds_the_program_back(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(logs, "BUFFER_BYTES", 2_000)
     job_dir = SlowJobDir(local_url(tmp_path / "slow"))
     writer = LogWriter(job_dir, 1, "worker-0.1")
-    adding = threading.Thread(target=lambda: [writer.add("stdout", 0, "x" * 90) for _ in range(200)])
+
+    def add_lines() -> None:
+        for _ in range(200):
+            writer.add("stdout", 0, "x" * 90)
+
+    adding = threading.Thread(target=add_lines)
     adding.start()
     adding.join(0.5)
     assert adding.is_alive(), "waits for room"
