@@ -249,6 +249,10 @@ class Step:
 
     def _stop(self, attempt: Attempt) -> bool:
         """Tell the nodes; also those of an attempt that has none yet: a launch under way elsewhere must find it."""
+        end = wanted_end(self._job, attempt, self._now)
+        if end is not None and self._job.state != "stopping":  # its peers were being stopped when the user cancelled
+            values = {"state": "stopping", "cause": end.cause, "reason": end.reason}
+            return self._write("stopping", end.reason, job=values)
         deadline = attempt.deadline or 0.0
         try:
             self._tell(attempt, deadline)

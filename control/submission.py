@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 ProgressCallback = Callable[[str, int, int], None]
 """(what: "packing" | "uploading" | "submitting", bytes done, bytes in all)."""
 
-MAX_OFFERS = 100
+MAX_OFFERS = 40
+"""Kept with the job: so many places are tried at most."""
 MASK = "***"
 """Stands for the value of an environment variable in the store, which may be shared; job.json alone has them."""
 

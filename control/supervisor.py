@@ -22,8 +22,10 @@ from .store import LostRaceError, Store
 
 log = logging.getLogger("cloudgpu.supervisor")
 
-JOB_DIR_PATIENCE_S = 300.0
-"""A job whose dir cannot be used for so long is given up."""
+JOB_DIR_PATIENCE_S = {"running": 3_600.0}
+"""By the attempt's state: a job whose dir cannot be used for so long is given up. Machines that train may go on."""
+_PATIENCE_S = 300.0
+"""In any other state."""
 
 _PAUSE_S = (1.0, 60.0)
 """After a failed step: at first, and at most."""
@@ -110,11 +112,11 @@ class Supervisor:
         except StoreError:
             raise
         except (JobDirError, ProvisionError) as error:
-            self._troubled(job, attempt, watched, str(error), type(error) is not ProvisionError)
+            self._troubled(job, attempt, watched, str(error), by_job_dir=isinstance(error, JobDirError))
             return
         except Exception as error:  # a bug met by one job must not leave the machines of the others alone
             log.exception("%s: a step failed", job.id)
-            self._troubled(job, attempt, watched, f"{type(error).__name__}: {error}", False)
+            self._troubled(job, attempt, watched, f"{type(error).__name__}: {error}", by_job_dir=False)
             return
         watched.trouble = None
         if changed:
@@ -127,8 +129,9 @@ class Supervisor:
         watched.quiet_s = min(watched.quiet_s * 1.2, _QUIET_S[1])
 
     def _troubled(
-        self, job: JobRow, attempt: Attempt | None, watched: _Watched, message: str, by_job_dir: bool
+        self, job: JobRow, attempt: Attempt | None, watched: _Watched, message: str, *, by_job_dir: bool
     ) -> None:
+        """A step failed: pause, and after too long without a job dir give the job up."""
         now = self._clock.monotonic()
         trouble = watched.trouble
         if trouble is None or trouble.message != message:
@@ -140,7 +143,8 @@ class Supervisor:
         trouble.times += 1
         pause = min(_PAUSE_S[0] * 2.0 ** min(trouble.times - 1, 30), _PAUSE_S[1])
         watched.due = now + pause
-        if by_job_dir and now - trouble.since >= JOB_DIR_PATIENCE_S:
-            reason = f"given up after {JOB_DIR_PATIENCE_S:.0f} s: {message}"
+        patience = JOB_DIR_PATIENCE_S.get(attempt.state if attempt else "", _PATIENCE_S)
+        if by_job_dir and now - trouble.since >= patience:
+            reason = f"given up after {patience:.0f} s: {message}"
             with suppress(LostRaceError):
                 Step(self._tools, watched.memory, job, attempt).give_up(reason)

@@ -185,6 +185,18 @@ def test_cancel_while_running(world: World) -> None:
     world.check_clean()
 
 
+def test_cancel_while_peers_are_being_stopped(world: World) -> None:
+    world.cloud.script = lives(Life(run_s=1e6, obeys=False), nodes=[((1, "worker-1.1"), FAIL)])
+    job_id = world.submit(make_offer(nodes=2))
+    supervisor = world.supervisor()
+    world.drive(supervisor, until=lambda: [a.state for a in world.attempts(job_id)] == ["stopping"])
+    cancel(world, job_id)
+    world.drive(supervisor, until=lambda: world.job(job_id).state == "stopping", for_s=3)
+    world.drive(supervisor)
+    assert (world.job(job_id).state, outcomes(world, job_id)) == ("cancelled", ["failed"])
+    world.check_clean()
+
+
 def test_cancel_before_anything_happened(world: World) -> None:
     job_id = world.submit()
     cancel(world, job_id)
@@ -369,7 +381,7 @@ def test_an_unusable_job_dir_is_given_up_after_a_while(world: World) -> None:
     world.drive(supervisor, until=lambda: world.job(job_id).state == "running")
     result = folder_of(world, job_id) / "attempts/0001/nodes/worker-0.1/result.json"
     result.write_text("torn")
-    world.drive(supervisor)
+    world.drive(supervisor, for_s=4_000)
     assert (world.job(job_id).state, world.job(job_id).cause) == ("failed", "error")
     world.check_clean()
 
