@@ -9,7 +9,7 @@ import click
 
 from .jobref import find_job, job_argument, watch
 from .options import json_option
-from .output import clean, echo_json_line, style
+from .output import clean, echo_json_line, shorten, style
 from .text import clock, iso
 
 if TYPE_CHECKING:
@@ -47,10 +47,13 @@ def command(job: str, follow: bool, as_json: bool) -> None:
         watch(found.refresh())
 
 
-def event_line(event: Event) -> str:
-    """`14:03:07  attempt 2  launched  2 machines in local`."""
-    attempt = f"attempt {event.attempt}" if event.attempt else ""
-    return f"{clock(event.time)}  {attempt:10}  {style(f'{event.kind:18}', 'note')}  {clean(event.message)}".rstrip()
+def event_line(event: Event, width: int | None = None) -> str:
+    """`14:03:07  attempt 2   launched    machines of local`; the message cut where the line is wider than `width`."""
+    time_and_attempt = f"{clock(event.time)}  {f'attempt {event.attempt}' if event.attempt else '':10}  "
+    kind, message = f"{event.kind:10}", clean(event.message)
+    if width is not None:
+        message = shorten(message, width - len(time_and_attempt) - len(kind) - 2)
+    return f"{time_and_attempt}{style(kind, 'note')}  {message}".rstrip()
 
 
 def event_json(event: Event) -> dict[str, Any]:

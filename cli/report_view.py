@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .output import STATE_TONES, Column, clean, style, table
+from .output import STATE_TONES, Column, clean, columns, style, table
 from .text import duration, money
+
+INTERRUPTED = frozenset({"preempted", "lost", "again"})
+"""Outcomes of attempts that ended by the machines' doing, as control/report.py counts them."""
 
 if TYPE_CHECKING:
     from ..control.jobs import Job
@@ -40,22 +43,37 @@ def report_lines(report: Report) -> list[str]:
         lines.append(f"steps     {report.steps:,} done, {report.redone:,} redone")
         lines.append(
             f"goodput   {goodput}: {duration(report.useful_seconds)} of training that counts, "
-            f"{duration(report.lost_seconds)} lost{_each(report)}"
+            f"{duration(report.lost_seconds)} lost{_through_interruptions(report)}"
         )
     if len(report.attempts) > 1:
-        lines += table(_HEADS, [_row(report, index) for index in range(len(report.attempts))]).splitlines()
+        rows = [_row(report, index) for index in range(len(report.attempts))]
+        lines += table(_HEADS, rows, width=columns() - 2).splitlines()
     return lines
 
 
 def report_json(report: Report) -> dict[str, Any]:
     """For scripts; docs/cli.md describes it."""
-    return report.to_json()
+    lost = _lost_through_interruptions(report)
+    each = lost / report.interruptions if report.interruptions else None
+    return {**report.to_json(), "lost_seconds_per_interruption": each}
 
 
-def _each(report: Report) -> str:
+def _lost_through_interruptions(report: Report) -> float:
+    """Paid seconds that an undisturbed job would have spared: start-up, saving and redone work of interrupted attempts.
+
+    The attempt that reached the end would have had its own in any case.
+    """
+    return sum(max(0.0, one.seconds - one.useful_seconds) for one in report.attempts if one.outcome in INTERRUPTED)
+
+
+def _through_interruptions(report: Report) -> str:
     if not report.interruptions:
         return ""
-    return f", {duration(report.lost_seconds / report.interruptions)} an interruption"
+    lost = _lost_through_interruptions(report)
+    if report.interruptions == 1:
+        return f", {duration(lost)} of it through the interruption"
+    each = duration(lost / report.interruptions)
+    return f", {duration(lost)} of it through {report.interruptions} interruptions ({each} each)"
 
 
 def _row(report: Report, index: int) -> list[str]:

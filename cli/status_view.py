@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from .events import event_json, event_line
 from .job_view import JobView, attempt_seconds, attempt_where, job_json, view
-from .output import STATE_TONES, Column, clean, style, table
+from .output import STATE_TONES, Column, clean, columns, style, table
 from .report_view import report_json, report_lines
 from .text import ago, duration, iso, money
 
@@ -73,8 +73,8 @@ def job_text(job: Job) -> str:
     parts = [_head(seen), _attempts(seen)]
     if not job.done and seen.nodes:
         parts.append(_nodes(seen))
-    events = job.events()[-_EVENTS:]
-    parts.append("\n".join([style("last events", "title"), *(f"  {event_line(event)}" for event in events)]))
+    events = [event_line(event, columns() - 2) for event in job.events()[-_EVENTS:]]
+    parts.append("\n".join([style("last events", "title"), *(f"  {line}" for line in events)]))
     if job.done:
         parts.append("\n".join([style("report", "title"), *(f"  {line}" for line in report_lines(job.report()))]))
     return "\n\n".join(filter(None, parts))
@@ -129,9 +129,9 @@ def _head(seen: JobView) -> str:
     job = seen.job
     state = style(job.state, STATE_TONES[job.state]) if job.state in STATE_TONES else job.state
     reason = f": {clean(job.reason)}" if job.reason else ""
-    ended = "" if job.ended is None else f", ended {ago(job.ended, seen.now)}"
+    ended = f", ended {ago(job.ended, seen.now)}, lasted {duration(seen.lasted)}" if job.ended is not None else ""
     facts = [
-        ("submitted", f"{ago(job.created, seen.now)}{ended}, lasted {duration(seen.lasted)}"),
+        ("submitted", f"{ago(job.created, seen.now)}{ended}"),
         ("where", seen.where),
         ("cost", money(seen.cost) + ("" if job.done else " so far")),
         ("job dir", clean(job.job_dir)),

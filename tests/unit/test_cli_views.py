@@ -143,7 +143,7 @@ def test_the_report_of_an_interrupted_job() -> None:
     lines = report_view.report_lines(report(first, second, steps=2_000))
     assert lines[0] == "attempts  2 attempts, 1 interrupted; 20s paid, 1.00 USD"
     assert lines[1] == "steps     2,000 done, 34 redone"
-    assert lines[2] == "goodput   80.0%: 16s of training that counts, 4.0s lost, 4.0s an interruption"
+    assert lines[2] == "goodput   80.0%: 16s of training that counts, 4.0s lost, 2.0s of it through the interruption"
     assert len(lines) == 6
     assert max(map(len, lines)) <= 98
 
