@@ -8,6 +8,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
+from cloudgpu.control.clock import SystemClock
 from cloudgpu.control.leases import LEASE_S
 from cloudgpu.provisioners.base import ProvisionError
 from cloudgpu.tests.standins.cloud import FAIL, SUCCEED, TAKEN, VANISH, Life, lives
@@ -407,6 +408,18 @@ def test_a_clock_that_jumps_back_does_not_harm(world: World) -> None:
     world.drive(supervisor)
     assert world.job(job_id).state == "succeeded"
     assert world.attempts(job_id)[0].cost == 0
+
+
+def test_the_computers_clock_may_jump_back_but_ours_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    wall = 1_700_000_000.0
+    monkeypatch.setattr("time.time", lambda: wall)
+    clock = SystemClock()
+    first = clock.now()
+    wall -= 86_400
+    second = clock.now()
+    assert first <= second < first + 60
+    wall += 2 * 86_400
+    assert clock.now() == wall
 
 
 # -- leases
