@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -32,6 +33,8 @@ _GCLOUD_TITLE = "Flags of `gcloud ai-platform jobs submit training`"
 
 
 class _SubmitCommand(ProgramArgsCommand):
+    """Its help has two lists of options."""
+
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """gcloud's flags stand apart: who does not come from there need not read them."""
         groups: dict[str, list[tuple[str, str]]] = {"Options": [], _GCLOUD_TITLE: []}
@@ -231,16 +234,14 @@ def _followed(follower: Follower, interrupts: Interrupts) -> bool:
 
 def _interrupted(job: Job) -> str:
     """Ask what Ctrl-C was meant for: "detach" (also a second Ctrl-C), "cancel" or "follow"."""
-    import signal
-
     if not can_ask():
         return "detach"
-    follow = {"d": "detach", "c": "cancel", "f": "follow"}
+    answers = {"d": "detach", "c": "cancel", "f": "follow"}
     held: Any = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         answer = click.prompt(
             f"\n{job.id}: [d]etach, [c]ancel or [f]ollow on?",
-            type=click.Choice(list(follow)),
+            type=click.Choice(list(answers)),
             show_choices=False,
             default="d",
             err=True,
@@ -252,4 +253,4 @@ def _interrupted(job: Job) -> str:
     if answer == "c":
         job.cancel("cancelled with Ctrl-C")
         remark(f"cancelling {job.id}")
-    return follow[answer]
+    return answers[answer]
