@@ -273,12 +273,10 @@ def test_a_launcher_of_another_version(world: World) -> None:
 
 
 def test_a_flood_arrives_whole_and_in_order(world: World) -> None:
-    world.job(["python", "-c", "for i in range(200_000): print(i, 'x' * 40)\nprint('last', end='')"])
+    world.job("seq 200000; printf last")
     world.run()
-    texts = world.texts()
-    assert len(texts) == 200_001
-    assert [int(text.split()[0]) for text in texts[:-1]] == list(range(200_000))
-    assert texts[-1] == "last"
+    assert world.texts() == [*map(str, range(1, 200_001)), "last"]
+    assert len(world.dir.list("attempts/0001/nodes/worker-0.1/log")) < 20
 
 
 def test_odd_output(world: World) -> None:
@@ -616,7 +614,7 @@ def test_a_job_dir_that_fails_for_a_while_loses_nothing(world: World) -> None:
 
 
 def test_a_job_dir_that_cannot_be_written_for_long(world: World) -> None:
-    world.job("trap 'echo asked > asked' TERM; while :; do sleep 0.1; done")
+    world.job("trap 'echo asked > asked; exit' TERM; while :; do sleep 0.1; done")
     agent = world.start(0, "--patience-s", "1.5")
     until(lambda: world.dir.exists(node_key(1, "worker-0.1", "heartbeat.json")))
     blocked = world.folder / "job dir" / "attempts" / "0001" / "nodes" / "worker-0.1"

@@ -206,6 +206,7 @@ class SlowJobDir(JobDir):
 
 def test_a_slow_job_dir_holds_the_program_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logs, "BUFFER_BYTES", 2_000)
+    monkeypatch.setattr(logs, "MEMBER_BYTES", 500)
     job_dir = SlowJobDir(local_url(tmp_path / "slow"))
     writer = LogWriter(job_dir, 1, "worker-0.1")
 
