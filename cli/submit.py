@@ -131,7 +131,7 @@ def _launchable_offer(plan: Plan) -> Offer:
     if plan.best is None:
         from .plan_view import refusals_text
 
-        remark(refusals_text(plan))
+        click.echo(refusals_text(plan), err=True)
         raise CommandError("nothing can run this job", hint=_HINT_ALL, exit_code=Exit.IMPOSSIBLE)
     targets = launchable()
     if plan.best.cloud in targets:
@@ -220,7 +220,7 @@ def _follow(job: Job, *, interrupted: bool) -> Exit:
     from .report_view import summary
 
     sys.stdout.flush()  # the log's last line comes before the summary
-    remark(summary(job))
+    click.echo(summary(job), err=True)
     return OUTCOMES[job.state]
 
 

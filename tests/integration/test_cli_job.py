@@ -285,6 +285,7 @@ def test_interrupt_on_a_terminal_asks(cloudgpu: Shell, tmp_path: Path) -> None:
     terminal.type("c\n")
     assert terminal.exit_code() == 5
     assert "cancelled" in terminal.shown
+    assert "\\x1b" not in terminal.shown, "colours are not shown as escapes"
     assert "Traceback" not in terminal.shown
     assert cloudgpu.status("tiny")["state"] == "cancelled"
 
