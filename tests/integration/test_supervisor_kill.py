@@ -16,6 +16,8 @@ from cloudgpu.control.jobs import Job, list_jobs
 from cloudgpu.control.store import Store
 from cloudgpu.tests.standins.local_jobs import home_processes, start_supervisor, stop_supervisor, submit_text
 
+pytestmark = pytest.mark.timeout(1_800)
+
 LONG = bool(os.environ.get("CLOUDGPU_LONG"))
 KILLS = 50 if LONG else 6
 END_S = 120.0

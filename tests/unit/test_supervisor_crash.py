@@ -113,6 +113,7 @@ def _crash_points(trace: list[str]) -> list[int]:
     return [at for at, call in enumerate(trace, start=1) if call in changing or trace.index(call) + 1 == at]
 
 
+@pytest.mark.timeout(1_800)
 @pytest.mark.parametrize("name", SCENARIOS)
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 def test_a_supervisor_that_dies_at_any_call_loses_nothing(
