@@ -41,21 +41,19 @@ class Watches:
 
 def node_requests(offer: Offer) -> tuple[NodeRequest, ...]:
     """The machines of an offer in rank order, each in its first incarnation."""
-    requests: list[NodeRequest] = []
-    for role in offer.roles:
-        requests.extend(
-            NodeRequest(
-                node=f"{role.role}-{index}.1",
-                role=role.role,
-                index=index,
-                rank=len(requests) + index,
-                machine_type=role.machine_type,
-                accelerator=role.accelerator,
-                count=role.count,
-            )
-            for index in range(role.nodes)
+    nodes = [(role, index) for role in offer.roles for index in range(role.nodes)]
+    return tuple(
+        NodeRequest(
+            node=f"{role.role}-{index}.1",
+            role=role.role,
+            index=index,
+            rank=rank,
+            machine_type=role.machine_type,
+            accelerator=role.accelerator,
+            count=role.count,
         )
-    return tuple(requests)
+        for rank, (role, index) in enumerate(nodes)
+    )
 
 
 def node_records(requests: Sequence[NodeRequest]) -> list[NodeRecord]:
