@@ -19,8 +19,8 @@ _PROGRESS_BYTES = 64 << 10  # a longer file is not the Checkpointer's
 class Heart:
     """Beats from a thread of its own until stopped. `on_lost` is called once, with the reason, if the job dir is lost.
 
-    Lost means: job.json is gone although the job dir answers (twice, one interval apart), or no beat could be written
-    for `patience_s`.
+    Lost means: job.json is gone although the job dir answers (twice in a row), or no beat could be written for
+    `patience_s`.
     """
 
     def __init__(

@@ -131,7 +131,7 @@ class Program:
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.01)
             exits += self.reap()
-        return exits
+        return exits + self.reap()  # those that were dead, but not yet reaped, when last looked at
 
     def finish_output(self, limit_s: float) -> None:
         """Wait until all that was written has been taken; to be called when nothing is left running."""
