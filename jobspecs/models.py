@@ -17,9 +17,11 @@ from pydantic import (
     ConfigDict,
     Field,
     GetJsonSchemaHandler,
+    ValidationInfo,
+    field_validator,
     model_validator,
 )
-from pydantic_core import CoreSchema
+from pydantic_core import CoreSchema, PydanticKnownError
 
 from . import fields
 from .diagnostics import MistakesError, Problem, mistake
@@ -178,11 +180,14 @@ class JobSpec(_Model):
         default=".", description="Folder to ship, relative to the job file; null ships nothing"
     )
     setup: fields.Command | None = Field(default=None, description="Runs once per machine before the program")
-    run: fields.Command = Field(
-        description="A string is run by the shell, a list is executed as it is", examples=["python train.py"]
+    run: fields.Command | None = Field(
+        default=None,
+        validate_default=True,
+        description="A string is run by the shell, a list is executed as it is; omitted: the image's own entrypoint",
+        examples=["python train.py"],
     )
     args: tuple[fields.Word, ...] = Field(
-        default=(), max_length=10_000, description="Appended to `run`, each as one word"
+        default=(), max_length=10_000, description="Appended to `run` or the image's entrypoint, each as one word"
     )
     env: fields.EnvVars = Field(default={}, description="Environment variables of `setup` and `run`, as written")
     launcher: fields.Launcher = Field(default="auto", description="How the program is started on the machines' GPUs")
@@ -194,6 +199,17 @@ class JobSpec(_Model):
     )
     retry: Retry = Field(default=Retry.model_construct(), description="How often to start again")
     limits: Limits = Field(default=Limits.model_construct(), description="Where the job must end")
+
+    @field_validator("run")
+    @classmethod
+    def _program_or_image(cls, value: Any, info: ValidationInfo) -> Any:  # noqa: ANN401 - a Command or None
+        """Without `run` every machine needs an image; a wrong `image` or `roles` is not in `info.data`."""
+        if value is not None or not {"image", "roles"} <= info.data.keys():
+            return value
+        roles = info.data["roles"]
+        if info.data["image"] is None and not (roles and all(role.image for role in roles.values())):
+            raise PydanticKnownError("missing")
+        return value
 
     @model_validator(mode="after")
     def _roles_fit(self) -> JobSpec:

@@ -12,6 +12,23 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
 from .models import JobSpec
 
+_GIVEN = {"not": {"type": "null"}}
+_PROGRAM = {
+    "anyOf": [
+        {"required": ["run"], "properties": {"run": _GIVEN}},
+        {"required": ["image"], "properties": {"image": _GIVEN}},
+        {
+            "required": ["roles"],
+            "properties": {
+                "roles": {
+                    "type": "object",
+                    "additionalProperties": {"required": ["image"], "properties": {"image": _GIVEN}},
+                }
+            },
+        },
+    ]
+}
+"""A job says what to run, or has an image on every machine, whose own entrypoint is the program."""
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
@@ -34,4 +51,4 @@ def job_schema() -> dict[str, Any]:
     schema = JobSpec.model_json_schema(schema_generator=_Generator)
     for definition in (schema, *schema["$defs"].values()):
         definition.pop("title", None)
-    return {"$schema": DIALECT, "title": "cloudgpu job file", **schema}
+    return {"$schema": DIALECT, "title": "cloudgpu job file", **schema, **_PROGRAM}

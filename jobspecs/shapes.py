@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 _KEY = "[key]"
 """Pydantic's last step to an error in a mapping's key."""
+_INSTEAD: dict[Loc, tuple[Loc, str]] = {("run",): (("image",), "name an image whose own entrypoint is the program")}
+"""What makes up for a key that is missing."""
 _QUOTES = 'put quotes around a text that contains ": " or begins with [ or {'
 
 
@@ -37,6 +39,7 @@ def shape_problems(error: ValidationError, document: Mapping[str, Any]) -> list[
     if not any(problem.code == "missing-key" for problem in problems):
         return problems
     misspelt = {meaning(problem.loc, ()).path for problem in problems if problem.code == "unknown-key"}
+    misspelt |= {missing for missing, (other, _) in _INSTEAD.items() if other in misspelt}
     return [problem for problem in problems if problem.code != "missing-key" or problem.loc not in misspelt]
 
 
@@ -104,7 +107,12 @@ def _missing(place: Loc, details: ErrorDetails, document: Mapping[str, Any]) -> 
     key = str(details["loc"][-1])
     field = JobSpec.model_fields.get(key)
     example = field.examples[0] if field is not None and field.examples else "…"
-    return Problem((*place, key), "missing-key", f"the key {quote(key)} is missing", f"write {key}: {example}")
+    hint = f"write {key}: {example}"
+    if (key,) in _INSTEAD:
+        hint += f", or {_INSTEAD[key,][1]}"
+    if place[-1:] == (key,):  # it is there, without a value
+        return Problem(place, "missing-key", f"the key {quote(key)} has no value", hint)
+    return Problem((*place, key), "missing-key", f"the key {quote(key)} is missing", hint)
 
 
 def _unknown_key(place: Loc, details: ErrorDetails, document: Mapping[str, Any]) -> Problem:  # noqa: ARG001

@@ -92,4 +92,5 @@ def test_schema(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["schema"]) == 0
     schema = json.loads(capsys.readouterr().out)
     assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
-    assert set(schema["required"]) == {"name", "run"}
+    assert schema["required"] == ["name"]
+    assert [set(one["required"]) for one in schema["anyOf"]] == [{"run"}, {"image"}, {"roles"}]

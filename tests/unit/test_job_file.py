@@ -45,7 +45,7 @@ ROLES = {
 }
 
 
-@pytest.mark.parametrize("job", [FULL, ROLES, {"name": "a", "run": "b"}])
+@pytest.mark.parametrize("job", [FULL, ROLES, {"name": "a", "run": "b"}, {"name": "a", "image": "i", "args": ["b"]}])
 def test_round_trip(job):
     spec = JobSpec.model_validate(job)
     text = job_file.to_text(spec, ["a note", "two\nlines: yes"])

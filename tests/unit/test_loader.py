@@ -162,6 +162,28 @@ limits: {duration: 12, cost: 5}
 def test_a_misspelt_required_key_is_one_mistake() -> None:
     assert only("name: a\nrum: x\ncode: null").hint == "did you mean run?"
     assert only("name: a\ncommand: x\ncode: null").hint == "write it as run"
+    assert only("name: a\nimgae: x\ncode: null").hint == "did you mean image?"
+
+
+@pytest.mark.parametrize(
+    ("line", "place"), [("", (1, 1)), ("run:\n", (3, 5)), ("roles: {chief: {image: i}, worker: {}}", (1, 1))]
+)
+def test_without_an_image_the_program_is_required(line: str, place: tuple[int, int]) -> None:
+    found = only(f"name: a\ncode: null\n{line}")
+    assert (found.line, found.column, found.code) == (*place, "missing-key")
+    assert found.hint == "write run: python train.py, or name an image whose own entrypoint is the program"
+
+
+def test_a_missing_program_is_said_beside_other_mistakes() -> None:
+    assert {found.code for found in mistakes("name: A\ncode: null\nlauncher: x")} == {
+        "missing-key", "bad-name", "unknown-value"
+    }  # fmt: skip
+    assert only("name: a\ncode: null\nimage: i j").code == "bad-image"
+
+
+@pytest.mark.parametrize("line", ["image: i", "run: null\nimage: i", "roles: {chief: {image: i}, worker: {image: j}}"])
+def test_an_images_own_entrypoint_is_a_program(line: str) -> None:
+    assert load_text(f"name: a\ncode: null\nargs: [b]\n{line}").spec.run is None
 
 
 def test_nothing_of_the_users_is_a_format_or_a_pattern() -> None:

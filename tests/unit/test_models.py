@@ -130,6 +130,8 @@ def test_the_schema_is_one() -> None:
         {"checkpoint": {"every": "auto", "keep": 1}, "retry": {"preemption": 3}},
         {"roles": {"chief": {"accelerator": "L4:1"}, "worker": {"nodes": 4}}},
         {"code": None, "setup": None, "image": None, "job_dir": None},
+        {"run": None, "image": "gcr.io/p/i", "args": ["--epochs", 10]},
+        {"run": None, "roles": {"chief": {"image": "a"}, "worker": {"image": "b"}}},
     ],
 )
 def test_the_schema_accepts_what_the_loader_accepts(fields: dict[str, Any]) -> None:
@@ -147,6 +149,10 @@ def test_the_schema_accepts_what_the_loader_accepts(fields: dict[str, Any]) -> N
         {"name": "My Job"},
         {"run": []},
         {"run": {"a": "b"}},
+        {"run": None},
+        {"run": None, "image": None},
+        {"run": None, "roles": {"chief": {"image": "a"}, "worker": {}}},
+        {"run": None, "roles": {"chief": {"image": None}}},
         {"launcher": "torch"},
         {"env": {"A": None}},
         {"env": {"A": ["b"]}},
