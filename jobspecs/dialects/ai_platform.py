@@ -64,8 +64,8 @@ DISK_CONFIG: Fields = {
 }
 
 _NO_PROGRAM = (
-    "add pythonModule: trainer.task (and packageUris), or masterConfig.containerCommand; on the command line "
-    "--module-name trainer.task --package-path trainer"
+    "add pythonModule: trainer.task (and packageUris), or masterConfig.imageUri; on the command line "
+    "--module-name trainer.task --package-path trainer, or --master-image-uri IMAGE"
 )
 
 
@@ -164,19 +164,20 @@ def _groups(conversion: Conversion, source: Reader, region: str | None) -> list[
 
 
 def _program(conversion: Conversion, source: Reader, groups: Sequence[Group], package_path: str | None) -> Program:
-    programs = [Program(command=group.command, args=group.args) for group in groups]
+    programs = [Program(image=group.image, command=group.command, args=group.args) for group in groups]
     same_for_all(conversion, programs, source.loc("workerConfig"))
     args, args_loc = tuple(source.texts("args")), source.loc("args")
+    commanded = next((group for group in groups if group.command), None)
     container_args = next((group for group in groups if group.args), None)
+    if args and (container_args or commanded):
+        name = "containerArgs" if container_args else "containerCommand"
+        hint = "write the arguments of the command as containerArgs"
+        conversion.error(args_loc, "exclusive-fields", f"args and {name} exclude each other", hint)
     if container_args is not None:
-        if args:
-            message = "args and containerArgs exclude each other"
-            conversion.error(args_loc, "exclusive-fields", message, "keep one of them")
         args, args_loc = container_args.args, container_args.loc
     job_dir = source.text("jobDir")
     if job_dir is not None:  # the service put it behind the user's own arguments
         args, args_loc = (*args, "--job-dir", job_dir), source.loc("jobDir")
-    commanded = next((group for group in groups if group.command), None)
     return Program(
         module=source.text("pythonModule"),
         module_loc=source.loc("pythonModule"),

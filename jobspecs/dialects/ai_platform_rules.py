@@ -42,7 +42,8 @@ SCALE_TIERS: dict[str, dict[str, Size]] = {
     "CUSTOM": {},
 }
 LEGACY_CPU_TYPES = {
-    # Legacy machine types without a GPU and the Compute Engine types they stood for (same page).
+    # Legacy machine types without a GPU, as Compute Engine types: sizes consistent with those of their GPU siblings
+    # (tables/ai_platform_legacy.csv), not found in a document.
     "standard": "n1-standard-4",
     "large_model": "n1-highmem-8",
     "complex_model_s": "n1-highcpu-8",

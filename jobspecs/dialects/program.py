@@ -1,4 +1,4 @@
-"""What the replicas run, a Python package or a container's command: as code, setup, run and args of a job file.
+"""What the replicas run, a Python package or a container: as code, setup, run and args of a job file.
 
 Nothing the user wrote becomes shell text: packages are installed by constant scripts that take them as arguments.
 """
@@ -27,7 +27,7 @@ done"""
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """The program of a job; `module` wins over `command`, as in the services."""
+    """The program of a job; `module` wins over `command`, as in the services, and that over the image's entrypoint."""
 
     module: str | None = None
     module_loc: Loc = ()
@@ -48,17 +48,18 @@ class Program:
 
 
 def put_program(conversion: Conversion, program: Program, whole: Loc) -> None:
-    """Write code, setup, run and args; a document that does not say what to run is refused."""
+    """Write code, setup, run and args; a document that names neither a program nor an image is refused."""
     if program.module is not None:
         conversion.put(("run",), ["python", "-m", program.module], program.module_loc)
         _put_packages(conversion, program)
-    elif program.command:
-        conversion.put(("run",), list(program.command), program.command_loc)
+    elif program.image is not None:
+        if program.command:  # overrides the image's own entrypoint, as `run` does
+            conversion.put(("run",), list(program.command), program.command_loc)
         conversion.put(("code",), None, ())
     else:
         message = "this does not say what to run"
-        if program.image is not None:
-            message = "the image's own entrypoint is not known here: this does not say what to run"
+        if program.command:
+            message = "this command has no image to run in"
         conversion.error(whole, "no-program", message, program.hint)
         conversion.put(("run",), "false", whole)  # refused as it is: not to be reported as a missing key as well
     if program.args:
@@ -95,10 +96,14 @@ def _parent(package_path: str) -> str:
 
 
 def same_for_all(conversion: Conversion, programs: Sequence[Program], loc: Loc) -> None:
-    """Refuse groups of replicas with programs of their own; one that says nothing runs what the first one runs."""
+    """Refuse groups of replicas with programs of their own.
+
+    A group that says nothing runs what the first one runs, unless it has an image: then that one's entrypoint.
+    """
     first = programs[0]
     for what, read in _PARTS.items():
-        if any(read(other) not in (read(first), (), None) for other in programs[1:]):
+        told = [other for other in programs[1:] if other.image is not None or read(other) not in ((), None)]
+        if any(read(other) != read(first) for other in told):
             conversion.error(
                 loc,
                 "different-programs",

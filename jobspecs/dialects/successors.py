@@ -25,16 +25,6 @@ SUCCESSORS: dict[str, tuple[str, ...]] = {
     "T4": ("L4",),
     "V100-16GB": ("A100-40GB",),
 }
-FP32_TFLOPS = {
-    "K80": 4.1,
-    "P4": 5.5,
-    "T4": 8.1,
-    "P100": 9.3,
-    "V100-16GB": 15.7,
-    "A100-40GB": 19.5,
-    "L4": 30.3,
-}
-"""Single precision, the only one that all of them have; the column fp32_tflops of tables/accelerators.csv."""
 _SELLER = "vertex"
 """Its table of machine types and counts is the stricter one: what it allows, Compute Engine allows as well."""
 
@@ -109,10 +99,11 @@ def _count(old: Machine, name: str, *, as_fast: bool) -> int:
 
 
 def _totals(machine: Machine) -> tuple[float, float]:
+    """Memory in GB, and TFLOPS in single precision, the only one that all of them have."""
     from .. import catalog
 
-    name = machine.accelerator or ""
-    return catalog.accelerators()[name].memory_gb * machine.count, FP32_TFLOPS[name] * machine.count
+    one = catalog.accelerators()[machine.accelerator or ""]
+    return one.memory_gb * machine.count, (one.fp32_tflops or 0) * machine.count
 
 
 def _figures(machine: Machine) -> str:

@@ -93,7 +93,7 @@ RESERVATIONS = {
     "SPECIFIC_RESERVATION": ["reservation"],
     "TYPE_UNSPECIFIED": [],
 }
-_NO_PROGRAM = "add containerSpec.command, the image's entrypoint, as in [python, train.py]"
+_NO_PROGRAM = "add containerSpec.imageUri, or pythonPackageSpec.pythonModule"
 
 
 def convert(document: Mapping[str, Any]) -> Conversion:

@@ -58,6 +58,17 @@ def test_one_container():
     JobSpec.model_validate(conversion.job)
 
 
+def test_a_container_without_command_runs_its_images_own_entrypoint():
+    silent = {"imageUri": "gcr.io/p/i", "args": ["--lr", "0.1"]}
+    conversion = convert(
+        {"workerPoolSpecs": [pool(containerSpec=silent), pool(containerSpec={**silent, "imageUri": "j"})]}
+    )
+    assert conversion.problems == []
+    spec = JobSpec.model_validate(conversion.job)
+    assert (spec.run, spec.args, spec.code, spec.image) == (None, ("--lr", "0.1"), None, "gcr.io/p/i")
+    assert spec.roles["worker"].image == "j"
+
+
 def test_pools_are_roles_and_may_be_skipped():
     package = {"executorImageUri": "e", "packageUris": ["gs://b/t.tar.gz"], "pythonModule": "trainer.task"}
     chief = {"machineSpec": T4, "replicaCount": 1, "pythonPackageSpec": package}
@@ -137,7 +148,9 @@ def test_strategies(strategy, market):
          ("workerPoolSpecs", 0, "machineSpec", "acceleratorCount")),
         ([pool(machineSpec={**T4, "machine_typ": "x"})], "unknown-field",
          ("workerPoolSpecs", 0, "machineSpec", "machine_typ")),
-        ([pool(containerSpec={"imageUri": "i"})], "no-program", ("workerPoolSpecs", 0, "containerSpec")),
+        ([pool(containerSpec={"args": ["a"]})], "no-program", ("workerPoolSpecs", 0, "containerSpec")),
+        ([pool(containerSpec={"command": ["a"]})], "no-program", ("workerPoolSpecs", 0, "containerSpec", "command")),
+        ([pool(), pool(containerSpec={"imageUri": "gcr.io/p/i"})], "different-programs", ("workerPoolSpecs",)),
         ([pool(), pool(containerSpec={**CONTAINER, "command": ["sh"]})], "different-programs", ("workerPoolSpecs",)),
         ([pool(nfsMounts=[{"server": "s"}])], "no-counterpart", ("workerPoolSpecs", 0, "nfsMounts")),
         (["x"], "wrong-value", ("workerPoolSpecs",)),
