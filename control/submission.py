@@ -11,6 +11,7 @@ import hashlib
 import os
 import platform
 import secrets
+import sys
 import time
 from collections.abc import Callable
 from decimal import Decimal
@@ -49,7 +50,8 @@ def prepare(loaded: LoadedSpec, plan: Plan, on_progress: ProgressCallback) -> Jo
     job_dir = JobDir(url)
     code = _ship_code(loaded, job_dir, on_progress)
     on_progress("submitting", 0, 0)
-    record = _job_record(job_id, spec, code).to_bytes()
+    search_path = _search_path() if any(offer.cloud == "local" for offer in offers) else None
+    record = _job_record(job_id, spec, code, search_path).to_bytes()
     if not job_dir.create(JOB_KEY, record):
         raise SubmitError(f"{url} holds another job already")
     return _row(job_id, spec, offers, url, hashlib.sha256(record).hexdigest())
@@ -129,7 +131,18 @@ def _upload(archive: Archive, job_dir: JobDir, on_progress: ProgressCallback) ->
     on_progress("uploading", archive.size, archive.size)
 
 
-def _job_record(job_id: str, spec: JobSpec, code: str | None) -> JobRecord:
+def _search_path() -> str:
+    """PATH as in the submitter's shell, not as in the one that happened to start the supervisor.
+
+    `cloudgpu` may be run without its environment being activated; unless another one is, `python` is then its own.
+    """
+    path = os.environ.get("PATH", os.defpath)
+    if os.environ.get("VIRTUAL_ENV") or os.environ.get("CONDA_PREFIX"):
+        return path
+    return f"{Path(sys.executable).parent}{os.pathsep}{path}"
+
+
+def _job_record(job_id: str, spec: JobSpec, code: str | None, search_path: str | None) -> JobRecord:
     return JobRecord(
         job_id=job_id,
         name=spec.name,
@@ -139,6 +152,7 @@ def _job_record(job_id: str, spec: JobSpec, code: str | None) -> JobRecord:
         env=dict(spec.env),
         launcher=spec.launcher,
         code=code,
+        search_path=search_path,
         checkpoint_every=spec.checkpoint.every,
         checkpoint_keep=spec.checkpoint.keep,
         spec=spec.to_stored(),

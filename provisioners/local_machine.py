@@ -149,9 +149,7 @@ def _lock(path: Path, create: bool = True) -> int | None:
 def _environment(marker: str, gpus: Sequence[str]) -> dict[str, str]:
     """The agent's, from which the program's is made. cloudgpu's own settings stay here: they may hold secrets."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("CLOUDGPU_")}
-    # `python` is the one cloudgpu runs under, whichever shell the supervisor happened to be started from.
-    path = f"{Path(sys.executable).parent}{os.pathsep}{kept.get('PATH', os.defpath)}"
-    return {**kept, "PATH": path, "CUDA_VISIBLE_DEVICES": ",".join(gpus), MARKER: marker}
+    return {**kept, "CUDA_VISIBLE_DEVICES": ",".join(gpus), MARKER: marker}
 
 
 def _keep_tail(path: Path) -> None:

@@ -260,6 +260,8 @@ class JobRecord(Record):
     launcher: str = "auto"
     code: str | None = None
     """sha256 of the code archive, see code_key(); None: nothing was shipped."""
+    search_path: str | None = None
+    """PATH for setup and program; None: the machine's own. Only a job for the submitter's own machine has one."""
     checkpoint_every: str | int = "auto"
     """"auto" or seconds."""
     checkpoint_keep: int = 3

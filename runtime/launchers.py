@@ -69,15 +69,19 @@ def setup_process(place: Place, machine_env: Mapping[str, str]) -> Process | Non
     """The job's setup; it is told of the job, but of no rank."""
     if place.job.setup is None:
         return None
-    return Process(None, command_line(place.job.setup), {**machine_env, **place.job.env, **_job_env(place)})
+    return Process(None, command_line(place.job.setup), _environment(place, machine_env))
 
 
 def command_line(command: str | Sequence[str], args: Sequence[str] = ()) -> list[str]:
-    """A string is the user's own shell text; arguments reach it as arguments, never as text."""
+    """A string is the user's own shell text; arguments reach it as arguments, never as text.
+
+    They follow its last word, unless it says itself where they go ("$@").
+    """
     if not isinstance(command, str):
         return [*command, *args]
-    shell = "bash" if shutil.which("bash") else "sh"
-    return [shell, "-c", f'{command} "$@"' if args else command, "cloudgpu", *args]
+    if args and "$@" not in command:
+        command = f'{command.rstrip()} "$@"'
+    return ["bash" if shutil.which("bash") else "sh", "-c", command, "cloudgpu", *args]
 
 
 def machine_environment(environ: Mapping[str, str], marker: str) -> dict[str, str]:
@@ -111,6 +115,12 @@ def own_host() -> str:
             return socket.gethostname()
 
 
+def _environment(place: Place, machine_env: Mapping[str, str]) -> dict[str, str]:
+    """The machine's variables, then the user's, then ours, which a program must be able to rely on."""
+    path = {} if place.job.search_path is None else {"PATH": place.job.search_path}
+    return {**machine_env, **path, **place.job.env, **_job_env(place)}
+
+
 def _job_env(place: Place) -> dict[str, str]:
     job = place.job
     return {
@@ -131,9 +141,7 @@ def _process(
     place: Place, machine_env: Mapping[str, str], rank: int, world: int, more: Mapping[str, str] | None = None
 ) -> Process:
     env = {
-        **machine_env,
-        **place.job.env,
-        **_job_env(place),
+        **_environment(place, machine_env),
         "CLOUDGPU_RANK": str(rank),
         "CLOUDGPU_WORLD_SIZE": str(world),
         **(more or {}),

@@ -80,6 +80,26 @@ def test_a_job_runs_and_its_log_is_read(home: Path, code: Path) -> None:
     assert b"s3cr3t" not in (home / "cloudgpu.db").read_bytes()
 
 
+def test_programs_are_found_as_in_the_shell_that_submitted(
+    home: Path, code: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finish(submit_text("name: first\nrun: 'true'\ncode: null\n", code))  # a supervisor runs, from another shell
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "mine").write_text("#!/bin/sh\necho found\n")
+    (tmp_path / "bin" / "mine").chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.delenv("VIRTUAL_ENV", raising=False)
+    monkeypatch.delenv("CONDA_PREFIX", raising=False)
+    job = submit_text("name: second\nrun: [sh, -c, mine; command -v python]\ncode: null\n", code)
+    assert finish(job).state == "succeeded"
+    assert text_of(job) == ["found", str(Path(sys.executable).with_name("python"))]
+    monkeypatch.setenv("VIRTUAL_ENV", "/venv")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}/usr/bin{os.pathsep}/bin")
+    job = submit_text("name: third\nrun: [sh, -c, echo $PATH]\ncode: null\n", code)
+    finish(job)
+    assert text_of(job) == [os.environ["PATH"]]
+
+
 def test_a_program_that_fails_is_retried_and_its_exit_code_told(home: Path, code: Path) -> None:
     job = finish(submit_text("name: fails\nrun: exit 7\n", code))
     assert (job.state, job.exit_code, [a.outcome for a in job.attempts()]) == ("failed", 7, ["failed", "failed"])

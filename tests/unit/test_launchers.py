@@ -22,7 +22,7 @@ from cloudgpu.runtime.launchers import (
     setup_process,
 )
 from cloudgpu.runtime.notices import Order, Orders, write_notice
-from cloudgpu.runtime.program import Exit, LineSplitter
+from cloudgpu.runtime.program import Exit, LineSplitter, Process
 
 MASTER = Address("10.0.0.1", 20_123)
 
@@ -128,6 +128,26 @@ def test_arguments_never_become_shell_text() -> None:
     assert command_line("train", ["; rm -rf /", "$(x)"])[1:] == ["-c", 'train "$@"', "cloudgpu", "; rm -rf /", "$(x)"]
     assert command_line("train")[1:] == ["-c", "train", "cloudgpu"]
     assert command_line(["python", "train.py"], ["--x"]) == ["python", "train.py", "--x"]
+
+
+def test_arguments_follow_the_last_word_or_go_where_the_text_says() -> None:
+    assert command_line("cd x\ntrain\n", ["a"])[2] == 'cd x\ntrain "$@"'
+    assert command_line('train "$@" | tee log', ["a"])[2] == 'train "$@" | tee log'
+
+
+def test_programs_are_found_where_the_job_says() -> None:
+    with_path = job(search_path="/venv/bin:/bin", setup="true", env={"LR": "1"})
+    for process in (setup_process(place(with_path, node(0)), {"PATH": "/bin"}), *_none_of(with_path)):
+        assert process is not None
+        assert process.env["PATH"] == "/venv/bin:/bin"
+    (own,) = _none_of(job(env={"PATH": "/mine"}, search_path="/venv/bin"))
+    assert own.env["PATH"] == "/mine"
+    (machines,) = _none_of(job())
+    assert machines.env["PATH"] == "/bin"
+
+
+def _none_of(record: JobRecord) -> list[Process]:
+    return processes("none", place(record, node(0)), {"PATH": "/bin"}, Address("127.0.0.1", 1))
 
 
 def test_ports_and_hosts() -> None:
