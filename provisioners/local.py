@@ -155,9 +155,7 @@ def inspect_machine() -> LocalMachine:
 
 def _memory_bytes() -> int:
     """Of the machine, or of the container where that is less."""
-    import psutil
-
-    total = int(psutil.virtual_memory().total)
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     for limit in (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes")):
         with contextlib.suppress(OSError, ValueError):
             total = min(total, int(limit.read_text()))

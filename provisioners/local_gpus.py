@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -12,10 +13,14 @@ from ..jobspecs.plan import LocalGpu
 from .base import NodeRequest, ProvisionError
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+_NVML = "libnvidia-ml.so.1"
+"""The driver's own library; WSL and containers have it, but not /proc/driver/nvidia."""
 
 
 def find_gpus() -> tuple[LocalGpu, ...]:
     """What the driver shows, in PCI order; no driver: no GPUs. Those hidden by CUDA_VISIBLE_DEVICES are left out."""
+    if "pynvml" not in sys.modules and not _has_driver():  # the import takes ten times as long as asking
+        return ()
     import pynvml
 
     try:
@@ -30,6 +35,17 @@ def find_gpus() -> tuple[LocalGpu, ...]:
         with contextlib.suppress(pynvml.NVMLError):
             pynvml.nvmlShutdown()
     return visible(found, os.environ.get(VISIBLE))
+
+
+def _has_driver() -> bool:
+    """Whether pynvml would find the driver's library."""
+    import ctypes
+
+    try:
+        ctypes.CDLL(_NVML)
+    except OSError:
+        return False
+    return True
 
 
 def visible(gpus: Sequence[LocalGpu], setting: str | None) -> tuple[LocalGpu, ...]:
