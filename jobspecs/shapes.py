@@ -38,7 +38,7 @@ def shape_problems(error: ValidationError, document: Mapping[str, Any]) -> list[
     problems = list(found.values())
     if not any(problem.code == "missing-key" for problem in problems):
         return problems
-    misspelt = {meaning(problem.loc, ()).path for problem in problems if problem.code == "unknown-key"}
+    misspelt: set[Loc] = {meaning(problem.loc, ()).path for problem in problems if problem.code == "unknown-key"}
     misspelt |= {missing for missing, (other, _) in _INSTEAD.items() if other in misspelt}
     return [problem for problem in problems if problem.code != "missing-key" or problem.loc not in misspelt]
 
