@@ -45,13 +45,14 @@ def prepare(loaded: LoadedSpec, plan: Plan, on_progress: ProgressCallback) -> Jo
     """Ship the code and job.json; the row is not stored yet. Raises SubmitError, JobDirError, StoreError."""
     spec = loaded.spec
     offers = _usable_offers(spec, plan)
+    program = _program(spec)
     job_id = f"{spec.name}-{_random_suffix()}"
     url = _job_dir_url(loaded, job_id)
     job_dir = JobDir(url)
     code = _ship_code(loaded, job_dir, on_progress)
     on_progress("submitting", 0, 0)
     search_path = _search_path() if any(offer.cloud == "local" for offer in offers) else None
-    record = _job_record(job_id, spec, code, search_path).to_bytes()
+    record = _job_record(job_id, spec, program, code, search_path).to_bytes()
     if not job_dir.create(JOB_KEY, record):
         raise SubmitError(f"{url} holds another job already")
     return _row(job_id, spec, offers, url, hashlib.sha256(record).hexdigest())
@@ -83,6 +84,13 @@ def _usable_offers(spec: JobSpec, plan: Plan) -> list[Offer]:
             raise SubmitError(f"limits.cost cannot be kept: the price of {place(able[0])} is unknown")
         able = priced
     return able[:MAX_OFFERS]
+
+
+def _program(spec: JobSpec) -> str | list[str]:
+    """What the agent starts; it cannot start an image's own entrypoint yet. Raises SubmitError."""
+    if spec.run is None:
+        raise SubmitError("this version cannot start an image's own entrypoint: write `run:`")
+    return spec.run if isinstance(spec.run, str) else list(spec.run)
 
 
 def _random_suffix() -> str:
@@ -142,11 +150,13 @@ def _search_path() -> str:
     return f"{Path(sys.executable).parent}{os.pathsep}{path}"
 
 
-def _job_record(job_id: str, spec: JobSpec, code: str | None, search_path: str | None) -> JobRecord:
+def _job_record(
+    job_id: str, spec: JobSpec, program: str | list[str], code: str | None, search_path: str | None
+) -> JobRecord:
     return JobRecord(
         job_id=job_id,
         name=spec.name,
-        run=spec.run if isinstance(spec.run, str) else list(spec.run),
+        run=program,
         args=list(spec.args),
         setup=spec.setup if spec.setup is None or isinstance(spec.setup, str) else list(spec.setup),
         env=dict(spec.env),
