@@ -8,23 +8,24 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..jobspecs.dialects.gcloud_flags import click_options, take
+from ..jobspecs.dialects.gcloud_flags import take
 from .errors import CommandError
 from .exits import Exit
+from .gcloud import GcloudCommand, gcloud_options
 from .output import clean, remark, warning
-from .program_args import ProgramArgsCommand, program_args
+from .specfile import STDIN, load_spec, overrides, plan_spec, say_remarks, spec_options
 
 if TYPE_CHECKING:
     from ..jobspecs.loader import LoadedSpec
     from ..jobspecs.models import JobSpec
 
 
-@click.command(cls=ProgramArgsCommand)
+@click.command(cls=GcloudCommand)
 @click.argument("file", type=click.Path(path_type=Path), required=False)
 @click.option("--to", "form", type=click.Choice(["yaml", "json"]), default="yaml", help="Format of the job file.")
 @click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write there, not to stdout.")
-@click.option("--name", help="Name of the job, gcloud's JOB.")
-@click_options()
+@spec_options
+@gcloud_options
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -33,8 +34,7 @@ def command(
     file: Path | None,
     form: str,
     output: Path | None,
-    name: str | None,
-    **flags: Any,  # noqa: ANN401 - click's values
+    **gcloud: Any,  # noqa: ANN401 - the flags of gcloud_flags.FLAGS
 ) -> Exit:
     """Print the job file that FILE stands for; on stderr, what no longer exists and today's closest valid offer.
 
@@ -44,15 +44,15 @@ def command(
     cloudgpu convert --scale-tier basic-gpu --region us-central1 --module-name trainer.task --package-path trainer
 
     FILE is a config.yaml of AI Platform Training (trainingInput), a custom job of Vertex AI (workerPoolSpecs), or a job
-    file, which is printed in its shortest form. The flags are those of `gcloud ai-platform jobs submit training`; they
-    win over the file, and without a FILE they describe the job alone.
+    file, which is printed in its shortest form; FILE - is standard input. Flags win over the file, and without a FILE
+    those of `gcloud ai-platform jobs submit training` describe the job alone.
     """
     from ..jobspecs import job_file
 
-    given = take(flags)
-    if file is None and not given:
+    flags = take(gcloud)
+    if file is None and not flags:
         raise click.UsageError("give a FILE, or the flags of gcloud ai-platform jobs submit training", ctx)
-    loaded = _load(file, given, program_args(ctx), name)
+    loaded = load_spec(file, overrides(ctx), flags)
     spec = _moved(loaded, output)
     text = job_file.to_text(spec, loaded.notes) if form == "yaml" else job_file.to_json(spec)
     if output is None:
@@ -60,16 +60,6 @@ def command(
     else:
         _write(output, text, file)
     return _say_what_changed(loaded)
-
-
-def _load(file: Path | None, flags: dict[str, str], args: list[str] | None, name: str | None) -> LoadedSpec:
-    from ..jobspecs.dialects.command_line import load
-    from ..jobspecs.overrides import Override
-
-    overrides = [] if args is None else [Override(("args",), args, "-- ARGS")]
-    if name is not None:
-        overrides.append(Override(("name",), name, "--name"))
-    return load(file, flags, overrides)
 
 
 def _moved(loaded: LoadedSpec, output: Path | None) -> JobSpec:
@@ -82,7 +72,7 @@ def _moved(loaded: LoadedSpec, output: Path | None) -> JobSpec:
 
 
 def _write(output: Path, text: str, file: Path | None) -> None:
-    if file is not None and output.exists() and output.samefile(file):
+    if file is not None and str(file) != STDIN and output.exists() and output.samefile(file):
         raise CommandError(f"{output} is the file to convert", hint="choose another name", exit_code=Exit.USAGE)
     output.write_text(text, encoding="utf-8")
     remark(f"wrote {clean(str(output))}")
@@ -90,19 +80,15 @@ def _write(output: Path, text: str, file: Path | None) -> None:
 
 def _say_what_changed(loaded: LoadedSpec) -> Exit:
     """Notes, warnings, and where the job could run today."""
-    for problem in loaded.warnings:
-        warning(f"{problem.place}: {problem.message}")
-    for note in loaded.notes:
-        remark(f"note: {note}")
+    say_remarks(loaded)
     if not loaded.notes:  # it was a job file already: `cloudgpu plan` shows where it can run
         return Exit.OK
     from .plan_view import refusals_text
-    from .specfile import plan_spec
     from .submit import describe_offer
 
     plan = plan_spec(loaded)
     if plan.best is None:
-        remark(refusals_text(plan))
+        click.echo(refusals_text(plan), err=True)
         warning("the job file is valid, but nothing can run it")
         return Exit.IMPOSSIBLE
     remark(f"today's best offer: {describe_offer(plan.best)}")

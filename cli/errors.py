@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -83,7 +84,7 @@ def _spec_error(error: SpecError) -> Exit:
     from ..jobspecs.reports import to_text
     from .output import paint_diagnostic
 
-    click.echo(to_text(error.diagnostics, paint_diagnostic), err=True)
+    click.echo(to_text(error.diagnostics, partial(paint_diagnostic, err=True)), err=True)
     return Exit.INVALID
 
 

@@ -80,9 +80,9 @@ _DIAGNOSTIC_TONES: dict[Part, Tone] = {
 }
 
 
-def paint_diagnostic(text: str, part: Part) -> str:
-    """Colours for jobspecs.reports.to_text() on stderr."""
-    return style(text, _DIAGNOSTIC_TONES[part], err=True)
+def paint_diagnostic(text: str, part: Part, *, err: bool = False) -> str:
+    """Colours for jobspecs.reports.to_text() on stdout (or stderr)."""
+    return style(text, _DIAGNOSTIC_TONES[part], err=err)
 
 
 def clean(text: str) -> str:

@@ -8,11 +8,12 @@ import click
 
 from .exits import Exit
 from .options import json_option
-from .output import echo_json, remark, style, warning
-from .specfile import overrides, plan_spec, spec_options
+from .output import echo_json, remark, style
+from .program_args import ProgramArgsCommand
+from .specfile import load_spec, overrides, plan_spec, say_remarks, spec_options
 
 
-@click.command()
+@click.command(cls=ProgramArgsCommand)
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--all", "show_all", is_flag=True, help="Show every offer and every refusal.")
 @json_option
@@ -28,15 +29,13 @@ def command(ctx: click.Context, *, file: Path, show_all: bool, as_json: bool) ->
 
     Offers stand in the order of preference of the file, then by the price per hour of the whole job: all machines,
     GPUs and disks. A price that the tables lack is unknown and ranks last. Exit code 4: nothing can run the job.
+
+    FILE - is standard input.
     """
-    from ..jobspecs.loader import load_file
     from .plan_view import plan_json, plan_text
 
-    loaded = load_file(file, overrides(ctx))
-    for problem in loaded.warnings:
-        warning(f"{problem.file}:{problem.line}:{problem.column}: {problem.message}")
-    for note in loaded.notes:
-        remark(f"note: {note}")
+    loaded = load_spec(file, overrides(ctx))
+    say_remarks(loaded)
     plan = plan_spec(loaded)
     if as_json:
         echo_json(plan_json(plan, loaded.spec))

@@ -1,24 +1,32 @@
 """The job file of a command, and the flags that change it: every flag becomes one override of the loader.
 
 A flag wins over the file. `--region us-east1` is `--set resources.region=us-east1`; a flag given twice makes a list, in
-order of preference.
+order of preference. FILE - is standard input.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from .output import remark, warning
+from .program_args import program_args
+
 if TYPE_CHECKING:
-    from ..jobspecs.loader import LoadedSpec
+    from ..jobspecs.loader import LoadedSpec, Overrides
     from ..jobspecs.overrides import Override
     from ..jobspecs.plan import Plan
+    from ..jobspecs.source import Source
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _META = "cloudgpu.overrides"
+STDIN = "-"
+STDIN_NAME = "<stdin>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,27 +117,55 @@ def _note_set(ctx: click.Context, _parameter: click.Parameter, values: tuple[str
     _given(ctx).settings += values
 
 
-def given_flag(ctx: click.Context, flag: str) -> str | list[str] | None:
-    """The value of one of FLAGS on this command line."""
-    return _given(ctx).values.get(flag)
-
-
-def overrides(
-    ctx: click.Context, program_args: Sequence[str] | None = None, *, without: Sequence[str] = ()
-) -> list[str | Override]:
+def overrides(ctx: click.Context) -> list[str | Override]:
     """What this command line changes in the job file: --set last. `-- ARGS` replace those of the file."""
     from ..jobspecs.overrides import Override
 
-    given = _given(ctx)
+    given, args = _given(ctx), program_args(ctx)
     found: list[str | Override] = [
         Override(tuple(flag.key.split(".")), given.values[flag.flag], flag.flag)
         for flag in FLAGS
-        if flag.flag in given.values and flag.flag not in without
+        if flag.flag in given.values
     ]
     found += [Override(("env", name), text, f"--env {name}") for name, text in given.env.items()]
-    if program_args is not None:
-        found.append(Override(("args",), list(program_args), "-- ARGS"))
+    if args is not None:
+        found.append(Override(("args",), args, "-- ARGS"))
     return [*found, *given.settings]
+
+
+def load_spec(
+    file: str | Path | None, changes: Overrides, gcloud: Mapping[str, str] | None = None, job: str | None = None
+) -> LoadedSpec:
+    """The job of a file in any dialect, with these overrides and flags of gcloud; raises SpecError.
+
+    Without a file gcloud's flags alone describe the job; `job` is its name there.
+    """
+    source = None if file is None else _read(file)
+    base = None if file is None or str(file) == STDIN else Path(file).absolute().parent
+    if source is not None and not gcloud and job is None:
+        from ..jobspecs.loader import load_source
+
+        return load_source(source, changes, base)
+    from ..jobspecs.dialects.command_line import load
+
+    return load(source, gcloud or {}, changes, base=base, job=job)
+
+
+def _read(file: str | Path) -> Source:
+    from ..jobspecs.source import MAX_BYTES, decode, read_source
+
+    if str(file) != STDIN:
+        return read_source(file)
+    stdin = getattr(sys.stdin, "buffer", None)  # None: closed
+    return decode(stdin.read(MAX_BYTES + 1) if stdin else b"", STDIN_NAME)
+
+
+def say_remarks(loaded: LoadedSpec) -> None:
+    """On stderr: what is doubtful in the file, and what was made of a foreign one."""
+    for problem in loaded.warnings:
+        warning(f"{problem.place}: {problem.message}")
+    for note in loaded.notes:
+        remark(f"note: {note}")
 
 
 def plan_spec(loaded: LoadedSpec) -> Plan:

@@ -10,18 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..jobspecs.dialects.gcloud_flags import click_options, take
+from ..jobspecs.dialects.gcloud_flags import take
 from .errors import CommandError
 from .exits import Exit
 from .follow import Follower, Interrupts, LineFormat, LogFilter
-from .gcloud import OWN_FLAGS
-from .gcloud import load as load_gcloud
+from .gcloud import GcloudCommand, gcloud_options
 from .job_view import job_json
 from .jobref import OUTCOMES
 from .options import json_option, yes_option
-from .output import ProgressLine, can_ask, echo_json, remark, warning
-from .program_args import ProgramArgsCommand, program_args
-from .specfile import overrides, plan_spec, spec_options
+from .output import ProgressLine, can_ask, echo_json, remark
+from .specfile import STDIN, load_spec, overrides, plan_spec, say_remarks, spec_options
 from .text import money
 
 if TYPE_CHECKING:
@@ -29,26 +27,8 @@ if TYPE_CHECKING:
     from ..jobspecs.loader import LoadedSpec
     from ..jobspecs.plan import Offer, Plan
 
-_GCLOUD_TITLE = "Flags of `gcloud ai-platform jobs submit training`"
 
-
-class _SubmitCommand(ProgramArgsCommand):
-    """Its help has two lists of options."""
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """gcloud's flags stand apart: who does not come from there need not read them."""
-        groups: dict[str, list[tuple[str, str]]] = {"Options": [], _GCLOUD_TITLE: []}
-        for parameter in self.get_params(ctx):
-            row = parameter.get_help_record(ctx)
-            if row is not None:
-                foreign = (parameter.name or "").startswith("gcloud_")
-                groups[_GCLOUD_TITLE if foreign else "Options"].append(row)
-        for title, rows in groups.items():
-            with formatter.section(title):
-                formatter.write_dl(rows)
-
-
-@click.command(cls=_SubmitCommand)
+@click.command(cls=GcloudCommand)
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("-d", "--detach", is_flag=True, help="Return when the job is submitted; print its id.")
 @click.option("--dry-run", is_flag=True, help="Show the plan; ship and start nothing.")
@@ -56,7 +36,7 @@ class _SubmitCommand(ProgramArgsCommand):
 @json_option
 @spec_options
 @click.option("--config", "gcloud_config", type=click.Path(path_type=Path), help="config.yaml; FILE is then the name.")
-@click_options(skip=OWN_FLAGS)
+@gcloud_options
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -81,13 +61,10 @@ def command(
     it detaches, and the job goes on. With --json the command does not follow: it prints the job and returns.
 
     A paid offer is asked for on a terminal; --yes answers. Without a terminal, --yes or a limit in the job file
-    (limits.price or limits.cost) is needed.
+    (limits.price or limits.cost) is needed. FILE - is standard input.
     """
     loaded = _load(ctx, file, gcloud)
-    for problem in loaded.warnings:
-        warning(f"{problem.place}: {problem.message}")
-    for note in loaded.notes:
-        remark(f"note: {note}")
+    say_remarks(loaded)
     plan = plan_spec(loaded)
     if dry_run:
         return _show_plan(plan, loaded, as_json=as_json)
@@ -106,12 +83,16 @@ def command(
     return _follow(job, interrupted=interrupted)
 
 
-def _load(ctx: click.Context, file: Path, gcloud: dict[str, Any]) -> LoadedSpec:
-    from ..jobspecs.loader import load_file
+def _load(ctx: click.Context, word: Path, gcloud: dict[str, Any]) -> LoadedSpec:
+    """The one word is the job's name, as with gcloud, unless it names a file: then that is the config."""
+    config, flags = gcloud.pop("gcloud_config"), take(gcloud)
+    if config is not None or (flags and not _looks_like_a_file(word)):
+        return load_spec(config, overrides(ctx), flags, job=str(word))
+    return load_spec(word, overrides(ctx), flags)
 
-    args = program_args(ctx)
-    config = gcloud.pop("gcloud_config")
-    return load_gcloud(ctx, file, config, take(gcloud), args) or load_file(file, overrides(ctx, args))
+
+def _looks_like_a_file(word: Path) -> bool:
+    return str(word) == STDIN or word.suffix in {".yaml", ".yml", ".json"} or len(word.parts) > 1 or word.is_file()
 
 
 def _show_plan(plan: Plan, loaded: LoadedSpec, *, as_json: bool) -> Exit:

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Literal
 
 import click
 
 from .exits import Exit
+from .specfile import STDIN, STDIN_NAME, load_spec
 
 if TYPE_CHECKING:
     from ..jobspecs.diagnostics import Diagnostic, Problem
     from ..jobspecs.loader import LoadedSpec
     from ..jobspecs.plan import LocalMachine, Refusal
-    from ..jobspecs.reports import Part
-    from .output import Tone
 
 Format = Literal["text", "json", "sarif"]
-_STDIN = "-"
-_STDIN_NAME = "<stdin>"
-_TONES: dict[Part, Tone] = {"error": "bad", "warning": "warn", "hint": "note", "caret": "bad", "source": "faint"}
 
 
 @click.command()
@@ -43,7 +38,7 @@ def command(files: tuple[str, ...], form: Format, overrides: tuple[str, ...]) ->
     \b
     Exit codes: 0 valid, 3 a job file is invalid, 4 valid, but nothing can run it.
     """
-    if files.count(_STDIN) > 1:
+    if files.count(STDIN) > 1:
         raise click.UsageError("Standard input can be read once only.")
     found: list[Diagnostic] = []
     worst = Exit.OK
@@ -66,24 +61,13 @@ def _check(file: str, overrides: tuple[str, ...]) -> tuple[list[Diagnostic], Exi
     from ..jobspecs.diagnostics import SpecError
 
     try:
-        loaded = _load(file, overrides)
+        loaded = load_spec(file, overrides)
     except SpecError as error:
         return error.diagnostics, Exit.INVALID
     refusals = _refusals(loaded)
     if refusals is None:
         return list(loaded.warnings), Exit.OK
     return [*loaded.warnings, *(loaded.diagnose(_problem(refusal)) for refusal in refusals)], Exit.IMPOSSIBLE
-
-
-def _load(file: str, overrides: tuple[str, ...]) -> LoadedSpec:
-    from ..jobspecs.loader import load_bytes, load_file
-
-    if file != _STDIN:
-        return load_file(file, overrides)
-    from ..jobspecs.source import MAX_BYTES
-
-    stdin = getattr(sys.stdin, "buffer", None)  # None: closed
-    return load_bytes(stdin.read(MAX_BYTES + 1) if stdin else b"", _STDIN_NAME, overrides)
 
 
 def _refusals(loaded: LoadedSpec) -> list[Refusal] | None:
@@ -119,17 +103,17 @@ def _problem(refusal: Refusal) -> Problem:
 def _print_text(file: str, diagnostics: list[Diagnostic], exit_code: Exit) -> None:
     from ..jobspecs.diagnostics import MAX_PROBLEMS
     from ..jobspecs.reports import to_text
-    from .output import clean, style
+    from .output import clean, paint_diagnostic
 
     if diagnostics:
-        click.echo(to_text(diagnostics, lambda text, part: style(text, _TONES[part])))
+        click.echo(to_text(diagnostics, paint_diagnostic))
     errors = sum(found.severity == "error" for found in diagnostics)
     verdict = {
         Exit.OK: "valid",
         Exit.INVALID: f"{errors} mistake{'s' * (errors != 1)}{' or more' * (errors >= MAX_PROBLEMS)}",
         Exit.IMPOSSIBLE: "valid, but nothing can run it",
     }[exit_code]
-    name = _STDIN_NAME if file == _STDIN else clean(file).replace("\n", "\\n")
+    name = STDIN_NAME if file == STDIN else clean(file).replace("\n", "\\n")
     click.echo(f"{name}: {verdict}")
 
 

@@ -55,17 +55,33 @@ class LoadedSpec:
 
 def load_file(path: str | os.PathLike[str], overrides: Overrides = ()) -> LoadedSpec:
     """Load a job file; raises SpecError with every mistake in it."""
-    return _load(read_source(path), overrides, Path(path).absolute().parent)
+    return load_source(read_source(path), overrides, Path(path).absolute().parent)
 
 
 def load_bytes(data: bytes, name: str, overrides: Overrides = (), base: Path | None = None) -> LoadedSpec:
     """Load what was read from elsewhere, such as standard input; raises SpecError."""
-    return _load(decode(data, name), overrides, base or Path.cwd())
+    return load_source(decode(data, name), overrides, base)
 
 
 def load_text(text: str, name: str = "<string>", overrides: Overrides = (), base: Path | None = None) -> LoadedSpec:
     """Load the text of a job file; relative paths start from `base`, or the working directory. Raises SpecError."""
-    return _load(Source(name, text), overrides, base or Path.cwd())
+    return load_source(Source(name, text), overrides, base)
+
+
+def load_source(source: Source, overrides: Overrides = (), base: Path | None = None) -> LoadedSpec:
+    """Load a text that was read already, as load_text(); raises SpecError."""
+    document = read_yaml(source)
+    if not document.value.keys() <= JobSpec.model_fields.keys():
+        from .dialects import detect
+
+        if detect(document.value) is not None:
+            from .dialects.command_line import convert
+
+            conversion, rest = convert(document.value, {}, overrides)
+            return load_conversion(conversion, document=document, overrides=rest, base=base)
+    draft = _Draft(document, document.value, base or Path.cwd())
+    draft.diagnostics += document.diagnostics
+    return _finish(draft, overrides)
 
 
 def load_conversion(
@@ -73,16 +89,8 @@ def load_conversion(
 ) -> LoadedSpec:
     """Load what another tool's flags, and perhaps its file, stand for; raises SpecError."""
     draft = _Draft(document, conversion.job, base or Path.cwd(), conversion.origins, tuple(conversion.notes))
+    draft.diagnostics += document.diagnostics if document else []
     draft.add(conversion.problems)
-    return _finish(draft, overrides)
-
-
-def _load(source: Source, overrides: Overrides, base: Path) -> LoadedSpec:
-    document = read_yaml(source)
-    draft = _Draft(document, document.value, base)
-    draft.diagnostics += document.diagnostics
-    if not document.value.keys() <= JobSpec.model_fields.keys():
-        _convert(draft)
     return _finish(draft, overrides)
 
 
@@ -161,17 +169,6 @@ def _exists(value: Any, loc: Loc) -> bool:  # noqa: ANN401 - a value of the docu
             return False
         value = value[step]
     return True
-
-
-def _convert(draft: _Draft) -> None:
-    """Make a job file of another tool's, if that is what this is."""
-    from . import dialects
-
-    if dialects.detect(draft.job) is None:
-        return
-    conversion = dialects.convert(draft.job)
-    draft.add(conversion.problems)
-    draft.job, draft.origins, draft.notes = conversion.job, conversion.origins, tuple(conversion.notes)
 
 
 def _finish(draft: _Draft, overrides: Overrides) -> LoadedSpec:

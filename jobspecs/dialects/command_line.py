@@ -1,19 +1,19 @@
-"""Loading what a command line and its file stand for together, where the words may be those of the gcloud command."""
+"""What a file of another tool and a command line stand for together: gcloud's flags, and overrides that act alike."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..diagnostics import Diagnostic, Loc, SpecError
 from ..overrides import Override, parse_overrides
-from . import DIALECTS, detect
-from .gcloud_flags import apply
+from . import DIALECTS, Conversion, detect
+from . import convert as convert_file
 
 if TYPE_CHECKING:
-    from ..loader import LoadedSpec
+    from ..loader import LoadedSpec, Overrides
+    from ..source import Source
 
 SHARED: dict[Loc, str] = {("resources", "region"): "--region", ("job_dir",): "--job-dir"}
 """Overrides of a job file that are flags of gcloud as well. In an AI Platform file they must act before it is
@@ -22,62 +22,77 @@ _KEYS = {flag: ".".join(map(str, place)) for place, flag in SHARED.items()}
 
 
 def load(
-    path: str | os.PathLike[str] | None,
+    source: Source | None,
     flags: Mapping[str, str],
-    overrides: Mapping[str, object] | Sequence[str | Override] = (),
+    overrides: Overrides = (),
     *,
+    base: Path | None = None,
     job: str | None = None,
 ) -> LoadedSpec:
-    """The spec of a file of any dialect, changed by gcloud's flags and by overrides; raises SpecError.
+    """The spec of a text of any dialect, changed by gcloud's flags and by overrides; raises SpecError.
 
-    Without a file the flags alone describe the job. An override of `args` is what follows `--` on the command line.
+    Without a text the flags alone describe the job. `job` is gcloud's JOB; relative paths start from `base`, or the
+    working directory. An override of `args` is what follows `--` on the command line.
     """
-    from ..loader import load_conversion, load_file
-    from ..source import read_source
+    from ..loader import load_conversion, load_source
     from ..yaml_reader import read_yaml
 
-    document = None if path is None else read_yaml(read_source(path))
-    dialect = "ai-platform" if document is None else detect(document.value)
-    parsed = parse_overrides(overrides)
-    if path is not None and dialect != "ai-platform":
-        return load_file(path, [*_as_overrides(flags, dialect), *parsed])
-    flags, user_args, rest = _split(flags, parsed)
-    folder = None if path is None else os.fspath(Path(path).parent)
-    conversion = apply(document.value if document else None, flags, user_args, job=job, folder=folder)
-    base = Path.cwd() if path is None else Path(path).absolute().parent
-    found = document.diagnostics if document else []
-    try:
-        loaded = load_conversion(conversion, document=document, overrides=rest, base=base)
-    except SpecError as error:
-        raise SpecError([*found, *error.diagnostics]) from None
-    if found:  # keys written twice and the like: the file was read on, but it cannot be trusted
-        raise SpecError(found)
-    return loaded
+    document = None if source is None else read_yaml(source)
+    content = None if document is None else document.value
+    dialect = detect(content)
+    if source is not None and dialect != "ai-platform":
+        return load_source(source, [*_as_overrides(flags, dialect, job), *parse_overrides(overrides)], base)
+    conversion, rest = convert(content, flags, overrides, base=base, job=job)
+    return load_conversion(conversion, document=document, overrides=rest, base=base)
 
 
-def _as_overrides(flags: Mapping[str, str], dialect: str | None) -> list[Override]:
+def convert(
+    document: Mapping[str, Any] | None,
+    flags: Mapping[str, str],
+    overrides: Overrides,
+    *,
+    base: Path | None = None,
+    job: str | None = None,
+) -> tuple[Conversion, Overrides]:
+    """The job file that a document of another tool stands for, and the overrides which are still to act on it."""
+    if document is not None and detect(document) != "ai-platform":
+        return convert_file(document), overrides
+    from .gcloud_flags import apply
+
+    given, user_args, rest = _split(flags, overrides)
+    folder = None if document is None or base is None else str(base)
+    return apply(document, given, user_args, job=job, folder=folder), rest
+
+
+def _as_overrides(flags: Mapping[str, str], dialect: str | None, job: str | None) -> list[Override]:
     """The flags which a job file knows too; the others are refused, for they describe a trainingInput."""
     kind = DIALECTS[dialect] if dialect else "job file"
-    wrong = [
-        Diagnostic(flag, 0, 0, "wrong-flag", f"this flag does not go with a {kind}", "use --set KEY=VALUE")
-        for flag in flags
-        if flag not in _KEYS
-    ]
-    if wrong:
-        raise SpecError(wrong)
+    hints = {flag: "use --set KEY=VALUE" for flag in flags if flag not in _KEYS}
+    if job is not None:
+        hints["--config"] = "cloudgpu submit FILE --name JOB"
+    if hints:
+        message = f"this flag does not go with a {kind}"
+        raise SpecError([Diagnostic(flag, 0, 0, "wrong-flag", message, hint) for flag, hint in hints.items()])
     return [Override(tuple(_KEYS[flag].split(".")), text, flag) for flag, text in flags.items()]
 
 
-def _split(
-    flags: Mapping[str, str], overrides: Sequence[Override]
-) -> tuple[dict[str, str], list[str] | None, list[Override]]:
+def _split(flags: Mapping[str, str], overrides: Overrides) -> tuple[dict[str, str], list[str] | None, Overrides]:
     """Flags, arguments of the program, and the overrides which act on the converted job."""
-    found, user_args, rest = dict(flags), None, []
-    for override in overrides:
-        if override.path in SHARED and isinstance(override.value, str):
-            found[SHARED[override.path]] = override.value
-        elif override.path == ("args",) and isinstance(override.value, list):
-            user_args = [str(value) for value in override.value]
+    try:
+        parsed = parse_overrides(overrides)
+    except SpecError:  # reported where they are put in, together with what is wrong in the file
+        return dict(flags), None, overrides
+    found, user_args = dict(flags), None
+    rest: list[str | Override] = []
+    for override in parsed:
+        flag, value = SHARED.get(override.path), override.value
+        if flag and isinstance(value, str):
+            found[flag] = value
+        elif flag == "--region" and isinstance(value, list) and value:
+            found[flag] = str(value[0])  # the first choice decides what is converted; all of them are tried
+            rest.append(override)
+        elif override.path == ("args",) and isinstance(value, list):
+            user_args = [str(item) for item in value]
         else:
             rest.append(override)
     return found, user_args, rest

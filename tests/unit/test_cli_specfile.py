@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import io
+import sys
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
 
 import click
 import pytest
-from cloudgpu.cli import submit
+from cloudgpu.cli import main, submit
 from cloudgpu.cli.errors import CommandError
 from cloudgpu.cli.exits import Exit
 from cloudgpu.cli.specfile import FLAGS
@@ -124,10 +126,42 @@ def test_gcloud_flags_alone_describe_a_job() -> None:
 
 
 def test_a_config_file_needs_no_flags(tmp_path: Path) -> None:
-    loaded = load(tmp_path, CONFIG, "--job-dir", "gs://bucket/out", "--set", "retry.failure=7")
-    assert loaded.spec.job_dir == "gs://bucket/out"
-    assert "gs://bucket/out" in loaded.spec.args
-    assert loaded.spec.retry.failure == 7
+    words = ("--job-dir", "gs://bucket/out", "--set", "retry.failure=7", "--region", "us-east1")
+    spec = load(tmp_path, CONFIG, *words, "--", "--epochs", "3").spec
+    assert spec.job_dir == "gs://bucket/out"
+    assert spec.args == ("--epochs", "3", "--job-dir", "gs://bucket/out")
+    assert spec.retry.failure == 7
+    assert spec.resources.region == ("us-east1",)
+
+
+def test_plan_and_validate_read_a_config_file_as_submit_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CLOUDGPU_HOME", str(tmp_path / "home"))
+    file = tmp_path / "config.yaml"
+    file.write_text(CONFIG.replace("BASIC", "BASIC_GPU"))
+    assert main(["plan", str(file), "--region", "us-east1", "--job-dir", "gs://b/out", "--", "-e", "3"]) == 0
+    assert "us-east1" in capsys.readouterr().out
+    # The region acts before the file is converted, as the flag of gcloud that it is.
+    for words in (
+        ["plan", str(file), "--region", "us-nowhere1"],
+        ["validate", str(file), "--set", "resources.region=x"],
+    ):
+        assert main(words) == Exit.INVALID
+        out, err = capsys.readouterr()
+        assert "--region: error: unknown region" in out + err
+
+
+@pytest.mark.parametrize("command", ["plan", "validate", "convert", "submit --dry-run"])
+def test_standard_input(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CLOUDGPU_HOME", str(tmp_path / "home"))
+    for text, code in ((JOB, 0), (JOB.replace("name:", "nmae:"), Exit.INVALID)):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+        assert main([*command.split(), "-"]) == code
+        out, err = capsys.readouterr()
+        assert ("<stdin>:1:1: error" in out + err) == bool(code)
 
 
 def test_the_job_dir_of_a_job_file_is_not_the_programs(tmp_path: Path) -> None:
@@ -135,8 +169,10 @@ def test_the_job_dir_of_a_job_file_is_not_the_programs(tmp_path: Path) -> None:
 
 
 def test_gcloud_flags_do_not_fit_a_job_file(tmp_path: Path) -> None:
-    with pytest.raises(click.UsageError, match="use --set for a job file"):
+    with pytest.raises(SpecError, match="--scale-tier: this flag does not go with a job file"):
         load(tmp_path, JOB, "--scale-tier", "basic")
+    with pytest.raises(SpecError, match="--config: this flag does not go with a job file"):
+        load_words("name", "--config", str(tmp_path / "job.yaml"))
 
 
 def test_a_missing_config_is_told_as_such(tmp_path: Path) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import click
 import pytest
 from cloudgpu.jobspecs.diagnostics import SpecError
-from cloudgpu.jobspecs.dialects import ai_platform
-from cloudgpu.jobspecs.dialects.command_line import load
+from cloudgpu.jobspecs.dialects import ai_platform, command_line
 from cloudgpu.jobspecs.dialects.gcloud_flags import BY_NAME, FLAGS, apply, click_options, take
+from cloudgpu.jobspecs.loader import load_file
 from cloudgpu.jobspecs.models import JobSpec
+from cloudgpu.jobspecs.source import read_source
 
 CUSTOM = {"--scale-tier": "custom", "--master-machine-type": "n1-standard-8", "--region": "us-central1"}
 PROGRAM = {"--module-name": "trainer.task", "--package-path": "./trainer/"}
@@ -143,6 +144,10 @@ def write(folder, text):
     return path
 
 
+def load(path, flags, overrides=(), **more):
+    return command_line.load(read_source(path), flags, overrides, base=path.parent, **more)
+
+
 def test_overrides_that_are_flags_act_before_conversion(tmp_path):
     loaded = load(
         write(tmp_path, CONFIG), {}, ["job_dir=gs://new/dir", "resources.region=us-west1", 'args=["--lr","1"]']
@@ -151,6 +156,27 @@ def test_overrides_that_are_flags_act_before_conversion(tmp_path):
     assert loaded.spec.job_dir == "gs://new/dir"
     assert loaded.spec.resources.region == ("us-west1",)
     assert load(write(tmp_path, CONFIG), {}, ["limits.cost=5 USD"]).spec.args[:2] == ("--lr", "0.10")
+
+
+def test_load_file_means_the_same(tmp_path):
+    path = write(tmp_path, CONFIG)
+    overrides = {"job_dir": "gs://new/dir", "resources.region": ["us-west1", "us-east1"]}
+    loaded = load_file(path, overrides)
+    assert loaded.spec == load(path, {}, overrides).spec
+    assert loaded.spec.args == ("--lr", "0.10", "--job-dir", "gs://new/dir")
+    assert loaded.spec.resources.region == ("us-west1", "us-east1")
+
+
+def test_of_several_regions_the_first_decides_what_is_converted(tmp_path):
+    with pytest.raises(SpecError) as caught:
+        load_file(write(tmp_path, CONFIG), {"resources.region": ["europe-west1", "us-west1"]})
+    assert [(found.file, found.code) for found in caught.value.diagnostics] == [("--region", "accelerator-region")]
+
+
+def test_an_override_that_cannot_be_read_is_told_with_the_mistakes_of_the_file(tmp_path):
+    with pytest.raises(SpecError) as caught:
+        load_file(write(tmp_path, CONFIG + "  wrokerCount: 1\n"), ["nonsense"])
+    assert {found.code for found in caught.value.diagnostics} == {"unknown-field", "bad-override"}
 
 
 def test_a_region_without_the_accelerator_is_reported_at_the_flag(tmp_path):
@@ -165,8 +191,8 @@ def test_a_job_file_takes_only_the_flags_it_knows(tmp_path):
     loaded = load(path, {"--region": "us-central1"}, ["job_dir=gs://b/x"])
     assert (loaded.spec.resources.region, loaded.spec.job_dir) == (("us-central1",), "gs://b/x")
     with pytest.raises(SpecError) as caught:
-        load(path, {"--scale-tier": "basic"})
-    assert [found.file for found in caught.value.diagnostics] == ["--scale-tier"]
+        load(path, {"--scale-tier": "basic"}, job="name")
+    assert [found.file for found in caught.value.diagnostics] == ["--scale-tier", "--config"]
 
 
 def test_the_package_path_is_of_the_working_directory(tmp_path, monkeypatch):
