@@ -36,7 +36,7 @@ def seconds(call: Callable[[], object]) -> float:
 
 
 def run(command: Sequence[str], env: Mapping[str, str] | None = None) -> None:
-    subprocess.run(command, stdout=subprocess.DEVNULL, env=env, check=True)
+    subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=env, check=True)
 
 
 def medians(calls: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
