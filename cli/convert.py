@@ -83,13 +83,12 @@ def _say_what_changed(loaded: LoadedSpec) -> Exit:
     say_remarks(loaded)
     if not loaded.notes:  # it was a job file already: `cloudgpu plan` shows where it can run
         return Exit.OK
-    from .plan_view import refusals_text
-    from .submit import describe_offer
+    from .plan_view import offer_text, refusals_text
 
     plan = plan_spec(loaded)
     if plan.best is None:
         click.echo(refusals_text(plan), err=True)
         warning("the job file is valid, but nothing can run it")
         return Exit.IMPOSSIBLE
-    remark(f"today's best offer: {describe_offer(plan.best)}")
+    remark(f"today's best offer: {offer_text(plan.best)}")
     return Exit.OK

@@ -72,13 +72,13 @@ def command(job: str | None, as_json: bool) -> None:
 
 def _show(seen: JobView) -> None:
     from ..control.cost import attempt_cost
-    from .job_view import attempt_seconds, attempt_where
+    from .job_view import attempt_place, attempt_seconds
 
     rows = [
         [
             str(attempt.number),
             attempt.outcome or attempt.state,
-            attempt_where(attempt.offer),
+            attempt_place(attempt),
             "unknown" if attempt.price is None else f"{money(attempt.price)}/h",
             duration(attempt_seconds(attempt, seen.now)),
             money(attempt_cost(attempt, seen.now)),

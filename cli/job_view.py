@@ -67,12 +67,6 @@ class JobView:
         return max((node.step for node in self.nodes if node.step is not None), default=None)
 
     @property
-    def where(self) -> str:
-        """`gcp us-central1-a spot`; `local`."""
-        offer = self.job.offer
-        return offer.cloud if offer.cloud == "local" else f"{offer.cloud} {offer.zone or offer.region} {offer.market}"
-
-    @property
     def lasted(self) -> float:
         """Seconds from submit to the end, or to now."""
         return (self.now if self.job.ended is None else self.job.ended) - self.job.created
@@ -125,5 +119,7 @@ def attempt_seconds(attempt: Attempt, now: float) -> float | None:
     return (now if attempt.ended is None else attempt.ended) - attempt.launched
 
 
-def attempt_where(offer: dict[str, Any]) -> str:
-    return str(offer["zone"] or offer["region"] or offer["cloud"])
+def attempt_place(attempt: Attempt) -> str:
+    from ..jobspecs.plan import Offer
+
+    return Offer.from_json(attempt.offer).place

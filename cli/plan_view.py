@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..jobspecs.units import format_duration, format_size
 from .output import Column, clean, columns, style, table
+from .text import money
 
 if TYPE_CHECKING:
     from ..jobspecs.models import JobSpec, Limits
@@ -82,11 +83,22 @@ def _by_rule_and_price(refusal: Refusal) -> tuple[str, bool, Decimal]:
     return (refusal.rule, refusal.price is None, refusal.price or Decimal(0))
 
 
+def offer_text(offer: Offer) -> str:
+    """`gcp us-central1-a spot: 2 × g2-standard-4 + L4:1, 0.56 USD/h`; what is paid for already has no price."""
+    machines = ", ".join(
+        (f"{role.nodes} × " if role.nodes > 1 else "")
+        + (role.role if offer.cloud == "local" else role.machine_type)
+        + (f" + {role.accelerator}:{role.count}" if role.accelerator else "")
+        for role in offer.roles
+    )
+    price = "price unknown" if offer.price is None else f"{money(offer.price)}/h"
+    return f"{offer.place}: {machines}" + ("" if offer.price == 0 else f", {price}")
+
+
 def creation_text(offer: Offer, spec: JobSpec) -> str:
     """What submitting would create for this offer, and where it ends at the latest."""
-    place = f"{offer.cloud} {offer.zone or offer.region}".strip() if offer.cloud != "local" else "this machine"
     lines = [style("It would create:", "title")]
-    lines += [f"  {_machines(role, offer, place)}" for role in offer.roles]
+    lines += [f"  {_machines(role, offer)}" for role in offer.roles]
     if offer.cloud != "local":
         lines.append(f"  {_count(offer.nodes, 'disk')} of {format_size(offer.disk_gb)}, deleted with the machines")
     lines.append(f"  1 folder for the job's code, logs, checkpoints and outputs in {_job_dir(offer, spec)}")
@@ -162,9 +174,9 @@ def refusal_text(refusal: Refusal) -> str:
     return clean(f"{price}{refusal.subject}: {refusal.message}{allowed} [{refusal.rule}]")
 
 
-def _machines(role: RoleOffer, offer: Offer, place: str) -> str:
+def _machines(role: RoleOffer, offer: Offer) -> str:
     if offer.cloud == "local":
-        what = f"{_count(role.nodes, 'process group')} ({role.role}) on this machine"
+        what = f"{_count(role.nodes, 'process group')} ({role.role}) on {offer.place}"
         return f"{what}, each with {accelerator_text(role)}" if role.accelerator else what
     size = ", ".join(
         filter(
@@ -176,7 +188,7 @@ def _machines(role: RoleOffer, offer: Offer, place: str) -> str:
             ),
         )
     )
-    return f"{_count(role.nodes, 'machine')} {role.machine_type} ({role.role}; {size}) in {place}, {offer.market}"
+    return f"{_count(role.nodes, 'machine')} {role.machine_type} ({role.role}; {size}) in {offer.place}"
 
 
 def _limits(offer: Offer, limits: Limits) -> list[str]:

@@ -7,9 +7,6 @@ from typing import TYPE_CHECKING, Any
 from .output import STATE_TONES, Column, clean, columns, style, table
 from .text import duration, money
 
-INTERRUPTED = frozenset({"preempted", "lost", "again"})
-"""Outcomes of attempts that ended by the machines' doing, as control/report.py counts them."""
-
 if TYPE_CHECKING:
     from ..control.jobs import Job
     from ..control.report import Report
@@ -63,6 +60,8 @@ def _lost_through_interruptions(report: Report) -> float:
 
     The attempt that reached the end would have had its own in any case.
     """
+    from ..control.report import INTERRUPTED
+
     return sum(max(0.0, one.seconds - one.useful_seconds) for one in report.attempts if one.outcome in INTERRUPTED)
 
 

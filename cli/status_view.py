@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from .events import event_json, event_line
-from .job_view import JobView, attempt_seconds, attempt_where, job_json, view
+from .job_view import JobView, attempt_place, attempt_seconds, job_json, view
 from .output import STATE_TONES, Column, clean, columns, style, table
 from .report_view import report_json, report_lines
 from .text import ago, duration, iso, money
@@ -54,7 +54,7 @@ def list_text(jobs: Sequence[Job]) -> str:
                 job.state,
                 ago(job.created, seen.now),
                 duration(seen.lasted),
-                seen.where,
+                seen.job.offer.place,
                 str(len(seen.attempts)),
                 _number(seen.step),
                 money(seen.cost),
@@ -132,7 +132,7 @@ def _head(seen: JobView) -> str:
     ended = f", ended {ago(job.ended, seen.now)}, lasted {duration(seen.lasted)}" if job.ended is not None else ""
     facts = [
         ("submitted", f"{ago(job.created, seen.now)}{ended}"),
-        ("where", seen.where),
+        ("where", seen.job.offer.place),
         ("cost", money(seen.cost) + ("" if job.done else " so far")),
         ("job dir", clean(job.job_dir)),
     ]
@@ -146,7 +146,7 @@ def _attempts(seen: JobView) -> str:
         [
             str(attempt.number),
             attempt.outcome or attempt.state,
-            attempt_where(attempt.offer),
+            attempt_place(attempt),
             duration(attempt_seconds(attempt, seen.now)),
             money(attempt_cost(attempt, seen.now)),
             _number(seen.step_of(attempt)),

@@ -19,8 +19,8 @@ from .job_view import job_json
 from .jobref import OUTCOMES
 from .options import json_option, yes_option
 from .output import ProgressLine, can_ask, echo_json, remark
+from .plan_view import offer_text, plan_json, plan_text, refusals_text
 from .specfile import STDIN, load_spec, overrides, plan_spec, say_remarks, spec_options
-from .text import money
 
 if TYPE_CHECKING:
     from ..control.jobs import Job
@@ -69,7 +69,7 @@ def command(
     if dry_run:
         return _show_plan(plan, loaded, as_json=as_json)
     offer = _launchable_offer(plan)
-    remark(f"{loaded.spec.name}: {describe_offer(offer)}")
+    remark(f"{loaded.spec.name}: {offer_text(offer)}")
     _confirm(offer, loaded, yes=yes)
     job, interrupted = _ship(loaded, plan)
     if as_json:
@@ -96,8 +96,6 @@ def _looks_like_a_file(word: Path) -> bool:
 
 
 def _show_plan(plan: Plan, loaded: LoadedSpec, *, as_json: bool) -> Exit:
-    from .plan_view import plan_json, plan_text
-
     if as_json:
         echo_json(plan_json(plan, loaded.spec))
     else:
@@ -110,8 +108,6 @@ def _launchable_offer(plan: Plan) -> Offer:
     from ..provisioners import launchable
 
     if plan.best is None:
-        from .plan_view import refusals_text
-
         click.echo(refusals_text(plan), err=True)
         raise CommandError("nothing can run this job", hint=_HINT_ALL, exit_code=Exit.IMPOSSIBLE)
     targets = launchable()
@@ -119,7 +115,7 @@ def _launchable_offer(plan: Plan) -> Offer:
         return plan.best
     known = ", ".join(sorted(targets))
     raise CommandError(
-        f"the best offer is on {describe_offer(plan.best)}: "
+        f"the best offer is on {offer_text(plan.best)}: "
         f"this version plans for {plan.best.cloud}, but launches only on: {known}",
         hint=f"--cloud {known.partition(',')[0]} runs it there, if it fits; nothing was created",
         exit_code=Exit.IMPOSSIBLE,
@@ -129,29 +125,10 @@ def _launchable_offer(plan: Plan) -> Offer:
 _HINT_ALL = "`cloudgpu plan FILE --all` shows every way that was looked at"
 
 
-def describe_offer(offer: Offer) -> str:
-    """`gcp us-central1-a spot: 2 × g2-standard-4 + L4:1, 0.56 USD/h`; what is paid for already has no price."""
-    local = offer.cloud == "local"
-    machines = ", ".join(
-        (f"{role.nodes} × " if role.nodes > 1 else "")
-        + (role.role if local else role.machine_type)
-        + (f" + {role.accelerator}:{role.count}" if role.accelerator else "")
-        for role in offer.roles
-    )
-    place = "this machine" if local else f"{offer.cloud} {offer.zone or offer.region} {offer.market}"
-    if _is_free(offer):
-        return f"{place}: {machines}"
-    return f"{place}: {machines}, " + ("price unknown" if offer.price is None else f"{money(offer.price)}/h")
-
-
-def _is_free(offer: Offer) -> bool:
-    return offer.price == 0
-
-
 def _confirm(offer: Offer, loaded: LoadedSpec, *, yes: bool) -> None:
     """No money is spent unless somebody said so: --yes, an answer on the terminal, or a limit in the job file."""
     limits = loaded.spec.limits
-    if yes or _is_free(offer):
+    if yes or offer.price == 0:
         return
     if can_ask():
         click.confirm("start it?", default=True, err=True, abort=True)

@@ -196,9 +196,9 @@ def _machines(offer: Offer) -> _Place:
 
 
 def place(offer: Offer) -> str:
-    """`gcp us-central1-a n1-standard-8 spot`; `local on-demand`, where all are called the same."""
-    types = "+".join(dict.fromkeys(_machines(offer)))
-    return " ".join(dict.fromkeys((offer.cloud, offer.zone or offer.region, types, offer.market)))
+    """`gcp us-central1-a spot n1-standard-8`; `this machine`."""
+    types = "" if offer.cloud == "local" else "+".join(dict.fromkeys(_machines(offer)))
+    return f"{offer.place} {types}".rstrip()
 
 
 def _tried(attempts: Sequence[Attempt]) -> str:

@@ -61,7 +61,8 @@ class Report:
         return asdict(self, dict_factory=lambda pairs: {k: str(v) if isinstance(v, Decimal) else v for k, v in pairs})
 
 
-_INTERRUPTED = frozenset({"preempted", "lost", "again"})
+INTERRUPTED = frozenset({"preempted", "lost", "again"})
+"""Outcomes of attempts that ended by the machines' doing."""
 
 
 def make_report(attempts: Sequence[Attempt], now: float, live: Mapping[str, Any] | None = None) -> Report:
@@ -76,7 +77,7 @@ def make_report(attempts: Sequence[Attempt], now: float, live: Mapping[str, Any]
     steps = [line.step for line in lines if line.step is not None]
     return Report(
         attempts=lines,
-        interruptions=sum(line.outcome in _INTERRUPTED for line in lines),
+        interruptions=sum(line.outcome in INTERRUPTED for line in lines),
         steps=max(steps, default=None),
         redone=sum(redone),
         paid_seconds=paid,

@@ -51,6 +51,11 @@ class Offer:
     def nodes(self) -> int:
         return sum(role.nodes for role in self.roles)
 
+    @property
+    def place(self) -> str:
+        """`gcp us-central1-a spot`; on the target `local`, where there is no choice, `this machine`."""
+        return "this machine" if self.cloud == "local" else f"{self.cloud} {self.zone or self.region} {self.market}"
+
     def to_json(self) -> dict[str, Any]:
         return {
             "cloud": self.cloud,

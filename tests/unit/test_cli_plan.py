@@ -105,7 +105,7 @@ Refused:
   2.5000 USD/h  gcp g2-standard-8 + L4:1, spot: above limits.price; 3 USD/h [price-cap]
 
 It would create:
-  2 machines g2-standard-4 (worker; L4:1, 4 vCPU, 16GB) in gcp us-central1-a, spot
+  2 machines g2-standard-4 (worker; L4:1, 4 vCPU, 16GB) in gcp us-central1-a spot
   2 disks of 100GB, deleted with the machines
   1 folder for the job's code, logs, checkpoints and outputs in s3://bucket/jobs
 

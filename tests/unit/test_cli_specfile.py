@@ -14,6 +14,7 @@ import pytest
 from cloudgpu.cli import main, submit
 from cloudgpu.cli.errors import CommandError
 from cloudgpu.cli.exits import Exit
+from cloudgpu.cli.plan_view import offer_text
 from cloudgpu.cli.specfile import FLAGS
 from cloudgpu.jobspecs.diagnostics import SpecError
 from cloudgpu.jobspecs.loader import LoadedSpec, load_text
@@ -195,8 +196,8 @@ def offer(price: str | None, cloud: str = "gcp", nodes: int = 1) -> Offer:
         (offer("0", "local"), "this machine: worker + L4:1"),
     ],
 )
-def test_describe_offer(given: Offer, text: str) -> None:
-    assert submit.describe_offer(given) == text
+def test_offer_text(given: Offer, text: str) -> None:
+    assert offer_text(given) == text
 
 
 @pytest.mark.parametrize("price", ["0.01", None])

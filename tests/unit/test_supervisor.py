@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from decimal import Decimal
 from pathlib import Path
@@ -320,7 +321,8 @@ def test_a_passing_error_is_tried_again_with_the_same_token(world: World, kind: 
 @pytest.mark.parametrize("kind", ["auth", "invalid"])
 def test_a_final_refusal_names_every_place_and_why(world: World, kind: str) -> None:
     world.cloud.faults["launch"] = [refusal("capacity", "sold out"), refusal(kind, "says no", "cloud")]
-    job_id = world.submit(make_offer(region="a", zone="a-1"), make_offer(region="b", zone="b-1"))
+    offers = (make_offer(region="a", zone="a-1"), make_offer(region="b", zone="b-1"))
+    job_id = world.submit(*(dataclasses.replace(offer, cloud="gcp") for offer in offers))
     world.finish(job_id)
     job = world.job(job_id)
     assert (job.state, job.cause) == ("failed", kind)
