@@ -140,15 +140,18 @@ def load_spec(
 
     Without a file gcloud's flags alone describe the job; `job` is its name there.
     """
+    import datetime
+
+    today = datetime.datetime.now(datetime.UTC).date()
     source = None if file is None else _read(file)
     base = None if file is None or str(file) == STDIN else Path(file).absolute().parent
     if source is not None and not gcloud and job is None:
         from ..jobspecs.loader import load_source
 
-        return load_source(source, changes, base)
+        return load_source(source, changes, base, today=today)
     from ..jobspecs.dialects.command_line import load
 
-    return load(source, gcloud or {}, changes, base=base, job=job)
+    return load(source, gcloud or {}, changes, base=base, job=job, today=today)
 
 
 def _read(file: str | Path) -> Source:

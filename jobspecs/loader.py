@@ -24,6 +24,8 @@ from .source import Source, decode, read_source
 from .yaml_reader import Document, read_yaml
 
 if TYPE_CHECKING:
+    import datetime
+
     from .dialects import Conversion
     from .overrides import Override
 
@@ -53,9 +55,11 @@ class LoadedSpec:
         return self.draft.locate(problem)
 
 
-def load_file(path: str | os.PathLike[str], overrides: Overrides = ()) -> LoadedSpec:
-    """Load a job file; raises SpecError with every mistake in it."""
-    return load_source(read_source(path), overrides, Path(path).absolute().parent)
+def load_file(
+    path: str | os.PathLike[str], overrides: Overrides = (), *, today: datetime.date | None = None
+) -> LoadedSpec:
+    """Load a job file; raises SpecError with every mistake in it. `today` as in load_source()."""
+    return load_source(read_source(path), overrides, Path(path).absolute().parent, today=today)
 
 
 def load_bytes(data: bytes, name: str, overrides: Overrides = (), base: Path | None = None) -> LoadedSpec:
@@ -68,8 +72,14 @@ def load_text(text: str, name: str = "<string>", overrides: Overrides = (), base
     return load_source(Source(name, text), overrides, base)
 
 
-def load_source(source: Source, overrides: Overrides = (), base: Path | None = None) -> LoadedSpec:
-    """Load a text that was read already, as load_text(); raises SpecError."""
+def load_source(
+    source: Source, overrides: Overrides = (), base: Path | None = None, *, today: datetime.date | None = None
+) -> LoadedSpec:
+    """Load a text that was read already, as load_text(); raises SpecError.
+
+    GPUs of another tool's file that can no longer be had on the day `today` are replaced (None: those the tables call
+    retired).
+    """
     document = read_yaml(source)
     if not document.value.keys() <= JobSpec.model_fields.keys():
         from .dialects import detect
@@ -77,7 +87,7 @@ def load_source(source: Source, overrides: Overrides = (), base: Path | None = N
         if detect(document.value) is not None:
             from .dialects.command_line import convert
 
-            conversion, rest = convert(document.value, {}, overrides)
+            conversion, rest = convert(document.value, {}, overrides, today=today)
             return load_conversion(conversion, document=document, overrides=rest, base=base)
     draft = _Draft(document, document.value, base or Path.cwd())
     draft.diagnostics += document.diagnostics

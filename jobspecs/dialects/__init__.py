@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .conversion import Conversion
+
+if TYPE_CHECKING:
+    import datetime
 
 __all__ = ["DIALECTS", "Conversion", "convert", "detect"]
 
@@ -29,15 +32,18 @@ def detect(document: object) -> str | None:
     return None
 
 
-def convert(document: Mapping[str, Any]) -> Conversion:
-    """The job file that a document of another tool stands for; raises ValueError if detect() knows no such dialect."""
+def convert(document: Mapping[str, Any], *, today: datetime.date | None = None) -> Conversion:
+    """The job file that a document of another tool stands for; raises ValueError if detect() knows no such dialect.
+
+    GPUs that can no longer be had on the day `today` are replaced (None: those the tables call retired).
+    """
     dialect = detect(document)
     if dialect == "ai-platform":
         from .ai_platform import convert as convert_ai_platform
 
-        return convert_ai_platform(document)
+        return convert_ai_platform(document, today=today)
     if dialect == "vertex":
         from .vertex import convert as convert_vertex
 
-        return convert_vertex(document)
+        return convert_vertex(document, today=today)
     raise ValueError("this is neither an AI Platform Training file nor a Vertex AI custom job")

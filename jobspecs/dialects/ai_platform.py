@@ -7,7 +7,7 @@ offered and nobody sells any more becomes today's closest offer (successors.py).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..diagnostics import Loc, quote
 from . import ai_platform_rules as rules
@@ -15,6 +15,9 @@ from .cluster import Group, put_groups, put_place
 from .conversion import Conversion, Fields, Lost, Reader, job_name
 from .program import Program, put_program, same_for_all
 from .successors import replace_gone
+
+if TYPE_CHECKING:
+    import datetime
 
 _GONE = "the service's runtime images are gone"
 _OUTPUT = "the service wrote this field, it is not part of a job"
@@ -70,14 +73,18 @@ _NO_PROGRAM = (
 
 
 def convert(
-    document: Mapping[str, Any], flags: Mapping[Loc, Loc] | None = None, *, package_path: str | None = None
+    document: Mapping[str, Any],
+    flags: Mapping[Loc, Loc] | None = None,
+    *,
+    package_path: str | None = None,
+    today: datetime.date | None = None,
 ) -> Conversion:
     """The job file that a config.yaml stands for.
 
     `flags` names, for places of the document set on the command line, the flag to report; `package_path` is the folder
-    of --package-path, for which the document has no field.
+    of --package-path, for which the document has no field; `today` as in Conversion.
     """
-    conversion = Conversion()
+    conversion = Conversion(today=today)
     conversion.note("AI Platform Training has ended: the job may run on Vertex AI or on Compute Engine")
     job = Reader(document, (), conversion, flags)
     job.check(JOB)

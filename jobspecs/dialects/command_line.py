@@ -12,6 +12,8 @@ from . import DIALECTS, Conversion, detect
 from . import convert as convert_file
 
 if TYPE_CHECKING:
+    import datetime
+
     from ..loader import LoadedSpec, Overrides
     from ..source import Source
 
@@ -28,11 +30,13 @@ def load(
     *,
     base: Path | None = None,
     job: str | None = None,
+    today: datetime.date | None = None,
 ) -> LoadedSpec:
     """The spec of a text of any dialect, changed by gcloud's flags and by overrides; raises SpecError.
 
     Without a text the flags alone describe the job. `job` is gcloud's JOB; relative paths start from `base`, or the
     working directory. An override of `args` is what follows `--` on the command line.
+    `today` as in load_source().
     """
     from ..loader import load_conversion, load_source
     from ..yaml_reader import read_yaml
@@ -41,8 +45,10 @@ def load(
     content = None if document is None else document.value
     dialect = detect(content)
     if source is not None and dialect != "ai-platform":
-        return load_source(source, [*_as_overrides(flags, dialect, job), *parse_overrides(overrides)], base)
-    conversion, rest = convert(content, flags, overrides, base=base, job=job)
+        return load_source(
+            source, [*_as_overrides(flags, dialect, job), *parse_overrides(overrides)], base, today=today
+        )
+    conversion, rest = convert(content, flags, overrides, base=base, job=job, today=today)
     return load_conversion(conversion, document=document, overrides=rest, base=base)
 
 
@@ -53,15 +59,16 @@ def convert(
     *,
     base: Path | None = None,
     job: str | None = None,
+    today: datetime.date | None = None,
 ) -> tuple[Conversion, Overrides]:
     """The job file that a document of another tool stands for, and the overrides which are still to act on it."""
     if document is not None and detect(document) != "ai-platform":
-        return convert_file(document), overrides
+        return convert_file(document, today=today), overrides
     from .gcloud_flags import apply
 
     given, user_args, rest = _split(flags, overrides)
     folder = None if document is None or base is None else str(base)
-    return apply(document, given, user_args, job=job, folder=folder), rest
+    return apply(document, given, user_args, job=job, folder=folder, today=today), rest
 
 
 def _as_overrides(flags: Mapping[str, str], dialect: str | None, job: str | None) -> list[Override]:

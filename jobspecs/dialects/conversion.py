@@ -9,10 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..diagnostics import Loc, Problem, quote
 from ..suggest import closest, one_of
+
+if TYPE_CHECKING:
+    import datetime
 
 
 class Lost(NamedTuple):
@@ -40,6 +43,8 @@ class Conversion:
     """What changed on the way: one sentence each."""
     origins: dict[Loc, Loc] = field(default_factory=dict)
     """Place in `job` -> place in the source; a place without entry has its parent's origin."""
+    today: datetime.date | None = None
+    """What has ended by then is replaced; None: what the tables call retired."""
 
     @property
     def refused(self) -> bool:

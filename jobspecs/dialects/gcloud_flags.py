@@ -9,12 +9,15 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..diagnostics import Loc, Problem, quote
 from ..suggest import did_you_mean
 from . import ai_platform
 from .conversion import Conversion, camel
+
+if TYPE_CHECKING:
+    import datetime
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 USER_ARGS: Loc = ("-- USER_ARGS",)
@@ -137,12 +140,14 @@ def apply(
     *,
     job: str | None = None,
     folder: str | None = None,
+    today: datetime.date | None = None,
 ) -> Conversion:
     """The job file of a gcloud command line: `document` is its --config file (None: there is none).
 
     `flags` maps names such as "--worker-count" to the text given ("true" for one without value); an unknown name is a
     KeyError, for the command line's parser lets none through. `user_args` follow `--`, `job` is the JOB argument.
     `folder` is the one of the config file, where it is not the working directory: `code:` starts from there.
+    `today` as in Conversion.
     """
     patched: dict[str, Any] = dict(document or {})
     origins: dict[Loc, Loc] = {}
@@ -160,7 +165,7 @@ def apply(
         _patch(patched, ("jobId",), job, JOB, origins)
     if not any(camel(str(key)) == _INPUT for key in patched):
         patched[_INPUT] = {}
-    conversion = ai_platform.convert(patched, origins, package_path=_package_path(flags, folder))
+    conversion = ai_platform.convert(patched, origins, package_path=_package_path(flags, folder), today=today)
     conversion.problems[:0] = problems
     for name in flags:
         if BY_NAME[name].lost:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..catalog import MachineType
 
 SUCCESSORS: dict[str, tuple[str, ...]] = {
-    # Smallest first. A GPU that is still sold (T4, P4, V100, A100) is kept, whatever its announced end.
+    # Smallest first. A GPU that is still sold (T4, P4, V100, A100) is kept until its announced end.
     "K80": ("T4", "L4"),
     "P100": ("T4", "L4", "V100-16GB"),
     "P4": ("T4", "L4"),
@@ -34,13 +34,14 @@ def replace_gone(conversion: Conversion, group: Group, region: str | None) -> Gr
     old = group.machine
     if conversion.refused:  # what never was has no successor
         return group
-    day = ended(old.accelerator) if old.accelerator else None
+    today = conversion.today.isoformat() if conversion.today else ""
+    day = ended(old.accelerator, today) if old.accelerator else None
     if day is None:
         return group
     gone = f"{group.name}: {old.accelerator} no longer exists" + (f" (support ended {day})" if day else "")
-    new = successor(old, region)
+    new = successor(old, region, today)
     if new is None:
-        elsewhere = ", ".join(_regions_of(old))
+        elsewhere = ", ".join(_regions_of(old, today))
         hint = f"choose another region: {elsewhere}" if elsewhere else "choose another accelerator"
         where = f"in {region}" if region else "with so much memory"
         conversion.error(group.accelerator_loc, "no-successor", f"{gone}, nor a successor {where}", hint)
@@ -52,30 +53,33 @@ def replace_gone(conversion: Conversion, group: Group, region: str | None) -> Gr
     return group.on(new)
 
 
-def ended(accelerator: str) -> str | None:
-    """The day the accelerator's support ended (YYYY-MM-DD, "" if unknown), or None while it is sold."""
+def ended(accelerator: str, today: str) -> str | None:
+    """The day the accelerator's support ended (YYYY-MM-DD, "" if unknown), or None while it is sold.
+
+    Without a `today` (YYYY-MM-DD), as everywhere here, what is announced to end is still sold.
+    """
     from .. import catalog
 
     rows = [row for types in catalog.machine_types("gcp").values() for row in types if row.accelerator == accelerator]
-    if not rows or any(row.status != "retired" for row in rows):
+    if not rows or any(not row.is_gone(today) for row in rows):
         return None
     return max(row.ends or "" for row in rows)
 
 
-def successor(old: Machine, region: str | None) -> Machine | None:
+def successor(old: Machine, region: str | None, today: str) -> Machine | None:
     """Today's closest valid machine for one whose GPU is gone; None if there is none in the region."""
     for as_fast in (True, False):
         for name in SUCCESSORS.get(old.accelerator or "", ()):
             count = _count(old, name, as_fast=as_fast)
-            choices = [row for row in _sellers(name) if count in row.counts and _is_in(row.name, name, region)]
+            choices = [row for row in _sellers(name, today) if count in row.counts and _is_in(row.name, name, region)]
             if choices:
                 return Machine(_closest(choices, old.machine_type), name, count)
     return None
 
 
-def _regions_of(machine: Machine) -> list[str]:
+def _regions_of(machine: Machine, today: str) -> list[str]:
     """Regions that sell the machine's successor: what to say when the wanted region has none."""
-    anywhere = successor(machine, None)
+    anywhere = successor(machine, None, today)
     if anywhere is None or anywhere.machine_type is None:
         return []
     from .. import catalog
@@ -111,11 +115,11 @@ def _figures(machine: Machine) -> str:
     return f"{memory:g} GB and {speed:.3g} TFLOPS"
 
 
-def _sellers(accelerator: str) -> Iterator[MachineType]:
+def _sellers(accelerator: str, today: str) -> Iterator[MachineType]:
     from .. import catalog
 
     for rows in catalog.machine_types(_SELLER).values():
-        yield from (row for row in rows if row.accelerator == accelerator and row.status != "retired")
+        yield from (row for row in rows if row.accelerator == accelerator and not row.is_gone(today))
 
 
 def _is_in(machine_type: str, accelerator: str, region: str | None) -> bool:

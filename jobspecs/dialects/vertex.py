@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..diagnostics import Loc, quote
 from ..suggest import closest, one_of
@@ -13,6 +13,9 @@ from .cluster import Group, Machine, put_groups, put_place
 from .conversion import Conversion, Fields, Lost, Reader, job_name
 from .program import Program, put_program, same_for_all
 from .successors import replace_gone
+
+if TYPE_CHECKING:
+    import datetime
 
 _OUTPUT = "the service writes this field, it is not part of a job"
 _MOUNT = "cloudgpu mounts no file systems: read the data from object storage"
@@ -96,9 +99,9 @@ RESERVATIONS = {
 _NO_PROGRAM = "add containerSpec.imageUri, or pythonPackageSpec.pythonModule"
 
 
-def convert(document: Mapping[str, Any]) -> Conversion:
-    """The job file that a custom job stands for."""
-    conversion = Conversion()
+def convert(document: Mapping[str, Any], *, today: datetime.date | None = None) -> Conversion:
+    """The job file that a custom job stands for; `today` as in Conversion."""
+    conversion = Conversion(today=today)
     job = Reader(document, (), conversion)
     if "jobSpec" in job:
         job.check(JOB)

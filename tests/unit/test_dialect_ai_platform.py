@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import datetime
+
 import pytest
 from cloudgpu.jobspecs import catalog
 from cloudgpu.jobspecs.dialects import ai_platform, convert, detect
 from cloudgpu.jobspecs.dialects.successors import SUCCESSORS
+from cloudgpu.jobspecs.loader import load_file
 from cloudgpu.jobspecs.models import JobSpec
 
 GPU = {"acceleratorConfig": {"type": "NVIDIA_TESLA_T4", "count": "1"}}
@@ -230,6 +233,23 @@ def test_names(written, name):
     conversion = convert({"jobId": written, **training()})
     assert conversion.job["name"] == name
     JobSpec.model_validate(conversion.job)
+
+
+@pytest.mark.parametrize(("day", "accelerator"), [("2027-07-31", "T4:1"), ("2027-08-01", "L4:1")])
+def test_a_gpu_is_kept_until_its_last_day(day, accelerator):
+    conversion = convert(training(masterConfig=GPU), today=datetime.date.fromisoformat(day))
+    assert conversion.problems == []
+    assert conversion.job["resources"]["accelerator"] == accelerator
+    assert any("support ended 2027-08-01" in note for note in conversion.notes) is (accelerator == "L4:1")
+
+
+def test_the_day_comes_from_whoever_loads_the_file(tmp_path):
+    (tmp_path / "config.yaml").write_text(
+        "trainingInput: {scaleTier: CUSTOM, masterType: n1-standard-8, region: us-central1, pythonModule: t,"
+        " masterConfig: {acceleratorConfig: {type: NVIDIA_TESLA_T4, count: 1}}}"
+    )
+    kept, ended = (load_file(tmp_path / "config.yaml", today=day) for day in (None, datetime.date(2027, 8, 1)))
+    assert [str(loaded.spec.resources.accelerator[0]) for loaded in (kept, ended)] == ["T4:1", "L4:1"]
 
 
 def test_the_successors_figures_are_known():
