@@ -148,7 +148,7 @@ class Job:
         nodes = [name for name in nodes if name not in ended]
         if not nodes:
             raise NotRunningError(f"{', '.join(ended)} of {self.id} ended already")
-        notice = Notice("preempt", time.time() + after_s, "cloudgpu preempt").to_bytes()
+        notice = Notice("preempt", time.time() + after_s, "cloudgpu preempt", after_s).to_bytes()
         for name in nodes:
             job_dir.create(node_key(current.number, name, "notice.json"), notice)  # the first notice stands
         message = f"preemption notice for {', '.join(nodes)}: {after_s:g} s"

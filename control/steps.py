@@ -17,7 +17,7 @@ from ..jobspecs.plan import Offer
 from ..provisioners.base import Allocation, LaunchRequest, Owner, Provisioner, ProvisionError, launch_token
 from ..runtime.jobdir import JOB_KEY, AttemptRecord, JobDir, JobDirError, Stop, StopReason, attempt_key
 from . import cost, states
-from .clock import Clock
+from .clock import Clock, JobTime
 from .decisions import GRACE_S, End, Start, backoff, decide, place, wanted_end
 from .model import Attempt, JobRow
 from .nodes import Watches, look, node_records, node_requests
@@ -34,10 +34,13 @@ LATE_S = 5.0
 class Memory:
     """What a supervisor remembers of a job between ticks: caches and pauses only, nothing that decides."""
 
+    time: JobTime
     watches: Watches = field(default_factory=lambda: Watches(0))
     job_dir: JobDir | None = None
     told: int = 0
     """The attempt whose stop.json this process has written."""
+    machines_gone: bool = False
+    """All machines of the attempt, when they were last looked at."""
 
 
 @dataclass(slots=True)
@@ -60,7 +63,7 @@ class Step:
         self._memory = memory
         self._job = job
         self._attempt = attempt
-        self._now = tools.clock.now()
+        self._now = memory.time.now()
 
     def take(self) -> bool:
         """Do what is next; whether anything changed. Raises LostRaceError, JobDirError, ProvisionError, StoreError."""
@@ -268,7 +271,9 @@ class Step:
 
     def _tell(self, attempt: Attempt, deadline: float) -> None:
         if self._memory.told != attempt.number:
-            stop = Stop(reason=cast("StopReason", attempt.cause), deadline=deadline)
+            left = max(0.0, deadline - self._now)
+            epoch = self._tools.clock.now() + left  # as the machines' clocks, not as this job's time
+            stop = Stop(cast("StopReason", attempt.cause), epoch, left)
             self._job_dir().put(attempt_key(attempt.number, "stop.json"), stop.to_bytes())
             self._memory.told = attempt.number
 
@@ -324,6 +329,7 @@ class Step:
         if self._memory.watches.attempt != attempt.number:
             self._memory.watches = Watches(attempt.number)
         requests = node_requests(Offer.from_json(attempt.offer))
+        self._memory.machines_gone = all(state.phase == "gone" for state in observed.values())
         steady = self._tools.clock.monotonic()
         return look(self._job_dir(), self._memory.watches, requests, observed, steady)
 

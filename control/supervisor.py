@@ -8,12 +8,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ..provisioners import get_provisioner
 from ..provisioners.base import Provisioner, ProvisionError
 from ..runtime.jobdir import JobDir, JobDirError
-from .clock import Clock, SystemClock
+from .clock import Clock, JobTime, SystemClock
 from .errors import StoreError
 from .leases import Leases, new_owner
 from .model import Attempt, JobRow
@@ -22,10 +22,10 @@ from .store import LostRaceError, Store
 
 log = logging.getLogger("cloudgpu.supervisor")
 
-JOB_DIR_PATIENCE_S = {"running": 3_600.0}
-"""By the attempt's state: a job whose dir cannot be used for so long is given up. Machines that train may go on."""
-_PATIENCE_S = 300.0
-"""In any other state."""
+TRAINING_PATIENCE_S = 3_600.0
+"""A job whose dir cannot be used for so long is given up, while its machines run: they may go on training."""
+PATIENCE_S = 300.0
+"""Likewise, when nothing runs that could be lost."""
 
 _PAUSE_S = (1.0, 60.0)
 """After a failed step: at first, and at most."""
@@ -46,7 +46,7 @@ class _Trouble:
 class _Watched:
     """What this process keeps in mind of a job."""
 
-    memory: Memory = field(default_factory=Memory)
+    memory: Memory
     due: float = 0.0
     """Steady time of the next look."""
     quiet_s: float = _QUIET_S[0]
@@ -63,6 +63,11 @@ class Tick:
     """The next tick is of no use sooner, unless somebody asks for something."""
 
 
+def _open_dir(url: str) -> JobDir:
+    """The dir of a job that was submitted: if it is gone, it is not made again."""
+    return JobDir(url, make=False)
+
+
 class Supervisor:
     """Advances all jobs of a store."""
 
@@ -72,14 +77,16 @@ class Supervisor:
         *,
         clock: Clock | None = None,
         provisioner: Callable[[str], Provisioner] = get_provisioner,
-        open_dir: Callable[[str], JobDir] = JobDir,
+        open_dir: Callable[[str], JobDir] = _open_dir,
         owner: str | None = None,
+        patience_s: float = PATIENCE_S,
     ) -> None:
         self._clock = clock or SystemClock()
         self._store = store
         self._leases = Leases(store, self._clock, owner or new_owner())
         self._tools = Tools(store, self._clock, self._leases.owner, provisioner, open_dir)
         self._watched: dict[str, _Watched] = {}
+        self._patience_s = patience_s
 
     def tick(self, *, woken: bool = False) -> Tick:
         """One step for each job that is due, or for every job if `woken`. Raises StoreError only."""
@@ -89,7 +96,9 @@ class Supervisor:
             del self._watched[gone]
             self._leases.forget(gone)
         for job in jobs:
-            watched = self._watched.setdefault(job.id, _Watched())
+            watched = self._watched.get(job.id)
+            if watched is None:
+                watched = self._watched[job.id] = _Watched(Memory(JobTime(self._clock, job.updated)))
             if self._clock.monotonic() >= watched.due or (woken and watched.trouble is None):
                 self._advance(job, attempts.get(job.id), watched)
         now = self._clock.monotonic()
@@ -139,11 +148,12 @@ class Supervisor:
             times = 0 if trouble is None else trouble.times
             trouble = watched.trouble = _Trouble(message, since, times)
             log.warning("%s: %s", job.id, message)
-            self._store.add_event(job, "trouble", message, self._clock.now())
+            self._store.add_event(job, "trouble", message, watched.memory.time.now())
         trouble.times += 1
         pause = min(_PAUSE_S[0] * 2.0 ** min(trouble.times - 1, 30), _PAUSE_S[1])
         watched.due = now + pause
-        patience = JOB_DIR_PATIENCE_S.get(attempt.state if attempt else "", _PATIENCE_S)
+        trains = attempt is not None and attempt.state == "running" and not watched.memory.machines_gone
+        patience = TRAINING_PATIENCE_S if trains else self._patience_s
         if by_job_dir and now - trouble.since >= patience:
             reason = f"given up after {patience:.0f} s: {message}"
             with suppress(LostRaceError):

@@ -347,6 +347,8 @@ StopReason = Literal["cancel", "duration", "cost", "peer"]
 
 
 @dataclass(frozen=True, slots=True)
+    seconds: float | None = None
+    """From its writing to the deadline; it counts from sight where the two clocks differ by more."""
 class Stop(Record):
     """stop.json: every node of the attempt is to save, if it can, and end before `deadline` (epoch s)."""
 
@@ -358,6 +360,8 @@ Outcome = Literal["succeeded", "failed", "preempted", "stopped", "error"]
 
 
 @dataclass(frozen=True, slots=True)
+    seconds: float | None = None
+    """As in Notice."""
 class Result(Record):
     """result.json, create-only: how a node ended.
 

@@ -104,11 +104,18 @@ def write_notice(path: Path, order: Order) -> None:
     partial.replace(path)
 
 
-def _from_epoch(deadline: float) -> float:
-    """Once, on sight: later jumps of the wall clock change nothing."""
-    if not math.isfinite(deadline):
+def _from_epoch(deadline: float, seconds: float | None) -> float:
+    """Once, on sight: later jumps of the wall clock change nothing.
+
+    What was written to leave `seconds`, and is seen at once, leaves neither more nor nothing: then the writer's clock
+    is not ours, or one of them was set meanwhile.
+    """
+    if not math.isfinite(deadline) or not math.isfinite(seconds or 0.0):
         raise ValueError(f"{deadline} is no time")
-    return time.monotonic() + deadline - time.time()
+    left = deadline - time.time()
+    if seconds is not None and not 0.0 <= left <= seconds:
+        left = seconds
+    return time.monotonic() + left
 
 
 _STOP_REASONS = {
@@ -122,7 +129,8 @@ _STOP_REASONS = {
 def _stop_order(data: bytes) -> Order:
     stop = Stop.from_bytes(data)
     try:
-        return Order("stopped", stop.reason, _STOP_REASONS.get(stop.reason, stop.reason), _from_epoch(stop.deadline))
+        reason = _STOP_REASONS.get(stop.reason, stop.reason)
+        return Order("stopped", stop.reason, reason, _from_epoch(stop.deadline, stop.seconds))
     except (TypeError, ValueError, AttributeError) as error:
         raise JobDirError(f"not a Stop: {error}") from error
 
@@ -131,6 +139,6 @@ def _notice_order(data: bytes) -> Order:
     notice = Notice.from_bytes(data)
     try:
         reason = f"notice from {notice.source}: {notice.kind}"
-        return Order("preempted", notice.kind, reason, _from_epoch(notice.deadline), vanishes=True)
+        return Order("preempted", notice.kind, reason, _from_epoch(notice.deadline, notice.seconds), vanishes=True)
     except (TypeError, ValueError) as error:
         raise JobDirError(f"not a Notice: {error}") from error

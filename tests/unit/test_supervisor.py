@@ -9,7 +9,6 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
-from cloudgpu.control.clock import SystemClock
 from cloudgpu.control.leases import LEASE_S
 from cloudgpu.provisioners.base import ProvisionError
 from cloudgpu.tests.standins.cloud import FAIL, SUCCEED, TAKEN, VANISH, Life, lives
@@ -398,30 +397,6 @@ def test_one_jobs_trouble_is_not_anothers(world: World) -> None:
     world.drive(supervisor)
     assert world.job(bad).state == "failed"
     assert [event.kind for event in world.store.events(bad)].count("trouble") == 1
-
-
-def test_a_clock_that_jumps_back_does_not_harm(world: World) -> None:
-    job_id = world.submit(policy=make_policy(duration_s=3600))
-    supervisor = world.supervisor()
-    world.drive(supervisor, until=lambda: world.job(job_id).state == "running")
-    world.clock.time -= 86_400
-    for machine in world.cloud.machines:
-        machine.launched -= 86_400
-    world.drive(supervisor)
-    assert world.job(job_id).state == "succeeded"
-    assert world.attempts(job_id)[0].cost == 0
-
-
-def test_the_computers_clock_may_jump_back_but_ours_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    wall = 1_700_000_000.0
-    monkeypatch.setattr("time.time", lambda: wall)
-    clock = SystemClock()
-    first = clock.now()
-    wall -= 86_400
-    second = clock.now()
-    assert first <= second < first + 60
-    wall += 2 * 86_400
-    assert clock.now() == wall
 
 
 # -- leases
