@@ -10,8 +10,9 @@ from decimal import Decimal
 from ..jobspecs.plan import Offer
 from . import cost
 from .model import Attempt, JobRow
+from .outcomes import NodeView
 
-GRACE_S = {"cancel": 30.0, "peer": 30.0, "duration": 120.0, "cost": 120.0}
+GRACE_S = {"cancel": 30.0, "peer": 30.0, "duration": 120.0, "cost": 120.0, "gpu_idle": 120.0}
 """How long programs may take to save and end, by the cause of the stop."""
 
 FRUITLESS_LIMIT = 5
@@ -68,7 +69,18 @@ def wanted_end(job: JobRow, current: Attempt | None, now: float) -> End | None:
     return None
 
 
-_STOPPED_AS = {"cancel": "cancelled", "duration": "stopped", "cost": "stopped"}
+def idle_end(job: JobRow, nodes: Sequence[NodeView]) -> End | None:
+    """Whether the job shall end because none of its GPUs does anything. What is not known is no reason to end."""
+    limit = job.policy.gpu_idle_s
+    idle = [node.gpu_idle_s for node in nodes if node.has_gpus and node.end is None]
+    if limit is None or not idle or any(seconds is None or seconds < limit for seconds in idle):
+        return None
+    from ..jobspecs.units import format_duration  # here, for it loads Pydantic, which nothing else of a tick needs
+
+    return End("stopped", "gpu_idle", f"limits.gpu_idle reached: no GPU did anything for {format_duration(limit)}")
+
+
+_STOPPED_AS = {"cancel": "cancelled", "duration": "stopped", "cost": "stopped", "gpu_idle": "stopped"}
 
 
 def decide(job: JobRow, attempts: Sequence[Attempt], now: float) -> End | Start:

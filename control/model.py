@@ -19,6 +19,8 @@ class Policy:
     """From submit to end."""
     cost_usd: Decimal | None
     """All attempts together."""
+    gpu_idle_s: int | None
+    """While no GPU does anything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,7 @@ class Attempt:
     allocation: dict[str, Any] | None
     """The machines, once launch() has answered."""
     cause: str
-    """Why it stops: "cancel", "duration", "cost", "peer", or the class of the error that refused the launch."""
+    """Why it stops: a key of decisions.GRACE_S, or the class of the error that refused the launch."""
     scope: str
     """Where that error holds: "zone", "region", "cloud"."""
     deadline: float | None

@@ -26,6 +26,7 @@ class Watch:
     """A result is written once and never changes: it is not read again."""
     progress: dict[str, Any] | None = None
     begun: bool = False
+    gpu_idle_s: float | None = None
     sequence: int = -1
     heard: float | None = None
     """Steady time of the last sign of life; None: not looked at yet."""
@@ -87,7 +88,15 @@ def _look_at(job_dir: JobDir, watches: Watches, request: NodeRequest, state: Nod
         folder = node_key(watches.attempt, request.node, "")
         heartbeat = _read_heartbeat(job_dir, folder, watch)
         watch.end = _read_end(job_dir, folder, watch, state) or _end_by_silence(watch, heartbeat, now)
-    return NodeView(request.node, request.role, watch.end, watch.begun, watch.progress)
+    return NodeView(
+        node=request.node,
+        role=request.role,
+        end=watch.end,
+        begun=watch.begun,
+        progress=watch.progress,
+        has_gpus=request.count > 0,
+        gpu_idle_s=watch.gpu_idle_s,
+    )
 
 
 def _read_heartbeat(job_dir: JobDir, folder: str, watch: Watch) -> Heartbeat | None:
@@ -97,6 +106,7 @@ def _read_heartbeat(job_dir: JobDir, folder: str, watch: Watch) -> Heartbeat | N
     heartbeat = Heartbeat.from_bytes(data)
     watch.progress = heartbeat.progress or watch.progress
     watch.begun = watch.begun or heartbeat.phase != "setup"
+    watch.gpu_idle_s = heartbeat.gpu_idle_s
     return heartbeat
 
 

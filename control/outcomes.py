@@ -37,6 +37,9 @@ class NodeView:
     begun: bool
     """Its program runs or ran."""
     progress: dict[str, Any] | None
+    has_gpus: bool = False
+    gpu_idle_s: float | None = None
+    """For how long none of its GPUs has done anything; None: unknown."""
 
 
 @dataclass(frozen=True, slots=True)

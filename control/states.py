@@ -26,7 +26,7 @@ JOB_STATES = {
     "succeeded": "every node's program ended with 0 (final)",
     "failed": "ended by an error that no retry is left for (final)",
     "cancelled": "ended by its user (final)",
-    "stopped": "ended by its own limits: duration or cost (final)",
+    "stopped": "ended by its own limits: duration, cost or idle GPUs (final)",
 }
 JOB_END = frozenset({"succeeded", "failed", "cancelled", "stopped"})
 

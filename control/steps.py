@@ -18,7 +18,7 @@ from ..provisioners.base import Allocation, LaunchRequest, Owner, Provisioner, P
 from ..runtime.jobdir import JOB_KEY, AttemptRecord, JobDir, JobDirError, Stop, StopReason, attempt_key
 from . import cost, states
 from .clock import Clock, JobTime
-from .decisions import GRACE_S, End, Start, backoff, decide, place, wanted_end
+from .decisions import GRACE_S, End, Start, backoff, decide, idle_end, place, wanted_end
 from .model import Attempt, JobRow
 from .nodes import Watches, look, node_records, node_requests
 from .outcomes import NodeView, Verdict, judge, must_stop_peers
@@ -240,6 +240,9 @@ class Step:
         useless = must_stop_peers(nodes)
         if useless is not None and useless.end is not None:
             return self._begin_stop(attempt, "peer", f"{useless.node} {useless.end.outcome}: {useless.end.reason}")
+        idle = idle_end(self._job, nodes)
+        if idle is not None:
+            return self._begin_stop(attempt, idle.cause, idle.reason)
         return False
 
     # -- stopping

@@ -165,6 +165,7 @@ def _job_record(
         search_path=search_path,
         checkpoint_every=spec.checkpoint.every,
         checkpoint_keep=spec.checkpoint.keep,
+        gpu_idle_s=spec.limits.gpu_idle,
         spec=spec.to_stored(),
     )
 
@@ -186,6 +187,7 @@ def _row(job_id: str, spec: JobSpec, offers: list[Offer], url: str, sha256: str)
             failures=retry.failure,
             duration_s=limits.duration,
             cost_usd=limits.cost,
+            gpu_idle_s=limits.gpu_idle,
         ),
         offers=[offer.to_json() for offer in offers],
         job_dir=url,

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from . import catalog
 from .catalog import Target
-from .models import JobSpec, Resources
+from .models import JobSpec, Resources, Role
 from .rules_base import Verdict, listing, refusal
+from .rules_machines import built_in
 
 if TYPE_CHECKING:
     from .plan import Refusal
@@ -52,10 +53,30 @@ def container_image(spec: JobSpec, target: Target) -> Verdict | None:
 
 
 def idle_gpus(spec: JobSpec, target: Target) -> Verdict | None:
-    """Column gpu_idle: a job whose GPUs do nothing is stopped."""
-    if target.gpu_idle or spec.limits.gpu_idle is None:
+    """Column gpu_idle: a job whose GPUs do nothing is stopped. NVIDIA's driver alone is asked."""
+    if spec.limits.gpu_idle is None:
         return None
-    return Verdict(f"{target.name} cannot tell that GPUs idle yet", "leave out `limits.gpu_idle`" + _others("gpu_idle"))
+    leave_out = "leave out `limits.gpu_idle`"
+    if not target.gpu_idle:
+        return Verdict(f"{target.name} cannot tell that GPUs idle yet", leave_out + _others("gpu_idle"))
+    names = [name for role in spec.effective_roles().values() for name in _accelerators(role, target)]
+    if not names:
+        return Verdict("the job has no GPU that could be idle", f"{leave_out}, or ask for GPUs: `accelerator: L4`")
+    known = [found for name in names if name and (found := catalog.find_accelerator(name))]
+    strange = next((found for found in known if found.vendor != "NVIDIA"), None)
+    if strange is None:
+        return None
+    return Verdict(
+        f"whether {strange.vendor}'s {strange.name} is idle cannot be told", f"{leave_out}, or NVIDIA's GPUs"
+    )
+
+
+def _accelerators(role: Role, target: Target) -> list[str | None]:
+    """What each machine of a role may carry; None: any that has memory enough."""
+    if role.accelerator or role.machine_type is None:
+        return [request.name for request in role.accelerator]
+    machine = built_in(target.name, role.machine_type)
+    return [machine.accelerator] if machine else []
 
 
 def launcher(spec: JobSpec, target: Target) -> Verdict | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import hashlib
 import os
 import sys
@@ -21,6 +22,7 @@ from typing import NoReturn, TypeVar
 
 from .archive import ArchiveError, unpack
 from .ending import Ending, judge
+from .gpu_idle import VISIBLE, IdleWatch, read_utilisation
 from .heartbeat import Heart, read_progress
 from .jobdir import (
     JOB_KEY,
@@ -199,8 +201,16 @@ class Agent:
     def _run_program(self, started: Sequence[Process], place: Place) -> Ending:
         for path in (place.notice, place.listening, place.progress):
             path.unlink(missing_ok=True)
-        exits, signalled = self._start(started, place.listening)
+        with self._idle_watch(place):
+            exits, signalled = self._start(started, place.listening)
         return judge(exits, self._orders.deciding, signalled=signalled, listening=place.listening.exists())
+
+    def _idle_watch(self, place: Place) -> contextlib.AbstractContextManager[object]:
+        """While the program runs, beats tell for how long the GPUs have been idle, if the job has a limit on that."""
+        if place.job.gpu_idle_s is None or place.node.gpus == 0:
+            return contextlib.nullcontext()
+        sample = functools.partial(read_utilisation, os.environ.get(VISIBLE))
+        return IdleWatch(place.job.gpu_idle_s, sample, report=self._heart.set_gpu_idle, say=self._log.say)
 
     def _start(self, wanted: Sequence[Process], listening: Path | None) -> tuple[list[Exit], bool]:
         try:

@@ -35,6 +35,7 @@ class Heart:
         self._job_dir, self._key, self._progress = job_dir, key, progress
         self._on_lost, self._patience_s = on_lost, patience_s
         self._phase: Phase = "setup"
+        self._gpu_idle_s: float | None = None
         self._changed = threading.Event()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
@@ -45,6 +46,10 @@ class Heart:
         if phase != self._phase:
             self._phase = phase
             self._changed.set()
+
+    def set_gpu_idle(self, seconds: float | None) -> None:
+        """Tell for how long the GPUs have done nothing, with the next beat."""
+        self._gpu_idle_s = seconds
 
     def stop(self) -> None:
         self._stopping = True
@@ -57,7 +62,8 @@ class Heart:
             try:
                 missing = 0 if self._job_dir.exists(JOB_KEY) else missing + 1
                 if missing == 0:
-                    beat = Heartbeat(sequence, time.time(), self._phase, read_progress(self._progress))
+                    progress = read_progress(self._progress)
+                    beat = Heartbeat(sequence, time.time(), self._phase, progress, self._gpu_idle_s)
                     self._job_dir.put(self._key, beat.to_bytes())
                     last_written = time.monotonic()
             except JobDirError as error:

@@ -265,6 +265,8 @@ class JobRecord(Record):
     checkpoint_every: str | int = "auto"
     """"auto" or seconds."""
     checkpoint_keep: int = 3
+    gpu_idle_s: int | None = None
+    """The job is stopped when its GPUs do nothing for so long: nodes with GPUs tell for how long theirs have."""
     spec: dict[str, Any] = field(default_factory=dict)
     """The whole JobSpec as stored; for people and for a later version, machines do not read it."""
 
@@ -332,6 +334,8 @@ class Heartbeat(Record):
     time: float
     phase: Literal["setup", "running", "stopping"]
     progress: dict[str, Any] | None = None
+    gpu_idle_s: float | None = None
+    """For how long no GPU of this node has done anything while the program ran; None: not watched, or unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,7 +347,7 @@ class Notice(Record):
     source: str
 
 
-StopReason = Literal["cancel", "duration", "cost", "peer"]
+StopReason = Literal["cancel", "duration", "cost", "gpu_idle", "peer"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,6 +122,7 @@ _STOP_REASONS = {
     "cancel": "cancelled",
     "duration": "limits.duration is reached",
     "cost": "limits.cost is reached",
+    "gpu_idle": "limits.gpu_idle is reached",
     "peer": "another node of this attempt has ended",
 }
 

@@ -58,6 +58,8 @@ class Life:
     """Ends by itself when told to stop."""
     steps_per_s: float = 10.0
     saves: bool = True
+    idle_from_s: float | None = None
+    """From then on its GPUs do nothing, and it says so; None: nobody looks at them."""
 
 
 SUCCEED = Life()
@@ -188,7 +190,9 @@ class FakeCloud:
 
     def _beat(self, machine: Machine, job_dir: JobDir) -> None:
         machine.sequence += 1
-        beat = Heartbeat(machine.sequence, self.clock.now(), "running", self._progress(machine))
+        since, age = machine.life.idle_from_s, self.clock.now() - machine.launched
+        idle = None if since is None else max(0.0, age - since)
+        beat = Heartbeat(machine.sequence, self.clock.now(), "running", self._progress(machine), idle)
         job_dir.put(node_key(machine.request.attempt, machine.node, "heartbeat.json"), beat.to_bytes())
 
     def _end(self, machine: Machine, job_dir: JobDir, outcome: str, code: int | None, reason: str) -> None:

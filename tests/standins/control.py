@@ -22,17 +22,33 @@ from .cloud import FakeClock, FakeCloud
 
 
 def make_offer(
-    *, nodes: int = 1, price: str | None = "3.6", region: str = "here", zone: str | None = None, **more: Any
+    *,
+    nodes: int = 1,
+    gpus: int = 0,
+    price: str | None = "3.6",
+    region: str = "here",
+    zone: str | None = None,
+    **more: Any,
 ) -> Offer:
     """Of the local target, so that nothing but the place and the price matters."""
     amount = None if price is None else Decimal(price)
-    role = RoleOffer("worker", nodes, more.pop("machine_type", "local"), None, Fraction(0), 2, 4.0, amount)
+    role = RoleOffer(
+        role="worker",
+        nodes=nodes,
+        machine_type=more.pop("machine_type", "local"),
+        accelerator="L4" if gpus else None,
+        count=Fraction(gpus),
+        vcpus=2,
+        memory_gb=4.0,
+        price=amount,
+    )
     roles = more.pop("roles", (role,))
     return Offer("local", region, zone, more.pop("market", "on-demand"), roles, 10.0, Decimal(0), amount, "2026-01-01")
 
 
 def make_policy(**changes: Any) -> Policy:
-    return dataclasses.replace(Policy(preemptions=None, failures=1, duration_s=None, cost_usd=None), **changes)
+    policy = Policy(preemptions=None, failures=1, duration_s=None, cost_usd=None, gpu_idle_s=None)
+    return dataclasses.replace(policy, **changes)
 
 
 def make_template(folder: Path) -> Path:

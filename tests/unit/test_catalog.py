@@ -225,7 +225,7 @@ def test_targets() -> None:
     assert list(targets) == ["local", "aws", "gcp", "vertex", "azure"]
     local = targets["local"]
     assert local.markets == {"on-demand"}
-    assert (local.multi_node, local.roles, local.image, local.gpu_idle) == (True, True, False, False)
+    assert (local.multi_node, local.roles, local.image, local.gpu_idle) == (True, True, False, True)
     assert (targets["gcp"].zones, targets["vertex"].zones) == (True, False)
 
 

@@ -207,7 +207,8 @@ def refused(target: str, **fields: Any) -> set[str]:
         ("container-image", "local", {"image": "pytorch/pytorch"}),
         ("container-image", "local", {"roles": {"worker": {"image": "pytorch/pytorch"}}}),
         ("gpu-idle-limit", "local", {"limits": {"gpu_idle": "1h"}}),
-        ("gpu-idle-limit", "gcp", {"limits": {"gpu_idle": "1h"}}),
+        ("gpu-idle-limit", "gcp", {"limits": {"gpu_idle": "1h"}, "resources": {"machine_type": "n1-standard-4"}}),
+        ("gpu-idle-limit", "azure", {"limits": {"gpu_idle": "1h"}, "resources": {"accelerator": ["L4", "MI300X:8"]}}),
         ("launcher", "local", {"launcher": "horovod"}),
         ("parts-of-gpus", "local", {"resources": {"accelerator": "L4:1/8"}}),
         ("zone-choice", "vertex", {"resources": {"accelerator": "L4", "zone": "us-central1-a"}}),
@@ -228,6 +229,7 @@ def test_a_field_the_target_cannot_honour_is_refused(rule: str, target: str, fie
         ("several-nodes", {"multi_node": False}, {"resources": {"nodes": 2}}),
         ("several-nodes", {"multi_node": False}, {"roles": {"chief": {}, "worker": {}}}),
         ("several-roles", {"roles": False}, {"roles": {"chief": {}, "worker": {}}}),
+        ("gpu-idle-limit", {"gpu_idle": False}, {"limits": {"gpu_idle": "1h"}, "resources": {"accelerator": "L4"}}),
     ],
 )
 def test_what_every_target_of_today_can(rule: str, lacking: dict[str, bool], fields: dict[str, Any]) -> None:
@@ -235,6 +237,18 @@ def test_what_every_target_of_today_can(rule: str, lacking: dict[str, bool], fie
     (found,) = (r for r in TARGET_RULES if r.name == rule)
     assert found.refuse(job(**fields), able) is None
     assert found.refuse(job(**fields), replace(able, **lacking)) is not None  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"resources": {"accelerator": {"memory": "24GB.."}}},
+        {"resources": {"machine_type": "g2-standard-4"}},  # with an L4 built in
+        {"roles": {"chief": {}, "worker": {"accelerator": "L4"}}},
+    ],
+)
+def test_gpus_that_can_be_seen_idle(fields: dict[str, Any]) -> None:
+    assert refused("gcp", limits={"gpu_idle": "1h"}, **fields) == set()
 
 
 @pytest.mark.parametrize("target", list(catalog.targets()))

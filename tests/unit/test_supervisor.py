@@ -262,6 +262,55 @@ def test_the_cost_limit_counts_all_attempts(world: World) -> None:
     assert len(world.attempts(job_id)) > 3
 
 
+IDLE = Life(run_s=1e6, idle_from_s=5)
+BUSY = Life(run_s=1e6, idle_from_s=1e6)
+UNKNOWN = Life(run_s=1e6, idle_from_s=None)
+
+
+def test_a_job_whose_gpus_all_idle_is_stopped(world: World) -> None:
+    world.cloud.script = lives(IDLE, nodes=[((1, "worker-1.1"), Life(run_s=1e6, idle_from_s=50))])
+    job_id = world.submit(make_offer(nodes=2, gpus=1), policy=make_policy(gpu_idle_s=1800))
+    world.finish(job_id)
+    job = world.job(job_id)
+    assert (job.state, job.cause, outcomes(world, job_id)) == ("stopped", "gpu_idle", ["stopped"])
+    assert job.reason == "limits.gpu_idle reached: no GPU did anything for 30m"
+    assert 1850 <= (job.ended or 0) - job.created < 1860, "from when the last of them fell idle"
+
+
+@pytest.mark.parametrize("other", [BUSY, UNKNOWN])
+def test_one_idle_node_is_no_idle_job(world: World, other: Life) -> None:
+    world.cloud.script = lives(IDLE, nodes=[((1, "worker-1.1"), other)])
+    job_id = world.submit(make_offer(nodes=2, gpus=1), policy=make_policy(gpu_idle_s=60, duration_s=600))
+    world.finish(job_id)
+    assert world.job(job_id).cause == "duration"
+
+
+def test_nodes_without_gpus_are_not_asked(world: World) -> None:
+    roles = (*make_offer(gpus=1).roles, dataclasses.replace(make_offer().roles[0], role="evaluator"))
+    world.cloud.script = lives(UNKNOWN, nodes=[((1, "worker-0.1"), IDLE)])
+    job_id = world.submit(make_offer(roles=roles), policy=make_policy(gpu_idle_s=60))
+    world.finish(job_id)
+    assert world.job(job_id).cause == "gpu_idle"
+
+
+def test_another_supervisor_knows_as_much_of_idle_gpus(world: World) -> None:
+    world.cloud.script = lives(IDLE)
+    job_id = world.submit(make_offer(gpus=1), policy=make_policy(gpu_idle_s=60))
+    begun = world.clock.monotonic()
+    world.drive(world.supervisor("a/1/a"), until=lambda: world.clock.monotonic() - begun > 50)
+    world.drive(world.supervisor("b/1/b"))
+    job = world.job(job_id)
+    assert job.cause == "gpu_idle"
+    assert (job.ended or 0) - job.created < 65 + LEASE_S + 5
+
+
+def test_idle_gpus_are_borne_without_a_limit(world: World) -> None:
+    world.cloud.script = lives(Life(run_s=7200, idle_from_s=1))
+    job_id = world.submit(make_offer(gpus=1))
+    world.drive(world.supervisor(), for_s=8000)
+    assert world.job(job_id).state == "succeeded"
+
+
 # -- places
 
 

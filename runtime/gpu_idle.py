@@ -1,0 +1,134 @@
+"""For how long the GPUs of this node have done nothing, as NVIDIA's driver tells. Standard library only.
+
+Idle is what was seen idle: a GPU whose utilisation cannot be read is neither busy nor idle, and the count begins anew.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Self
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+IDLE_PERCENT = 1
+"""A GPU no busier than this does nothing: the driver rounds, and a desktop or a monitor may touch it."""
+_INTERVAL_S = 10.0
+_TIMEOUT_S = 30.0
+_QUERY = ("nvidia-smi", "--query-gpu=uuid,utilization.gpu", "--format=csv,noheader,nounits")
+_LINE = re.compile(r"(GPU-\S+), *(.+)")
+_SAID_AFTER = 2  # readings in vain: the end of the program kills nvidia-smi too, and one may take too long for once
+
+
+class UnreadableError(Exception):
+    """The utilisation of some GPU cannot be told; the message says why."""
+
+
+class IdleWatch:
+    """Reads the GPUs again and again, from a thread of its own, while its `with` block lasts.
+
+    `sample` gives the per cent of every GPU of the node, or raises UnreadableError. After each reading `report` is told
+    for how many seconds all of them have been idle (None: unknown).
+    """
+
+    def __init__(
+        self,
+        limit_s: float,
+        sample: Callable[[], Sequence[int]],
+        *,
+        report: Callable[[float | None], None],
+        say: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._interval = min(_INTERVAL_S, limit_s / 10)
+        self._sample, self._report, self._say, self._clock = sample, report, say, clock
+        self._idle_since: float | None = None
+        self._failures = 0
+        self._stopping = threading.Event()
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self._run, name="gpu-idle", daemon=True).start()
+        return self
+
+    def __exit__(self, _type: type[BaseException] | None, _value: object, _traceback: TracebackType | None) -> None:
+        self._stopping.set()
+
+    def look(self) -> None:
+        """One reading."""
+        try:
+            busiest = max(self._sample())
+        except UnreadableError as error:
+            self._unreadable(error)
+            return
+        now, self._failures = self._clock(), 0
+        if busiest > IDLE_PERCENT:
+            self._idle_since = None
+        elif self._idle_since is None:
+            self._idle_since = now
+        self._report(0.0 if self._idle_since is None else now - self._idle_since)
+
+    def _unreadable(self, error: UnreadableError) -> None:
+        self._idle_since = None
+        self._failures += 1
+        if self._failures == _SAID_AFTER and not self._stopping.is_set():
+            self._say(f"whether the GPUs are idle cannot be told, so limits.gpu_idle stops nothing: {error}")
+        self._report(None)
+
+    def _run(self) -> None:
+        self.look()
+        while not self._stopping.wait(self._interval):
+            self.look()
+
+
+def read_utilisation(visible: str | None) -> list[int]:
+    """Per cent of each GPU that a value of CUDA_VISIBLE_DEVICES leaves. Raises UnreadableError."""
+    try:
+        # The exit code is not looked at: the agent's main thread reaps every child (program.py), and may get it first.
+        done = subprocess.run(
+            _QUERY,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=_TIMEOUT_S,
+            check=False,
+        )
+    except OSError as error:
+        raise UnreadableError(f"{_QUERY[0]}: {error.strerror or error}") from error
+    except subprocess.TimeoutExpired as error:
+        raise UnreadableError(f"{_QUERY[0]} has not answered in {_TIMEOUT_S:.0f} s") from error
+    return parse(done.stdout.decode(errors="replace"), visible)
+
+
+def parse(text: str, visible: str | None) -> list[int]:
+    """From nvidia-smi's answer: per cent of each visible GPU (None: of all). Raises UnreadableError.
+
+    `visible` are starts of UUIDs, or numbers in the driver's order, as provisioners hand them out.
+    """
+    told: dict[str, str] = {}
+    for line in filter(None, map(str.strip, text.splitlines())):
+        match = _LINE.fullmatch(line)
+        if match is None:
+            raise UnreadableError(f"{_QUERY[0]} says: {line[:200]}")
+        told[match[1]] = match[2]
+    chosen = list(told) if visible is None else [_find(name.strip(), list(told)) for name in visible.split(",")]
+    if not chosen:
+        raise UnreadableError(f"{_QUERY[0]} shows no GPU")
+    return [_percent(uuid, told[uuid]) for uuid in chosen]
+
+
+def _find(name: str, uuids: Sequence[str]) -> str:
+    if name.isdecimal() and int(name) < len(uuids):
+        return uuids[int(name)]
+    found = [uuid for uuid in uuids if name and uuid.startswith(name)]
+    if len(found) != 1:
+        raise UnreadableError(f"{_QUERY[0]} shows no GPU {name}" if name else f"{VISIBLE} is empty")
+    return found[0]
+
+
+def _percent(uuid: str, text: str) -> int:
+    if not text.isdecimal():  # "[N/A]" of a GPU in MIG mode, "[GPU is lost]" ...
+        raise UnreadableError(f"the utilisation of {uuid} is {text}")
+    return int(text)
