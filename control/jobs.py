@@ -176,7 +176,7 @@ class Job:
     def open_dir(self) -> JobDir:
         from ..runtime.jobdir import JobDir
 
-        return JobDir(self.job_dir)
+        return JobDir(self.job_dir, make=False)
 
     def logs(self) -> LogReader:
         from ..runtime.logs import LogReader

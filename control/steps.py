@@ -329,10 +329,10 @@ class Step:
         if allocation is None:
             return ()
         observed = {state.node: state for state in self._provisioner(attempt).observe(allocation)}
+        self._memory.machines_gone = all(state.phase == "gone" for state in observed.values())
         if self._memory.watches.attempt != attempt.number:
             self._memory.watches = Watches(attempt.number)
         requests = node_requests(Offer.from_json(attempt.offer))
-        self._memory.machines_gone = all(state.phase == "gone" for state in observed.values())
         steady = self._tools.clock.monotonic()
         return look(self._job_dir(), self._memory.watches, requests, observed, steady)
 

@@ -39,8 +39,9 @@ _KEPT_S = 7 * 86_400.0  # how long the logs of ended machines are kept
 class LocalProvisioner:
     """Machines as processes. State is in folders and locks only: any process may call any verb at any time."""
 
-    def __init__(self, root: Path | None = None) -> None:
+    def __init__(self, root: Path | None = None, *, agent_options: Sequence[str] = ()) -> None:
         self._root = home() / TARGET if root is None else root
+        self._agent_options = agent_options
 
     def launch(self, request: LaunchRequest) -> Allocation:
         """Start an agent per node, all or none as far as GPUs go. Idempotent; an ended machine is not started again."""
@@ -63,7 +64,7 @@ class LocalProvisioner:
                 _write(folder / "allocation.json", {"owner": request.owner.name, "allocation": allocation.to_json()})
                 for node, machine, lock in waiting:
                     held = gpus[node.node]
-                    machine.start(request, node.node, held.uuids, [lock, *held.descriptors])
+                    machine.start(request, node.node, held.uuids, [lock, *held.descriptors], self._agent_options)
         return allocation
 
     def observe(self, allocation: Allocation) -> list[NodeState]:
@@ -78,9 +79,11 @@ class LocalProvisioner:
         with _told("end the machines"), self._guard(allocation.token):
             if (folder / "ended").exists():
                 return
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            (folder / "ending").touch()
-            left = kill_marked(f"{allocation.token}/", _KILL_S)
+            try:
+                folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+                (folder / "ending").touch()
+            finally:  # a full disk keeps nothing alive, though this must then be done once more
+                left = kill_marked(f"{allocation.token}/", _KILL_S)
             if left:
                 pids = ", ".join(map(str, left))
                 raise ProvisionError("transient", f"processes {pids} were killed {_KILL_S:.0f} s ago, but do not end")

@@ -51,13 +51,16 @@ class Machine:
         os.close(descriptor)
         return False
 
-    def start(self, request: LaunchRequest, node: str, gpus: Sequence[str], inherited: Sequence[int]) -> None:
+    def start(
+        self, request: LaunchRequest, node: str, gpus: Sequence[str], inherited: Sequence[int], options: Sequence[str]
+    ) -> None:
         """Start the agent: detached, it outlives this process and holds the inherited locks. Raises OSError."""
         command = [sys.executable, "-P", "-m", "cloudgpu.runtime.agent"]
         command += ["--job-dir", request.job_dir, "--attempt", str(request.attempt), "--node", node]
         command += ["--job-sha256", request.job_sha256, "--home", str(self.folder), "--host", "127.0.0.1"]
         if request.lifetime_s is not None:
             command += ["--lifetime-s", str(request.lifetime_s)]
+        command += options
         with (self.folder / "agent.log").open("ab") as log:
             agent = subprocess.Popen(
                 command,

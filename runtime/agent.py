@@ -80,7 +80,7 @@ class Agent:
         self._home = Path(options.home).absolute()
         self._host: str | None = options.host
         self._patience_s: float = options.patience_s
-        self._job_dir = JobDir(options.job_dir)
+        self._job_dir = JobDir(options.job_dir, make=False)
         self._started = time.time()
         self._marker = os.environ.get(MARKER) or uuid.uuid4().hex
         self._lost = False

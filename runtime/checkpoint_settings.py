@@ -43,7 +43,7 @@ def find_store(folder: str | os.PathLike[str] | None, world: int) -> CheckpointS
             return _open("checkpoints")
         alone = world == 1 and from_environment("CLOUDGPU_WORLD_SIZE", int, 1) > 1
         node = re.sub(r"\.\d+$", "", os.environ.get("CLOUDGPU_NODE", "node")) if alone else ""
-        return CheckpointStore(JobDir(url), f"checkpoints/{node}")
+        return CheckpointStore(JobDir(url, make=False), f"checkpoints/{node}")
     except JobDirError as error:
         raise CheckpointError(str(error)) from error
 

@@ -292,7 +292,8 @@ def read_newest(store: CheckpointStore, ranks: Any) -> tuple[Name, Commit, bytes
     throw away what may be readable again in a minute.
     """
     unreadable: list[str] = []
-    for name in ranks.from_first(store.committed):
+    names = ranks.from_first(store.committed)
+    for name in names:
         problem: tuple[str, bool] | None = None
         try:
             commit, data = store.read(name, ranks.rank, ranks.world)
@@ -309,6 +310,8 @@ def read_newest(store: CheckpointStore, ranks: Any) -> tuple[Name, Commit, bytes
             unreadable.append(str(name))
     if unreadable:
         raise CheckpointError(f"{store}: no checkpoint could be restored ({', '.join(unreadable)}): see above")
+    if names and ranks.rank == 0:
+        logger().warning(f"{store}: every checkpoint is damaged: training begins anew")
     return None
 
 

@@ -74,12 +74,14 @@ class Entry:
 class JobDir:
     """One job's folder in an object store or a file system, by URL. Keys are relative, with `/`.
 
-    Opening makes nothing. A local folder that is not there yet is made by the first write; one that was there and
-    has been deleted since is not made again: writing to it fails, so that whoever writes notices.
+    Opening makes nothing. A local folder that is not there yet is made by the first write, unless `make` is false: so
+    for all who work on a job that was submitted. One that was there and has been deleted since is not made again:
+    writing to it fails, so that whoever writes notices, and nothing is there to be read.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, make: bool = True) -> None:
         self.url = url.rstrip("/")
+        self._make = make
         self._folder: Path | None = None
         self._store: ObjectStore | None = None
         scheme, colon, rest = self.url.partition("://")
@@ -192,16 +194,16 @@ class JobDir:
 
     def _readable(self) -> ObjectStore:
         store = self._open_folder()
-        if store is None:
+        # What lies where the folder was, such as a file, has none of its objects.
+        if store is None or (self._folder is not None and not self._folder.is_dir()):
             raise FileNotFoundError(self.url)
         return store
 
     def _writable(self) -> ObjectStore:
-        if self._folder is not None:
-            if self._store is None:
-                self._folder.mkdir(parents=True, exist_ok=True)
-            elif not self._folder.is_dir():
+        if self._folder is not None and not self._folder.is_dir():
+            if self._store is not None or not self._make:
                 raise JobDirError(f"{self.url}: the folder has been deleted")
+            self._folder.mkdir(parents=True, exist_ok=True)
         return self._readable()
 
     def _call(self, doing: str, call: Callable[[], _T]) -> _T:
@@ -345,27 +347,27 @@ class Notice(Record):
     kind: Literal["preempt", "terminate", "reboot", "freeze"]
     deadline: float
     source: str
+    seconds: float | None = None
+    """From its writing to the deadline; it counts from sight where the two clocks differ by more."""
 
 
 StopReason = Literal["cancel", "duration", "cost", "gpu_idle", "peer"]
 
 
 @dataclass(frozen=True, slots=True)
-    seconds: float | None = None
-    """From its writing to the deadline; it counts from sight where the two clocks differ by more."""
 class Stop(Record):
     """stop.json: every node of the attempt is to save, if it can, and end before `deadline` (epoch s)."""
 
     reason: StopReason
     deadline: float
+    seconds: float | None = None
+    """As in Notice."""
 
 
 Outcome = Literal["succeeded", "failed", "preempted", "stopped", "error"]
 
 
 @dataclass(frozen=True, slots=True)
-    seconds: float | None = None
-    """As in Notice."""
 class Result(Record):
     """result.json, create-only: how a node ended.
 

@@ -12,5 +12,5 @@ def write_output(name: str, data: bytes | str) -> str:
     """Write one file (a name may have folders, `plots/loss.json`), replacing it; its URL. Raises JobDirError."""
     url = os.environ.get("CLOUDGPU_JOB_DIR") or local_url(Path())
     key = f"outputs/{name}"
-    JobDir(url).put(key, data.encode() if isinstance(data, str) else data)
+    JobDir(url, make=False).put(key, data.encode() if isinstance(data, str) else data)
     return f"{url.rstrip('/')}/{key}"
