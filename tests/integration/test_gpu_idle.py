@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 import time
-import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,6 +15,7 @@ from cloudgpu.jobspecs.loader import load_text
 from cloudgpu.jobspecs.plan import LocalGpu, Plan
 from cloudgpu.provisioners.local_gpus import find_gpus
 from cloudgpu.tests.standins.control import make_offer
+from cloudgpu.tests.standins.nvidia import install_driver
 
 WAIT_S = 30.0
 GPUS = [LocalGpu("GPU-aa1", "NVIDIA L4", 24.0), LocalGpu("GPU-ab2", "NVIDIA L4", 24.0)]
@@ -24,22 +23,10 @@ GPUS = [LocalGpu("GPU-aa1", "NVIDIA L4", 24.0), LocalGpu("GPU-ab2", "NVIDIA L4",
 pytestmark = pytest.mark.skipif(bool(find_gpus()), reason="this machine has GPUs: the stand-ins would not be asked")
 
 
-class NvmlError(Exception):
-    """As pynvml.NVMLError."""
-
-
 @pytest.fixture
 def nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """A driver with two L4, and what its nvidia-smi, first in PATH, is to do."""
-    driver = types.ModuleType("pynvml")
-    driver.NVMLError = NvmlError  # type: ignore[attr-defined]
-    driver.nvmlInit = driver.nvmlShutdown = lambda: None  # type: ignore[attr-defined]
-    driver.nvmlDeviceGetCount = lambda: len(GPUS)  # type: ignore[attr-defined]
-    driver.nvmlDeviceGetHandleByIndex = lambda index: GPUS[index]  # type: ignore[attr-defined]
-    driver.nvmlDeviceGetUUID = lambda gpu: gpu.uuid  # type: ignore[attr-defined]
-    driver.nvmlDeviceGetName = lambda gpu: gpu.name  # type: ignore[attr-defined]
-    driver.nvmlDeviceGetMemoryInfo = lambda gpu: types.SimpleNamespace(total=gpu.memory_gb * 1e9)  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "pynvml", driver)
+    install_driver(GPUS, monkeypatch)
     script = tmp_path / "bin" / "nvidia-smi"
     script.parent.mkdir()
     monkeypatch.setenv("PATH", str(script.parent), prepend=":")

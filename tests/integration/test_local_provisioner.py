@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-import types
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 from pathlib import Path
@@ -36,6 +35,7 @@ from cloudgpu.runtime.jobdir import (
 )
 from cloudgpu.runtime.logs import LogReader
 from cloudgpu.runtime.program import MARKER as AGENTS_MARKER
+from cloudgpu.tests.standins.nvidia import install_driver
 
 ME = Owner("test")
 
@@ -336,23 +336,11 @@ def test_gpus_that_are_not_there_are_refused(world: World, count: int | str) -> 
     assert not (world.root / world.token).exists(), "a refused launch leaves nothing"
 
 
-class NvmlError(Exception):
-    """As pynvml.NVMLError."""
-
-
 @pytest.fixture
 def gpus(monkeypatch: pytest.MonkeyPatch) -> tuple[LocalGpu, ...]:
     """This machine's GPUs; where it has none, two L4 and a T4 of a driver's stand-in."""
     if not find_gpus():
-        driver = types.ModuleType("pynvml")
-        driver.NVMLError = NvmlError  # type: ignore[attr-defined]
-        driver.nvmlInit = driver.nvmlShutdown = lambda: None  # type: ignore[attr-defined]
-        driver.nvmlDeviceGetCount = lambda: len(GPUS)  # type: ignore[attr-defined]
-        driver.nvmlDeviceGetHandleByIndex = lambda index: GPUS[index]  # type: ignore[attr-defined]
-        driver.nvmlDeviceGetUUID = lambda gpu: gpu.uuid  # type: ignore[attr-defined]
-        driver.nvmlDeviceGetName = lambda gpu: gpu.name  # type: ignore[attr-defined]
-        driver.nvmlDeviceGetMemoryInfo = lambda gpu: types.SimpleNamespace(total=gpu.memory_gb * 1e9)  # type: ignore[attr-defined]
-        monkeypatch.setitem(sys.modules, "pynvml", driver)
+        install_driver(GPUS, monkeypatch)
     return find_gpus()
 
 

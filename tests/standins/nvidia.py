@@ -1,0 +1,27 @@
+"""GPUs of NVIDIA's on a machine that has none, as far as the driver's library (NVML) tells."""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Sequence
+
+import pytest
+from cloudgpu.jobspecs.plan import LocalGpu
+
+
+class NvmlError(Exception):
+    """As pynvml.NVMLError."""
+
+
+def install_driver(gpus: Sequence[LocalGpu], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put a stand-in in the place of pynvml, for this process."""
+    driver = types.ModuleType("pynvml")
+    driver.NVMLError = NvmlError  # type: ignore[attr-defined]
+    driver.nvmlInit = driver.nvmlShutdown = lambda: None  # type: ignore[attr-defined]
+    driver.nvmlDeviceGetCount = lambda: len(gpus)  # type: ignore[attr-defined]
+    driver.nvmlDeviceGetHandleByIndex = lambda index: gpus[index]  # type: ignore[attr-defined]
+    driver.nvmlDeviceGetUUID = lambda gpu: gpu.uuid  # type: ignore[attr-defined]
+    driver.nvmlDeviceGetName = lambda gpu: gpu.name  # type: ignore[attr-defined]
+    driver.nvmlDeviceGetMemoryInfo = lambda gpu: types.SimpleNamespace(total=gpu.memory_gb * 1e9)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "pynvml", driver)
