@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .jobref import find_job, job_argument
+from .jobref import NO_JOBS, find_job, job_argument
 from .options import json_option
 from .output import Column, echo_json, echo_table, remark
 from .text import duration, money
@@ -25,9 +25,9 @@ _JOBS = (
 _ATTEMPTS = (
     Column("attempt", right=True),
     Column("outcome"),
-    Column("where", least=8),
+    Column("where", least=8, spare=1),
     Column("price", right=True),
-    Column("paid time", right=True),
+    Column("paid time", right=True, spare=2),
     Column("cost", right=True),
 )
 
@@ -59,6 +59,9 @@ def command(job: str | None, as_json: bool) -> None:
     total = _total([seen.cost for seen in all_seen])
     if as_json:
         echo_json({"jobs": [_json(seen) for seen in all_seen], "total_usd": None if total is None else str(total)})
+        return
+    if not all_seen:
+        click.echo(NO_JOBS)
         return
     echo_table(
         _JOBS,

@@ -76,7 +76,14 @@ def _command_error(error: CommandError) -> Exit:
 
 
 def _usage_error(error: click.ClickException) -> Exit:
-    error.show()
+    """As click prints it, but in the form of every other error."""
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        error.show()
+        return Exit.USAGE
+    ctx = getattr(error, "ctx", None)
+    if ctx is not None:
+        click.echo(ctx.get_usage(), err=True)
+    _say(error.format_message(), f"{ctx.command_path} --help" if ctx is not None else "")
     return Exit.USAGE
 
 

@@ -48,7 +48,7 @@ def command(job: str, follow: bool, as_json: bool) -> None:
 
 
 def event_line(event: Event, width: int | None = None) -> str:
-    """`14:03:07  attempt 2   launched    machines of local`; the message cut where the line is wider than `width`."""
+    """`14:03:07  attempt 2   state       running`; the message cut where the line is wider than `width`."""
     time_and_attempt = f"{clock(event.time)}  {f'attempt {event.attempt}' if event.attempt else '':10}  "
     kind, message = f"{event.kind:10}", clean(event.message)
     if width is not None:

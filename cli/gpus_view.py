@@ -18,24 +18,24 @@ _MILL = Decimal("0.001")
 _UNKNOWN = "unknown"
 _SUMMARY = (
     Column("accelerator"),
-    Column("memory", right=True),
-    Column("architecture", least=9),
-    Column("clouds"),
+    Column("memory", right=True, spare=1),
+    Column("architecture", least=9, spare=4),
+    Column("clouds", least=9),
     Column("USD/GPU-h", right=True),
-    Column("on demand in", least=15),
-    Column("price of"),
+    Column("on demand in", least=15, spare=2),
+    Column("price of", spare=3),
 )
 _MACHINES = (
     Column("machine type"),
     Column("GPUs", right=True),
-    Column("vCPUs", right=True),
-    Column("memory", right=True),
+    Column("vCPUs", right=True, spare=3),
+    Column("memory", right=True, spare=2),
     Column("USD/h", right=True),
-    Column("price of"),
+    Column("price of", spare=5),
 )
 _SPOT = Column("spot", right=True)
 _SPOT_PLACE = 5
-_ANYWHERE = (Column("cheapest in", least=8), Column("regions", right=True))
+_ANYWHERE = (Column("cheapest in", least=8, spare=1), Column("regions", right=True, spare=4))
 _IN_REGION = (Column("zones", least=8),)
 
 

@@ -22,6 +22,8 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 _SEARCHED = 1_000
 """Newest jobs among which a name is looked for."""
 
+NO_JOBS = "no jobs; `cloudgpu submit FILE` makes one"
+
 OUTCOMES: dict[str, Exit] = {
     "succeeded": Exit.OK,
     "failed": Exit.FAILED,

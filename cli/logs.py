@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
 
 import click
 
@@ -11,6 +12,9 @@ from .exits import Exit
 from .follow import Follower, Interrupts, LineFormat, LogFilter
 from .jobref import find_job, job_argument, watch
 from .options import DURATION
+
+if TYPE_CHECKING:
+    from ..control.jobs import Job
 
 
 @click.command()
@@ -41,6 +45,8 @@ def command(
             hint=f"what the store knows of it: cloudgpu status {found.id}",
             exit_code=Exit.UNAVAILABLE,
         )
+    if not follow or found.done:
+        _check_there(found, node, attempt)
     chosen = LogFilter(attempt, node, None if since is None else time.time() - since)
     follower = Follower(found, LineFormat(found, timestamps=timestamps), chosen)
     if not follow:
@@ -50,3 +56,22 @@ def command(
     with Interrupts() as interrupts:
         ended = follower.follow(interrupts)
     return None if ended else Exit.INTERRUPTED
+
+
+def _check_there(job: Job, node: str | None, attempt: int | None) -> None:
+    """What will never come shall not look like a program that writes nothing."""
+    from ..control.nodes import node_requests
+    from ..jobspecs.plan import Offer
+
+    attempts = job.attempts()
+    if attempt is not None and attempt > len(attempts):
+        count = f"{len(attempts)} attempt{'s' * (len(attempts) != 1)}"
+        raise CommandError(f"{job.id} has no attempt {attempt}", hint=f"it has {count}", exit_code=Exit.USAGE)
+    names = [request.node for one in attempts for request in node_requests(Offer.from_json(one.offer))]
+    known = list(dict.fromkeys(name.rpartition(".")[0] for name in names))
+    if node is not None and node not in known and node not in names:
+        raise CommandError(
+            f"{job.id} has no machine {node!r}",
+            hint=f"its machines: {', '.join(known) or 'none yet'}",
+            exit_code=Exit.USAGE,
+        )

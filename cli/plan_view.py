@@ -23,12 +23,12 @@ _CENT = Decimal("0.01")
 _HEADS = (
     Column("#", right=True),
     Column("cloud"),
-    Column("region, zones", least=14),
-    Column("machine", least=16),
-    Column("GPUs", least=8),
-    Column("market"),
+    Column("region, zones", least=10),
+    Column("machine", least=14),
+    Column("GPUs", least=8, spare=1),
+    Column("market", spare=2),
     Column("USD/h", right=True),
-    Column("price of"),
+    Column("price of", spare=3),
 )
 Places = tuple["Offer", ...]
 """Offers that differ only by their zone: one row of the table."""
@@ -88,7 +88,7 @@ def offer_text(offer: Offer) -> str:
     machines = ", ".join(
         (f"{role.nodes} × " if role.nodes > 1 else "")
         + (role.role if offer.cloud == "local" else role.machine_type)
-        + (f" + {role.accelerator}:{role.count}" if role.accelerator else "")
+        + (f" + {accelerator_text(role)}" if role.accelerator else "")
         for role in offer.roles
     )
     price = "price unknown" if offer.price is None else f"{money(offer.price)}/h"

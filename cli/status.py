@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import click
 
-from .jobref import find_job, job_argument, watch
+from .jobref import NO_JOBS, find_job, job_argument, watch
 from .options import json_option
 from .output import echo_json, is_terminal
 
@@ -28,6 +28,8 @@ def command(*, job: str | None, everything: bool, active: bool, watching: bool, 
     cloudgpu status digits --watch
     cloudgpu status digits --json | jq .report.goodput
     """
+    if watching and as_json:
+        raise click.UsageError("--watch is for people; for programs there is: cloudgpu events JOB --follow --json")
     limit = 10_000 if everything else 20
     if job is None:
         _repeat(lambda: _list(active=active, limit=limit, as_json=as_json), watching=watching)
@@ -56,7 +58,7 @@ def _list(*, active: bool, limit: int, as_json: bool) -> bool:
     if as_json:
         echo_json(list_json(jobs))
     else:
-        click.echo(list_text(jobs) if jobs else "no jobs; `cloudgpu submit FILE` makes one")
+        click.echo(list_text(jobs) if jobs else NO_JOBS)
     return True
 
 

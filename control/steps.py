@@ -158,7 +158,7 @@ class Step:
             return self._refused(attempt, error)
         values = {"state": "starting", "round": 0, "waits": 0, "not_before": 0.0, "cause": "", "reason": ""}
         changes = {"state": "running", "allocation": allocation.to_json()}
-        return self._write("launched", f"machines of {place(offer)}", job=values, attempt=changes)
+        return self._write("launched", f"got its machines: {place(offer)}", job=values, attempt=changes)
 
     def _prepare(self, attempt: Attempt) -> bool:
         """What a machine will read, then that machines are about to be asked for: from here on time is paid."""

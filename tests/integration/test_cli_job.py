@@ -106,7 +106,10 @@ def test_submit_follows_the_log_and_ends_as_the_job_does(cloudgpu: Shell, tmp_pa
     assert f"job {job['id']}" in again.stderr
     stamped = cloudgpu("logs", job["id"], "--timestamps", "--since", "1h", "--attempt", "1", "--node", "worker-0")
     assert re.search(r"^\d\d:\d\d:\d\d bye$", stamped.stdout, re.MULTILINE)
-    assert cloudgpu("logs", "tiny", "--node", "worker-7").stdout == ""
+    for words, said in ((("--node", "worker-7"), "its machines: worker-0"), (("--attempt", "2"), "it has 1 attempt")):
+        wrong = cloudgpu("logs", "tiny", *words)
+        assert (wrong.returncode, said in wrong.stderr) == (2, True)
+    assert cloudgpu("status", "tiny", "--watch", "--json").returncode == 2
     assert cloudgpu("logs", "tiny", "-f").stdout == done.stdout
 
 
@@ -120,6 +123,7 @@ def test_a_failed_job_fails_the_command(cloudgpu: Shell, tmp_path: Path) -> None
 
 def test_look_at_jobs(cloudgpu: Shell, tmp_path: Path) -> None:
     assert "no jobs" in cloudgpu("status").stdout
+    assert "no jobs" in cloudgpu("cost").stdout
     job = cloudgpu("submit", job_file(tmp_path, "exit 0"), "--detach").stdout.strip()
     assert cloudgpu("wait", job).stdout.startswith(f"{job} succeeded")
     listed = cloudgpu("status").stdout

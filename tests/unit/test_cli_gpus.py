@@ -141,3 +141,11 @@ def test_json_of_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert sizes["Standard_NV36ads_A10_v5"]["cheapest"]["on-demand"]["source"] == "karp-az"
     assert "spot" not in sizes["Standard_NV36ads_A10_v5"]["cheapest"]
     assert sizes["Standard_NC8ads_A10_v4"]["places"] == {}
+
+
+@pytest.mark.parametrize("words", [[], ["H100", "--region", "us-east1"]])
+def test_a_narrow_terminal_loses_spare_columns(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "50")
+    assert max(map(len, run(capsys, *words).splitlines())) <= 50
