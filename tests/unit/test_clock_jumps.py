@@ -10,17 +10,7 @@ import pytest
 from cloudgpu.runtime.jobdir import JobDir, Notice, Stop, attempt_key, local_url, node_key
 from cloudgpu.runtime.notices import Order, Orders, Watcher
 from cloudgpu.tests.standins.cloud import Life, lives
-from cloudgpu.tests.standins.control import World, make_policy, make_template
-
-
-@pytest.fixture(scope="session")
-def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_template(tmp_path_factory.mktemp("store"))
-
-
-@pytest.fixture
-def world(tmp_path: Path, template: Path) -> World:
-    return World(tmp_path / "world", template)
+from cloudgpu.tests.standins.control import World, make_policy
 
 
 def set_clock(world: World, seconds: float) -> None:

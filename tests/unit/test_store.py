@@ -23,18 +23,7 @@ from cloudgpu.control.leases import Leases, is_dead, new_owner
 from cloudgpu.control.states import IllegalTransitionError
 from cloudgpu.control.store import Change, LostRaceError, Store
 from cloudgpu.tests.standins.cloud import FakeClock
-from cloudgpu.tests.standins.control import World, make_policy, make_template
-
-
-@pytest.fixture(scope="session")
-def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_template(tmp_path_factory.mktemp("store"))
-
-
-@pytest.fixture
-def world(tmp_path: Path, template: Path) -> World:
-    return World(tmp_path / "world", template)
-
+from cloudgpu.tests.standins.control import World, make_policy
 
 # -- schema
 

@@ -12,17 +12,7 @@ import pytest
 from cloudgpu.control.leases import LEASE_S
 from cloudgpu.provisioners.base import ProvisionError
 from cloudgpu.tests.standins.cloud import FAIL, SUCCEED, TAKEN, VANISH, Life, lives
-from cloudgpu.tests.standins.control import World, make_offer, make_policy, make_template
-
-
-@pytest.fixture(scope="session")
-def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_template(tmp_path_factory.mktemp("store"))
-
-
-@pytest.fixture
-def world(tmp_path: Path, template: Path) -> World:
-    return World(tmp_path / "world", template)
+from cloudgpu.tests.standins.control import World, make_offer, make_policy
 
 
 def outcomes(world: World, job_id: str) -> list[str]:

@@ -9,16 +9,11 @@ from pathlib import Path
 
 import pytest
 from cloudgpu.tests.standins.cloud import Life, lives
-from cloudgpu.tests.standins.control import World, make_offer, make_policy, make_template
+from cloudgpu.tests.standins.control import World, make_offer, make_policy
 
 SUCCEED = Life(run_s=3)
 FAIL = Life(run_s=3, end="failed", exit_code=3, reason="exit code 3")
 VANISH = Life(run_s=3, end="vanish")
-
-
-@pytest.fixture(scope="session")
-def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_template(tmp_path_factory.mktemp("store"))
 
 
 class Crash(BaseException):
