@@ -77,7 +77,7 @@ def custom(machine_type: str, accelerator: str | None = None, count: int = 0, re
 
 @pytest.mark.parametrize("accelerator", ACCELERATOR_TYPES)
 @pytest.mark.parametrize("machine_type", [*N1_TYPES, *A2_GPUS])
-def test_every_cell(machine_type, accelerator):
+def test_every_cell(machine_type: str, accelerator: str) -> None:
     for count in COUNTS:
         expected = allowed(machine_type, accelerator, count)
         name = ACCELERATOR_TYPES[accelerator]
@@ -97,7 +97,7 @@ def test_every_cell(machine_type, accelerator):
             assert name in problem.message
 
 
-def test_the_table_has_no_other_machine_types_or_accelerators():
+def test_the_table_has_no_other_machine_types_or_accelerators() -> None:
     assert catalog.ai_platform_machine_types() == {*N1_TYPES, *A2_GPUS}
     assert {a for a in catalog.accelerators() for m in N1_TYPES if catalog.ai_platform_counts(m, a)} == {
         ACCELERATOR_TYPES[a] for a in LIMITS
@@ -105,7 +105,7 @@ def test_the_table_has_no_other_machine_types_or_accelerators():
 
 
 @pytest.mark.parametrize("machine_type", [*N1_TYPES, *A2_GPUS])
-def test_the_cells_hold_for_every_role(machine_type):
+def test_the_cells_hold_for_every_role(machine_type: str) -> None:
     for prefix, role in (("worker", "worker"), ("parameterServer", "parameter_server"), ("evaluator", "evaluator")):
         for accelerator, count in itertools.product(("NVIDIA_TESLA_T4", "NVIDIA_TESLA_A100"), (1, 4)):
             conversion = convert(
@@ -129,12 +129,12 @@ def test_the_cells_hold_for_every_role(machine_type):
 
 
 @pytest.mark.parametrize(("machine_type", "count"), A2_GPUS.items())
-def test_a2_machines_have_their_gpus_built_in(machine_type, count):
+def test_a2_machines_have_their_gpus_built_in(machine_type: str, count: int) -> None:
     assert custom(machine_type).job["resources"]["accelerator"] == f"A100-40GB:{count}"
 
 
 @pytest.mark.parametrize("machine_type", LEGACY)
-def test_legacy_machine_types(machine_type):
+def test_legacy_machine_types(machine_type: str) -> None:
     accelerator, count = LEGACY[machine_type]
     row = catalog.ai_platform_legacy(machine_type)
     assert row is not None
@@ -149,25 +149,25 @@ def test_legacy_machine_types(machine_type):
 
 
 @pytest.mark.parametrize(("machine_type", "today"), LEGACY_CPU_TYPES.items())
-def test_legacy_machine_types_without_gpus(machine_type, today):
+def test_legacy_machine_types_without_gpus(machine_type: str, today: str) -> None:
     resources = custom(machine_type).job["resources"]
     assert (resources["machine_type"], resources["accelerator"]) == (today, "none")
 
 
 @pytest.mark.parametrize("machine_type", [*LEGACY, *LEGACY_CPU_TYPES])
-def test_legacy_machine_types_take_no_accelerator(machine_type):
+def test_legacy_machine_types_take_no_accelerator(machine_type: str) -> None:
     [problem] = custom(machine_type, "NVIDIA_TESLA_K80", 1).problems
     assert problem.code == "accelerator-on-legacy-type"
     assert "n1-" in problem.hint
 
 
-def test_there_are_no_other_legacy_names():
+def test_there_are_no_other_legacy_names() -> None:
     assert set(catalog.ai_platform_legacy_names()) == set(LEGACY)
 
 
 @pytest.mark.parametrize("accelerator", REGIONS)
 @pytest.mark.parametrize("region", ALL_REGIONS)
-def test_every_accelerator_in_every_region(accelerator, region):
+def test_every_accelerator_in_every_region(accelerator: str, region: str) -> None:
     offered = region in REGIONS[accelerator].split()
     assert (region in catalog.ai_platform_regions(ACCELERATOR_TYPES[accelerator])) is offered
     problems = custom("n1-standard-8", accelerator, 1, region).problems
@@ -181,7 +181,7 @@ def test_every_accelerator_in_every_region(accelerator, region):
 
 @pytest.mark.parametrize("machine_type", LEGACY)
 @pytest.mark.parametrize("region", ALL_REGIONS)
-def test_every_legacy_type_in_every_region(machine_type, region):
+def test_every_legacy_type_in_every_region(machine_type: str, region: str) -> None:
     accelerator, _ = LEGACY[machine_type]
     codes = [problem.code for problem in custom(machine_type, region=region).problems]
     assert codes == ([] if region in REGIONS[accelerator].split() else ["accelerator-region"])
@@ -189,7 +189,7 @@ def test_every_legacy_type_in_every_region(machine_type, region):
 
 @pytest.mark.parametrize("accelerator", GONE)
 @pytest.mark.parametrize("region", ALL_REGIONS)
-def test_what_is_gone_becomes_what_is_sold_today_in_that_region(accelerator, region):
+def test_what_is_gone_becomes_what_is_sold_today_in_that_region(accelerator: str, region: str) -> None:
     if region not in REGIONS[accelerator].split():
         return
     for machine_type, count in itertools.product(N1_TYPES, (1, 2, 4, 8)):
@@ -211,7 +211,7 @@ def test_what_is_gone_becomes_what_is_sold_today_in_that_region(accelerator, reg
 
 
 @pytest.mark.parametrize("tier", [tier for tier in SCALE_TIERS if tier not in ("CUSTOM", "BASIC_TPU")])
-def test_scale_tiers(tier):
+def test_scale_tiers(tier: str) -> None:
     conversion = convert({"trainingInput": {"scaleTier": tier, "region": "us-central1", "pythonModule": "t"}})
     assert conversion.problems == []
     roles = JobSpec.model_validate(conversion.job).effective_roles()

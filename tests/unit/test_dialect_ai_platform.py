@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import datetime
+from pathlib import Path
 
 import pytest
 from cloudgpu.jobspecs import catalog
-from cloudgpu.jobspecs.dialects import ai_platform, convert, detect
+from cloudgpu.jobspecs.diagnostics import Loc
+from cloudgpu.jobspecs.dialects import Conversion, ai_platform, convert, detect
+from cloudgpu.jobspecs.dialects.conversion import Fields
 from cloudgpu.jobspecs.dialects.successors import SUCCESSORS
 from cloudgpu.jobspecs.loader import load_file
 from cloudgpu.jobspecs.models import JobSpec
@@ -15,8 +18,8 @@ GPU = {"acceleratorConfig": {"type": "NVIDIA_TESLA_T4", "count": "1"}}
 IMAGE = {"imageUri": "gcr.io/p/image:1", "containerCommand": ["python", "train.py"]}
 
 
-def training(**fields):
-    base = {
+def training(**fields: object) -> dict[str, dict[str, object]]:
+    base: dict[str, object] = {
         "scaleTier": "CUSTOM",
         "masterType": "n1-standard-8",
         "region": "us-central1",
@@ -25,11 +28,11 @@ def training(**fields):
     return {"trainingInput": {k: v for k, v in {**base, **fields}.items() if v is not None}}
 
 
-def codes(conversion):
+def codes(conversion: Conversion) -> list[tuple[str, Loc]]:
     return [(problem.code, problem.loc) for problem in conversion.problems]
 
 
-def test_detect():
+def test_detect() -> None:
     assert detect({"trainingInput": None}) == "ai-platform"
     assert detect({"training_input": {}}) == "ai-platform"
     assert detect({"workerPoolSpecs": []}) == detect({"job_spec": {}}) == "vertex"
@@ -37,7 +40,7 @@ def test_detect():
     assert detect(["trainingInput"]) is detect(None) is None
 
 
-def test_a_single_machine_is_a_plain_job():
+def test_a_single_machine_is_a_plain_job() -> None:
     conversion = convert(
         {
             "jobId": "Census_2",
@@ -64,7 +67,7 @@ def test_a_single_machine_is_a_plain_job():
     JobSpec.model_validate(conversion.job)
 
 
-def test_a_cluster_has_roles_in_rank_order():
+def test_a_cluster_has_roles_in_rank_order() -> None:
     conversion = convert(
         training(
             masterConfig={**GPU, "imageUri": "gcr.io/p/a"},
@@ -83,13 +86,14 @@ def test_a_cluster_has_roles_in_rank_order():
     assert [role.nodes for role in spec.effective_roles().values()] == [1, 2, 1, 1]
     assert spec.launcher == "tensorflow"
     assert spec.image == "gcr.io/p/a"
+    assert spec.roles is not None
     assert spec.roles["worker"].image == "gcr.io/p/b"
     assert spec.roles["parameter_server"].image is None
     assert spec.resources.disk == 200
     assert any("largest disk" in note for note in conversion.notes)
 
 
-def test_every_place_of_the_job_has_its_origin_in_the_source():
+def test_every_place_of_the_job_has_its_origin_in_the_source() -> None:
     conversion = convert(
         training(masterConfig={**GPU, **IMAGE}, scheduling={"maxRunningTime": "90.5s"}, pythonModule=None)
     )
@@ -144,12 +148,12 @@ def test_every_place_of_the_job_has_its_origin_in_the_source():
         ({"worker_count": "1", "workerCount": "1", "workerType": "n1-standard-4"}, "duplicate-key", ("workerCount",)),
     ],
 )  # fmt: skip
-def test_rules_of_the_service(fields, code, place):
+def test_rules_of_the_service(fields: dict[str, object], code: str, place: Loc) -> None:
     assert codes(convert(training(**fields))) == [(code, ("trainingInput", *place))]
 
 
 @pytest.mark.parametrize("field", ["args", "containerArgs"])
-def test_a_container_without_command_runs_its_images_own_entrypoint(field):
+def test_a_container_without_command_runs_its_images_own_entrypoint(field: str) -> None:
     arguments = {"args": ["--lr", "0.1"]} if field == "args" else {}
     config = {"imageUri": "gcr.io/p/i", **({} if arguments else {"containerArgs": ["--lr", "0.1"]})}
     conversion = convert(training(pythonModule=None, masterConfig=config, jobDir="gs://b/out", **arguments))
@@ -160,7 +164,7 @@ def test_a_container_without_command_runs_its_images_own_entrypoint(field):
 
 
 @pytest.mark.parametrize("command", [["python", "ps.py"], None])
-def test_different_programs_are_refused(command):
+def test_different_programs_are_refused(command: list[str] | None) -> None:
     other = {"imageUri": "gcr.io/p/ps", **({"containerCommand": command} if command else {})}
     conversion = convert(
         training(pythonModule=None, masterConfig=IMAGE, workerConfig=other, workerCount="1", workerType="n1-standard-4")
@@ -168,7 +172,7 @@ def test_different_programs_are_refused(command):
     assert codes(conversion) == [("different-programs", ("trainingInput", "workerConfig"))]
 
 
-def test_typing_errors_get_a_suggestion():
+def test_typing_errors_get_a_suggestion() -> None:
     [problem] = convert(training(wrokerCount="2")).problems
     assert (problem.code, problem.hint, problem.in_key) == ("unknown-field", "did you mean workerCount?", True)
     [problem] = convert(training(masterType="complex_model_m_gpus")).problems
@@ -176,22 +180,23 @@ def test_typing_errors_get_a_suggestion():
 
 
 @pytest.mark.parametrize("fields", [ai_platform.TRAINING_INPUT, ai_platform.JOB, ai_platform.SCHEDULING])
-def test_no_known_field_is_dropped_silently(fields):
+def test_no_known_field_is_dropped_silently(fields: Fields) -> None:
     for name, lost in fields.items():
         if lost is None:
             continue
-        document = training()
-        target = {id(ai_platform.JOB): document}.get(id(fields), document["trainingInput"])
-        if fields is ai_platform.SCHEDULING:
-            target = target.setdefault("scheduling", {})
-        target[name] = "something"
-        conversion = convert(document)
+        given = {name: "something"}
+        if fields is ai_platform.JOB:
+            conversion = convert({**training(), **given})
+        elif fields is ai_platform.SCHEDULING:
+            conversion = convert(training(scheduling=given))
+        else:
+            conversion = convert(training(**given))
         said = [*conversion.notes, *(problem.message for problem in conversion.problems)]
         assert any(name in text and lost.why in text for text in said), name
         assert conversion.refused is lost.refuse
 
 
-def test_snake_case_is_read_as_well():
+def test_snake_case_is_read_as_well() -> None:
     document = {
         "job_id": "a",
         "training_input": {"scale_tier": "BASIC_GPU", "python_module": "t", "region": "us-east1"},
@@ -201,7 +206,7 @@ def test_snake_case_is_read_as_well():
     assert conversion.origins["resources", "region"] == ("training_input", "region")
 
 
-def test_values_of_other_types_than_text():
+def test_values_of_other_types_than_text() -> None:
     """Not every document comes from our YAML reader."""
     config = {"acceleratorConfig": {"type": "NVIDIA_TESLA_T4", "count": 2}}
     conversion = convert(
@@ -221,7 +226,7 @@ def test_values_of_other_types_than_text():
         {"trainingInput": {"masterConfig": {"acceleratorConfig": []}, "scheduling": "x", "scaleTier": {}}},
     ],
 )
-def test_nonsense_is_reported(document):
+def test_nonsense_is_reported(document: dict[str, object]) -> None:
     assert convert(document).refused
 
 
@@ -229,21 +234,21 @@ def test_nonsense_is_reported(document):
     ("written", "name"),
     [("My_Job_7", "my-job-7"), ("7abc", "abc"), ("___", "training"), ("Ünïcode", "n-code"), ("a" * 60, "a" * 40)],
 )
-def test_names(written, name):
+def test_names(written: str, name: str) -> None:
     conversion = convert({"jobId": written, **training()})
     assert conversion.job["name"] == name
     JobSpec.model_validate(conversion.job)
 
 
 @pytest.mark.parametrize(("day", "accelerator"), [("2027-07-31", "T4:1"), ("2027-08-01", "L4:1")])
-def test_a_gpu_is_kept_until_its_last_day(day, accelerator):
+def test_a_gpu_is_kept_until_its_last_day(day: str, accelerator: str) -> None:
     conversion = convert(training(masterConfig=GPU), today=datetime.date.fromisoformat(day))
     assert conversion.problems == []
     assert conversion.job["resources"]["accelerator"] == accelerator
     assert any("support ended 2027-08-01" in note for note in conversion.notes) is (accelerator == "L4:1")
 
 
-def test_the_day_comes_from_whoever_loads_the_file(tmp_path):
+def test_the_day_comes_from_whoever_loads_the_file(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(
         "trainingInput: {scaleTier: CUSTOM, masterType: n1-standard-8, region: us-central1, pythonModule: t,"
         " masterConfig: {acceleratorConfig: {type: NVIDIA_TESLA_T4, count: 1}}}"
@@ -252,7 +257,7 @@ def test_the_day_comes_from_whoever_loads_the_file(tmp_path):
     assert [str(loaded.spec.resources.accelerator[0]) for loaded in (kept, ended)] == ["T4:1", "L4:1"]
 
 
-def test_the_successors_figures_are_known():
+def test_the_successors_figures_are_known() -> None:
     known = {name: one.fp32_tflops for name, one in catalog.accelerators().items()}
     names = {*SUCCESSORS, *(name for row in SUCCESSORS.values() for name in row)}
     assert [name for name in names if not known[name]] == []

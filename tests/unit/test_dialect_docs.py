@@ -24,17 +24,17 @@ TABLES = {
 
 
 @pytest.mark.parametrize("dialect", TABLES)
-def test_every_field_is_documented(dialect):
+def test_every_field_is_documented(dialect: str) -> None:
     names = {name for fields in TABLES[dialect] for name in fields}
     missing = [name for name in names if f"{name}`" not in DOCS and f"{name}." not in DOCS]
     assert missing == []
 
 
-def test_every_flag_is_documented():
+def test_every_flag_is_documented() -> None:
     assert [name for name in BY_NAME if f"`{name}`" not in DOCS] == []
 
 
 @pytest.mark.parametrize("gone", ["K80", "P100"])
-def test_the_successors_are_documented(gone):
+def test_the_successors_are_documented(gone: str) -> None:
     new = ", ".join(name.removesuffix("-16GB") for name in SUCCESSORS[gone])
     assert f"| {gone} | {new} |" in DOCS

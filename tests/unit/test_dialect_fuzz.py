@@ -42,7 +42,7 @@ def check(conversion: Conversion) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(training=TRAINING | VALUES)
-def test_ai_platform(training):
+def test_ai_platform(training: object) -> None:
     check(convert({"trainingInput": training}))
     custom = {"scaleTier": "CUSTOM", "masterType": "n1-standard-8", **(training if isinstance(training, dict) else {})}
     check(convert({"trainingInput": custom}))
@@ -50,7 +50,7 @@ def test_ai_platform(training):
 
 @settings(max_examples=60, deadline=None)
 @given(pools=st.lists(POOL | VALUES, max_size=3) | VALUES, rest=st.dictionaries(KEYS, VALUES, max_size=3))
-def test_vertex(pools, rest):
+def test_vertex(pools: object, rest: dict[str, object]) -> None:
     check(
         convert({**{name: value for name, value in rest.items() if name != "trainingInput"}, "workerPoolSpecs": pools})
     )
@@ -64,5 +64,5 @@ def test_vertex(pools, rest):
     ),
     user_args=st.none() | st.lists(st.text(max_size=5), max_size=3),
 )
-def test_flags(document, flags, user_args):
+def test_flags(document: dict[str, object] | None, flags: dict[str, str], user_args: list[str] | None) -> None:
     check(apply(document, flags, user_args))

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Mapping
+from pathlib import Path
+
 import click
 import pytest
 from cloudgpu.jobspecs.diagnostics import SpecError
 from cloudgpu.jobspecs.dialects import ai_platform, command_line
-from cloudgpu.jobspecs.dialects.gcloud_flags import BY_NAME, FLAGS, apply, click_options, take
-from cloudgpu.jobspecs.loader import load_file
+from cloudgpu.jobspecs.dialects.gcloud_flags import BY_NAME, FLAGS, Flag, apply, click_options, take
+from cloudgpu.jobspecs.loader import LoadedSpec, Overrides, load_file
 from cloudgpu.jobspecs.models import JobSpec
 from cloudgpu.jobspecs.source import read_source
 
@@ -24,12 +28,12 @@ DOCUMENTED = """
 """
 
 
-def test_every_documented_flag_is_known():
+def test_every_documented_flag_is_known() -> None:
     assert set(BY_NAME) == {*DOCUMENTED.split(), "--project"}
 
 
 @pytest.mark.parametrize("flag", [flag for flag in FLAGS if flag.path], ids=lambda flag: flag.name)
-def test_every_path_is_a_known_field(flag):
+def test_every_path_is_a_known_field(flag: Flag) -> None:
     first, *rest = flag.path
     assert first in ai_platform.JOB
     if rest:
@@ -38,7 +42,7 @@ def test_every_path_is_a_known_field(flag):
         assert rest[1] in ai_platform.REPLICA_CONFIG
 
 
-def test_flags_alone_describe_a_job():
+def test_flags_alone_describe_a_job() -> None:
     flags = {**CUSTOM, **PROGRAM, "--master-accelerator": "count=4,type=nvidia-tesla-t4", "--job-dir": "gs://b/out"}
     conversion = apply(None, flags, ["--epochs", "10"], job="My_job")
     assert conversion.problems == []
@@ -49,7 +53,7 @@ def test_flags_alone_describe_a_job():
     assert spec.args == ("--epochs", "10", "--job-dir", "gs://b/out")
 
 
-def test_a_flag_wins_over_the_file_and_leaves_it_alone():
+def test_a_flag_wins_over_the_file_and_leaves_it_alone() -> None:
     document = {
         "training_input": {
             "scale_tier": "CUSTOM",
@@ -63,6 +67,7 @@ def test_a_flag_wins_over_the_file_and_leaves_it_alone():
             "region": "us-central1",
         }
     }
+    before = copy.deepcopy(document)
     conversion = apply(document, {"--master-accelerator": "type=NVIDIA_TESLA_T4", "--region": "us-west1"}, ["new"])
     assert conversion.problems == []
     assert conversion.job["resources"]["accelerator"] == "T4:1"
@@ -71,8 +76,7 @@ def test_a_flag_wins_over_the_file_and_leaves_it_alone():
     assert conversion.job["args"] == ["new"]
     assert conversion.origins["resources", "accelerator"] == ("--master-accelerator",)
     assert conversion.origins["args",] == ("-- USER_ARGS",)
-    assert document["training_input"]["args"] == ["old"]
-    assert document["training_input"]["master_config"]["accelerator_config"]["count"] == "2"
+    assert document == before
 
 
 @pytest.mark.parametrize(
@@ -92,19 +96,19 @@ def test_a_flag_wins_over_the_file_and_leaves_it_alone():
         ({"--scale-tier": "custum"}, "--scale-tier", "unknown scale tier"),
     ],
 )
-def test_mistakes_are_reported_at_their_flag(flags, place, words):
+def test_mistakes_are_reported_at_their_flag(flags: dict[str, str], place: str, words: str) -> None:
     [problem] = apply(None, {**CUSTOM, **PROGRAM, **flags}).problems
     assert problem.loc == (place,)
     assert words in problem.message
 
 
-def test_flags_without_effect_are_named():
+def test_flags_without_effect_are_named() -> None:
     conversion = apply(None, {**CUSTOM, **PROGRAM, "--stream-logs": "true", "--staging-bucket": "gs://b"})
     assert [note for note in conversion.notes if note.startswith("--stream-logs")]
     assert [note for note in conversion.notes if note.startswith("--staging-bucket")]
 
 
-def test_packages_are_arguments_of_the_setup_script():
+def test_packages_are_arguments_of_the_setup_script() -> None:
     conversion = apply(None, {**CUSTOM, "--module-name": "t", "--packages": "dist/a.tar.gz, gs://b/$(rm -rf x).whl"})
     script, *arguments = conversion.job["setup"][2:]
     assert arguments == ["setup", "dist/a.tar.gz", "gs://b/$(rm -rf x).whl"]
@@ -112,13 +116,13 @@ def test_packages_are_arguments_of_the_setup_script():
     assert conversion.job["code"] == "."
 
 
-def test_click_options_round_trip():
-    seen = {}
+def test_click_options_round_trip() -> None:
+    seen: dict[str, object] = {}
 
     @click.command()
     @click.option("--region")
     @click_options(skip=("--region",))
-    def command(**parameters):
+    def command(**parameters: object) -> None:
         seen.update(take(parameters), rest=parameters)
 
     command.main(["--scale-tier", "basic", "--async", "--region", "x"], standalone_mode=False)
@@ -138,17 +142,17 @@ trainingInput:
 """
 
 
-def write(folder, text):
+def write(folder: Path, text: str) -> Path:
     path = folder / "config.yaml"
     path.write_text(text)
     return path
 
 
-def load(path, flags, overrides=(), **more):
-    return command_line.load(read_source(path), flags, overrides, base=path.parent, **more)
+def load(path: Path, flags: Mapping[str, str], overrides: Overrides = (), job: str | None = None) -> LoadedSpec:
+    return command_line.load(read_source(path), flags, overrides, base=path.parent, job=job)
 
 
-def test_overrides_that_are_flags_act_before_conversion(tmp_path):
+def test_overrides_that_are_flags_act_before_conversion(tmp_path: Path) -> None:
     loaded = load(
         write(tmp_path, CONFIG), {}, ["job_dir=gs://new/dir", "resources.region=us-west1", 'args=["--lr","1"]']
     )
@@ -158,7 +162,7 @@ def test_overrides_that_are_flags_act_before_conversion(tmp_path):
     assert load(write(tmp_path, CONFIG), {}, ["limits.cost=5 USD"]).spec.args[:2] == ("--lr", "0.10")
 
 
-def test_load_file_means_the_same(tmp_path):
+def test_load_file_means_the_same(tmp_path: Path) -> None:
     path = write(tmp_path, CONFIG)
     overrides = {"job_dir": "gs://new/dir", "resources.region": ["us-west1", "us-east1"]}
     loaded = load_file(path, overrides)
@@ -167,26 +171,26 @@ def test_load_file_means_the_same(tmp_path):
     assert loaded.spec.resources.region == ("us-west1", "us-east1")
 
 
-def test_of_several_regions_the_first_decides_what_is_converted(tmp_path):
+def test_of_several_regions_the_first_decides_what_is_converted(tmp_path: Path) -> None:
     with pytest.raises(SpecError) as caught:
         load_file(write(tmp_path, CONFIG), {"resources.region": ["europe-west1", "us-west1"]})
     assert [(found.file, found.code) for found in caught.value.diagnostics] == [("--region", "accelerator-region")]
 
 
-def test_an_override_that_cannot_be_read_is_told_with_the_mistakes_of_the_file(tmp_path):
+def test_an_override_that_cannot_be_read_is_told_with_the_mistakes_of_the_file(tmp_path: Path) -> None:
     with pytest.raises(SpecError) as caught:
         load_file(write(tmp_path, CONFIG + "  wrokerCount: 1\n"), ["nonsense"])
     assert {found.code for found in caught.value.diagnostics} == {"unknown-field", "bad-override"}
 
 
-def test_a_region_without_the_accelerator_is_reported_at_the_flag(tmp_path):
+def test_a_region_without_the_accelerator_is_reported_at_the_flag(tmp_path: Path) -> None:
     with pytest.raises(SpecError) as caught:
         load(write(tmp_path, CONFIG), {"--region": "europe-west1"})
     [found] = caught.value.diagnostics
     assert (found.file, found.line, found.code) == ("--region", 0, "accelerator-region")
 
 
-def test_a_job_file_takes_only_the_flags_it_knows(tmp_path):
+def test_a_job_file_takes_only_the_flags_it_knows(tmp_path: Path) -> None:
     path = write(tmp_path, "name: a\nrun: b\nresources: {accelerator: T4}\n")
     loaded = load(path, {"--region": "us-central1"}, ["job_dir=gs://b/x"])
     assert (loaded.spec.resources.region, loaded.spec.job_dir) == (("us-central1",), "gs://b/x")
@@ -195,16 +199,17 @@ def test_a_job_file_takes_only_the_flags_it_knows(tmp_path):
     assert [found.file for found in caught.value.diagnostics] == ["--scale-tier", "--config"]
 
 
-def test_the_package_path_is_of_the_working_directory(tmp_path, monkeypatch):
+def test_the_package_path_is_of_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "conf").mkdir()
     (tmp_path / "src" / "trainer").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     path = write(tmp_path / "conf", CONFIG)
     loaded = load(path, {"--package-path": "src/trainer"})
+    assert loaded.spec.code is not None
     assert (loaded.base / loaded.spec.code).resolve() == tmp_path / "src"
 
 
-def test_mistakes_of_file_and_flags_come_together(tmp_path):
+def test_mistakes_of_file_and_flags_come_together(tmp_path: Path) -> None:
     text = CONFIG + "  region: us-west1\n  wrokerCount: 1\n"
     with pytest.raises(SpecError) as caught:
         load(write(tmp_path, text), {"--worker-count": "x", "--worker-machine-type": "n1-standard-4"})

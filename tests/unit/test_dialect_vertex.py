@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import pytest
-from cloudgpu.jobspecs.dialects import convert, vertex
+from cloudgpu.jobspecs.diagnostics import Loc
+from cloudgpu.jobspecs.dialects import Conversion, convert, vertex
 from cloudgpu.jobspecs.models import JobSpec
 
 T4 = {"machineType": "n1-standard-8", "acceleratorType": "NVIDIA_TESLA_T4", "acceleratorCount": "1"}
 CONTAINER = {"imageUri": "gcr.io/p/i", "command": ["python", "train.py"], "args": ["--lr", "0.1"]}
 
 
-def pool(**fields):
+def pool(**fields: object) -> dict[str, object]:
     return {"machineSpec": T4, "replicaCount": "1", "containerSpec": CONTAINER, **fields}
 
 
-def codes(conversion):
+def codes(conversion: Conversion) -> list[tuple[str, Loc]]:
     return [(problem.code, problem.loc) for problem in conversion.problems]
 
 
-def test_one_container():
+def test_one_container() -> None:
     container = {**CONTAINER, "env": [{"name": "LR", "value": "0.10"}, {"name": "EMPTY"}]}
     conversion = convert(
         {
@@ -58,7 +59,7 @@ def test_one_container():
     JobSpec.model_validate(conversion.job)
 
 
-def test_a_container_without_command_runs_its_images_own_entrypoint():
+def test_a_container_without_command_runs_its_images_own_entrypoint() -> None:
     silent = {"imageUri": "gcr.io/p/i", "args": ["--lr", "0.1"]}
     conversion = convert(
         {"workerPoolSpecs": [pool(containerSpec=silent), pool(containerSpec={**silent, "imageUri": "j"})]}
@@ -66,10 +67,11 @@ def test_a_container_without_command_runs_its_images_own_entrypoint():
     assert conversion.problems == []
     spec = JobSpec.model_validate(conversion.job)
     assert (spec.run, spec.args, spec.code, spec.image) == (None, ("--lr", "0.1"), None, "gcr.io/p/i")
+    assert spec.roles is not None
     assert spec.roles["worker"].image == "j"
 
 
-def test_pools_are_roles_and_may_be_skipped():
+def test_pools_are_roles_and_may_be_skipped() -> None:
     package = {"executorImageUri": "e", "packageUris": ["gs://b/t.tar.gz"], "pythonModule": "trainer.task"}
     chief = {"machineSpec": T4, "replicaCount": 1, "pythonPackageSpec": package}
     conversion = convert(
@@ -95,7 +97,7 @@ def test_pools_are_roles_and_may_be_skipped():
     )
 
 
-def test_the_reduction_server_is_left_out():
+def test_the_reduction_server_is_left_out() -> None:
     server = {"imageUri": "us-docker.pkg.dev/vertex-ai-restricted/training/reductionserver:latest"}
     conversion = convert({"workerPoolSpecs": [pool(), pool(), pool(containerSpec=server, replicaCount="4")]})
     assert conversion.problems == []
@@ -103,7 +105,7 @@ def test_the_reduction_server_is_left_out():
     assert any("reduction server" in note for note in conversion.notes)
 
 
-def test_a_gpu_that_is_gone_is_replaced():
+def test_a_gpu_that_is_gone_is_replaced() -> None:
     machine = {"machineType": "n1-standard-8", "acceleratorType": "NVIDIA_TESLA_K80", "acceleratorCount": "2"}
     conversion = convert({"workerPoolSpecs": [pool(machineSpec=machine)]})
     assert conversion.job["resources"]["accelerator"] == "T4:2"
@@ -118,7 +120,7 @@ def test_a_gpu_that_is_gone_is_replaced():
         ("SPECIFIC_RESERVATION", ["reservation"]),
     ],
 )
-def test_reservations(affinity, market):
+def test_reservations(affinity: str, market: list[str] | None) -> None:
     machine = {**T4, "reservationAffinity": {"reservationAffinityType": affinity}}
     conversion = convert({"workerPoolSpecs": [pool(machineSpec=machine)]})
     assert conversion.problems == []
@@ -126,7 +128,7 @@ def test_reservations(affinity, market):
 
 
 @pytest.mark.parametrize(("strategy", "market"), vertex.MARKETS.items())
-def test_strategies(strategy, market):
+def test_strategies(strategy: str, market: str) -> None:
     job = convert({"workerPoolSpecs": [pool()], "scheduling": {"strategy": strategy}}).job
     assert JobSpec.model_validate(job).resources.market == (market,)
 
@@ -156,20 +158,21 @@ def test_strategies(strategy, market):
         (["x"], "wrong-value", ("workerPoolSpecs",)),
     ],
 )  # fmt: skip
-def test_mistakes(pools, code, place):
+def test_mistakes(pools: list[object], code: str, place: Loc) -> None:
     assert (code, place) in codes(convert({"workerPoolSpecs": pools}))
 
 
-def test_an_unknown_strategy():
+def test_an_unknown_strategy() -> None:
     conversion = convert({"workerPoolSpecs": [pool()], "scheduling": {"strategy": "SPOTT"}})
     [problem] = conversion.problems
     assert (problem.loc, problem.hint) == (("scheduling", "strategy"), "did you mean SPOT?")
 
 
 @pytest.mark.parametrize("name", [name for name, lost in vertex.CUSTOM_JOB_SPEC.items() if lost is not None])
-def test_no_known_field_is_dropped_silently(name):
+def test_no_known_field_is_dropped_silently(name: str) -> None:
     conversion = convert({"workerPoolSpecs": [pool()], name: "something"})
     lost = vertex.CUSTOM_JOB_SPEC[name]
+    assert lost is not None
     said = [*conversion.notes, *(problem.message for problem in conversion.problems)]
     assert any(name in text and lost.why in text for text in said)
     assert conversion.refused is lost.refuse

@@ -46,7 +46,7 @@ ROLES = {
 
 
 @pytest.mark.parametrize("job", [FULL, ROLES, {"name": "a", "run": "b"}, {"name": "a", "image": "i", "args": ["b"]}])
-def test_round_trip(job):
+def test_round_trip(job: dict[str, object]) -> None:
     spec = JobSpec.model_validate(job)
     text = job_file.to_text(spec, ["a note", "two\nlines: yes"])
     assert load_text(text).spec == spec
@@ -54,7 +54,7 @@ def test_round_trip(job):
     assert job_file.to_text(load_text(text).spec) == job_file.to_text(spec)
 
 
-def test_the_text_reads_as_a_person_would_write_it():
+def test_the_text_reads_as_a_person_would_write_it() -> None:
     text = job_file.to_text(JobSpec.model_validate(FULL))
     assert text.splitlines()[:6] == [
         "name: digits",
@@ -72,11 +72,11 @@ def test_the_text_reads_as_a_person_would_write_it():
     ]
 
 
-def test_defaults_are_left_out():
+def test_defaults_are_left_out() -> None:
     assert job_file.to_text(JobSpec(name="a", run="b")) == "name: a\nresources:\n  accelerator: none\nrun: b\n"
 
 
-def test_notes_are_comments_whatever_they_hold():
+def test_notes_are_comments_whatever_they_hold() -> None:
     lines = job_file.to_text(JobSpec(name="a", run="b"), ["x\nrun: evil\r\u2028" + "long " * 60]).splitlines()
     assert lines[lines.index("name: a") :][0] == "name: a"
     assert all(line.startswith("#") and len(line) <= 100 for line in lines[: lines.index("name: a")])
@@ -87,7 +87,7 @@ TEXT = st.text(st.characters(exclude_categories=("C", "Zl", "Zp")), max_size=30)
 
 @settings(max_examples=100, deadline=None)
 @given(args=st.lists(TEXT, max_size=5), value=TEXT, run=TEXT.filter(bool))
-def test_any_text_survives(args, value, run):
-    spec = JobSpec(name="a", run=[run], args=tuple(args), env={"X": value})
+def test_any_text_survives(args: list[str], value: str, run: str) -> None:
+    spec = JobSpec.model_validate({"name": "a", "run": [run], "args": tuple(args), "env": {"X": value}})
     assert load_text(job_file.to_text(spec, [value])).spec == spec
     assert load_text(job_file.to_json(spec)).spec == spec
