@@ -76,8 +76,8 @@ def test_markets(cloud: str, name: str, accelerator: str, markets: set[str]) -> 
 
 def test_compute_engine_and_vertex_keep_their_own_counts() -> None:
     """Compute Engine lets one T4 have 48 vCPUs; Vertex AI kept the older limit of 24."""
-    assert machine("gcp", "n1-standard-32", "T4").counts == (1, 2, 4)
-    assert machine("vertex", "n1-standard-32", "T4").counts == (2, 4)
+    assert machine("gcp", "n1-standard-32", "T4").counts == tuple(map(Fraction, (1, 2, 4)))
+    assert machine("vertex", "n1-standard-32", "T4").counts == tuple(map(Fraction, (2, 4)))
     assert catalog.find_machine_type("vertex", "g4-standard-6", "RTX-PRO-6000-BSE") is None
     assert catalog.find_machine_type("vertex", "n1-standard-2", "T4") is None
 

@@ -35,7 +35,7 @@ def scans() -> TensorDataset:
     return TensorDataset(torch.randn(SIZE, 6, generator=generator), torch.arange(SIZE) % 3)
 
 
-class Augmented(Dataset):  # type: ignore[type-arg]
+class Augmented(Dataset):
     """Draws from all three global generators, as augmentation does."""
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class Augmented(Dataset):  # type: ignore[type-arg]
         return x * random.uniform(0.9, 1.1) + float(np.random.normal(0, 0.1)) + torch.randn(6) * 0.1, y
 
 
-class Stream(IterableDataset):  # type: ignore[type-arg]
+class Stream(IterableDataset):
     """No length, no index; a shuffle of its own, different in each epoch through the workers' seeds."""
 
     def __iter__(self) -> Iterator[Any]:

@@ -116,5 +116,5 @@ def test_report_of_a_program_that_says_nothing() -> None:
 
 def test_report_before_anything_was_launched() -> None:
     report = make_report([attempt(launched=None, ended=None, outcome="")], now=0)
-    assert (report.attempts, report.cost, report.goodput) == ((), 0, None)
+    assert (report.attempts, report.cost, report.goodput) == ((), Decimal(0), None)
     assert report.to_json()["cost"] == "0"
