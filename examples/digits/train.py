@@ -7,10 +7,11 @@ import hashlib
 import json
 
 import torch
-from cloudgpu.runtime import Checkpointer, write_output
 from model import accuracy, datasets, network
 from torch import nn
 from torch.utils.data import DataLoader
+
+from cloudgpu.runtime import Checkpointer, write_output
 
 
 def parse_args() -> argparse.Namespace:

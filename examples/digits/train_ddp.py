@@ -8,12 +8,13 @@ import json
 
 import torch
 import torch.distributed as dist
-from cloudgpu.runtime import Checkpointer, write_output
 from model import accuracy, datasets, network
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
+
+from cloudgpu.runtime import Checkpointer, write_output
 
 
 def parse_args() -> argparse.Namespace:

@@ -16,6 +16,7 @@ LAYERS, WIDTH = 12, 1024
 
 def rows(rounds: int = 7) -> list[Row]:
     import torch
+
     from cloudgpu.runtime import Checkpointer
 
     torch.manual_seed(0)

@@ -18,6 +18,7 @@ from typing import Any
 
 import psutil
 import pytest
+
 from cloudgpu.runtime import agent as agent_module
 from cloudgpu.runtime.archive import pack
 from cloudgpu.runtime.jobdir import (

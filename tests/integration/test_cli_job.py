@@ -19,6 +19,7 @@ from typing import Any
 
 import psutil
 import pytest
+
 from cloudgpu.cli import main
 
 CLOUDGPU = [sys.executable, "-m", "cloudgpu"]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
 from cloudgpu.control import paths
 from cloudgpu.control.jobs import Job, submit
 from cloudgpu.control.store import Store

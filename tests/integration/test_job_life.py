@@ -16,6 +16,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+
 from cloudgpu.control import paths, presence
 from cloudgpu.control.errors import NoSuchJobError, NotRunningError, SubmitError
 from cloudgpu.control.jobs import Job, ensure_supervisor, get_job, list_jobs, orphans, submit, terminate_orphan

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+
 from cloudgpu.jobspecs.plan import LocalGpu
 from cloudgpu.jobspecs.planner_local import accelerator_of
 from cloudgpu.provisioners import get_provisioner

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+
 from cloudgpu.control.jobs import Job, list_jobs
 from cloudgpu.control.store import Store
 from cloudgpu.tests.standins.local_jobs import home_processes, start_supervisor, stop_supervisor, submit_text

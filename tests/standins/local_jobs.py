@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
+
 from cloudgpu.control import paths, presence
 from cloudgpu.control.jobs import Job, submit
 from cloudgpu.jobspecs.loader import load_text

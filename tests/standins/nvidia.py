@@ -7,6 +7,7 @@ import types
 from collections.abc import Sequence
 
 import pytest
+
 from cloudgpu.jobspecs.plan import LocalGpu
 
 

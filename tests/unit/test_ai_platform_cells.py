@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
+
 from cloudgpu.jobspecs import catalog
 from cloudgpu.jobspecs.dialects import Conversion, convert
 from cloudgpu.jobspecs.dialects.ai_platform_rules import ACCELERATOR_TYPES, LEGACY_CPU_TYPES, SCALE_TIERS

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from cloudgpu.runtime import archive as module
 from cloudgpu.runtime.archive import ArchiveError, pack, unpack
 

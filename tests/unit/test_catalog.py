@@ -8,6 +8,7 @@ from decimal import Decimal
 from fractions import Fraction
 
 import pytest
+
 from cloudgpu.jobspecs import catalog
 
 

@@ -15,7 +15,6 @@ import pytest
 torch = pytest.importorskip("torch")
 np = pytest.importorskip("numpy")
 
-from cloudgpu.runtime import Checkpointer, CheckpointError  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.utils.data import (  # noqa: E402
     DataLoader,
@@ -26,6 +25,8 @@ from torch.utils.data import (  # noqa: E402
     WeightedRandomSampler,
 )
 from torch.utils.data.distributed import DistributedSampler  # noqa: E402
+
+from cloudgpu.runtime import Checkpointer, CheckpointError  # noqa: E402
 
 SIZE, EPOCHS = 26, 3
 

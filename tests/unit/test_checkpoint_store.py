@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from cloudgpu.runtime.checkpoint_errors import CheckpointError, FencedError, UnusableError
 from cloudgpu.runtime.checkpoint_ranks import Ranks
 from cloudgpu.runtime.checkpoint_store import CHUNK, CheckpointStore, Name, read_newest

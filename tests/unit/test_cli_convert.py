@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+
 from cloudgpu.cli.main import main
 from cloudgpu.jobspecs.loader import load_file, load_text
 

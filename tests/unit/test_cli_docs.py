@@ -7,8 +7,9 @@ import re
 from pathlib import Path
 
 import click
-import cloudgpu
 import pytest
+
+import cloudgpu
 from cloudgpu.cli.exits import MEANINGS
 
 COMMANDS = importlib.import_module("cloudgpu.cli.main").COMMANDS

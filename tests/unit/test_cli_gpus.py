@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+
 from cloudgpu.cli import gpus
 from cloudgpu.cli.gpus_data import Scope
 from cloudgpu.cli.gpus_view import accelerator_text, summaries_text

@@ -10,8 +10,9 @@ import sys
 from pathlib import Path
 
 import click
-import cloudgpu
 import pytest
+
+import cloudgpu
 from cloudgpu.cli import errors
 from cloudgpu.cli.exits import MEANINGS, Exit
 

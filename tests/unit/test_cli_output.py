@@ -6,6 +6,7 @@ import time
 from decimal import Decimal
 
 import pytest
+
 from cloudgpu.cli import output, text
 from cloudgpu.cli.output import Column, clean, shorten, table, text_width
 

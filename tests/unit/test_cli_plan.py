@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from cloudgpu.cli.exits import Exit
 from cloudgpu.cli.main import main
 from cloudgpu.cli.plan_view import one_row_per_region, plan_text, refusals_text

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import click
 import pytest
+
 from cloudgpu.cli import main, submit
 from cloudgpu.cli.errors import CommandError
 from cloudgpu.cli.exits import Exit

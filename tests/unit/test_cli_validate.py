@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from cloudgpu.cli import main
 
 GOOD = "name: job\nresources: {accelerator: none, cloud: local}\nrun: python train.py\ncode: null\n"

@@ -10,6 +10,7 @@ from decimal import Decimal
 from pathlib import Path
 
 import pytest
+
 from cloudgpu.cli import job_view, report_view, status_view
 from cloudgpu.cli.follow import Follower, Interrupts, LineFormat, LogFilter
 from cloudgpu.control import jobs

@@ -7,6 +7,7 @@ from decimal import Decimal
 from pathlib import Path
 
 import pytest
+
 from cloudgpu.runtime.jobdir import JobDir, Notice, Stop, attempt_key, local_url, node_key
 from cloudgpu.runtime.notices import Order, Orders, Watcher
 from cloudgpu.tests.standins.cloud import Life, lives

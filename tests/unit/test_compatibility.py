@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from cloudgpu.jobspecs import catalog
 from cloudgpu.jobspecs.compatibility import (
     JOB_RULES,

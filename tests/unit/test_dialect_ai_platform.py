@@ -6,6 +6,7 @@ import datetime
 from pathlib import Path
 
 import pytest
+
 from cloudgpu.jobspecs import catalog
 from cloudgpu.jobspecs.diagnostics import Loc
 from cloudgpu.jobspecs.dialects import Conversion, ai_platform, convert, detect

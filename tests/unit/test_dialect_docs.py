@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from cloudgpu.jobspecs.dialects import ai_platform, vertex
 from cloudgpu.jobspecs.dialects.gcloud_flags import BY_NAME
 from cloudgpu.jobspecs.dialects.successors import SUCCESSORS

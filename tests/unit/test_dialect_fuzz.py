@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from cloudgpu.jobspecs.dialects import Conversion, ai_platform, convert, vertex
-from cloudgpu.jobspecs.dialects.gcloud_flags import FLAGS, apply
-from cloudgpu.jobspecs.models import JobSpec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
+
+from cloudgpu.jobspecs.dialects import Conversion, ai_platform, convert, vertex
+from cloudgpu.jobspecs.dialects.gcloud_flags import FLAGS, apply
+from cloudgpu.jobspecs.models import JobSpec
 
 FIELDS = [
     *(ai_platform.JOB, ai_platform.TRAINING_INPUT, ai_platform.SCHEDULING, ai_platform.REPLICA_CONFIG),

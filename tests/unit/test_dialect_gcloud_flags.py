@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 import pytest
+
 from cloudgpu.jobspecs.diagnostics import SpecError
 from cloudgpu.jobspecs.dialects import ai_platform, command_line
 from cloudgpu.jobspecs.dialects.gcloud_flags import BY_NAME, FLAGS, Flag, apply, click_options, take

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from cloudgpu.jobspecs.diagnostics import Loc
 from cloudgpu.jobspecs.dialects import Conversion, convert, vertex
 from cloudgpu.jobspecs.models import JobSpec

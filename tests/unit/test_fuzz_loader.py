@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
 from cloudgpu.jobspecs.diagnostics import Diagnostic, SpecError
 from cloudgpu.jobspecs.loader import LoadedSpec, load_bytes, load_text
 from cloudgpu.jobspecs.models import JobSpec, Resources
 from cloudgpu.jobspecs.reports import to_json, to_sarif, to_text
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 VALID = """\
 name: digits

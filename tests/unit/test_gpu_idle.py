@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+
 from cloudgpu.runtime.gpu_idle import IdleWatch, UnreadableError, parse, read_utilisation
 
 ANSWER = "GPU-aa1, 0\nGPU-ab2, 97\nGPU-c3-d4, [N/A]\n"

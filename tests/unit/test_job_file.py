@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from cloudgpu.jobspecs import job_file
 from cloudgpu.jobspecs.loader import load_text
 from cloudgpu.jobspecs.models import JobSpec
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 FULL = {
     "name": "digits",

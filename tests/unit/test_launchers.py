@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from cloudgpu.runtime.ending import Ending, judge
 from cloudgpu.runtime.jobdir import Address, JobRecord, NodeRecord, Outcome
 from cloudgpu.runtime.launchers import (

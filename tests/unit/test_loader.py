@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from cloudgpu.jobspecs.diagnostics import Diagnostic, Problem, SpecError
 from cloudgpu.jobspecs.loader import load_bytes, load_file, load_text
 from cloudgpu.jobspecs.source import MAX_BYTES

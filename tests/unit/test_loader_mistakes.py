@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from cloudgpu.jobspecs.diagnostics import SpecError
 from cloudgpu.jobspecs.loader import load_text
 

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from cloudgpu.runtime import logs
 from cloudgpu.runtime.jobdir import JobDir, local_url
 from cloudgpu.runtime.logs import Cursor, LogLine, LogReader, LogWriter

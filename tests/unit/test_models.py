@@ -7,14 +7,15 @@ import re
 from pathlib import Path
 from typing import Any
 
-import cloudgpu
 import pytest
+from jsonschema import Draft202012Validator
+from pydantic import BaseModel, ValidationError
+
+import cloudgpu
 from cloudgpu.jobspecs.diagnostics import SpecError
 from cloudgpu.jobspecs.loader import load_text
 from cloudgpu.jobspecs.models import CheckpointPolicy, JobSpec, Limits, Resources, Retry, Role
 from cloudgpu.jobspecs.schema import job_schema
-from jsonschema import Draft202012Validator
-from pydantic import BaseModel, ValidationError
 
 MINIMAL = {"name": "job", "run": "python train.py"}
 

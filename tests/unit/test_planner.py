@@ -12,6 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
 from cloudgpu.jobspecs import catalog
 from cloudgpu.jobspecs.compatibility import JOB_RULES, RULES, TARGET_RULES, Ask, all_refusals
 from cloudgpu.jobspecs.models import CLOUDS, JobSpec
@@ -20,8 +23,6 @@ from cloudgpu.jobspecs.planner import plan
 from cloudgpu.jobspecs.planner_local import accelerator_of
 from cloudgpu.jobspecs.planner_prices import total_price
 from cloudgpu.jobspecs.rules_base import exactly
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 TODAY = datetime.date(2026, 11, 20)
 TABLES = Path(catalog.__file__).parent / "tables"

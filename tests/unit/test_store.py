@@ -17,6 +17,7 @@ from decimal import Decimal
 from pathlib import Path
 
 import pytest
+
 from cloudgpu.control import tables
 from cloudgpu.control.errors import StoreError
 from cloudgpu.control.leases import Leases, is_dead, new_owner

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
+
 from cloudgpu.jobspecs.suggest import closest, did_you_mean, looks_like, odd_character, one_of
 
 GPUS = ("A10G", "A100-40GB", "A100-80GB", "A100", "H100", "H200", "L4", "L40S", "T4", "V100")

@@ -9,6 +9,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
+
 from cloudgpu.control.leases import LEASE_S
 from cloudgpu.provisioners.base import ProvisionError
 from cloudgpu.tests.standins.cloud import FAIL, SUCCEED, TAKEN, VANISH, Life, lives

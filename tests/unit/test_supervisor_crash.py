@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from cloudgpu.tests.standins.cloud import Life, lives
 from cloudgpu.tests.standins.control import World, make_offer, make_policy
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+
 from cloudgpu.jobspecs import catalog
 from cloudgpu.jobspecs.models import CLOUDS, LauncherName, Market
 from cloudgpu.jobspecs.units import parse_count

@@ -6,6 +6,9 @@ from decimal import Decimal
 from fractions import Fraction
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from cloudgpu.jobspecs.diagnostics import MistakesError
 from cloudgpu.jobspecs.units import (
     MAX_DURATION_S,
@@ -20,8 +23,6 @@ from cloudgpu.jobspecs.units import (
     parse_size_gb,
     parse_whole,
 )
-from hypothesis import given
-from hypothesis import strategies as st
 
 
 @pytest.mark.parametrize(
