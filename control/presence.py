@@ -55,9 +55,9 @@ def take_lock() -> IO[str] | None:
             if attempt + 1 < _LOCK_TRIES:
                 time.sleep(_LOCK_PAUSE_S)
             continue
-        lock.truncate(0)
-        lock.write(f"{os.getpid()}\n")
-        lock.flush()
+        with suppress(OSError):  # the number is for people: on a full disk the lock alone must do
+            lock.truncate(0)
+            os.write(lock.fileno(), f"{os.getpid()}\n".encode())
         return lock
     lock.close()
     return None

@@ -250,7 +250,7 @@ class Agent:
         if ending.outcome != "succeeded":
             self._log.say(f"{ending.outcome}: {ending.reason}")
         progress = read_progress(self._state / "progress.json")
-        if not self._log.close(0.0 if self._lost else _LAST_LINES_S):
+        if not self._log.close(0.0 if self._lost else min(_LAST_LINES_S, self._patience_s)):
             note("the last lines of the log could not be written")
         note(f"{ending.outcome}: {ending.reason}")
         result = Result(ending.outcome, ending.exit_code, ending.reason, self._started, time.time(), progress)

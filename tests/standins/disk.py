@@ -1,0 +1,55 @@
+"""A small file system of its own, which can be filled up and made read-only under whoever uses it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+class Disk:
+    """A mounted tmpfs."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._ballast = folder / "ballast"
+
+    def fill(self) -> None:
+        """Until not a byte more can be written."""
+        with self._ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+            while True:
+                file.write(b"\0" * 65_536)
+        assert os.statvfs(self.folder).f_bavail == 0
+
+    def free(self) -> None:
+        self._ballast.unlink()
+
+    def set_writable(self, writable: bool) -> None:
+        """Not even root may write to a file system that is mounted read-only."""
+        command = ["mount", "-o", f"remount,{'rw' if writable else 'ro'}", str(self.folder)]
+        end = time.monotonic() + 10
+        while subprocess.run(command, check=False, capture_output=True).returncode:
+            assert time.monotonic() < end  # a file is open for writing at this moment
+            time.sleep(0.01)
+
+
+@contextlib.contextmanager
+def mounted(folder: Path, size: str) -> Iterator[Disk]:
+    """A disk of this size for a while; without the right to mount one, the test is skipped."""
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size},mode=700", "cloudgpu-test", str(folder)]
+    try:
+        done = subprocess.run(command, check=False, capture_output=True, text=True)
+    except FileNotFoundError:
+        pytest.skip("NOT TESTED: there is no mount(8) to make a small disk with")
+    if done.returncode:
+        pytest.skip(f"NOT TESTED: only root may mount the small disk this needs: {done.stderr.strip()}")
+    try:
+        yield Disk(folder)
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
