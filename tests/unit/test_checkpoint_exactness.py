@@ -28,6 +28,7 @@ from torch.utils.data.distributed import DistributedSampler  # noqa: E402
 
 from cloudgpu.runtime import Checkpointer, CheckpointError  # noqa: E402
 
+torch.set_num_threads(1)  # with tensors so small, a second one only spins: it makes these tests three times as slow
 SIZE, EPOCHS = 26, 3
 
 
