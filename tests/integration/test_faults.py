@@ -26,7 +26,9 @@ from cloudgpu.control.clock import SystemClock
 from cloudgpu.control.errors import StoreError
 from cloudgpu.control.jobs import Job, list_jobs, orphans
 from cloudgpu.control.store import Store
+from cloudgpu.control.submission import owner_name
 from cloudgpu.control.supervisor import Supervisor
+from cloudgpu.provisioners.base import Owner, ProvisionError
 from cloudgpu.provisioners.local import LocalProvisioner
 from cloudgpu.tests.standins.disk import Disk, mounted
 from cloudgpu.tests.standins.local_jobs import start_supervisor, stop_supervisor, submit_text
@@ -247,6 +249,22 @@ def test_a_full_state_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         assert orphans() == []
         stop_supervisor()
         assert psutil.wait_procs(processes(tmp_path), timeout=10)[1] == []
+
+
+def test_machines_end_although_that_cannot_be_written_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with mounted(tmp_path / "state", "16m") as disk:
+        monkeypatch.setenv("CLOUDGPU_HOME", str(disk.folder / "home"))
+        bench = Bench(tmp_path, LATE)
+        bench.submit('at start; [ "$CLOUDGPU_ATTEMPT" = 2 ] || until_ never\n')
+        bench.reach("start")
+        [allocation] = LocalProvisioner().find(Owner(owner_name()))
+        disk.take_all_names()
+        with pytest.raises(ProvisionError, match="No space left"):
+            LocalProvisioner().terminate(allocation)
+        assert processes(disk.folder) == []
+        disk.free()
+        assert bench.finish().state == "succeeded"
+        assert (bench.outcomes(), orphans()) == (["lost", "succeeded"], [])
 
 
 # -- the job dir: deleted, replaced

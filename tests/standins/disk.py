@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
+import shutil
 import subprocess
 import time
 from collections.abc import Iterator
@@ -26,8 +28,19 @@ class Disk:
                 file.write(b"\0" * 65_536)
         assert os.statvfs(self.folder).f_bavail == 0
 
+    def take_all_names(self) -> None:
+        """Until no file more can be made; those that are there can still be written."""
+        self._ballast.mkdir()
+        with contextlib.suppress(OSError):
+            for number in itertools.count():
+                (self._ballast / str(number)).touch()
+
     def free(self) -> None:
-        self._ballast.unlink()
+        """Undo either."""
+        if self._ballast.is_dir():
+            shutil.rmtree(self._ballast)
+        else:
+            self._ballast.unlink()
 
     def set_writable(self, writable: bool) -> None:
         """Not even root may write to a file system that is mounted read-only."""
@@ -42,7 +55,7 @@ class Disk:
 def mounted(folder: Path, size: str) -> Iterator[Disk]:
     """A disk of this size for a while; without the right to mount one, the test is skipped."""
     folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", f"size={size},mode=700", "cloudgpu-test", str(folder)]
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size},nr_inodes=2k,mode=700", "cloudgpu-test", str(folder)]
     try:
         done = subprocess.run(command, check=False, capture_output=True, text=True)
     except FileNotFoundError:
