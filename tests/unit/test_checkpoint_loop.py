@@ -252,6 +252,7 @@ def test_progress_that_cannot_be_told_is_no_reason_to_stop(
 
 
 def test_within_a_job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "a job").mkdir()  # submit has made it; one that is gone is not made again
     for name, value in {
         "JOB_DIR": (tmp_path / "a job").as_uri(),
         "ATTEMPT": "3",
@@ -277,6 +278,7 @@ def test_within_a_job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def test_nodes_without_torch_distributed_train_each_for_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "job").mkdir()
     monkeypatch.setenv("CLOUDGPU_JOB_DIR", (tmp_path / "job").as_uri())
     monkeypatch.setenv("CLOUDGPU_WORLD_SIZE", "2")
     for node, steps in (("worker-0.1", 3), ("worker-1.1", 4), ("worker-1.2", 6)):
