@@ -43,8 +43,8 @@ def _report(error: BaseException, words: Sequence[str]) -> Exit:
     if isinstance(error, KeyboardInterrupt | click.Abort):
         click.echo(err=True)  # closes the line on which the terminal shows ^C
         return Exit.INTERRUPTED
-    if isinstance(error, BrokenPipeError):
-        return _reader_gone()
+    if isinstance(error, BrokenPipeError):  # `cloudgpu … | head` read enough
+        return Exit.OK
     for parent in type(error).__mro__:
         handle = _HANDLERS.get(f"{parent.__module__}.{parent.__qualname__}")
         if handle is not None:
@@ -128,12 +128,6 @@ _HANDLERS: dict[str, Callable[[Any], Exit]] = {
     "cloudgpu.runtime.jobdir.JobDirError": _says(Exit.UNAVAILABLE),
     "builtins.OSError": _os_error,
 }
-
-
-def _reader_gone() -> Exit:
-    """`cloudgpu … | head` read enough. Python's own flush at exit must not complain about the closed pipe either."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    return Exit.OK
 
 
 def _crash(error: BaseException, words: Sequence[str]) -> Exit:

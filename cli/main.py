@@ -113,6 +113,7 @@ def main(args: Sequence[str] | None = None) -> int:
         _flush()
     except BaseException as error:  # noqa: BLE001 - the one place where every error ends
         code = errors.report(error, words)
+        _drop_what_cannot_be_written()
     return int(code)
 
 
@@ -145,3 +146,13 @@ def _flush() -> None:
     """Fail here, where an error can be reported, rather than while the interpreter shuts down."""
     if sys.stdout is not None:
         sys.stdout.flush()
+
+
+def _drop_what_cannot_be_written() -> None:
+    """Output for a closed pipe or a full disk: Python would try it again at exit, and end with 120 for it."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None:
+                stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

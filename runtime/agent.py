@@ -262,8 +262,9 @@ class Agent:
 
 def note(text: str) -> None:
     """A line in agent.log, on the machine; a full disk must not end the agent."""
+    line = f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} {text}\n"
     with contextlib.suppress(OSError):
-        print(time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), text, file=sys.stderr, flush=True)
+        os.write(2, line.encode(errors="replace"))  # past Python's buffer, which would be tried again at the end
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -300,7 +301,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _exit(code: int) -> NoReturn:
     """At once: threads that hang in a dead job dir must not keep the machine alive."""
-    sys.stderr.flush()
+    with contextlib.suppress(OSError):
+        sys.stderr.flush()
     os._exit(code)
 
 
