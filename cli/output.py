@@ -9,8 +9,7 @@ import os
 import sys
 import unicodedata
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import click
 
@@ -122,8 +121,7 @@ def shorten(text: str, width: int) -> str:
     return "".join(kept) + _ELLIPSIS if width > 0 else ""
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
+class Column(NamedTuple):
     """A column of a table."""
 
     title: str

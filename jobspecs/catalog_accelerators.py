@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from . import catalog_read as read
 from .catalog_machines import Status, accelerator_status
@@ -13,8 +12,7 @@ from .catalog_machines import Status, accelerator_status
 _FOLD = str.maketrans("", "", " _-")
 
 
-@dataclass(frozen=True, slots=True)
-class Accelerator:
+class Accelerator(NamedTuple):
     """A kind of GPU, or of training or inference chip; the figures are of one device."""
 
     name: str

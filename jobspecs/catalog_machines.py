@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from . import catalog_read as read
 
@@ -19,8 +18,7 @@ _STATUS_ORDER: tuple[Status, ...] = ("active", "deprecated", "retired")
 _STATUS: dict[str, Status] = {status: status for status in _STATUS_ORDER}
 
 
-@dataclass(frozen=True, slots=True)
-class MachineType:
+class MachineType(NamedTuple):
     """A machine type with one accelerator it may carry, or with none: the unit that is offered."""
 
     cloud: str
@@ -50,8 +48,7 @@ class MachineType:
         return self.status == "retired" or (self.ends is not None and self.ends <= today)
 
 
-@dataclass(frozen=True, slots=True)
-class N1Limits:
+class N1Limits(NamedTuple):
     """What a Compute Engine N1 machine may have with a number of GPUs; both ends included."""
 
     min_vcpus: int

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
 from functools import cache
+from typing import NamedTuple
 
 from . import catalog_read as read
 from .catalog_machines import find_machine_type, places
@@ -19,8 +19,7 @@ _COLUMN = {"on-demand": 0, "spot": 1}
 """Markets with published prices; what a flex-start or reserved machine costs is not in the tables."""
 
 
-@dataclass(frozen=True, slots=True)
-class Price:
+class Price(NamedTuple):
     """US dollars."""
 
     amount: Decimal

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 Loc = tuple[str | int, ...]
 """Path of a value inside a document: ("resources", "accelerator", 0)."""
@@ -16,8 +15,7 @@ MAX_PROBLEMS = 100
 """Nobody reads more of one file, and looking for what was meant takes time."""
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
+class Problem(NamedTuple):
     """A mistake at a place in a document; the loader knows which line and column that is."""
 
     loc: Loc
@@ -32,8 +30,7 @@ class Problem:
     """The key itself is wrong, not its value."""
 
 
-@dataclass(frozen=True, slots=True)
-class Diagnostic:
+class Diagnostic(NamedTuple):
     """A Problem with its position in a file; lines and columns count from 1."""
 
     file: str

@@ -14,12 +14,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import ValidationError
 
 from .diagnostics import MAX_PROBLEMS, Diagnostic, Loc, Problem, SpecError
-from .models import JobSpec
+from .models import JobSpec, Role
 from .source import Source, decode, read_source
 from .yaml_reader import Document, read_yaml
 
@@ -33,8 +33,10 @@ Overrides = Mapping[str, Any] | Sequence["str | Override"]
 """What wins over the file: `{"resources.region": "us-east1"}`, or `["resources.region=us-east1"]`."""
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedSpec:
+_NO_PLUGINS = "PYDANTIC_DISABLE_PLUGINS"
+
+
+class LoadedSpec(NamedTuple):
     """A valid job file."""
 
     spec: JobSpec
@@ -205,10 +207,29 @@ def _override(draft: _Draft, overrides: Overrides) -> None:
     draft.labels.update((override.path, override.label) for override in parsed)
 
 
+@cache
+def _build_models() -> None:
+    """Build the validators, put off until now, without asking every installed distribution for plug-ins of Pydantic's.
+
+    That would take longer than reading a job file, and none has a say in it. Programs' own models are not concerned.
+    """
+    before = os.environ.get(_NO_PLUGINS)
+    os.environ[_NO_PLUGINS] = "__all__"
+    try:
+        JobSpec.model_rebuild()
+        Role.model_rebuild()
+    finally:
+        if before is None:
+            del os.environ[_NO_PLUGINS]
+        else:
+            os.environ[_NO_PLUGINS] = before
+
+
 def _validate(draft: _Draft) -> JobSpec | None:
     """The spec, if its shape is right; names are checked as far as they can be read in any case."""
     from .compatibility import check_names
 
+    _build_models()
     try:
         spec = JobSpec.model_validate(draft.job)
     except ValidationError as error:

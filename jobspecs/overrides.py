@@ -6,8 +6,7 @@ A value is the text as it stands; one that begins with a quote, [ or { is read a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from .diagnostics import Diagnostic, Loc, SpecError, quote
 
@@ -15,8 +14,7 @@ _MAX_STEPS = 16
 _YAML_STARTS = ("'", '"', "[", "{")
 
 
-@dataclass(frozen=True, slots=True)
-class Override:
+class Override(NamedTuple):
     """One value to put into the document."""
 
     path: Loc

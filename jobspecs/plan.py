@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +26,7 @@ class RoleOffer:
     """US dollars per hour of ONE machine, GPUs included, disk not; None: unknown."""
 
 
-@dataclass(frozen=True, slots=True)
-class Offer:
+class Offer(NamedTuple):
     """One way to run all roles: one place, one market, a machine type for each role."""
 
     cloud: str
@@ -110,8 +109,7 @@ class Offer:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
+class Refusal(NamedTuple):
     """A way that cannot be: the rule that forbids it and what would be allowed."""
 
     rule: str
@@ -137,12 +135,11 @@ class Refusal:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(NamedTuple):
     """Offers in order of preference, then of price; unknown prices last."""
 
     offers: tuple[Offer, ...]
-    refusals: tuple[Refusal, ...] = field(default=())
+    refusals: tuple[Refusal, ...] = ()
 
     @property
     def best(self) -> Offer | None:
@@ -156,8 +153,7 @@ class Plan:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class LocalGpu:
+class LocalGpu(NamedTuple):
     """A GPU of this machine as its driver names it."""
 
     uuid: str
@@ -165,8 +161,7 @@ class LocalGpu:
     memory_gb: float
 
 
-@dataclass(frozen=True, slots=True)
-class LocalMachine:
+class LocalMachine(NamedTuple):
     """What this machine has. The planner is pure: whoever calls it looks, it does not."""
 
     cpus: int

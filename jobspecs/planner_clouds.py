@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 from decimal import Decimal
 from itertools import product
@@ -277,7 +276,7 @@ def _explain(options: Sequence[Option], fields: dict[str, str]) -> Iterator[tupl
 
 def _elsewhere(refusal: Refusal, lowest: Decimal) -> Refusal:
     message = f"{refusal.message} (elsewhere from {lowest:.4f} USD/h)"
-    return dataclasses.replace(refusal, message=message, price=lowest)
+    return refusal._replace(message=message, price=lowest)
 
 
 def _role_offer(name: str, nodes: int, option: Option, price: Price | None) -> RoleOffer:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from typing import Any
 
 from pydantic import ValidationError
@@ -68,5 +67,5 @@ def _restored(problems: Iterable[Problem], rest: object, kept: Mapping[Loc, list
         place: Loc = ()
         for step in find(rest, problem.loc)[0]:
             place = (*place, kept[place][step] if isinstance(step, int) else step)
-        restored.append(replace(problem, loc=place))
+        restored.append(problem._replace(loc=place))
     return restored

@@ -6,7 +6,6 @@ Most sentences come from the validators in fields.py and units.py; here are thos
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from .diagnostics import MAX_PROBLEMS, Loc, MistakesError, Problem, quote
@@ -79,7 +78,7 @@ def _from_validator(problem: Problem, place: Loc, value: Any, document: object, 
     """A validator's problem, whose place counts from the value it looked at."""
     if problem.loc:
         place, value = find(document, (*place, *problem.loc))
-    moved = replace(problem, loc=place, in_key=problem.in_key or in_key)
+    moved = problem._replace(loc=place, in_key=problem.in_key or in_key)
     return _completed(moved, place[-1] if moved.in_key else value)
 
 
@@ -90,7 +89,7 @@ def _completed(problem: Problem, value: object) -> Problem:
         message += f", not {_shown(value)}"
     if isinstance(value, str) and not value.isascii():
         hint = "; ".join(filter(None, (hint, f"there is {odd_character(value)}")))
-    return replace(problem, message=message, hint=hint)
+    return problem._replace(message=message, hint=hint)
 
 
 def _shown(value: object) -> str:

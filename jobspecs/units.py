@@ -21,12 +21,13 @@ from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
 from .diagnostics import mistake
 
 _DURATION_SECONDS = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
-_DURATION = re.compile(r"(?:(\d{1,6})d)?(?:(\d{1,7})h)?(?:(\d{1,8})m)?(?:(\d{1,9})s)?", re.ASCII)
-_SIZE = re.compile(r"(\d{1,9}(?:\.\d{1,3})?) ?(MB|GB|TB)", re.ASCII | re.IGNORECASE)
+# Patterns as text: `re` compiles and keeps each when it is first needed, which in most runs is never.
+_DURATION = r"(?a)(?:(\d{1,6})d)?(?:(\d{1,7})h)?(?:(\d{1,8})m)?(?:(\d{1,9})s)?"
+_SIZE = r"(?ai)(\d{1,9}(?:\.\d{1,3})?) ?(MB|GB|TB)"
 _SIZE_GB = {"MB": Decimal("0.001"), "GB": Decimal(1), "TB": Decimal(1000)}
-_MONEY = re.compile(r"(\d{1,9}(?:\.\d{1,4})?) ?USD", re.ASCII)
-_RATE = re.compile(r"(\d{1,7}(?:\.\d{1,5})?) ?USD/h", re.ASCII)
-_COUNT = re.compile(r"\d{1,5}|\d{1,3}/\d{1,3}|0\.\d{1,6}", re.ASCII)
+_MONEY = r"(?a)(\d{1,9}(?:\.\d{1,4})?) ?USD"
+_RATE = r"(?a)(\d{1,7}(?:\.\d{1,5})?) ?USD/h"
+_COUNT = r"(?a)\d{1,5}|\d{1,3}/\d{1,3}|0\.\d{1,6}"
 
 MAX_DURATION_S = 366 * 86_400
 MAX_COUNT = 1_024
@@ -35,7 +36,7 @@ MAX_COUNT = 1_024
 def parse_duration(value: object) -> int:
     """Seconds of `90s`, `30m`, `12h`, `1d` or a sum such as `1h30m`; a number is refused, for its unit is a guess."""
     text = str(value).strip()
-    match = _DURATION.fullmatch(text)
+    match = re.fullmatch(_DURATION, text)
     if not text or match is None:
         hint = f"write {text}h, {text}m or {text}s" if _is_number(text) else ""
         raise mistake("bad-duration", "expected a duration such as 90s, 30m, 12h, 1d or 1h30m", hint)
@@ -60,7 +61,7 @@ def format_duration(seconds: float) -> str:
 def parse_size_gb(value: object) -> float:
     """Gigabytes (10^9 bytes) of `500MB`, `100GB` or `2TB`; a number without a unit is refused."""
     text = str(value).strip()
-    match = _SIZE.fullmatch(text)
+    match = re.fullmatch(_SIZE, text)
     if match is None:
         raise mistake("bad-size", "expected a size such as 500MB, 100GB or 2TB", _size_hint(text))
     return float(Decimal(match[1]) * _SIZE_GB[match[2].upper()])
@@ -86,9 +87,9 @@ def _parse_disk_gb(value: object) -> float:
     return size
 
 
-def _parse_amount(value: object, pattern: re.Pattern[str], example: str) -> Decimal:
+def _parse_amount(value: object, pattern: str, example: str) -> Decimal:
     text = str(value).strip()
-    match = pattern.fullmatch(text)
+    match = re.fullmatch(pattern, text)
     if match is None:
         number = text.removeprefix("$")
         hint = f"write {number}{example.lstrip('0123456789')}" if _is_number(number) else ""
@@ -122,7 +123,7 @@ def parse_count(value: object) -> Fraction:
     if isinstance(value, Fraction):
         return value
     text = str(value).strip()
-    if not _COUNT.fullmatch(text):
+    if not re.fullmatch(_COUNT, text):
         raise ValueError("expected a number of GPUs such as 8, or a part of one such as 1/8")
     try:
         count = Fraction(text)

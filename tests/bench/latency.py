@@ -9,7 +9,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from .measure import CLOUDGPU, PYTHON, Row
+from cloudgpu.tests.standins.wheel import installed
+
+from .measure import Row
 
 PROGRAM = "import sys, time; open(sys.argv[1], 'w').write(repr(time.time())); print('first line')"
 
@@ -25,16 +27,17 @@ def first_line(command: list[str], said: Path, env: dict[str, str], folder: Path
 def rows(rounds: int = 7) -> list[Row]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
+        python, cloudgpu = (str(installed() / "bin" / program) for program in ("python", "cloudgpu"))
         said = folder / "said"
         (folder / "code").mkdir()
         (folder / "code" / "main.py").write_text(PROGRAM)
         (folder / "job.yaml").write_text(
             f"name: latency\nresources: {{cloud: local, accelerator: none}}\ncode: code\n"
-            f"run: [{PYTHON}, main.py, {said}]\n"
+            f"run: [{python}, main.py, {said}]\n"
         )
         env = {**os.environ, "CLOUDGPU_HOME": str(folder / "home")}
-        submit = [CLOUDGPU, "submit", "--yes", str(folder / "job.yaml")]
-        by_hand = [PYTHON, str(folder / "code" / "main.py"), str(said)]
+        submit = [cloudgpu, "submit", "--yes", str(folder / "job.yaml")]
+        by_hand = [python, str(folder / "code" / "main.py"), str(said)]
         first_line(submit, said, env, folder)  # the supervisor is up, the store exists
         over = statistics.median(
             first_line(submit, said, env, folder) - first_line(by_hand, said, env, folder) for _ in range(rounds)

@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import statistics
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-
-PYTHON = sys.executable
-CLOUDGPU = str(Path(sys.executable).with_name("cloudgpu"))
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Whole commands as a user runs them, against `python -c pass`."""
+"""Whole commands as a user runs them, from an installed wheel, against `python -c pass` of the same environment."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import tempfile
 from functools import partial
 from pathlib import Path
 
-from .measure import CLOUDGPU, PYTHON, Row, medians, run
+from cloudgpu.tests.standins.wheel import installed
+
+from .measure import Row, medians, run
 
 JOB = """\
 name: bench
@@ -25,12 +27,13 @@ def rows(rounds: int = 25) -> list[Row]:
     with tempfile.TemporaryDirectory() as folder:
         job = Path(folder, "job.yaml")
         job.write_text(JOB)
+        cloudgpu = str(installed() / "bin" / "cloudgpu")
         commands = {
-            "pass": [PYTHON, "-c", "pass"],
-            "--version": [CLOUDGPU, "--version"],
-            "--help": [CLOUDGPU, "--help"],
-            "validate": [CLOUDGPU, "validate", str(job)],
-            "plan": [CLOUDGPU, "plan", str(job)],
+            "pass": [str(installed() / "bin" / "python"), "-c", "pass"],
+            "--version": [cloudgpu, "--version"],
+            "--help": [cloudgpu, "--help"],
+            "validate": [cloudgpu, "validate", str(job)],
+            "plan": [cloudgpu, "plan", str(job)],
         }
         took = medians({name: partial(run, command) for name, command in commands.items()}, rounds)
     base = took["pass"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
@@ -68,9 +67,8 @@ OFFER = Offer(
     price_date="2026-07-30",
     notes=("support for L4 ends 2030-01-01",),
 )
-OTHER_ZONE = replace(OFFER, zone="us-central1-b")
-ON_AWS = replace(
-    OFFER,
+OTHER_ZONE = OFFER._replace(zone="us-central1-b")
+ON_AWS = OFFER._replace(
     cloud="aws",
     region="us-east-1",
     zone="use1-az4",
@@ -78,8 +76,8 @@ ON_AWS = replace(
     price=Decimal("1.6"),
     notes=(),
 )
-UNKNOWN = replace(OFFER, cloud="vertex", zone=None, price=None, price_date=None)
-MIXED = replace(OFFER, market="on-demand", roles=(role("chief"), role("parameter_server", None, "n1-standard-4")))
+UNKNOWN = OFFER._replace(cloud="vertex", zone=None, price=None, price_date=None)
+MIXED = OFFER._replace(market="on-demand", roles=(role("chief"), role("parameter_server", None, "n1-standard-4")))
 REFUSALS = (
     Refusal(
         "accelerator-offered", "azure", "azure L4:1", "azure has no machine with L4", "L4 is on aws, gcp or vertex"
@@ -126,7 +124,7 @@ def test_zones_share_a_row_and_nothing_else_does() -> None:
 
 
 def test_ten_rows_and_eight_refusals_unless_all_are_wanted() -> None:
-    offers = tuple(replace(OFFER, region=f"r{i}", zone=None) for i in range(13))
+    offers = tuple(OFFER._replace(region=f"r{i}", zone=None) for i in range(13))
     refusals = tuple(Refusal("count-offered", "gcp", f"gcp L4:{i}", "none", "") for i in range(11))
     short = plan_text(Plan(offers, refusals), job())
     assert "… and 3 more (--all)" in short

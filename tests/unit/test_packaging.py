@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-import sys
 import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
+
+from cloudgpu.tests.standins.wheel import build_wheel
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -48,15 +47,7 @@ def test_no_module_lies_outside_a_package() -> None:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
-    """Built from a copy, so that nothing is left in the tree and nothing stale in the tree gets in."""
-    work = tmp_path_factory.mktemp("wheel")
-    source = work / "source"
-    shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "__pycache__"))
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(work), str(source)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stderr
-    (built,) = work.glob("cloudgpu-*.whl")
-    return zipfile.ZipFile(built)
+    return zipfile.ZipFile(build_wheel(tmp_path_factory.mktemp("wheel")))
 
 
 def test_wheel_holds_every_module_and_table_and_nothing_else(wheel: zipfile.ZipFile) -> None:
@@ -72,4 +63,4 @@ def test_wheel_holds_every_module_and_table_and_nothing_else(wheel: zipfile.ZipF
 
 def test_wheel_runs_the_command(wheel: zipfile.ZipFile) -> None:
     (entry,) = [name for name in wheel.namelist() if name.endswith("entry_points.txt")]
-    assert "cloudgpu = cloudgpu.cli:main" in wheel.read(entry).decode()
+    assert "cloudgpu = cloudgpu.cli:run" in wheel.read(entry).decode()

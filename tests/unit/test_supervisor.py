@@ -361,7 +361,7 @@ def test_a_passing_error_is_tried_again_with_the_same_token(world: World, kind: 
 def test_a_final_refusal_names_every_place_and_why(world: World, kind: str) -> None:
     world.cloud.faults["launch"] = [refusal("capacity", "sold out"), refusal(kind, "says no", "cloud")]
     offers = (make_offer(region="a", zone="a-1"), make_offer(region="b", zone="b-1"))
-    job_id = world.submit(*(dataclasses.replace(offer, cloud="gcp") for offer in offers))
+    job_id = world.submit(*(offer._replace(cloud="gcp") for offer in offers))
     world.finish(job_id)
     job = world.job(job_id)
     assert (job.state, job.cause) == ("failed", kind)
