@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ..jobspecs.plan import LocalGpu
 from .base import NodeRequest, ProvisionError
+from .locks import try_lock
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 _NVML = "libnvidia-ml.so.1"
@@ -131,7 +132,7 @@ def _take(nodes: Sequence[NodeRequest], gpus: Sequence[LocalGpu], folder: Path, 
             for gpu, name in zip(gpus, names, strict=True):
                 if len(held.uuids) == int(node.count) or name != node.accelerator:
                     continue
-                descriptor = _lock(folder / f"{gpu.uuid}.lock")
+                descriptor = try_lock(folder / f"{gpu.uuid}.lock")
                 if descriptor is not None:
                     held.uuids.append(gpu.uuid)
                     held.descriptors.append(descriptor)
@@ -140,17 +141,6 @@ def _take(nodes: Sequence[NodeRequest], gpus: Sequence[LocalGpu], folder: Path, 
                     f"{node.node} needs {node.accelerator}:{node.count}, {len(held.uuids)} are free on this machine"
                 )
                 raise ProvisionError("capacity", message)
-
-
-def _lock(path: Path) -> int | None:
-    """A descriptor that holds the lock, or None if somebody else does."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        return None
-    return descriptor
 
 
 def _names(gpus: Sequence[LocalGpu]) -> list[str]:

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from .base import LaunchRequest
+from .locks import try_lock
 
 MARKER = "CLOUDGPU_MACHINE"
 """As in runtime/program.py: `<token>/<node>` in the environment of all that runs on the machine."""
@@ -38,12 +39,12 @@ class Machine:
     def take(self) -> int | None:
         """The machine's lock, for an agent to inherit; None if an agent holds it, that is: runs."""
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        return _lock(self.folder / "lock")
+        return try_lock(self.folder / "lock")
 
     def is_on(self) -> bool:
         """Whether the agent runs."""
         try:
-            descriptor = _lock(self.folder / "lock", create=False)
+            descriptor = try_lock(self.folder / "lock", create=False)
         except FileNotFoundError:
             return False
         if descriptor is None:
@@ -136,17 +137,6 @@ def marked(marker: str) -> list[int]:
 def reap_agents() -> None:
     """Take note of the agents of ours that have ended."""
     _agents[:] = [agent for agent in _agents if agent.poll() is None]
-
-
-def _lock(path: Path, create: bool = True) -> int | None:
-    """A descriptor that holds the lock, or None if somebody else does. Raises FileNotFoundError, OSError."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0), 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        return None
-    return descriptor
 
 
 def _environment(marker: str, gpus: Sequence[str]) -> dict[str, str]:
