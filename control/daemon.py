@@ -13,10 +13,11 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import IO
 
 from . import paths
 from .errors import StoreError
-from .presence import take_lock, wake, wake_pipe
+from .presence import is_asked_for, take_lock, wake, wake_pipe
 from .store import Store
 from .supervisor import Supervisor
 
@@ -39,7 +40,7 @@ def run(*, idle_exit_s: float | None = None) -> bool:
                 return False
             with lock:
                 store = Store.open()
-                again = _Loop(store, stop, pipe, idle_exit_s).run()
+                again = _Loop(store, stop, pipe, lock, idle_exit_s).run()
                 if not again:
                     return True
             # The lock is free now. A job stored before that, whose submitter saw it held, is ours to find.
@@ -57,18 +58,22 @@ class _Stop:
 class _Loop:
     """Ticks while holding the lock."""
 
-    def __init__(self, store: Store, stop: _Stop, pipe: int, idle_exit_s: float | None) -> None:
+    def __init__(self, store: Store, stop: _Stop, pipe: int, lock: IO[str], idle_exit_s: float | None) -> None:
         self._store = store
         self._stop = stop
         self._pipe = pipe
+        self._lock = lock
         self._idle_exit_s = idle_exit_s
         self._supervisor = Supervisor(store)
 
     def run(self) -> bool:
-        """True: ended for idleness; False: told to stop."""
+        """True: ended for idleness; False: told to stop, or the state directory is gone and nobody can tell us more."""
         idle_since: float | None = None
         failures, woken = 0, False
         while not self._stop.wanted:
+            if not is_asked_for(self._lock):
+                log.warning("the state directory is gone: ending")
+                return False
             try:
                 tick = self._supervisor.tick(woken=woken)
                 failures = 0

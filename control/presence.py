@@ -63,6 +63,16 @@ def take_lock() -> IO[str] | None:
     return None
 
 
+def is_asked_for(lock: IO[str]) -> bool:
+    """Whether this lock is the one others look at: it is not, once the state directory was deleted or replaced."""
+    try:
+        return os.path.samestat(paths.supervisor_lock().stat(), os.fstat(lock.fileno()))
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:  # a disk that fails for now says nothing
+        return True
+
+
 @contextmanager
 def wake_pipe() -> Iterator[int]:
     """Our end of the FIFO. Opened for writing too, so that it never reports an end of file."""

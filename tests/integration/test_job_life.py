@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sqlite3
 import stat
 import subprocess
@@ -220,6 +221,17 @@ def test_an_idle_supervisor_ends_and_leaves_no_job_behind(home: Path, code: Path
     assert subprocess.run(command, timeout=WAIT_S, check=False, stderr=subprocess.DEVNULL).returncode == 0
     assert job.refresh().state == "succeeded"
     assert not presence.is_running()
+
+
+def test_a_supervisor_whose_state_directory_is_deleted_ends(home: Path) -> None:
+    paths.state_dir()
+    command = [sys.executable, "-m", "cloudgpu", "supervise"]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as supervisor:
+        end = time.monotonic() + WAIT_S
+        while not presence.is_running() and time.monotonic() < end:
+            time.sleep(0.05)
+        shutil.rmtree(home)
+        assert supervisor.wait(timeout=WAIT_S) == 0
 
 
 def test_machines_no_job_knows_are_found_and_ended(home: Path, code: Path) -> None:
