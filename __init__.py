@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .jobspecs.plan import Offer, Plan, Refusal
     from .jobspecs.planner import plan
     from .provisioners.local import inspect_machine
-    from .runtime.checkpoint import Checkpointer
+    from .runtime.checkpoint.checkpointer import Checkpointer
 
 __version__ = "0.1.0"
 
@@ -46,7 +46,7 @@ __all__ = [
 
 # public name -> (module, name there). A test compares it with the imports above.
 _HOMES = {
-    "Checkpointer": (".runtime.checkpoint", "Checkpointer"),
+    "Checkpointer": (".runtime.checkpoint.checkpointer", "Checkpointer"),
     "Job": (".control.jobs", "Job"),
     "JobSpec": (".jobspecs.models", "JobSpec"),
     "LoadedSpec": (".jobspecs.loader", "LoadedSpec"),

@@ -25,6 +25,7 @@ log = logging.getLogger("cloudgpu.supervisor")
 
 _STORE_PAUSE_S = (0.5, 30.0)
 _LONGEST_WAIT_S = 5.0
+_GONE = "the state directory is gone: ending"
 
 
 def run(*, idle_exit_s: float | None = None) -> bool:
@@ -39,7 +40,13 @@ def run(*, idle_exit_s: float | None = None) -> bool:
             if lock is None:
                 return False
             with lock:
-                store = Store.open()
+                try:
+                    store = Store.open()
+                except StoreError:
+                    if is_asked_for(lock):
+                        raise
+                    log.warning(_GONE)
+                    return True
                 again = _Loop(store, stop, pipe, lock, idle_exit_s).run()
                 if not again:
                     return True
@@ -72,7 +79,7 @@ class _Loop:
         failures, woken = 0, False
         while not self._stop.wanted:
             if not is_asked_for(self._lock):
-                log.warning("the state directory is gone: ending")
+                log.warning(_GONE)
                 return False
             try:
                 tick = self._supervisor.tick(woken=woken)

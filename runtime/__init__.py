@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .checkpoint import Checkpointer
-    from .checkpoint_errors import CheckpointError
+    from .checkpoint.checkpointer import Checkpointer
+    from .checkpoint.errors import CheckpointError
     from .outputs import write_output
 
 __all__ = ["CheckpointError", "Checkpointer", "write_output"]
 
-_HOME = {"CheckpointError": "checkpoint_errors", "Checkpointer": "checkpoint", "write_output": "outputs"}
+_HOME = {"CheckpointError": "checkpoint.errors", "Checkpointer": "checkpoint.checkpointer", "write_output": "outputs"}
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - each name has its own type, see above

@@ -223,15 +223,21 @@ def test_an_idle_supervisor_ends_and_leaves_no_job_behind(home: Path, code: Path
     assert not presence.is_running()
 
 
-def test_a_supervisor_whose_state_directory_is_deleted_ends(home: Path) -> None:
+@pytest.mark.parametrize("after_s", [0.0, 0.05, 0.1, 0.2, 1.0])
+def test_a_supervisor_whose_state_directory_is_deleted_ends(home: Path, after_s: float) -> None:
+    """Deleted while the store is opened for the first time, and when all is quiet."""
     paths.state_dir()
     command = [sys.executable, "-m", "cloudgpu", "supervise"]
-    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as supervisor:
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as supervisor:
         end = time.monotonic() + WAIT_S
         while not presence.is_running() and time.monotonic() < end:
-            time.sleep(0.05)
-        shutil.rmtree(home)
-        assert supervisor.wait(timeout=WAIT_S) == 0
+            time.sleep(0.01)
+        time.sleep(after_s)
+        while home.exists():  # what is written into it meanwhile is deleted by the next round
+            shutil.rmtree(home, ignore_errors=True)
+        _, errors = supervisor.communicate(timeout=WAIT_S)
+        assert supervisor.returncode == 0, errors
+        assert errors.endswith("the state directory is gone: ending\n")
 
 
 def test_machines_no_job_knows_are_found_and_ended(home: Path, code: Path) -> None:

@@ -17,7 +17,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from cloudgpu.runtime import Checkpointer, CheckpointError, write_output  # noqa: E402
-from cloudgpu.runtime.checkpoint_schedule import AUTO_CEILING, AUTO_FLOOR, Schedule  # noqa: E402
+from cloudgpu.runtime.checkpoint.schedule import AUTO_CEILING, AUTO_FLOOR, Schedule  # noqa: E402
 
 
 class Model:
@@ -176,7 +176,7 @@ def test_in_a_thread_signals_are_left_alone() -> None:
 
 
 def test_notice_with_a_full_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("cloudgpu.runtime.checkpoint.LAST_PAUSE", 0)
+    monkeypatch.setattr("cloudgpu.runtime.checkpoint.checkpointer.LAST_PAUSE", 0)
     monkeypatch.setenv("CLOUDGPU_NOTICE", str(tmp_path / "notice.json"))
     for stop, code in ((7, 76), (3, 77)):  # after the save of step 5, before any
         with pytest.raises(SystemExit) as end:
@@ -211,7 +211,7 @@ def test_full_disk_then_room_again(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_the_end_that_cannot_be_saved_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cloudgpu.runtime.checkpoint.LAST_PAUSE", 0)
+    monkeypatch.setattr("cloudgpu.runtime.checkpoint.checkpointer.LAST_PAUSE", 0)
     with full_disk(), pytest.raises(SystemExit) as end:
         train(4)
     assert end.value.code == 74

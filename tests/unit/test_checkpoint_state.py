@@ -14,8 +14,9 @@ import pytest
 torch = pytest.importorskip("torch")
 np = pytest.importorskip("numpy")
 
-from cloudgpu.runtime import checkpoint_state, random_state  # noqa: E402
-from cloudgpu.runtime.checkpoint_errors import CheckpointError  # noqa: E402
+from cloudgpu.runtime.checkpoint import random_state
+from cloudgpu.runtime.checkpoint import state as checkpoint_state  # noqa: E402
+from cloudgpu.runtime.checkpoint.errors import CheckpointError  # noqa: E402
 
 
 def there_and_back(value: Any) -> Any:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from cloudgpu.runtime.checkpoint_errors import CheckpointError, FencedError, UnusableError
-from cloudgpu.runtime.checkpoint_ranks import Ranks
-from cloudgpu.runtime.checkpoint_store import CHUNK, CheckpointStore, Name, read_newest
+from cloudgpu.runtime.checkpoint.errors import CheckpointError, FencedError, UnusableError
+from cloudgpu.runtime.checkpoint.ranks import Ranks
+from cloudgpu.runtime.checkpoint.store import CHUNK, CheckpointStore, Name, read_newest
 from cloudgpu.runtime.jobdir import JobDir, JobDirError, local_url
 
 CONTENT = bytes(range(256)) * 40

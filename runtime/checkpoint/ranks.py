@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from .checkpoint_errors import CheckpointError
+from .errors import CheckpointError
 
 _T = TypeVar("_T")
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from . import random_state
-from .checkpoint_errors import CheckpointError, logger
+from .errors import CheckpointError, logger
 
 
 class DataPosition:

@@ -7,8 +7,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from .checkpoint_errors import logger
-from .jobdir import Progress
+from ..jobdir import Progress
+from .errors import logger
 
 WRITE_INTERVAL = 0.5
 """Seconds between two writes of the file, but for those at a save, a restore or the end."""

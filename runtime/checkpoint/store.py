@@ -30,8 +30,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from .checkpoint_errors import CheckpointError, FencedError, UnusableError, logger
-from .jobdir import JobDir, JobDirError, MissingError, Record
+from ..jobdir import JobDir, JobDirError, MissingError, Record
+from .errors import CheckpointError, FencedError, UnusableError, logger
 
 FORMAT = "cloudgpu-checkpoint/1"
 CHUNK = 8 << 20

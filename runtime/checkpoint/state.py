@@ -11,7 +11,7 @@ import sys
 from collections import Counter, OrderedDict, defaultdict
 from typing import Any
 
-from .checkpoint_errors import CheckpointError
+from .errors import CheckpointError
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 _SEQUENCES = (list, tuple, set)

@@ -17,8 +17,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from . import checkpoint_state, random_state
-from .checkpoint_errors import (
+from ..jobdir import JobDirError
+from . import random_state
+from . import state as state_format
+from .data_position import DataPosition, length
+from .errors import (
     EXIT_FENCED,
     EXIT_NONE,
     EXIT_OLDER,
@@ -29,14 +32,12 @@ from .checkpoint_errors import (
     leave,
     logger,
 )
-from .checkpoint_interruption import Interruption
-from .checkpoint_progress import ProgressFile
-from .checkpoint_ranks import Ranks
-from .checkpoint_schedule import Schedule
-from .checkpoint_settings import find_store, from_environment, seconds_or_auto
-from .checkpoint_store import Name, read_newest
-from .data_position import DataPosition, length
-from .jobdir import JobDirError
+from .interruption import Interruption
+from .progress import ProgressFile
+from .ranks import Ranks
+from .schedule import Schedule
+from .settings import find_store, from_environment, seconds_or_auto
+from .store import Name, read_newest
 
 LAST_TRIES = 3
 """Of the save at the end or upon a notice, after which there is no other."""
@@ -259,7 +260,7 @@ class Checkpointer:
         """One checkpoint of all ranks; a failure is told and costs nothing but the time."""
         start = time.monotonic()
         try:
-            error = self._publish(checkpoint_state.to_bytes(self._snapshot()))
+            error = self._publish(state_format.to_bytes(self._snapshot()))
         except FencedError as fenced:
             leave(EXIT_FENCED, f"{fenced}: stopping at step {self.step}")
         self._mark = time.monotonic()
@@ -280,12 +281,10 @@ class Checkpointer:
         return {
             "step": self.step,
             "goal": self._goal,
-            "position": checkpoint_state.to_host(self._position.state_dict(), "the data position"),
+            "position": state_format.to_host(self._position.state_dict(), "the data position"),
             "random": random_state.capture(random_state.generators_of(self._loader)),
-            "state": checkpoint_state.to_host(self.state, "ckpt.state"),
-            "objects": {
-                name: checkpoint_state.to_host(value.state_dict(), name) for name, value in self._objects.items()
-            },
+            "state": state_format.to_host(self.state, "ckpt.state"),
+            "objects": {name: state_format.to_host(value.state_dict(), name) for name, value in self._objects.items()},
         }
 
     def _publish(self, data: bytes) -> str | None:
@@ -335,7 +334,7 @@ class Checkpointer:
             return
         self._last, commit, data = found
         try:
-            self._load(checkpoint_state.from_bytes(data))
+            self._load(state_format.from_bytes(data))
         except (ValueError, KeyError, TypeError, RuntimeError) as error:
             raise CheckpointError(
                 f"{self._store}: checkpoint {self._last} does not fit this program: {error}. Restore what it was saved "

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .checkpoint_errors import CheckpointError
-from .checkpoint_store import CheckpointStore
-from .jobdir import JobDir, JobDirError, local_url
+from ..jobdir import JobDir, JobDirError, local_url
+from .errors import CheckpointError
+from .store import CheckpointStore
 
 
 def seconds_or_auto(text: str) -> float | str:

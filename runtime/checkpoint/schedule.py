@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 
-from .checkpoint_errors import CheckpointError
+from .errors import CheckpointError
 
 AUTO_SHARE = 0.01
 AUTO_FLOOR, AUTO_CEILING = 10.0, 300.0

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .checkpoint_errors import CheckpointError
+from .errors import CheckpointError
 
 
 def capture(generators: Sequence[Any] = ()) -> dict[str, Any]:
