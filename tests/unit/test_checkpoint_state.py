@@ -14,7 +14,7 @@ import pytest
 torch = pytest.importorskip("torch")
 np = pytest.importorskip("numpy")
 
-from cloudgpu.runtime.checkpoint import random_state
+from cloudgpu.runtime.checkpoint import random_state  # noqa: E402
 from cloudgpu.runtime.checkpoint import state as checkpoint_state  # noqa: E402
 from cloudgpu.runtime.checkpoint.errors import CheckpointError  # noqa: E402
 
