@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from ..jobdir import JobDirError
@@ -86,6 +85,10 @@ class Checkpointer:
         self._saves, self._failures = 0, 0
         """Tries to save in this process; of those, how many in a row have failed now."""
         self._asked = False
+        self._running = False
+        """Between begin() and end()."""
+        self._rows: list[dict[str, Any]] = []
+        """What log() was given since the last save."""
         self._last: Name | None = None
         """The newest checkpoint of this run, or the one it was restored from."""
         self._saved_state: tuple[int, bool] | None = None
@@ -126,33 +129,36 @@ class Checkpointer:
             raise CheckpointError("batches() needs Checkpointer(loader=...); without a loader use steps()")
         if self._is_over(epochs):
             return
-        with self._loop():
+        self.begin()
+        try:
             while self._position.epoch < epochs:
-                source = self._open_epoch()
-                while True:
-                    self._boundary()
-                    batch = next(source, _END)
-                    if batch is _END:
-                        break
+                source = self.open_epoch()
+                while (batch := next(source, _END)) is not _END:
                     yield batch
                     if self.finished:
                         return
-                    self._count_step()
+                    self.end_step()
                 self._position.next_epoch()
-            self._finish(epochs)
+            self.end(goal=epochs)
+        finally:
+            self.end(finished=False)
 
     def steps(self, n: int) -> Iterator[int]:
         """The numbers 0 to n - 1, those done before an interruption left out."""
         if self._is_over(n):
             return
-        with self._loop():
+        self.begin()
+        try:
             while self.step < n:
-                self._boundary()
                 yield self.step
                 if self.finished:
                     return
                 self._count_step()
-            self._finish(n)
+                if self.step < n:  # the last step is saved as the end
+                    self._boundary()
+            self.end(goal=n)
+        finally:
+            self.end(finished=False)
 
     def finish(self) -> None:
         """In the loop's body: training ends with this step, before the loop's own end (early stopping).
@@ -160,39 +166,76 @@ class Checkpointer:
         The state is saved as it is now, the loop ends, and a program started again finds nothing left to do.
         """
         self._count_step()
-        self._finish(None)
+        self.end()
 
     def save(self) -> None:
         """In the loop's body: save when this step is done, whatever the schedule says."""
         self._asked = True
 
-    def _is_over(self, goal: int) -> bool:
-        return self.finished and goal <= self._goal
+    def log(self, **values: Any) -> None:  # noqa: ANN401 - numbers, or what has item()
+        """Metrics of this step: they count once the step is saved, so that no step is there twice after a restart."""
+        self._rows.append({"step": self.step, **values})
 
-    @contextmanager
-    def _loop(self) -> Iterator[None]:
+    # For loops that the Checkpointer does not own: batches() and steps() are made of these
+
+    def begin(self) -> None:
+        """Before the first step: random state is restored, notices are listened to. Once more changes nothing.
+
+        A notice that is there already is obeyed: raises SystemExit.
+        """
+        if self._running:
+            return
+        self._running = True
         self.finished = False
         if self._random is not None:
             random_state.restore(self._random, random_state.generators_of(self._loader))
             self._random = None
         self._interruption.listen()
+        self._interruption.handle_signals()
         self._mark = time.monotonic()
         self._schedule.count_from(self.step, self._mark)
-        try:
-            with self._interruption.watching():
-                yield
-        finally:
-            self._interruption.stop_listening()
+        self._boundary()
 
-    def _open_epoch(self) -> Iterator[Any]:
-        """What is left of the epoch; finding the place in it again is part of the restore."""
+    def open_epoch(self, loader: Any = None) -> Iterator[Any]:  # noqa: ANN401 - any iterable
+        """What is left of this epoch of the loader (default: the one given to Checkpointer())."""
         start, resumed = time.monotonic(), self._position.batch > 0
-        source = self._position.open_epoch(self._loader)
-        if resumed:
+        source = self._position.open_epoch(self._loader if loader is None else loader)
+        if resumed:  # finding the place in it again is part of the restore
             taken = time.monotonic() - start
             self._progress.restore_seconds += taken
             self._mark += taken
         return source
+
+    def end_step(self, epoch_ended: bool = False) -> None:
+        """A step is done: it is counted, what is due is saved, a notice is obeyed (saved, then SystemExit).
+
+        epoch_ended: it was the epoch's last, and the next one begins with the first batch.
+        """
+        self._count_step()
+        if epoch_ended:
+            self._position.next_epoch()
+        self._boundary()
+
+    def end(self, finished: bool = True, *, goal: int | None = None) -> None:
+        """After the loop: notices are no longer listened to. Once more changes nothing.
+
+        finished  training has reached its end: that is saved; raises SystemExit if it cannot be. False: broken off
+        goal      the epochs or steps asked for: asked for more, training goes on. None: finished, whatever is asked for
+        """
+        if not self._running:
+            return
+        try:
+            if finished:
+                self._finish(goal)
+        finally:
+            self._running = False
+            self._interruption.put_back_signals()
+            self._interruption.stop_listening()
+
+    # The step boundary
+
+    def _is_over(self, goal: int) -> bool:
+        return self.finished and goal <= self._goal
 
     def _boundary(self) -> None:
         """Between two steps: count, obey, save. One small all-reduce if there are several ranks."""
@@ -210,8 +253,9 @@ class Checkpointer:
             self._progress.write()
 
     def _agree(self, stop: bool, save: bool, *, finish: bool) -> tuple[bool, bool]:
-        values = self._ranks.maximum([stop, save, finish, -int(finish), self.step, -self.step])
-        if values[2] != -values[3] or values[4] != -values[5]:
+        place = (finish, self.step, self._position.epoch)
+        values = self._ranks.maximum([stop, save, *place, *(-int(part) for part in place)])
+        if values[2:5] != [-value for value in values[5:8]]:
             raise CheckpointError(
                 f"the ranks are at different steps (this one is at {self.step}): each must get the same number of "
                 "batches, as torch.utils.data.DistributedSampler sees to"

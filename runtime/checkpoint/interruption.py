@@ -9,8 +9,8 @@ import json
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -25,6 +25,8 @@ class Interruption:
         self._notice = os.environ.get("CLOUDGPU_NOTICE")
         self._listening = os.environ.get("CLOUDGPU_LISTENING")
         self._signal: str | None = None
+        self._previous: dict[signal.Signals, Any] = {}
+        """The handlers that were there before ours."""
 
     def listen(self) -> None:
         """Tell the agent that the notice file is watched, so that it need not send SIGTERM."""
@@ -49,24 +51,22 @@ class Interruption:
         except (OSError, ValueError, KeyError, TypeError):
             return "notice"
 
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Within, the signals set the flag and reach the program's own handlers too; afterwards all is as before.
+    def handle_signals(self) -> None:
+        """From now on the signals set the flag, and reach the program's own handlers too.
 
         Only the main thread may set handlers: a training loop in another one relies on the notice file alone.
         """
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        previous = {number: signal.getsignal(number) for number in _SIGNALS}
-        for number in _SIGNALS:
-            signal.signal(number, self._handler(previous[number]))
-        try:
-            yield
-        finally:
-            for number, handler in previous.items():
-                # None: not set from Python; it cannot be put back, and ending on the signal is what a program does.
-                signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        if threading.current_thread() is threading.main_thread():
+            self._previous = {number: signal.getsignal(number) for number in _SIGNALS}
+            for number, handler in self._previous.items():
+                signal.signal(number, self._handler(handler))
+
+    def put_back_signals(self) -> None:
+        """All is as it was before handle_signals()."""
+        for number, handler in self._previous.items():
+            # None: not set from Python; it cannot be put back, and ending on the signal is what a program does.
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        self._previous = {}
 
     def _handler(self, previous: Any) -> Callable[[int, FrameType | None], None]:  # noqa: ANN401 - as signal has it
         def handle(number: int, frame: FrameType | None) -> None:
