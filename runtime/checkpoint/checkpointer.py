@@ -36,7 +36,8 @@ from .progress import ProgressFile
 from .ranks import Ranks
 from .schedule import Schedule
 from .settings import find_store, from_environment, seconds_or_auto
-from .store import Name, read_newest
+from .names import Name
+from .store import read_newest
 
 LAST_TRIES = 3
 """Of the save at the end or upon a notice, after which there is no other."""

@@ -32,39 +32,12 @@ from urllib.parse import unquote
 
 from ..jobdir import JobDir, JobDirError, MissingError, Record
 from .errors import CheckpointError, FencedError, UnusableError, logger
+from .names import Name
 
 FORMAT = "cloudgpu-checkpoint/1"
 CHUNK = 8 << 20
 
-_NAME = re.compile(r"(\d{8,18})-(\d{4,9})-([0-9a-f]{12})", re.ASCII)
 _FENCE = re.compile(r"(\d{6,9})\.json", re.ASCII)
-
-
-@dataclass(frozen=True, slots=True)
-class Name:
-    """A checkpoint's folder; `new()` makes one that has never been used."""
-
-    step: int
-    attempt: int
-    nonce: str
-    """12 hexadecimal digits: the process's count of its saves, for one step may be saved twice, and 8 at random."""
-
-    @classmethod
-    def new(cls, step: int, attempt: int, count: int) -> Name:
-        return cls(step, attempt, f"{count % 0x10000:04x}{os.urandom(4).hex()}")
-
-    @classmethod
-    def parse(cls, text: str) -> Name | None:
-        match = _NAME.fullmatch(text)
-        return cls(int(match[1]), int(match[2]), match[3]) if match else None
-
-    def __str__(self) -> str:
-        return f"{self.step:08d}-{self.attempt:04d}-{self.nonce}"
-
-    @property
-    def age(self) -> tuple[int, int, str]:
-        """Sorts from old to new; see the module's text for why the attempt comes first."""
-        return (self.attempt, self.step, self.nonce)
 
 
 @dataclass(frozen=True, slots=True)

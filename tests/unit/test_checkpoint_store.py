@@ -10,7 +10,8 @@ import pytest
 
 from cloudgpu.runtime.checkpoint.errors import CheckpointError, FencedError, UnusableError
 from cloudgpu.runtime.checkpoint.ranks import Ranks
-from cloudgpu.runtime.checkpoint.store import CHUNK, CheckpointStore, Name, read_newest
+from cloudgpu.runtime.checkpoint.names import Name
+from cloudgpu.runtime.checkpoint.store import CHUNK, CheckpointStore, read_newest
 from cloudgpu.runtime.jobdir import JobDir, JobDirError, local_url
 
 CONTENT = bytes(range(256)) * 40

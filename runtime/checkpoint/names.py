@@ -1,0 +1,47 @@
+"""A checkpoint's name: unique, told by its age, and the same on every rank without asking the others."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+
+_NAME = re.compile(r"(\d{8,18})-(\d{4,9})-([0-9a-f]{12})", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """A checkpoint's folder, `<step>-<attempt>-<nonce>`; none is ever used twice."""
+
+    step: int
+    attempt: int
+    nonce: str
+    """12 hexadecimal digits: the run's count of its saves (4), for one step may be saved twice, and its nonce (8)."""
+
+    @classmethod
+    def of_run(cls, step: int, attempt: int, count: int, run: str) -> Name:
+        """The name of a run's save number `count`. `run`: run_nonce() of the first rank, agreed upon once."""
+        return cls(step, attempt, f"{count % 0x10000:04x}{run}")
+
+    @classmethod
+    def new(cls, step: int, attempt: int, count: int) -> Name:
+        """A name that has never been used."""
+        return cls.of_run(step, attempt, count, run_nonce())
+
+    @classmethod
+    def parse(cls, text: str) -> Name | None:
+        match = _NAME.fullmatch(text)
+        return cls(int(match[1]), int(match[2]), match[3]) if match else None
+
+    def __str__(self) -> str:
+        return f"{self.step:08d}-{self.attempt:04d}-{self.nonce}"
+
+    @property
+    def age(self) -> tuple[int, int, str]:
+        """Sorts from old to new; docs/checkpoint-format.md tells why the attempt comes first."""
+        return (self.attempt, self.step, self.nonce)
+
+
+def run_nonce() -> str:
+    """8 hexadecimal digits at random: two runs, also those of one attempt, never share a name."""
+    return os.urandom(4).hex()
