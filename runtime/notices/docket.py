@@ -1,0 +1,156 @@
+"""What has been announced so far, and the orders that follow from it in time. No threads, no clock of its own."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from .orders import Order, Orders
+from .policy import Policy, policy_of
+
+_JITTER_S = 5.0  # by so much two readings of one time differ: a `Date` has whole seconds, an answer takes some
+_LEAST_S = 10.0  # what is left for an event that has begun while the machine still runs: nothing is lost by trying
+
+
+@dataclass(frozen=True, slots=True)
+class ProviderNotice:
+    """One event, as a metadata server (or notice.json) tells it."""
+
+    cloud: str
+    kind: str
+    """The provider's own word, in lower case; see policy.py."""
+    id: str
+    """The same for the same event, whenever it is told."""
+    starts: float | None = None
+    """When it begins, on the monotonic clock; None: it is not said."""
+    detail: str = ""
+    """For people: what else was said."""
+    machines: tuple[str, ...] = ()
+    """Names of the machines that the event is about, where the provider lets them see each other's."""
+
+
+@dataclass(slots=True)
+class _Entry:
+    notice: ProviderNotice
+    policy: Policy
+    starts: float
+    save_given: bool = False
+    stop_given: bool = False
+
+    def save_due(self) -> float:
+        """When the program is told to save and train on."""
+        if self.policy.action != "save" or self.save_given or self.stop_given:
+            return math.inf
+        return -math.inf if self.policy.near_s is None else self.starts - self.policy.near_s
+
+    def stop_due(self) -> float:
+        """When the program is told to save and end."""
+        if self.stop_given:
+            return math.inf
+        if self.policy.action == "stop":
+            return -math.inf
+        return math.inf if self.policy.stop_s is None else self.starts - self.policy.stop_s
+
+
+class Docket:
+    """Thread-safe. `on_stop` is called with each notice that the program is told to end for, and with its event's time.
+
+    Events that are taken back before the program was told to end are forgotten; a program that was told is not called
+    back, for it may be over by now.
+    """
+
+    def __init__(
+        self,
+        orders: Orders,
+        say: Callable[[str], None],
+        on_stop: Callable[[ProviderNotice, float], None] = lambda _notice, _starts: None,
+    ) -> None:
+        self._orders, self._say, self._on_stop = orders, say, on_stop
+        self._lock = threading.Lock()
+        self._entries: dict[tuple[str, str], _Entry] = {}
+
+    def update(self, source: str, notices: Sequence[ProviderNotice], now: float) -> None:
+        """All that one source announces at present: what it no longer does was taken back, or is over."""
+        with self._lock:
+            for notice in notices:
+                entry = self._entries.get((source, notice.id))
+                if entry is None:
+                    self._entries[source, notice.id] = self._enter(notice, now)
+                elif notice.starts is not None and abs(notice.starts - entry.starts) > _JITTER_S:
+                    self._move(entry, notice.starts, now)
+            told = {notice.id for notice in notices}
+            for key in [key for key in self._entries if key[0] == source and key[1] not in told]:
+                entry = self._entries.pop(key)
+                self._say(f"{_title(entry)} is no longer announced")
+        self.advance(now)
+
+    def advance(self, now: float) -> float:
+        """Give the orders that are due; returns the seconds until the next one, or infinity."""
+        with self._lock:
+            for entry in self._entries.values():
+                if entry.stop_due() <= now:
+                    self._order_stop(entry, now)
+                elif entry.save_due() <= now:
+                    self._order_save(entry, now)
+            due = (min(entry.save_due(), entry.stop_due()) for entry in self._entries.values())
+            return max(0.0, min(due, default=math.inf) - now)
+
+    def _enter(self, notice: ProviderNotice, now: float) -> _Entry:
+        policy = policy_of(notice.cloud, notice.kind)
+        starts = now + policy.lead_s if notice.starts is None else notice.starts
+        entry = _Entry(notice, policy, starts)
+        self._say(f"{_title(entry)}{_time_left(starts, now)}: {_CONSEQUENCES[policy.action, policy.stop_s is None]}")
+        return entry
+
+    def _move(self, entry: _Entry, starts: float, now: float) -> None:
+        if starts < entry.starts:
+            entry.stop_given = False  # the order that was given names a time that is too late
+        entry.starts = starts
+        self._say(f"{_title(entry)} is now{_time_left(starts, now)}")
+
+    def _order_save(self, entry: _Entry, now: float) -> None:
+        entry.save_given = True
+        self._orders.add(self._order(entry, now, "save"))
+
+    def _order_stop(self, entry: _Entry, now: float) -> None:
+        entry.save_given = entry.stop_given = True
+        self._orders.add(self._order(entry, now, "stop"))
+        self._on_stop(entry.notice, entry.starts)
+
+    def _order(self, entry: _Entry, now: float, action: str) -> Order:
+        policy = entry.policy
+        deadline = entry.starts if policy.vanishes else max(entry.starts - policy.margin_s, now + _LEAST_S)
+        return Order(
+            "preempted",
+            policy.word,
+            _title(entry),
+            deadline,
+            vanishes=policy.vanishes and action == "stop",
+            action="stop" if action == "stop" else "save",
+            seen=now,
+        )
+
+
+_CONSEQUENCES = {
+    ("stop", True): "the program is to save and end",
+    ("save", True): "the program is to save, and trains on",
+    ("save", False): "the program is to save when that is near, trains on, and ends before it",
+    ("ignore", True): "nothing is done about it",
+}
+
+
+def _title(entry: _Entry) -> str:
+    notice = entry.notice
+    return f"notice from {notice.detail or notice.cloud}: {notice.kind}"
+
+
+def _time_left(starts: float, now: float) -> str:
+    left = starts - now
+    if left < 0:
+        return ", begun already"
+    for unit, seconds in (("days", 86_400.0), ("hours", 3_600.0), ("min", 60.0)):
+        if left >= 2 * seconds:
+            return f" in {left / seconds:.0f} {unit}"
+    return f" in {left:.0f} s"

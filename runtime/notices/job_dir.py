@@ -1,0 +1,103 @@
+"""What the job dir wants of this node: stop.json for all nodes of the attempt, notice.json for this one."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import threading
+import time
+from collections.abc import Callable
+
+from ..jobdir import JobDir, JobDirError, Notice, Stop, attempt_key, node_key
+from .docket import Docket, ProviderNotice
+from .orders import Order, Orders
+
+_NOTICE = "notice.json"
+_REASONS = {
+    "cancel": "cancelled",
+    "duration": "limits.duration is reached",
+    "cost": "limits.cost is reached",
+    "gpu_idle": "limits.gpu_idle is reached",
+    "peer": "another node of this attempt has ended",
+}
+
+
+class Watcher:
+    """Polls stop.json and notice.json in a thread of its own. The heartbeat judges whether the job dir is lost."""
+
+    def __init__(self, job_dir: JobDir, attempt: int, node: str, orders: Orders, say: Callable[[str], None]) -> None:
+        self._job_dir, self._orders, self._say = job_dir, orders, say
+        self._docket = Docket(orders, say)
+        self._interval = 0.25 if job_dir.url.startswith("file:") else 2.0
+        self._readers: dict[str, Callable[[bytes], None]] = {
+            attempt_key(attempt, "stop.json"): self._stop_wanted,
+            node_key(attempt, node, _NOTICE): self._notice_given,
+        }
+        self._seen: dict[str, bytes] = {}
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="watcher", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+    def _run(self) -> None:
+        while not self._stopping.wait(self._interval):
+            for key, read in self._readers.items():
+                self._look(key, read)
+            self._docket.advance(time.monotonic())
+
+    def _look(self, key: str, read: Callable[[bytes], None]) -> None:
+        try:
+            data = self._job_dir.get(key)
+        except JobDirError:  # most often there is none
+            return
+        if data == self._seen.get(key):
+            return
+        self._seen[key] = data
+        try:
+            read(data)
+        except JobDirError as error:
+            self._say(f"{key} is ignored: {error}")
+
+    def _stop_wanted(self, data: bytes) -> None:
+        order = stop_order(data)
+        self._orders.add(order)
+        self._say(f"{order.reason}; {max(0.0, order.deadline - time.monotonic()):.0f} s left")
+
+    def _notice_given(self, data: bytes) -> None:
+        self._docket.update(_NOTICE, [simulated_notice(data)], time.monotonic())
+
+
+def stop_order(data: bytes) -> Order:
+    """Raises JobDirError if that is no Stop."""
+    stop = Stop.from_bytes(data)
+    try:
+        reason = _REASONS.get(stop.reason, stop.reason)
+        return Order("stopped", stop.reason, reason, _from_epoch(stop.deadline, stop.seconds))
+    except (TypeError, ValueError, AttributeError) as error:
+        raise JobDirError(f"not a Stop: {error}") from error
+
+
+def simulated_notice(data: bytes) -> ProviderNotice:
+    """Raises JobDirError if that is no Notice. Each content is a notice of its own: a deadline may be tightened."""
+    notice = Notice.from_bytes(data)
+    try:
+        starts = _from_epoch(notice.deadline, notice.seconds)
+    except (TypeError, ValueError) as error:
+        raise JobDirError(f"not a Notice: {error}") from error
+    return ProviderNotice("simulated", str(notice.kind), hashlib.sha256(data).hexdigest(), starts, str(notice.source))
+
+
+def _from_epoch(deadline: float, seconds: float | None) -> float:
+    """Once, on sight: later jumps of the wall clock change nothing.
+
+    What was written to leave `seconds`, and is seen at once, leaves neither more nor nothing: then the writer's clock
+    is not ours, or one of them was set meanwhile.
+    """
+    if not math.isfinite(deadline) or not math.isfinite(seconds or 0.0):
+        raise ValueError(f"{deadline} is no time")
+    left = deadline - time.time()
+    if seconds is not None and not 0.0 <= left <= seconds:
+        left = seconds
+    return time.monotonic() + left
