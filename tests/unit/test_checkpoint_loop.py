@@ -17,7 +17,6 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from cloudgpu.runtime import Checkpointer, CheckpointError, write_output  # noqa: E402
-from cloudgpu.runtime.checkpoint.schedule import AUTO_CEILING, AUTO_FLOOR, Schedule  # noqa: E402
 
 
 class Model:
@@ -335,21 +334,3 @@ def test_wrong_environment(name: str, value: str, monkeypatch: pytest.MonkeyPatc
 def test_batches_without_a_loader() -> None:
     with pytest.raises(CheckpointError, match="use steps"):
         next(Checkpointer().batches(epochs=1))
-
-
-@pytest.mark.parametrize(("text", "seconds"), [("30s", 30), ("1h30m", 5400), ("10m", 600), ("2.5", 2.5), (45.0, 45)])
-def test_durations(text: Any, seconds: float) -> None:
-    schedule = Schedule(text)
-    schedule.count_from(0, 100.0)
-    assert schedule.interval == seconds
-    assert not schedule.due(99, 100 + seconds * 0.99)
-    assert schedule.due(1, 100 + seconds)
-
-
-def test_automatic_interval_costs_one_percent_within_bounds() -> None:
-    schedule = Schedule("auto")
-    intervals = []
-    for blocked in (0.001, 0.5, 60.0):
-        schedule.count_from(0, 0.0, blocked)
-        intervals.append(schedule.interval)
-    assert intervals == [AUTO_FLOOR, pytest.approx(50), AUTO_CEILING]

@@ -1,0 +1,147 @@
+"""The arithmetic of when to save: against published formulas, computed values and bounds."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from cloudgpu.runtime.checkpoint.interval import (
+    PRIORS,
+    UNKNOWN,
+    Choice,
+    History,
+    Prior,
+    Seen,
+    Typical,
+    choose,
+    mean_between,
+    prior_of,
+)
+from cloudgpu.runtime.goodput import best_goodput, daly_interval, goodput, young_interval
+
+HOUR = 3600.0
+
+# mean, cost, restart -> Young's and Daly's interval, exact goodput (each confirmed by a Monte-Carlo simulation)
+TABLE = [
+    (24 * HOUR, 1.0, 180.0, 415.7, 415.0, 0.9931),
+    (4 * HOUR, 60.0, 300.0, 1314.5, 1274.8, 0.8927),
+    (4 * HOUR, 10.0, 300.0, 536.7, 530.0, 0.9433),
+    (4 * HOUR, 1.0, 120.0, 169.7, 169.0, 0.9801),
+    (4 * HOUR, 0.05, 60.0, 37.9, 37.9, 0.9932),
+    (0.5 * HOUR, 60.0, 300.0, 464.8, 425.6, 0.6463),
+    (0.5 * HOUR, 1.0, 120.0, 60.0, 59.3, 0.9047),
+    (0.5 * HOUR, 0.05, 60.0, 13.4, 13.4, 0.9600),
+]
+
+
+@pytest.mark.parametrize("row", TABLE, ids=str)
+def test_known_values(row: tuple[float, ...]) -> None:
+    mean, cost, restart, young, daly, exact = row
+    assert young_interval(cost, mean) == pytest.approx(young, abs=0.06)
+    assert daly_interval(cost, mean) == pytest.approx(daly, abs=0.06)
+    assert goodput(daly_interval(cost, mean), cost, restart, mean) == pytest.approx(exact, abs=0.00006)
+    assert best_goodput(cost, restart, mean) == pytest.approx(exact, abs=0.00006)
+
+
+@pytest.mark.parametrize("row", TABLE, ids=str)
+def test_no_interval_is_better_than_dalys(row: tuple[float, ...]) -> None:
+    mean, cost, restart, _, daly, _ = row
+    best = max(goodput(daly * 1.01**power, cost, restart, mean) for power in range(-300, 300))
+    assert goodput(daly_interval(cost, mean), cost, restart, mean) > best - 1e-4
+
+
+def test_the_optimum_is_flat() -> None:
+    tau = daly_interval(2.0, HOUR)
+    found = [goodput(tau * wrong, 2.0, 120.0, HOUR) for wrong in (0.25, 0.5, 1, 2, 4, 10)]
+    assert found == pytest.approx([0.902, 0.928, 0.935, 0.928, 0.901, 0.815], abs=0.001)
+
+
+def test_what_is_not_durable_yet_is_lost_too() -> None:
+    tau = daly_interval(0.05, HOUR)
+    found = [goodput(max(tau, lag), 0.05, 120.0, HOUR, lag) for lag in (0.0, 10.0, 30.0, 60.0, 120.0)]
+    assert found == pytest.approx([0.962, 0.959, 0.953, 0.942, 0.919], abs=0.0011)
+
+
+def test_extremes_are_numbers() -> None:
+    assert goodput(10.0, 1.0, 1e9, 1.0) == 0
+    assert goodput(0.0, 1.0, 1.0, 1.0) == 0
+    assert goodput(9.0, 1.0, 5.0, math.inf) == 0.9
+    assert daly_interval(5.0, 2.0) == 2.0, "no save is worth its cost: once per interruption"
+    assert daly_interval(1.0, math.inf) == math.inf
+    assert daly_interval(0.0, HOUR) == 0
+    assert best_goodput(1.0, 5.0, math.inf) == 1
+    assert best_goodput(1.0, 5.0, math.inf, ceiling=99.0) == 0.99
+    assert best_goodput(0.0, HOUR, HOUR) == pytest.approx(math.exp(-1))
+
+
+def test_the_posterior_goes_from_the_prior_to_what_was_seen() -> None:
+    prior = Prior("x", 1.0, 2.0)
+    assert mean_between(prior, Seen(), 1) == 2 * HOUR
+    assert mean_between(prior, Seen(), 8) == HOUR / 4, "any of eight machines interrupts the job"
+    assert mean_between(prior, Seen(4 * HOUR, 2), 1) == 2 * HOUR
+    assert mean_between(prior, Seen(1000 * HOUR, 100), 1) == pytest.approx(10 * HOUR, rel=0.01)
+    assert mean_between(prior, Seen(30 * HOUR, 0), 1) == 32 * HOUR
+
+
+@pytest.mark.parametrize("prior", [*PRIORS.values(), UNKNOWN], ids=lambda prior: str(prior.name))
+def test_priors_say_little(prior: Prior) -> None:
+    assert prior.interruptions <= 1
+    assert prior_of(prior.name) is prior or prior is UNKNOWN
+
+
+def test_an_unknown_market_has_the_unknown_prior() -> None:
+    assert prior_of("") is prior_of("barter") is UNKNOWN
+
+
+def test_the_typical_value_ignores_one_outlier_wherever_it_comes() -> None:
+    for place in range(5):
+        typical = Typical()
+        for index in range(5):
+            typical.add(10.0 if index == place else 0.1)
+            assert typical.value == 0.1 or index == place == 0
+    assert Typical().value is None
+
+
+def test_the_typical_value_follows_a_change() -> None:
+    typical = Typical()
+    for value in [0.1] * 100 + [0.5] * 4:
+        typical.add(value)
+    assert typical.value == 0.5
+
+
+def test_measurements_that_are_none_are_not_counted() -> None:
+    typical = Typical()
+    for value in (math.nan, math.inf, -1.0, 0.2):
+        typical.add(value)
+    assert typical.value == 0.2
+
+
+@pytest.mark.parametrize(
+    ("cost", "mean", "writing", "ceiling", "expected"),
+    [
+        (0.05, 4 * HOUR, 0.0, 300.0, Choice(pytest.approx(37.9, abs=0.1), "optimum")),
+        (0.05, 4 * HOUR, 60.0, 300.0, Choice(60.0, "writing")),
+        (10.0, 24 * HOUR, 0.0, 300.0, Choice(300.0, "ceiling")),
+        (10.0, 24 * HOUR, 400.0, 300.0, Choice(400.0, "writing")),
+        (10.0, math.inf, 0.0, 300.0, Choice(300.0, "ceiling")),
+    ],
+)
+def test_choices(cost: float, mean: float, writing: float, ceiling: float, expected: Choice) -> None:
+    assert choose(cost, mean, writing, ceiling) == expected
+
+
+def test_histories_survive_json() -> None:
+    history = History().plus("spot", 12.5, 1).plus("on-demand", 3.0).plus("spot", 1.5, 2)
+    assert history.markets == {"spot": Seen(14.0, 3), "on-demand": Seen(3.0, 0)}
+    assert History.from_json(history.to_json()) == history
+
+
+def test_any_choice_is_positive_and_within_its_bounds() -> None:
+    rng = random.Random(7)
+    for _ in range(2_000):
+        cost, mean, writing = (10 ** rng.uniform(-6, 6) for _ in range(3))
+        seconds = choose(cost, mean, writing, 300.0).seconds
+        assert 0 < seconds <= max(300.0, writing)
+        assert seconds >= writing

@@ -1,0 +1,156 @@
+"""When a checkpoint is due, and what the log says of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cloudgpu.runtime.checkpoint.errors import CheckpointError
+from cloudgpu.runtime.checkpoint.schedule import FIRST, HURRY, Schedule
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("30s", 30), ("1h30m", 5400), ("10m", 600), ("2.5", 2.5), (45.0, 45)])
+def test_a_duration_is_kept_to_exactly(text: Any, seconds: float) -> None:
+    schedule = Schedule(text)
+    schedule.count_from(0, 100.0)
+    for _ in range(3):  # whatever saves cost and how often there are interruptions
+        schedule.resumed({"markets": {"unknown": [1.0, 99]}, "cost": 9.0}, interrupted=True)
+        schedule.count_from(0, 100.0, blocked=50.0)
+        schedule.written(10_000.0)
+    assert schedule.interval == seconds
+    assert not schedule.due(99, 100 + seconds * 0.99)
+    assert schedule.due(1, 100 + seconds)
+
+
+def test_steps_are_kept_to_exactly() -> None:
+    schedule = Schedule(10)
+    schedule.count_from(5, 0.0)
+    assert schedule.interval is None
+    assert [step for step in range(5, 30) if schedule.due(step, 1e6)] == list(range(15, 30))
+
+
+@pytest.mark.parametrize("every", [0, -1, True, "", "soon", 0.0, "0s", None])
+def test_what_is_no_interval_is_refused(every: Any) -> None:
+    with pytest.raises(CheckpointError, match="expected steps"):
+        Schedule(every)
+
+
+def test_the_first_save_of_all_comes_soon() -> None:
+    schedule = Schedule("auto", market="on-demand")
+    schedule.count_from(0, 0.0)
+    assert schedule.interval == FIRST
+
+
+def test_the_ceiling_is_the_most_that_an_interruption_costs() -> None:
+    schedule = Schedule("auto", market="reservation", ceiling=120.0)
+    schedule.count_from(0, 0.0, blocked=5.0)
+    assert schedule.interval == 120
+
+
+def test_one_slow_save_changes_nothing() -> None:
+    schedule = Schedule("auto", market="spot")
+    for blocked in (0.9, 0.05, 0.05, 0.05):  # the first made its pages
+        schedule.count_from(0, 0.0, blocked)
+    settled = schedule.interval
+    schedule.count_from(0, 0.0, 30.0)
+    assert schedule.interval == settled == pytest.approx(26.8, abs=0.1)
+
+
+def test_a_save_is_not_due_before_the_one_before_is_written() -> None:
+    schedule = Schedule("auto", market="spot")
+    schedule.count_from(0, 0.0, 0.05)
+    schedule.written(90.0)
+    assert schedule.interval == 90
+    assert not schedule.due(1000, 80.0)
+    schedule.hurry(1000.0)
+    assert not schedule.due(1000, 80.0)
+    assert schedule.due(1000, 90.0)
+
+
+def test_long_steps_are_rounded_to_the_nearest_boundary() -> None:
+    schedule = Schedule("auto", market="spot")
+    schedule.count_from(0, 0.0, 0.05)  # the interval is 27 s
+    assert [seconds for seconds in (20.0, 40.0) if schedule.due(int(seconds / 20), seconds)] == [20, 40]
+    assert [schedule.due(step, step * 10.0) for step in (1, 2, 3)] == [False, False, True]
+    assert not schedule.due(0, 1000.0), "nothing has been trained since"
+
+
+@pytest.mark.parametrize(("every", "before", "after"), [(8, 8, 2), ("40s", 40, 10), ("auto", 27, 7)])
+def test_a_notice_quarters_the_interval_until_its_deadline(every: Any, before: int, after: int) -> None:
+    schedule = Schedule(every, market="spot")
+    schedule.count_from(0, 0.0, 0.05)
+    schedule.hurry(until=100.0)
+    assert HURRY == 4
+
+    def first_due(start: float) -> int:
+        schedule.count_from(0, start)
+        return next(step for step in range(1, 100) if schedule.due(step, start + step))
+
+    assert first_due(0.0) == pytest.approx(after, abs=1)
+    assert first_due(101.0) == pytest.approx(before, abs=1)
+
+
+def test_the_history_travels() -> None:
+    first = Schedule("auto", market="spot", nodes=2)
+    first.count_from(0, 1000.0)
+    first.count_from(10, 1100.0, blocked=0.2)
+    second = Schedule("auto", market="spot", nodes=2)
+    second.resumed(first.history(1100.0), interrupted=True)
+    second.count_from(10, 5.0)
+    assert second.history(105.0) == {"markets": {"spot": [400.0, 1]}, "cost": 0.2}
+    assert second.interval is not None
+    # M = (2 h + 200 s) / (1 + 1) / 2 machines, known from the first moment on, as is what a save costs
+    assert second.interval == pytest.approx((2 * 0.2 * (7200 + 200) / 4) ** 0.5, rel=0.01)
+    third = Schedule("auto", market="spot", nodes=2)
+    third.resumed(second.history(105.0), interrupted=False)
+    assert third.history(0.0)["markets"]["spot"] == [400.0, 1]
+
+
+def test_what_one_market_did_says_nothing_of_another() -> None:
+    schedule = Schedule("auto", market="on-demand")
+    schedule.resumed({"markets": {"spot": [3600.0, 50]}, "cost": 1.0}, interrupted=False)
+    assert schedule.history(0.0)["markets"]["spot"] == [3600.0, 50]
+    assert schedule.interval == 300
+
+
+@pytest.mark.parametrize("rubbish", [None, [], "x", {}, {"markets": {"spot": 3}}, {"markets": {}, "cost": "much"}])
+def test_a_history_that_cannot_be_understood_is_begun_anew(rubbish: Any) -> None:
+    schedule = Schedule("auto", market="spot")
+    schedule.resumed(rubbish, interrupted=True)
+    assert schedule.history(0.0)["markets"] == {"spot": [0.0, 1]}
+
+
+def test_the_interval_is_explained_at_first_and_when_it_changes() -> None:
+    schedule = Schedule("auto", market="spot")
+    schedule.count_from(0, 0.0)
+    assert schedule.explanation(0.0) == (
+        "saving every 30 s: what a save costs is to be measured, an interruption is expected every 2 h (prior spot)"
+    )
+    schedule.count_from(10, 30.0, blocked=0.25)
+    assert schedule.explanation(30.0) == (
+        "saving every 60 s: a save blocks 0.25 s, an interruption is expected every 2 h (prior spot; 0 seen in 30 s)"
+    )
+    for save in range(1, 20):
+        schedule.count_from(save, 30.0 + 60 * save, blocked=0.25)
+        assert schedule.explanation(30.0 + 60 * save) is None
+    later = Schedule("auto", market="spot")
+    later.resumed({"markets": {"spot": [3 * 3600.0, 9]}, "cost": 0.05}, interrupted=True)
+    assert later.explanation(0.0) == (
+        "saving every 13 s: a save blocks 0.05 s, an interruption is expected every 27 min (prior spot; 10 seen in 3 h)"
+    )
+
+
+def test_what_bounds_the_interval_is_said() -> None:
+    schedule = Schedule("auto", market="on-demand")
+    schedule.count_from(0, 0.0, blocked=2.0)
+    assert "saving every 5 min, so that no interruption costs more: a save blocks 2 s" in str(schedule.explanation(0.0))
+    schedule.written(600.0)
+    assert "saving every 10 min, for so long a save takes to be written: " in str(schedule.explanation(0.0))
+
+
+@pytest.mark.parametrize(("every", "text"), [("90s", "1.5 min"), (500, "500 steps"), (1_000, "1,000 steps")])
+def test_what_was_asked_for_is_said_once(every: Any, text: str) -> None:
+    schedule = Schedule(every)
+    assert schedule.explanation(0.0) == f"saving every {text}, as asked"
+    assert schedule.explanation(9.0) is None
