@@ -33,9 +33,14 @@ if TYPE_CHECKING:
 
 JOB_KEY = "job.json"
 SCHEMES = ("file", "s3", "gs", "az")
+PART = 8 << 20
+"""Bytes per request of an upload."""
+UPLOADS = 4
+"""Requests of an upload that run at the same time."""
 
 # A stalled connection must not look like a stalled job: everyone who calls has its own patience and tries again.
-_CLIENT: ClientConfig = {"timeout": "30s", "connect_timeout": "5s"}
+# Plain http is used where an endpoint is set to it, such as a store of one's own (AWS_ENDPOINT_URL), and nowhere else.
+_CLIENT: ClientConfig = {"timeout": "30s", "connect_timeout": "5s", "allow_http": True}
 _RETRY: RetryConfig = {"max_retries": 3, "retry_timeout": datetime.timedelta(seconds=30)}
 
 _T = TypeVar("_T")
@@ -99,9 +104,30 @@ class JobDir:
         except (BaseError, ValueError, OSError) as error:
             raise JobDirError(f"{self.url} cannot be used as a job dir: {_cause(error)}") from error
 
+    @property
+    def folder(self) -> Path | None:
+        """The local folder that this is; None in an object store."""
+        return self._folder
+
+    def writable_folder(self) -> Path | None:
+        """The same, there to be written into: for whoever must see to it that files reach the disk."""
+        if self._folder is not None:
+            self._call("writing", self._writable)
+        return self._folder
+
     def put(self, key: str, data: bytes | Path) -> None:
         """Write bytes or a file's content, replacing what is there; readers see the old or the new object, no part."""
         self._call(f"writing {key}", lambda: obstore.put(self._writable(), key, data))
+
+    def upload(self, key: str, pieces: Iterator[memoryview]) -> None:
+        """Write what is too large for one request, a piece at a time; the object appears when all of them are there.
+
+        Memory: UPLOADS pieces of about PART bytes. What `pieces` raises is raised.
+        """
+        self._call(
+            f"writing {key}",
+            lambda: obstore.put(self._writable(), key, pieces, chunk_size=PART, max_concurrency=UPLOADS),
+        )
 
     def create(self, key: str, data: bytes) -> bool:
         """Write only if nothing has this key; True if the object there is this one.
@@ -134,11 +160,14 @@ class JobDir:
 
     def exists(self, key: str) -> bool:
         """Whether there is such an object."""
+        return self.size(key) is not None
+
+    def size(self, key: str) -> int | None:
+        """The object's bytes, or None if there is no such object."""
         try:
-            self._call(f"looking for {key}", lambda: obstore.head(self._readable(), key))
+            return self._call(f"looking for {key}", lambda: obstore.head(self._readable(), key)["size"])
         except MissingError:
-            return False
-        return True
+            return None
 
     def download(self, key: str, path: Path) -> None:
         """Write the object into a local file, a piece at a time. Raises MissingError; OSError is of the local file."""
