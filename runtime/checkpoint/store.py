@@ -1,20 +1,6 @@
 """Checkpoints in a folder of the job dir: written once, committed last, verified when read, the old ones removed.
 
-    <step>-<attempt>-<nonce>/rank-00000.pt     one rank's state; the name is never used twice
-                             rank-00000.json   its size and the sha256 of each 8 MiB chunk: Shard
-                             COMMIT.json       create-only, written when every rank's shard is there: Commit
-                             DAMAGED.json      why verification failed: later runs pass over it
-    fences/<attempt>.json                      create-only: this attempt has begun
-
-A folder without COMMIT.json is no checkpoint: nobody restores it, a later attempt removes it. COMMIT.json carries the
-hashes of the shards' records and its own, and names its folder: a bit flipped, cut off, missing or swapped is found.
-
-Order and fencing. The newest checkpoint is that of the highest *attempt*, then of the highest step: not the highest
-step alone. An attempt begins when the one before is believed dead. Should that one live on (a zombie), it may commit a
-higher step than the new attempt has reached, in a history from which the new attempt has already branched off; by
-attempt first, whatever the new one commits outranks it. Before the new attempt's first commit the zombie's checkpoint
-may win: it is then simply the longest history there is, and nothing that was committed is lost by taking it. Besides,
-a zombie that finds a newer fence before a commit stops by itself, and it never removes a newer attempt's checkpoints.
+docs/checkpoint-format.md describes what lies there, and why a crash at any moment leaves nothing that misleads.
 """
 
 from __future__ import annotations
@@ -24,31 +10,25 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
-from urllib.parse import unquote
+from typing import Any, TypeVar
 
 from ..jobdir import JobDir, JobDirError, MissingError, Record
+from . import durable
 from .errors import CheckpointError, FencedError, UnusableError, logger
+from .manifest import CHUNK, FORMAT, RankManifest, chunk_hash, chunk_hashes, data_file, manifest_file
 from .names import Name
 
-FORMAT = "cloudgpu-checkpoint/1"
-CHUNK = 8 << 20
+COMMIT = "COMMIT.json"
+DAMAGED = "DAMAGED.json"
+READERS = 8
+"""Manifests that are read at the same time."""
 
 _FENCE = re.compile(r"(\d{6,9})\.json", re.ASCII)
-
-
-@dataclass(frozen=True, slots=True)
-class Shard(Record):
-    """rank-<i>.json: what rank-<i>.pt must be."""
-
-    rank: int
-    size: int
-    chunks: list[str]
-    """sha256 of each chunk of `chunk_size` bytes, in order."""
-    chunk_size: int = CHUNK
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +37,8 @@ class Commit(Record):
 
     name: str
     """Of the folder: a record in another checkpoint's folder is found out."""
-    shards: list[str]
-    """sha256 of each rank's record, in rank order; as many as there are ranks."""
+    manifests: list[str]
+    """sha256 of each rank's manifest, in rank order; as many as there are ranks."""
     finished: bool
     """The training reached its end with this step."""
     time: float
@@ -72,190 +52,311 @@ class Commit(Record):
         return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
 
-def _file(rank: int, suffix: str) -> str:
-    return f"rank-{rank:05d}.{suffix}"
-
-
 class CheckpointStore:
     """The checkpoints of one training. Every method raises JobDirError where the job dir cannot be read or written."""
 
     def __init__(self, job_dir: JobDir, prefix: str) -> None:
-        self._dir = job_dir
-        self._prefix = prefix.strip("/")
-        self._local: Path | None = None
-        if job_dir.url.startswith("file://"):
-            self._local = Path(unquote(job_dir.url.removeprefix("file://"))) / self._prefix
+        self.job_dir = job_dir
+        self.prefix = prefix.strip("/")
+        self._local = job_dir.folder / self.prefix if job_dir.folder else None
 
     def __str__(self) -> str:
-        return str(self._local) if self._local else f"{self._dir.url}/{self._prefix}"
+        return str(self._local) if self._local else f"{self.job_dir.url}/{self.prefix}"
 
     # Attempts
 
     def claim(self, attempt: int | None) -> int:
         """Begin this attempt, or the one after the newest; from now on older ones are fenced off."""
         if attempt is not None:
-            self._dir.create(self._key("fences", f"{attempt:06d}.json"), b"{}")
+            self.job_dir.create(self._key("fences", f"{attempt:06d}.json"), b"{}")
             return attempt
         while True:
             attempt = self.newest_attempt() + 1
             claim = json.dumps({"process": os.getpid(), "nonce": os.urandom(8).hex()}).encode()
-            if self._dir.create(self._key("fences", f"{attempt:06d}.json"), claim):
+            if self.job_dir.create(self._key("fences", f"{attempt:06d}.json"), claim):
                 return attempt
 
     def newest_attempt(self) -> int:
         """The highest attempt that ever began here; 0 if none did."""
-        fences = (_FENCE.fullmatch(key.rpartition("/")[2]) for key in self._dir.list(self._key("fences")))
-        return max([int(fence[1]) for fence in fences if fence] + [name.attempt for name in self._names()], default=0)
+        fences = (_FENCE.fullmatch(key.rpartition("/")[2]) for key in self.job_dir.list(self._key("fences")))
+        return max([int(fence[1]) for fence in fences if fence] + [name.attempt for name in self.names()], default=0)
+
+    def check_fence(self, attempt: int) -> None:
+        """Raises FencedError if a newer attempt has begun."""
+        newest = self.newest_attempt()
+        if newest > attempt:
+            raise FencedError(f"attempt {newest} has taken over {self} from this attempt {attempt}")
 
     # Saving
 
-    def write_shard(self, name: Name, rank: int, data: bytes) -> str:
-        """Write one rank's state and its record; the record's sha256."""
-        view = memoryview(data)
-        hashes = [hashlib.sha256(view[at : at + CHUNK]).hexdigest() for at in range(0, len(view), CHUNK)]
-        record = Shard(rank=rank, size=len(view), chunks=hashes).to_bytes()
-        self._write(name, _file(rank, "pt"), data)
-        self._write(name, _file(rank, "json"), record)
-        return hashlib.sha256(record).hexdigest()
+    def write_rank(self, manifest: RankManifest, data: memoryview) -> bytes:
+        """Write one rank's part, its manifest last, both durable; the manifest with the data's hashes, as written.
 
-    def commit(self, name: Name, shards: Sequence[str], *, finished: bool, time: float) -> None:
-        """Make it a checkpoint, all its shards being there; raises FencedError if a newer attempt has begun."""
-        newest = self.newest_attempt()
-        if newest > name.attempt:
-            raise FencedError(f"attempt {newest} has taken over {self} from this attempt {name.attempt}")
-        self._check_sizes(name, len(shards))
-        unsigned = Commit(name=str(name), shards=list(shards), finished=finished, time=time)
-        signed = Commit(**asdict(unsigned) | {"sha256": unsigned.digest()})
-        if not self._dir.create(self._key(name, "COMMIT.json"), signed.to_bytes()):
+        Writing the same part again, after the writer was killed, changes nothing that a reader may have seen already.
+        """
+        name, rank = Name.parse(manifest.name), manifest.rank
+        if name is None or manifest.size != len(data):
+            raise ValueError(f"the manifest of {manifest.name} is about {manifest.size} bytes, not {len(data)}")
+        written = self._find(name, manifest_file(rank))
+        if written is None:
+            return self._write_rank(name, manifest, data)
+        manifest.chunks = chunk_hashes(data, CHUNK)
+        if manifest.to_bytes() != written:
+            raise JobDirError(f"{self}: {name}/{manifest_file(rank)} is there already, and of another content")
+        return written
+
+    def _write_rank(self, name: Name, manifest: RankManifest, data: memoryview) -> bytes:
+        manifest.chunks, manifest.chunk_size = [], CHUNK
+
+        def each(piece: memoryview) -> None:
+            manifest.chunks.append(chunk_hash(piece))
+
+        def hashed() -> Iterator[memoryview]:
+            for at in range(0, len(data), CHUNK):
+                each(data[at : at + CHUNK])
+                yield data[at : at + CHUNK]
+
+        self._make_folder(name)
+        path = self.local_path(name, data_file(manifest.rank))
+        if path:
+            _checked(path, lambda: durable.write_data(path, data, each))
+        else:
+            self.job_dir.upload(self._key(name, data_file(manifest.rank)), hashed())
+        content = manifest.to_bytes()
+        self._put(name, manifest_file(manifest.rank), content)
+        return content
+
+    def manifests(self, name: Name) -> dict[int, int]:
+        """Which ranks' parts are there, and the bytes of their data."""
+        sizes = self._sizes(name)
+        ranks = {int(file[5:10]): file for file in sizes if re.fullmatch(r"rank-\d{5}\.json", file)}
+        return {rank: sizes.get(data_file(rank), -1) for rank in ranks}
+
+    def digests(self, name: Name, world: int) -> list[str]:
+        """sha256 of each rank's manifest as the store has it; raises JobDirError if a part is missing or not whole."""
+        sizes = self._sizes(name)
+
+        def digest(rank: int) -> str:
+            content = self.job_dir.get(self._key(name, manifest_file(rank)))
+            expected, found = _size(content), sizes.get(data_file(rank))
+            if found != expected:
+                raise JobDirError(f"{self}: {name}/{data_file(rank)} has {found} bytes, {expected} were written")
+            return hashlib.sha256(content).hexdigest()
+
+        return _each(digest, range(world))
+
+    def commit(self, name: Name, digests: Sequence[str], *, finished: bool, time: float) -> None:
+        """Make it a checkpoint, all its parts being there; raises FencedError if a newer attempt has begun."""
+        unsigned = Commit(name=str(name), manifests=list(digests), finished=finished, time=time)
+        signed = Commit(**asdict(unsigned) | {"sha256": unsigned.digest()}).to_bytes()
+        self.check_fence(name.attempt)
+        if not self._create(name, COMMIT, signed):
             raise JobDirError(f"{self}: {name} has been committed by another process")
-        self._sync(self._key(name, "COMMIT.json"))
+
+    def is_committed(self, name: Name) -> bool:
+        return self._has(name, COMMIT)
+
+    def put_rows(self, name: Name, rows: bytes) -> None:
+        """Metrics of the steps up to this checkpoint, in a file of their own: they outlive it."""
+        key = self._key("metrics", f"{name}.jsonl")
+        if self._local:
+            folder = self._local / "metrics"
+            self.job_dir.writable_folder()
+            _checked(folder, lambda: folder.mkdir(parents=True, exist_ok=True))
+            _checked(folder, lambda: durable.create(folder / f"{name}.jsonl", rows, replace=True))
+        else:
+            self.job_dir.put(key, rows)
+
+    # Removing
 
     def discard(self, name: Name) -> None:
         """Remove a checkpoint or what a failed save left of it: first of all what makes it one."""
-        self._dir.delete(self._key(name, "COMMIT.json"))
-        for key in self._dir.list(self._key(name)):
-            self._dir.delete(key)
+        self.job_dir.delete(self._key(name, COMMIT))
+        for key in self.job_dir.list(self._key(name)):
+            self.job_dir.delete(key)
         if self._local:  # a folder is no object, and a killed writer's half-written files are in no listing
             shutil.rmtree(self._local / str(name), ignore_errors=True)
 
+    def discard_rank(self, name: Name, rank: int) -> None:
+        """Remove one rank's part of a save that failed: its room is needed for the next one."""
+        for file in (manifest_file(rank), data_file(rank)):
+            self.job_dir.delete(self._key(name, file))
+
     def clean(self, attempt: int) -> None:
         """Remove what dead writers left behind: uncommitted folders up to this attempt, and older attempts' fences."""
-        for name in self._names():
-            if name.attempt <= attempt and not self._has(name, "COMMIT.json"):
-                self.discard(name)
-        for key in self._dir.list(self._key("fences")):
+        self.discard_uncommitted(lambda name: name.attempt <= attempt)
+        for key in self.job_dir.list(self._key("fences")):
             fence = _FENCE.fullmatch(key.rpartition("/")[2])
             if fence and int(fence[1]) < attempt:
-                self._dir.delete(key)
+                self.job_dir.delete(key)
+
+    def discard_uncommitted(self, which: Callable[[Name], bool]) -> None:
+        """Remove saves that never became checkpoints."""
+        for name in self.names():
+            if which(name) and not self._has(name, COMMIT):
+                self.discard(name)
 
     def retain(self, newest: Name, keep: int) -> None:
-        """Remove all but the `keep` newest, `newest` having just been committed.
+        """Remove all but the `keep` newest, `newest` having just been committed, if it reads back as it was written.
 
         Damaged ones do not count and go once they are older than those kept. Newer than `newest` is only what a newer
         attempt wrote: then nothing is ours to remove.
         """
-        names = sorted(self._names(), key=lambda name: name.age, reverse=True)
+        names = [name for name in self.names() if self._has(name, COMMIT)]
         if not names or names[0] != newest:
             return
-        good = [name for name in names if self._has(name, "COMMIT.json") and not self._has(name, "DAMAGED.json")]
+        good = [name for name in names if not self._has(name, DAMAGED)]
         if newest not in good or len(good) <= keep:
             return
+        self._check_durable(newest)
         for name in names:
             if name.age < good[keep - 1].age:
                 self.discard(name)
 
-    # Restoring
+    def _check_durable(self, name: Name) -> None:
+        """That it is all there, before older ones are given up for it; raises JobDirError."""
+        try:
+            commit = self.read_commit(name)
+        except UnusableError as error:
+            raise JobDirError(f"{self}: {name} cannot be read back: {error}") from error
+        if self.digests(name, len(commit.manifests)) != commit.manifests:
+            raise JobDirError(f"{self}: {name} reads back other than it was written")
+
+    # Reading
+
+    def names(self) -> list[Name]:
+        """Every checkpoint and every save that is under way or failed, newest first."""
+        names = [name for name in map(Name.parse, self.job_dir.folders(self.prefix)) if name]
+        return sorted(names, key=lambda name: name.age, reverse=True)
 
     def committed(self) -> list[Name]:
         """Every checkpoint not known to be damaged, newest first."""
-        names = sorted(self._names(), key=lambda name: name.age, reverse=True)
-        return [name for name in names if self._has(name, "COMMIT.json") and not self._has(name, "DAMAGED.json")]
+        return [name for name in self.names() if self._has(name, COMMIT) and not self._has(name, DAMAGED)]
 
-    def read(self, name: Name, rank: int, world: int) -> tuple[Commit, bytes]:
-        """The commit and one rank's verified state; raises UnusableError, or CheckpointError if the ranks differ."""
-        commit = self._read_commit(name)
-        if len(commit.shards) != world:
-            raise CheckpointError(
-                f"{self}: checkpoint {name} was saved by {len(commit.shards)} ranks, this run has {world}: run it with "
-                "as many, or give another folder to begin anew"
-            )
-        record = self._read(name, _file(rank, "json"))
-        if hashlib.sha256(record).hexdigest() != commit.shards[rank]:
-            raise UnusableError(f"{_file(rank, 'json')} is not the one that was committed", damaged=True)
-        shard = Shard.from_bytes(record)
-        data = self._read(name, _file(rank, "pt"))
-        if len(data) != shard.size:
-            raise UnusableError(f"{_file(rank, 'pt')} has {len(data)} bytes instead of {shard.size}", damaged=True)
-        view = memoryview(data)
-        for number, expected in enumerate(shard.chunks):
-            start = number * shard.chunk_size
-            if hashlib.sha256(view[start : start + shard.chunk_size]).hexdigest() != expected:
-                raise UnusableError(f"{_file(rank, 'pt')} differs from what was saved, from byte {start}", damaged=True)
-        return commit, data
-
-    def mark_damaged(self, name: Name, reason: str) -> None:
-        """So that later runs pass over it, and a person can look at it meanwhile."""
-        self._dir.put(self._key(name, "DAMAGED.json"), json.dumps({"reason": reason}).encode())
-
-    def _read_commit(self, name: Name) -> Commit:
+    def read_commit(self, name: Name) -> Commit:
+        """The verified record; raises UnusableError."""
+        content = self._read(name, COMMIT)
         try:
-            commit = Commit.from_bytes(self._read(name, "COMMIT.json"))
+            commit = Commit.from_bytes(content)
         except JobDirError as error:
-            raise UnusableError(f"COMMIT.json: {error}", damaged=True) from error
+            raise UnusableError(f"{COMMIT}: {error}", damaged=True) from error
         if commit.format != FORMAT:
             raise UnusableError(f"it has another format, {commit.format!r:.80}, than {FORMAT}", damaged=False)
         if commit.digest() != commit.sha256 or commit.name != str(name):
-            raise UnusableError("COMMIT.json is not the one that was written there", damaged=True)
+            raise UnusableError(f"{COMMIT} is not the one that was written there", damaged=True)
         return commit
+
+    def get(self, name: Name, file: str) -> bytes:
+        """A whole small file; raises MissingError."""
+        return self.job_dir.get(self._key(name, file))
+
+    def get_range(self, name: Name, file: str, start: int, end: int) -> bytes:
+        """Bytes of a file; raises MissingError. Fewer than asked for if the file is shorter, if the store says so."""
+        return self.job_dir.get_range(self._key(name, file), start, end)
+
+    def file_size(self, name: Name, file: str) -> int:
+        """Bytes; raises MissingError."""
+        size = self.job_dir.size(self._key(name, file))
+        if size is None:
+            raise MissingError(f"{self}: there is no {name}/{file}")
+        return size
+
+    def local_path(self, name: Name, file: str) -> Path | None:
+        """Where the file lies on a mounted file system; None: in an object store."""
+        return self._local / str(name) / file if self._local else None
+
+    def mark_damaged(self, name: Name, reason: str) -> None:
+        """So that later runs pass over it, and a person can look at it meanwhile."""
+        self.job_dir.put(self._key(name, DAMAGED), json.dumps({"reason": reason}).encode())
+
+    # For the Checkpointer of before, until it uses the writer
+
+    def write_shard(self, name: Name, rank: int, data: bytes) -> str:
+        manifest = RankManifest(str(name), rank, 1, name.step, len(data), [], None)
+        return hashlib.sha256(self.write_rank(manifest, memoryview(data))).hexdigest()
+
+    def read(self, name: Name, rank: int, world: int) -> tuple[Commit, bytes]:
+        commit = self.read_commit(name)
+        if len(commit.manifests) != world:
+            raise CheckpointError(f"{self}: checkpoint {name} was saved by {len(commit.manifests)} ranks, not {world}")
+        content, data = self._read(name, manifest_file(rank)), self._read(name, data_file(rank))
+        if hashlib.sha256(content).hexdigest() != commit.manifests[rank]:
+            raise UnusableError(f"{manifest_file(rank)} is not the one that was committed", damaged=True)
+        manifest = RankManifest.from_bytes(content)
+        if len(data) != manifest.size or chunk_hashes(data) != manifest.chunks:
+            raise UnusableError(f"{data_file(rank)} differs from what was saved", damaged=True)
+        return commit, data
+
+    # The folder
 
     def _read(self, name: Name, file: str) -> bytes:
         try:
-            return self._dir.get(self._key(name, file))
+            return self.job_dir.get(self._key(name, file))
         except MissingError as error:
             raise UnusableError(f"{file} is missing", damaged=True) from error
         except JobDirError as error:
             raise UnusableError(str(error), damaged=False) from error
 
-    # The folder
-
-    def _key(self, *parts: object) -> str:
-        return "/".join(str(part) for part in (self._prefix, *parts) if part != "")
-
-    def _names(self) -> list[Name]:
-        return [name for name in map(Name.parse, self._dir.folders(self._prefix)) if name]
+    def _find(self, name: Name, file: str) -> bytes | None:
+        return self.job_dir.find(self._key(name, file))
 
     def _has(self, name: Name, file: str) -> bool:
-        return self._dir.exists(self._key(name, file))
+        return self.job_dir.exists(self._key(name, file))
 
-    def _check_sizes(self, name: Name, world: int) -> None:
-        """That every shard arrived whole, before any older checkpoint may be given up for this one."""
-        sizes = {entry.key.rpartition("/")[2]: entry.size for entry in self._dir.entries(self._key(name))}
-        for rank in range(world):
-            shard = Shard.from_bytes(self._dir.get(self._key(name, _file(rank, "json"))))
-            if sizes.get(_file(rank, "pt")) != shard.size:
-                raise JobDirError(
-                    f"{self}: {name}/{_file(rank, 'pt')} has {sizes.get(_file(rank, 'pt'))} bytes, "
-                    f"{shard.size} were written"
-                )
+    def _sizes(self, name: Name) -> Mapping[str, int]:
+        """Bytes of each file of a checkpoint."""
+        return {entry.key.rpartition("/")[2]: entry.size for entry in self.job_dir.entries(self._key(name))}
 
-    def _write(self, name: Name, file: str, data: bytes) -> None:
-        self._dir.put(self._key(name, file), data)
-        self._sync(self._key(name, file))
+    def _key(self, *parts: object) -> str:
+        return "/".join(str(part) for part in (self.prefix, *parts) if part != "")
 
-    def _sync(self, key: str) -> None:
-        """Local files: to the disk, so that a power cut leaves what was committed. Object stores do so themselves."""
-        if self._local is None:
+    def _make_folder(self, name: Name) -> None:
+        """Its entries in the folders above are durable too, or a power cut could take the whole checkpoint."""
+        self.job_dir.writable_folder()
+        if not self._local:
             return
-        path = self._local / key.removeprefix(self._prefix).strip("/")
-        try:
-            for item in (path, path.parent, path.parent.parent):
-                descriptor = os.open(item, os.O_RDONLY)
-                try:
-                    os.fsync(descriptor)
-                finally:
-                    os.close(descriptor)
-        except OSError as error:
-            raise JobDirError(f"{path}: flushing it to the disk failed: {error.strerror}") from error
+        folder = self._local / str(name)
+        above = [folder.parent, *([self._local.parent] if self.prefix else [])]
+        _checked(folder, lambda: folder.mkdir(parents=True, exist_ok=True))
+        for parent in above:
+            _checked(parent, lambda parent=parent: durable.flush_folder(parent))  # type: ignore[misc]
+
+    def _put(self, name: Name, file: str, content: bytes) -> None:
+        path = self.local_path(name, file)
+        if path:
+            _checked(path, lambda: durable.create(path, content, replace=True))
+        else:
+            self.job_dir.put(self._key(name, file), content)
+
+    def _create(self, name: Name, file: str, content: bytes) -> bool:
+        """Create-only; True also if the very same is there: the answer to a write may have been lost."""
+        path = self.local_path(name, file)
+        if path is None:
+            return self.job_dir.create(self._key(name, file), content)
+        return _checked(path, lambda: durable.create(path, content, replace=False)) or path.read_bytes() == content
+
+
+def _size(manifest: bytes) -> int:
+    """Bytes of data according to a manifest, without making the pieces of all ranks into objects."""
+    try:
+        return int(json.loads(manifest)["size"])
+    except (ValueError, TypeError, KeyError) as error:
+        raise JobDirError(f"not a rank's manifest: {error}") from error
+
+
+def _each(call: Callable[[int], _T], numbers: Sequence[int]) -> list[_T]:
+    """The call's results, made by several threads if there are many: each waits for the store."""
+    if len(numbers) <= READERS:
+        return [call(number) for number in numbers]
+    with ThreadPoolExecutor(READERS) as pool:
+        return list(pool.map(call, numbers))
+
+
+def _checked(path: Path, call: Callable[[], _T]) -> _T:
+    try:
+        return call()
+    except OSError as error:
+        raise JobDirError(f"{path}: writing failed: {error.strerror}") from error
 
 
 def read_newest(store: CheckpointStore, ranks: Any) -> tuple[Name, Commit, bytes] | None:  # noqa: ANN401

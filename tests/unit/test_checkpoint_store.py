@@ -59,7 +59,7 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
 }
 
 
-@pytest.mark.parametrize("file", ["rank-00000.pt", "rank-00000.json", "COMMIT.json"])
+@pytest.mark.parametrize("file", ["rank-00000.bin", "rank-00000.json", "COMMIT.json"])
 @pytest.mark.parametrize("kind", DAMAGE)
 def test_damage_falls_back_to_the_older(kind: str, file: str, tmp_path: Path) -> None:
     store = open_store(tmp_path)
@@ -85,7 +85,7 @@ def test_a_whole_folder_swapped_is_found(tmp_path: Path) -> None:
 def test_damage_in_a_later_chunk_is_found(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     name = save(store, 10, data=bytes(2 * CHUNK + 5))
-    path = tmp_path / "checkpoints" / str(name) / "rank-00000.pt"
+    path = tmp_path / "checkpoints" / str(name) / "rank-00000.bin"
     with path.open("r+b") as file:
         file.seek(2 * CHUNK + 1)
         file.write(b"x")
@@ -103,7 +103,7 @@ def test_empty_state_can_be_saved(tmp_path: Path) -> None:
 def test_everything_damaged_begins_anew(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     for step in (10, 20):
-        flip(tmp_path / "checkpoints" / str(save(store, step)) / "rank-00000.pt")
+        flip(tmp_path / "checkpoints" / str(save(store, step)) / "rank-00000.bin")
     assert newest(store) is None
 
 
@@ -112,7 +112,7 @@ def test_what_is_unreadable_for_now_is_not_given_up(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     save(store, 10)
     name = save(store, 20)
-    path = tmp_path / "checkpoints" / str(name) / "rank-00000.pt"
+    path = tmp_path / "checkpoints" / str(name) / "rank-00000.bin"
     content = path.read_bytes()
     path.unlink()
     path.symlink_to(path)
@@ -148,7 +148,7 @@ def test_another_format_is_passed_over_and_kept(tmp_path: Path) -> None:
     save(store, 10)
     name = save(store, 20)
     path = tmp_path / "checkpoints" / str(name) / "COMMIT.json"
-    path.write_text(path.read_text().replace("cloudgpu-checkpoint/1", "cloudgpu-checkpoint/9"))
+    path.write_text(path.read_text().replace("cloudgpu-checkpoint/2", "cloudgpu-checkpoint/9"))
     assert newest(store) == 10
     assert not (path.parent / "DAMAGED.json").exists()
 
@@ -215,7 +215,7 @@ def test_one_step_saved_twice(tmp_path: Path) -> None:
 def test_retention_does_not_count_the_damaged(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     names = [save(store, step) for step in (10, 20, 30)]
-    flip(tmp_path / "checkpoints" / str(names[2]) / "rank-00000.pt")
+    flip(tmp_path / "checkpoints" / str(names[2]) / "rank-00000.bin")
     assert newest(store) == 20
     last = save(store, 40)
     store.retain(last, keep=2)
@@ -238,7 +238,7 @@ def test_a_shard_that_did_not_arrive_whole_is_not_committed(tmp_path: Path) -> N
     store = open_store(tmp_path)
     name = Name(10, 1, "0" * 12)
     shards = [store.write_shard(name, 0, CONTENT)]
-    path = tmp_path / "checkpoints" / str(name) / "rank-00000.pt"
+    path = tmp_path / "checkpoints" / str(name) / "rank-00000.bin"
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(JobDirError, match="has 100 bytes, 10240 were written"):
         store.commit(name, shards, finished=False, time=0.0)
@@ -258,7 +258,7 @@ def test_half_written_leftovers_are_removed(tmp_path: Path) -> None:
     save(store, 10)
     torn = tmp_path / "checkpoints" / "00000020-0001-000000000000"
     torn.mkdir()
-    (torn / "rank-00000.pt#1").write_bytes(b"half")
+    (torn / "rank-00000.bin#1").write_bytes(b"half")
     store.clean(attempt=2)
     assert not torn.exists()
     assert newest(store) == 10
