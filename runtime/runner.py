@@ -13,14 +13,12 @@ from typing import TypeVar
 
 from .heartbeat import Heart
 from .logs import LogWriter
-from .notices import Order, Orders, write_notice
+from .notices import KINDS, Order, Orders, SignalOrders, write_notice
 from .program import Exit, Process, Program
 
 POLL_S = 0.5
 PEER_S = 5.0
 """For the other processes of a node when one has failed."""
-SHUTDOWN_S = 25.0
-"""Clouds give 30 s between the signal and the end of power."""
 _LIFETIME_MARGIN_S = 30.0
 _LAST_LINES_S = 30.0
 
@@ -40,7 +38,7 @@ class Wakeup:
 
     def __init__(self) -> None:
         self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._signals = 0
+        self._signals: list[int] = []
 
     def wake(self) -> None:
         with contextlib.suppress(BlockingIOError):  # the pipe is full: that wakes too
@@ -53,21 +51,21 @@ class Wakeup:
                 os.read(self._read, 4096)
 
     def listen_to_signals(self) -> None:
-        """SIGTERM and SIGINT are counted; handlers do nothing else. A closed terminal means nothing to a machine."""
+        """Signals are noted; handlers do nothing else. A closed terminal means nothing to a machine."""
 
-        def count(_number: int, _frame: object) -> None:
-            self._signals += 1
+        def note(number: int, _frame: object) -> None:
+            self._signals.append(number)
 
         signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, count)
+        for number in KINDS:
+            signal.signal(number, note)
         signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
-    def take_signals(self) -> int:
-        """How many have come since the last call."""
-        taken = self._signals
-        self._signals -= taken
+    def take_signals(self) -> list[int]:
+        """Those that have come since the last call."""
+        taken = self._signals[:]
+        del self._signals[: len(taken)]
         return taken
 
 
@@ -76,7 +74,7 @@ class Runner:
 
     def __init__(self, wakeup: Wakeup, orders: Orders, state: Path, marker: str, lifetime_s: float | None) -> None:
         self._wakeup, self._orders, self._state, self._marker = wakeup, orders, state, marker
-        self._shutdown: float | None = None
+        self._signal_orders = SignalOrders(orders)
         self._dies = float("inf") if lifetime_s is None else time.monotonic() + lifetime_s
         self._last_minute = self._dies - min(_LIFETIME_MARGIN_S, (lifetime_s or 0.0) / 10)
 
@@ -134,6 +132,10 @@ class Runner:
                 if not self._tell(due, listening) and not signalled:
                     signalled = True
                     program.signal(signal.SIGTERM)
+            save = self._orders.newest_save
+            if due is None and save is not None and save is not told:
+                told = save
+                self._tell(save, listening)
             self._wakeup.wait(POLL_S if due is None else min(due.deadline - now, POLL_S))
             exits += (ended := program.reap())
             failed = next((end for end in ended if end.code != 0), None)
@@ -155,8 +157,5 @@ class Runner:
         if now >= self._last_minute:
             self._last_minute = float("inf")
             self._orders.add(Order("stopped", "duration", "the machine's lifetime ends", self._dies))
-        for _ in range(self._wakeup.take_signals()):
-            grace = SHUTDOWN_S if self._shutdown is None else 0.0  # asked twice: now
-            self._shutdown = now + grace
-            self._orders.add(Order("preempted", "terminate", "the machine is shut down", self._shutdown))
+        self._signal_orders.take(self._wakeup.take_signals(), now)
         return self._orders.next_to_expire

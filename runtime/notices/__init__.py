@@ -2,5 +2,6 @@
 
 from .job_dir import Watcher
 from .orders import Order, Orders, write_notice
+from .signals import KINDS, SignalOrders
 
-__all__ = ["Order", "Orders", "Watcher", "write_notice"]
+__all__ = ["KINDS", "Order", "Orders", "SignalOrders", "Watcher", "write_notice"]
