@@ -19,7 +19,8 @@ MAY_IMPORT = {
     "runtime": {"runtime"},
 }
 # From outside, runtime is reached only through what reads and writes the job dir: never the agent or the Checkpointer.
-RUNTIME_SEAM = {"archive", "jobdir", "logs"}
+# `goodput` is arithmetic: the Checkpointer computes its interval by it, and reports what would have been possible.
+RUNTIME_SEAM = {"archive", "goodput", "jobdir", "logs", "metrics"}
 HEAVY = {
     "alembic",
     "azure",
