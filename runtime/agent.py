@@ -51,7 +51,7 @@ from .launchers import (
     setup_process,
 )
 from .logs import LogWriter
-from .notices import Order, Orders, Watcher
+from .notices import CLOUDS, CloudNotices, NodeDir, Order, Orders, Watcher
 from .program import MARKER, Exit, Process, adopt_orphans
 from .runner import PEER_S, Interrupted, Runner, Vanished, Wakeup
 
@@ -62,6 +62,7 @@ the machine was taken away."""
 PATIENCE_S = 60.0
 _LAST_LINES_S = 30.0
 _ADDRESS_S = 600.0
+_ACKNOWLEDGE_S = 30.0  # what the first node of an attempt waits for the others, to tell the provider that all are saved
 
 _T = TypeVar("_T")
 
@@ -80,6 +81,8 @@ class Agent:
         self._home = Path(options.home).absolute()
         self._host: str | None = options.host
         self._patience_s: float = options.patience_s
+        self._notices_of: str = options.notices
+        self._capacity_block_end: float | None = options.capacity_block_end
         self._job_dir = JobDir(options.job_dir, make=False)
         self._started = time.time()
         self._marker = os.environ.get(MARKER) or uuid.uuid4().hex
@@ -100,6 +103,14 @@ class Agent:
             return CLAIMED
         self._log = LogWriter(self._job_dir, self._attempt, self._node)
         self._watcher = Watcher(self._job_dir, self._attempt, self._node, self._orders, self._log.say)
+        self._cloud = CloudNotices(
+            self._notices_of,
+            NodeDir(self._job_dir, self._attempt, self._node),
+            self._orders,
+            self._tell,
+            environ=os.environ,
+            capacity_block_end=self._capacity_block_end,
+        )
         self._heart = Heart(
             self._job_dir,
             self._key("heartbeat.json"),
@@ -247,6 +258,7 @@ class Agent:
         """The last lines first, the result last: whoever sees the result sees all."""
         self._heart.stop()
         self._watcher.stop()
+        self._cloud.stop()
         if ending.outcome != "succeeded":
             self._log.say(f"{ending.outcome}: {ending.reason}")
         progress = read_progress(self._state / "progress.json")
@@ -257,7 +269,13 @@ class Agent:
         if self._lost:
             return JOB_DIR_LOST
         self._insist(lambda: self._job_dir.create(self._key("result.json"), result.to_bytes()))
+        self._cloud.finish(_ACKNOWLEDGE_S)
         return DONE
+
+    def _tell(self, text: str) -> None:
+        """A line in the job's log and in the machine's own."""
+        note(text)
+        self._log.say(text)
 
 
 def note(text: str) -> None:
@@ -276,6 +294,19 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--home", required=True, metavar="DIR", help="this machine's own folder")
     parser.add_argument("--host", metavar="NAME", help="by which the other nodes reach this one")
     parser.add_argument("--lifetime-s", type=float, metavar="S", help="the machine ends itself after so long")
+    parser.add_argument(
+        "--notices",
+        choices=(*CLOUDS, "none"),
+        default=os.environ.get("CLOUDGPU_NOTICES", "none"),
+        help="whose metadata server is watched",
+    )
+    parser.add_argument(
+        "--capacity-block-end",
+        type=float,
+        metavar="EPOCH",
+        default=os.environ.get("CLOUDGPU_CAPACITY_BLOCK_END"),
+        help="when the capacity block (AWS) ends that this machine is of, in epoch seconds",
+    )
     parser.add_argument(
         "--patience-s", type=float, default=PATIENCE_S, metavar="S", help="how long a failing job dir is tried again"
     )

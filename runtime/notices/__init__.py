@@ -1,7 +1,19 @@
 """Why a node is to save or to end, and by when. See docs/notices.md."""
 
+from .acknowledge import NodeDir
 from .job_dir import Watcher
 from .orders import Order, Orders, write_notice
 from .signals import KINDS, SignalOrders
+from .watch import CLOUDS, CloudNotices
 
-__all__ = ["KINDS", "Order", "Orders", "SignalOrders", "Watcher", "write_notice"]
+__all__ = [
+    "CLOUDS",
+    "KINDS",
+    "CloudNotices",
+    "NodeDir",
+    "Order",
+    "Orders",
+    "SignalOrders",
+    "Watcher",
+    "write_notice",
+]

@@ -1,0 +1,114 @@
+"""Letting Azure begin an event early: once for all machines it names, when no node has anything left to lose.
+
+An acknowledgement counts for every machine of the event. So each node that is named and was told to end writes its
+machine's name into the job dir. The one of lowest rank among them leads: when all machines of the event are nodes of
+this attempt, and all nodes of the attempt are safe, it acknowledges. An event that names anybody else's machine is left
+to its own time.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ..jobdir import AttemptRecord, Heartbeat, JobDir, JobDirError, NodeRecord, Record, attempt_key, node_key
+from .docket import ProviderNotice
+from .metadata import MetadataError
+
+_EVERY_S = 0.5
+_NAME = "machine-name.json"
+
+
+@dataclass(frozen=True, slots=True)
+class MachineName(Record):
+    """machine-name.json: what the provider calls a node's machine, in lower case."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeDir:
+    """This node's place in the job dir."""
+
+    job_dir: JobDir
+    attempt: int
+    node: str
+
+
+class Acknowledger:
+    """Works in a thread per event, which is over at the event's own time at the latest."""
+
+    def __init__(
+        self, own: NodeDir, machine: Callable[[], str | None], post: Callable[[str], None], say: Callable[[str], None]
+    ) -> None:
+        self._job_dir, self._attempt, self._node = own.job_dir, own.attempt, own.node
+        self._machine, self._post, self._say = machine, post, say
+        self._threads: dict[str, threading.Thread] = {}
+
+    def begin(self, notice: ProviderNotice, starts: float) -> None:
+        """See the event through, unless that is being done."""
+        if notice.id not in self._threads:
+            thread = threading.Thread(target=self._run, args=(notice, starts), name="acknowledge", daemon=True)
+            self._threads[notice.id] = thread
+            thread.start()
+
+    def finish(self, limit_s: float) -> None:
+        """Wait until what has begun is over, for this node's program has ended."""
+        until = time.monotonic() + limit_s
+        for thread in self._threads.values():
+            thread.join(max(0.0, until - time.monotonic()))
+
+    def _run(self, notice: ProviderNotice, starts: float) -> None:
+        told = False
+        while time.monotonic() < starts:
+            try:
+                told = told or self._tell_name()
+                if told and self._done(notice):
+                    return
+            except (JobDirError, MetadataError, TypeError):  # it may work the next time; TypeError: a foreign record
+                pass
+            time.sleep(_EVERY_S)
+
+    def _tell_name(self) -> bool:
+        name = self._machine()
+        if name is not None:
+            self._job_dir.put(self._key(self._node, _NAME), MachineName(name).to_bytes())
+        return name is not None
+
+    def _done(self, notice: ProviderNotice) -> bool:
+        """Whether there is nothing more for this node to do."""
+        attempt = AttemptRecord.from_bytes(self._job_dir.get(attempt_key(self._attempt)))
+        nodes = [node.node for node in sorted((NodeRecord(**node) for node in attempt.nodes), key=lambda n: n.rank)]
+        leader = self._leader(notice.machines, nodes)
+        if leader is None or leader != self._node:
+            return leader is not None
+        if not all(self._is_safe(node) for node in nodes):
+            return False
+        self._post(notice.id)
+        self._say(f"{notice.kind} of {', '.join(notice.machines)} may begin: all nodes are saved (event {notice.id})")
+        return True
+
+    def _leader(self, machines: Sequence[str], nodes: Sequence[str]) -> str | None:
+        """The node of lowest rank on the machines; None as long as one of them is not known to be ours."""
+        found = {}
+        for node in nodes:
+            data = self._job_dir.find(self._key(node, _NAME))
+            if data is not None:
+                found[MachineName.from_bytes(data).name] = node
+        ours = [found.get(machine) for machine in machines]
+        return None if None in ours else next(node for node in nodes if node in ours)
+
+    def _is_safe(self, node: str) -> bool:
+        """It has ended, or it is ending and every step it has done is committed."""
+        if self._job_dir.exists(self._key(node, "result.json")):
+            return True
+        data = self._job_dir.find(self._key(node, "heartbeat.json"))
+        beat = None if data is None else Heartbeat.from_bytes(data)
+        if beat is None or beat.phase != "stopping" or beat.progress is None:
+            return False
+        return beat.progress.get("saved_step") is not None and beat.progress["saved_step"] == beat.progress.get("step")
+
+    def _key(self, node: str, name: str) -> str:
+        return node_key(self._attempt, node, name)

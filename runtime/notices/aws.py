@@ -1,0 +1,160 @@
+"""AWS: what the instance metadata service (IMDSv2) announces, and the end of a capacity block, which it does not.
+
+Paths, values and dates as in the EC2 user guide and in aws-node-termination-handler's `pkg/ec2metadata`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from .docket import ProviderNotice
+from .metadata import LINK_LOCAL, Look, MetadataError, MetadataServer, Reply, epoch_of
+
+_IPV6 = "http://[fd00:ec2::254]"
+_TOKEN = "/latest/api/token"  # noqa: S105 - a path
+_TTL_S = 21_600
+_POLL_S = 5.0  # as AWS advises
+_BLOCK_ENDS_EARLY_S = 1_800.0  # AWS begins to terminate the machines of a capacity block 30 min before its end
+
+
+class Imds:
+    """The service, with its session token: got by PUT, renewed well before it expires and whenever it is refused."""
+
+    def __init__(self, server: MetadataServer, clock: Callable[[], float] = time.monotonic) -> None:
+        self._server, self._clock = server, clock
+        self._lock = threading.Lock()
+        self._token, self._renew, self._expires = "", 0.0, 0.0
+
+    def get(self, path: str) -> Reply | None:
+        """The answer with status 200, or None for 404: nothing is announced. Raises MetadataError."""
+        token = self._valid_token()
+        reply = self._server.ask(path, {"X-aws-ec2-metadata-token": token})
+        if reply.status == 401:
+            reply = self._server.ask(path, {"X-aws-ec2-metadata-token": self._valid_token(refused=token)})
+        if reply.status == 404:
+            return None
+        if reply.status != 200:
+            raise self._server.refusal(path, reply)
+        return reply
+
+    def _valid_token(self, refused: str | None = None) -> str:
+        with self._lock:
+            now = self._clock()
+            if refused == self._token:
+                self._renew = self._expires = now
+            if now >= self._renew:
+                try:
+                    self._fetch(now)
+                except MetadataError:
+                    if now >= self._expires:  # else the old one still serves
+                        raise
+            return self._token
+
+    def _fetch(self, now: float) -> None:
+        asked = {"X-aws-ec2-metadata-token-ttl-seconds": str(_TTL_S)}
+        reply = self._server.ask(_TOKEN, asked, method="PUT", body=b"")
+        if reply.status != 200 or not reply.text.isascii() or not reply.text.isprintable() or not reply.text:
+            raise self._server.refusal(_TOKEN, reply)
+        told = reply.headers.get("X-aws-ec2-metadata-token-ttl-seconds", "")
+        ttl_s = int(told) if told.isdecimal() else _TTL_S
+        self._token, self._renew, self._expires = reply.text, now + 0.8 * ttl_s, now + ttl_s
+
+
+@dataclass
+class Question:
+    """One path of the service that is there only while something is announced."""
+
+    imds: Imds
+    name: str
+    read: Callable[[Reply], Sequence[ProviderNotice]]
+    pause_s: float = _POLL_S
+
+    def look(self) -> Sequence[ProviderNotice]:
+        reply = self.imds.get(f"/latest/meta-data/{self.name}")
+        return [] if reply is None else self.read(reply)
+
+
+def spot_action(reply: Reply) -> list[ProviderNotice]:
+    """`{"action": "terminate" | "stop" | "hibernate", "time": "2026-09-18T08:22:00Z"}`."""
+    said = reply.json(dict)
+    action = str(said.get("action", "terminate")).lower()
+    epoch = epoch_of(said.get("time"))
+    # The time of a hibernation is that of the notice.
+    starts = None if epoch is None or action == "hibernate" else reply.when(epoch, at_most_s=180.0)
+    return [ProviderNotice("aws", f"spot-{action}", f"spot-{action}", starts)]
+
+
+def rebalance(reply: Reply) -> list[ProviderNotice]:
+    """`{"noticeTime": "2026-09-18T08:22:00Z"}`: a new time is a new recommendation."""
+    return [ProviderNotice("aws", "rebalance-recommendation", f"rebalance-{reply.json(dict).get('noticeTime')}")]
+
+
+def scheduled_events(reply: Reply) -> list[ProviderNotice]:
+    """A list of events; `NotBefore` is like "21 Jan 2019 09:00:43 GMT". Those not active are over or taken back."""
+    notices = []
+    for event in reply.json(list):
+        if not isinstance(event, dict) or str(event.get("State", "active")).lower() != "active":
+            continue
+        epoch = epoch_of(event.get("NotBefore"))
+        starts = None if epoch is None else reply.when(epoch)
+        kind, identity = str(event.get("Code", "unknown")).lower(), str(event.get("EventId", event.get("Code")))
+        notices.append(ProviderNotice("aws", kind, identity, starts))
+    return notices
+
+
+def lifecycle_state(reply: Reply) -> list[ProviderNotice]:
+    """Auto Scaling's aim for this machine. Terminated, or Warmed:*: it goes, or sleeps in the warm pool."""
+    state = reply.text.lower()
+    kind = "lifecycle-warmed" if state.startswith("warmed:") and state != "warmed:running" else f"lifecycle-{state}"
+    gone = kind == "lifecycle-warmed" or state == "terminated"
+    return [ProviderNotice("aws", kind, kind)] if gone else []
+
+
+@dataclass
+class CapacityBlock:
+    """The end of a capacity block: told at launch, in epoch seconds, for the metadata service does not know it.
+
+    The time comes from the control side's clock; this machine's is put right by what the service's answers carry.
+    """
+
+    imds: Imds
+    end: float
+    name: str = "capacity-block"
+    pause_s: float = 60.0
+
+    def look(self) -> Sequence[ProviderNotice]:
+        begins = self.end - _BLOCK_ENDS_EARLY_S
+        try:
+            reply = self.imds.get("/latest/meta-data/instance-id")
+        except MetadataError:
+            reply = None
+        starts = None if reply is None else reply.when(begins)
+        if starts is None:
+            starts = time.monotonic() + begins - time.time()
+        return [ProviderNotice("aws", "capacity-block-end", "capacity-block", starts)]
+
+
+_PATHS: tuple[tuple[str, Callable[[Reply], Sequence[ProviderNotice]]], ...] = (
+    ("spot/instance-action", spot_action),
+    ("events/recommendations/rebalance", rebalance),
+    ("events/maintenance/scheduled", scheduled_events),
+    ("autoscaling/target-lifecycle-state", lifecycle_state),
+)
+
+
+def looks(
+    environ: Mapping[str, str], say: Callable[[str], None], capacity_block_end: float | None = None
+) -> list[Look]:
+    """What is asked; the address as botocore reads it from the environment. Raises MetadataError."""
+    ipv6 = environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT_MODE", "").lower() == "ipv6"
+    url = environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT") or (_IPV6 if ipv6 else LINK_LOCAL)
+    imds = Imds(MetadataServer(url, say))
+    asked: list[Look] = []
+    if environ.get("AWS_EC2_METADATA_DISABLED", "").lower() != "true":
+        asked += [Question(imds, name, read) for name, read in _PATHS]
+    if capacity_block_end is not None:
+        asked.append(CapacityBlock(imds, capacity_block_end))
+    return asked

@@ -1,0 +1,94 @@
+"""Azure: Scheduled Events of the instance metadata service.
+
+Events of the whole scale set, availability set or placement group are told: only those that name this machine count.
+The first question turns the service on and may take two minutes; after a day without questions it goes off again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from .docket import ProviderNotice
+from .metadata import LINK_LOCAL, MetadataError, MetadataServer, Reply, epoch_of
+
+_EVENTS = "/metadata/scheduledevents?api-version=2020-07-01"
+_NAME = "/metadata/instance/compute/name?api-version=2021-02-01&format=text"
+_HEADERS = {"Metadata": "true"}
+_FIRST_S = 150.0
+_LATER_S = 10.0
+# A machine that runs its first agent while such an event is under way has come back from it.
+_SURVIVED = frozenset({"reboot", "redeploy", "freeze"})
+
+
+class ScheduledEvents:
+    """Asked once a second, as Azure advises. `name` and the first answer are got by the first calls."""
+
+    name = "scheduledevents"
+    pause_s = 1.0
+
+    def __init__(self, server: MetadataServer, first_s: float = _FIRST_S) -> None:
+        self._server = server
+        self._timeout_s = first_s
+        self._incarnation: Any = None
+        self._notices: list[ProviderNotice] = []
+        self._survived: set[str] | None = None
+        self.machine: str | None = None
+        """This machine's own name, once it is known."""
+
+    def look(self) -> Sequence[ProviderNotice]:
+        """The events of this machine. Raises MetadataError."""
+        if self.machine is None:
+            self.machine = self._answer(_NAME, None).text.casefold() or None
+        reply = self._answer(_EVENTS, self._timeout_s)
+        self._timeout_s = min(self._timeout_s, _LATER_S)
+        document = reply.json(dict)
+        incarnation = document.get("DocumentIncarnation")
+        if incarnation is None or incarnation != self._incarnation:
+            self._notices = self._read(document, reply)
+            self._incarnation = incarnation
+        return self._notices
+
+    def acknowledge(self, event_id: str) -> None:
+        """Let the event begin, for every machine it names. Raises MetadataError."""
+        body = json.dumps({"StartRequests": [{"EventId": event_id}]}).encode()
+        headers = {**_HEADERS, "Content-Type": "application/json"}
+        reply = self._server.ask(_EVENTS, headers, method="POST", body=body, timeout_s=_LATER_S)
+        if reply.status != 200:
+            raise self._server.refusal(_EVENTS, reply)
+
+    def _answer(self, path: str, timeout_s: float | None) -> Reply:
+        reply = self._server.ask(path, _HEADERS, timeout_s=timeout_s)
+        if reply.status != 200:
+            raise self._server.refusal(path, reply)
+        return reply
+
+    def _read(self, document: dict[str, Any], reply: Reply) -> list[ProviderNotice]:
+        events = document.get("Events", [])
+        if not isinstance(events, list):
+            raise MetadataError("the metadata server's answer has no list of events")
+        own = [notice for event in events if isinstance(event, dict) for notice in self._notice(event, reply)]
+        begun = {notice.id for notice in own if notice.kind in _SURVIVED and notice.starts == reply.received}
+        if self._survived is None:
+            self._survived = begun
+        return [notice for notice in own if notice.id not in self._survived]
+
+    def _notice(self, event: dict[str, Any], reply: Reply) -> list[ProviderNotice]:
+        named = event.get("Resources")
+        machines = tuple(str(name).casefold() for name in named) if isinstance(named, list) else ()
+        if self.machine not in machines:
+            return []
+        starts = None
+        if str(event.get("EventStatus", "")).lower() == "started":
+            starts = reply.received
+        elif (epoch := epoch_of(event.get("NotBefore"))) is not None:
+            starts = reply.when(epoch)
+        kind, identity = str(event.get("EventType", "unknown")).lower(), str(event.get("EventId", ""))
+        detail = f"azure ({event['Description']})" if event.get("Description") else ""
+        return [ProviderNotice("azure", kind, identity, starts, detail, machines)]
+
+
+def scheduled_events(environ: Mapping[str, str], say: Callable[[str], None]) -> ScheduledEvents:
+    """Azure's own libraries have no variable for this address. Raises MetadataError."""
+    return ScheduledEvents(MetadataServer(environ.get("CLOUDGPU_AZURE_METADATA") or LINK_LOCAL, say))

@@ -1,0 +1,179 @@
+"""Asking a metadata server: plain HTTP on a link-local address, answered by the host or by something that is not one.
+
+So: a limit on every wait and on every body, and neither redirects nor proxies, of which http.client knows nothing.
+"""
+
+from __future__ import annotations
+
+import datetime
+import http.client
+import json
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from email.message import Message
+from email.utils import parsedate_to_datetime
+from typing import Protocol, TypeVar
+from urllib.parse import urlsplit
+
+from .docket import ProviderNotice
+
+LINK_LOCAL = "http://169.254.169.254"
+_BODY_BYTES = 256 << 10
+_CLOCK_S = 2.0  # a Date has whole seconds and is made a moment before it is read: less than this is no difference
+_CLOCK_SAID_S = 10.0  # from here on it is worth a line of the log
+
+_T = TypeVar("_T")
+
+
+class MetadataError(Exception):
+    """No answer that can be used; the message says why, and the same trouble has the same message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An answer, with the moment at which it came on both clocks."""
+
+    status: int
+    headers: Message
+    body: bytes
+    received: float
+    """Monotonic."""
+    wall: float
+    """This machine's clock at that moment, epoch seconds."""
+
+    @property
+    def text(self) -> str:
+        return self.body.decode(errors="replace").strip()
+
+    def json(self, wanted: type[_T]) -> _T:
+        """The body's JSON, which must be of this type. Raises MetadataError."""
+        try:
+            value = json.loads(self.body)
+        except (ValueError, RecursionError) as error:
+            raise MetadataError("the metadata server's answer is no JSON") from error
+        if not isinstance(value, wanted):
+            raise MetadataError(f"the metadata server's answer is {type(value).__name__}, not {wanted.__name__}")
+        return value
+
+    @property
+    def clock_error(self) -> float | None:
+        """Seconds by which this machine's clock is ahead of the server's; 0 for what is too little to tell.
+
+        None: the answer has no Date that can be read.
+        """
+        there = epoch_of(self.headers.get("Date"))
+        if there is None:
+            return None
+        error = self.wall - there
+        return 0.0 if abs(error) < _CLOCK_S else error
+
+    def when(self, epoch: float, at_most_s: float = math.inf) -> float | None:
+        """A time the server told, on the monotonic clock.
+
+        The server's Date says how far this machine's clock is off. Without one, a time that has passed or is further
+        away than it can be shows that the clock is wrong: None, the time is unknown.
+        """
+        error = self.clock_error
+        left = epoch - (self.wall - (error or 0.0))
+        if error is None and not 0.0 <= left <= at_most_s:
+            return None
+        return self.received + left
+
+
+class MetadataServer:
+    """One server by its base URL. Each call is a connection of its own: none can be stale when it matters."""
+
+    def __init__(self, url: str, say: Callable[[str], None], timeout_s: float = 2.0) -> None:
+        self._say, self._clock_is_wrong = say, False
+        parts = urlsplit(url if "//" in url else f"//{url}", scheme="http")
+        try:
+            self._host, self._port = parts.hostname or "", parts.port or 80
+        except ValueError as error:
+            raise MetadataError(f"{url} is no address: {error}") from error
+        if parts.scheme != "http" or not self._host:
+            raise MetadataError(f"{url} is no address of a metadata server: expected http://HOST[:PORT]")
+        self._prefix = parts.path.rstrip("/")
+        self._timeout_s = timeout_s
+        self.name = parts.netloc
+
+    def ask(
+        self,
+        path: str,
+        headers: Mapping[str, str],
+        *,
+        method: str = "GET",
+        body: bytes | None = None,
+        timeout_s: float | None = None,
+    ) -> Reply:
+        """The answer, whatever its status. Raises MetadataError."""
+        limit_s = self._timeout_s if timeout_s is None else timeout_s
+        connection = http.client.HTTPConnection(self._host, self._port, timeout=limit_s)
+        try:
+            connection.request(method, self._prefix + path, body, dict(headers))
+            response = connection.getresponse()
+            data = _read(response, time.monotonic() + limit_s)
+            reply = Reply(response.status, response.headers, data, time.monotonic(), time.time())
+        except TimeoutError as error:
+            raise MetadataError(f"no answer from {self.name} in {limit_s:.0f} s") from error
+        except OSError as error:
+            raise MetadataError(f"no answer from {self.name}: {error.strerror or error}") from error
+        except (http.client.HTTPException, ValueError) as error:
+            raise MetadataError(f"{self.name} does not answer in HTTP: {type(error).__name__}") from error
+        finally:
+            connection.close()
+        self._compare_clocks(reply)
+        return reply
+
+    def _compare_clocks(self, reply: Reply) -> None:
+        """Say once that this machine's clock is wrong, and what follows."""
+        error = reply.clock_error
+        if error is not None and abs(error) > _CLOCK_SAID_S and not self._clock_is_wrong:
+            self._clock_is_wrong = True
+            where = "ahead of" if error > 0 else "behind"
+            self._say(f"this machine's clock is {abs(error):.0f} s {where} the provider's, which counts for deadlines")
+
+    def refusal(self, path: str, reply: Reply) -> MetadataError:
+        """What to raise for a status that is no answer."""
+        return MetadataError(f"{self.name} answers {path.partition('?')[0]} with HTTP {reply.status}")
+
+
+class Look(Protocol):
+    """One question to a metadata server, asked again and again in a thread of its own."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def pause_s(self) -> float:
+        """Until it is asked again."""
+
+    def look(self) -> Sequence[ProviderNotice]:
+        """All that is announced at present; may wait until there is something new. Raises MetadataError."""
+
+
+def epoch_of(text: object) -> float | None:
+    """The time in any of the forms in which the clouds write it: ISO 8601, HTTP date, the same without the weekday."""
+    if not isinstance(text, str):
+        return None
+    for read in (datetime.datetime.fromisoformat, parsedate_to_datetime):
+        try:
+            moment = read(text.strip())
+        except (TypeError, ValueError, IndexError, OverflowError):
+            continue
+        if 1970 < moment.year < 9999:
+            return (moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)).timestamp()
+    return None
+
+
+def _read(response: http.client.HTTPResponse, until: float) -> bytes:
+    """The body, which must be short and must not drip."""
+    data = b""
+    while piece := response.read1(64 << 10):
+        data += piece
+        if len(data) > _BODY_BYTES:
+            raise http.client.HTTPException
+        if time.monotonic() > until:
+            raise TimeoutError
+    return data
