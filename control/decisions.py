@@ -9,7 +9,7 @@ from decimal import Decimal
 
 from ..jobspecs.plan import Offer
 from . import cost
-from .model import Attempt, JobRow
+from .model import Attempt, JobRow, Policy
 from .outcomes import NodeView
 
 GRACE_S = {"cancel": 30.0, "peer": 30.0, "duration": 120.0, "cost": 120.0, "gpu_idle": 120.0}
@@ -98,7 +98,9 @@ def decide(job: JobRow, attempts: Sequence[Attempt], now: float) -> End | Start:
 
 def _after_failure(job: JobRow, attempts: Sequence[Attempt]) -> End | Start:
     last = attempts[-1]
-    failures = sum(attempt.outcome == "failed" for attempt in attempts)
+    failures = used(attempts).failures
+    if last.cause == "user":
+        return End("failed", "user", last.reason, last.exit_code)
     if failures > job.policy.failures:
         return End("failed", "failed", last.reason, last.exit_code)
     reason = f"retry {failures} of {job.policy.failures} after: {last.reason}"
@@ -111,7 +113,7 @@ def _after_error(_job: JobRow, attempts: Sequence[Attempt]) -> End | Start:
 
 def _after_interruption(job: JobRow, attempts: Sequence[Attempt]) -> End | Start:
     last, policy = attempts[-1], job.policy
-    interruptions = sum(attempt.outcome in _INTERRUPTIONS for attempt in attempts)
+    interruptions = used(attempts).interruptions
     if policy.preemptions is not None and interruptions > policy.preemptions:
         reason = f"interrupted {interruptions} times, and retry.preemption is {policy.preemptions}: {last.reason}"
         return End("failed", last.outcome, reason, last.exit_code)
@@ -122,6 +124,38 @@ def _after_interruption(job: JobRow, attempts: Sequence[Attempt]) -> End | Start
     # After the first one at once; when it happens again and again, ever more slowly.
     pause = backoff("lost", fruitless - 1) if fruitless > 1 else 0.0
     return _start(job, attempts, pause, f"interrupted: {last.reason}")
+
+
+@dataclass(frozen=True, slots=True)
+class Tries:
+    """How often a program was, or may be, started again."""
+
+    failures: int
+    interruptions: int
+
+
+@dataclass(frozen=True, slots=True)
+class TriesLeft:
+    """As Tries; None: without limit."""
+
+    failures: int
+    interruptions: int | None
+
+
+def used(attempts: Sequence[Attempt]) -> Tries:
+    """Of both budgets: by attempts that ended, and within attempts, where the program was started again in place."""
+    in_place = [(attempt.generations or [{}])[-1] for attempt in attempts]
+    return Tries(
+        sum(last.get("failures", 0) for last in in_place) + sum(one.outcome == "failed" for one in attempts),
+        sum(last.get("interruptions", 0) for last in in_place) + sum(one.outcome in _INTERRUPTIONS for one in attempts),
+    )
+
+
+def left_in_place(policy: Policy, attempts: Sequence[Attempt]) -> TriesLeft:
+    """What the machines of a new attempt may use of the budgets by themselves."""
+    so_far, limit = used(attempts), policy.preemptions
+    interruptions = None if limit is None else max(0, limit - so_far.interruptions)
+    return TriesLeft(max(0, policy.failures - so_far.failures), interruptions)
 
 
 def _after_refusal(job: JobRow, attempts: Sequence[Attempt]) -> End | Start:
@@ -160,7 +194,10 @@ def fruitless_in_a_row(attempts: Sequence[Attempt]) -> int:
 
 
 def saved_step(attempt: Attempt) -> int:
-    return int((attempt.progress or {}).get("saved_step") or 0)
+    """Of the newest checkpoint that any generation of its program told of; 0: none."""
+    spans = (attempt.timeline or {}).get("spans") or []
+    told = [attempt.progress, *(span.get("progress") for span in spans)]
+    return max(int((progress or {}).get("saved_step") or 0) for progress in told)
 
 
 # -- where

@@ -215,9 +215,10 @@ class Job:
         return self._store.current_attempts([self.row]).get(self.id)
 
     def _live_progress(self, attempt: Attempt) -> dict[str, Any] | None:
-        from .nodes import read_progress
+        from .nodes import read_furthest
 
-        return read_progress(self.open_dir(), attempt)
+        beat = read_furthest(self.open_dir(), attempt)
+        return None if beat is None else beat.progress
 
 
 def submit(

@@ -80,7 +80,8 @@ class Attempt:
     allocation: dict[str, Any] | None
     """The machines, once launch() has answered."""
     cause: str
-    """Why it stops: a key of decisions.GRACE_S, or the class of the error that refused the launch."""
+    """Why it stops: a key of decisions.GRACE_S, or the class of the error that refused the launch, or "user": the
+    program says that running it again is of no use."""
     scope: str
     """Where that error holds: "zone", "region", "cloud"."""
     deadline: float | None
@@ -98,6 +99,10 @@ class Attempt:
     """When all machines were seen to be gone: paid time ends."""
     cost: Decimal | None
     """US dollars, once it has ended; None: unknown."""
+    generations: list[dict[str, Any]] | None = None
+    """runtime.jobdir.Generation, one for each time its program was started again on the same machines."""
+    timeline: dict[str, Any] | None = None
+    """runtime.jobdir.Timeline of the node that got furthest, when it ended."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ class Watch:
     end: NodeEnd | None = None
     """A result is written once and never changes: it is not read again."""
     progress: dict[str, Any] | None = None
+    timeline: dict[str, Any] | None = None
     begun: bool = False
     gpu_idle_s: float | None = None
     sequence: int = -1
@@ -72,14 +73,14 @@ def look(
     return [_look_at(job_dir, watches, request, states.get(request.node), now) for request in requests]
 
 
-def read_progress(job_dir: JobDir, attempt: Attempt) -> dict[str, Any] | None:
-    """What the node that got furthest says in its newest heartbeat."""
-    known = []
-    for request in node_requests(Offer.from_json(attempt.offer)):
-        data = job_dir.find(node_key(attempt.number, request.node, "heartbeat.json"))
-        progress = None if data is None else Heartbeat.from_bytes(data).progress
-        known += [progress] if progress else []
-    return furthest(known)
+def read_furthest(job_dir: JobDir, attempt: Attempt) -> Heartbeat | None:
+    """The newest heartbeat of the node that got furthest; None: there is none yet."""
+    keys = [
+        node_key(attempt.number, request.node, "heartbeat.json")
+        for request in node_requests(Offer.from_json(attempt.offer))
+    ]
+    beats = [Heartbeat.from_bytes(data) for data in map(job_dir.find, keys) if data is not None]
+    return furthest(beats) if beats else None
 
 
 def _look_at(job_dir: JobDir, watches: Watches, request: NodeRequest, state: NodeState | None, now: float) -> NodeView:
@@ -96,6 +97,7 @@ def _look_at(job_dir: JobDir, watches: Watches, request: NodeRequest, state: Nod
         progress=watch.progress,
         has_gpus=request.count > 0,
         gpu_idle_s=watch.gpu_idle_s,
+        timeline=watch.timeline,
     )
 
 
@@ -105,6 +107,7 @@ def _read_heartbeat(job_dir: JobDir, folder: str, watch: Watch) -> Heartbeat | N
         return None
     heartbeat = Heartbeat.from_bytes(data)
     watch.progress = heartbeat.progress or watch.progress
+    watch.timeline = heartbeat.timeline or watch.timeline
     watch.begun = watch.begun or heartbeat.phase != "setup"
     watch.gpu_idle_s = heartbeat.gpu_idle_s
     return heartbeat
@@ -115,6 +118,7 @@ def _read_end(job_dir: JobDir, folder: str, watch: Watch, state: NodeState | Non
     if data is not None:
         result = Result.from_bytes(data)
         watch.progress = result.progress or watch.progress
+        watch.timeline = result.timeline or watch.timeline
         watch.begun = watch.begun or result.outcome == "succeeded"
         return end_by_result(result)
     if state is None or state.phase != "gone":

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from ..runtime.jobdir import Result
-
-RUN_ME_AGAIN = 75
-"""Exit code of a program that saved a checkpoint and wants to be started again (EX_TEMPFAIL)."""
 
 _ENDLESS_ROLES = frozenset({"parameter_server"})
 """They serve the others and never end by themselves."""
@@ -24,6 +21,8 @@ class NodeEnd:
     reason: str
     exit_code: int | None = None
     ended: float = 0.0
+    final: bool = False
+    """Running it again is of no use, whatever the budget allows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +39,24 @@ class NodeView:
     has_gpus: bool = False
     gpu_idle_s: float | None = None
     """For how long none of its GPUs has done anything; None: unknown."""
+    timeline: dict[str, Any] | None = None
+    """runtime.jobdir.Timeline, as it last told."""
+
+    @property
+    def generation(self) -> int:
+        """Of its program; 0: none yet."""
+        spans = (self.timeline or {}).get("spans") or [{}]
+        return int(spans[-1].get("generation") or 0)
+
+
+class Told(Protocol):
+    """Whatever has a node's progress."""
+
+    @property
+    def progress(self) -> dict[str, Any] | None: ...
+
+
+_Told = TypeVar("_Told", bound=Told)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +67,15 @@ class Verdict:
     reason: str
     exit_code: int | None
     progress: dict[str, Any] | None
+    final: bool = False
+    """As in NodeEnd."""
+    timeline: dict[str, Any] | None = None
+    """Of the node that got furthest."""
 
 
 def end_by_result(result: Result) -> NodeEnd:
     """What a node says of itself."""
-    if result.outcome == "failed" and result.exit_code == RUN_ME_AGAIN:
-        reason = f"the program asked to be run again (exit code {RUN_ME_AGAIN})"
-        return NodeEnd("again", reason, RUN_ME_AGAIN, result.ended)
-    return NodeEnd(result.outcome, result.reason, result.exit_code, result.ended)
+    return NodeEnd(result.outcome, result.reason, result.exit_code, result.ended, result.final)
 
 
 def end_by_absence(noticed: bool, detail: str) -> NodeEnd:
@@ -90,20 +108,22 @@ def judge(nodes: Sequence[NodeView]) -> Verdict:
     """How the attempt ended, from all its nodes; one that is still there is taken as stopped by us."""
     if not nodes:
         return Verdict("stopped", "it had no machines yet", None, None)
-    progress = furthest(node.progress for node in nodes if node.progress)
+    first = furthest(nodes)
+    told = {"progress": first.progress, "timeline": first.timeline}
     needed = [node for node in nodes if node.role not in _ENDLESS_ROLES] or list(nodes)
     if all(node.end is not None and node.end.outcome == "succeeded" for node in needed):
-        return Verdict("succeeded", "", 0, progress)
+        return Verdict("succeeded", "", 0, **told)
     ends = [(node.node, node.end or NodeEnd("stopped", "terminated at the deadline")) for node in nodes]
     for outcome in _PRECEDENCE:
         having = [(name, end) for name, end in ends if end.outcome == outcome]
         if having:
-            name, end = min(having, key=lambda pair: pair[1].ended)
+            # A final one decides whatever came before it: what broke its peers' connections may have been its end.
+            name, end = min(having, key=lambda pair: (not pair[1].final, pair[1].ended))
             reason = end.reason if len(nodes) == 1 else f"{name}: {end.reason}"
-            return Verdict(outcome, reason, end.exit_code, progress)
+            return Verdict(outcome, reason, end.exit_code, final=end.final, **told)
     raise ValueError(f"unknown outcomes: {sorted({end.outcome for _, end in ends})}")
 
 
-def furthest(progress: Iterable[dict[str, Any]]) -> dict[str, Any] | None:
-    """The one with the most steps; the first if several."""
-    return max(progress, key=lambda one: int(one.get("step") or 0), default=None)
+def furthest(nodes: Sequence[_Told]) -> _Told:
+    """The one whose program has done the most steps; the first if several."""
+    return max(nodes, key=lambda node: int((node.progress or {}).get("step") or 0))

@@ -39,6 +39,8 @@ _CODECS: dict[str, _Codec] = {
     "offer": _JSON,
     "allocation": _JSON,
     "progress": _JSON,
+    "generations": _JSON,
+    "timeline": _JSON,
     "policy": (_dump_policy, _load_policy),
     "price": _DECIMAL,
     "cost": _DECIMAL,

@@ -81,7 +81,7 @@ OUTCOMES = {
     "succeeded": "every node's program ended with 0",
     "failed": "the program or its setup failed by itself",
     "preempted": "the provider took a machine, and had said so",
-    "again": "the program asked to be run again (exit code 75)",
+    "again": "the program asks to be run again (exit codes 75 to 77)",
     "lost": "a machine vanished, or fell silent, without a word",
     "stopped": "it ended because it was told to",
     "error": "cloudgpu itself could not go on: bad job dir, unsafe archive ...",

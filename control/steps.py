@@ -15,10 +15,20 @@ from typing import Any, cast
 
 from ..jobspecs.plan import Offer
 from ..provisioners.base import Allocation, LaunchRequest, Owner, Provisioner, ProvisionError, launch_token
-from ..runtime.jobdir import JOB_KEY, AttemptRecord, JobDir, JobDirError, Stop, StopReason, attempt_key
+from ..runtime.jobdir import (
+    JOB_KEY,
+    AttemptRecord,
+    Generation,
+    JobDir,
+    JobDirError,
+    Stop,
+    StopReason,
+    attempt_key,
+    generation_key,
+)
 from . import cost, states
 from .clock import Clock, JobTime
-from .decisions import GRACE_S, End, Start, backoff, decide, idle_end, place, wanted_end
+from .decisions import GRACE_S, End, Start, backoff, decide, idle_end, left_in_place, place, wanted_end
 from .model import Attempt, JobRow
 from .nodes import Watches, look, node_records, node_requests
 from .outcomes import NodeView, Verdict, judge, must_stop_peers
@@ -168,7 +178,8 @@ class Step:
             state = "is missing" if found is None else "is not the one that was submitted"
             return self._conclude(attempt, Verdict("error", f"{self._job.job_dir}/{JOB_KEY} {state}", None, None))
         nodes = [dataclasses.asdict(record) for record in node_records(node_requests(offer))]
-        record = AttemptRecord(attempt.number, attempt.offer, nodes)
+        left = left_in_place(self._job.policy, self._tools.store.attempts(self._job.id))
+        record = AttemptRecord(attempt.number, attempt.offer, nodes, left.failures, left.interruptions)
         if not job_dir.create(attempt_key(attempt.number), record.to_bytes()):
             reason = f"{attempt_key(attempt.number)} was written by somebody else"
             return self._conclude(attempt, Verdict("error", reason, None, None))
@@ -235,15 +246,36 @@ class Step:
         nodes = self._look(attempt, self._allocation(attempt))
         if self._job.state == "starting" and any(node.begun for node in nodes):
             return self._write("state", "running", job={"state": "running"})
+        if self._take_generation(attempt, nodes):
+            return True
         if all(node.end is not None for node in nodes):
             return self._conclude(attempt, judge(nodes))
-        useless = must_stop_peers(nodes)
-        if useless is not None and useless.end is not None:
-            return self._begin_stop(attempt, "peer", f"{useless.node} {useless.end.outcome}: {useless.end.reason}")
+        why = self._of_no_use(nodes)
+        return why is not None and self._begin_stop(attempt, *why)
+
+    def _of_no_use(self, nodes: Sequence[NodeView]) -> tuple[str, str] | None:
+        """Cause and reason for ending nodes that are still there; None: go on."""
+        ended = must_stop_peers(nodes)
+        if ended is not None and ended.end is not None:
+            return "peer", f"{ended.node} {ended.end.outcome}: {ended.end.reason}"
         idle = idle_end(self._job, nodes)
-        if idle is not None:
-            return self._begin_stop(attempt, idle.cause, idle.reason)
-        return False
+        return None if idle is None else (idle.cause, idle.reason)
+
+    def _take_generation(self, attempt: Attempt, nodes: Sequence[NodeView]) -> bool:
+        """Write down that the machines have started the program again by themselves; whether there was something new.
+
+        One at a time: each is an event of its own. A node may have ended before it could beat once more.
+        """
+        known = attempt.generations or []
+        number = len(known) + 2
+        if not any(node.generation >= number or node.end is not None for node in nodes):
+            return False
+        data = self._job_dir().find(generation_key(attempt.number, number))
+        record = None if data is None else Generation.from_bytes(data)
+        if record is None or record.kind == "closed":
+            return False
+        message = f"{record.node}: {record.reason}; the program starts again in place (generation {number})"
+        return self._write("restarted", message, attempt={"generations": [*known, dataclasses.asdict(record)]})
 
     # -- stopping
 
@@ -263,6 +295,8 @@ class Step:
         try:
             self._tell(attempt, deadline)
             nodes = self._look(attempt, self._allocation(attempt))
+            if self._take_generation(attempt, nodes):
+                return True
         except JobDirError as error:
             if self._now < deadline:
                 raise
@@ -290,6 +324,8 @@ class Step:
             "reason": verdict.reason,
             "exit_code": verdict.exit_code,
             "progress": verdict.progress,
+            "timeline": verdict.timeline,
+            **({"cause": "user"} if verdict.final else {}),
             **(more or {}),
         }
         message = f"attempt {attempt.number} {verdict.outcome}"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from sqlalchemy import Column, Float, ForeignKey, Index, Integer, MetaData, Table, Text
 
-REVISIONS = ("0001",)
+REVISIONS = ("0001", "0002")
 """Every schema this version can upgrade, oldest first."""
 HEAD = REVISIONS[-1]
 
@@ -66,6 +66,8 @@ attempts = Table(
     Column("launched", Float(53)),
     Column("ended", Float(53)),
     Column("cost", Text),
+    Column("generations", Text),
+    Column("timeline", Text),
 )
 
 events = Table(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import functools
 import hashlib
 import os
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import NoReturn, TypeVar
 
 from .archive import ArchiveError, unpack
-from .ending import Ending, judge
+from .ending import INTERRUPTED_EXIT, Ending, judge, read_outcome
 from .gpu_idle import VISIBLE, IdleWatch, read_utilisation
 from .heartbeat import Heart, read_progress
 from .jobdir import (
@@ -40,12 +41,13 @@ from .jobdir import (
     node_key,
 )
 from .launchers import (
+    LOOPBACK,
     LauncherError,
     Place,
     free_port,
     launcher_name,
     machine_environment,
-    needs_address,
+    needs_addresses,
     own_host,
     processes,
     setup_process,
@@ -140,16 +142,18 @@ class Agent:
             address = Address(self._host or own_host(), free_port())
         except LauncherError as error:
             raise _ErrorEnd(str(error)) from error
-        if needs_address(launcher, place.nodes):
+        needed = needs_addresses(launcher, place.nodes)
+        if needed:
             self._insist(lambda: self._job_dir.put(self._key("address.json"), address.to_bytes()))
         self._fetch_code(place.job)
         environment = machine_environment(os.environ, self._marker)
         failure = self._run_setup(setup_process(place, environment))
         if failure is not None:
             return failure
-        master = self._master(place) if needs_address(launcher, place.nodes) else Address("127.0.0.1", address.port)
+        own = {self._node: address if needed else Address(LOOPBACK, address.port)}
+        addresses = {**own, **{node.node: self._address(node.node) for node in needed}}
         self._heart.set_phase("running")
-        return self._run_program(processes(launcher, place, environment, master), place)
+        return self._run_program(processes(launcher, place, environment, addresses), place)
 
     def _place(self, job_data: bytes) -> Place:
         attempt_data = self._insist(lambda: self._job_dir.find(attempt_key(self._attempt)))
@@ -201,20 +205,33 @@ class Agent:
             done.touch()
         return None
 
-    def _master(self, place: Place) -> Address:
-        """Rank 0's address, once it is there."""
-        key = node_key(self._attempt, place.nodes[0].node, "address.json")
+    def _address(self, node: str) -> Address:
+        """Where a node can be reached, once it has told."""
+        key = node_key(self._attempt, node, "address.json")
         data = self._runner.insist(lambda: self._insist(lambda: self._job_dir.find(key)), _ADDRESS_S)
         if data is None:
-            raise _ErrorEnd(f"{place.nodes[0].node} has not told its address in {_ADDRESS_S:.0f} s")
+            raise _ErrorEnd(f"{node} has not told its address in {_ADDRESS_S:.0f} s")
         return Address.from_bytes(data)
 
     def _run_program(self, started: Sequence[Process], place: Place) -> Ending:
-        for path in (place.notice, place.listening, place.progress):
+        outcomes = {process.rank: self._state / f"outcome-{process.rank}.json" for process in started}
+        for path in (place.notice, place.listening, place.progress, *outcomes.values()):
             path.unlink(missing_ok=True)
+        wanted = [
+            dataclasses.replace(process, env={**process.env, "CLOUDGPU_OUTCOME": str(outcomes[process.rank])})
+            for process in started
+        ]
         with self._idle_watch(place):
-            exits, signalled = self._start(started, place.listening)
-        return judge(exits, self._orders.deciding, signalled=signalled, listening=place.listening.exists())
+            exits, signalled = self._start(wanted, place.listening)
+        told = place.job.env.get(INTERRUPTED_EXIT, "")
+        return judge(
+            exits,
+            self._orders.deciding,
+            signalled=signalled,
+            listening=place.listening.exists(),
+            said={rank: said for rank, path in outcomes.items() if (said := read_outcome(path))},
+            interrupted_exit=int(told) if told.isdecimal() else None,
+        )
 
     def _idle_watch(self, place: Place) -> contextlib.AbstractContextManager[object]:
         """While the program runs, beats tell for how long the GPUs have been idle, if the job has a limit on that."""
@@ -265,7 +282,9 @@ class Agent:
         if not self._log.close(0.0 if self._lost else min(_LAST_LINES_S, self._patience_s)):
             note("the last lines of the log could not be written")
         note(f"{ending.outcome}: {ending.reason}")
-        result = Result(ending.outcome, ending.exit_code, ending.reason, self._started, time.time(), progress)
+        result = Result(
+            ending.outcome, ending.exit_code, ending.reason, self._started, time.time(), progress, ending.final
+        )
         if self._lost:
             return JOB_DIR_LOST
         self._insist(lambda: self._job_dir.create(self._key("result.json"), result.to_bytes()))

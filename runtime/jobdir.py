@@ -7,6 +7,7 @@
       attempts/0001/stop.json           what is wanted of this attempt's machines: Stop
       attempts/0001/nodes/worker-0.1/   claim (create-only), address.json, notice.json, heartbeat.json,
                                         log/00000001.gz ..., result.json (create-only)
+      attempts/0001/generations/0002.json     create-only: how the program goes on after one of its processes died
       checkpoints/<step>-<attempt>-<nonce>/   shards, manifests, COMMIT.json written last
       outputs/
 
@@ -64,6 +65,10 @@ def attempt_key(attempt: int, name: str = "attempt.json") -> str:
 
 def node_key(attempt: int, node: str, name: str) -> str:
     return f"attempts/{attempt:04d}/nodes/{node}/{name}"
+
+
+def generation_key(attempt: int, generation: int) -> str:
+    return attempt_key(attempt, f"generations/{generation:04d}.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,6 +326,39 @@ class AttemptRecord(Record):
     attempt: int
     offer: dict[str, Any]
     nodes: list[dict[str, Any]]
+    failures_left: int = 0
+    """How many failures of the program may be answered by starting it again on the same machines."""
+    interruptions_left: int | None = 0
+    """Likewise, when the program asks to be run again; None: without limit."""
+
+
+GenerationKind = Literal["failure", "interruption", "closed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Generation(Record):
+    """generations/<g>.json, create-only: what follows upon generation g - 1 of an attempt's program.
+
+    They are numbered from 2 and without gaps. Each begins with a process that died, and says what the attempt has used
+    of its budget by then; `closed` is the last: the program has ended on some node and is not started again anywhere.
+    """
+
+    generation: int
+    kind: GenerationKind
+    node: str
+    """Whose process died, or which node has ended."""
+    group: bool
+    """All nodes start anew; else this one only."""
+    reason: str
+    pause_s: float
+    """To wait before it starts: a program that dies again and again costs less so."""
+    failures: int
+    """Of this attempt, by now."""
+    interruptions: int
+    time: float
+    """Epoch seconds, by the node's clock."""
+    nonce: str
+    """Whose it is: two nodes may find one and the same end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,6 +405,39 @@ class Heartbeat(Record):
     progress: dict[str, Any] | None = None
     gpu_idle_s: float | None = None
     """For how long no GPU of this node has done anything while the program ran; None: not watched, or unknown."""
+    timeline: dict[str, Any] | None = None
+    """Timeline as JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span(Record):
+    """One generation of the program on one node. Times are epoch seconds, as everywhere in a Timeline."""
+
+    generation: int
+    started: float
+    first_step: float | None = None
+    """When a step was first seen to be done, within a heartbeat; None: none was."""
+    ended: float | None = None
+    """When none of its processes was left."""
+    reason: str = ""
+    """Why it ended; "" while it lasts, and after success."""
+    progress: dict[str, Any] | None = None
+    """Progress as JSON, the last that this generation told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline(Record):
+    """What a node did when. The clock is read once and measured from there: times never go back."""
+
+    claimed: float
+    setup: float | None = None
+    """When the code was there and the setup began."""
+    ready: float | None = None
+    """When the setup was done: what follows is the program."""
+    spans: list[dict[str, Any]] = field(default_factory=list)
+    """Span objects as JSON, oldest first."""
+    ended: float | None = None
+    """When everything that was staged had been written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -393,15 +464,16 @@ class Stop(Record):
     """As in Notice."""
 
 
-Outcome = Literal["succeeded", "failed", "preempted", "stopped", "error"]
+Outcome = Literal["succeeded", "failed", "again", "preempted", "stopped", "error"]
 
 
 @dataclass(frozen=True, slots=True)
 class Result(Record):
     """result.json, create-only: how a node ended.
 
-    succeeded: exit 0; failed: the program's or the setup's own failure; preempted: ended upon a notice;
-    stopped: ended upon stop.json; error: cloudgpu itself could not go on (bad job dir, unsafe archive ...).
+    succeeded: exit 0; failed: the program's or the setup's own failure; again: the program asks to be run again;
+    preempted: ended upon a notice; stopped: ended upon stop.json; error: cloudgpu itself could not go on (bad job dir,
+    unsafe archive ...).
     """
 
     outcome: Outcome
@@ -411,3 +483,7 @@ class Result(Record):
     started: float
     ended: float
     progress: dict[str, Any] | None = None
+    final: bool = False
+    """The program says that running it again is of no use."""
+    timeline: dict[str, Any] | None = None
+    """Timeline as JSON."""

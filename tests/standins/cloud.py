@@ -13,14 +13,18 @@ from typing import Any
 
 from cloudgpu.provisioners.base import Allocation, LaunchRequest, NodeState, Owner, ProvisionError
 from cloudgpu.runtime.jobdir import (
+    Generation,
     Heartbeat,
     JobDir,
     JobDirError,
     Notice,
     Progress,
     Result,
+    Span,
     Stop,
+    Timeline,
     attempt_key,
+    generation_key,
     node_key,
 )
 
@@ -60,6 +64,10 @@ class Life:
     saves: bool = True
     idle_from_s: float | None = None
     """From then on its GPUs do nothing, and it says so; None: nobody looks at them."""
+    final: bool = False
+    """The result says that running it again is of no use."""
+    restarts: int = 0
+    """How often its program dies, and is started again in place; one second after the other, from boot_s on."""
 
 
 SUCCEED = Life()
@@ -79,6 +87,7 @@ class Machine:
     gone: bool = False
     done: bool = False
     sequence: int = 0
+    generation: int = 1
 
     @property
     def rank(self) -> tuple[str, str]:
@@ -161,12 +170,25 @@ class FakeCloud:
                 self._end(machine, job_dir, "stopped", 0, f"told to stop: {Stop.from_bytes(stop).reason}")
             elif stop is not None and self.clock.now() >= Stop.from_bytes(stop).deadline:
                 self._end(machine, job_dir, "stopped", -9, "killed at the deadline")
+            elif machine.generation <= min(life.restarts, int(age - life.boot_s)):
+                self._restart(machine, job_dir)
             elif age >= life.run_s and life.end != "serve":
                 self._finish(machine, job_dir)
             else:
                 self._beat(machine, job_dir)
         except JobDirError:
             machine.gone = True
+
+    def _restart(self, machine: Machine, job_dir: JobDir) -> None:
+        machine.generation += 1
+        number, used = machine.generation, machine.generation - 1
+        record = Generation(number, "failure", machine.node, True, "SIGKILL", 0.0, used, 0, self.clock.now(), "")
+        job_dir.create(generation_key(machine.request.attempt, number), record.to_bytes())
+        self._beat(machine, job_dir)
+
+    def _timeline(self, machine: Machine) -> dict[str, Any]:
+        spans = [dataclasses.asdict(Span(number + 1, machine.launched)) for number in range(machine.generation)]
+        return dataclasses.asdict(Timeline(machine.launched, spans=spans))
 
     def _finish(self, machine: Machine, job_dir: JobDir) -> None:
         life = machine.life
@@ -192,12 +214,15 @@ class FakeCloud:
         machine.sequence += 1
         since, age = machine.life.idle_from_s, self.clock.now() - machine.launched
         idle = None if since is None else max(0.0, age - since)
-        beat = Heartbeat(machine.sequence, self.clock.now(), "running", self._progress(machine), idle)
+        beat = Heartbeat(
+            machine.sequence, self.clock.now(), "running", self._progress(machine), idle, self._timeline(machine)
+        )
         job_dir.put(node_key(machine.request.attempt, machine.node, "heartbeat.json"), beat.to_bytes())
 
     def _end(self, machine: Machine, job_dir: JobDir, outcome: str, code: int | None, reason: str) -> None:
         now = self.clock.now()
-        result = Result(outcome, code, reason, machine.launched, now, self._progress(machine))  # type: ignore[arg-type]
+        told = (self._progress(machine), machine.life.final, self._timeline(machine))
+        result = Result(outcome, code, reason, machine.launched, now, *told)  # type: ignore[arg-type]
         job_dir.create(node_key(machine.request.attempt, machine.node, "result.json"), result.to_bytes())
         machine.done = machine.gone = True
 

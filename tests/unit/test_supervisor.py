@@ -12,6 +12,7 @@ import pytest
 
 from cloudgpu.control.leases import LEASE_S
 from cloudgpu.provisioners.base import ProvisionError
+from cloudgpu.runtime.jobdir import AttemptRecord, JobDir, attempt_key
 from cloudgpu.tests.standins.cloud import FAIL, SUCCEED, TAKEN, VANISH, Life, lives
 from cloudgpu.tests.standins.control import World, make_offer, make_policy
 
@@ -84,11 +85,52 @@ def test_an_interruption_leads_to_a_new_attempt(world: World, life: Life, outcom
     assert second.created - (first.ended or 0) < 1
 
 
-def test_exit_code_75_means_run_me_again(world: World) -> None:
-    world.cloud.script = lives(Life(end="failed", exit_code=75), SUCCEED)
+def test_a_program_that_asks_to_be_run_again_is(world: World) -> None:
+    world.cloud.script = lives(Life(end="again", exit_code=75), SUCCEED)
     job_id = world.submit(policy=make_policy(failures=0))
     world.finish(job_id)
     assert outcomes(world, job_id) == ["again", "succeeded"]
+
+
+def test_an_error_that_running_again_does_not_heal_is_the_end(world: World) -> None:
+    world.cloud.script = lives(Life(end="failed", exit_code=70, reason="no such column", final=True))
+    job_id = world.submit(policy=make_policy(failures=9))
+    world.finish(job_id)
+    job = world.job(job_id)
+    assert (job.state, job.cause, job.exit_code, job.reason) == ("failed", "user", 70, "no such column")
+    assert outcomes(world, job_id) == ["failed"]
+
+
+@pytest.mark.parametrize(
+    ("allowed", "restarts", "states"),
+    [
+        (2, (2, 0), ["failed"]),
+        (3, (2, 0), ["failed", "succeeded"]),
+        (4, (2, 1), ["failed", "succeeded"]),
+        (3, (1, 1, 1), ["failed", "failed"]),
+    ],
+)
+def test_what_the_machines_restart_by_themselves_is_of_the_same_budget(
+    world: World, allowed: int, restarts: tuple[int, ...], states: list[str]
+) -> None:
+    first = [dataclasses.replace(FAIL, restarts=count) for count in restarts]
+    ends = [*first[: len(states)]]
+    if states[-1] == "succeeded":
+        ends[-1] = dataclasses.replace(SUCCEED, restarts=restarts[len(states) - 1])
+    world.cloud.script = lives(*ends)
+    job_id = world.submit(policy=make_policy(failures=allowed))
+    world.finish(job_id)
+    assert outcomes(world, job_id) == states
+    counts = [len(attempt.generations or []) for attempt in world.attempts(job_id)]
+    assert counts == list(restarts[: len(states)])
+    told = [event.message for event in world.store.events(job_id) if event.kind == "restarted"]
+    assert told[0] == "worker-0.1: SIGKILL; the program starts again in place (generation 2)"
+    assert len(told) == sum(counts)
+    left = []
+    for number in range(1, len(states) + 1):
+        data = JobDir(world.job(job_id).job_dir).get(attempt_key(number))
+        left.append(AttemptRecord.from_bytes(data).failures_left)
+    assert left == [allowed, allowed - restarts[0] - 1][: len(states)]
 
 
 def test_preemptions_are_counted(world: World) -> None:
