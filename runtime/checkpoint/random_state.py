@@ -7,8 +7,10 @@ seen: add it by name (`Checkpointer(rng=...)` needs state_dict) or keep its stat
 
 from __future__ import annotations
 
+import hashlib
 import random
 import sys
+from array import array
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,10 +19,12 @@ from .errors import CheckpointError
 
 def capture(generators: Sequence[Any] = ()) -> dict[str, Any]:
     """The state of every generator now. `generators`: torch.Generator objects, known by their order."""
-    version, words, gauss = random.getstate()
-    state: dict[str, Any] = {"python": [version, list(words), gauss], "generators": [g.get_state() for g in generators]}
+    state: dict[str, Any] = {
+        "python": _from_python(random.getstate()),
+        "generators": [generator.get_state() for generator in generators],
+    }
     if numpy := sys.modules.get("numpy"):
-        state["numpy"] = _numpy_state(numpy.random.get_state(legacy=False), lambda key: key.tolist())
+        state["numpy"] = _convert_key(numpy.random.get_state(legacy=False), lambda key: key.tobytes())
     if torch := sys.modules.get("torch"):
         state["torch"] = torch.get_rng_state()
         if torch.cuda.is_available() and torch.cuda.is_initialized():
@@ -35,25 +39,69 @@ def restore(state: dict[str, Any], generators: Sequence[Any] = ()) -> None:
             f"the loader drew from {len(state['generators'])} torch.Generator objects when it was saved, now it has "
             f"{len(generators)}: use the loader it was saved with, or give another folder to begin anew"
         )
-    version, words, gauss = state["python"]
-    random.setstate((version, tuple(words), gauss))
+    random.setstate(_to_python(state["python"]))
     for generator, value in zip(generators, state["generators"], strict=True):
         generator.set_state(value)
     if "numpy" in state:
         import numpy as np
 
-        np.random.set_state(_numpy_state(state["numpy"], lambda key: np.array(key, dtype=np.uint32)))
+        np.random.set_state(_convert_key(state["numpy"], lambda key: np.frombuffer(key, dtype=np.uint32)))
     if "torch" in state:
         import torch
 
         torch.set_rng_state(state["torch"])
-        if "cuda" in state and torch.cuda.is_available():
-            # Another machine may have fewer GPUs: the first ones keep their streams.
-            torch.cuda.set_rng_state_all(state["cuda"][: torch.cuda.device_count()])
+        if torch.cuda.is_available():
+            if "cuda" in state:  # another machine may have fewer GPUs: the first ones keep their streams
+                torch.cuda.set_rng_state_all(state["cuda"][: torch.cuda.device_count()])
+            if "cuda_seed" in state:
+                torch.cuda.manual_seed_all(state["cuda_seed"])
 
 
-def _numpy_state(state: dict[str, Any], convert: Callable[[Any], Any]) -> dict[str, Any]:
-    """The state with its array converted; of NumPy's bit generators, only MT19937 has one."""
+def derive(state: dict[str, Any], rank: int, step: int) -> dict[str, Any]:
+    """A rank's state made of rank 0's, for a run on another number of ranks than saved it.
+
+    Rank 0 goes on with its own streams. Each other rank gets new ones, which depend on rank 0's state, the rank and the
+    step alone: running it again gives the same. Generators of the loader stay as they are: they make the order of the
+    data, upon which the ranks must agree.
+    """
+    if rank == 0:
+        return state
+
+    def seed(name: str, content: bytes) -> int:
+        return int.from_bytes(hashlib.sha256(b"%s %d %d " % (name.encode(), rank, step) + content).digest()[:8], "big")
+
+    _, words, _ = state["python"]
+    fresh_python = random.Random(seed("python", words))  # noqa: S311 - training's, no secrets
+    derived = {**state, "python": _from_python(fresh_python.getstate())}
+    if "numpy" in state:
+        import numpy as np
+
+        content = repr(sorted(state["numpy"]["state"].items())).encode()
+        fresh_numpy = np.random.RandomState(getattr(np.random, state["numpy"]["bit_generator"])(seed("numpy", content)))
+        derived["numpy"] = _convert_key(fresh_numpy.get_state(legacy=False), lambda key: key.tobytes())
+    if "torch" in state:
+        import torch
+
+        content = bytes(state["torch"].tolist())
+        derived["torch"] = torch.Generator().manual_seed(seed("torch", content) >> 1).get_state()
+        # Only a machine with CUDA knows what such a generator's state looks like.
+        derived["cuda_seed"] = seed("cuda", content) >> 1
+        derived.pop("cuda", None)
+    return derived
+
+
+def _from_python(state: tuple[Any, ...]) -> list[Any]:
+    version, words, gauss = state
+    return [version, array("Q", words).tobytes(), gauss]
+
+
+def _to_python(state: Sequence[Any]) -> tuple[Any, ...]:
+    version, words, gauss = state
+    return (version, tuple(array("Q", words)), gauss)
+
+
+def _convert_key(state: dict[str, Any], convert: Callable[[Any], Any]) -> dict[str, Any]:
+    """NumPy's state with its array converted; of its bit generators, only MT19937 has one."""
     inner = {name: convert(value) if name == "key" else value for name, value in state["state"].items()}
     return {**state, "state": inner}
 

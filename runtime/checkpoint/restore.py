@@ -7,12 +7,18 @@ throw away what may be readable again in a minute.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ..jobdir import JobDirError
+from . import random_state
+from .errors import CheckpointError, UnusableError, logger
+from .loading import Files, load
+from .manifest import RankManifest
 from .names import Name
+from .placement import Placements
 
 if TYPE_CHECKING:
     from .ranks import Ranks
@@ -73,4 +79,96 @@ def restore(store: ReadableStore, ranks: Ranks, *, objects: Mapping[str, Any], c
     Collective: every rank must call it. Raises CheckpointError if there are checkpoints, none can be used, and one of
     them only for now; or if the newest does not fit the objects.
     """
-    raise NotImplementedError
+    names = _committed(store, ranks)
+    placements = Placements(objects if names else {})
+    unreadable: list[str] = []
+    for name in names:
+        found, verdict = _try(lambda name=name: _read(store, name, ranks, placements, cached))  # type: ignore[misc]
+        verdicts = ranks.gather(verdict)
+        if misfit := next((one for one in verdicts if one and one.misfit), None):
+            raise CheckpointError(f"{store}: checkpoint {name} does not fit this program: {misfit.reason}")
+        if not any(verdicts):
+            return found
+        del found  # the memory is needed for the next one
+        if ranks.rank == 0:
+            _report(store, name, verdicts)
+        if any(not one.damaged for one in verdicts if one):
+            unreadable.append(str(name))
+    if unreadable:
+        raise CheckpointError(f"{store}: no checkpoint could be restored ({', '.join(unreadable)}): see above")
+    if names and ranks.rank == 0:
+        logger().warning(f"{store}: every checkpoint is damaged: training begins anew")
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Verdict:
+    """Why a rank cannot use a checkpoint."""
+
+    reason: str
+    damaged: bool = False
+    """For good, whoever reads it."""
+    misfit: bool = False
+    """It is whole, but of another program."""
+
+
+def _try(call: Callable[[], Restored]) -> tuple[Restored | None, _Verdict | None]:
+    """An error of one rank is told to all before it is raised: none is left waiting for the others."""
+    try:
+        return call(), None
+    except UnusableError as error:
+        return None, _Verdict(str(error), damaged=error.damaged)
+    except JobDirError as error:
+        return None, _Verdict(str(error))
+    except CheckpointError as error:
+        return None, _Verdict(str(error), misfit=True)
+
+
+def _committed(store: ReadableStore, ranks: Ranks) -> list[Name]:
+    try:
+        return ranks.from_first(store.committed)
+    except JobDirError as error:
+        raise CheckpointError(f"checkpoints cannot be read: {error}") from error
+
+
+def _read(store: ReadableStore, name: Name, ranks: Ranks, placements: Placements, cached: Cached) -> Restored:
+    commit = store.read_commit(name)
+    files = Files(store, name, commit)
+    snapshot: dict[str, Any] | None = None
+    if ranks.world == files.world and (slot := _surviving(cached, files.manifest(ranks.rank))):
+        try:
+            snapshot = load(files, ranks.rank, ranks.world, placements, slot)
+        except UnusableError as error:  # the process died while it overwrote the slot; the store has it whole
+            logger().info(f"checkpoint {name} is read from the store, not from this machine's memory: {error}")
+    if snapshot is None:
+        snapshot = load(files, ranks.rank, ranks.world, placements, None)
+    if ranks.world != files.world:
+        snapshot["random"] = random_state.derive(snapshot["random"], ranks.rank, snapshot["step"])
+        if ranks.rank == 0:
+            logger().info(
+                f"checkpoint {name} was saved by {files.world} ranks, this run has {ranks.world}: rank 0 goes on with "
+                "its random numbers, the others begin new streams derived from them"
+            )
+    return Restored(name, commit, snapshot)
+
+
+def _surviving(cached: Cached, manifest: RankManifest) -> memoryview | None:
+    """This machine's copy of what the manifest describes, not verified yet."""
+    found = cached(Name.parse(manifest.name))
+    if found is None or len(found[1]) < manifest.size:
+        return None
+    return found[1][: manifest.size]
+
+
+def _report(store: ReadableStore, name: Name, verdicts: Sequence[_Verdict | None]) -> None:
+    """Say once why; what is damaged for good is marked, so that later runs need not look at it again."""
+    rank, verdict = next((rank, verdict) for rank, verdict in enumerate(verdicts) if verdict)
+    logger().warning(f"checkpoint {name} is passed over (rank {rank}): {verdict.reason}")
+    damage = next((one.reason for one in verdicts if one and one.damaged), None)
+    if damage is None:
+        return
+    try:
+        if name in store.committed():  # else it has been removed meanwhile
+            store.mark_damaged(name, damage)
+    except JobDirError as error:
+        logger().warning(f"checkpoint {name} could not be marked as damaged: {error}")
