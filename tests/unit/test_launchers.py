@@ -17,7 +17,7 @@ from cloudgpu.runtime.launchers import (
     free_port,
     launcher_name,
     machine_environment,
-    needs_address,
+    needs_addresses,
     own_host,
     processes,
     setup_process,
@@ -25,7 +25,7 @@ from cloudgpu.runtime.launchers import (
 from cloudgpu.runtime.notices import Order, Orders, write_notice
 from cloudgpu.runtime.program import Exit, LineSplitter, Process
 
-MASTER = Address("10.0.0.1", 20_123)
+MASTER = {"worker-0.1": Address("10.0.0.1", 20_123)}
 
 
 def node(rank: int, gpus: int = 0) -> NodeRecord:
@@ -54,7 +54,7 @@ def job(**more: object) -> JobRecord:
 def test_auto_is_torchrun_from_two_processes_on(asked: str, gpus: list[int], expected: str) -> None:
     nodes = [node(rank, count) for rank, count in enumerate(gpus)]
     assert launcher_name(job(launcher=asked), nodes) == expected
-    assert needs_address(expected, nodes) == (expected == "torchrun" and len(nodes) > 1)
+    assert list(needs_addresses(expected, nodes)) == (nodes[:1] if expected == "torchrun" and len(nodes) > 1 else [])
 
 
 @pytest.mark.parametrize("name", ["mpi", "horovod", "tensorflow", "", "None"])
@@ -148,7 +148,7 @@ def test_programs_are_found_where_the_job_says() -> None:
 
 
 def _none_of(record: JobRecord) -> list[Process]:
-    return processes("none", place(record, node(0)), {"PATH": "/bin"}, Address("127.0.0.1", 1))
+    return processes("none", place(record, node(0)), {"PATH": "/bin"}, MASTER)
 
 
 def test_ports_and_hosts() -> None:

@@ -1,0 +1,12 @@
+"""The launcher `none`: one process per node, left to itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..program import Process
+from .place import Addresses, Place, program_process
+
+
+def processes(place: Place, machine_env: Mapping[str, str], _addresses: Addresses) -> list[Process]:
+    return [program_process(place, machine_env, place.node.rank, len(place.nodes), {})]

@@ -1,0 +1,124 @@
+"""The launcher `torchrun`: one process per GPU with torchrun's variables, started by us.
+
+torchrun itself turns every exit code into 1 and restarts all ranks for one; so it is not used, but what it tells its
+workers is told here (torch/distributed/elastic/agent/server/local_elastic_agent.py, version 2.13).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ..jobdir import Address, NodeRecord
+from ..program import Process
+from .place import Addresses, LauncherError, Place, program_process
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How the processes of a job are numbered: through the nodes in rank order, one per GPU, one on a CPU."""
+
+    place: Place
+
+    @property
+    def world(self) -> int:
+        return sum(map(local_size, self.place.nodes))
+
+    @property
+    def local_world(self) -> int:
+        return local_size(self.place.node)
+
+    @property
+    def first(self) -> int:
+        """Rank of this node's first process."""
+        return sum(local_size(node) for node in self.place.nodes if node.rank < self.place.node.rank)
+
+    @property
+    def role_world(self) -> int:
+        return sum(map(local_size, self._peers))
+
+    @property
+    def role_first(self) -> int:
+        return sum(local_size(node) for node in self._peers if node.rank < self.place.node.rank)
+
+    @property
+    def _peers(self) -> Sequence[NodeRecord]:
+        return [node for node in self.place.nodes if node.role == self.place.node.role]
+
+
+def local_size(node: NodeRecord) -> int:
+    """Processes of one node."""
+    return max(1, node.gpus)
+
+
+def told(nodes: Sequence[NodeRecord]) -> Sequence[NodeRecord]:
+    """Rank 0's node, where the others meet."""
+    return nodes[:1] if len(nodes) > 1 else ()
+
+
+def processes(place: Place, machine_env: Mapping[str, str], addresses: Addresses) -> list[Process]:
+    """init_process_group() finds its arguments in these variables."""
+    layout = Layout(place)
+    shared = {**rank_variables(place, addresses), **_elastic_variables(place)}
+    machine = {**default_variables(layout), "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", **machine_env}
+    return [
+        program_process(
+            place,
+            machine,
+            layout.first + local,
+            layout.world,
+            {**shared, **own_variables(layout, local), **_own_elastic_variables(place, layout, local)},
+        )
+        for local in range(layout.local_world)
+    ]
+
+
+def rank_variables(place: Place, addresses: Addresses) -> dict[str, str]:
+    """What all processes of a node share, whoever starts them."""
+    layout, master = Layout(place), master_address(place, addresses)
+    return {
+        "WORLD_SIZE": str(layout.world),
+        "LOCAL_WORLD_SIZE": str(layout.local_world),
+        "NODE_RANK": str(place.node.rank),
+        "GROUP_RANK": str(place.node.rank),
+        "GROUP_WORLD_SIZE": str(len(place.nodes)),
+        "MASTER_ADDR": master.host,
+        "MASTER_PORT": str(master.port),
+    }
+
+
+def own_variables(layout: Layout, local: int) -> dict[str, str]:
+    """What each process of a node has for itself."""
+    return {"RANK": str(layout.first + local), "LOCAL_RANK": str(local)}
+
+
+def default_variables(layout: Layout) -> dict[str, str]:
+    """Unless the machine or the job says otherwise: several processes must not start a thread each for every core."""
+    return {"OMP_NUM_THREADS": "1"} if layout.local_world > 1 else {}
+
+
+def master_address(place: Place, addresses: Addresses) -> Address:
+    """Rank 0's. Raises LauncherError."""
+    try:
+        return addresses[place.nodes[0].node]
+    except KeyError:
+        raise LauncherError(f"the address of {place.nodes[0].node} is not known") from None
+
+
+def _elastic_variables(place: Place) -> dict[str, str]:
+    layout = Layout(place)
+    return {
+        "ROLE_NAME": place.node.role,
+        "ROLE_WORLD_SIZE": str(layout.role_world),
+        "TORCHELASTIC_RUN_ID": f"{place.job.job_id}-{place.attempt}",
+        "TORCHELASTIC_RESTART_COUNT": str(place.generation - 1),
+        "TORCHELASTIC_MAX_RESTARTS": str(place.max_restarts),
+        "TORCHELASTIC_USE_AGENT_STORE": "False",  # rank 0 opens the store itself, as under torchrun's static rendezvous
+    }
+
+
+def _own_elastic_variables(place: Place, layout: Layout, local: int) -> dict[str, str]:
+    return {
+        "ROLE_RANK": str(layout.role_first + local),
+        "TORCHELASTIC_ERROR_FILE": str(place.state / f"error-{local}.json"),
+    }
