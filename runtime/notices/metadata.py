@@ -87,8 +87,8 @@ class MetadataServer:
 
     def __init__(self, url: str, say: Callable[[str], None], timeout_s: float = 2.0) -> None:
         self._say, self._clock_is_wrong = say, False
-        parts = urlsplit(url if "//" in url else f"//{url}", scheme="http")
         try:
+            parts = urlsplit(url if "//" in url else f"//{url}", scheme="http")
             self._host, self._port = parts.hostname or "", parts.port or 80
         except ValueError as error:
             raise MetadataError(f"{url} is no address: {error}") from error

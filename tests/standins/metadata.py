@@ -1,0 +1,145 @@
+"""What the stand-ins for the clouds' metadata servers share: a real HTTP server on loopback, and ways to fail.
+
+Each stand-in is a reading of the vendor's documentation, named in its own file.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from email.message import Message
+from email.utils import formatdate
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
+from typing import Literal, Self
+from urllib.parse import parse_qs, urlsplit
+
+Fault = Literal["hang", "garbage", "huge", "reset", "drip", "html"]
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request, as it came."""
+
+    method: str
+    path: str
+    query: Mapping[str, str]
+    headers: Message
+    body: bytes
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What is answered."""
+
+    status: int = 200
+    body: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+class MetadataServer:
+    """A context manager. `fault`, while set, replaces every answer: an HTTP status, or one of the other faults."""
+
+    def __init__(self) -> None:
+        self.fault: int | Fault | None = None
+        self.clock_off_s = 0.0
+        """How far the server's clock, which stamps its answers, is ahead of this machine's."""
+        self.dated = True
+        """Whether it stamps them."""
+        self.requests: list[Request] = []
+        self.changed = threading.Condition()
+        self.closing = threading.Event()
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
+        self._server.daemon_threads = True
+        self.host = f"127.0.0.1:{self._server.server_address[1]}"
+        self.url = f"http://{self.host}"
+
+    def answer(self, request: Request) -> Answer:
+        """Of a server that works; each stand-in has its own."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
+        return self
+
+    def __exit__(
+        self, _type: type[BaseException] | None, _error: BaseException | None, _at: TracebackType | None
+    ) -> None:
+        self.closing.set()
+        with self.changed:
+            self.changed.notify_all()
+        self._server.shutdown()
+        self._server.server_close()
+
+    def asked(self, path: str, method: str = "GET") -> list[Request]:
+        """The requests for a path so far."""
+        return [request for request in list(self.requests) if (request.path, request.method) == (path, method)]
+
+
+def _handler(standin: MetadataServer) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def _respond(self) -> None:
+            url = urlsplit(self.path)
+            query = {name: values[0] for name, values in parse_qs(url.query, keep_blank_values=True).items()}
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            request = Request(self.command, url.path, query, self.headers, body)
+            standin.requests.append(request)
+            fault = standin.fault
+            if isinstance(fault, str):
+                self._fail(fault)
+            else:
+                self._send(Answer(fault, "refused") if fault is not None else standin.answer(request))
+
+        do_GET = do_PUT = do_POST = _respond  # noqa: N815 - the base class's names
+
+        def _send(self, answer: Answer) -> None:
+            data = answer.body.encode()
+            self.send_response_only(answer.status)
+            if standin.dated:
+                self.send_header("Date", formatdate(time.time() + standin.clock_off_s, usegmt=True))
+            self.send_header("Content-Length", str(len(data)))
+            for name, value in answer.headers.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(data)
+
+        def _fail(self, fault: str) -> None:
+            self.close_connection = True
+            if fault == "hang":
+                standin.closing.wait()
+            elif fault == "garbage":
+                self.wfile.write(b"\x00\xff\x17SSH-2.0-nonsense\r\n\r\n" * 20)
+            elif fault == "huge":
+                self._send(Answer(body="x" * 10_000_000))
+            elif fault == "html":
+                self._send(Answer(body="<!doctype html><title>Log in to this network</title>"))
+            elif fault == "reset":
+                self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                self.connection.close()
+            elif fault == "drip":
+                self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")
+                while not standin.closing.wait(0.05):
+                    self.wfile.write(b"x")
+
+        def handle_one_request(self) -> None:
+            try:
+                super().handle_one_request()
+            except OSError:  # the client has gone, or was sent away
+                self.close_connection = True
+
+        def finish(self) -> None:
+            try:
+                super().finish()
+            except (OSError, ValueError):
+                self.close_connection = True
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
+            pass
+
+    return Handler

@@ -1,0 +1,66 @@
+"""AWS's instance metadata service, version 2 only.
+
+After the EC2 user guide (configuring-instance-metadata-service.html): a token is got by PUT, and refused to what comes
+through a proxy (X-Forwarded-For); without a valid one every GET is 401; what is not there is 404.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from datetime import UTC, datetime
+from typing import Any
+
+from .metadata import Answer, MetadataServer, Request
+
+TOKEN = "/latest/api/token"
+SPOT = "spot/instance-action"
+REBALANCE = "events/recommendations/rebalance"
+EVENTS = "events/maintenance/scheduled"
+LIFECYCLE = "autoscaling/target-lifecycle-state"
+
+
+class AwsMetadata(MetadataServer):
+    """`values` are the paths under /latest/meta-data/ that are there."""
+
+    def __init__(self, longest_token_s: float = 21_600) -> None:
+        super().__init__()
+        self.values: dict[str, str] = {"instance-id": "i-0123456789abcdef0"}
+        self._longest_token_s = longest_token_s
+        self._tokens: dict[str, float] = {}
+
+    def announce(self, path: str, value: Any) -> None:
+        self.values[path] = value if isinstance(value, str) else json.dumps(value)
+
+    def interrupt(self, after_s: float, action: str = "terminate") -> None:
+        """A Spot notice, by the server's clock."""
+        at = datetime.fromtimestamp(time.time() + self.clock_off_s + after_s, UTC)
+        self.announce(SPOT, {"action": action, "time": at.strftime("%Y-%m-%dT%H:%M:%SZ")})
+
+    def forget_tokens(self) -> None:
+        """As after a restart of the service: every token is refused."""
+        self._tokens.clear()
+
+    def answer(self, request: Request) -> Answer:
+        if request.path == TOKEN:
+            return self._token(request)
+        if request.method != "GET":
+            return Answer(405)
+        if self._tokens.get(request.headers.get("X-aws-ec2-metadata-token", ""), 0.0) < time.monotonic():
+            return Answer(401, "<html>401 - Unauthorized</html>")
+        value = self.values.get(request.path.removeprefix("/latest/meta-data/"))
+        return Answer(404, "<html>404 - Not Found</html>") if value is None else Answer(body=value)
+
+    def _token(self, request: Request) -> Answer:
+        if request.method != "PUT":
+            return Answer(405)
+        if "X-Forwarded-For" in request.headers:
+            return Answer(403)
+        asked = request.headers.get("X-aws-ec2-metadata-token-ttl-seconds", "")
+        if not asked.isdecimal() or not 1 <= int(asked) <= 21_600:
+            return Answer(400)
+        token = uuid.uuid4().hex + "=="
+        self._tokens[token] = time.monotonic() + min(float(asked), self._longest_token_s)
+        lasts = str(max(1, int(min(float(asked), self._longest_token_s))))
+        return Answer(body=token, headers={"X-aws-ec2-metadata-token-ttl-seconds": lasts})
