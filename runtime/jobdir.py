@@ -91,7 +91,7 @@ class JobDir:
 
     def __init__(self, url: str, *, make: bool = True) -> None:
         self.url = url.rstrip("/")
-        self._make = make
+        self.make = make
         self._folder: Path | None = None
         self._store: ObjectStore | None = None
         scheme, colon, rest = self.url.partition("://")
@@ -235,7 +235,7 @@ class JobDir:
 
     def _writable(self) -> ObjectStore:
         if self._folder is not None and not self._folder.is_dir():
-            if self._store is not None or not self._make:
+            if self._store is not None or not self.make:
                 raise JobDirError(f"{self.url}: the folder has been deleted")
             self._folder.mkdir(parents=True, exist_ok=True)
         return self._readable()

@@ -333,7 +333,7 @@ class CheckpointStore:
         path = self.local_path(name, file)
         if path is None:
             return self.job_dir.create(self._key(name, file), content)
-        return _checked(path, lambda: durable.create(path, content, replace=False)) or path.read_bytes() == content
+        return _checked(path, lambda: durable.create(path, content, replace=False) or path.read_bytes() == content)
 
 
 def _size(manifest: bytes) -> int:

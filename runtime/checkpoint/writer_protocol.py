@@ -7,9 +7,29 @@ so that no message ever waits for room in a socket's buffer.
 
 from __future__ import annotations
 
+import array
+import contextlib
+import hashlib
+import json
+import os
+import select
+import socket
+import struct
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from .names import Name
+
+VERSION = 1
+"""Of the messages; trainer and writer usually come from one installation, but a program may bring its own."""
+_PACKET = 64 << 10
+"""Bytes; longer than any message."""
+_DESCRIPTORS = 4
+_PATH = 107
+
+Message = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,3 +64,126 @@ class SaveResult:
     """A newer attempt has taken over: this one will never commit again."""
     seconds: float
     """From submit() until it was durable (on rank 0: committed) or had failed."""
+
+
+class ClosedError(Exception):
+    """The other side is gone."""
+
+
+def send(connection: socket.socket, message: Message, descriptors: Sequence[int] = ()) -> None:
+    """Raises ClosedError. The descriptors remain the sender's to close."""
+    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
+    packet = json.dumps(message, separators=(",", ":")).encode()
+    try:
+        connection.sendmsg([packet], rights, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+    except OSError as error:  # also a buffer that is full: two slots' messages never fill one, so nobody reads it
+        raise ClosedError(str(error)) from error
+
+
+def receive(connection: socket.socket) -> tuple[Message, list[int]] | None:
+    """The next message and what came with it; None if there is none yet. Raises ClosedError."""
+    flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
+    try:
+        packet, descriptors, _, _ = socket.recv_fds(connection, _PACKET, _DESCRIPTORS, flags)
+    except BlockingIOError:
+        return None
+    except OSError as error:
+        raise ClosedError(str(error)) from error
+    if not packet:
+        raise ClosedError("the other side has ended")
+    try:
+        message = json.loads(packet)
+    except ValueError as error:
+        close_all(descriptors)
+        raise ClosedError(f"not a message: {error}") from error
+    return message, descriptors
+
+
+def close_all(descriptors: Sequence[int]) -> None:
+    for descriptor in descriptors:
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
+
+
+def listen(address: str | bytes) -> socket.socket:
+    """Raises OSError. An abstract address (bytes that begin with 0) is free again when its listener is dead."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        listener.setblocking(False)
+        with _short(address) as short:
+            listener.bind(short)
+        listener.listen(64)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def connect(address: str | bytes) -> socket.socket | None:
+    """A connection to whoever listens there; None if nobody does."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection.setblocking(False)
+    try:
+        with _short(address) as short:
+            connection.connect(short)
+    except OSError:
+        connection.close()
+        return None
+    return connection
+
+
+@contextlib.contextmanager
+def _short(address: str | bytes) -> Iterator[str | bytes]:
+    """A path of a socket may have 107 bytes: a longer one is reached through its open folder."""
+    if isinstance(address, bytes) or len(os.fsencode(address)) <= _PATH:
+        yield address
+        return
+    folder, name = os.path.split(address)
+    descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{descriptor}/{name}"
+    finally:
+        os.close(descriptor)
+
+
+def own_addresses(url: str, prefix: str, rank: int) -> list[bytes]:
+    """Where a trainer's own writer can be asked for: one of these abstract addresses, of which no file is left.
+
+    More than one, for an earlier process's writer may still be at work.
+    """
+    subject = hashlib.sha256("\0".join((str(os.getuid()), url, prefix, str(rank))).encode()).hexdigest()[:32]
+    return [f"\0cloudgpu-writer-{subject}-{number}".encode() for number in range(4)]
+
+
+def peer(connection: socket.socket) -> tuple[int, int]:
+    """Process and user at the other end; of a socketpair: who made it."""
+    pid, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return pid, uid
+
+
+def wait_readable(connection: socket.socket, timeout_s: float) -> bool:
+    """Not select(2), which knows no descriptor above 1023."""
+    waiting = select.poll()
+    waiting.register(connection, select.POLLIN)
+    return bool(waiting.poll(max(0.0, timeout_s) * 1000))
+
+
+def wait_until_durable(address: str | bytes, timeout_s: float) -> bool:
+    """Whether everything that was staged with the writer at this address is now durable, or has failed for good.
+
+    Waits as long as `timeout_s`. True also if no writer is there, which has nothing staged; False if it dies meanwhile.
+    """
+    connection = connect(address)
+    if connection is None:
+        return True
+    end = time.monotonic() + timeout_s
+    with connection:
+        try:
+            send(connection, {"op": "drain"})
+            while wait_readable(connection, end - time.monotonic()):
+                answer = receive(connection)
+                if answer is not None and answer[0].get("op") == "drained":
+                    return True
+        except ClosedError:
+            return False
+    return False

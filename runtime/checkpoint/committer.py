@@ -1,0 +1,138 @@
+"""Rank 0's part of a save: when every rank's part is in the store it becomes a checkpoint, and old ones go."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from ..jobdir import JobDirError
+from .errors import FencedError
+from .names import Name
+from .store import CheckpointStore
+
+if TYPE_CHECKING:
+    from .rank_writer import Staged
+
+TRIES = 3
+"""Of a commit, in a row, while there is a trainer that can save again."""
+_PAUSES_S = {True: (0.005, 0.5), False: (0.05, 2.0)}
+"""Shortest and longest time between two looks for other ranks' parts: in a local folder, in an object store."""
+
+
+class Finish(Protocol):
+    """Tell what became of a save."""
+
+    def __call__(
+        self, staged: Staged, *, written: bool, committed: bool, error: str | None, fenced: bool = False
+    ) -> None: ...
+
+
+@dataclass(slots=True)
+class _Waiting:
+    staged: Staged
+    until: float
+    """time.monotonic() when the other ranks have had their time."""
+    missing: str = ""
+    """Why it cannot be committed yet."""
+    failures: int = 0
+
+
+class Committer:
+    """The saves that this rank has written and that are no checkpoints yet, oldest first. For one thread."""
+
+    def __init__(self, store: CheckpointStore, world: int, finish: Finish, note: Callable[[str], None]) -> None:
+        self._store, self._world, self._finish, self._note = store, world, finish, note
+        self._waiting: list[_Waiting] = []
+        self._dirty = True
+        """There may be parts of saves that failed: a predecessor of this process may have left some."""
+        self._shortest, self._longest = _PAUSES_S[store.job_dir.folder is not None]
+        self._pause = self._shortest
+
+    def add(self, staged: Staged, *, limit_s: float) -> None:
+        self._waiting.append(_Waiting(staged, time.monotonic() + limit_s))
+        self._pause = self._shortest
+
+    def waiting(self) -> set[Name]:
+        return {waiting.staged.name for waiting in self._waiting}
+
+    def pause(self) -> float | None:
+        """Seconds until the next turn() is of use; None: not before there is something to do."""
+        return self._pause if self._waiting else None
+
+    def fail(self, name: Name, reason: str) -> None:
+        """It will never be a checkpoint."""
+        for waiting in [waiting for waiting in self._waiting if waiting.staged.name == name]:
+            self._give_up(waiting, reason)
+
+    def turn(self, *, impatient: bool) -> None:
+        """Commit what is complete. `impatient`: the trainer is dead; nobody else will try again."""
+        committed = None
+        for waiting in list(self._waiting):
+            if self._commit(waiting, tries=TRIES if not impatient else None):
+                committed = waiting
+        self._pause = min(1.5 * self._pause, self._longest)
+        if committed is None:
+            return
+        for waiting in [w for w in self._waiting if w.staged.name.age < committed.staged.name.age]:
+            self._give_up(waiting, f"{waiting.missing}; {committed.staged.name} is complete and has superseded it")
+        self._retain(committed.staged)
+
+    def clean_up(self, coming: Name) -> None:
+        """Before a save: remove what failed ones have left, whoever wrote it. Raises JobDirError."""
+        if self._dirty:
+            waiting = self.waiting()
+            self._store.discard_uncommitted(
+                lambda name: name.attempt <= coming.attempt and name.age < coming.age and name not in waiting
+            )
+            self._dirty = False
+
+    def _commit(self, waiting: _Waiting, tries: int | None) -> bool:
+        """Whether it is a checkpoint now; if it never will be, it is told and forgotten."""
+        staged = waiting.staged
+        try:
+            if not self._store.is_committed(staged.name):  # it is if a writer was killed right after
+                there = self._store.manifests(staged.name)
+                if len(there) < self._world:
+                    absent = sorted(set(range(self._world)) - set(there))
+                    waiting.missing = f"{len(absent)} of {self._world} ranks have not written their part: {absent[:8]}"
+                    return self._expire(waiting)
+                digests = self._store.digests(staged.name, self._world)
+                if staged.rows:
+                    self._store.put_rows(staged.name, staged.rows)
+                self._store.commit(staged.name, digests, finished=staged.finished, time=time.time())
+        except FencedError as error:
+            self._give_up(waiting, str(error), fenced=True)
+            return False
+        except JobDirError as error:
+            waiting.failures += 1
+            waiting.missing = str(error)
+            if tries is not None and waiting.failures >= tries:
+                self._give_up(waiting, str(error))
+                return False
+            return self._expire(waiting)
+        self._waiting.remove(waiting)
+        self._finish(staged, written=True, committed=True, error=None)
+        return True
+
+    def _expire(self, waiting: _Waiting) -> bool:
+        if time.monotonic() > waiting.until:
+            self._give_up(waiting, waiting.missing)
+        return False
+
+    def _give_up(self, waiting: _Waiting, reason: str, *, fenced: bool = False) -> None:
+        self._waiting.remove(waiting)
+        self._dirty = True
+        try:
+            self._store.discard(waiting.staged.name)
+        except JobDirError as error:
+            reason = f"{reason}; and what was written could not be removed: {error}"
+        self._finish(waiting.staged, written=True, committed=False, error=reason, fenced=fenced)
+
+    def _retain(self, staged: Staged) -> None:
+        try:
+            self.clean_up(staged.name)
+            self._store.retain(staged.name, staged.keep)
+        except JobDirError as error:
+            self._note(f"old checkpoints could not be removed: {error}")

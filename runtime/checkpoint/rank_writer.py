@@ -1,0 +1,200 @@
+"""One rank's saves, written one after the other by a thread of the checkpoint writer; rank 0's are committed too."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..jobdir import JobDirError
+from .committer import Committer
+from .manifest import RankManifest
+from .names import Name
+from .slots import Slot
+from .store import CheckpointStore
+from .writer_protocol import SaveResult
+
+PATIENCE_S = 60.0
+"""How long a save that nobody will repeat is tried again, and its other ranks are waited for."""
+_FIRST_PAUSE_S = 0.2
+
+
+@dataclass(slots=True)
+class Staged:
+    """A save as the writer knows it."""
+
+    name: Name
+    slot: Slot | None
+    """None: this rank's part was written by a writer that has died since, and only the commit is left to do."""
+    size: int
+    manifest: bytes
+    finished: bool
+    keep: int
+    rows: bytes
+    submitted: float
+    """time.monotonic(), which is the same in all processes of a machine."""
+
+
+@dataclass(slots=True)
+class Written:
+    """The newest part that a rank wrote, and the memory it was written from: a new process may restore from it."""
+
+    name: Name
+    slot: Slot
+    size: int
+    manifest: bytes
+
+
+@dataclass(slots=True)
+class Outbox:
+    """How a RankWriter tells its trainer, if there still is one. Called from its thread."""
+
+    written: Callable[[Name], None]
+    result: Callable[[SaveResult], None]
+    note: Callable[[str], None]
+
+
+@dataclass(slots=True, eq=False)
+class RankWriter:
+    """`start()` it, `stage()` saves, `leave()` when the trainer is gone: it ends when nothing is left to do."""
+
+    store: CheckpointStore
+    rank: int
+    world: int
+    outbox: Outbox
+    when_idle: Callable[[], None]
+    """Called from its thread when nothing is left to do for now, and when it ends."""
+    written: Written | None = None
+    busy: int = 0
+    """Saves that are staged and neither durable nor failed."""
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _inbox: queue.SimpleQueue[Staged | None] = field(default_factory=queue.SimpleQueue)
+    _abandoned: set[Name] = field(default_factory=set)
+    _gone: threading.Event = field(default_factory=threading.Event)
+    _gone_at: float = 0.0
+    _working: bool = False
+    _ended: bool = False
+    _leftovers: list[Name] = field(default_factory=list)
+    _committer: Committer | None = None
+
+    def start(self) -> None:
+        if self.rank == 0:
+            self._committer = Committer(self.store, self.world, self._finish, self.outbox.note)
+        # A daemon: one that hangs in a store must not keep the process that was told to end.
+        threading.Thread(target=self._run, name=f"rank {self.rank}", daemon=True).start()
+
+    def stage(self, staged: Staged) -> None:
+        with self._lock:
+            self.busy += 1
+        self._inbox.put(staged)
+
+    def abandon(self, name: Name) -> None:
+        self._abandoned.add(name)
+        self._inbox.put(None)
+
+    def leave(self) -> None:
+        self._gone_at = time.monotonic()
+        self._gone.set()
+        self._inbox.put(None)
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is staged, and what was is tidied up after."""
+        return self.busy == 0 and not self._working
+
+    @property
+    def ended(self) -> bool:
+        return self._ended
+
+    # In its thread
+
+    def _run(self) -> None:
+        while not (self._gone.is_set() and self.idle):
+            self._turn()
+        self._ended = True
+        self.when_idle()
+
+    def _turn(self) -> None:
+        """Wait for something to do, and do it."""
+        committer = self._committer
+        try:
+            staged = self._inbox.get(timeout=committer.pause() if committer else None)
+        except queue.Empty:
+            staged = None
+        self._working = True
+        if staged is not None:
+            self._save(staged)
+        if committer:
+            for name in self._abandoned & committer.waiting():
+                committer.fail(name, "another rank could not write its part")
+            committer.turn(impatient=self._gone.is_set())
+        self._working = False
+        if self.idle:
+            self._abandoned.clear()
+            self.when_idle()
+
+    def _save(self, staged: Staged) -> None:
+        if staged.slot is not None:
+            begun = time.monotonic()
+            error = self._write_patiently(staged, staged.slot)
+            staged.slot = None
+            if error is not None:
+                return self._finish(staged, written=False, committed=False, error=error)
+            self.outbox.written(staged.name)
+        else:
+            begun = time.monotonic()
+        if self._committer is None:
+            return self._finish(staged, written=True, committed=False, error=None)
+        self._committer.add(staged, limit_s=max(PATIENCE_S, 10 * (time.monotonic() - begun)))
+        return None
+
+    def _write_patiently(self, staged: Staged, slot: Slot) -> str | None:
+        """Why it could not be written. Tried again if the trainer is dead and so cannot save again itself."""
+        pause = _FIRST_PAUSE_S
+        while True:
+            try:
+                self._clean_up(staged.name)
+                self._write(staged, slot)
+            except (JobDirError, OSError, ValueError) as error:
+                self._leftovers.append(staged.name)
+                reason = str(error)
+            else:
+                return None
+            # At once: the next save may need the room, and the next turn may be far away.
+            self._remove_leftovers()
+            if staged.name in self._abandoned or not self._gone.is_set():
+                return reason
+            if time.monotonic() - self._gone_at > PATIENCE_S:
+                return reason
+            time.sleep(pause)
+            pause = min(2 * pause, 5.0)
+
+    def _write(self, staged: Staged, slot: Slot) -> None:
+        if slot.size < staged.size:
+            raise ValueError(f"{staged.name}: the slot has {slot.size} bytes, {staged.size} were said to be staged")
+        manifest = RankManifest.from_bytes(staged.manifest)
+        content = self.store.write_rank(manifest, slot.view[: staged.size])
+        self.written = Written(staged.name, slot, staged.size, content)
+
+    def _clean_up(self, name: Name) -> None:
+        self._remove_leftovers()
+        if self._committer:
+            self._committer.clean_up(name)
+
+    def _remove_leftovers(self) -> None:
+        """What cannot be removed now stays on the list."""
+        left, self._leftovers = self._leftovers, []
+        for name in left:
+            try:
+                self.store.discard_rank(name, self.rank)
+            except JobDirError:
+                self._leftovers.append(name)
+
+    def _finish(self, staged: Any, *, written: bool, committed: bool, error: str | None, fenced: bool = False) -> None:  # noqa: ANN401
+        seconds = time.monotonic() - staged.submitted
+        self.outbox.result(SaveResult(staged.name, written, committed, error, fenced, seconds))
+        with self._lock:
+            self.busy -= 1

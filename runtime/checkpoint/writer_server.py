@@ -1,0 +1,284 @@
+"""What the checkpoint writer's main thread does: it listens to trainers, and never waits for anything else."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+
+from ..jobdir import JobDir, JobDirError
+from .names import Name
+from .rank_writer import Outbox, RankWriter, Staged, Written
+from .slots import Slot, content_file, read_content
+from .store import CheckpointStore
+from .writer_protocol import (
+    VERSION,
+    ClosedError,
+    Message,
+    SaveResult,
+    close_all,
+    listen,
+    own_addresses,
+    peer,
+    receive,
+    send,
+)
+
+_LONG_S = 3600.0
+"""What select() can be asked to wait; it cannot wait for ever in numbers."""
+
+Key = tuple[str, str, int]
+"""A rank of one training: URL, prefix, rank."""
+
+
+@dataclass(slots=True, eq=False)
+class Trainer:
+    """A process that is connected; until it says who it is, and for good if it only wants to ask, without a writer."""
+
+    connection: socket.socket
+    key: Key | None = None
+    writer: RankWriter | None = None
+    slots: dict[int, Slot] = field(default_factory=dict)
+    process: int | None = None
+    """pidfd. A forked worker may hold the connection open when its trainer is dead."""
+    draining: bool = False
+    asks_only: bool = True
+    """Nobody's end is waited for who never said who it is, unless it is the process that we were made for."""
+
+
+class Server:
+    """Serves until there is nothing left to serve. `lasting`: until stop() besides."""
+
+    def __init__(self, *, lasting: bool) -> None:
+        self._lasting = lasting
+        self._until: float | None = None
+        """time.monotonic() when what is still unwritten is given up; set when stopped."""
+        self._selector = selectors.DefaultSelector()
+        self._trainers: list[Trainer] = []
+        self._writers: dict[RankWriter, Key] = {}
+        self._kept: dict[Key, Written] = {}
+        """The newest part of each rank whose process is dead."""
+        self.waker, self._woken = socket.socketpair()
+        self.waker.setblocking(False)
+        self._woken.setblocking(False)
+        self._selector.register(self._woken, selectors.EVENT_READ, self._wake_up)
+        self._listeners: list[socket.socket] = []
+
+    def listen(self, listener: socket.socket) -> None:
+        """Accept connections there."""
+        self._listeners.append(listener)
+        self._selector.register(listener, selectors.EVENT_READ, lambda: self._accept(listener))
+
+    def _listen_at_one_of(self, addresses: list[bytes]) -> None:
+        for address in addresses:
+            with contextlib.suppress(OSError):  # an earlier process's writer has it, and is still at work
+                self.listen(listen(address))
+                return
+
+    def add(self, connection: socket.socket) -> None:
+        """Serve the process at its other end, for which this one was made."""
+        self._serve(Trainer(connection, asks_only=False))
+
+    def watch(self, descriptor: int, call: Callable[[], None]) -> None:
+        """Call it once, when the descriptor becomes readable."""
+
+        def once() -> None:
+            self._selector.unregister(descriptor)
+            call()
+
+        self._selector.register(descriptor, selectors.EVENT_READ, once)
+
+    def stop(self, grace_s: float) -> None:
+        """End when everything is written and no trainer is left, at the latest after `grace_s`."""
+        self._until = min(self._until or float("inf"), time.monotonic() + grace_s)
+        self._lasting = False
+
+    def run(self) -> bool:
+        """Whether nothing was left unwritten."""
+        while not self._is_over():
+            left = None if self._until is None else min(_LONG_S, max(0.0, self._until - time.monotonic()))
+            for event, _ in self._selector.select(left):
+                event.data()
+            self._forget_ended()
+            self._answer_draining()
+        return all(writer.idle for writer in self._writers)
+
+    def wake(self) -> None:
+        """From any thread: something has changed."""
+        with contextlib.suppress(BlockingIOError):  # it is awake already
+            self.waker.send(b"\0")
+
+    def _is_over(self) -> bool:
+        if self._until is not None and time.monotonic() >= self._until:
+            return True
+        return not self._lasting and not self._writers and all(t.asks_only for t in self._trainers)
+
+    # Events
+
+    def _wake_up(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while self._woken.recv(4096):
+                pass
+
+    def _accept(self, listener: socket.socket) -> None:
+        try:
+            connection, _ = listener.accept()
+        except OSError:  # it has hung up already, or there are no descriptors left: it will try again
+            return
+        if peer(connection)[1] in (os.getuid(), 0):
+            self._serve(Trainer(connection))
+        else:
+            connection.close()
+
+    def _serve(self, trainer: Trainer) -> None:
+        connection = trainer.connection
+        connection.setblocking(False)
+        self._trainers.append(trainer)
+        self._selector.register(connection, selectors.EVENT_READ, lambda: self._pump(trainer))
+        with contextlib.suppress(OSError):  # in another namespace of processes: its end of the connection must do
+            trainer.process = os.pidfd_open(peer(connection)[0])
+            self._selector.register(trainer.process, selectors.EVENT_READ, lambda: self._died(trainer))
+
+    def _died(self, trainer: Trainer) -> None:
+        self._pump(trainer)  # its last words
+        if trainer in self._trainers:
+            self._drop(trainer)
+
+    def _pump(self, trainer: Trainer) -> None:
+        """Everything that this trainer has said."""
+        while trainer in self._trainers:
+            try:
+                received = receive(trainer.connection)
+                if received is None:
+                    return
+                self._handle(trainer, *received)
+            except ClosedError:
+                self._drop(trainer)
+
+    def _drop(self, trainer: Trainer) -> None:
+        self._trainers.remove(trainer)
+        self._selector.unregister(trainer.connection)
+        trainer.connection.close()
+        if trainer.process is not None:
+            with contextlib.suppress(KeyError):
+                self._selector.unregister(trainer.process)
+            os.close(trainer.process)
+        if trainer.writer:
+            trainer.writer.leave()
+        trainer.slots.clear()
+
+    def _forget_ended(self) -> None:
+        for writer, key in list(self._writers.items()):
+            if writer.ended:
+                del self._writers[writer]
+                if writer.written and self._lasting:
+                    self._kept[key] = writer.written  # of two, the one that wrote last is the newer process's
+
+    def _answer_draining(self) -> None:
+        for trainer in [trainer for trainer in self._trainers if trainer.draining]:
+            others = [writer for writer, key in self._writers.items() if trainer.key in (None, key)]
+            if all(writer.idle for writer in others if writer is not trainer.writer):
+                trainer.draining = False
+                self._tell(trainer, {"op": "drained"})
+
+    # Messages
+
+    def _handle(self, trainer: Trainer, message: Message, descriptors: list[int]) -> None:
+        handler = self._HANDLERS.get(message.get("op", ""))
+        if handler is None or (trainer.writer is None and message["op"] not in ("hello", "drain")):
+            close_all(descriptors)
+            raise ClosedError("it does not speak our language")
+        handler(self, trainer, message, descriptors)
+
+    def _hello(self, trainer: Trainer, message: Message, _: list[int]) -> None:
+        if message["version"] != VERSION:
+            raise ClosedError("it speaks another version of our language")
+        trainer.asks_only = False
+        trainer.key = key = (message["url"], message["prefix"], message["rank"])
+        try:
+            store = CheckpointStore(JobDir(message["url"], make=message["make"]), message["prefix"])
+        except JobDirError as error:
+            self._tell(trainer, {"op": "note", "text": str(error)})
+            raise ClosedError(str(error)) from error
+        outbox = Outbox(
+            written=lambda name: self._tell(trainer, {"op": "written", "name": str(name)}),
+            result=lambda result: self._tell_result(trainer, result),
+            note=lambda text: self._tell(trainer, {"op": "note", "text": text}),
+        )
+        trainer.writer = RankWriter(store, message["rank"], message["world"], outbox, self.wake)
+        self._writers[trainer.writer] = key
+        trainer.writer.start()
+        if not self._listeners:  # a trainer's own writer: the next process of this rank may look for it
+            self._listen_at_one_of(own_addresses(*key))
+
+    def _slot(self, trainer: Trainer, message: Message, descriptors: list[int]) -> None:
+        number, slot = message["slot"], Slot(descriptors[0])
+        trainer.slots[number] = slot
+
+        def make_pages() -> None:
+            error = None
+            try:
+                slot.allocate()
+                slot.prefault()
+            except OSError as failure:
+                error = failure.strerror
+            self._tell(trainer, {"op": "ready", "slot": number, "size": slot.size, "error": error})
+
+        threading.Thread(target=make_pages, name="pages", daemon=True).start()
+
+    def _save(self, trainer: Trainer, message: Message, descriptors: list[int]) -> None:
+        assert trainer.writer and trainer.key  # noqa: S101 - _handle() saw to it
+        manifest, rows = map(read_content, descriptors)
+        name, number = Name.parse(message["name"]), message["slot"]
+        if name is None:
+            raise ClosedError("no name of a checkpoint")
+        slot = trainer.slots[number] if number is not None else None
+        self._kept.pop(trainer.key, None)  # this process has restored what it wanted
+        trainer.writer.stage(
+            Staged(name, slot, message["size"], manifest, message["finished"], message["keep"], rows, message["since"])
+        )
+
+    def _abandon(self, trainer: Trainer, message: Message, _: list[int]) -> None:
+        assert trainer.writer  # noqa: S101
+        if name := Name.parse(message["name"]):
+            trainer.writer.abandon(name)
+
+    def _cached(self, trainer: Trainer, message: Message, _: list[int]) -> None:
+        found = [writer.written for writer, key in self._writers.items() if key == trainer.key]
+        found.append(self._kept.get(trainer.key) if trainer.key else None)
+        for written in found:
+            if written and str(written.name) == message["name"]:
+                descriptor = content_file("cloudgpu-manifest", written.manifest)
+                self._tell(trainer, {"op": "cached", "size": written.size}, [descriptor, written.slot.descriptor])
+                os.close(descriptor)
+                return
+        self._tell(trainer, {"op": "cached", "size": None})
+
+    def _drain(self, trainer: Trainer, _message: Message, _: list[int]) -> None:
+        for other in list(self._trainers):  # what a dead one said last must count
+            if other is not trainer:
+                self._pump(other)
+        trainer.draining = True
+
+    _HANDLERS = {  # noqa: RUF012 - a table, never changed
+        "hello": _hello,
+        "slot": _slot,
+        "save": _save,
+        "abandon": _abandon,
+        "cached": _cached,
+        "drain": _drain,
+    }
+
+    # Answers; from any thread
+
+    def _tell_result(self, trainer: Trainer, result: SaveResult) -> None:
+        self._tell(trainer, {"op": "result", **asdict(result), "name": str(result.name)})
+
+    def _tell(self, trainer: Trainer, message: Message, descriptors: tuple[int, ...] | list[int] = ()) -> None:
+        with contextlib.suppress(ClosedError):  # it is dead; the main thread will notice
+            send(trainer.connection, message, descriptors)
