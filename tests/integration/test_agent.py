@@ -74,6 +74,8 @@ def test_environment(world: World) -> None:
         "CLOUDGPU_JOB_ID": "job-1",
         "CLOUDGPU_JOB_DIR": world.dir.url,
         "CLOUDGPU_ATTEMPT": "1",
+        "CLOUDGPU_GENERATION": "1",
+        "CLOUDGPU_NODES": "1",
         "CLOUDGPU_NODE": "worker-0.1",
         "CLOUDGPU_ROLE": "worker",
         "CLOUDGPU_RANK": "0",
