@@ -1,0 +1,132 @@
+"""Keras 3: `model.fit(x, y, epochs=10, callbacks=[CheckpointCallback()])` goes on after an interruption where it was.
+
+    from cloudgpu.runtime.integrations.keras import CheckpointCallback
+
+Resumes in the middle of an epoch, on the torch, TensorFlow and JAX backends. A callback can tell `fit` in which epoch
+to begin, but not at which batch: so the batches done of that epoch are drawn once more from the data, in the same
+order, and dropped instead of trained on. What that makes exact for which data: docs/integrations.md.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from ..checkpoint.checkpointer import Checkpointer
+from ..checkpoint.errors import CheckpointError
+from .missing import missing
+
+try:
+    import keras
+except ImportError as error:
+    raise missing("keras", "keras>=3.8", error) from None
+
+from .keras_skip import Skipping
+from .keras_state import Place, Variables, restore_random
+
+
+class CheckpointCallback(keras.callbacks.Callback):  # type: ignore[misc]
+    """Saves and restores one `fit`: the model, its optimizer, the metrics, random state, epoch and batch.
+
+    folder, every, keep: as for Checkpointer; `every` counts batches.
+    A notice or SIGTERM is obeyed at the next batch: saved, then SystemExit(75). A `fit` that came to its end does
+    nothing when it is run again. Raises CheckpointError if the checkpoint is of another model.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str] | None = None,
+        *,
+        every: int | float | str | None = None,
+        keep: int | None = None,
+    ) -> None:
+        super().__init__()
+        self._settings: dict[str, Any] = {"folder": folder, "every": every, "keep": keep}
+        self._checkpointer: Checkpointer | None = None
+        self._place = Place()
+        self._groups: list[Variables] = []
+        self._amid_epoch = False
+        """The next epoch is one that was begun before an interruption."""
+        self._skipping: Skipping | None = None
+
+    # What Keras calls
+
+    def on_train_begin(self, logs: Any = None) -> None:  # noqa: ANN401, ARG002
+        if self._checkpointer is not None:
+            raise CheckpointError(
+                "this CheckpointCallback has been through a fit() already: each fit() needs one of its own, with a "
+                "folder of its own"
+            )
+        model, place = self.model, self._place
+        sync = getattr(model, "jax_state_sync", _nothing)  # under JAX the state is outside the variables in an epoch
+        weights = Variables("model", lambda: model.variables, sync)
+        optimizer = Variables("optimizer", lambda: getattr(model.optimizer, "variables", ()), sync)
+        metrics = Variables("metrics", lambda: model.metrics_variables, sync)
+        self._groups = [weights, optimizer, metrics]
+        self._checkpointer = Checkpointer(
+            model=weights, optimizer=optimizer, metrics=metrics, place=place, **self._settings
+        )
+        epochs = self.params["epochs"]
+        if self._checkpointer.finished and (place.goal is None or epochs <= place.goal):
+            self._take_up_finished(weights, optimizer)
+            model._initial_epoch = epochs  # how keras.callbacks.BackupAndRestore, too, tells fit() where to begin
+            return
+        model._initial_epoch = place.epoch or None
+        self._amid_epoch = place.batch > 0
+        self._checkpointer.begin()
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:  # noqa: ANN401, ARG002
+        # Not before: fit() has just reset the metrics, in which are the batches of this epoch that were done.
+        if keras.backend.backend() != "tensorflow" or all(group.has_place for group in self._groups):
+            for group in self._groups:
+                group.apply()
+        if self._amid_epoch:
+            self._amid_epoch = False
+            self._place.check(self.params["steps"])
+            restore_random(self._place.at_epoch)
+            self._skipping = Skipping(self.model, self._place.batch, self._groups)
+        else:
+            self._place.begin_epoch(epoch, self.params["steps"])
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: ANN401, ARG002
+        if self._skipping is not None and self._skipping.left:
+            if self._skipping.count():
+                restore_random(self._place.now)
+            return
+        self._place.batch += 1
+        self._running.end_step()
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        if self._skipping is not None and self._skipping.left:
+            raise CheckpointError(
+                f"the checkpoint stands after step {self._place.batch} of an epoch, but the data ended "
+                f"{self._skipping.left} steps before: it changed. Use what it was saved with, or give another folder"
+            )
+        self._running.log(epoch=epoch, **(logs or {}))
+
+    def on_train_end(self, logs: Any = None) -> None:  # noqa: ANN401, ARG002
+        # Stopped early is finished, however many epochs are asked for.
+        self._place.goal = None if self.model.stop_training else self.params["epochs"]
+        self._running.end()
+
+    @property
+    def _running(self) -> Checkpointer:
+        if self._checkpointer is None:
+            raise CheckpointError("a CheckpointCallback belongs into model.fit(callbacks=[...])")
+        return self._checkpointer
+
+    def _take_up_finished(self, weights: Variables, optimizer: Variables) -> None:
+        model = self.model
+        if not weights.has_place and not model.built:
+            raise CheckpointError(
+                "training is finished, but the model has no variables yet into which its weights could be put: build "
+                "it before fit(), by keras.Input() as its first layer or by model.build(input_shape)"
+            )
+        if model.optimizer is not None and not model.optimizer.built:
+            model.optimizer.build(model.trainable_variables)
+        weights.apply()
+        optimizer.apply()
+
+
+def _nothing() -> None:
+    pass

@@ -1,0 +1,146 @@
+"""The state of a Keras model in training as named arrays, for all backends.
+
+Keras keeps everything that training changes in variables: weights, the state of seed generators and of normalisation,
+the optimizer's slots and counters, the metrics of the epoch under way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ..checkpoint import random_state
+from ..checkpoint.errors import CheckpointError
+
+
+class Variables:
+    """A group of a model's variables as an object with a state: "model", "optimizer" or "metrics".
+
+    What is loaded waits until `apply()`: under TensorFlow a model may get its variables only with the first batch.
+    """
+
+    def __init__(self, what: str, variables: Callable[[], Sequence[Any]], before_reading: Callable[[], None]) -> None:
+        self._what, self._variables, self._before_reading = what, variables, before_reading
+        self._loaded: Mapping[str, Any] | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        if self._loaded is not None:
+            return dict(self._loaded)  # nothing has been trained since
+        self._before_reading()
+        return {_key(i, variable): _array(variable) for i, variable in enumerate(self._variables())}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._loaded = state
+
+    @property
+    def loaded(self) -> bool:
+        """Something was loaded that waits to be applied."""
+        return self._loaded is not None
+
+    @property
+    def has_place(self) -> bool:
+        """There are as many variables as what was loaded needs."""
+        return self._loaded is None or len(self._loaded) == len(self._variables())
+
+    def apply(self) -> None:
+        """Put what was loaded into the variables. Raises CheckpointError, with nothing changed, if it does not fit."""
+        if self._loaded is None:
+            return
+        variables = list(self._variables())
+        saved = list(self._loaded.items())
+        if len(saved) != len(variables):
+            raise self._misfit(f"{len(saved)} variables were saved, now there are {len(variables)}")
+        for i, ((key, array), variable) in enumerate(zip(saved, variables, strict=True)):
+            path, was, now = _path(key), tuple(array.shape), tuple(variable.shape)
+            if (was, _name(path)) != (now, _name(variable.path)):
+                raise self._misfit(f"variable {i} was {path} of shape {was}, now it is {variable.path} of shape {now}")
+        for (_, array), variable in zip(saved, variables, strict=True):
+            variable.assign(array)
+        self._loaded = None
+
+    def _misfit(self, how: str) -> CheckpointError:
+        return CheckpointError(
+            f"the checkpoint does not fit the {self._what}: {how}. Use the model it was saved with, or give another "
+            "folder to begin anew"
+        )
+
+
+def _key(index: int, variable: Any) -> str:  # noqa: ANN401 - a Keras variable
+    """Paths alone need not be unique, nor the same in the next process: Keras numbers layers as they are made."""
+    return f"{index:05d}:{variable.path}"
+
+
+def _path(key: str) -> str:
+    return key.partition(":")[2]
+
+
+def _name(path: str) -> str:
+    return path.rpartition("/")[2]
+
+
+def _array(variable: Any) -> Any:  # noqa: ANN401
+    import keras
+
+    return variable.value.detach() if _backend() == "torch" else keras.ops.convert_to_numpy(variable.value)
+
+
+def _backend() -> str:
+    import keras
+
+    name: str = keras.backend.backend()
+    return name
+
+
+def random_of_backend() -> dict[str, Any]:
+    """The generators of Python, NumPy and torch, and TensorFlow's global one; Keras' own are variables of the model."""
+    state: dict[str, Any] = {"host": random_state.capture()}
+    if _backend() == "tensorflow":
+        import tensorflow as tf
+
+        state["tensorflow"] = tf.random.get_global_generator().state.numpy()
+    return state
+
+
+def restore_random(state: dict[str, Any]) -> None:
+    random_state.restore(state["host"])
+    if "tensorflow" in state and _backend() == "tensorflow":
+        import tensorflow as tf
+
+        tf.random.get_global_generator().reset(state["tensorflow"])
+
+
+class Place:
+    """Where training stands: epoch, steps done in it, and the random state at its start and now."""
+
+    def __init__(self) -> None:
+        self.epoch, self.batch = 0, 0
+        self.steps: int | None = None
+        """Batches of a whole epoch, if known."""
+        self.at_epoch: dict[str, Any] = {}
+        """The random state at the epoch's start, from which the order of the data is drawn."""
+        self.now: dict[str, Any] = {}
+        """The random state when this was saved; only after a restore."""
+        self.goal: int | None = None
+        """Epochs that were asked for when training finished; None: finished, whatever is asked for."""
+
+    def begin_epoch(self, epoch: int, steps: int | None) -> None:
+        self.epoch, self.batch, self.steps = epoch, 0, steps
+        self.at_epoch = random_of_backend()
+
+    def check(self, steps: int | None) -> None:
+        """Raises CheckpointError if an epoch has not as many batches as when this was saved."""
+        if None not in (steps, self.steps) and steps != self.steps:
+            raise CheckpointError(
+                f"the checkpoint stands in an epoch of {self.steps} batches, now it has {steps}: the data or the batch "
+                "size changed. Use what it was saved with, or give another folder to begin anew"
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**{name: getattr(self, name) for name in _PLACE}, "now": random_of_backend()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for name in (*_PLACE, "now"):
+            setattr(self, name, state[name])
+
+
+_PLACE = ("epoch", "batch", "steps", "at_epoch", "goal")
