@@ -93,19 +93,18 @@ class Committer:
         staged = waiting.staged
         try:
             if not self._store.is_committed(staged.name):  # it is if a writer was killed right after
-                there = self._store.manifests(staged.name)
-                if len(there) < self._world:
-                    absent = sorted(set(range(self._world)) - set(there))
+                absent = sorted(set(range(self._world)) - self._store.ranks_written(staged.name))
+                if absent:
                     waiting.missing = f"{len(absent)} of {self._world} ranks have not written their part: {absent[:8]}"
                     return self._expire(waiting)
                 digests = self._store.digests(staged.name, self._world)
                 if staged.rows:
-                    self._store.put_rows(staged.name, staged.rows)
+                    self._store.put_rows(staged.rows)
                 self._store.commit(staged.name, digests, finished=staged.finished, time=time.time())
         except FencedError as error:
             self._give_up(waiting, str(error), fenced=True)
             return False
-        except JobDirError as error:
+        except (JobDirError, ValueError) as error:
             waiting.failures += 1
             waiting.missing = str(error)
             if tries is not None and waiting.failures >= tries:
@@ -125,7 +124,7 @@ class Committer:
         self._waiting.remove(waiting)
         self._dirty = True
         try:
-            self._store.discard(waiting.staged.name)
+            self._store.discard_failed(waiting.staged.name)
         except JobDirError as error:
             reason = f"{reason}; and what was written could not be removed: {error}"
         self._finish(waiting.staged, written=True, committed=False, error=reason, fenced=fenced)

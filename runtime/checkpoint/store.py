@@ -14,11 +14,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from ..jobdir import JobDir, JobDirError, MissingError, Record
+from ..metrics import Segment, closed_key
 from . import durable
-from .errors import CheckpointError, FencedError, UnusableError, logger
+from .errors import FencedError, UnusableError
 from .manifest import CHUNK, FORMAT, RankManifest, chunk_hash, chunk_hashes, data_file, manifest_file
 from .names import Name
 
@@ -27,6 +28,7 @@ DAMAGED = "DAMAGED.json"
 READERS = 8
 """Manifests that are read at the same time."""
 
+_MANIFEST = re.compile(r"rank-(\d{5})\.json", re.ASCII)
 _FENCE = re.compile(r"(\d{6,9})\.json", re.ASCII)
 _T = TypeVar("_T")
 
@@ -126,11 +128,9 @@ class CheckpointStore:
         self._put(name, manifest_file(manifest.rank), content)
         return content
 
-    def manifests(self, name: Name) -> dict[int, int]:
-        """Which ranks' parts are there, and the bytes of their data."""
-        sizes = self._sizes(name)
-        ranks = {int(file[5:10]): file for file in sizes if re.fullmatch(r"rank-\d{5}\.json", file)}
-        return {rank: sizes.get(data_file(rank), -1) for rank in ranks}
+    def ranks_written(self, name: Name) -> set[int]:
+        """Whose parts are there, and durable."""
+        return {int(file[1]) for file in map(_MANIFEST.fullmatch, self._sizes(name)) if file}
 
     def digests(self, name: Name, world: int) -> list[str]:
         """sha256 of each rank's manifest as the store has it; raises JobDirError if a part is missing or not whole."""
@@ -156,16 +156,16 @@ class CheckpointStore:
     def is_committed(self, name: Name) -> bool:
         return self._has(name, COMMIT)
 
-    def put_rows(self, name: Name, rows: bytes) -> None:
-        """Metrics of the steps up to this checkpoint, in a file of their own: they outlive it."""
-        key = self._key("metrics", f"{name}.jsonl")
-        if self._local:
-            folder = self._local / "metrics"
-            self.job_dir.writable_folder()
-            _checked(folder, lambda: folder.mkdir(parents=True, exist_ok=True))
-            _checked(folder, lambda: durable.create(folder / f"{name}.jsonl", rows, replace=True))
-        else:
-            self.job_dir.put(key, rows)
+    def put_rows(self, rows: bytes) -> None:
+        """Metrics of the steps up to a checkpoint, in their place; before it is committed. Raises ValueError."""
+        key = Segment.from_bytes(rows).key
+        if self._local is None:
+            return self.job_dir.put(self._key(key), rows)
+        path = self._local / key
+        self.job_dir.writable_folder()
+        _checked(path, lambda: path.parent.mkdir(parents=True, exist_ok=True))
+        _checked(path, lambda: durable.create(path, rows, replace=True))
+        return None
 
     # Removing
 
@@ -177,8 +177,15 @@ class CheckpointStore:
         if self._local:  # a folder is no object, and a killed writer's half-written files are in no listing
             shutil.rmtree(self._local / str(name), ignore_errors=True)
 
+    def discard_failed(self, name: Name) -> None:
+        """Remove a save that never became a checkpoint, with its metrics: nobody follows their names."""
+        self.discard(name)
+        self.job_dir.delete(self._key(closed_key(str(name))))
+
     def discard_rank(self, name: Name, rank: int) -> None:
         """Remove one rank's part of a save that failed: its room is needed for the next one."""
+        if self.is_committed(name):
+            return
         for file in (manifest_file(rank), data_file(rank)):
             self.job_dir.delete(self._key(name, file))
 
@@ -194,7 +201,7 @@ class CheckpointStore:
         """Remove saves that never became checkpoints."""
         for name in self.names():
             if which(name) and not self._has(name, COMMIT):
-                self.discard(name)
+                self.discard_failed(name)
 
     def retain(self, newest: Name, keep: int) -> None:
         """Remove all but the `keep` newest, `newest` having just been committed, if it reads back as it was written.
@@ -269,24 +276,6 @@ class CheckpointStore:
         """So that later runs pass over it, and a person can look at it meanwhile."""
         self.job_dir.put(self._key(name, DAMAGED), json.dumps({"reason": reason}).encode())
 
-    # For the Checkpointer of before, until it uses the writer
-
-    def write_shard(self, name: Name, rank: int, data: bytes) -> str:
-        manifest = RankManifest(str(name), rank, 1, name.step, len(data), [], None)
-        return hashlib.sha256(self.write_rank(manifest, memoryview(data))).hexdigest()
-
-    def read(self, name: Name, rank: int, world: int) -> tuple[Commit, bytes]:
-        commit = self.read_commit(name)
-        if len(commit.manifests) != world:
-            raise CheckpointError(f"{self}: checkpoint {name} was saved by {len(commit.manifests)} ranks, not {world}")
-        content, data = self._read(name, manifest_file(rank)), self._read(name, data_file(rank))
-        if hashlib.sha256(content).hexdigest() != commit.manifests[rank]:
-            raise UnusableError(f"{manifest_file(rank)} is not the one that was committed", damaged=True)
-        manifest = RankManifest.from_bytes(content)
-        if len(data) != manifest.size or chunk_hashes(data) != manifest.chunks:
-            raise UnusableError(f"{data_file(rank)} differs from what was saved", damaged=True)
-        return commit, data
-
     # The folder
 
     def _read(self, name: Name, file: str) -> bytes:
@@ -357,44 +346,3 @@ def _checked(path: Path, call: Callable[[], _T]) -> _T:
         return call()
     except OSError as error:
         raise JobDirError(f"{path}: writing failed: {error.strerror}") from error
-
-
-def read_newest(store: CheckpointStore, ranks: Any) -> tuple[Name, Commit, bytes] | None:  # noqa: ANN401
-    """The newest checkpoint of which every rank verified its own shard; None if there has never been one.
-
-    Raises CheckpointError if there are some, none can be used, and one of them only for now: beginning anew would then
-    throw away what may be readable again in a minute.
-    """
-    unreadable: list[str] = []
-    names = ranks.from_first(store.committed)
-    for name in names:
-        problem: tuple[str, bool] | None = None
-        try:
-            commit, data = store.read(name, ranks.rank, ranks.world)
-        except UnusableError as error:
-            problem = str(error), error.damaged
-        except JobDirError as error:
-            problem = str(error), False
-        verdicts = ranks.gather(problem)
-        if not any(verdicts):
-            return name, commit, data
-        if ranks.rank == 0:
-            _report(store, name, verdicts)
-        if any(not verdict[1] for verdict in verdicts if verdict):
-            unreadable.append(str(name))
-    if unreadable:
-        raise CheckpointError(f"{store}: no checkpoint could be restored ({', '.join(unreadable)}): see above")
-    if names and ranks.rank == 0:
-        logger().warning(f"{store}: every checkpoint is damaged: training begins anew")
-    return None
-
-
-def _report(store: CheckpointStore, name: Name, verdicts: Sequence[tuple[str, bool] | None]) -> None:
-    rank, (reason, damaged) = next((rank, verdict) for rank, verdict in enumerate(verdicts) if verdict)
-    logger().warning(f"checkpoint {name} is passed over (rank {rank}): {reason}")
-    if not damaged:
-        return
-    try:
-        store.mark_damaged(name, reason)
-    except JobDirError as error:
-        logger().warning(f"checkpoint {name} could not be marked as damaged: {error}")

@@ -25,7 +25,7 @@ from .errors import logger
 from .names import Name
 from .slots import Slot, content_file, read_content
 from .store import CheckpointStore
-from .writer_link import Links, WriterLink
+from .writer_link import ADDRESS, Links, WriterLink
 from .writer_protocol import (
     VERSION,
     ClosedError,
@@ -180,13 +180,9 @@ class WriterClient:
     def drain(self, timeout_s: float) -> bool:
         """Wait until what earlier processes of this rank had staged is durable or has failed; False: time ran out.
 
-        To be called before the store's claim() and clean(), which would take what these are still writing for the
-        leftovers of a dead attempt: without a client, finish_earlier() does the same.
+        Where the attempt is claimed here, finish_earlier() must come before: see there.
         """
-        end = time.monotonic() + timeout_s
-        if self._links.keeps_slots and self._ask({"op": "drain"}, "drained", timeout_s) is None:
-            return False
-        return finish_earlier(self._store, self._rank, end - time.monotonic())
+        return finish_earlier(self._store, self._rank, timeout_s)
 
     def cached(self, name: Name) -> tuple[bytes, memoryview] | None:
         """The manifest and the bytes of a checkpoint that an earlier process of this rank staged on this machine.
@@ -375,13 +371,16 @@ class WriterClient:
 
 
 def finish_earlier(store: CheckpointStore, rank: int, timeout_s: float) -> bool:
-    """Wait until what earlier processes of this rank had staged with writers of their own is durable or has failed.
+    """Wait until what earlier processes of this rank had staged is durable or has failed; False: time ran out.
 
-    False: time ran out. They are found on this machine, by the same user, in the same network namespace.
+    Comes before the store's claim() and clean(), to which what is still being written is a dead attempt's. Asked are
+    the node's writer, and those of earlier processes on this machine, of the same user and network namespace.
     """
     end = time.monotonic() + timeout_s
-    addresses = own_addresses(store.job_dir.url, store.prefix, rank)
-    return all(wait_until_durable(address, end - time.monotonic()) for address in addresses)
+    of = (store.job_dir.url, store.prefix, rank)
+    node = os.environ.get(ADDRESS)
+    addresses: list[str | bytes] = [*([node] if node else []), *own_addresses(*of)]
+    return all(wait_until_durable(address, end - time.monotonic(), of) for address in addresses)
 
 
 def _prefault(slot: Slot) -> None:

@@ -168,10 +168,11 @@ def wait_readable(connection: socket.socket, timeout_s: float) -> bool:
     return bool(waiting.poll(max(0.0, timeout_s) * 1000))
 
 
-def wait_until_durable(address: str | bytes, timeout_s: float) -> bool:
-    """Whether everything that was staged with the writer at this address is now durable, or has failed for good.
+def wait_until_durable(address: str | bytes, timeout_s: float, of: tuple[str, str, int] | None = None) -> bool:
+    """Whether what was staged with the writer at this address is now durable, or has failed for good.
 
-    Waits as long as `timeout_s`. True also if no writer is there, which has nothing staged; False if it dies meanwhile.
+    of: URL, prefix and rank of whose; None: everybody's. Waits as long as `timeout_s`. True also if no writer is there,
+    which has nothing staged; False if it dies meanwhile.
     """
     connection = connect(address)
     if connection is None:
@@ -179,7 +180,7 @@ def wait_until_durable(address: str | bytes, timeout_s: float) -> bool:
     end = time.monotonic() + timeout_s
     with connection:
         try:
-            send(connection, {"op": "drain"})
+            send(connection, {"op": "drain", "of": of})
             while wait_readable(connection, end - time.monotonic()):
                 answer = receive(connection)
                 if answer is not None and answer[0].get("op") == "drained":

@@ -46,7 +46,8 @@ class Trainer:
     slots: dict[int, Slot] = field(default_factory=dict)
     process: int | None = None
     """pidfd. A forked worker may hold the connection open when its trainer is dead."""
-    draining: bool = False
+    draining: list[Key | None] = field(default_factory=list)
+    """Whose saves it wants to be told the end of; None: everybody's."""
     asks_only: bool = True
     """Nobody's end is waited for who never said who it is, unless it is the process that we were made for."""
 
@@ -180,20 +181,22 @@ class Server:
                     self._kept[key] = writer.written  # of two, the one that wrote last is the newer process's
 
     def _answer_draining(self) -> None:
-        for trainer in [trainer for trainer in self._trainers if trainer.draining]:
-            others = [writer for writer, key in self._writers.items() if trainer.key in (None, key)]
-            if all(writer.idle for writer in others if writer is not trainer.writer):
-                trainer.draining = False
+        busy = {key for writer, key in self._writers.items() if not writer.idle}
+        for trainer in self._trainers:
+            for wanted in [key for key in trainer.draining if key not in busy and not (key is None and busy)]:
+                trainer.draining.remove(wanted)
                 self._tell(trainer, {"op": "drained"})
 
     # Messages
 
     def _handle(self, trainer: Trainer, message: Message, descriptors: list[int]) -> None:
-        handler = self._HANDLERS.get(message.get("op", ""))
-        if handler is None or (trainer.writer is None and message["op"] not in ("hello", "drain")):
+        try:
+            if trainer.writer is None and message["op"] not in ("hello", "drain"):
+                raise ValueError("hello comes first")
+            self._HANDLERS[message["op"]](self, trainer, message, descriptors)
+        except (KeyError, TypeError, ValueError, IndexError, OSError) as error:
             close_all(descriptors)
-            raise ClosedError("it does not speak our language")
-        handler(self, trainer, message, descriptors)
+            raise ClosedError("it does not speak our language") from error
 
     def _hello(self, trainer: Trainer, message: Message, _: list[int]) -> None:
         if message["version"] != VERSION:
@@ -259,11 +262,12 @@ class Server:
                 return
         self._tell(trainer, {"op": "cached", "size": None})
 
-    def _drain(self, trainer: Trainer, _message: Message, _: list[int]) -> None:
+    def _drain(self, trainer: Trainer, message: Message, _: list[int]) -> None:
         for other in list(self._trainers):  # what a dead one said last must count
             if other is not trainer:
                 self._pump(other)
-        trainer.draining = True
+        of = message["of"]
+        trainer.draining.append((of[0], of[1], of[2]) if of else None)
 
     _HANDLERS = {  # noqa: RUF012 - a table, never changed
         "hello": _hello,
