@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ..jobdir import JobRecord, NodeRecord
 from ..program import Process
-from . import none, torchrun
+from . import mpi, none, tensorflow, torchrun
 from .place import (
     LOOPBACK,
     Addresses,
@@ -46,7 +46,10 @@ class Launcher(NamedTuple):
 
 
 LAUNCHERS: dict[str, Launcher] = {
+    "horovod": Launcher(mpi.horovod_processes, mpi.told),
+    "mpi": Launcher(mpi.processes, mpi.told),
     "none": Launcher(none.processes, lambda _nodes: ()),
+    "tensorflow": Launcher(tensorflow.processes, tensorflow.told),
     "torchrun": Launcher(torchrun.processes, torchrun.told),
 }
 

@@ -1,0 +1,137 @@
+"""The launchers `mpi` and `horovod`: mpirun makes the world, the agents' own processes live in it.
+
+mpirun on rank 0's node starts a daemon (orted) on every other node, and each daemon the ranks of its node. Here:
+
+* A daemon is started without ssh. mpirun's remote shell is mpi_rsh.py, which leaves the daemon's command line in the
+  job dir; mpi_daemon.py, a process of the other node's agent, finds it there and runs it.
+* What a daemon starts as a rank is mpi_stub.py, which passes the rank's variables on to the process that the agent has
+  started for it (mpi_rank.py, which becomes the user's program), and ends when that one has ended.
+
+So each rank is a child of its agent as under `torchrun`: output, exit code, signals and end are handled the same way.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from ..jobdir import NodeRecord
+from ..program import Process
+from . import torchrun
+from .place import LOOPBACK, Addresses, Place, environment, program_process
+from .torchrun import Layout
+
+told = torchrun.told
+
+_ALIAS = "cloudgpu-node-"
+"""mpirun's names of the nodes: several may be on one machine, under one address."""
+
+_MCA = {
+    "plm_rsh_agent": 'sh -c eval${IFS}"$CLOUDGPU_MPI_RSH"',  # split at blanks and colons, so that it can hold none
+    "plm_rsh_no_tree_spawn": "1",  # mpirun starts all daemons itself
+    "orte_leave_session_attached": "1",  # a daemon stays a child of its agent
+    "hwloc_base_binding_policy": "none",  # one core per rank would starve a rank's loader workers
+    "rmaps_base_mapping_policy": "slot",  # ranks count through the nodes in order, as RANK does
+    "opal_if_do_not_resolve": "1",  # the names are ours: no name server knows them
+}
+_ONE_MACHINE = {
+    "oob_tcp_if_include": "127.0.0.0/8",
+    "btl_tcp_if_include": "127.0.0.0/8",
+    "mpi_yield_when_idle": "1",  # ranks that wait for one another in a busy loop would have the CPU for themselves
+}
+
+
+def processes(place: Place, machine_env: Mapping[str, str], addresses: Addresses) -> list[Process]:
+    """The daemon of this node and its ranks."""
+    return _processes(place, machine_env, addresses, lambda _layout, _local: {})
+
+
+def horovod_processes(place: Place, machine_env: Mapping[str, str], addresses: Addresses) -> list[Process]:
+    """As `mpi`, with Horovod's own variables; hvd.init() takes the world from MPI."""
+    machine = {"HOROVOD_CONTROLLER": "mpi", "HOROVOD_CPU_OPERATIONS": "mpi", **machine_env}
+    return _processes(place, machine, addresses, _horovod_variables)
+
+
+def alias(node: NodeRecord) -> str:
+    """mpirun's name of a node."""
+    return f"{_ALIAS}{node.rank}"
+
+
+def hostfile(nodes: Sequence[NodeRecord]) -> str:
+    """mpirun runs on the first node, and must know it as its own."""
+    hosts = ["localhost", *(alias(node) for node in nodes[1:])]
+    return "".join(f"{host} slots={torchrun.local_size(node)}\n" for host, node in zip(hosts, nodes, strict=True))
+
+
+def _processes(
+    place: Place,
+    machine_env: Mapping[str, str],
+    addresses: Addresses,
+    more: Callable[[Layout, int], Mapping[str, str]],
+) -> list[Process]:
+    layout, meeting = Layout(place), place.state / f"mpi-{place.generation}"
+    machine = {**torchrun.default_variables(layout), **_open_mpi(addresses), **machine_env}
+    shared = {**_shared_memory(place, meeting, addresses), **torchrun.rank_variables(place, addresses)}
+    ranks = []
+    for local in range(layout.local_world):
+        own = {**shared, **torchrun.own_variables(layout, local), **more(layout, local)}
+        process = program_process(place, machine, layout.first + local, layout.world, own)
+        start = [sys.executable, "-I", "-S", _script("mpi_rank"), str(meeting), str(local), str(layout.first + local)]
+        ranks.append(Process(process.rank, [*start, *process.command], process.env))
+    return [_daemon(place, machine, meeting), *ranks]
+
+
+def _daemon(place: Place, machine: Mapping[str, str], meeting: Path) -> Process:
+    python = shlex.quote(sys.executable)
+    ours = {
+        "TMPDIR": str(meeting),  # what a killed daemon leaves behind goes with the machine
+        "CLOUDGPU_MPI_FOLDER": str(meeting),
+        "CLOUDGPU_MPI_NODES": json.dumps({alias(node): node.node for node in place.nodes}),
+        "CLOUDGPU_MPI_HOSTS": hostfile(place.nodes),
+        "CLOUDGPU_MPI_RANKS": str(Layout(place).local_world),
+        "CLOUDGPU_MPI_RSH": f'exec {python} -P -m {__package__}.mpi_rsh "$0" "$@"',
+        "CLOUDGPU_MPI_STUB": f"exec {python} -I -S {shlex.quote(_script('mpi_stub'))}",
+    }
+    role = "mpirun" if place.node.rank == place.nodes[0].rank else "orted"
+    command = [sys.executable, "-P", "-m", f"{__package__}.mpi_daemon", role]
+    return Process(None, command, {**environment(place, machine), **ours})
+
+
+def _open_mpi(addresses: Addresses) -> dict[str, str]:
+    """Settings of Open MPI, which the job's `env` may override."""
+    settings = {**_MCA, **(_ONE_MACHINE if _one_machine(addresses) else {})}
+    # In a container everybody is root, and nobody else is there.
+    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    return {**root, **{f"OMPI_MCA_{name}": value for name, value in settings.items()}}
+
+
+def _shared_memory(place: Place, meeting: Path, addresses: Addresses) -> dict[str, str]:
+    """Ranks name their shared memory after host and local rank: nodes on one machine would take one another's."""
+    if len(place.nodes) == 1 or not _one_machine(addresses):
+        return {}
+    return {"OMPI_MCA_btl_vader_backing_directory": str(meeting)}
+
+
+def _one_machine(addresses: Addresses) -> bool:
+    return all(address.host == LOOPBACK for address in addresses.values())
+
+
+def _script(name: str) -> str:
+    return str(Path(__file__).with_name(f"{name}.py"))
+
+
+def _horovod_variables(layout: Layout, local: int) -> dict[str, str]:
+    """As horovodrun sets them; CROSS: among the processes of the same local rank on all nodes."""
+    nodes, node = layout.place.nodes, layout.place.node
+    cross = [other.rank for other in nodes if torchrun.local_size(other) > local]
+    return {
+        "HOROVOD_RANK": str(layout.first + local),
+        "HOROVOD_SIZE": str(layout.world),
+        "HOROVOD_LOCAL_RANK": str(local),
+        "HOROVOD_LOCAL_SIZE": str(layout.local_world),
+        "HOROVOD_CROSS_RANK": str(cross.index(node.rank)),
+        "HOROVOD_CROSS_SIZE": str(len(cross)),
+    }

@@ -1,0 +1,107 @@
+"""A node's part in Open MPI: mpirun on rank 0's node, its daemon (orted) on the others.
+
+    python -m cloudgpu.runtime.launchers.mpi_daemon mpirun|orted
+
+Ranks are processes of the agent (see mpi.py). This one tells only whether Open MPI itself could do its part: it ends
+with 0 when all local ranks have ended, whatever they ended with.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..jobdir import JobDir, JobDirError
+from .mpi_rsh import order_key
+
+_POLL_S = 0.05
+_ORDER_POLL_S = 0.2
+_PATIENCE_S = 60.0  # for a job dir that fails
+_OUTLIVED_S = 10.0  # for ranks whose MPI has ended before them
+_FAILED, _NOT_FOUND = 1, 127
+INSTALL = (
+    "install Open MPI on the machines (Debian, Ubuntu: apt-get install openmpi-bin; conda: openmpi), e.g. in `setup:`"
+)
+
+
+def main(argv: Sequence[str]) -> int:
+    # A signal to the group is for the ranks: were Open MPI to end, it would kill them in the midst of their last save.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    program = argv[0]
+    if shutil.which(program) is None:
+        return _fail(f"{program} was not found: {INSTALL}", _NOT_FOUND)
+    folder = Path(os.environ["CLOUDGPU_MPI_FOLDER"])
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        command = _mpirun(folder) if program == "mpirun" else _ordered()
+    except (OSError, JobDirError, ValueError) as error:
+        return _fail(f"{program} cannot be started: {error}", _FAILED)
+    return _supervise(command, folder, int(os.environ["CLOUDGPU_MPI_RANKS"]))
+
+
+def _mpirun(folder: Path) -> list[str]:
+    hosts = folder / "hostfile"
+    hosts.write_text(os.environ["CLOUDGPU_MPI_HOSTS"])
+    # The shell finds the stub where this very node has it.
+    return ["mpirun", "--hostfile", str(hosts), "sh", "-c", 'eval "$CLOUDGPU_MPI_STUB"']
+
+
+def _ordered() -> list[str]:
+    """The daemon's command line, once mpirun has asked for it. Raises JobDirError, ValueError."""
+    job_dir, key = JobDir(os.environ["CLOUDGPU_JOB_DIR"], make=False), order_key(os.environ["CLOUDGPU_NODE"])
+    heard = time.monotonic()
+    while True:
+        try:
+            data = job_dir.find(key)
+            heard = time.monotonic()
+        except JobDirError:
+            data = None
+            if time.monotonic() - heard > _PATIENCE_S:
+                raise
+        if data is not None:
+            command: list[str] = json.loads(data)
+            if command[:1] != ["orted"]:
+                raise ValueError(f"mpirun asked for {command[:1]}, expected orted")
+            return command
+        time.sleep(_ORDER_POLL_S)
+
+
+def _supervise(command: Sequence[str], folder: Path, ranks: int) -> int:
+    """Run Open MPI's part to its end; 0 unless it fails while ranks still need it."""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "PBS_"))}
+    child = subprocess.Popen(command, env=environ, stdin=subprocess.DEVNULL, start_new_session=True)
+    code = child.wait()
+    if code == 0:
+        return 0
+    if sum(1 for _ in folder.glob("*.pid")) < ranks:
+        return _fail(f"{command[0]} ended with {code} before all ranks had started", _FAILED)
+    until = time.monotonic() + _OUTLIVED_S
+    while time.monotonic() < until:
+        if not any(_alive(int(path.read_text())) for path in folder.glob("*.pid")):
+            return 0
+        time.sleep(_POLL_S)
+    return _fail(f"{command[0]} ended with {code} before its ranks", _FAILED)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _fail(message: str, code: int) -> int:
+    print(message, file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
