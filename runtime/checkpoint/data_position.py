@@ -1,126 +1,187 @@
 """Where training stands in its data, and how to get there again.
 
-A position is (epoch, batches done in it) and the random state at the epoch's start: from that state the loader draws
-the same order again. Batches done are then skipped: by index alone where the loader is a DataLoader without workers
-over a map-style dataset; else by reading and dropping them, because only the loader knows how it came to them.
+A position is the epoch, how much of it all ranks together have done, and the random state at its start: from that state
+the loader draws the same order again. It holds for another number of workers, another batch size and another number of
+ranks, because it counts samples of the epoch's one global order; where only the loader knows what a batch is made of
+(a batch sampler of its own, an iterable dataset, a loader that is no DataLoader), it counts batches.
+
+How the place is found again:
+    DataLoader, map-style dataset   what is done is left out in the sampler; nothing is read
+    loader with a state of its own  it is asked for its state when saving, and given it back
+    everything else, or replay      the batches are read again and dropped: the only way that repeats what the workers
+                                    and the dataset themselves drew at random
 
 Exact: shuffling, drop_last, samplers with their own generator, DistributedSampler (set_epoch is called), random
-augmentation in the dataset (without workers), random augmentation in workers (replayed from the same seeds).
-Not exact: random augmentation in *persistent* workers (they carry their state from epoch to epoch, out of reach; a
-warning says so), and what draws its order from the global generators while an epoch is under way.
+augmentation without workers, with SeededDataset (seeded.py), or with replay=True and workers that are not persistent.
+Not exact: other random augmentation inside of workers, and what draws its order from the global generators while an
+epoch is under way.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any
 
-from . import random_state
+from . import loaders, random_state
 from .errors import CheckpointError, logger
+from .loaders import Split, length
+
+__all__ = ["DataPosition", "length"]
 
 
 class DataPosition:
-    """Place of a training loop in a loader (any iterable that can be iterated once per epoch)."""
+    """Place of a training loop in a loader (any iterable that can be iterated once per epoch).
 
-    def __init__(self) -> None:
+    replay  find the place by reading, for random augmentation inside of workers that is to be the same again
+    """
+
+    def __init__(self, *, replay: bool = False) -> None:
         self.epoch = 0
         self.batch = 0
-        """Batches done in this epoch."""
-        self._epoch_random: dict[str, Any] | None = None
-        self._epoch_length: int | None = None
+        """Batches done in this epoch, as the loader splits it now."""
+        self._replay = replay
+        self._random: dict[str, Any] | None = None
+        """At the epoch's start."""
+        self._drew_seed = True
+        self._split: Split | None = None
+        self._start = (0, 0)
+        """Where this process came in: batches done, and samples (or batches) of this rank done."""
+        self._loader: Any = None
+        """The one that is asked for its own state."""
+        self._restored: dict[str, Any] | None = None
+        """What the next open_epoch() is to go on from."""
 
     def state_dict(self) -> dict[str, Any]:
+        if self._restored is not None:  # the epoch has not been opened again yet
+            return self._restored
+        middle = self.batch > 0
         return {
             "epoch": self.epoch,
             "batch": self.batch,
-            "epoch_random": self._epoch_random,
-            "epoch_length": self._epoch_length,
+            "done": self._done(),
+            "split": asdict(self._split) if middle and self._split else None,
+            "random": self._random if middle else None,
+            "drew_seed": self._drew_seed,
+            # Between two epochs a loader's own state is known to be wrong, and nothing needs it.
+            "loader": self._loader.state_dict() if middle and self._loader is not None else None,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.epoch, self.batch = state["epoch"], state["batch"]
-        self._epoch_random, self._epoch_length = state["epoch_random"], state["epoch_length"]
+        self._restored = state if self.batch else None
+
+    def next_epoch(self) -> None:
+        self.epoch, self.batch, self._start = self.epoch + 1, 0, (0, 0)
+        self._random = self._split = self._loader = self._restored = None
 
     def open_epoch(self, loader: Any) -> Iterator[Any]:  # noqa: ANN401
         """An iterator over what is left of this epoch; the random state afterwards is the one before.
 
-        That is: the draws by which the loader finds its place do not count, for they were made before.
+        That is: the draws by which the loader finds its place do not count, for they were made before. Raises
+        CheckpointError if the data is not that of the checkpoint.
         """
-        _set_epoch(loader, self.epoch)
+        state, self._restored = self._restored, None
+        loaders.set_epoch(loader, self.epoch)
         generators = random_state.generators_of(loader)
-        if self.epoch and _starts_workers_once(loader):
+        if self.epoch and loaders.has_persistent_workers(loader) and loaders.draws_seed(loader):
             # The epoch's own draws are those of a loader whose workers have been running since the first epoch.
             current = random_state.capture(generators)
             iter(loader)
             random_state.restore(current, generators)
-        if self.batch == 0:
-            self._epoch_random = random_state.capture(generators)
-            self._epoch_length = length(loader)
-            fresh: Iterator[Any] = iter(loader)
-            return fresh
-        if self._epoch_random is None or length(loader) != self._epoch_length:
-            raise CheckpointError(
-                f"the checkpoint stands at batch {self.batch} of {self._epoch_length} of an epoch, but the loader now "
-                f"has {length(loader)}: its data, batch size or number of ranks changed. Use what it was saved with, "
-                "or give another folder to begin anew"
-            )
-        if getattr(loader, "persistent_workers", False):
-            logger().warning(
-                "the loader's workers are persistent: their random state cannot be restored. The order of the data is "
-                "exact, random augmentation inside the workers is not (persistent_workers=False makes it so)"
-            )
+        self._split = Split.of(loader)
+        self._loader = loader if loaders.has_own_state(loader) else None
+        if state is not None:
+            return self._reopen(loader, state, generators)
+        self._random = random_state.capture(generators)
+        self._drew_seed = loaders.draws_seed(loader)
+        fresh: Iterator[Any] = iter(loader)
+        return fresh
+
+    def _reopen(self, loader: Any, state: dict[str, Any], generators: list[Any]) -> Iterator[Any]:  # noqa: ANN401
+        before, now = Split(**state["split"]), Split.of(loader)
+        self._random, self._drew_seed = state["random"], state["drew_seed"]
+        if before.length is not None and state["batch"] >= before.length:
+            self.batch = now.length if now.length is not None else state["batch"]
+            return iter(())  # all of it is done, however it is split now
+        done = _convert(state, before, now)
         current = random_state.capture(generators)
-        random_state.restore(self._epoch_random, generators)
-        iterator: Iterator[Any] = iter(loader)
-        _skip(_advance(loader, iterator), self.batch)
-        random_state.restore(current, generators)
+        random_state.restore(self._random or current, generators)
+        try:
+            if self._loader is not None and state["loader"] is not None:
+                return self._reopen_itself(loader, state, before, now)
+            if now.by_index and not self._replay:
+                iterator = loaders.open_at(loader, done, drew_seed=self._drew_seed)
+            else:
+                done = self._replayable(done, before, now)
+                iterator = iter(loader)
+                _drop(iterator, done if now.batch is None else done // now.batch)
+        finally:
+            random_state.restore(current, generators)
+        left = loaders.batches_left(loader, done)
+        self.batch = done if left is None or now.length is None else now.length - left
+        self._start = (self.batch, done)
         return iterator
 
-    def next_epoch(self) -> None:
-        self.epoch, self.batch, self._epoch_random = self.epoch + 1, 0, None
+    def _reopen_itself(self, loader: Any, state: dict[str, Any], before: Split, now: Split) -> Iterator[Any]:  # noqa: ANN401
+        """A loader that brings itself to its place."""
+        if before.shards != now.shards or before.workers != now.workers:
+            raise CheckpointError(
+                f"the loader's own state is that of one of {before.shards} shards with {before.workers} workers, now "
+                f"it is one of {now.shards} with {now.workers}: use as many, or a plain DataLoader"
+            )
+        try:
+            loader.load_state_dict(state["loader"])
+        except Exception as error:
+            raise CheckpointError(f"the loader does not take back its own state: {error!r:.300}") from error
+        self._start = (self.batch, state["done"])
+        own: Iterator[Any] = iter(loader)
+        return own
+
+    def _replayable(self, done: int, before: Split, now: Split) -> int:
+        """The place in whole batches; says what reading up to it cannot repeat."""
+        if now.batch and done % now.batch:
+            logger().warning(
+                f"the epoch goes on at sample {done - done % now.batch} of this rank instead of {done}: it is replayed "
+                f"in batches of {now.batch}"
+            )
+            done -= done % now.batch
+        if before.workers != now.workers and not now.by_index:
+            logger().warning(
+                f"the loader had {before.workers} workers when it was saved, now it has {now.workers}: the order of an "
+                "iterable dataset depends on it, so some samples of this epoch may come twice and some not at all"
+            )
+        return done
+
+    def _done(self) -> int:
+        """Samples (or batches) of this rank."""
+        batch, done = self._start
+        size = self._split.batch if self._split and self._split.batch else 1
+        return done + (self.batch - batch) * size
 
 
-def length(loader: Any) -> int | None:  # noqa: ANN401
-    """Batches per epoch; None if the loader does not know."""
-    try:
-        return len(loader)
-    except TypeError:  # an iterable dataset has no length
-        return None
+def _convert(state: dict[str, Any], before: Split, now: Split) -> int:
+    """What this rank has done, in its way of counting, out of what all ranks had done when it was saved."""
+    same_batches = before.shards != now.shards or before.length == now.length
+    if before.unit != now.unit or before.data != now.data or (now.batch is None and not same_batches):
+        raise CheckpointError(
+            f"the checkpoint stands at batch {state['batch']} of {before.length} of an epoch, but the loader now "
+            f"has {now.length}: its data or the way it is batched changed. Use what it was saved with, or give "
+            "another folder to begin anew"
+        )
+    done, over = divmod(state["done"] * before.shards, now.shards)
+    if over:
+        logger().warning(
+            f"{before.shards} ranks had done {state['done'] * before.shards} {now.unit} of this epoch, which "
+            f"{now.shards} ranks cannot divide evenly: the last {over} come again"
+        )
+    return int(done)
 
 
-def _starts_workers_once(loader: Any) -> bool:  # noqa: ANN401
-    """Persistent workers that are still to be started: a DataLoader draws their seed then, and in no later epoch."""
-    persistent = getattr(loader, "persistent_workers", False) and getattr(loader, "num_workers", 0) > 0
-    return bool(persistent) and getattr(loader, "_iterator", None) is None
-
-
-def _set_epoch(loader: Any, epoch: int) -> None:  # noqa: ANN401
-    """DistributedSampler and its like shuffle by epoch number and rely on being told."""
-    for name in ("sampler", "batch_sampler", "dataset"):
-        set_epoch = getattr(getattr(loader, name, None), "set_epoch", None)
-        if callable(set_epoch):
-            set_epoch(epoch)
-
-
-def _advance(loader: Any, iterator: Iterator[Any]) -> Callable[[], Any]:  # noqa: ANN401
-    """How to go one batch further: without reading data if that comes to the same."""
-    data = sys.modules.get("torch.utils.data")
-    by_index = (
-        data is not None
-        and isinstance(loader, data.DataLoader)
-        and not isinstance(loader.dataset, data.IterableDataset)
-        and loader.num_workers == 0
-    )
-    # _next_index is DataLoader's own way to its sampler; a version without it reads the batches instead.
-    next_index = getattr(iterator, "_next_index", None) if by_index else None
-    return next_index or (lambda: next(iterator))
-
-
-def _skip(advance: Callable[[], Any], count: int) -> None:
+def _drop(iterator: Iterator[Any], count: int) -> None:
     for done in range(count):
         try:
-            advance()
+            next(iterator)
         except StopIteration:
             raise CheckpointError(
                 f"the checkpoint stands after batch {count} of an epoch, but the loader ended after {done}: its data "

@@ -185,9 +185,10 @@ class Loader:
 
     def _of(self, manifest: RankManifest) -> dict[str, list[Piece]]:
         if manifest.rank not in self._pieces:
-            self._pieces[manifest.rank] = pieces = defaultdict(list)
+            pieces: dict[str, list[Piece]] = {}
             for piece in manifest.pieces:
-                pieces[piece.key].append(piece)
+                pieces.setdefault(piece.key, []).append(piece)
+            self._pieces[manifest.rank] = pieces
         return self._pieces[manifest.rank]
 
 
@@ -238,7 +239,7 @@ def _new_array(size: int) -> tuple[Any, memoryview]:
     import numpy as np
 
     array = np.empty(size, dtype=np.uint8)
-    return array, memoryview(array)
+    return array, array.data
 
 
 def _view(tensor: Any) -> memoryview:  # noqa: ANN401

@@ -135,7 +135,7 @@ def _read(store: ReadableStore, name: Name, ranks: Ranks, placements: Placements
     commit = store.read_commit(name)
     files = Files(store, name, commit)
     snapshot: dict[str, Any] | None = None
-    if ranks.world == files.world and (slot := _surviving(cached, files.manifest(ranks.rank))):
+    if ranks.world == files.world and (slot := _surviving(cached(name), files.manifest(ranks.rank))):
         try:
             snapshot = load(files, ranks.rank, ranks.world, placements, slot)
         except UnusableError as error:  # the process died while it overwrote the slot; the store has it whole
@@ -152,9 +152,8 @@ def _read(store: ReadableStore, name: Name, ranks: Ranks, placements: Placements
     return Restored(name, commit, snapshot)
 
 
-def _surviving(cached: Cached, manifest: RankManifest) -> memoryview | None:
+def _surviving(found: tuple[bytes, memoryview] | None, manifest: RankManifest) -> memoryview | None:
     """This machine's copy of what the manifest describes, not verified yet."""
-    found = cached(Name.parse(manifest.name))
     if found is None or len(found[1]) < manifest.size:
         return None
     return found[1][: manifest.size]

@@ -208,7 +208,10 @@ def _scatter(data: bytes | memoryview, at: int, views: Sequence[memoryview]) -> 
     if isinstance(data, memoryview) and data.readonly:
         data = bytes(data[at : at + sum(map(len, views))])
         at = 0
-    source = (_address(data) if isinstance(data, memoryview) else ctypes.cast(data, ctypes.c_void_p).value) or 0
+    source = (
+        _address(data) if isinstance(data, memoryview) else ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value
+    )
+    assert source is not None
     for view in views:
         if len(view):
             ctypes.memmove(_address(view), source + at, len(view))
