@@ -37,7 +37,7 @@ class Imds:
         if reply.status == 404:
             return None
         if reply.status != 200:
-            raise self._server.refusal(path, reply)
+            raise self._server.refusal(reply)
         return reply
 
     def _valid_token(self, refused: str | None = None) -> str:
@@ -57,7 +57,7 @@ class Imds:
         asked = {"X-aws-ec2-metadata-token-ttl-seconds": str(_TTL_S)}
         reply = self._server.ask(_TOKEN, asked, method="PUT", body=b"")
         if reply.status != 200 or not reply.text.isascii() or not reply.text.isprintable() or not reply.text:
-            raise self._server.refusal(_TOKEN, reply)
+            raise self._server.refusal(reply)
         told = reply.headers.get("X-aws-ec2-metadata-token-ttl-seconds", "")
         ttl_s = int(told) if told.isdecimal() else _TTL_S
         self._token, self._renew, self._expires = reply.text, now + 0.8 * ttl_s, now + ttl_s
@@ -137,7 +137,7 @@ class CapacityBlock:
         return [ProviderNotice("aws", "capacity-block-end", "capacity-block", starts)]
 
 
-_PATHS: tuple[tuple[str, Callable[[Reply], Sequence[ProviderNotice]]], ...] = (
+QUESTIONS: tuple[tuple[str, Callable[[Reply], Sequence[ProviderNotice]]], ...] = (
     ("spot/instance-action", spot_action),
     ("events/recommendations/rebalance", rebalance),
     ("events/maintenance/scheduled", scheduled_events),
@@ -154,7 +154,7 @@ def looks(
     imds = Imds(MetadataServer(url, say))
     asked: list[Look] = []
     if environ.get("AWS_EC2_METADATA_DISABLED", "").lower() != "true":
-        asked += [Question(imds, name, read) for name, read in _PATHS]
+        asked += [Question(imds, name, read) for name, read in QUESTIONS]
     if capacity_block_end is not None:
         asked.append(CapacityBlock(imds, capacity_block_end))
     return asked

@@ -56,12 +56,12 @@ class ScheduledEvents:
         headers = {**_HEADERS, "Content-Type": "application/json"}
         reply = self._server.ask(_EVENTS, headers, method="POST", body=body, timeout_s=_LATER_S)
         if reply.status != 200:
-            raise self._server.refusal(_EVENTS, reply)
+            raise self._server.refusal(reply)
 
     def _answer(self, path: str, timeout_s: float | None) -> Reply:
         reply = self._server.ask(path, _HEADERS, timeout_s=timeout_s)
         if reply.status != 200:
-            raise self._server.refusal(path, reply)
+            raise self._server.refusal(reply)
         return reply
 
     def _read(self, document: dict[str, Any], reply: Reply) -> list[ProviderNotice]:

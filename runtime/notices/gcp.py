@@ -54,7 +54,7 @@ class Key:
             self.pause_s = _NOTHING_S
             return []
         if reply.status != 200:
-            raise self._server.refusal(path, reply)
+            raise self._server.refusal(reply)
         self._etag = reply.headers.get("ETag")
         self.pause_s = _PAUSE_S
         return self._read(reply)

@@ -134,9 +134,9 @@ class MetadataServer:
             where = "ahead of" if error > 0 else "behind"
             self._say(f"this machine's clock is {abs(error):.0f} s {where} the provider's, which counts for deadlines")
 
-    def refusal(self, path: str, reply: Reply) -> MetadataError:
+    def refusal(self, reply: Reply) -> MetadataError:
         """What to raise for a status that is no answer."""
-        return MetadataError(f"{self.name} answers {path.partition('?')[0]} with HTTP {reply.status}")
+        return MetadataError(f"{self.name} answers with HTTP {reply.status}")
 
 
 class Look(Protocol):

@@ -14,6 +14,7 @@ from .orders import Orders
 from .policy import policy_of
 
 CLOUDS = ("aws", "gcp", "azure")
+_FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 10.0  # between two tries: the shortest notices come half a minute ahead
 _TICK_S = 1.0
 
@@ -23,6 +24,7 @@ class CloudWatcher:
 
     def __init__(self, looks: Sequence[Look], docket: Docket, say: Callable[[str], None]) -> None:
         self._docket, self._say = docket, say
+        self._lock = threading.Lock()
         self._said: set[str] = set()
         self._stopping = threading.Event()
         for look in looks:
@@ -39,9 +41,8 @@ class CloudWatcher:
             try:
                 notices = look.look()
             except MetadataError as error:
-                failures += 1
                 self._complain(str(error))
-                pause_s = min(0.5 * 2.0**failures, _LONGEST_PAUSE_S)
+                failures, pause_s = failures + 1, min(_FIRST_PAUSE_S * 2.0 ** min(failures, 10), _LONGEST_PAUSE_S)
             else:
                 failures, pause_s = 0, look.pause_s
                 if not self._stopping.is_set():
@@ -49,8 +50,11 @@ class CloudWatcher:
             self._stopping.wait(pause_s)
 
     def _complain(self, trouble: str) -> None:
-        if trouble not in self._said:
+        """Once for each trouble: all questions meet the same one, again and again."""
+        with self._lock:
+            new = trouble not in self._said
             self._said.add(trouble)
+        if new:
             self._say(f"notices: {trouble}; it is asked again")
 
     def _keep_time(self) -> None:

@@ -27,6 +27,8 @@ class AwsMetadata(MetadataServer):
     def __init__(self, longest_token_s: float = 21_600) -> None:
         super().__init__()
         self.values: dict[str, str] = {"instance-id": "i-0123456789abcdef0"}
+        self.token_status = 200
+        """What the question for a token is answered with."""
         self._longest_token_s = longest_token_s
         self._tokens: dict[str, float] = {}
 
@@ -55,8 +57,8 @@ class AwsMetadata(MetadataServer):
     def _token(self, request: Request) -> Answer:
         if request.method != "PUT":
             return Answer(405)
-        if "X-Forwarded-For" in request.headers:
-            return Answer(403)
+        if self.token_status != 200 or "X-Forwarded-For" in request.headers:
+            return Answer(403 if self.token_status == 200 else self.token_status)
         asked = request.headers.get("X-aws-ec2-metadata-token-ttl-seconds", "")
         if not asked.isdecimal() or not 1 <= int(asked) <= 21_600:
             return Answer(400)

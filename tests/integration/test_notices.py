@@ -1,0 +1,506 @@
+"""Watchers against metadata servers over real sockets, then whole agents whose programs train and are taken away."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from email.utils import formatdate
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudgpu.runtime.jobdir import AttemptRecord, Heartbeat, JobDir, Result, attempt_key, local_url, node_key
+from cloudgpu.runtime.notices import CloudNotices, NodeDir, Order, Orders, aws, azure, gcp
+from cloudgpu.runtime.notices.docket import Docket
+from cloudgpu.runtime.notices.metadata import Look, MetadataError
+from cloudgpu.runtime.notices.metadata import MetadataServer as Client
+from cloudgpu.runtime.notices.watch import CloudWatcher
+from cloudgpu.tests.standins.agents import World, until, world
+from cloudgpu.tests.standins.metadata import MetadataServer
+from cloudgpu.tests.standins.metadata_aws import EVENTS, LIFECYCLE, REBALANCE, TOKEN, AwsMetadata
+from cloudgpu.tests.standins.metadata_azure import EVENTS as AZURE_EVENTS
+from cloudgpu.tests.standins.metadata_azure import AzureMetadata
+from cloudgpu.tests.standins.metadata_gcp import BASE, GcpMetadata
+
+__all__ = ["world"]  # a fixture
+
+
+class Watch:
+    """A watcher of some questions, with what came of it."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.orders = Orders(lambda: None)
+
+    @contextmanager
+    def over(self, *looks: Look) -> Iterator[Watch]:
+        watcher = CloudWatcher(looks, Docket(self.orders, self.lines.append), self.lines.append)
+        try:
+            yield self
+        finally:
+            watcher.stop()
+
+    def stop(self, limit_s: float = 20.0) -> Order:
+        """The order to end, once it is there."""
+        until(lambda: self.orders.next_to_expire, limit_s)
+        order = self.orders.next_to_expire
+        assert order is not None
+        return order
+
+    def left(self) -> float:
+        return self.stop().deadline - time.monotonic()
+
+
+@pytest.fixture
+def watch() -> Watch:
+    return Watch()
+
+
+def client(server: MetadataServer, watch: Watch | None = None, timeout_s: float = 5.0) -> Client:
+    return Client(server.url, watch.lines.append if watch else lambda _text: None, timeout_s)
+
+
+def aws_looks(server: AwsMetadata, watch: Watch | None = None) -> list[Look]:
+    """The agent's own questions, more often."""
+    imds = aws.Imds(client(server, watch))
+    return [aws.Question(imds, name, read, pause_s=0.05) for name, read in aws.QUESTIONS]
+
+
+# --- AWS ---
+
+
+def test_aws_one_token_serves_all_questions(watch: Watch) -> None:
+    with AwsMetadata() as server, watch.over(*aws_looks(server)):
+        until(lambda: len(server.requests) > 12)
+        assert len(server.asked(TOKEN, "PUT")) == 1
+        server.interrupt(120)
+        assert 95 < watch.left() <= 110
+        assert watch.lines == [watch.lines[0]] and "spot-terminate" in watch.lines[0]
+
+
+def test_aws_a_refused_token_is_renewed_at_once(watch: Watch) -> None:
+    with AwsMetadata() as server, watch.over(*aws_looks(server)):
+        until(lambda: len(server.requests) > 5)
+        server.forget_tokens()
+        server.interrupt(120, "stop")
+        watch.stop()
+        assert len(watch.lines) == 1, "nobody has noticed"
+
+
+def test_aws_a_token_is_renewed_before_it_expires() -> None:
+    now = [0.0]
+    with AwsMetadata() as server:
+        imds = aws.Imds(client(server), clock=lambda: now[0])
+        for now[0] in (0.0, 17_000.0, 17_300.0, 30_000.0):  # of 21,600 s
+            assert imds.get("/latest/meta-data/instance-id") is not None
+        assert len(server.asked(TOKEN, "PUT")) == 2
+
+
+def test_aws_a_token_that_cannot_be_renewed_serves_until_it_expires() -> None:
+    now = [0.0]
+    with AwsMetadata() as server:
+        imds = aws.Imds(client(server), clock=lambda: now[0])
+        imds.get("/latest/meta-data/instance-id")
+        server.token_status = 503
+        now[0] = 20_000.0
+        assert imds.get("/latest/meta-data/instance-id") is not None
+        now[0] = 22_000.0
+        with pytest.raises(MetadataError, match="HTTP 503"):
+            imds.get("/latest/meta-data/instance-id")
+
+
+def test_aws_saves_for_what_may_come_and_ends_for_what_does(watch: Watch) -> None:
+    with AwsMetadata() as server, watch.over(*aws_looks(server)):
+        server.announce(REBALANCE, {"noticeTime": "2026-10-27T08:22:00Z"})
+        until(lambda: watch.orders.newest_save)
+        later = formatdate(time.time() + 86_400, usegmt=True).partition(", ")[2]
+        event = {"NotBefore": later, "Code": "instance-reboot", "EventId": "instance-event-1", "State": "active"}
+        server.announce(EVENTS, [event])
+        until(lambda: any("instance-reboot in 24 hours" in line for line in watch.lines))
+        assert watch.orders.next_to_expire is None
+        server.announce(LIFECYCLE, "Terminated")
+        assert watch.stop().word == "terminate"
+
+
+@pytest.mark.parametrize("off", [-3_600.0, 3_600.0], ids=["behind", "ahead"])
+def test_a_machine_whose_clock_is_wrong_keeps_the_deadline(watch: Watch, off: float) -> None:
+    with AwsMetadata() as server, watch.over(*aws_looks(server, watch)):
+        server.clock_off_s = off
+        server.interrupt(120)
+        assert 90 < watch.left() <= 111
+        said = [line for line in watch.lines if "clock" in line]
+        assert said == [said[0]] and ("behind" in said[0]) == (off > 0)
+
+
+def test_aws_the_end_of_a_capacity_block_is_known_from_the_launch(watch: Watch) -> None:
+    with AwsMetadata() as server:
+        server.clock_off_s = 3_600.0
+        ends = time.time() + 3_600 + 1_800 + 100  # by the right clock: machines go from 30 min before on
+        looks = aws.looks({"AWS_EC2_METADATA_SERVICE_ENDPOINT": server.url}, watch.lines.append, ends)
+        with watch.over(looks[-1]):
+            assert 70 < watch.left() <= 91
+
+
+# --- Google Cloud ---
+
+
+def gcp_looks(server: GcpMetadata, wait_s: int = 60) -> list[Look]:
+    http = client(server)
+    return [
+        gcp.Key(http, "preempted", gcp.preempted, wait_s),
+        gcp.Key(http, "maintenance-event", lambda reply: gcp.maintenance_event(reply, has_gpu=True), wait_s),
+    ]
+
+
+def test_gcp_a_long_poll_answers_when_the_value_changes(watch: Watch) -> None:
+    with GcpMetadata() as server, watch.over(*gcp_looks(server)):
+        until(lambda: len(server.asked(BASE + "preempted")) == 2)
+        time.sleep(0.5)
+        first, second = server.asked(BASE + "preempted")
+        assert not first.query
+        assert {**second.query, "last_etag": ""} == {"wait_for_change": "true", "last_etag": "", "timeout_sec": "60"}
+        server.set("preempted", "TRUE")
+        assert 15 < watch.left() <= 25
+        assert watch.lines == ["notice from gcp: preempted in 30 s: the program is to save and end"]
+
+
+def test_gcp_a_change_between_two_questions_is_not_missed() -> None:
+    with GcpMetadata() as server:
+        key = gcp.Key(client(server), "maintenance-event", lambda reply: gcp.maintenance_event(reply, has_gpu=True))
+        assert key.look() == []
+        server.set("maintenance-event", "TERMINATE_ON_HOST_MAINTENANCE")
+        [notice] = key.look()
+        server.set("maintenance-event", "NONE")
+        assert notice.kind == "terminate-on-host-maintenance"
+        assert key.look() == []
+
+
+def test_gcp_a_quiet_poll_is_asked_again(watch: Watch) -> None:
+    with GcpMetadata() as server, watch.over(*gcp_looks(server, wait_s=1)):
+        until(lambda: len(server.asked(BASE + "preempted")) >= 4)
+        assert watch.lines == []
+
+
+def test_gcp_only_200_means_something(watch: Watch) -> None:
+    with GcpMetadata() as server:
+        key = gcp.Key(client(server), "upcoming-maintenance?alt=json", gcp.upcoming_maintenance)
+        assert key.look() == [], '{"error": ...} under 503: nothing yet'
+        server.set("upcoming-maintenance", None)
+        assert key.look() == []
+        server.set("upcoming-maintenance", "Service Unavailable", 503)
+        with pytest.raises(MetadataError, match="503"):
+            key.look()
+        server.set(
+            "upcoming-maintenance", '{"windowStartTime": "2099-01-01T00:00:00Z", "maintenanceStatus": "PENDING"}'
+        )
+        [notice] = key.look()
+        assert notice.kind == "upcoming-maintenance"
+        server.flavor = "Other"
+        server.set("upcoming-maintenance", "NONE")
+        with pytest.raises(MetadataError, match="is not Google's metadata server"):
+            key.look()
+
+
+# --- Azure ---
+
+
+def test_azure_the_first_answer_may_take_its_time(watch: Watch) -> None:
+    with AzureMetadata(first_s=1.5) as server:
+        events = azure.ScheduledEvents(client(server, timeout_s=0.5), first_s=30)
+        with watch.over(events):
+            server.announce("Preempt", 30, "TRAINER_0", "neighbour")
+            assert 15 < watch.left() <= 25
+        assert watch.lines[0].startswith("notice from azure (Host server is undergoing maintenance.): preempt")
+        assert len(server.asked(AZURE_EVENTS)) == 1
+
+
+def test_azure_events_of_other_machines_are_not_ours(watch: Watch) -> None:
+    with AzureMetadata() as server, watch.over(azure.ScheduledEvents(client(server))):
+        server.announce("Preempt", 30, "trainer_1", "trainer_01", "trainer")
+        until(lambda: len(server.asked(AZURE_EVENTS)) >= 3)
+        assert watch.lines == []
+
+
+def test_azure_what_a_machine_came_back_from_does_not_end_it(watch: Watch) -> None:
+    with AzureMetadata() as server:
+        server.announce("Reboot", None)
+        with watch.over(azure.ScheduledEvents(client(server))):
+            until(lambda: len(server.asked(AZURE_EVENTS)) >= 2)
+            assert watch.lines == []
+            server.announce("Redeploy", None)  # hardware that has failed: started at once
+            assert 0 < watch.left() <= 10
+
+
+def test_azure_a_planned_event_that_begins_early(watch: Watch) -> None:
+    with AzureMetadata() as server, watch.over(azure.ScheduledEvents(client(server))):
+        freeze = server.announce("Freeze", 900)
+        reboot = server.announce("Reboot", 900)
+        until(lambda: watch.orders.newest_save)
+        assert watch.orders.next_to_expire is None
+        server.over(freeze)
+        server.announce("Reboot", 60, event_id=reboot)
+        assert 30 < watch.left() <= 50
+
+
+# --- whatever else answers there ---
+
+_LOOKS: dict[str, tuple[Callable[[], MetadataServer], Callable[[Client], Look]]] = {
+    "aws": (AwsMetadata, lambda http: aws.Question(aws.Imds(http), "spot/instance-action", aws.spot_action)),
+    "gcp": (GcpMetadata, lambda http: gcp.Key(http, "preempted", gcp.preempted)),
+    "azure": (AzureMetadata, lambda http: azure.ScheduledEvents(http, first_s=0.3)),
+}
+_FAULTS = [301, 401, 403, 404, 429, 500, 503, "hang", "garbage", "huge", "reset", "drip", "html"]
+
+
+@pytest.mark.parametrize("fault", _FAULTS)
+@pytest.mark.parametrize("cloud", _LOOKS)
+def test_what_is_no_answer_is_an_error_that_is_dealt_with(cloud: str, fault: Any) -> None:
+    make_server, make_look = _LOOKS[cloud]
+    with make_server() as server:
+        look = make_look(client(server, timeout_s=0.3))
+        server.fault = fault
+        begun = time.monotonic()
+        with pytest.raises(MetadataError) as caught:
+            look.look()
+        assert time.monotonic() - begun < 5
+        assert "\n" not in str(caught.value) and len(str(caught.value)) < 200
+        server.fault = None
+        assert look.look() == []
+
+
+def test_nobody_there(watch: Watch) -> None:
+    with AwsMetadata() as server:
+        pass
+    for _, make_look in _LOOKS.values():
+        with pytest.raises(MetadataError, match="no answer from"):
+            make_look(client(server, timeout_s=0.3)).look()
+
+
+@pytest.mark.parametrize("fault", [403, "hang", "garbage"])
+def test_trouble_is_said_once_and_the_notice_comes_all_the_same(watch: Watch, fault: Any) -> None:
+    with AwsMetadata() as server:
+        imds = aws.Imds(client(server, timeout_s=0.2))
+        server.fault = fault
+        with watch.over(*(aws.Question(imds, name, read, pause_s=0.05) for name, read in aws.QUESTIONS)):
+            until(lambda: len(server.requests) >= 6)
+            assert len(watch.lines) == 1 and watch.lines[0].endswith("; it is asked again")
+            server.interrupt(120)
+            server.fault = None
+            watch.stop()
+
+
+def test_proxies_are_not_used(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.setenv("all_proxy", "http://127.0.0.1:9")
+    with AwsMetadata() as server, watch.over(*aws_looks(server)):
+        server.interrupt(120)
+        watch.stop()
+
+
+def test_an_unknown_cloud_and_an_impossible_address_are_said(watch: Watch, tmp_path: Path) -> None:
+    own = NodeDir(JobDir(local_url(tmp_path)), 1, "worker-0.1")
+    CloudNotices("gpc", own, watch.orders, watch.lines.append, environ={}).stop()
+    CloudNotices("gcp", own, watch.orders, watch.lines.append, environ={"GCE_METADATA_HOST": "h:x"}).stop()
+    assert [line.partition(": ")[0] for line in watch.lines] == [
+        "notices are not watched",
+        "notices of gcp are not watched",
+    ]
+
+
+# --- acknowledging ---
+
+
+class Crowd:
+    """Two machines of one attempt, each with its own view of the same events."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir()
+        self.dir = JobDir(local_url(folder))
+        nodes = [{"node": f"worker-{i}.1", "role": "worker", "index": i, "rank": i, "gpus": 0} for i in (0, 1)]
+        self.dir.put(attempt_key(1), AttemptRecord(1, {}, nodes).to_bytes())
+        self.servers = [AzureMetadata("VM_0"), AzureMetadata("vm_1")]
+        self.lines: list[str] = []
+        self.watched: list[CloudNotices] = []
+
+    @contextmanager
+    def at_work(self) -> Iterator[Crowd]:
+        with self.servers[0], self.servers[1]:
+            for index, server in enumerate(self.servers):
+                own = NodeDir(self.dir, 1, f"worker-{index}.1")
+                environ = {"CLOUDGPU_AZURE_METADATA": server.url}
+                self.watched.append(
+                    CloudNotices("azure", own, Orders(lambda: None), self.lines.append, environ=environ)
+                )
+            try:
+                yield self
+            finally:
+                for watched in self.watched:
+                    watched.stop()
+
+    def announce(self, *machines: str) -> None:
+        for server in self.servers:
+            server.announce("Preempt", 30, *machines, event_id="E-1")
+
+    def end(self, index: int) -> None:
+        result = Result("preempted", 75, "", 0.0, 0.0)
+        self.dir.create(node_key(1, f"worker-{index}.1", "result.json"), result.to_bytes())
+
+    def beat(self, index: int, step: int, saved: int, phase: Any = "stopping") -> None:
+        beat = Heartbeat(1, 0.0, phase, {"step": step, "saved_step": saved})
+        self.dir.put(node_key(1, f"worker-{index}.1", "heartbeat.json"), beat.to_bytes())
+
+    def names(self) -> int:
+        return sum(self.dir.exists(node_key(1, f"worker-{i}.1", "machine-name.json")) for i in (0, 1))
+
+
+def test_azure_one_node_acknowledges_and_only_when_all_are_safe(tmp_path: Path) -> None:
+    with Crowd(tmp_path / "job").at_work() as crowd:
+        crowd.announce("vm_0", "vm_1")
+        until(lambda: crowd.names() == 2)
+        crowd.end(1)
+        crowd.beat(0, step=20, saved=10)
+        time.sleep(1.2)
+        crowd.beat(0, step=20, saved=20, phase="running")
+        time.sleep(1.2)
+        assert crowd.servers[0].started == crowd.servers[1].started == []
+        crowd.beat(0, step=20, saved=20)
+        until(lambda: crowd.servers[0].started)
+        for watched in crowd.watched:
+            watched.finish(10)
+        assert (crowd.servers[0].started, crowd.servers[1].started) == (["E-1"], [])
+        assert [line for line in crowd.lines if "may begin" in line] == [
+            "preempt of vm_0, vm_1 may begin: all nodes are saved (event E-1)"
+        ]
+
+
+def test_azure_the_named_node_acknowledges_though_it_is_not_the_first(tmp_path: Path) -> None:
+    with Crowd(tmp_path / "job").at_work() as crowd:
+        crowd.announce("vm_1")
+        until(lambda: crowd.names() == 1)
+        crowd.end(0)
+        crowd.end(1)
+        until(lambda: crowd.servers[1].started)
+        assert crowd.servers[0].started == []
+
+
+def test_azure_an_event_of_somebody_elses_machine_is_never_acknowledged(tmp_path: Path) -> None:
+    with Crowd(tmp_path / "job").at_work() as crowd:
+        crowd.announce("vm_0", "vm_1", "another-team")
+        until(lambda: crowd.names() == 2)
+        crowd.end(0)
+        crowd.end(1)
+        time.sleep(2)
+        assert crowd.servers[0].started == crowd.servers[1].started == []
+
+
+# --- whole agents ---
+
+TRAINING = """
+import time, torch
+from cloudgpu.runtime import Checkpointer
+torch.set_num_threads(1)
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+ckpt = Checkpointer(model=model, optimizer=optimizer)
+for step in ckpt.steps(1_000_000):
+    loss = model(torch.ones(8, 4)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    if ckpt.step == 3:
+        print("training", flush=True)
+    time.sleep(0.005)
+"""
+
+
+def agent_on(
+    cloud: str, server: MetadataServer, world: World, monkeypatch: pytest.MonkeyPatch
+) -> subprocess.Popen[bytes]:
+    variable, value = {
+        "aws": ("AWS_EC2_METADATA_SERVICE_ENDPOINT", server.url),
+        "gcp": ("GCE_METADATA_HOST", server.host),
+        "azure": ("CLOUDGPU_AZURE_METADATA", server.url),
+    }[cloud]
+    monkeypatch.setenv(variable, value)
+    return world.start(0, "--notices", cloud)
+
+
+def announce(server: MetadataServer) -> None:
+    if isinstance(server, AwsMetadata):
+        server.interrupt(120)
+    elif isinstance(server, GcpMetadata):
+        server.set("preempted", "TRUE")
+    elif isinstance(server, AzureMetadata):
+        server.announce("Preempt", 30)
+
+
+@pytest.mark.parametrize("cloud", ["aws", "gcp", "azure"])
+def test_a_training_program_is_saved_when_its_machine_is_taken(
+    cloud: str, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.job("python main.py", code={"main.py": TRAINING}, checkpoint_every=3600)
+    with {"aws": AwsMetadata, "gcp": GcpMetadata, "azure": AzureMetadata}[cloud]() as server:
+        agent = agent_on(cloud, server, world, monkeypatch)
+        until(lambda: "training" in world.texts(), 60)
+        announce(server)
+        assert agent.wait(60) == 0, world.agent_log()
+        result = world.result()
+        assert (result.outcome, result.exit_code) == ("preempted", 75), world.agent_log()
+        assert result.reason.startswith(f"notice from {cloud}")
+        commits = [key for key in world.dir.list("checkpoints") if key.endswith("COMMIT.json")]
+        assert len(commits) == 1, "every=3600 saves by itself only at the end"
+        assert result.progress is not None and result.progress["saved_step"] >= 3
+        if isinstance(server, AzureMetadata):
+            assert len(server.started) == 1, "this machine is all the event names, and all there is of the attempt"
+
+
+OBEDIENT = """
+import json, os, sys, time
+open(os.environ["CLOUDGPU_LISTENING"], "w").close()
+path, done = os.environ["CLOUDGPU_NOTICE"], set()
+print("up", flush=True)
+while True:
+    time.sleep(0.02)
+    if os.path.exists(path):
+        notice = json.load(open(path))
+        if notice["id"] not in done:
+            done.add(notice["id"])
+            print(notice["action"], notice["reason"], flush=True)
+        if notice["action"] == "stop":
+            sys.exit(75)
+"""
+
+
+def test_a_program_saves_and_trains_on_until_the_event_is_near(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.job("python main.py", code={"main.py": OBEDIENT})
+    with AzureMetadata() as server:
+        agent = agent_on("azure", server, world, monkeypatch)
+        until(lambda: "up" in world.texts())
+        server.announce("Freeze", 900)
+        reboot = server.announce("Reboot", 900)
+        until(lambda: world.texts() == ["up", "save reboot"])
+        time.sleep(1)
+        assert agent.poll() is None
+        server.announce("Reboot", 100, event_id=reboot)
+        assert agent.wait(30) == 0
+        assert world.texts() == ["up", "save reboot", "stop reboot"]
+        assert world.result().outcome == "preempted"
+        assert [text for text in world.texts("agent") if "freeze" in text and "nothing is done" in text]
+
+
+def test_a_metadata_server_that_hangs_does_not_touch_the_job(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.job("echo done")
+    with AzureMetadata() as server:
+        server.fault = "hang"
+        begun = time.monotonic()
+        assert agent_on("azure", server, world, monkeypatch).wait(30) == 0
+        assert time.monotonic() - begun < 20, "the first answer may take two minutes: nobody waits for it"
+    assert world.result().outcome == "succeeded"
+    assert threading.active_count() < 50
+    assert json.loads(world.dir.get("job.json"))["name"] == "job"
