@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
-import functools
 import hashlib
 import os
 import sys
@@ -22,12 +20,11 @@ from pathlib import Path
 from typing import NoReturn, TypeVar
 
 from .archive import ArchiveError, unpack
-from .ending import INTERRUPTED_EXIT, Ending, judge, read_outcome
-from .gpu_idle import VISIBLE, IdleWatch, read_utilisation
+from .ending import Ending, judge
+from .generations import Ledger
 from .heartbeat import Heart, read_progress
 from .jobdir import (
     JOB_KEY,
-    Address,
     AttemptRecord,
     Claim,
     JobDir,
@@ -41,29 +38,27 @@ from .jobdir import (
     node_key,
 )
 from .launchers import (
-    LOOPBACK,
     LauncherError,
     Place,
-    free_port,
     launcher_name,
     machine_environment,
-    needs_addresses,
-    own_host,
-    processes,
     setup_process,
 )
 from .logs import LogWriter
+from .node_program import Node, NodeProgram, UnmetError
 from .notices import CLOUDS, CloudNotices, NodeDir, Order, Orders, Watcher
-from .program import MARKER, Exit, Process, adopt_orphans
-from .runner import PEER_S, Interrupted, Runner, Vanished, Wakeup
+from .program import MARKER, Process, adopt_orphans
+from .restart import Budget, scope
+from .runner import PEER_S, Conduct, Interrupted, Runner, Vanished, Wakeup
+from .timeline import History
 
-DONE, BUG, CLAIMED, JOB_DIR_LOST, VANISHED = 0, 1, 3, 4, 5
+DONE, BUG, CLAIMED, JOB_DIR_LOST, VANISHED, SUPERSEDED = 0, 1, 3, 4, 5, 6
 """Exit codes of the agent: result written; unforeseen error; another agent has this node; no result could be written;
-the machine was taken away."""
+the machine was taken away; a newer attempt has begun."""
 
 PATIENCE_S = 60.0
 _LAST_LINES_S = 30.0
-_ADDRESS_S = 600.0
+_SUPERSEDED = "superseded"
 _ACKNOWLEDGE_S = 30.0  # what the first node of an attempt waits for the others, to tell the provider that all are saved
 
 _T = TypeVar("_T")
@@ -103,6 +98,7 @@ class Agent:
         if not self._insist(lambda: self._job_dir.create(self._key("claim"), claim.to_bytes())):
             note(f"{self._node} of attempt {self._attempt} is run by another agent")
             return CLAIMED
+        self._history = History()
         self._log = LogWriter(self._job_dir, self._attempt, self._node)
         self._watcher = Watcher(self._job_dir, self._attempt, self._node, self._orders, self._log.say)
         self._cloud = CloudNotices(
@@ -117,7 +113,10 @@ class Agent:
             self._job_dir,
             self._key("heartbeat.json"),
             self._state / "progress.json",
+            self._history,
+            attempt=self._attempt,
             on_lost=self._on_lost,
+            on_superseded=self._on_superseded,
             patience_s=self._patience_s,
         )
         try:
@@ -126,9 +125,9 @@ class Agent:
             ending = Ending("error", None, str(error))
         except Interrupted:
             ending = judge([], self._orders.deciding, signalled=False, listening=False)
-        except Vanished:
-            note("the machine is taken away, as the notice said")
-            return VANISHED
+        except Vanished as gone:
+            note(gone.order.reason)
+            return SUPERSEDED if gone.order.word == _SUPERSEDED else VANISHED
         return self._finish(ending)
 
     # --- the steps -----------------------------------------------------------------------------------------------
@@ -136,26 +135,44 @@ class Agent:
     def _work(self, job_data: bytes) -> Ending:
         if hashlib.sha256(job_data).hexdigest() != self._sha256:
             raise _ErrorEnd(f"{JOB_KEY} is not the one this machine was started for: its sha256 differs")
-        place = self._place(job_data)
+        place, budget = self._place(job_data)
         try:
             launcher = launcher_name(place.job, place.nodes)
-            address = Address(self._host or own_host(), free_port())
         except LauncherError as error:
             raise _ErrorEnd(str(error)) from error
-        needed = needs_addresses(launcher, place.nodes)
-        if needed:
-            self._insist(lambda: self._job_dir.put(self._key("address.json"), address.to_bytes()))
         self._fetch_code(place.job)
-        environment = machine_environment(os.environ, self._marker)
-        failure = self._run_setup(setup_process(place, environment))
+        self._history.setup_begins()
+        failure = self._run_setup(setup_process(place, machine_environment(os.environ, self._marker)))
         if failure is not None:
             return failure
-        own = {self._node: address if needed else Address(LOOPBACK, address.port)}
-        addresses = {**own, **{node.node: self._address(node.node) for node in needed}}
-        self._heart.set_phase("running")
-        return self._run_program(processes(launcher, place, environment, addresses), place)
+        self._history.is_ready()
+        reach = scope(launcher, place.nodes, place.node)
+        ledger = Ledger(self._job_dir, self._attempt, self._node, budget, reach)
+        try:
+            return NodeProgram(self._parts(), place, launcher, ledger).run()
+        except (OSError, ValueError, LauncherError) as error:  # ValueError: a NUL in an argument or a variable
+            raise _ErrorEnd(f"the program cannot be started: {error}") from error
+        except UnmetError as error:
+            raise _ErrorEnd(str(error)) from error
 
-    def _place(self, job_data: bytes) -> Place:
+    def _parts(self) -> Node:
+        return Node(
+            job_dir=self._job_dir,
+            attempt=self._attempt,
+            name=self._node,
+            home=self._home,
+            marker=self._marker,
+            host=self._host,
+            wakeup=self._wakeup,
+            orders=self._orders,
+            runner=self._runner,
+            log=self._log,
+            heart=self._heart,
+            history=self._history,
+            insist=self._insist,
+        )
+
+    def _place(self, job_data: bytes) -> tuple[Place, Budget]:
         attempt_data = self._insist(lambda: self._job_dir.find(attempt_key(self._attempt)))
         try:
             job = JobRecord.from_bytes(job_data)
@@ -166,7 +183,17 @@ class Agent:
             raise _ErrorEnd(f"the job dir holds no usable description of attempt {self._attempt}: {error}") from error
         except StopIteration:
             raise _ErrorEnd(f"{self._node} is no node of attempt {self._attempt}") from None
-        return Place(job, self._job_dir.url, self._attempt, own, nodes, self._state)
+        place = Place(
+            job,
+            self._job_dir.url,
+            self._attempt,
+            own,
+            nodes,
+            self._state,
+            market=str(attempt.offer.get("market") or ""),
+            max_restarts=attempt.failures_left,
+        )
+        return place, Budget(attempt.failures_left, attempt.interruptions_left)
 
     @property
     def _code(self) -> Path:
@@ -195,7 +222,10 @@ class Agent:
             return None
         self._log.say("setup begins")
         begun = time.monotonic()
-        exits, _ = self._start([process], None)
+        try:
+            exits, _ = self._runner.run([process], self._code, Conduct(), self._log, self._heart)
+        except (OSError, ValueError) as error:  # ValueError: a NUL in a variable
+            raise _ErrorEnd(f"the setup cannot be started: {error}") from error
         if self._orders.deciding is not None:
             raise Interrupted
         if [end.code for end in exits] != [0]:
@@ -204,47 +234,6 @@ class Agent:
         with contextlib.suppress(OSError):  # a full disk is the program's to meet
             done.touch()
         return None
-
-    def _address(self, node: str) -> Address:
-        """Where a node can be reached, once it has told."""
-        key = node_key(self._attempt, node, "address.json")
-        data = self._runner.insist(lambda: self._insist(lambda: self._job_dir.find(key)), _ADDRESS_S)
-        if data is None:
-            raise _ErrorEnd(f"{node} has not told its address in {_ADDRESS_S:.0f} s")
-        return Address.from_bytes(data)
-
-    def _run_program(self, started: Sequence[Process], place: Place) -> Ending:
-        outcomes = {process.rank: self._state / f"outcome-{process.rank}.json" for process in started}
-        for path in (place.notice, place.listening, place.progress, *outcomes.values()):
-            path.unlink(missing_ok=True)
-        wanted = [
-            dataclasses.replace(process, env={**process.env, "CLOUDGPU_OUTCOME": str(outcomes[process.rank])})
-            for process in started
-        ]
-        with self._idle_watch(place):
-            exits, signalled = self._start(wanted, place.listening)
-        told = place.job.env.get(INTERRUPTED_EXIT, "")
-        return judge(
-            exits,
-            self._orders.deciding,
-            signalled=signalled,
-            listening=place.listening.exists(),
-            said={rank: said for rank, path in outcomes.items() if (said := read_outcome(path))},
-            interrupted_exit=int(told) if told.isdecimal() else None,
-        )
-
-    def _idle_watch(self, place: Place) -> contextlib.AbstractContextManager[object]:
-        """While the program runs, beats tell for how long the GPUs have been idle, if the job has a limit on that."""
-        if place.job.gpu_idle_s is None or place.node.gpus == 0:
-            return contextlib.nullcontext()
-        sample = functools.partial(read_utilisation, os.environ.get(VISIBLE))
-        return IdleWatch(place.job.gpu_idle_s, sample, report=self._heart.set_gpu_idle, say=self._log.say)
-
-    def _start(self, wanted: Sequence[Process], listening: Path | None) -> tuple[list[Exit], bool]:
-        try:
-            return self._runner.run(wanted, self._code, listening, self._log, self._heart)
-        except (OSError, ValueError) as error:  # ValueError: a NUL in an argument or a variable
-            raise _ErrorEnd(f"the program cannot be started: {error}") from error
 
     # --- the job dir -----------------------------------------------------------------------------------------------
 
@@ -256,6 +245,11 @@ class Agent:
         note(why)
         self._lost = True
         self._orders.add(Order("error", "error", f"the job dir is lost: {why}", time.monotonic() + PEER_S))
+
+    def _on_superseded(self) -> None:
+        """Called by the heartbeat's thread."""
+        reason = f"attempt {self._attempt + 1} has begun: this machine is of no more use"
+        self._orders.add(Order("error", _SUPERSEDED, reason, time.monotonic(), vanishes=True))
 
     def _insist(self, call: Callable[[], _T]) -> _T:
         """Call again while the job dir fails, as long as patience lasts. MissingError is an answer, no failure."""
@@ -282,8 +276,16 @@ class Agent:
         if not self._log.close(0.0 if self._lost else min(_LAST_LINES_S, self._patience_s)):
             note("the last lines of the log could not be written")
         note(f"{ending.outcome}: {ending.reason}")
+        self._history.finish()
         result = Result(
-            ending.outcome, ending.exit_code, ending.reason, self._started, time.time(), progress, ending.final
+            ending.outcome,
+            ending.exit_code,
+            ending.reason,
+            self._started,
+            time.time(),
+            progress,
+            ending.final,
+            self._history.to_json(),
         )
         if self._lost:
             return JOB_DIR_LOST

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from .jobdir import JOB_KEY, Heartbeat, JobDir, JobDirError
+from .jobdir import JOB_KEY, Heartbeat, JobDir, JobDirError, attempt_key
+from .timeline import History
 
 Phase = Literal["setup", "running", "stopping"]
 INTERVAL_S = 1.0
@@ -20,7 +21,8 @@ class Heart:
     """Beats from a thread of its own until stopped. `on_lost` is called once, with the reason, if the job dir is lost.
 
     Lost means: job.json is gone although the job dir answers (twice in a row), or no beat could be written for
-    `patience_s`.
+    `patience_s`. `on_superseded` is called once, when a newer attempt of the job has begun: this machine is one that
+    nobody counts on any more, such as one that was frozen for a while.
     """
 
     def __init__(
@@ -28,12 +30,16 @@ class Heart:
         job_dir: JobDir,
         key: str,
         progress: Path,
+        history: History,
         *,
+        attempt: int,
         on_lost: Callable[[str], None],
+        on_superseded: Callable[[], None],
         patience_s: float,
     ) -> None:
-        self._job_dir, self._key, self._progress = job_dir, key, progress
+        self._job_dir, self._key, self._progress, self._history = job_dir, key, progress, history
         self._on_lost, self._patience_s = on_lost, patience_s
+        self._on_superseded, self._next_attempt = on_superseded, attempt_key(attempt + 1)
         self._phase: Phase = "setup"
         self._gpu_idle_s: float | None = None
         self._changed = threading.Event()
@@ -56,16 +62,17 @@ class Heart:
         self._changed.set()
 
     def _run(self) -> None:
-        sequence, missing, last_written, lost = 0, 0, time.monotonic(), False
+        sequence, missing, last_written, lost, superseded = 0, 0, time.monotonic(), False, False
         while not self._stopping:
             sequence += 1
             try:
                 missing = 0 if self._job_dir.exists(JOB_KEY) else missing + 1
                 if missing == 0:
-                    progress = read_progress(self._progress)
-                    beat = Heartbeat(sequence, time.time(), self._phase, progress, self._gpu_idle_s)
-                    self._job_dir.put(self._key, beat.to_bytes())
+                    self._beat(sequence)
                     last_written = time.monotonic()
+                if not superseded and self._job_dir.exists(self._next_attempt):
+                    superseded = True
+                    self._on_superseded()
             except JobDirError as error:
                 why = str(error)
             else:
@@ -75,6 +82,13 @@ class Heart:
                 self._on_lost(why)
             self._changed.wait(INTERVAL_S)
             self._changed.clear()
+
+    def _beat(self, sequence: int) -> None:
+        progress = read_progress(self._progress)
+        self._history.see(progress)
+        timeline = self._history.to_json()
+        beat = Heartbeat(sequence, time.time(), self._phase, progress, self._gpu_idle_s, timeline)
+        self._job_dir.put(self._key, beat.to_bytes())
 
 
 def read_progress(path: Path) -> dict[str, Any] | None:

@@ -24,7 +24,9 @@ OnLine = Callable[[OutputStream, int | None, str, bool], None]
 MARKER = "CLOUDGPU_MACHINE"
 """In the environment of all that runs on a machine: who must end the machine finds its processes by it."""
 
-_KEEPER = str(Path(__file__).with_name("keeper.py"))
+KEEPER = str(Path(__file__).with_name("keeper.py"))
+"""To be run as a script between the agent and what must not outlive it."""
+
 _PR_SET_CHILD_SUBREAPER = 36
 _READ_BYTES = 64 << 10
 _LINE_BYTES = 64 << 10  # a longer line is shipped in parts
@@ -84,7 +86,7 @@ class Program:
     def start(self, process: Process) -> None:
         """Start a process in a session and group of its own, in the program's folder. Raises OSError."""
         child = subprocess.Popen(
-            [sys.executable, "-I", "-S", _KEEPER, str(os.getpid()), *process.command],
+            [sys.executable, "-I", "-S", KEEPER, str(os.getpid()), *process.command],
             cwd=self._folder,
             env=dict(process.env),
             stdin=subprocess.DEVNULL,
@@ -120,12 +122,15 @@ class Program:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, number)
 
-    def kill(self, marker: str, limit_s: float = 10.0) -> list[Exit]:
-        """Kill everything that was started, in whatever session; returns when nothing is left, or time is over."""
+    def kill(self, marker: str, spared: int | None = None, limit_s: float = 10.0) -> list[Exit]:
+        """Kill everything that was started, in whatever session; returns when nothing is left, or time is over.
+
+        `spared` is a child of this process that is none of the program's, nor are its own children.
+        """
         end = time.monotonic() + limit_s
         self.signal(signal.SIGKILL)
         exits = self.reap()
-        while (left := _leftovers(marker)) and time.monotonic() < end:
+        while (left := _leftovers(marker, spared)) and time.monotonic() < end:
             for pid in left:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
@@ -142,7 +147,7 @@ class Program:
                     pipe.close()
 
 
-def _leftovers(marker: str) -> list[int]:
+def _leftovers(marker: str, spared: int | None) -> list[int]:
     """Children, adopted ones included, and whatever carries the marker; dead ones that wait for their parent not."""
     me, found = os.getpid(), []
     wanted = f"{MARKER}={marker}".encode()
@@ -151,7 +156,7 @@ def _leftovers(marker: str) -> list[int]:
             continue
         try:
             state, parent = Path(entry.path, "stat").read_bytes().rpartition(b")")[2].split()[:2]
-            if state == b"Z":
+            if state == b"Z" or spared in (pid, int(parent)):
                 continue
             if int(parent) == me or wanted in Path(entry.path, "environ").read_bytes().split(b"\0"):
                 found.append(pid)

@@ -30,7 +30,11 @@ class Interrupted(Exception):  # noqa: N818 - an end, carried up
 
 
 class Vanished(Exception):  # noqa: N818
-    """The machine is gone, as a notice said: nothing more may be written."""
+    """The machine is gone, as an order said: nothing more may be written."""
+
+    def __init__(self, order: Order) -> None:
+        super().__init__(order.reason)
+        self.order = order
 
 
 class Wakeup:
@@ -69,6 +73,31 @@ class Wakeup:
         return taken
 
 
+class Conduct:
+    """How processes are treated while they run. As it is: for those that train nothing, such as the setup."""
+
+    listening: Path | None = None
+    """By this file the program says that it looks for notices."""
+    spared: int | None = None
+    """A child of the agent that is not the program's: the keeper of the checkpoint writer."""
+
+    def look(self) -> float:
+        """Called again and again; returns after how many seconds to call it at the latest."""
+        return POLL_S
+
+    def is_over(self) -> bool:
+        """What still runs is of no more use."""
+        return False
+
+    def write_s(self) -> float:
+        """What must be left before a deadline, after the program's end, to write what it has staged."""
+        return 0.0
+
+    def peers_s(self, _ended: Exit) -> float:
+        """What the other processes of the node have to end by themselves, one having failed."""
+        return PEER_S
+
+
 class Runner:
     """Runs one program after another on this node."""
 
@@ -79,12 +108,12 @@ class Runner:
         self._last_minute = self._dies - min(_LIFETIME_MARGIN_S, (lifetime_s or 0.0) / 10)
 
     def run(
-        self, wanted: Sequence[Process], folder: Path, listening: Path | None, log: LogWriter, heart: Heart
+        self, wanted: Sequence[Process], folder: Path, conduct: Conduct, log: LogWriter, heart: Heart
     ) -> tuple[list[Exit], bool]:
         """Run processes until all have ended and nothing of them is left.
 
-        Returns how they ended, in the order of time, and whether they were sent SIGTERM. `listening` is the file by
-        which the program says that it looks for notices. Raises Interrupted, Vanished, OSError.
+        Returns how they ended, in the order of time, and whether they were sent SIGTERM. Raises Interrupted, Vanished,
+        OSError.
         """
         self.check()
         program = Program(folder, log.add)
@@ -92,17 +121,35 @@ class Runner:
         try:
             for process in wanted:
                 program.start(process)
-            signalled = self._wait_for(program, exits, listening, log, heart)
+            signalled = self._wait_for(program, exits, conduct, log, heart)
         finally:
-            exits += program.kill(self._marker)
+            exits += program.kill(self._marker, conduct.spared)
         program.finish_output(_LAST_LINES_S)
+        self.raise_if_vanished()
         return exits, signalled
 
     def check(self) -> None:
         """Between two steps: an order ends the work at once. Raises Interrupted, Vanished."""
-        order = self._current(time.monotonic())
-        if order is not None:
+        self.raise_if_vanished()
+        if self._current(time.monotonic()) is not None:
             raise Interrupted
+
+    def raise_if_vanished(self) -> None:
+        """Nothing may be done any more once the machine is gone. Raises Vanished."""
+        now = time.monotonic()
+        order = self._current(now)
+        if order is not None and order.vanishes and now >= order.deadline:
+            raise Vanished(order)
+
+    def seconds_left(self, patience_s: float) -> float:
+        """Until the nearest deadline, or `patience_s` if there is none."""
+        now = time.monotonic()
+        order = self._current(now)
+        return patience_s if order is None else order.deadline - now
+
+    def pause(self, seconds: float) -> None:
+        """Raises Interrupted, Vanished."""
+        self.insist(lambda: None, seconds)
 
     def insist(self, call: Callable[[], _T | None], limit_s: float, every_s: float = 0.2) -> _T | None:
         """Call until there is an answer; None when time is over. Raises Interrupted."""
@@ -112,37 +159,42 @@ class Runner:
             self._wakeup.wait(every_s)
         return answer
 
-    def _wait_for(
-        self, program: Program, exits: list[Exit], listening: Path | None, log: LogWriter, heart: Heart
-    ) -> bool:
-        """Until all have ended or a deadline is reached. Returns whether SIGTERM was sent."""
+    def _wait_for(self, program: Program, exits: list[Exit], conduct: Conduct, log: LogWriter, heart: Heart) -> bool:
+        """Until all have ended, or what is left is to be killed. Returns whether SIGTERM was sent."""
         signalled = False
         told: Order | None = None
         peer: Order | None = None
-        while program.running:
+        while program.running and not conduct.is_over():
             now = time.monotonic()
-            due = min((o for o in (self._current(now), peer) if o), key=lambda o: o.deadline, default=None)
-            if due is not None and now >= due.deadline:
-                if due.vanishes:
-                    raise Vanished
+            ends, due = self._next_end(now, peer, conduct)
+            if now >= ends:
                 break
             if due is not None and due is not told:
                 told = due
                 heart.set_phase("stopping")
-                if not self._tell(due, listening) and not signalled:
+                if not self._tell(due, conduct.listening) and not signalled:
                     signalled = True
                     program.signal(signal.SIGTERM)
             save = self._orders.newest_save
             if due is None and save is not None and save is not told:
                 told = save
-                self._tell(save, listening)
-            self._wakeup.wait(POLL_S if due is None else min(due.deadline - now, POLL_S))
+                self._tell(save, conduct.listening)
+            self._wakeup.wait(min(ends - now, conduct.look(), POLL_S))
             exits += (ended := program.reap())
             failed = next((end for end in ended if end.code != 0), None)
             if peer is None and program.running and failed is not None:
-                log.say(f"{failed.describe()}; the other processes of this node have {PEER_S:.0f} s to end")
-                peer = Order("failed", "peer", failed.describe(), time.monotonic() + PEER_S)
+                left = conduct.peers_s(failed)
+                log.say(f"{failed.describe()}; the other processes of this node have {left:.0f} s to end")
+                peer = Order("failed", "peer", failed.describe(), time.monotonic() + left)
         return signalled
+
+    def _next_end(self, now: float, peer: Order | None, conduct: Conduct) -> tuple[float, Order | None]:
+        """When what still runs is killed, and the order that says so; infinity: nothing does."""
+        order = self._current(now)
+        ends = [(peer.deadline, peer)] if peer is not None else []
+        if order is not None:
+            ends.append((order.kill_at(conduct.write_s()), order))
+        return min(ends, key=lambda end: end[0], default=(float("inf"), None))
 
     def _tell(self, order: Order, listening: Path | None) -> bool:
         """Write the notice; True if the program has said that it looks for one."""

@@ -83,6 +83,10 @@ def test_environment(world: World) -> None:
         "CLOUDGPU_NOTICE": str(world.home() / "state" / "notice.json"),
         "CLOUDGPU_LISTENING": str(world.home() / "state" / "listening"),
         "CLOUDGPU_PROGRESS": str(world.home() / "state" / "progress.json"),
+        "CLOUDGPU_WRITER": str(world.home() / "state" / "writer.sock"),
+        "CLOUDGPU_GENERATION": "1",
+        "CLOUDGPU_NODES": "1",
+        "CLOUDGPU_MARKET": "spot",
         "CLOUDGPU_OUTCOME": str(world.home() / "state" / "outcome-0.json"),
         "CLOUDGPU_CHECKPOINT_EVERY": "90",
         "CLOUDGPU_CHECKPOINT_KEEP": "3",
@@ -146,10 +150,10 @@ def test_one_rank_failing_ends_the_others_of_the_node(world: World) -> None:
 
 
 def test_a_launcher_of_another_version(world: World) -> None:
-    world.job("true", launcher="horovod")
+    world.job("true", launcher="of-tomorrow")
     result = world.run()
     assert result.outcome == "error"
-    assert "cannot launch with horovod, only with: none, torchrun" in result.reason
+    assert "cannot launch with of-tomorrow, only with: horovod, mpi, none" in result.reason
 
 
 # --- the log ---

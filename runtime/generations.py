@@ -1,0 +1,139 @@
+"""How the nodes of an attempt agree that their program starts again: `generations/<g>.json`, each written once.
+
+Whoever creates the next number decides what follows; all others find it there. So there is no leader, no lock, and no
+restart that one node begins and another has not heard of.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from .jobdir import Generation, GenerationKind, JobDir, JobDirError, generation_key
+from .notices import Orders
+from .restart import Budget, Scope, Wish, allowed
+
+_LOOK_S = {"file": 0.1}
+_LOOK_FAR_S = 1.0  # in an object store, where looking costs money
+
+
+class Ledger:
+    """The generations of one attempt, as one node reads and writes them."""
+
+    def __init__(self, job_dir: JobDir, attempt: int, node: str, budget: Budget, scope: Scope) -> None:
+        self._job_dir, self._attempt, self._node, self._budget = job_dir, attempt, node, budget
+        self.scope = scope
+        self.newest: Generation | None = None
+
+    @property
+    def following(self) -> int:
+        """The number of the next one."""
+        return 2 if self.newest is None else self.newest.generation + 1
+
+    def could_restart(self) -> bool:
+        """Whether a failure could be answered by another generation."""
+        return allowed(Wish("failure", "", 0.0), self._budget, self.newest) is not None
+
+    def settle(self, wanted: Wish | None, *, may_follow: bool) -> Generation | None:
+        """What follows upon the end of this node's processes; None: nothing. Raises JobDirError.
+
+        `may_follow`: this node would take part in a generation that another one has begun.
+        """
+        while True:
+            record = self._record(wanted)
+            if record is None and self.scope != "group":
+                return None
+            record = record or self._make("closed", "", 0.0, *self._used())
+            self.newest = stands = self._take(record)
+            if stands.nonce == record.nonce:
+                return None if record.kind == "closed" else stands
+            if stands.kind == "closed":
+                return None
+            if stands.group and may_follow:
+                return stands
+            # Another node has started its own processes again, or ours may not go on: the next number.
+
+    def close(self) -> Generation:
+        """This node will end: no generation shall begin that counts on it. Returns what stands. Raises JobDirError."""
+        return self._take(self._make("closed", "", 0.0, *self._used()))
+
+    def look(self, number: int) -> Generation | None:
+        """The generation of this number, if somebody has written it. Raises JobDirError."""
+        data = self._job_dir.find(generation_key(self._attempt, number))
+        return None if data is None else Generation.from_bytes(data)
+
+    def _take(self, record: Generation) -> Generation:
+        """Create a record, or find what stands under its number."""
+        key = generation_key(self._attempt, record.generation)
+        if self._job_dir.create(key, record.to_bytes()):
+            return record
+        return Generation.from_bytes(self._job_dir.get(key))
+
+    def _record(self, wanted: Wish | None) -> Generation | None:
+        used = None if wanted is None else allowed(wanted, self._budget, self.newest)
+        if wanted is None or used is None:
+            return None
+        return self._make(wanted.kind, wanted.reason, wanted.pause_s, *used)
+
+    def _used(self) -> tuple[int, int]:
+        return (0, 0) if self.newest is None else (self.newest.failures, self.newest.interruptions)
+
+    def _make(self, kind: GenerationKind, reason: str, pause_s: float, failures: int, interruptions: int) -> Generation:
+        return Generation(
+            generation=self.following,
+            kind=kind,
+            node=self._node,
+            group=self.scope == "group",
+            reason=reason,
+            pause_s=pause_s,
+            failures=failures,
+            interruptions=interruptions,
+            time=time.time(),
+            nonce=uuid.uuid4().hex,
+        )
+
+
+class Lookout:
+    """While the program runs on several nodes: looks, from a thread of its own, for the generation that ends it here.
+
+    Once this node has been ordered to end, it closes the row, so that its peers do not start again without it.
+    """
+
+    def __init__(self, ledger: Ledger, url: str, orders: Orders, wake: Callable[[], None]) -> None:
+        self._ledger, self._orders, self._wake = ledger, orders, wake
+        self._every_s = _LOOK_S.get(url.partition(":")[0], _LOOK_FAR_S)
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="generations", daemon=True)
+        self.found: Generation | None = None
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, _type: type[BaseException] | None, _value: object, _traceback: TracebackType | None) -> None:
+        self._stopping.set()
+
+    def _run(self) -> None:
+        number = self._ledger.following
+        while not self._stopping.wait(self._every_s):
+            try:
+                if self._orders.deciding is not None:
+                    if self._ledger.scope == "group":
+                        self._ledger.close()
+                    return
+                stands = self._ledger.look(number)
+            except JobDirError:  # whether it is lost for good is judged by the heartbeat
+                continue
+            if stands is None:
+                continue
+            if stands.kind == "closed":
+                return
+            if stands.group:
+                self.found = stands
+                self._wake()
+                return
+            number += 1  # another node's own

@@ -1,0 +1,233 @@
+"""The user's program on one node, from its first start to its end: generation after generation of its processes."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from .ending import INTERRUPTED_EXIT, Ending, judge, read_outcome
+from .generations import Ledger, Lookout
+from .gpu_idle import VISIBLE, IdleWatch, read_utilisation
+from .heartbeat import Heart, read_progress
+from .jobdir import Address, Generation, JobDir, node_key
+from .launchers import LOOPBACK, Place, free_port, machine_environment, needs_addresses, own_host, processes
+from .logs import LogWriter
+from .node_writer import NodeWriter, writer_environment
+from .notices import Orders
+from .program import Exit, Process
+from .restart import fruitless_in_a_row, wish
+from .runner import PEER_S, POLL_S, Conduct, Runner, Wakeup
+from .timeline import History
+
+ADDRESS_S = 600.0
+"""A node that has not told its address by then never will."""
+SETTLE_S = 1.0
+"""For the other processes of a group that will start again: to say why, should it have been their doing."""
+LEAVE_S = 60.0
+"""Likewise, when one has left because all were asked to: they may still be saving."""
+DRAIN_S = 300.0
+"""What was staged is waited for so long, where no deadline comes before."""
+_WRITE_S = 3.0  # as long as the program has not told how long a write takes
+_SAFETY = 1.5
+
+_T = TypeVar("_T")
+
+
+class Insist(Protocol):
+    """Calls again while the job dir fails, as long as patience lasts."""
+
+    def __call__(self, call: Callable[[], _T]) -> _T: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """What everything on this node works with."""
+
+    job_dir: JobDir
+    attempt: int
+    name: str
+    home: Path
+    marker: str
+    host: str | None
+    """By which others reach it; None: found out."""
+    wakeup: Wakeup
+    orders: Orders
+    runner: Runner
+    log: LogWriter
+    heart: Heart
+    history: History
+    insist: Insist
+
+    @property
+    def code(self) -> Path:
+        return self.home / "code"
+
+    @property
+    def state(self) -> Path:
+        return self.home / "state"
+
+    def key(self, name: str) -> str:
+        return node_key(self.attempt, self.name, name)
+
+
+class NodeProgram:
+    """Runs the program until nothing follows any more."""
+
+    def __init__(self, node: Node, place: Place, launcher: str, ledger: Ledger) -> None:
+        self._node, self._launcher, self._ledger = node, launcher, ledger
+        self._machine_env = machine_environment(os.environ, node.marker)
+        env = writer_environment(self._machine_env, place.job.env)
+        self._writer = NodeWriter(node.state / "writer.sock", env, node.log.say)
+        self._place = dataclasses.replace(place, writer=str(self._writer.path))
+        self._known: dict[str, Address] = {}
+        """Addresses of the last rendezvous."""
+        told = place.job.env.get(INTERRUPTED_EXIT, "")
+        self._interrupted_exit = int(told) if told.isdecimal() else None
+
+    def run(self) -> Ending:
+        """Raises Interrupted, Vanished, JobDirError, LauncherError, OSError, ValueError."""
+        generation = 1
+        try:
+            while True:
+                ending, following = self._run_generation(generation)
+                if following is None:
+                    return ending
+                generation = self._prepare(following)
+        finally:
+            self._writer.drain(self._seconds_left, self._node.wakeup.wait, self._node.wakeup.wake)
+            self._writer.end()
+            self._node.runner.raise_if_vanished()
+
+    def _seconds_left(self) -> float:
+        return self._node.runner.seconds_left(DRAIN_S)
+
+    def _prepare(self, following: Generation) -> int:
+        where = "all processes start" if following.group else "it starts"
+        pause = f" in {following.pause_s:.0f} s" if following.pause_s else ""
+        self._node.log.say(f"{following.reason}; {where} again in place{pause} (generation {following.generation})")
+        self._node.runner.pause(following.pause_s)
+        return following.generation
+
+    def _run_generation(self, generation: int) -> tuple[Ending, Generation | None]:
+        """How it ended, and the generation that follows upon it here."""
+        node = self._node
+        place = dataclasses.replace(self._place, generation=generation)
+        started = processes(self._launcher, place, self._machine_env, self._meet(place))
+        outcomes = {process.rank: node.state / f"outcome-{process.rank}.json" for process in started}
+        for path in (place.notice, place.listening, place.progress, *outcomes.values()):
+            path.unlink(missing_ok=True)
+        wanted = [
+            dataclasses.replace(process, env={**process.env, "CLOUDGPU_OUTCOME": str(outcomes[process.rank])})
+            for process in started
+        ]
+        node.history.begin(generation)
+        node.heart.set_phase("running")
+        exits, signalled, elsewhere = self._watch(wanted, place)
+        ending = judge(
+            exits,
+            node.orders.deciding,
+            signalled=signalled,
+            listening=place.listening.exists(),
+            said={rank: said for rank, path in outcomes.items() if (said := read_outcome(path))},
+            interrupted_exit=self._interrupted_exit,
+        )
+        node.history.see(read_progress(place.progress))
+        node.history.end(ending.reason if elsewhere is None else elsewhere.reason)
+        return ending, self._what_follows(ending, elsewhere)
+
+    def _watch(self, wanted: Sequence[Process], place: Place) -> tuple[list[Exit], bool, Generation | None]:
+        node, conduct = self._node, _ProgramConduct(place, self._writer, self._ledger)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self._idle_watch(place))
+            if len(place.nodes) > 1 and self._ledger.scope != "lone":
+                conduct.lookout = stack.enter_context(
+                    Lookout(self._ledger, node.job_dir.url, node.orders, node.wakeup.wake)
+                )
+            self._writer.begin()
+            exits, signalled = node.runner.run(wanted, node.code, conduct, node.log, node.heart)
+        return exits, signalled, conduct.lookout.found if conduct.lookout else None
+
+    def _what_follows(self, ending: Ending, elsewhere: Generation | None) -> Generation | None:
+        """Orders go before everything: what was told to end does not begin again."""
+        ordered = self._node.orders.deciding is not None
+        may_follow = not ordered and not ending.final
+        if elsewhere is not None and may_follow:
+            self._ledger.newest = elsewhere
+            return elsewhere
+        wanted = None if ordered else wish(ending, fruitless_in_a_row(self._node.history.told))
+        return self._node.insist(lambda: self._ledger.settle(wanted, may_follow=may_follow))
+
+    def _meet(self, place: Place) -> dict[str, Address]:
+        """The addresses that this generation's processes need; new ports, for the old ones may still be in use."""
+        node = self._node
+        needed = needs_addresses(self._launcher, place.nodes)
+        if not needed:
+            return {node.name: Address(LOOPBACK, free_port())}
+        if self._known and self._ledger.newest is not None and not self._ledger.newest.group:
+            return self._known  # the others go on, and know this node by it
+        own = Address(node.host or own_host(), free_port())
+        name = "address.json" if place.generation == 1 else f"address-{place.generation:04d}.json"
+        node.insist(lambda: node.job_dir.put(node.key(name), own.to_bytes()))
+        self._known = {node.name: own, **{other.node: self._address(other.node, name) for other in needed}}
+        return self._known
+
+    def _address(self, other: str, name: str) -> Address:
+        """Where a node can be reached, once it has told."""
+        node = self._node
+        key = node_key(node.attempt, other, name)
+        data = node.runner.insist(lambda: node.insist(lambda: node.job_dir.find(key)), ADDRESS_S)
+        if data is None:
+            raise UnmetError(f"{other} has not told its address in {ADDRESS_S:.0f} s")
+        return Address.from_bytes(data)
+
+    def _idle_watch(self, place: Place) -> contextlib.AbstractContextManager[object]:
+        """While the program runs, beats tell for how long the GPUs have been idle, if the job has a limit on that."""
+        if place.job.gpu_idle_s is None or place.node.gpus == 0:
+            return contextlib.nullcontext()
+        sample = functools.partial(read_utilisation, os.environ.get(VISIBLE))
+        node = self._node
+        return IdleWatch(place.job.gpu_idle_s, sample, report=node.heart.set_gpu_idle, say=node.log.say)
+
+
+class UnmetError(Exception):
+    """Another node never came; the message says which."""
+
+
+class _ProgramConduct(Conduct):
+    """While one generation of the program runs."""
+
+    def __init__(self, place: Place, writer: NodeWriter, ledger: Ledger) -> None:
+        self.listening = place.listening
+        self.lookout: Lookout | None = None
+        self._progress, self._writer, self._ledger = place.progress, writer, ledger
+
+    @property
+    def spared(self) -> int | None:  # type: ignore[override]
+        return self._writer.process
+
+    def look(self) -> float:
+        return min(self._writer.keep_up(), POLL_S)
+
+    def is_over(self) -> bool:
+        return self.lookout is not None and self.lookout.found is not None
+
+    def write_s(self) -> float:
+        """Only who uses the Checkpointer tells of saves."""
+        progress = read_progress(self._progress)
+        if progress is None or self._writer.process is None:
+            return 0.0
+        return _SAFETY * float(progress.get("write_seconds") or _WRITE_S)
+
+    def peers_s(self, ended: Exit) -> float:
+        if ended.code in _LEAVING:
+            return LEAVE_S
+        return SETTLE_S if self._ledger.could_restart() else PEER_S
+
+
+_LEAVING = frozenset({75, 76, 77})
