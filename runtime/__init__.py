@@ -7,11 +7,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .checkpoint.checkpointer import Checkpointer
     from .checkpoint.errors import CheckpointError
+    from .checkpoint.seeded import SeededDataset
     from .outputs import write_output
 
-__all__ = ["CheckpointError", "Checkpointer", "write_output"]
+__all__ = ["CheckpointError", "Checkpointer", "SeededDataset", "write_output"]
 
-_HOME = {"CheckpointError": "checkpoint.errors", "Checkpointer": "checkpoint.checkpointer", "write_output": "outputs"}
+_HOME = {
+    "CheckpointError": "checkpoint.errors",
+    "Checkpointer": "checkpoint.checkpointer",
+    "SeededDataset": "checkpoint.seeded",
+    "write_output": "outputs",
+}
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - each name has its own type, see above

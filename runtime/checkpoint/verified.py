@@ -127,7 +127,7 @@ class StoredObject:
 
 
 class Memory:
-    """What survived in a slot of this machine; no shorter than the file."""
+    """What survived in a slot of this machine; writable, and no shorter than the file."""
 
     threads = 4
 
@@ -205,18 +205,14 @@ def _hash(views: Sequence[memoryview]) -> str:
 
 def _scatter(data: bytes | memoryview, at: int, views: Sequence[memoryview]) -> None:
     """Copy the data from `at` on into the views; by memmove, which lets other threads run meanwhile."""
-    if isinstance(data, memoryview) and data.readonly:
-        data = bytes(data[at : at + sum(map(len, views))])
-        at = 0
-    source = (
-        _address(data) if isinstance(data, memoryview) else ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value
-    )
-    assert source is not None
+    source = _address(data) + at
     for view in views:
         if len(view):
-            ctypes.memmove(_address(view), source + at, len(view))
-            at += len(view)
+            ctypes.memmove(_address(view), source, len(view))
+            source += len(view)
 
 
-def _address(view: memoryview) -> int:
-    return ctypes.addressof(ctypes.c_char.from_buffer(view))
+def _address(data: bytes | memoryview) -> int:
+    if isinstance(data, bytes):
+        return ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value or 0
+    return ctypes.addressof(ctypes.c_char.from_buffer(data))
