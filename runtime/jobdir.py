@@ -393,6 +393,16 @@ class Progress(Record):
     blocked_seconds: float = 0.0
     """Time the training stood still for saving."""
     restore_seconds: float = 0.0
+    saved_seconds: float | None = None
+    """Of `step_seconds`, what the newest committed checkpoint holds; None: unknown."""
+    cost: float | None = None
+    """For how long a save usually blocks, in seconds; None: there was none."""
+    lag: float | None = None
+    """How long a save usually takes from the copy until it is durable, in seconds."""
+    interval: float | None = None
+    """Seconds between two saves, as they are due now; None: they go by steps."""
+    mean: float | None = None
+    """Seconds between two interruptions, as they are expected now."""
 
 
 @dataclass(frozen=True, slots=True)

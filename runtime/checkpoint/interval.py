@@ -51,13 +51,13 @@ PRIORS = {
         # Hardware alone interrupts a machine with 8 GPUs every 5 to 14 months: Kokolis et al., "Revisiting Reliability
         # in Large-Scale Machine Learning Research Clusters", HPCA 2025; 419 times in 54 days on 2,048 machines, so
         # every 9 months: Llama Team, "The Llama 3 Herd of Models", 2024. Host maintenance and, most of all, failures of
-        # the program itself come on top: a week, and little weight.
-        Prior("on-demand", 0.25, 7 * 24.0),
-        Prior("flex-start", 0.25, 7 * 24.0),
-        Prior("reservation", 0.25, 7 * 24.0),
+        # the program itself come on top, and may come every few minutes: a week, but the first interruption decides.
+        Prior("on-demand", 0.02, 7 * 24.0),
+        Prior("flex-start", 0.02, 7 * 24.0),
+        Prior("reservation", 0.02, 7 * 24.0),
     )
 }
-UNKNOWN = Prior("unknown", 0.25, 24.0)
+UNKNOWN = Prior("unknown", 0.05, 24.0)
 """Outside a job: a machine of one's own, a cluster's queue with its time limit, a notebook."""
 
 

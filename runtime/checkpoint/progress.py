@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..jobdir import Progress
 from .errors import logger
+from .schedule import Schedule
 
 WRITE_INTERVAL = 0.5
 """Seconds between two writes of the file, but for those at a save, a restore or the end."""
@@ -19,37 +21,58 @@ class ProgressFile:
     """The fields of jobdir.Progress, counted here; written by each node's first rank to the file CLOUDGPU_PROGRESS."""
 
     path: str | None
+    schedule: Schedule | None = None
+    """What it has measured is told too."""
     restored_step: int | None = None
     step: int = 0
     saved_step: int | None = None
     step_seconds: float = 0.0
     blocked_seconds: float = 0.0
     restore_seconds: float = 0.0
+    _staged: dict[int, float] = field(default_factory=dict)
+    """Step of a save -> the step_seconds it holds."""
     _written: float = -WRITE_INTERVAL
     _warned: bool = False
 
     @classmethod
-    def from_environment(cls, local_rank: int) -> ProgressFile:
-        return cls(os.environ.get("CLOUDGPU_PROGRESS") if local_rank == 0 else None)
+    def from_environment(cls, local_rank: int, schedule: Schedule | None = None) -> ProgressFile:
+        return cls(os.environ.get("CLOUDGPU_PROGRESS") if local_rank == 0 else None, schedule)
+
+    def staged(self) -> None:
+        """The state as of now is copied: if it becomes `saved_step`, what was trained up to now is safe."""
+        self._staged[self.step] = self.step_seconds
 
     def write(self, *, force: bool = False) -> None:
         now = time.monotonic()
         if self.path is None or not (force or now - self._written >= WRITE_INTERVAL):
             return
         self._written = now
-        record = Progress(
+        new = Path(f"{self.path}.new")
+        try:
+            new.write_bytes(self.record().to_bytes())
+            new.replace(self.path)
+        except OSError as error:
+            if not self._warned:
+                logger().warning(f"the agent cannot be told of progress: {self.path}: {error.strerror}")
+            self._warned = True
+
+    def record(self) -> Progress:
+        told = Progress(
             restored_step=self.restored_step,
             step=self.step,
             saved_step=self.saved_step,
             step_seconds=self.step_seconds,
             blocked_seconds=self.blocked_seconds,
             restore_seconds=self.restore_seconds,
+            saved_seconds=self._saved_seconds(),
         )
-        new = Path(f"{self.path}.new")
-        try:
-            new.write_bytes(record.to_bytes())
-            new.replace(self.path)
-        except OSError as error:
-            if not self._warned:
-                logger().warning(f"the agent cannot be told of progress: {self.path}: {error.strerror}")
-            self._warned = True
+        if self.schedule is None:
+            return told
+        return dataclasses.replace(told, **self.schedule.measured())
+
+    def _saved_seconds(self) -> float | None:
+        if self.saved_step is None:
+            return 0.0
+        saved = self._staged.get(self.saved_step)
+        self._staged = {step: held for step, held in self._staged.items() if step >= self.saved_step}
+        return 0.0 if saved is None and self.saved_step == self.restored_step else saved

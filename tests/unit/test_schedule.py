@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cloudgpu.runtime.checkpoint.errors import CheckpointError
+from cloudgpu.runtime.checkpoint.progress import ProgressFile
 from cloudgpu.runtime.checkpoint.schedule import FIRST, HURRY, Schedule
 
 
@@ -154,3 +156,29 @@ def test_what_was_asked_for_is_said_once(every: Any, text: str) -> None:
     schedule = Schedule(every)
     assert schedule.explanation(0.0) == f"saving every {text}, as asked"
     assert schedule.explanation(9.0) is None
+
+
+def test_what_was_measured_is_told_to_the_agent(tmp_path: Path) -> None:
+    schedule = Schedule("auto", market="spot")
+    progress = ProgressFile(str(tmp_path / "progress.json"), schedule)
+    schedule.count_from(0, 0.0)
+    for step, blocked in ((10, 0.25), (20, 0.75)):
+        progress.step, progress.step_seconds = step, step * 2.0
+        progress.staged()
+        schedule.count_from(step, step * 2.0, blocked)
+        schedule.written(3.0)
+    progress.saved_step = 10
+    progress.write(force=True)
+    told = Progress.from_bytes((tmp_path / "progress.json").read_bytes())
+    assert (told.cost, told.lag, told.saved_seconds) == (0.25, 3.0, 20.0)
+    assert told.mean == pytest.approx(7240)
+    assert told.interval == pytest.approx(60, abs=1)
+    progress.saved_step = 20
+    assert progress.record().saved_seconds == 40
+    progress.saved_step = 15
+    assert progress.record().saved_seconds is None, "another process saved that"
+
+
+def test_what_is_restored_holds_nothing_of_this_process() -> None:
+    assert ProgressFile(None, restored_step=7, saved_step=7, step=9, step_seconds=3.0).record().saved_seconds == 0
+    assert ProgressFile(None, step=9, step_seconds=3.0).record().saved_seconds == 0
