@@ -11,38 +11,44 @@ See docs/checkpointing.md.
 
 from __future__ import annotations
 
+import math
 import os
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NoReturn
 
 from ..jobdir import JobDirError
 from . import random_state
-from . import state as state_format
 from .data_position import DataPosition, length
 from .errors import (
+    EXIT_DONE,
     EXIT_FENCED,
     EXIT_NONE,
     EXIT_OLDER,
     EXIT_SAVED,
     EXIT_STORE,
+    EXIT_USER,
     CheckpointError,
     FencedError,
-    leave,
     logger,
 )
-from .interruption import Interruption
+from .interruption import Interruption, Notice
+from .metrics import MetricRows
+from .names import Name, run_nonce
+from .outcome import Outcome
 from .progress import ProgressFile
 from .ranks import Ranks
+from .restore import restore
+from .saver import Content, Saver
 from .schedule import Schedule
 from .settings import find_store, from_environment, seconds_or_auto
-from .names import Name
-from .store import read_newest
+from .writer_client import WriterClient, finish_earlier
 
-LAST_TRIES = 3
-"""Of the save at the end or upon a notice, after which there is no other."""
-LAST_PAUSE = 0.5
-"""Seconds before the second try, doubled before the third."""
+DRAIN = 60.0
+"""Seconds that a new process waits for what an earlier one has staged."""
+PATIENCE = 10.0
+"""Seconds that a loop which was broken off waits for what is staged: an orphaned writer goes on after that."""
+_FOREVER = 1 << 62
 _END = object()
 
 
@@ -68,7 +74,6 @@ class Checkpointer:
         keep: int | None = None,
         **objects: Any,  # noqa: ANN401 - anything with a state_dict
     ) -> None:
-        _require_torch()
         for name, value in objects.items():
             if not (callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))):
                 raise CheckpointError(f"{name}= has no state_dict() and load_state_dict(): put it into ckpt.state")
@@ -83,31 +88,41 @@ class Checkpointer:
         self._random: dict[str, Any] | None = None
         self._goal = 0
         """Epochs or steps that the loop was asked for when it finished."""
-        self._saves, self._failures = 0, 0
-        """Tries to save in this process; of those, how many in a row have failed now."""
-        self._asked = False
         self._running = False
         """Between begin() and end()."""
-        self._rows: list[dict[str, Any]] = []
-        """What log() was given since the last save."""
-        self._last: Name | None = None
-        """The newest checkpoint of this run, or the one it was restored from."""
-        self._saved_state: tuple[int, bool] | None = None
+        self._asked = False
+        self._prepared = False
+        self._rows = MetricRows()
         self._ranks = Ranks()
-        self._keep = keep if keep is not None else from_environment("CLOUDGPU_CHECKPOINT_KEEP", int, 3)
-        if self._keep < 1:
-            raise CheckpointError(f"keep={self._keep}: at least one checkpoint must be kept")
+        try:
+            self._set_up(folder, every, keep)
+        except CheckpointError as error:
+            Outcome(EXIT_USER, 0, None, None, str(error)).write()
+            raise
+        if not self.finished:
+            self._interruption.listen()
+
+    def _set_up(self, folder: str | os.PathLike[str] | None, every: int | float | str | None, keep: int | None) -> None:
+        keep = keep if keep is not None else from_environment("CLOUDGPU_CHECKPOINT_KEEP", int, 3)
+        if keep < 1:
+            raise CheckpointError(f"keep={keep}: at least one checkpoint must be kept")
         self._schedule = Schedule(
-            every if every is not None else from_environment("CLOUDGPU_CHECKPOINT_EVERY", seconds_or_auto, "auto")
+            every if every is not None else from_environment("CLOUDGPU_CHECKPOINT_EVERY", seconds_or_auto, "auto"),
+            market=os.environ.get("CLOUDGPU_MARKET", ""),
+            nodes=from_environment("CLOUDGPU_NODES", int, 1),
         )
         self._progress = ProgressFile.from_environment(self._ranks.local_rank)
         self._interruption = Interruption()
         self._store = find_store(folder, world=self._ranks.world)
-        self._attempt = self._ranks.from_first(self._begin_attempt)
+        # Before this attempt is claimed, which fences off what is still being written of the one before.
+        self._ranks.gather(finish_earlier(self._store, self._ranks.rank, DRAIN))
+        attempt, run = self._ranks.from_first(self._begin_attempt)
+        ranks, store = self._ranks, self._store
+        connect = lambda: WriterClient.connect(store, ranks.rank, ranks.world, attempt)  # noqa: E731
+        self._saver = Saver(connect, ranks, attempt, run, keep)
+        self._saver.on_commit = self._committed
         self._restore()
         self._mark = time.monotonic()
-        if not self.finished:
-            self._interruption.listen()
 
     # The loop
 
@@ -173,9 +188,14 @@ class Checkpointer:
         """In the loop's body: save when this step is done, whatever the schedule says."""
         self._asked = True
 
-    def log(self, **values: Any) -> None:  # noqa: ANN401 - numbers, or what has item()
-        """Metrics of this step: they count once the step is saved, so that no step is there twice after a restart."""
-        self._rows.append({"step": self.step, **values})
+    def wait(self) -> None:
+        """In the loop's body, on all ranks: until what was saved so far is a checkpoint, or has failed."""
+        self._saver.settle(math.inf)
+
+    def log(self, **values: Any) -> None:  # noqa: ANN401 - numbers, or tensors of one
+        """Metrics of this step, by name: numbers. Each step is kept exactly once, however often it was interrupted."""
+        if self._ranks.rank == 0:
+            self._rows.log(self.step, values)
 
     # For loops that the Checkpointer does not own: batches() and steps() are made of these
 
@@ -228,10 +248,13 @@ class Checkpointer:
         try:
             if finished:
                 self._finish(goal)
+            else:
+                self._saver.leave_behind(PATIENCE)
         finally:
             self._running = False
             self._interruption.put_back_signals()
             self._interruption.stop_listening()
+            self._saver.close()
 
     # The step boundary
 
@@ -241,27 +264,43 @@ class Checkpointer:
     def _boundary(self) -> None:
         """Between two steps: count, obey, save. One small all-reduce if there are several ranks."""
         now = self._count_time()
-        reason = self._interruption.reason()
+        notice = self._interruption.look()
+        if notice is not None and not notice.stop:
+            logger().info(f"{notice.reason}: saving now, and more often; training goes on")
+            self._schedule.hurry(now + (notice.left or 0.0))
+            self._asked = True
         # Clocks differ, so rank 0's decides; a step's number is everywhere the same.
         due = self._schedule.due(self.step, now) and (self._ranks.rank == 0 or self._schedule.interval is None)
-        stop, save = self._agree(reason is not None, due or self._asked, finish=False)
-        self._asked = False
+        stop, save = self._agree(notice is not None and notice.stop, due or self._asked)
         if stop:
-            self._obey(reason or "another rank was told to stop")
-        elif save and self._saved_state != (self.step, False):
+            self._obey(notice)
+        save = save and self._saver.staged != (self.step, False)
+        free = save and self._saver.can_stage()
+        self._asked = save and not free  # the store is slower than the schedule: at a later boundary, then
+        if free:
             self._save()
         else:
+            self._prepare()
             self._progress.write()
 
-    def _agree(self, stop: bool, save: bool, *, finish: bool) -> tuple[bool, bool]:
+    def _agree(self, stop: bool, save: bool, *, finish: bool = False) -> tuple[bool, bool]:
+        """Whether any rank wants to stop, or to save."""
         place = (finish, self.step, self._position.epoch)
-        values = self._ranks.maximum([stop, save, *place, *(-int(part) for part in place)])
+        values = self._exchange(stop, save, *place, *(-int(part) for part in place))
         if values[2:5] != [-value for value in values[5:8]]:
             raise CheckpointError(
                 f"the ranks are at different steps (this one is at {self.step}): each must get the same number of "
                 "batches, as torch.utils.data.DistributedSampler sees to"
             )
         return bool(values[0]), bool(values[1])
+
+    def _exchange(self, *own: int) -> list[int]:
+        try:
+            values = self._saver.exchange(*own)
+        except FencedError as fenced:
+            self._leave(EXIT_FENCED, f"{fenced}: stopping at step {self.step}")
+        self._progress.saved_step = self._saver.last.step if self._saver.last else None
+        return values
 
     def _count_step(self) -> None:
         self.step += 1
@@ -274,126 +313,129 @@ class Checkpointer:
         self._mark = now
         return now
 
+    # Saving
+
+    def _prepare(self) -> None:
+        """Once, after the first step, when optimizers have all their state: the slots' memory is made meanwhile."""
+        if not self._prepared and self._running and self.step:
+            self._prepared = True
+            self._saver.prepare(self._content().snapshot)
+
+    def _content(self) -> Content:
+        snapshot = {
+            "step": self.step,
+            "goal": self._goal,
+            "position": self._position.state_dict(),
+            "random": random_state.capture(random_state.generators_of(self._loader)),
+            "state": self.state,
+            "history": self._schedule.history(time.monotonic()),
+            "objects": {name: value.state_dict() for name, value in self._objects.items()},
+        }
+        return Content(self.step, self.finished, snapshot, self._rows.take)
+
+    def _save(self) -> None:
+        """Stage what is to be saved; training goes on while it is written."""
+        start = time.monotonic()
+        self._saver.stage(self._content())
+        self._mark = time.monotonic()
+        self._count_blocked(start, self._mark)
+        self._progress.write(force=True)
+
+    def _count_blocked(self, start: float, end: float) -> None:
+        self._schedule.count_from(self.step, end, blocked=end - start)
+        self._progress.blocked_seconds += end - start
+        if self._ranks.rank == 0 and (line := self._schedule.explanation(end)):
+            logger().info(line)
+
+    def _committed(self, name: Name, seconds: float) -> None:
+        """On rank 0, for each commit."""
+        self._schedule.written(seconds)
+        self._rows.committed(str(name))
+
+    def _save_at_last(self, left: float | None = None) -> bool:
+        """Save and wait until it is committed; `left`: seconds there are for it."""
+        start = time.monotonic()
+        deadline = start + left if left is not None else math.inf
+        if self._saver.staged == (self.step, self.finished):
+            saved = self._saver.settle(deadline) or self._saver.save_at_last(self._content, deadline)
+        else:
+            saved = self._saver.save_at_last(self._content, deadline)
+        self._mark = time.monotonic()
+        self._progress.blocked_seconds += self._mark - start
+        self._progress.saved_step = self._saver.last.step if self._saver.last else None
+        self._progress.write(force=True)
+        return saved
+
+    # The end
+
     def _finish(self, goal: int | None) -> None:
         self._count_time()
         self._agree(stop=False, save=True, finish=True)
         self.finished = True
-        self._goal = goal if goal is not None else 1 << 62
-        if not self._save_at_last():
-            stands = f"the newest checkpoint is {self._last}" if self._last else "there is no checkpoint"
-            leave(EXIT_STORE, f"training is done, but its end could not be saved: {stands}")
-
-    def _obey(self, reason: str) -> None:
-        """Save and end the program."""
-        if self._saved_state == (self.step, False) or self._save_at_last():
-            leave(EXIT_SAVED, f"{reason}: stopped at step {self.step}, saved as {self._last}")
-        if self._last is not None:
-            leave(EXIT_OLDER, f"{reason}: stopped at step {self.step}, which could not be saved; {self._last} stands")
-        leave(EXIT_NONE, f"{reason}: stopped at step {self.step}, which could not be saved; there is no checkpoint")
-
-    # Saving
-
-    def _save_at_last(self) -> bool:
-        for attempt in range(LAST_TRIES):
-            if attempt:
-                time.sleep(LAST_PAUSE * attempt)  # a store that stumbles may answer again; after this there is no other
-            if self._save():
-                return True
-        return False
-
-    def _save(self) -> bool:
-        """One checkpoint of all ranks; a failure is told and costs nothing but the time."""
-        start = time.monotonic()
+        self._goal = goal if goal is not None else _FOREVER
         try:
-            error = self._publish(state_format.to_bytes(self._snapshot()))
+            saved = self._save_at_last()
         except FencedError as fenced:
-            leave(EXIT_FENCED, f"{fenced}: stopping at step {self.step}")
-        self._mark = time.monotonic()
-        self._schedule.count_from(self.step, self._mark, blocked=self._mark - start)
-        self._progress.blocked_seconds += self._mark - start
-        if error is None:
-            self._failures = 0
-            self._saved_state = (self.step, self.finished)
-            self._progress.saved_step = self.step
-        else:
-            self._failures += 1
-            self._complain(error)
-        self._progress.write(force=True)
-        return error is None
+            self._leave(EXIT_FENCED, f"{fenced}: stopping at step {self.step}")
+        if not saved:
+            stands = self._saver.standing()
+            self._leave(EXIT_STORE, f"training is done, but its end could not be saved: {stands}")
+        self._outcome(EXIT_DONE, f"training is done: {self.step} steps").write()
 
-    def _snapshot(self) -> dict[str, Any]:
-        """Everything that makes up this moment, in memory of our own: later steps cannot change it any more."""
-        return {
-            "step": self.step,
-            "goal": self._goal,
-            "position": state_format.to_host(self._position.state_dict(), "the data position"),
-            "random": random_state.capture(random_state.generators_of(self._loader)),
-            "state": state_format.to_host(self.state, "ckpt.state"),
-            "objects": {name: state_format.to_host(value.state_dict(), name) for name, value in self._objects.items()},
-        }
-
-    def _publish(self, data: bytes) -> str | None:
-        """Write this rank's shard; the first rank commits when all are there. The error, the same on every rank."""
-        ranks, store = self._ranks, self._store
-        self._saves += 1
-        name = ranks.from_first(lambda: Name.new(self.step, self._attempt, self._saves))
-        shard, problem = _try(lambda: store.write_shard(name, ranks.rank, data))
-        answers = ranks.gather((shard, problem))
-        problem = next((problem for _, problem in answers if problem), None)
-        if problem is None:
-            shards = [shard for shard, _ in answers if shard is not None]
-            problem = ranks.from_first(lambda: self._commit(name, shards))
-        if ranks.rank == 0:  # what a failed save leaves would take the next one's room
-            tidy = (lambda: store.retain(name, self._keep)) if problem is None else (lambda: store.discard(name))
-            if (untidy := _try(tidy)[1]) and problem is None:
-                logger().warning(f"old checkpoints could not be removed: {untidy}")
-        if problem is None:
-            self._last = name
-        return problem
-
-    def _commit(self, name: Name, shards: list[str]) -> str | None:
+    def _obey(self, notice: Notice | None) -> NoReturn:
+        """Save and end the program."""
+        reason = notice.reason if notice is not None else "another rank was told to stop"
         try:
-            return _try(lambda: self._store.commit(name, shards, finished=self.finished, time=time.time()))[1]
-        except FencedError:
-            _try(lambda: self._store.discard(name))
-            raise
+            saved = self._save_at_last(notice.left if notice is not None else None)
+        except FencedError as fenced:
+            self._leave(EXIT_FENCED, f"{fenced}: stopping at step {self.step}")
+        if saved:
+            self._leave(EXIT_SAVED, f"{reason}: stopped at step {self.step}, saved as {self._saver.last}")
+        code = EXIT_OLDER if self._saver.last is not None else EXIT_NONE
+        unsaved = f"{reason}: stopped at step {self.step}, which could not be saved"
+        self._leave(code, f"{unsaved}; {self._saver.standing()}")
 
-    def _complain(self, error: str) -> None:
-        """The first failure of a row with its cause, then at every doubling: no line per step, no silence either."""
-        if self._ranks.rank or self._failures & (self._failures - 1):
-            return
-        stands = f"the newest checkpoint is {self._last}" if self._last else "there is NO checkpoint"
-        often = f"{self._failures} saves in a row have failed; " if self._failures > 1 else ""
-        log = logger().error if self._failures > 1 else logger().warning
-        log(f"step {self.step} could not be saved, training goes on; {often}{stands}: {error}")
+    def _outcome(self, code: int, reason: str) -> Outcome:
+        last = self._saver.last
+        return Outcome(code, self.step, last.step if last else None, str(last) if last else None, reason)
+
+    def _leave(self, code: int, reason: str) -> NoReturn:
+        self._saver.close()
+        self._outcome(code, reason).leave()
 
     # Restoring
 
     def _restore(self) -> None:
         start = time.monotonic()
-        try:
-            found = read_newest(self._store, self._ranks)
-        except JobDirError as error:
-            raise CheckpointError(f"checkpoints cannot be read: {error}") from error
+        client = self._saver.client
+        if not all(self._ranks.gather(client.drain(DRAIN))) and self._ranks.rank == 0:
+            logger().warning("an earlier process's writer has not come to an end: what it still writes may be lost")
+        if self._ranks.rank == 0:
+            self._clean()
+        found = restore(self._store, self._ranks, objects=self._objects, cached=client.cached)
         if found is None:
             return
-        self._last, commit, data = found
+        self._saver.last = found.name
         try:
-            self._load(state_format.from_bytes(data))
-        except (ValueError, KeyError, TypeError, RuntimeError) as error:
+            self._load(found.snapshot)
+        except (ValueError, KeyError, TypeError, RuntimeError, AttributeError) as error:
             raise CheckpointError(
-                f"{self._store}: checkpoint {self._last} does not fit this program: {error}. Restore what it was saved "
-                "with, or give another folder to begin anew"
+                f"{self._store}: checkpoint {found.name} does not fit this program: {error}. Restore what it was "
+                "saved with, or give another folder to begin anew"
             ) from error
-        self.finished = commit.finished
-        self._saved_state = (self.step, self.finished)
+        self.finished = found.commit.finished
+        self._saver.staged = self.step, self.finished
+        self._schedule.resumed(found.snapshot.get("history"), interrupted=not self.finished)
+        self._tell_of_restore(found.name, time.monotonic() - start)
+
+    def _tell_of_restore(self, name: Name, seconds: float) -> None:
         progress = self._progress
         progress.restored_step = progress.saved_step = progress.step = self.step
-        progress.restore_seconds = time.monotonic() - start
+        progress.restore_seconds = seconds
         progress.write(force=True)
         if self._ranks.rank == 0:
             what = "training was finished" if self.finished else "training goes on"
-            logger().info(f"{what} at step {self.step}, restored from {self._store}/{self._last}")
+            logger().info(f"{what} at step {self.step}, restored from {self._store}/{name}")
 
     def _load(self, snapshot: dict[str, Any]) -> None:
         missing = sorted(self._objects.keys() - snapshot["objects"].keys())
@@ -408,31 +450,22 @@ class Checkpointer:
         self._position.load_state_dict(snapshot["position"])
         self._random = snapshot["random"]
 
-    def _begin_attempt(self) -> int:
-        """Fence off what may still run of older attempts, and remove what they left unfinished."""
+    def _begin_attempt(self) -> tuple[int, str]:
+        """Fence off what may still run of older attempts; the attempt's number, and the run's nonce."""
         wanted = from_environment("CLOUDGPU_ATTEMPT", int, None)
         try:
             attempt = self._store.claim(wanted)
-            self._store.clean(attempt)
             newest = self._store.newest_attempt()
         except JobDirError as error:
             logger().warning(f"{self._store} cannot be written, nothing may be saved: {error}")
-            return wanted if wanted is not None else 1
+            return wanted if wanted is not None else 1, run_nonce()
         if newest > attempt:
             raise CheckpointError(f"attempt {newest} has taken over {self._store} from this attempt {attempt}")
-        return attempt
+        return attempt, run_nonce()
 
-
-def _require_torch() -> None:
-    try:
-        import torch  # noqa: F401
-    except ImportError as error:
-        raise CheckpointError("Checkpointer needs PyTorch: pip install 'cloudgpu[torch]'") from error
-
-
-def _try(call: Callable[[], Any]) -> tuple[Any, str | None]:
-    """The call's result, and why it failed."""
-    try:
-        return call(), None
-    except (JobDirError, OSError) as error:
-        return None, str(error)
+    def _clean(self) -> None:
+        """Remove what dead writers left unfinished; only now that no earlier process of ours writes any more."""
+        try:
+            self._store.clean(self._saver.attempt)
+        except JobDirError as error:
+            logger().warning(f"{self._store} could not be cleaned of unfinished checkpoints: {error}")

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
-from typing import NoReturn
 
+EXIT_DONE = 0
+"""The training has reached its end, and that is in a committed checkpoint."""
+EXIT_USER = 70
+"""An error of the program's own, which running it again does not heal. (EX_SOFTWARE)"""
 EXIT_SAVED = 75
 """Interrupted; everything done so far is in a committed checkpoint: run me again. (EX_TEMPFAIL)"""
 EXIT_OLDER = 76
@@ -50,9 +53,3 @@ def logger() -> logging.Logger:
         log.addHandler(handler)
         log.setLevel(logging.INFO)
     return log
-
-
-def leave(code: int, message: str) -> NoReturn:
-    """End the program: the reason to the log, the outcome as exit code."""
-    logger().log(logging.INFO if code == EXIT_SAVED else logging.ERROR, message)
-    raise SystemExit(code)

@@ -1,4 +1,4 @@
-"""How a program learns that it should save and stop: the notice file of the agent, SIGTERM, SIGUSR1.
+"""How a program learns that it should save, or save and stop: the notice file of the agent, SIGTERM, SIGUSR1.
 
 Signal handlers only set a flag: it is obeyed between two steps, where the state is whole and all ranks can agree.
 """
@@ -6,11 +6,14 @@ Signal handlers only set a flag: it is obeyed between two steps, where the state
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -18,15 +21,28 @@ from typing import Any
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """Somebody's word that the program is to save, and perhaps to stop."""
+
+    reason: str
+    stop: bool = True
+    """Save and end; else save now, and train on."""
+    left: float | None = None
+    """Seconds until the deadline; None if there is none, or it is past: then every moment is a gift."""
+    id: str = ""
+
+
 class Interruption:
     """Asked once per step."""
 
     def __init__(self) -> None:
-        self._notice = os.environ.get("CLOUDGPU_NOTICE")
+        self._path = os.environ.get("CLOUDGPU_NOTICE")
         self._listening = os.environ.get("CLOUDGPU_LISTENING")
         self._signal: str | None = None
         self._previous: dict[signal.Signals, Any] = {}
         """The handlers that were there before ours."""
+        self._obeyed: set[str] = set()
 
     def listen(self) -> None:
         """Tell the agent that the notice file is watched, so that it need not send SIGTERM."""
@@ -39,17 +55,19 @@ class Interruption:
             with suppress(OSError):
                 Path(self._listening).unlink()
 
-    def reason(self) -> str | None:
-        """Why to stop, or None."""
+    def look(self) -> Notice | None:
+        """What is asked of the program; of notices to save and train on, each is told once."""
         if self._signal:
-            return self._signal
-        if not self._notice or not os.path.exists(self._notice):  # noqa: PTH110 - asked at every step: no Path is made
+            return Notice(self._signal)
+        if not self._path or not os.path.exists(self._path):  # noqa: PTH110 - asked at every step: no Path is made
             return None
-        try:
-            notice = json.loads(Path(self._notice).read_bytes())
-            return f"notice: {notice['reason']}"
-        except (OSError, ValueError, KeyError, TypeError):
-            return "notice"
+        notice = _read(self._path)
+        if notice.stop:
+            return notice
+        if notice.id in self._obeyed:
+            return None
+        self._obeyed.add(notice.id)
+        return notice
 
     def handle_signals(self) -> None:
         """From now on the signals set the flag, and reach the program's own handlers too.
@@ -75,3 +93,15 @@ class Interruption:
                 previous(number, frame)
 
         return handle
+
+
+def _read(path: str) -> Notice:
+    """The notice file; one that cannot be understood is a notice all the same: it asks to stop."""
+    try:
+        fields = json.loads(Path(path).read_bytes())
+        reason, deadline = f"notice: {fields['reason']}", float(fields.get("deadline") or 0)
+        stop, number = fields.get("action", "stop") != "save", str(fields.get("id", ""))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return Notice("notice")
+    left = deadline - time.time()
+    return Notice(reason, stop, left if math.isfinite(left) and left > 0 else None, number)

@@ -8,12 +8,22 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from .errors import CheckpointError
 
 _T = TypeVar("_T")
+
+
+@contextmanager
+def _others_may_end() -> Iterator[None]:
+    """torch tells of a rank that is gone by a RuntimeError, in words about its transport."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise CheckpointError(f"another rank has ended, or cannot be reached: see its own output ({error})") from error
 
 
 class Ranks:
@@ -41,7 +51,8 @@ class Ranks:
         import torch
 
         tensor = torch.tensor(values, dtype=torch.int64)
-        torch.distributed.all_reduce(tensor, op=torch.distributed.ReduceOp.MAX, group=self._group)
+        with _others_may_end():
+            torch.distributed.all_reduce(tensor, op=torch.distributed.ReduceOp.MAX, group=self._group)
         result: list[int] = tensor.tolist()
         return result
 
@@ -52,7 +63,8 @@ class Ranks:
         import torch
 
         values: list[Any] = [None] * self.world
-        torch.distributed.all_gather_object(values, value, group=self._group)
+        with _others_may_end():
+            torch.distributed.all_gather_object(values, value, group=self._group)
         return values
 
     def from_first(self, call: Callable[[], _T]) -> _T:
@@ -67,7 +79,8 @@ class Ranks:
                 answer[0] = call()
             except Exception as error:  # noqa: BLE001 - raised below, on every rank: none is left waiting
                 answer[1] = error
-        torch.distributed.broadcast_object_list(answer, src=0, group=self._group)
+        with _others_may_end():
+            torch.distributed.broadcast_object_list(answer, src=0, group=self._group)
         if answer[1] is not None:
             raise answer[1]
         result: _T = answer[0]

@@ -1,0 +1,253 @@
+"""Saves in flight: staged in a slot, written by the writer, committed; what all ranks know of them, and when.
+
+A save costs training the copy into a slot. What becomes of it is learnt at later step boundaries: each rank reports in
+the all-reduce that is made there anyway (exchange()), so that all ranks know the same at the same step: which save
+failed and on which rank, and which is committed.
+
+Saves are numbered from 1, alike on all ranks. A rank has two slots, so at most two saves are not written yet: those of
+an even and of an odd number are reported by two values of one vector.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from .errors import FencedError, logger
+from .manifest import RankManifest
+from .names import Name
+from .stage import Stager
+from .tree import flatten
+from .writer_client import Save, SaveResult, WriterClient
+
+if TYPE_CHECKING:
+    from .ranks import Ranks
+
+LAST_TRIES = 3
+"""Of the save at the end or upon a stop, after which there is no other."""
+LAST_PAUSE = 0.5
+"""Seconds before the second try, doubled before the third."""
+GLANCE = 0.1
+"""Seconds that ranks wait for their writers between two exchanges, when nothing else is left to be done."""
+
+
+@dataclass(slots=True)
+class InFlight:
+    """A save that is staged and not known to be committed."""
+
+    number: int
+    name: Name
+    finished: bool
+    error: str | None = None
+    """Why it failed on this rank."""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What one save is to hold."""
+
+    step: int
+    finished: bool
+    snapshot: dict[str, Any]
+    """Live objects; copied while staging."""
+    rows: Callable[[str], bytes]
+    """The metrics that go with the checkpoint of this name."""
+
+
+class Saver:
+    """One per process; all its methods are called from the training's thread.
+
+    run   agreed by all ranks: makes names unique without asking each time
+    """
+
+    def __init__(self, connect: Callable[[], WriterClient], ranks: Ranks, attempt: int, run: str, keep: int) -> None:
+        self._connect, self._ranks, self.attempt, self._run, self._keep = connect, ranks, attempt, run, keep
+        self._client: WriterClient | None = None
+        self._stager = Stager()
+        self._reserved = 0
+        self._number = 0
+        self._in_flight: dict[int, InFlight] = {}
+        self._committed = 0
+        """Number of the newest save that this rank knows to be committed: at first only rank 0 knows."""
+        self._fenced = False
+        self._failures = 0
+        """How many saves in a row have failed now."""
+        self.last: Name | None = None
+        """The newest checkpoint of this run, or the one it was restored from."""
+        self.staged: tuple[int, bool] | None = None
+        """Step and `finished` of the newest save that has not failed."""
+        self.on_commit: Callable[[Name, float], None] = lambda _name, _seconds: None
+        """Called on rank 0 for each commit; with the seconds it took since it was staged."""
+
+    @property
+    def client(self) -> WriterClient:
+        if self._client is None:
+            self._client = self._connect()
+            self._reserved = 0
+        return self._client
+
+    def close(self) -> None:
+        """Give the slots' memory back; what is staged is written all the same."""
+        self._stager.release()
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+        if self._in_flight:  # their results will not be known
+            self._in_flight.clear()
+            self.staged = None
+
+    # Staging
+
+    def prepare(self, snapshot: dict[str, Any]) -> None:
+        """Have the slots' memory made in the background, so that the first save need not wait for it."""
+        self._reserve(self._stager.lay_out(flatten(snapshot, "")[1])[0].size)
+
+    def _reserve(self, size: int) -> None:
+        if size > self._reserved:
+            self._stager.release()
+            self.client.reserve(size)
+            self._reserved = size
+
+    def can_stage(self) -> bool:
+        """Whether every rank has a slot free; collective."""
+        try:
+            busy = self.client.free_slot() is None
+        except OSError:  # no memory: stage() will tell
+            busy = False
+        return not self._ranks.maximum([busy])[0]
+
+    def stage(self, content: Content) -> None:
+        """Copy the snapshot into a free slot, and have it written. There must be one: see can_stage().
+
+        Raises CheckpointError for what cannot be saved; every other failure is one of this save alone.
+        """
+        self._number += 1
+        name = Name.of_run(content.step, self.attempt, self._number, self._run)
+        save = self._in_flight[self._number] = InFlight(self._number, name, content.finished)
+        self.staged = content.step, content.finished
+        tree, leaves = flatten(content.snapshot, "")
+        try:
+            self._fill(save, content, tree, leaves)
+        except (OSError, MemoryError) as error:  # no memory for a slot
+            save.error = f"{error}" or type(error).__name__
+
+    def _fill(self, save: InFlight, content: Content, tree: Any, leaves: dict[str, Any]) -> None:  # noqa: ANN401
+        layout, sources = self._stager.lay_out(leaves)
+        self._reserve(layout.size)
+        client, ranks = self.client, self._ranks
+        slot = client.free_slot()
+        if slot is None:
+            raise MemoryError("no slot is free")
+        self._stager.copy(layout, sources, slot, client.slot(slot))
+        name = str(save.name)
+        manifest = RankManifest(name, ranks.rank, ranks.world, content.step, layout.size, layout.pieces, tree)
+        rows = content.rows(name) if ranks.rank == 0 else b""
+        client.submit(
+            Save(save.name, slot, layout.size, manifest.to_bytes(), save.finished, keep=self._keep, rows=rows)
+        )
+
+    # What becomes of it
+
+    def exchange(self, *own: int) -> list[int]:
+        """The greatest of each value over all ranks; besides, what each knows of its saves. One small all-reduce.
+
+        Raises FencedError, on all ranks, if a newer attempt has taken over.
+        """
+        self._take(self.client.poll())
+        values = self._ranks.maximum([*own, self._committed, int(self._fenced), *self._failed()])
+        committed, fenced, *failed = values[len(own) :]
+        if fenced:
+            raise FencedError(f"a newer attempt than {self.attempt} has taken over the checkpoints")
+        self._learn(committed, failed)
+        return values[: len(own)]
+
+    def _take(self, results: Sequence[SaveResult]) -> None:
+        for result in results:
+            save = next((save for save in self._in_flight.values() if save.name == result.name), None)
+            self._fenced = self._fenced or result.fenced
+            if result.committed and save is not None:
+                self._committed = max(self._committed, save.number)
+                self.on_commit(save.name, result.seconds)
+            elif result.error is not None and save is not None:
+                save.error = result.error
+
+    def _failed(self) -> list[int]:
+        """Of the saves with an even and with an odd number: the one that failed here, and on which rank, or 0.
+
+        In one number, of which the greatest over all ranks is the newest save's, and the lowest rank's.
+        """
+        numbers = [0, 0]
+        for save in self._in_flight.values():
+            if save.error is not None:
+                numbers[save.number % 2] = save.number * self._ranks.world + self._ranks.world - 1 - self._ranks.rank
+        return numbers
+
+    def _learn(self, committed: int, failed: Sequence[int]) -> None:
+        """What all ranks know now."""
+        for code in sorted(failed):
+            number, rank = code // self._ranks.world, self._ranks.world - 1 - code % self._ranks.world
+            if code and number > committed and (save := self._in_flight.pop(number, None)):
+                self._give_up(save, rank)
+        if save := self._in_flight.get(committed):
+            self._committed, self._failures, self.last = committed, 0, save.name
+        for number in [number for number in self._in_flight if number <= committed]:
+            del self._in_flight[number]  # an older one that a newer has overtaken, too
+
+    def _give_up(self, save: InFlight, rank: int) -> None:
+        if self._ranks.rank == 0 and save.error is None:
+            self.client.abandon(save.name)
+        if self.staged == (save.name.step, save.finished):
+            self.staged = None
+        self._failures += 1
+        if rank == self._ranks.rank:
+            self._complain(save)
+
+    def _complain(self, save: InFlight) -> None:
+        """The first failure of a row with its cause, then at every doubling: no line per step, no silence either."""
+        if self._failures & (self._failures - 1):
+            return
+        often = f"{self._failures} saves in a row have failed; " if self._failures > 1 else ""
+        log = logger().error if self._failures > 1 else logger().warning
+        log(f"step {save.name.step} could not be saved; {often}{self.standing()}: {save.error}")
+
+    def standing(self) -> str:
+        """What there is to fall back upon, in words."""
+        return f"the newest checkpoint is {self.last}" if self.last else "there is NO checkpoint"
+
+    # The last one
+
+    def save_at_last(self, content: Callable[[], Content], deadline: float) -> bool:
+        """Stage and wait until it is committed, with some tries; on all ranks. deadline: on the monotonic clock."""
+        for attempt in range(LAST_TRIES):
+            if attempt:
+                time.sleep(LAST_PAUSE * attempt)  # a store that stumbles may answer again; after this there is no other
+            if not self._wait_for(self.can_stage, deadline):
+                return False
+            self.stage(content())
+            if self.settle(deadline):
+                return True
+        return False
+
+    def settle(self, deadline: float) -> bool:
+        """Wait until what was staged last is committed, on all ranks; False if it failed, or time ran out."""
+        number = self._number
+        self._wait_for(lambda: number not in self._in_flight, deadline)
+        return self._committed >= number
+
+    def _wait_for(self, done: Callable[[], bool], deadline: float) -> bool:
+        """Exchange until it is done, which must be the same on all ranks; False: time ran out."""
+        while True:
+            (expired,) = self.exchange(time.monotonic() >= deadline)
+            if done():
+                return True
+            if expired:
+                return False
+            self._take(self.client.wait(max(0.0, min(GLANCE, deadline - time.monotonic()))))
+
+    def leave_behind(self, timeout_s: float) -> None:
+        """The loop was broken off: give what is staged some time to be written."""
+        if self._client is not None and self._in_flight:
+            self._take(self._client.wait(timeout_s))
