@@ -176,11 +176,11 @@ def test_any_prior_is_overcome_within_ten_interruptions(cost: float, restart: fl
     world = World(cost, restart, mean)
     reached = []
     for seed in range(10):
-        found = simulate(world, automatic(market), seconds=11 * world.mean, seed=seed)
-        tau = found.intervals[min(10, len(found.intervals) - 1)]
+        found = simulate(world, automatic(market), seconds=25 * world.mean, seed=seed)
+        tau = found.intervals[10]
         reached.append(goodput(tau, world.cost, world.restart, world.mean) / possible(world))
     assert sum(reached) / len(reached) >= 0.99
-    assert min(reached) >= 0.95
+    assert min(reached) >= 0.97
 
 
 def test_a_first_save_that_is_out_of_the_way_does_not_spoil_the_interval() -> None:

@@ -10,6 +10,7 @@ import pytest
 from cloudgpu.runtime.checkpoint.errors import CheckpointError
 from cloudgpu.runtime.checkpoint.progress import ProgressFile
 from cloudgpu.runtime.checkpoint.schedule import FIRST, HURRY, Schedule
+from cloudgpu.runtime.jobdir import Progress
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("30s", 30), ("1h30m", 5400), ("10m", 600), ("2.5", 2.5), (45.0, 45)])
