@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -109,10 +110,10 @@ def judge(nodes: Sequence[NodeView]) -> Verdict:
     if not nodes:
         return Verdict("stopped", "it had no machines yet", None, None)
     first = furthest(nodes)
-    told = {"progress": first.progress, "timeline": first.timeline}
+    verdict = functools.partial(Verdict, progress=first.progress, timeline=first.timeline)
     needed = [node for node in nodes if node.role not in _ENDLESS_ROLES] or list(nodes)
     if all(node.end is not None and node.end.outcome == "succeeded" for node in needed):
-        return Verdict("succeeded", "", 0, **told)
+        return verdict("succeeded", "", 0)
     ends = [(node.node, node.end or NodeEnd("stopped", "terminated at the deadline")) for node in nodes]
     for outcome in _PRECEDENCE:
         having = [(name, end) for name, end in ends if end.outcome == outcome]
@@ -120,7 +121,7 @@ def judge(nodes: Sequence[NodeView]) -> Verdict:
             # A final one decides whatever came before it: what broke its peers' connections may have been its end.
             name, end = min(having, key=lambda pair: (not pair[1].final, pair[1].ended))
             reason = end.reason if len(nodes) == 1 else f"{name}: {end.reason}"
-            return Verdict(outcome, reason, end.exit_code, final=end.final, **told)
+            return verdict(outcome, reason, end.exit_code, final=end.final)
     raise ValueError(f"unknown outcomes: {sorted({end.outcome for _, end in ends})}")
 
 

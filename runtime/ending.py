@@ -102,7 +102,8 @@ def judge(
     `said` is by rank. A program that was asked by a signal alone may end with 0 though its work is not done; one that
     listens to notices says so with 75, and one that has written its outcome means it.
     """
-    meanings = [_meaning(end, said or {}, interrupted_exit) for end in exits]
+    said = said or {}
+    meanings = [_meaning(end, said, interrupted_exit) for end in exits]
     failed = next((meaning for meaning in meanings if not meaning.succeeded), None)
     told_done = bool(said) and all(one.word == "done" for one in said.values())
     if exits and failed is None and (order is None or listening or told_done or not signalled):

@@ -20,7 +20,7 @@ from .launchers import LOOPBACK, Place, free_port, machine_environment, needs_ad
 from .logs import LogWriter
 from .node_writer import NodeWriter, writer_environment
 from .notices import Orders
-from .program import Exit, Process
+from .program import Exit, Process, kill_leftovers
 from .restart import fruitless_in_a_row, wish
 from .runner import PEER_S, POLL_S, Conduct, Runner, Wakeup
 from .timeline import History
@@ -102,6 +102,7 @@ class NodeProgram:
         finally:
             self._writer.drain(self._seconds_left, self._node.wakeup.wait, self._node.wakeup.wake)
             self._writer.end()
+            kill_leftovers(self._node.marker)
             self._node.runner.raise_if_vanished()
 
     def _seconds_left(self) -> float:

@@ -5,10 +5,8 @@ It outlives every process of the program, and so finishes what a dead one had st
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
-import signal
 import subprocess
 import sys
 import threading
@@ -101,11 +99,9 @@ class NodeWriter:
         return durable.is_set()
 
     def end(self) -> None:
-        """At once."""
+        """It is not started again, and no longer spared when what is left is killed."""
         self._due = float("inf")
         if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process, signal.SIGKILL)
             self._forget()
 
     def _start(self, now: float) -> None:

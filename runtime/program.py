@@ -147,6 +147,11 @@ class Program:
                     pipe.close()
 
 
+def kill_leftovers(marker: str) -> None:
+    """Everything on this machine that is left of any program, and what was spared until now."""
+    Program(Path(), lambda *_line: None).kill(marker)
+
+
 def _leftovers(marker: str, spared: int | None) -> list[int]:
     """Children, adopted ones included, and whatever carries the marker; dead ones that wait for their parent not."""
     me, found = os.getpid(), []

@@ -84,8 +84,6 @@ def test_environment(world: World) -> None:
         "CLOUDGPU_LISTENING": str(world.home() / "state" / "listening"),
         "CLOUDGPU_PROGRESS": str(world.home() / "state" / "progress.json"),
         "CLOUDGPU_WRITER": str(world.home() / "state" / "writer.sock"),
-        "CLOUDGPU_GENERATION": "1",
-        "CLOUDGPU_NODES": "1",
         "CLOUDGPU_MARKET": "spot",
         "CLOUDGPU_OUTCOME": str(world.home() / "state" / "outcome-0.json"),
         "CLOUDGPU_CHECKPOINT_EVERY": "90",

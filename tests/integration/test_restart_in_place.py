@@ -1,0 +1,184 @@
+"""A program that dies is started again on the machines it has: agents and real programs, no control side."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from cloudgpu.runtime.jobdir import Generation, attempt_key, generation_key, node_key
+from cloudgpu.tests.standins.agents import World, until, world
+
+__all__ = ["world"]
+
+# Counts its starts; what it does at which is said by its arguments, the last for all that follow.
+PROGRAM = """
+import json, os, signal, sys, time
+rank, generation = os.environ["CLOUDGPU_RANK"], int(os.environ["CLOUDGPU_GENERATION"])
+acts = sys.argv[1:]
+act = acts[min(generation, len(acts)) - 1]
+print(f"{generation}: {act}", flush=True)
+whose, _, what = act.partition("=")
+with open(os.environ["CLOUDGPU_PROGRESS"] + rank, "w") as file:
+    json.dump({"step": 10 * generation, "saved_step": 10 * generation}, file)
+if what.startswith("saved-"):
+    os.replace(os.environ["CLOUDGPU_PROGRESS"] + rank, os.environ["CLOUDGPU_PROGRESS"])
+    what = what.removeprefix("saved-")
+if whose not in (rank, "all"):
+    time.sleep(0.3 if what == "0" else 300)
+    sys.exit(0)
+if what == "kill":
+    os.kill(os.getpid(), signal.SIGKILL)
+if what == "sleep":
+    time.sleep(300)
+sys.exit(int(what))
+"""
+
+
+def start(world: World, *acts: str, nodes: int = 1, gpus: int = 0, **more: Any) -> None:
+    world.job(["python", "main.py"], args=list(acts), code={"main.py": PROGRAM}, nodes=nodes, gpus=gpus, **more)
+    for index in range(nodes):
+        world.start(index)
+
+
+def finish(world: World) -> list[str]:
+    """The nodes' outcomes."""
+    assert [agent.wait(60) for agent in world.agents] == [0] * len(world.agents), world.agent_log()
+    assert world.processes() == []
+    return [world.result(index).outcome for index in range(len(world.agents))]
+
+
+def generations(world: World) -> list[Generation]:
+    found = []
+    while (data := world.dir.find(generation_key(1, len(found) + 2))) is not None:
+        found.append(Generation.from_bytes(data))
+    return found
+
+
+def test_a_killed_program_goes_on_in_the_same_attempt(world: World) -> None:
+    start(world, "0=kill", "0=0", failures_left=1)
+    assert finish(world) == ["succeeded"]
+    (record,) = generations(world)
+    assert (record.kind, record.node, record.reason) == ("failure", "worker-0.1", "rank 0: SIGKILL")
+    assert (record.failures, record.interruptions, record.pause_s) == (1, 0, 0.0)
+    assert world.texts() == ["1: 0=kill", "2: 0=0"]
+    assert world.texts("agent")[-1] == "rank 0: SIGKILL; it starts again in place (generation 2)"
+
+
+def test_the_timeline_tells_every_generation(world: World) -> None:
+    start(world, "0=saved-kill", "0=saved-0", failures_left=1, setup="true")
+    finish(world)
+    timeline = world.result().timeline
+    assert timeline is not None
+    first, second = timeline["spans"]
+    times = [timeline["claimed"], timeline["setup"], timeline["ready"]]
+    times += [first["started"], first["ended"], second["started"], second["ended"], timeline["ended"]]
+    assert times == sorted(times)
+    assert (first["reason"], second["reason"]) == ("rank 0: SIGKILL", "")
+    assert [span["progress"]["saved_step"] for span in (first, second)] == [10, 20]
+    assert all(span["first_step"] for span in (first, second))
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_all_processes_of_the_group_start_again(world: World, nodes: int) -> None:
+    start(world, "1=kill", "all=0", nodes=nodes, gpus=2 // nodes, launcher="torchrun", failures_left=1)
+    assert finish(world) == ["succeeded"] * nodes
+    (record, *rest) = generations(world)
+    assert (record.kind, record.reason, record.group) == ("failure", "rank 1: SIGKILL", True)
+    assert [one.kind for one in rest] in ([], ["closed"])
+    assert sorted(world.texts()) == ["1: 1=kill", "1: 1=kill", "2: all=0", "2: all=0"]
+
+
+def test_only_the_node_itself_where_nodes_are_on_their_own(world: World) -> None:
+    start(world, "1=kill", "1=0", nodes=2, launcher="none", failures_left=1)
+    until(lambda: world.has_result(1))
+    assert world.result(1).outcome == "succeeded"
+    assert world.agents[0].poll() is None
+    assert sorted(world.texts()) == ["1: 1=kill", "1: 1=kill", "2: 1=0"]
+    assert [record.group for record in generations(world)] == [False]
+    world.stop(5)
+    finish(world)
+
+
+@pytest.mark.parametrize(
+    ("acts", "left", "outcome", "starts"),
+    [
+        (["0=3"], 0, "failed", 1),
+        (["0=saved-3"], 1, "failed", 2),
+        (["0=saved-3"], 3, "failed", 4),
+        (["0=3"], 9, "failed", 3),  # nothing is saved: other machines are to try it
+        (["0=70"], 9, "failed", 1),
+        (["0=73"], 9, "error", 1),
+        (["0=saved-74", "0=0"], 1, "succeeded", 2),
+        (["0=75"], 9, "again", 1),
+    ],
+)
+def test_what_the_budget_of_failures_allows(
+    world: World, acts: list[str], left: int, outcome: str, starts: int
+) -> None:
+    start(world, *acts, failures_left=left)
+    assert finish(world) == [outcome]
+    assert len(world.texts()) == starts
+    assert [record.failures for record in generations(world)] == list(range(1, starts))
+
+
+@pytest.mark.parametrize(("left", "outcome", "starts"), [(0, "again", 1), (2, "again", 3), (None, "succeeded", 5)])
+def test_interruptions_have_a_budget_of_their_own(world: World, left: int | None, outcome: str, starts: int) -> None:
+    acts = ["0=saved-75", "0=saved-76", "0=saved-77", "0=saved-75", "0=0"]
+    start(world, *acts, failures_left=0, interruptions_left=left)
+    assert finish(world) == [outcome]
+    assert len(world.texts()) == starts
+    assert [record.interruptions for record in generations(world)] == list(range(1, starts))
+
+
+def test_a_crash_loop_slows_down(world: World) -> None:
+    start(world, "0=3", failures_left=9)
+    finish(world)
+    assert [record.pause_s for record in generations(world)] == [0.0, 1.0]
+
+
+def test_nodes_that_fail_at_once_count_once(world: World) -> None:
+    start(world, "all=3", "all=0", nodes=2, launcher="torchrun", failures_left=9)
+    assert finish(world) == ["succeeded"] * 2
+    assert [record.failures for record in generations(world) if record.kind != "closed"] == [1]
+
+
+def test_a_users_error_on_one_node_is_not_restarted_by_the_other(world: World) -> None:
+    start(world, "1=70", nodes=2, launcher="torchrun", failures_left=9)
+    until(lambda: world.has_result(1))
+    assert (world.result(1).outcome, world.result(1).final) == ("failed", True)
+    assert [record.kind for record in generations(world)] == ["closed"]
+    world.stop(5)
+    finish(world)
+
+
+@pytest.mark.parametrize("order", ["stop", "notice"])
+def test_orders_go_before_a_restart(world: World, order: str) -> None:
+    start(world, "0=3", "0=3", "0=3", failures_left=9)
+    until(lambda: len(world.texts()) >= 2)  # the third start waits
+    getattr(world, order)(20)
+    assert finish(world) == ["stopped" if order == "stop" else "preempted"]
+    assert len(world.texts()) == 2
+
+
+def test_a_node_that_is_ordered_to_end_keeps_its_peers_from_starting_without_it(world: World) -> None:
+    start(world, "all=sleep", nodes=2, launcher="torchrun", failures_left=9)
+    until(lambda: len(world.texts()) == 2)
+    world.notice(20)
+    until(lambda: world.has_result(0))
+    assert world.result(0).outcome == "preempted"
+    assert [record.kind for record in generations(world)] == ["closed"]
+    next(p for p in world.processes() if p.environ().get("CLOUDGPU_RANK") == "1" and "main.py" in p.cmdline()).kill()
+    until(lambda: world.has_result(1))
+    assert world.result(1).outcome == "failed"
+    finish(world)
+
+
+def test_a_node_that_hears_of_a_restart_late_takes_part_in_it(world: World) -> None:
+    """It has succeeded meanwhile: the others need it once more."""
+    start(world, "1=kill", "all=0", nodes=2, launcher="torchrun", failures_left=1)
+    assert finish(world) == ["succeeded"] * 2
+    ports = {world.dir.get(node_key(1, "worker-0.1", name)) for name in ("address.json", "address-0002.json")}
+    assert len({json.loads(data)["port"] for data in ports}) == 2, "a new rendezvous"
+    assert world.dir.exists(attempt_key(1))
