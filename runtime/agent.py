@@ -40,7 +40,7 @@ from .jobdir import (
 from .launchers import (
     LauncherError,
     Place,
-    launcher_name,
+    choose_launcher,
     machine_environment,
     setup_process,
 )
@@ -136,11 +136,14 @@ class Agent:
         if hashlib.sha256(job_data).hexdigest() != self._sha256:
             raise _ErrorEnd(f"{JOB_KEY} is not the one this machine was started for: its sha256 differs")
         place, budget = self._place(job_data)
+        self._fetch_code(place.job)
         try:
-            launcher = launcher_name(place.job, place.nodes)
+            choice = choose_launcher(place.job, place.nodes, self._code)
         except LauncherError as error:
             raise _ErrorEnd(str(error)) from error
-        self._fetch_code(place.job)
+        if place.job.launcher == "auto" and choice.launcher != "none":
+            self._log.say(f"launcher: {choice.launcher}; {choice.reason}")
+        launcher = choice.launcher
         self._history.setup_begins()
         failure = self._run_setup(setup_process(place, machine_environment(os.environ, self._marker)))
         if failure is not None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
+from ..autolaunch import Choice, Shape, choose
 from ..jobdir import JobRecord, NodeRecord
 from ..program import Process
 from . import mpi, none, tensorflow, torchrun
@@ -25,9 +27,9 @@ __all__ = [
     "Addresses",
     "LauncherError",
     "Place",
+    "choose_launcher",
     "command_line",
     "free_port",
-    "launcher_name",
     "machine_environment",
     "needs_addresses",
     "own_host",
@@ -54,14 +56,15 @@ LAUNCHERS: dict[str, Launcher] = {
 }
 
 
-def launcher_name(job: JobRecord, nodes: Sequence[NodeRecord]) -> str:
-    """The launcher to use: `auto` is torchrun as soon as there is more than one process. Raises LauncherError."""
-    name = job.launcher
-    if name == "auto":
-        name = "torchrun" if len(nodes) > 1 or any(node.gpus > 1 for node in nodes) else "none"
-    if name not in LAUNCHERS:
-        raise LauncherError(f"this version cannot launch with {name}, only with: {', '.join(sorted(LAUNCHERS))}")
-    return name
+def choose_launcher(job: JobRecord, nodes: Sequence[NodeRecord], code: Path) -> Choice:
+    """The launcher to use, and why; `code` is the unpacked code. Raises LauncherError."""
+    if job.launcher == "auto":
+        shape = Shape([node.role for node in nodes], [node.gpus for node in nodes])
+        return choose(job.run, code, shape, job.env)
+    if job.launcher not in LAUNCHERS:
+        known = ", ".join(sorted(LAUNCHERS))
+        raise LauncherError(f"this version cannot launch with {job.launcher}, only with: {known}")
+    return Choice(job.launcher, "the job says so")
 
 
 def needs_addresses(launcher: str, nodes: Sequence[NodeRecord]) -> Sequence[NodeRecord]:

@@ -13,9 +13,9 @@ from cloudgpu.runtime.jobdir import Address, JobRecord, NodeRecord, Outcome
 from cloudgpu.runtime.launchers import (
     LauncherError,
     Place,
+    choose_launcher,
     command_line,
     free_port,
-    launcher_name,
     machine_environment,
     needs_addresses,
     own_host,
@@ -49,18 +49,35 @@ def job(**more: object) -> JobRecord:
         ("auto", [0, 0], "torchrun"),
         ("none", [8, 8], "none"),
         ("torchrun", [0], "torchrun"),
+        ("mpi", [0], "mpi"),
     ],
 )
-def test_auto_is_torchrun_from_two_processes_on(asked: str, gpus: list[int], expected: str) -> None:
+def test_without_a_hint_auto_is_torchrun_from_two_processes_on(asked: str, gpus: list[int], expected: str) -> None:
     nodes = [node(rank, count) for rank, count in enumerate(gpus)]
-    assert launcher_name(job(launcher=asked), nodes) == expected
-    assert list(needs_addresses(expected, nodes)) == (nodes[:1] if expected == "torchrun" and len(nodes) > 1 else [])
+    assert choose_launcher(job(launcher=asked), nodes, Path("/nowhere")).launcher == expected
 
 
-@pytest.mark.parametrize("name", ["mpi", "horovod", "tensorflow", "", "None"])
+@pytest.mark.parametrize(
+    ("launcher", "roles", "expected"),
+    [
+        ("none", ["worker", "worker"], []),
+        ("torchrun", ["worker"], []),
+        ("torchrun", ["worker", "worker"], [0]),
+        ("mpi", ["worker", "worker"], [0]),
+        ("horovod", ["worker", "worker"], [0]),
+        ("tensorflow", ["worker"], []),
+        ("tensorflow", ["chief", "worker", "parameter_server", "evaluator"], [0, 1, 2]),
+    ],
+)
+def test_whose_addresses_must_be_known(launcher: str, roles: list[str], expected: list[int]) -> None:
+    nodes = [NodeRecord(f"{role}-0.1", role, 0, rank, 0) for rank, role in enumerate(roles)]
+    assert [node.rank for node in needs_addresses(launcher, nodes)] == expected
+
+
+@pytest.mark.parametrize("name", ["ray", "", "None"])
 def test_unknown_launchers_are_told(name: str) -> None:
-    with pytest.raises(LauncherError, match="only with: none, torchrun"):
-        launcher_name(job(launcher=name), [node(0)])
+    with pytest.raises(LauncherError, match="only with: horovod, mpi, none, tensorflow, torchrun"):
+        choose_launcher(job(launcher=name), [node(0)], Path())
 
 
 def test_ranks_count_through_nodes_of_different_sizes() -> None:
