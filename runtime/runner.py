@@ -161,7 +161,7 @@ class Runner:
 
     def _wait_for(self, program: Program, exits: list[Exit], conduct: Conduct, log: LogWriter, heart: Heart) -> bool:
         """Until all have ended, or what is left is to be killed. Returns whether SIGTERM was sent."""
-        signalled = False
+        signalled = heard = False
         told: Order | None = None
         peer: Order | None = None
         while program.running and not conduct.is_over():
@@ -172,7 +172,10 @@ class Runner:
             if due is not None and due is not told:
                 told = due
                 heart.set_phase("stopping")
-                if not self._tell(due, conduct.listening) and not signalled:
+                heard = (
+                    self._tell(due, conduct.listening) or heard
+                )  # one that is leaving no longer says that it listens
+                if not heard and not signalled:
                     signalled = True
                     program.signal(signal.SIGTERM)
             save = self._orders.newest_save

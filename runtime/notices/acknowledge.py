@@ -2,8 +2,8 @@
 
 An acknowledgement counts for every machine of the event. So each node that is named and was told to end writes its
 machine's name into the job dir. The one of lowest rank among them leads: when all machines of the event are nodes of
-this attempt, and all nodes of the attempt are safe, it acknowledges. An event that names anybody else's machine is left
-to its own time.
+this attempt, and all nodes of the attempt have written how they ended, it acknowledges. An event that names anybody
+else's machine is left to its own time.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ..jobdir import AttemptRecord, Heartbeat, JobDir, JobDirError, NodeRecord, Record, attempt_key, node_key
+from ..jobdir import AttemptRecord, JobDir, JobDirError, NodeRecord, Record, attempt_key, node_key
 from .docket import ProviderNotice
 from .metadata import MetadataError
 
@@ -84,10 +84,10 @@ class Acknowledger:
         leader = self._leader(notice.machines, nodes)
         if leader is None or leader != self._node:
             return leader is not None
-        if not all(self._is_safe(node) for node in nodes):
+        if not all(self._job_dir.exists(self._key(node, "result.json")) for node in nodes):
             return False
         self._post(notice.id)
-        self._say(f"{notice.kind} of {', '.join(notice.machines)} may begin: all nodes are saved (event {notice.id})")
+        self._say(f"{notice.kind} of {', '.join(notice.machines)} may begin: all nodes have ended (event {notice.id})")
         return True
 
     def _leader(self, machines: Sequence[str], nodes: Sequence[str]) -> str | None:
@@ -99,16 +99,6 @@ class Acknowledger:
                 found[MachineName.from_bytes(data).name] = node
         ours = [found.get(machine) for machine in machines]
         return None if None in ours else next(node for node in nodes if node in ours)
-
-    def _is_safe(self, node: str) -> bool:
-        """It has ended, or it is ending and every step it has done is committed."""
-        if self._job_dir.exists(self._key(node, "result.json")):
-            return True
-        data = self._job_dir.find(self._key(node, "heartbeat.json"))
-        beat = None if data is None else Heartbeat.from_bytes(data)
-        if beat is None or beat.phase != "stopping" or beat.progress is None:
-            return False
-        return beat.progress.get("saved_step") is not None and beat.progress["saved_step"] == beat.progress.get("step")
 
     def _key(self, node: str, name: str) -> str:
         return node_key(self._attempt, node, name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from cloudgpu.runtime.jobdir import AttemptRecord, Heartbeat, JobDir, Result, attempt_key, local_url, node_key
+from cloudgpu.runtime.jobdir import AttemptRecord, JobDir, Result, attempt_key, local_url, node_key
 from cloudgpu.runtime.notices import CloudNotices, NodeDir, Order, Orders, aws, azure, gcp
 from cloudgpu.runtime.notices.docket import Docket
 from cloudgpu.runtime.notices.metadata import Look, MetadataError
@@ -182,7 +183,7 @@ def test_gcp_a_change_between_two_questions_is_not_missed() -> None:
 
 def test_gcp_a_quiet_poll_is_asked_again(watch: Watch) -> None:
     with GcpMetadata() as server, watch.over(*gcp_looks(server, wait_s=1)):
-        until(lambda: len(server.asked(BASE + "preempted")) >= 4)
+        until(lambda: len(server.asked(BASE + "preempted")) >= 3)
         assert watch.lines == []
 
 
@@ -350,31 +351,24 @@ class Crowd:
         result = Result("preempted", 75, "", 0.0, 0.0)
         self.dir.create(node_key(1, f"worker-{index}.1", "result.json"), result.to_bytes())
 
-    def beat(self, index: int, step: int, saved: int, phase: Any = "stopping") -> None:
-        beat = Heartbeat(1, 0.0, phase, {"step": step, "saved_step": saved})
-        self.dir.put(node_key(1, f"worker-{index}.1", "heartbeat.json"), beat.to_bytes())
-
     def names(self) -> int:
         return sum(self.dir.exists(node_key(1, f"worker-{i}.1", "machine-name.json")) for i in (0, 1))
 
 
-def test_azure_one_node_acknowledges_and_only_when_all_are_safe(tmp_path: Path) -> None:
+def test_azure_one_node_acknowledges_and_only_when_all_have_ended(tmp_path: Path) -> None:
     with Crowd(tmp_path / "job").at_work() as crowd:
         crowd.announce("vm_0", "vm_1")
         until(lambda: crowd.names() == 2)
         crowd.end(1)
-        crowd.beat(0, step=20, saved=10)
-        time.sleep(1.2)
-        crowd.beat(0, step=20, saved=20, phase="running")
-        time.sleep(1.2)
+        time.sleep(1.5)
         assert crowd.servers[0].started == crowd.servers[1].started == []
-        crowd.beat(0, step=20, saved=20)
+        crowd.end(0)
         until(lambda: crowd.servers[0].started)
         for watched in crowd.watched:
             watched.finish(10)
         assert (crowd.servers[0].started, crowd.servers[1].started) == (["E-1"], [])
         assert [line for line in crowd.lines if "may begin" in line] == [
-            "preempt of vm_0, vm_1 may begin: all nodes are saved (event E-1)"
+            "preempt of vm_0, vm_1 may begin: all nodes have ended (event E-1)"
         ]
 
 
@@ -444,14 +438,14 @@ def announce(server: MetadataServer) -> None:
 def test_a_training_program_is_saved_when_its_machine_is_taken(
     cloud: str, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world.job("python main.py", code={"main.py": TRAINING}, checkpoint_every=3600)
+    world.job([sys.executable, "main.py"], code={"main.py": TRAINING}, checkpoint_every=3600)
     with {"aws": AwsMetadata, "gcp": GcpMetadata, "azure": AzureMetadata}[cloud]() as server:
         agent = agent_on(cloud, server, world, monkeypatch)
-        until(lambda: "training" in world.texts(), 60)
+        until(lambda: "training" in world.texts() or agent.poll() is not None, 60)
         announce(server)
         assert agent.wait(60) == 0, world.agent_log()
         result = world.result()
-        assert (result.outcome, result.exit_code) == ("preempted", 75), world.agent_log()
+        assert (result.outcome, result.exit_code) == ("preempted", 75), world.lines()
         assert result.reason.startswith(f"notice from {cloud}")
         commits = [key for key in world.dir.list("checkpoints") if key.endswith("COMMIT.json")]
         assert len(commits) == 1, "every=3600 saves by itself only at the end"
@@ -492,6 +486,34 @@ def test_a_program_saves_and_trains_on_until_the_event_is_near(world: World, mon
         assert world.texts() == ["up", "save reboot", "stop reboot"]
         assert world.result().outcome == "preempted"
         assert [text for text in world.texts("agent") if "freeze" in text and "nothing is done" in text]
+
+
+LEAVING = """
+import os, sys, time
+open(os.environ["CLOUDGPU_LISTENING"], "w").close()
+print("up", flush=True)
+while not os.path.exists(os.environ["CLOUDGPU_NOTICE"]):
+    time.sleep(0.02)
+os.unlink(os.environ["CLOUDGPU_LISTENING"])  # as the Checkpointer does: from here on it only saves
+print("saving", flush=True)
+time.sleep(2)
+sys.exit(75)
+"""
+
+
+def test_a_program_that_is_saving_is_not_disturbed_by_a_second_notice(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.job("python main.py", code={"main.py": LEAVING})
+    with AzureMetadata() as server:
+        agent = agent_on("azure", server, world, monkeypatch)
+        until(lambda: "up" in world.texts())
+        event = server.announce("Preempt", 60)
+        until(lambda: "saving" in world.texts())
+        server.announce("Preempt", None, event_id=event)  # it begins before its time
+        assert agent.wait(30) == 0
+        assert any("begun already" in text for text in world.texts("agent"))
+    assert (world.result().outcome, world.result().exit_code) == ("preempted", 75)
 
 
 def test_a_metadata_server_that_hangs_does_not_touch_the_job(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

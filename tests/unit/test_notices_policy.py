@@ -78,6 +78,14 @@ def test_rows_make_sense(policy: Any) -> None:
         assert policy.cloud == "simulated", "on a real machine a result is written first"
 
 
+def test_the_docs_have_the_same_table() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "notices.md").read_text().splitlines()
+    told = {tuple(cell.strip() for cell in line.strip("|").split("|")) for line in page if line.startswith("|")}
+    for policy in POLICIES:
+        figures = (policy.lead_s, policy.near_s, policy.stop_s, policy.margin_s)
+        assert (policy.cloud, policy.kind, policy.action, *("" if n is None else str(n) for n in figures)) in told
+
+
 def test_what_nobody_knew_of_is_saved_for_and_not_stopped_for() -> None:
     policy = policy_of("azure", "teleport")
     assert (policy.action, policy.stop_s) == ("save", None)
