@@ -29,7 +29,6 @@ from .errors import (
     EXIT_STORE,
     EXIT_USER,
     CheckpointError,
-    FencedError,
     logger,
 )
 from .interruption import Interruption, Notice
@@ -117,10 +116,11 @@ class Checkpointer:
         # Before this attempt is claimed, which fences off what is still being written of the one before.
         self._ranks.gather(finish_earlier(self._store, self._ranks.rank, DRAIN))
         attempt, run = self._ranks.from_first(self._begin_attempt)
+        self._store.job_dir.make = False  # it is there now; should it be deleted while we train, it stays so
         ranks, store = self._ranks, self._store
         connect = lambda: WriterClient.connect(store, ranks.rank, ranks.world, attempt)  # noqa: E731
         self._saver = Saver(connect, ranks, attempt, run, keep)
-        self._saver.on_commit = self._committed
+        self._saver.on_commit, self._saver.on_fenced = self._committed, self._stop_as_fenced
         self._restore()
         self._mark = time.monotonic()
 
@@ -295,10 +295,7 @@ class Checkpointer:
         return bool(values[0]), bool(values[1])
 
     def _exchange(self, *own: int) -> list[int]:
-        try:
-            values = self._saver.exchange(*own)
-        except FencedError as fenced:
-            self._leave(EXIT_FENCED, f"{fenced}: stopping at step {self.step}")
+        values = self._saver.exchange(*own)
         self._progress.saved_step = self._saver.last.step if self._saver.last else None
         return values
 
@@ -373,11 +370,7 @@ class Checkpointer:
         self._agree(stop=False, save=True, finish=True)
         self.finished = True
         self._goal = goal if goal is not None else _FOREVER
-        try:
-            saved = self._save_at_last()
-        except FencedError as fenced:
-            self._leave(EXIT_FENCED, f"{fenced}: stopping at step {self.step}")
-        if not saved:
+        if not self._save_at_last():
             stands = self._saver.standing()
             self._leave(EXIT_STORE, f"training is done, but its end could not be saved: {stands}")
         self._outcome(EXIT_DONE, f"training is done: {self.step} steps").write()
@@ -385,15 +378,14 @@ class Checkpointer:
     def _obey(self, notice: Notice | None) -> NoReturn:
         """Save and end the program."""
         reason = notice.reason if notice is not None else "another rank was told to stop"
-        try:
-            saved = self._save_at_last(notice.left if notice is not None else None)
-        except FencedError as fenced:
-            self._leave(EXIT_FENCED, f"{fenced}: stopping at step {self.step}")
-        if saved:
+        if self._save_at_last(notice.left if notice is not None else None):
             self._leave(EXIT_SAVED, f"{reason}: stopped at step {self.step}, saved as {self._saver.last}")
         code = EXIT_OLDER if self._saver.last is not None else EXIT_NONE
         unsaved = f"{reason}: stopped at step {self.step}, which could not be saved"
         self._leave(code, f"{unsaved}; {self._saver.standing()}")
+
+    def _stop_as_fenced(self, reason: str) -> NoReturn:
+        self._leave(EXIT_FENCED, f"{reason}: stopping at step {self.step}")
 
     def _outcome(self, code: int, reason: str) -> Outcome:
         last = self._saver.last

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from .errors import FencedError, logger
 from .manifest import RankManifest
@@ -81,6 +82,8 @@ class Saver:
         """Step and `finished` of the newest save that has not failed."""
         self.on_commit: Callable[[Name, float], None] = lambda _name, _seconds: None
         """Called on rank 0 for each commit; with the seconds it took since it was staged."""
+        self.on_fenced: Callable[[str], NoReturn] = _raise_fenced
+        """Called on all ranks, at the same exchange, when a newer attempt has taken over; never returns."""
 
     @property
     def client(self) -> WriterClient:
@@ -103,7 +106,9 @@ class Saver:
 
     def prepare(self, snapshot: dict[str, Any]) -> None:
         """Have the slots' memory made in the background, so that the first save need not wait for it."""
-        self._reserve(self._stager.lay_out(flatten(snapshot, "")[1])[0].size)
+        layout, _ = self._stager.lay_out(flatten(snapshot, "")[1])
+        with suppress(OSError):  # no memory: the first save will tell
+            self._reserve(layout.size)
 
     def _reserve(self, size: int) -> None:
         if size > self._reserved:
@@ -152,15 +157,12 @@ class Saver:
     # What becomes of it
 
     def exchange(self, *own: int) -> list[int]:
-        """The greatest of each value over all ranks; besides, what each knows of its saves. One small all-reduce.
-
-        Raises FencedError, on all ranks, if a newer attempt has taken over.
-        """
+        """The greatest of each value over all ranks; besides, what each knows of its saves. One small all-reduce."""
         self._take(self.client.poll())
         values = self._ranks.maximum([*own, self._committed, int(self._fenced), *self._failed()])
         committed, fenced, *failed = values[len(own) :]
         if fenced:
-            raise FencedError(f"a newer attempt than {self.attempt} has taken over the checkpoints")
+            self.on_fenced(f"a newer attempt than {self.attempt} has taken over the checkpoints")
         self._learn(committed, failed)
         return values[: len(own)]
 
@@ -251,3 +253,7 @@ class Saver:
         """The loop was broken off: give what is staged some time to be written."""
         if self._client is not None and self._in_flight:
             self._take(self._client.wait(timeout_s))
+
+
+def _raise_fenced(reason: str) -> NoReturn:
+    raise FencedError(reason)

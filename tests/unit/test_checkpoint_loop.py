@@ -7,13 +7,15 @@ import os
 import resource
 import signal
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+psutil = pytest.importorskip("psutil")
 torch = pytest.importorskip("torch")
 
 from cloudgpu.runtime import Checkpointer, CheckpointError, write_output  # noqa: E402
@@ -41,12 +43,14 @@ def _no_job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def train(steps: int, *, stop: int | None = None, **options: Any) -> tuple[Checkpointer, Model]:
+    """Steps as short as these would be over before the first save is written: each waits for those before it."""
     model = Model()
     ckpt = Checkpointer(model=model, **{"every": 5, **options})
     for step in ckpt.steps(steps):
         if step == stop:
             break
         model.weight += 1
+        ckpt.wait()
     return ckpt, model
 
 
@@ -54,20 +58,41 @@ def saved(folder: Path | str = "checkpoints") -> list[int]:
     return sorted(int(commit.parent.name[:8]) for commit in Path(folder).glob("*/COMMIT.json"))
 
 
+def writers() -> list[int]:
+    """Our checkpoint writer processes."""
+    alive = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
+    return [child.pid for child in alive if "cloudgpu.runtime.checkpoint.writer" in child.cmdline()]
+
+
+def files(folder: str) -> list[Path]:
+    return [path for path in Path(folder).rglob("*") if path.is_file()]
+
+
+def soon(expected: Any, look: Callable[[], Any]) -> None:
+    """What follows a commit (old checkpoints go) nobody waits for; but it comes."""
+    end = time.monotonic() + 60
+    while look() != expected and time.monotonic() < end:
+        time.sleep(0.01)
+    assert look() == expected
+
+
 @contextmanager
 def full_disk(size: int = 2000) -> Iterator[None]:
-    """No file of this process may become larger: the kernel refuses the write half way, as on a full disk."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    """No file of our writers may become larger: the kernel refuses the write half way, as on a full disk."""
+    limits = {pid: resource.prlimit(pid, resource.RLIMIT_FSIZE) for pid in writers()}
+    assert limits
+    for pid, (_, hard) in limits.items():
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (size, hard))
     try:
         yield
     finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        for pid in limits.keys() & set(writers()):
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, limits[pid])
 
 
 def test_alone_it_saves_beside_the_program() -> None:
     ckpt, _ = train(17)
-    assert saved() == [10, 15, 17]
+    soon([10, 15, 17], saved)
     assert (ckpt.step, ckpt.finished) == (17, True)
     ckpt, model = train(17)
     assert (ckpt.step, ckpt.finished, model.weight[0].item()) == (17, True, 17)
@@ -88,6 +113,7 @@ def test_resumes_where_it_was_saved_and_keeps_plain_values() -> None:
         if step == 7:
             break
         ckpt.state["best"] = {"step": step}
+        ckpt.wait()
     ckpt = Checkpointer(model=model, folder=Path("elsewhere"))
     assert (ckpt.step, ckpt.state, ckpt.finished) == (6, {"best": {"step": 5}}, False)
 
@@ -175,11 +201,13 @@ def test_in_a_thread_signals_are_left_alone() -> None:
 
 
 def test_notice_with_a_full_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("cloudgpu.runtime.checkpoint.checkpointer.LAST_PAUSE", 0)
+    monkeypatch.setattr("cloudgpu.runtime.checkpoint.saver.LAST_PAUSE", 0)
     monkeypatch.setenv("CLOUDGPU_NOTICE", str(tmp_path / "notice.json"))
     for stop, code in ((7, 76), (3, 77)):  # after the save of step 5, before any
         with pytest.raises(SystemExit) as end:
-            for step in Checkpointer(model=Model(), every=5, folder=f"until {stop}").steps(20):
+            ckpt = Checkpointer(model=Model(), every=5, folder=f"until {stop}")
+            for step in ckpt.steps(20):
+                ckpt.wait()
                 if step == stop:
                     resource_limits = full_disk()
                     resource_limits.__enter__()
@@ -194,26 +222,53 @@ def test_full_disk_then_room_again(caplog: pytest.LogCaptureFixture) -> None:
     ckpt = Checkpointer(model=model, every=2)
     for step in ckpt.steps(20):
         model.weight += 1
+        ckpt.wait()
         if step == 5:
             limits = full_disk()
             limits.__enter__()
         if step == 15:
             limits.__exit__(None, None, None)
-            # What was kept, and nothing of the five saves that failed.
-            assert saved() == [2, 4]
-            assert len(list(Path("checkpoints").iterdir())) == 3
-    assert saved() == [16, 18, 20]
+            assert saved() == [2, 4]  # what was kept
+    soon([16, 18, 20], saved)
+    soon(10, lambda: len(files("checkpoints")))  # with the fence: nothing of the five saves that failed
     complaints = [record for record in caplog.records if "could not be saved" in record.message]
     assert [record.levelname for record in complaints] == ["WARNING", "ERROR", "ERROR"]  # 1st, 2nd and 4th failure
     assert "File too large" in complaints[0].message
     assert "4 saves in a row have failed; the newest checkpoint is 00000004" in complaints[2].message
 
 
-def test_the_end_that_cannot_be_saved_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cloudgpu.runtime.checkpoint.checkpointer.LAST_PAUSE", 0)
-    with full_disk(), pytest.raises(SystemExit) as end:
-        train(4)
+def test_the_end_that_cannot_be_saved_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("cloudgpu.runtime.checkpoint.saver.LAST_PAUSE", 0)
+    monkeypatch.setenv("CLOUDGPU_OUTCOME", str(tmp_path / "outcome.json"))
+    ckpt = Checkpointer(model=Model(), every=2)
+    with pytest.raises(SystemExit) as end:
+        for step in ckpt.steps(4):
+            ckpt.wait()
+            if step == 3:
+                limits = full_disk()
+                limits.__enter__()
+    limits.__exit__(None, None, None)
     assert end.value.code == 74
+    outcome = json.loads((tmp_path / "outcome.json").read_bytes())
+    assert (outcome["code"], outcome["outcome"], outcome["step"], outcome["saved_step"]) == (74, "store", 4, 2)
+    assert outcome["checkpoint"].startswith("00000002-")
+
+
+def test_no_memory_for_a_slot(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """A save that finds no room fails alone; with room again the next one succeeds."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    model = Model()
+    ckpt = Checkpointer(model=model, every=2)
+    for step in ckpt.steps(7):
+        model.weight += 1
+        if step == 0:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+        ckpt.wait()
+        if step == 2:
+            assert saved() == []
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert saved() == [4, 6, 7]
+    assert "step 2 could not be saved" in caplog.text
 
 
 def test_folder_deleted_while_training() -> None:
@@ -229,14 +284,17 @@ def test_folder_deleted_while_training() -> None:
     assert not Path("checkpoints").exists()
 
 
-def test_a_zombie_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_zombie_stops(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CLOUDGPU_OUTCOME", str(tmp_path / "outcome.json"))
     ckpt = Checkpointer(model=Model(), every=2)
     with pytest.raises(SystemExit) as end:
         for step in ckpt.steps(9):
+            ckpt.wait()
             if step == 4:
                 train(20, every=100)  # another process, as far as the folder can tell
     assert (end.value.code, saved()) == (73, [2, 4, 20])
-    assert len(list(Path("checkpoints").iterdir())) == 4  # and the fence: nothing of what it could not commit
+    assert json.loads((tmp_path / "outcome.json").read_bytes())["outcome"] == "fenced"
+    soon(10, lambda: len(files("checkpoints")))  # and the fence: nothing of what it could not commit
     monkeypatch.setenv("CLOUDGPU_ATTEMPT", "1")
     with pytest.raises(CheckpointError, match="attempt 2 has taken over"):
         train(9)
@@ -263,7 +321,7 @@ def test_within_a_job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     }.items():
         monkeypatch.setenv(f"CLOUDGPU_{name}", value)
     train(9, every=None)
-    assert saved("a job/checkpoints") == [8, 9]
+    soon([8, 9], lambda: saved("a job/checkpoints"))
     assert all("-0003-" in path.name for path in Path("a job/checkpoints").glob("0*"))
     progress = json.loads((tmp_path / "progress.json").read_bytes())
     assert (progress["step"], progress["saved_step"], progress["restored_step"]) == (9, 9, None)

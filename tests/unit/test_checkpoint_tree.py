@@ -18,6 +18,7 @@ np = pytest.importorskip("numpy")
 
 from torch import nn  # noqa: E402
 
+from cloudgpu.runtime.checkpoint import random_state  # noqa: E402
 from cloudgpu.runtime.checkpoint.errors import CheckpointError  # noqa: E402
 from cloudgpu.runtime.checkpoint.manifest import ITEM_SIZE  # noqa: E402
 from cloudgpu.runtime.checkpoint.tree import flatten, rebuild  # noqa: E402
@@ -219,6 +220,22 @@ def test_subclasses_that_are_tensors_all_the_same() -> None:
 def test_rubbish_is_refused(tree: Any) -> None:
     with pytest.raises(ValueError, match="not a tree"):
         rebuild([tree], {}.__getitem__)
+
+
+def test_random_state_of_every_generator() -> None:
+    own = torch.Generator().manual_seed(5)
+
+    def draw() -> tuple[Any, ...]:
+        # gauss() keeps half of a pair for the next call: that half is state too.
+        drawn = random.random(), random.gauss(0, 1), np.random.normal(), np.random.randint(9)
+        return *drawn, torch.randn(3).tolist(), torch.rand(1, generator=own).item()
+
+    draw()
+    state = there_and_back(random_state.capture([own]))
+    first = draw()
+    assert draw() != first
+    random_state.restore(state, [own])
+    assert draw() == first
 
 
 def test_without_torch() -> None:
