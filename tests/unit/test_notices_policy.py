@@ -195,7 +195,7 @@ def test_a_stop_silences_saves_and_only_stops_expire() -> None:
 def test_the_programs_notice_says_what_to_do_and_is_told_apart(tmp_path: Path) -> None:
     seen = []
     for action in ("save", "stop"):
-        order = Order("preempted", "maintenance", "x", time.monotonic() + 60, action=action)  # type: ignore[arg-type]
+        order = Order("preempted", "maintenance", "x", time.monotonic() + 60, action=action)
         write_notice(tmp_path / "notice.json", order)
         seen.append(json.loads((tmp_path / "notice.json").read_text()))
     assert [(notice["action"], notice["reason"]) for notice in seen] == [
