@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ..jobspecs.models import JobSpec
     from ..jobspecs.plan import Plan
     from ..provisioners.base import Allocation
-    from ..runtime.jobdir import JobDir
+    from ..runtime.jobdir import Heartbeat, JobDir
     from ..runtime.logs import LogReader
     from .report import Report
     from .submission import ProgressCallback
@@ -189,7 +189,9 @@ class Job:
 
         attempts = self.attempts()
         running = bool(attempts) and attempts[-1].state in ("running", "stopping")
-        return make_report(attempts, time.time(), self._live_progress(attempts[-1]) if running else None)
+        beat = self._furthest(attempts[-1]) if running else None
+        live, timeline = (None, None) if beat is None else (beat.progress, beat.timeline)
+        return make_report(attempts, time.time(), live, timeline)
 
     def to_json(self) -> dict[str, Any]:
         """For `--json`: plain values."""
@@ -214,11 +216,10 @@ class Job:
     def _current(self) -> Attempt | None:
         return self._store.current_attempts([self.row]).get(self.id)
 
-    def _live_progress(self, attempt: Attempt) -> dict[str, Any] | None:
+    def _furthest(self, attempt: Attempt) -> Heartbeat | None:
         from .nodes import read_furthest
 
-        beat = read_furthest(self.open_dir(), attempt)
-        return None if beat is None else beat.progress
+        return read_furthest(self.open_dir(), attempt)
 
 
 def submit(

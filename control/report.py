@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from decimal import Decimal
+from statistics import median
 from typing import Any
 
+from ..runtime.goodput import possible_goodput
+from ..runtime.jobdir import Progress, Timeline
 from . import cost
 from .model import Attempt
+from .times import NOTHING, Run, Times, read_runs, read_timeline, settle, spend
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +39,27 @@ class AttemptReport:
     """Steps it did that a later attempt had to do again."""
     useful_seconds: float
     """Of training steps that counted."""
+    times: Times = NOTHING
+    """What the paid time went into; its parts add up to it."""
+    starts: int = 1
+    """How often the program was started in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Optimum:
+    """What a job could have come to with the interruptions that it had, and what that follows from. Seconds."""
+
+    goodput: float
+    interval: float | None
+    """Between two saves, the best one; None: nothing was interrupted, or nothing is known of saves."""
+    cost: float
+    """C: a save blocks for so long; 0: unknown."""
+    restart: float
+    """R: from asking for machines, or the end of a run, to its first step; the mean of all starts."""
+    mean: float | None
+    """M: paid time over interruptions; None: there was none."""
+    lag: float
+    """L: from a save's copy until it is durable; 0: unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +81,12 @@ class Report:
     """US dollars; None: unknown."""
     wasted_cost: Decimal | None
     """What the lost seconds cost; None: unknown."""
+    times: Times = NOTHING
+    """What the paid time went into; its parts add up to it."""
+    starts: int = 0
+    """Of the program, in all attempts."""
+    optimum: Optimum | None = None
+    """None: no step is known to have been done."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self, dict_factory=lambda pairs: {k: str(v) if isinstance(v, Decimal) else v for k, v in pairs})
@@ -65,54 +96,74 @@ INTERRUPTED = frozenset({"preempted", "lost", "again"})
 """Outcomes of attempts that ended by the machines' doing."""
 
 
-def make_report(attempts: Sequence[Attempt], now: float, live: Mapping[str, Any] | None = None) -> Report:
-    """From a job's attempts; `live` is the progress of the one that still runs."""
+def make_report(
+    attempts: Sequence[Attempt],
+    now: float,
+    live: dict[str, Any] | None = None,
+    timeline: dict[str, Any] | None = None,
+) -> Report:
+    """From a job's attempts; `live` and `timeline` are what the one that still runs tells."""
     launched = [attempt for attempt in attempts if attempt.launched is not None]
-    progress = [attempt.progress or (live if attempt.ended is None else None) or {} for attempt in launched]
-    redone = [_redone(progress[index], progress[index + 1 :]) for index in range(len(progress))]
-    lines = tuple(map(_line, launched, progress, redone, [now] * len(launched)))
+    timelines = [read_timeline(one, timeline if one.ended is None else None) for one in launched]
+    told = [
+        read_runs(one, seen, live if one.ended is None else None) for one, seen in zip(launched, timelines, strict=True)
+    ]
+    settled = iter(settle([run for runs in told for run in runs]))
+    runs = [[next(settled) for _ in one] for one in told]
+    lines = tuple(_line(one, spent, now, seen) for one, spent, seen in zip(launched, runs, timelines, strict=True))
+    return _sum(lines, [run for one in runs for run in one], cost.total(launched, now))
+
+
+def _line(attempt: Attempt, runs: Sequence[Run], now: float, timeline: Timeline | None) -> AttemptReport:
+    end = now if attempt.ended is None else attempt.ended
+    paid = max(0.0, end - (attempt.launched or end))
+    told = [run.progress for run in runs if run.progress is not None]
+    times = spend(paid, attempt, timeline, runs)
+    return AttemptReport(
+        number=attempt.number,
+        outcome=attempt.outcome,
+        reason=attempt.reason,
+        place=attempt.offer["zone"] or attempt.offer["region"],
+        seconds=paid,
+        cost=cost.attempt_cost(attempt, now),
+        restored_step=told[0].restored_step if told else None,
+        step=told[-1].step if told else None,
+        saved_step=told[-1].saved_step if told else None,
+        redone=sum(run.redone for run in runs),
+        useful_seconds=times.productive,
+        times=times,
+        starts=len(runs),
+    )
+
+
+def _sum(lines: tuple[AttemptReport, ...], runs: Sequence[Run], total: Decimal | None) -> Report:
     paid = sum(line.seconds for line in lines)
-    useful = sum(line.useful_seconds for line in lines)
-    total = cost.total(launched, now)
-    steps = [line.step for line in lines if line.step is not None]
+    times = sum((line.times for line in lines), NOTHING)
+    useful = times.productive
+    steps = max((line.step for line in lines if line.step is not None), default=None)
+    told = [run.progress for run in runs if run.progress is not None]
     return Report(
         attempts=lines,
         interruptions=sum(line.outcome in INTERRUPTED for line in lines),
-        steps=max(steps, default=None),
-        redone=sum(redone),
+        steps=steps,
+        redone=sum(line.redone for line in lines),
         paid_seconds=paid,
         useful_seconds=useful,
         lost_seconds=max(0.0, paid - useful),
         goodput=min(1.0, useful / paid) if paid > 0 and steps else None,
         cost=total,
         wasted_cost=None if total is None or not paid else total * Decimal(repr(1 - min(1.0, useful / paid))),
+        times=times,
+        starts=len(runs),
+        optimum=_optimum(times, told, len(runs)) if steps else None,
     )
 
 
-def _redone(mine: Mapping[str, Any], later: Sequence[Mapping[str, Any]]) -> int:
-    """Steps beyond the point that the next attempt which trained at all began from."""
-    following = next((progress for progress in later if progress), None)
-    if not mine or following is None:
-        return 0
-    begin = int(following.get("restored_step") or 0)
-    return max(0, int(mine.get("step") or 0) - max(begin, int(mine.get("restored_step") or 0)))
-
-
-def _line(attempt: Attempt, progress: Mapping[str, Any], redone: int, now: float) -> AttemptReport:
-    begin, step = int(progress.get("restored_step") or 0), int(progress.get("step") or 0)
-    done = max(0, step - begin)
-    useful = float(progress.get("step_seconds") or 0.0) * ((done - redone) / done if done else 0.0)
-    end = now if attempt.ended is None else attempt.ended
-    return AttemptReport(
-        number=attempt.number,
-        outcome=attempt.outcome,
-        reason=attempt.reason,
-        place=attempt.offer["zone"] or attempt.offer["region"],
-        seconds=max(0.0, end - (attempt.launched or end)),
-        cost=cost.attempt_cost(attempt, now),
-        restored_step=progress.get("restored_step"),
-        step=progress.get("step"),
-        saved_step=progress.get("saved_step"),
-        redone=redone,
-        useful_seconds=max(0.0, useful),
-    )
+def _optimum(times: Times, told: Sequence[Progress], starts: int) -> Optimum:
+    """By the equations of runtime.goodput, with what was measured; starts but the first follow upon interruptions."""
+    save = median([one.cost for one in told if one.cost is not None] or [0.0])
+    lag = median([one.lag for one in told if one.lag is not None] or [0.0])
+    restart = (times.restart + times.ending) / starts
+    mean = times.total / (starts - 1) if starts > 1 else None
+    goodput, interval = possible_goodput(times.productive, starts, cost=save, restart=restart, mean=mean, lag=lag)
+    return Optimum(goodput, interval, save, restart, mean, lag)

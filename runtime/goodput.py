@@ -51,12 +51,18 @@ def goodput(interval: float, cost: float, restart: float, mean: float, lag: floa
     return interval / (mean * math.exp((restart + lag) / mean) * math.expm1((interval + cost) / mean))
 
 
-def best_goodput(cost: float, restart: float, mean: float, lag: float = 0.0, ceiling: float = math.inf) -> float:
-    """The goodput of the best interval: what a job with these costs can come to.
+def possible_goodput(
+    useful: float, starts: int, *, cost: float, restart: float, mean: float | None, lag: float = 0.0
+) -> tuple[float, float | None]:
+    """What a job of so much useful work could come to, started so often, and by which interval (None: by no save).
 
-    `ceiling`: no interval longer than this. Without interruptions nothing needs to be saved: 1, but for the ceiling.
+    G = U / (U + n R + U C/τ + (n − 1) (τ/2 + L)), τ being Daly's: each of its n starts costs R, and each but the first
+    follows upon an interruption that costs half an interval on average. To first order, and for a job that ends: in the
+    long run, M being far longer than all else, goodput() says the same. `mean`: M; None: there was no interruption.
     """
-    interval = min(daly_interval(cost, mean), ceiling)
-    if interval <= 0 or math.isinf(interval):  # saving costs nothing, or nothing is ever lost
-        return 1.0 if math.isinf(mean) else math.exp(-(restart + lag) / mean)
-    return goodput(interval, cost, restart, mean, lag)
+    if useful <= 0:
+        return 0.0, None
+    interval = daly_interval(cost, mean) if mean is not None and cost > 0 else None
+    saving = useful * cost / interval if interval else 0.0
+    losing = (starts - 1) * ((interval or 0.0) / 2 + lag)
+    return useful / (useful + starts * restart + saving + losing), interval

@@ -104,7 +104,7 @@ class Schedule:
         # The boundary nearest to the computed moment: with steps of 10 s, 12 s are one step rather than two.
         return elapsed + elapsed / (step - self._step) / 2 >= interval
 
-    def measured(self) -> dict[str, float | None]:
+    def measured(self) -> dict[str, Any]:
         """Fields of jobdir.Progress: what a save costs, how long it takes, how often it is due, and why."""
         mean = mean_between(self._prior, self._seen(self._time), self._nodes)
         return {"cost": self._known_cost(), "lag": self._writing.value, "interval": self.interval, "mean": mean}

@@ -16,7 +16,7 @@ import pytest
 
 from cloudgpu.runtime.checkpoint.interval import PRIORS
 from cloudgpu.runtime.checkpoint.schedule import Schedule
-from cloudgpu.runtime.goodput import best_goodput, daly_interval, goodput
+from cloudgpu.runtime.goodput import daly_interval, goodput
 
 HOUR, WEEK = 3600.0, 7 * 24 * 3600.0
 
@@ -193,7 +193,7 @@ def test_the_ceiling_bounds_what_is_lost_at_once() -> None:
     world = World(cost=10, restart=300, mean=24 * HOUR)
     result = simulate(world, lambda: Schedule("auto", market="on-demand"), seconds=50 * world.mean, seed=1)
     assert max(result.intervals) == 300
-    best = best_goodput(world.cost, world.restart, world.mean, ceiling=300)
+    best = goodput(300, world.cost, world.restart, world.mean)
     assert result.goodput == pytest.approx(best, rel=0.01)
 
 
