@@ -1,0 +1,207 @@
+"""Any one file of a checkpoint damaged in any way: it is found, and the older checkpoint is restored. Never wrong data.
+
+What counts is what comes out: a checkpoint may only be restored with exactly what was saved in it. (A bit flipped in
+a COMMIT.json may be without any meaning, as in the name of a field whose value is what it is by default.)
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+np = pytest.importorskip("numpy")
+
+from cloudgpu.runtime.checkpoint.names import Name  # noqa: E402
+
+from ..standins.checkpoints import local_store, restore_all, save  # noqa: E402
+
+WORLD = 2
+OLDER, NEWER = 4, 8
+LONG = os.environ.get("CLOUDGPU_LONG") == "1"
+
+
+def snapshot(step: int, rank: int, elements: int) -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(step)
+    return {
+        "step": step,
+        "rank": rank,
+        "random": {"torch": torch.full((5,), 10 * step + rank)},
+        "objects": {"model": {"w": torch.randn(elements, generator=generator), "n": np.arange(step)}},
+    }
+
+
+@pytest.fixture(scope="module", params=[1_000, 3_000_000], ids=["one chunk", "several chunks"])
+def original(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, int]]:
+    """A folder with two checkpoints, and the elements of each's tensor."""
+    folder = tmp_path_factory.mktemp("checkpoints")
+    store = local_store(folder)
+    for step in (OLDER, NEWER):
+        save(store, step, [snapshot(step, rank, request.param) for rank in range(WORLD)])
+    yield folder, request.param
+    shutil.rmtree(folder)
+
+
+def flip(path: Path, draw: random.Random, _other: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+    path.write_bytes(data)
+
+
+def zero_page(path: Path, draw: random.Random, _other: Path) -> None:
+    data = bytearray(path.read_bytes())
+    at = draw.randrange(len(data)) // 4096 * 4096
+    size = len(data[at : at + 4096])
+    data[at : at + size] = bytes(size)
+    path.write_bytes(data)
+
+
+def cut(path: Path, draw: random.Random, _other: Path) -> None:
+    os.truncate(path, path.stat().st_size - draw.choice([1, 64, path.stat().st_size // 2]))
+
+
+def grow(path: Path, _draw: random.Random, _other: Path) -> None:
+    with path.open("ab") as file:
+        file.write(b"\0")
+
+
+def swap(path: Path, _draw: random.Random, other: Path) -> None:
+    data = path.read_bytes()
+    path.write_bytes(other.read_bytes())
+    other.write_bytes(data)
+
+
+DAMAGES: dict[str, Callable[[Path, random.Random, Path], None]] = {
+    "bit flipped": flip,
+    "page of zeros": zero_page,
+    "cut off": cut,
+    "a byte too many": grow,
+    "empty": lambda path, _draw, _other: os.truncate(path, 0),
+    "missing": lambda path, _draw, _other: path.unlink(),
+    "that of another": lambda path, _draw, other: shutil.copy(other, path),
+    "swapped with another": swap,
+}
+
+
+def folders(folder: Path) -> tuple[Path, Path]:
+    """Of the older and the newer checkpoint."""
+    by_step = {name.step: path for path in (folder / "checkpoints").iterdir() if (name := Name.parse(path.name))}
+    return by_step[OLDER], by_step[NEWER]
+
+
+def private_copy(folder: Path, to: Path) -> Path:
+    """A copy whose files may be damaged; those of the older checkpoint are the same files."""
+    shutil.copytree(folder, to, copy_function=os.link)
+    for path in folders(to)[1].iterdir():
+        content = path.read_bytes()
+        path.unlink()
+        path.write_bytes(content)
+    return to
+
+
+def others(path: Path, older: Path) -> list[Path]:
+    """What may get into a file's place: the other rank's, the same of another step."""
+    ranks = {"rank-00000": "rank-00001", "rank-00001": "rank-00000"}
+    same = [path.with_name(f"{ranks[path.stem]}{path.suffix}")] if path.stem in ranks else []
+    return [*same, older / path.name]
+
+
+def check(folder: Path, elements: int) -> int:
+    """Restore; the step that came out, on every rank the same and with what was saved in it."""
+    restored = restore_all(local_store(folder), WORLD)
+    steps = {found.snapshot["step"] for found in restored if found}
+    assert len(steps) == 1
+    assert None not in restored
+    step: int = steps.pop()
+    for rank, found in enumerate(restored):
+        expected = snapshot(step, rank, elements)
+        assert found
+        assert found.name.step == step
+        assert found.snapshot["rank"] == rank
+        assert torch.equal(found.snapshot["random"]["torch"], expected["random"]["torch"])
+        got, wanted = (one["objects"]["model"] for one in (found.snapshot, expected))
+        assert torch.equal(got["w"], wanted["w"])
+        assert np.array_equal(got["n"], wanted["n"])
+    return step
+
+
+@pytest.mark.parametrize("kind", DAMAGES)
+def test_one_file(kind: str, original: tuple[Path, int], tmp_path: Path) -> None:
+    folder, elements = original
+    draw = random.Random(kind)
+    few = 10 if elements < 10_000 else 2
+    times = (200 if LONG else few) if kind in {"bit flipped", "page of zeros", "cut off"} else 1
+    outcomes = []
+    for file in sorted(path.name for path in folders(folder)[1].iterdir()):
+        for number in range(times):
+            copy = private_copy(folder, tmp_path / f"{file}-{number}")
+            older, newer = folders(copy)
+            other = others(newer / file, older)[0]
+            if kind != "swapped with another" or other.parent == newer:  # else both would be damaged
+                DAMAGES[kind](newer / file, draw, other)
+                outcomes.append(check(copy, elements))
+            shutil.rmtree(copy)
+    found = outcomes.count(OLDER) / len(outcomes)
+    assert found == 1 or (kind in {"bit flipped", "a byte too many"} and found > 0.7)
+
+
+@pytest.mark.parametrize("file", ["rank-00000.bin", "rank-00001.json", "COMMIT.json"])
+def test_a_file_of_another_step(file: str, original: tuple[Path, int], tmp_path: Path) -> None:
+    folder, elements = original
+    older, newer = folders(private_copy(folder, tmp_path / "copy"))
+    shutil.copy(older / file, newer / file)
+    assert check(tmp_path / "copy", elements) == OLDER
+
+
+def test_files_of_another_step_that_fit_each_other(original: tuple[Path, int], tmp_path: Path) -> None:
+    """A stale shard: data and manifest of one rank are those of the older checkpoint, each right in itself."""
+    folder, elements = original
+    private_copy(folder, tmp_path / "copy")
+    older, newer = folders(tmp_path / "copy")
+    for file in ("rank-00001.bin", "rank-00001.json"):
+        shutil.copy(older / file, newer / file)
+    assert check(tmp_path / "copy", elements) == OLDER
+
+
+def test_a_whole_checkpoint_under_another_name(original: tuple[Path, int], tmp_path: Path) -> None:
+    folder, elements = original
+    private_copy(folder, tmp_path / "copy")
+    older, newer = folders(tmp_path / "copy")
+    for path in older.iterdir():
+        shutil.copy(path, newer / path.name)
+    assert check(tmp_path / "copy", elements) == OLDER
+
+
+def test_the_damaged_is_marked_told_once_and_left_alone(
+    original: tuple[Path, int], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder, elements = original
+    private_copy(folder, tmp_path / "copy")
+    _, newer = folders(tmp_path / "copy")
+    flip(newer / "rank-00001.bin", random.Random(1), newer)
+    with caplog.at_level(logging.INFO):
+        assert check(tmp_path / "copy", elements) == OLDER
+    assert "rank 1): rank-00001.bin differs from what was saved, from byte" in caplog.text
+    assert "rank-00001.bin differs" in (newer / "DAMAGED.json").read_text()
+    caplog.clear()
+    with caplog.at_level(logging.INFO):
+        assert check(tmp_path / "copy", elements) == OLDER
+    assert not caplog.text
+    assert (newer / "rank-00000.bin").exists()
+
+
+def test_both_damaged_begins_anew(original: tuple[Path, int], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder, _ = original
+    private_copy(folder, tmp_path / "copy")
+    for path in folders(tmp_path / "copy"):
+        (path / "rank-00000.bin").unlink()  # the name only: the older one's file is the original's
+    with caplog.at_level(logging.INFO):
+        assert restore_all(local_store(tmp_path / "copy"), WORLD) == [None] * WORLD
+    assert "every checkpoint is damaged: training begins anew" in caplog.text

@@ -1,0 +1,54 @@
+"""Checkpoints made without a Checkpointer or a writer: laid out as they do it, written by the store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from cloudgpu.runtime.checkpoint.manifest import RankManifest
+from cloudgpu.runtime.checkpoint.names import Name
+from cloudgpu.runtime.checkpoint.restore import Restored, restore
+from cloudgpu.runtime.checkpoint.stage import Stager
+from cloudgpu.runtime.checkpoint.store import CheckpointStore
+from cloudgpu.runtime.checkpoint.tree import flatten
+from cloudgpu.runtime.jobdir import JobDir, local_url
+
+from .ranks import on_ranks
+
+
+def local_store(folder: Path) -> CheckpointStore:
+    return CheckpointStore(JobDir(local_url(folder)), "checkpoints")
+
+
+def stage(name: Name, rank: int, world: int, snapshot: Mapping[str, Any]) -> tuple[RankManifest, memoryview]:
+    """A rank's part as it lies in a slot, and its manifest without hashes."""
+    tree, leaves = flatten(dict(snapshot), "")
+    stager = Stager()
+    layout, sources = stager.lay_out(leaves)
+    memory = memoryview(bytearray(max(layout.size, 1)))
+    stager.copy(layout, sources, 0, memory)
+    manifest = RankManifest(str(name), rank, world, name.step, layout.size, layout.pieces, tree)
+    return manifest, memory[: layout.size]
+
+
+def save(store: CheckpointStore, step: int, snapshots: list[dict[str, Any]], *, attempt: int = 1) -> Name:
+    """A checkpoint of as many ranks as there are snapshots."""
+    name, world = Name.new(step, attempt, step), len(snapshots)
+    for rank, snapshot in enumerate(snapshots):
+        store.write_rank(*stage(name, rank, world, snapshot))
+    store.commit(name, store.digests(name, world), finished=False, time=0.0)
+    return name
+
+
+Cached = Callable[[Name], tuple[bytes, memoryview] | None]
+
+
+def restore_all(
+    store: Any,
+    world: int,
+    objects: Mapping[str, Any] | None = None,
+    cached: Callable[[int], Cached] = lambda _rank: lambda _name: None,
+) -> list[Restored | None]:
+    """What each rank restores. `cached`: by rank."""
+    return on_ranks(world, lambda ranks: restore(store, ranks, objects=objects or {}, cached=cached(ranks.rank)))
