@@ -17,7 +17,7 @@ from ..jobdir import AttemptRecord, JobDir, JobDirError, NodeRecord, Record, att
 from .docket import ProviderNotice
 from .metadata import MetadataError
 
-_EVERY_S = 0.5
+_EVERY_S = 1.0
 _NAME = "machine-name.json"
 
 
@@ -46,6 +46,8 @@ class Acknowledger:
         self._job_dir, self._attempt, self._node = own.job_dir, own.attempt, own.node
         self._machine, self._post, self._say = machine, post, say
         self._threads: dict[str, threading.Thread] = {}
+        self._ended: set[str] = set()
+        self._names: dict[str, str] = {}
 
     def begin(self, notice: ProviderNotice, starts: float) -> None:
         """See the event through, unless that is being done."""
@@ -79,26 +81,36 @@ class Acknowledger:
 
     def _done(self, notice: ProviderNotice) -> bool:
         """Whether there is nothing more for this node to do."""
-        attempt = AttemptRecord.from_bytes(self._job_dir.get(attempt_key(self._attempt)))
-        nodes = [node.node for node in sorted((NodeRecord(**node) for node in attempt.nodes), key=lambda n: n.rank)]
+        nodes = self._nodes()
+        waited_for = next((node for node in nodes if not self._has_ended(node)), None)
         leader = self._leader(notice.machines, nodes)
-        if leader is None or leader != self._node:
-            return leader is not None
-        if not all(self._job_dir.exists(self._key(node, "result.json")) for node in nodes):
-            return False
+        if leader is None:  # names are told before results: if all have ended, one of the machines is not ours
+            return waited_for is None
+        if leader != self._node or waited_for is not None:
+            return leader != self._node
         self._post(notice.id)
         self._say(f"{notice.kind} of {', '.join(notice.machines)} may begin: all nodes have ended (event {notice.id})")
         return True
 
+    def _nodes(self) -> list[str]:
+        """All nodes of the attempt, by rank."""
+        attempt = AttemptRecord.from_bytes(self._job_dir.get(attempt_key(self._attempt)))
+        return [
+            node.node for node in sorted((NodeRecord(**node) for node in attempt.nodes), key=lambda node: node.rank)
+        ]
+
+    def _has_ended(self, node: str) -> bool:
+        if node not in self._ended and self._job_dir.exists(self._key(node, "result.json")):
+            self._ended.add(node)
+        return node in self._ended
+
     def _leader(self, machines: Sequence[str], nodes: Sequence[str]) -> str | None:
         """The node of lowest rank on the machines; None as long as one of them is not known to be ours."""
-        found = {}
         for node in nodes:
-            data = self._job_dir.find(self._key(node, _NAME))
-            if data is not None:
-                found[MachineName.from_bytes(data).name] = node
-        ours = [found.get(machine) for machine in machines]
-        return None if None in ours else next(node for node in nodes if node in ours)
+            if node not in self._names and (data := self._job_dir.find(self._key(node, _NAME))) is not None:
+                self._names[node] = MachineName.from_bytes(data).name
+        on = [node for node in nodes if self._names.get(node) in machines]
+        return on[0] if len(on) == len(set(machines)) else None
 
     def _key(self, node: str, name: str) -> str:
         return node_key(self._attempt, node, name)

@@ -7,6 +7,7 @@ The first question turns the service on and may take two minutes; after a day wi
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from .metadata import LINK_LOCAL, MetadataError, MetadataServer, Reply, epoch_of
 _EVENTS = "/metadata/scheduledevents?api-version=2020-07-01"
 _NAME = "/metadata/instance/compute/name?api-version=2021-02-01&format=text"
 _HEADERS = {"Metadata": "true"}
+_MACHINE = re.compile(r"[\w.-]{1,80}")
 _FIRST_S = 150.0
 _LATER_S = 10.0
 # A machine that runs its first agent while such an event is under way has come back from it.
@@ -40,7 +42,7 @@ class ScheduledEvents:
     def look(self) -> Sequence[ProviderNotice]:
         """The events of this machine. Raises MetadataError."""
         if self.machine is None:
-            self.machine = self._answer(_NAME, None).text.casefold() or None
+            self.machine = self._own_name()
         reply = self._answer(_EVENTS, self._timeout_s)
         self._timeout_s = min(self._timeout_s, _LATER_S)
         document = reply.json(dict)
@@ -57,6 +59,12 @@ class ScheduledEvents:
         reply = self._server.ask(_EVENTS, headers, method="POST", body=body, timeout_s=_LATER_S)
         if reply.status != 200:
             raise self._server.refusal(reply)
+
+    def _own_name(self) -> str:
+        name = self._answer(_NAME, None).text
+        if not _MACHINE.fullmatch(name):
+            raise MetadataError("the metadata server does not know this machine's name")
+        return name.casefold()
 
     def _answer(self, path: str, timeout_s: float | None) -> Reply:
         reply = self._server.ask(path, _HEADERS, timeout_s=timeout_s)

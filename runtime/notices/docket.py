@@ -7,11 +7,12 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from .orders import Order, Orders
+from .orders import Action, Order, Orders
 from .policy import Policy, policy_of
 
 _JITTER_S = 5.0  # by so much two readings of one time differ: a `Date` has whole seconds, an answer takes some
 _LEAST_S = 10.0  # what is left for an event that has begun while the machine still runs: nothing is lost by trying
+_LINE = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,16 +87,14 @@ class Docket:
                 self._say(f"{_title(entry)} is no longer announced")
         self.advance(now)
 
-    def advance(self, now: float) -> float:
-        """Give the orders that are due; returns the seconds until the next one, or infinity."""
+    def advance(self, now: float) -> None:
+        """Give the orders that have fallen due."""
         with self._lock:
             for entry in self._entries.values():
                 if entry.stop_due() <= now:
                     self._order_stop(entry, now)
                 elif entry.save_due() <= now:
                     self._order_save(entry, now)
-            due = (min(entry.save_due(), entry.stop_due()) for entry in self._entries.values())
-            return max(0.0, min(due, default=math.inf) - now)
 
     def _enter(self, notice: ProviderNotice, now: float) -> _Entry:
         policy = policy_of(notice.cloud, notice.kind)
@@ -119,7 +118,7 @@ class Docket:
         self._orders.add(self._order(entry, now, "stop"))
         self._on_stop(entry.notice, entry.starts)
 
-    def _order(self, entry: _Entry, now: float, action: str) -> Order:
+    def _order(self, entry: _Entry, now: float, action: Action) -> Order:
         policy = entry.policy
         deadline = entry.starts if policy.vanishes else max(entry.starts - policy.margin_s, now + _LEAST_S)
         return Order(
@@ -128,7 +127,7 @@ class Docket:
             _title(entry),
             deadline,
             vanishes=policy.vanishes and action == "stop",
-            action="stop" if action == "stop" else "save",
+            action=action,
             seen=now,
         )
 
@@ -142,8 +141,10 @@ _CONSEQUENCES = {
 
 
 def _title(entry: _Entry) -> str:
+    """On one line, whatever the provider says."""
     notice = entry.notice
-    return f"notice from {notice.detail or notice.cloud}: {notice.kind}"
+    text = f"notice from {notice.detail or notice.cloud}: {notice.kind}"
+    return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())[:_LINE]
 
 
 def _time_left(starts: float, now: float) -> str:

@@ -29,7 +29,8 @@ class CloudWatcher:
         self._stopping = threading.Event()
         for look in looks:
             threading.Thread(target=self._ask, args=(look,), name=look.name, daemon=True).start()
-        threading.Thread(target=self._keep_time, name="notices", daemon=True).start()
+        if looks:
+            threading.Thread(target=self._keep_time, name="notices", daemon=True).start()
 
     def stop(self) -> None:
         """No more questions; threads that wait for an answer end with it."""
