@@ -1,7 +1,7 @@
 """The checkpoint writer: a process of its own that hashes and writes what trainers stage in shared memory.
 
-    python -m cloudgpu.runtime.checkpoint.writer --socket PATH [--grace SECONDS]     the agent's: one per node
-    python -m cloudgpu.runtime.checkpoint.writer --fd NUMBER                         a trainer's own
+    python -m cloudgpu.runtime.checkpoint.writer --socket PATH [--grace SECONDS] [--parent PID]     one per node
+    python -m cloudgpu.runtime.checkpoint.writer --fd NUMBER [--listen NUMBER]       a trainer's own
 
 Standard library, obstore and xxhash only: it starts in a tenth of a second and takes 30 MB. One thread per rank writes;
 the main thread only listens, so that a store that hangs delays nobody's question.
@@ -16,7 +16,7 @@ that is started again restores from memory.
             by now, durable or failed for good? Standard library only.
   end       SIGTERM: it writes what is staged, ends when no trainer is connected any more, after --grace seconds at the
             latest, removes PATH and exits with 0; with 1 if something was left unwritten. When its parent dies it does
-            the same, without limit of time.
+            the same, without limit of time; --parent tells who that is, should it die while the writer starts.
 
 A trainer's own writer ends when the trainer is dead or has closed its client, and what was staged is committed or has
 failed for good. Signals that are sent to everything at once (Ctrl-C, SIGTERM by a scheduler) do not end it before.
@@ -25,7 +25,6 @@ failed for good. Signals that are sent to everything at once (Ctrl-C, SIGTERM by
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import signal
 import socket
@@ -45,12 +44,16 @@ def main(arguments: list[str] | None = None) -> int:
     where.add_argument("--socket", type=Path, help="listen here for the ranks of this node")
     where.add_argument("--fd", type=int, help="serve the process at the other end of this socket, then end")
     parser.add_argument("--grace", type=float, default=GRACE_S, help="seconds to go on after SIGTERM")
+    parser.add_argument("--listen", type=int, help="with --fd: a listening socket, for whoever asks what is left to do")
+    parser.add_argument(
+        "--parent", type=int, default=os.getppid(), help="with --socket: end when this process has ended"
+    )
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.excepthook = _die
     if options.fd is not None:
-        return _serve_one(options.fd)
-    return _serve_node(options.socket, options.grace)
+        return _serve_one(options.fd, options.listen)
+    return _serve_node(options.socket, options.grace, options.parent)
 
 
 def _die(mistake: threading.ExceptHookArgs) -> None:
@@ -60,22 +63,25 @@ def _die(mistake: threading.ExceptHookArgs) -> None:
     os._exit(os.EX_SOFTWARE)
 
 
-def _serve_one(descriptor: int) -> int:
+def _serve_one(descriptor: int, listening: int | None) -> int:
     """The process at the other end of an inherited connection."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     server = Server(lasting=False)
     server.add(socket.socket(fileno=descriptor))
+    if listening is not None:
+        server.listen(socket.socket(fileno=listening))
     server.run()
     return 0
 
 
-def _serve_node(path: Path, grace_s: float) -> int:
+def _serve_node(path: Path, grace_s: float, parent: int) -> int:
     server = Server(lasting=True)
     mask = os.umask(0o177)
+    new = path.with_name(f"{path.name}.{os.getpid()}")
     try:
-        path.unlink(missing_ok=True)
-        server.listen(listen(str(path)))
+        server.listen(listen(str(new)))
+        new.replace(path)  # whoever sees it can connect
     except OSError as error:
         print(f"cloudgpu: the checkpoint writer cannot listen at {path}: {error.strerror or error}", file=sys.stderr)
         return os.EX_CANTCREAT
@@ -83,8 +89,12 @@ def _serve_node(path: Path, grace_s: float) -> int:
         os.umask(mask)
     signal.set_wakeup_fd(server.waker.fileno(), warn_on_full_buffer=False)
     signal.signal(signal.SIGTERM, lambda *_: server.stop(grace_s))
-    with contextlib.suppress(OSError):  # our parent is in another namespace of processes: it must use SIGTERM
-        server.watch(os.pidfd_open(os.getppid()), lambda: server.stop(float("inf")))
+    try:
+        server.watch(os.pidfd_open(parent), lambda: server.stop(float("inf")))
+    except ProcessLookupError:
+        server.stop(float("inf"))
+    except OSError as error:
+        print(f"cloudgpu: the end of process {parent} will not be noticed: {error.strerror}", file=sys.stderr)
     everything = server.run()
     path.unlink(missing_ok=True)
     return 0 if everything else 1

@@ -78,7 +78,7 @@ class WriterClient:
 
     def __init__(self, store: CheckpointStore, rank: int, world: int, attempt: int) -> None:
         self._store, self._rank, self._world, self._attempt = store, rank, world, attempt
-        self._links = Links()
+        self._links = Links(own_addresses(*_subject(store, rank)))
         self._link: WriterLink | None = None
         self._places = [_Place() for _ in range(SLOTS)]
         self._size = 0
@@ -182,7 +182,8 @@ class WriterClient:
 
         Where the attempt is claimed here, finish_earlier() must come before: see there.
         """
-        return finish_earlier(self._store, self._rank, timeout_s)
+        ours = self._link.address if self._link else None
+        return _finish(self._store, self._rank, timeout_s, ours)
 
     def cached(self, name: Name) -> tuple[bytes, memoryview] | None:
         """The manifest and the bytes of a checkpoint that an earlier process of this rank staged on this machine.
@@ -376,11 +377,20 @@ def finish_earlier(store: CheckpointStore, rank: int, timeout_s: float) -> bool:
     Comes before the store's claim() and clean(), to which what is still being written is a dead attempt's. Asked are
     the node's writer, and those of earlier processes on this machine, of the same user and network namespace.
     """
+    return _finish(store, rank, timeout_s, None)
+
+
+def _finish(store: CheckpointStore, rank: int, timeout_s: float, but: bytes | None) -> bool:
     end = time.monotonic() + timeout_s
-    of = (store.job_dir.url, store.prefix, rank)
+    of = _subject(store, rank)
     node = os.environ.get(ADDRESS)
     addresses: list[str | bytes] = [*([node] if node else []), *own_addresses(*of)]
-    return all(wait_until_durable(address, end - time.monotonic(), of) for address in addresses)
+    return all(wait_until_durable(address, end - time.monotonic(), of) for address in addresses if address != but)
+
+
+def _subject(store: CheckpointStore, rank: int) -> tuple[str, str, int]:
+    """What writers are told apart by."""
+    return store.job_dir.url, store.prefix, rank
 
 
 def _prefault(slot: Slot) -> None:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 
 from .slots import anonymous_file
-from .writer_protocol import Message, connect, receive, send
+from .writer_protocol import Message, connect, listen_at_one_of, receive, send
 
 ADDRESS = "CLOUDGPU_WRITER"
 """Environment variable: path of the socket of the node's writer."""
-_AGENT_PATIENCE_S = 10.0
+AGENT_PATIENCE_S = 10.0
 """How long the agent may take to start its writer again; then the trainer starts one of its own."""
 _LONGEST_PAUSE_S = 30.0
 _LAST_WORDS = 2000
@@ -24,43 +26,47 @@ _LAST_WORDS = 2000
 class WriterLink:
     """One writer's life as its trainer sees it."""
 
-    def __init__(self, connection: socket.socket, process: subprocess.Popen[bytes] | None, errors: int | None) -> None:
+    def __init__(
+        self,
+        connection: socket.socket,
+        process: subprocess.Popen[bytes] | None = None,
+        errors: int | None = None,
+        address: bytes | None = None,
+    ) -> None:
         self.connection = connection
         self.process = process
+        self.address = address
+        """Where others can ask for it, if it is our own."""
         self._errors = errors
 
     @classmethod
     def to_node(cls, address: str) -> WriterLink | None:
         """None if nobody listens there now."""
         connection = connect(address)
-        return cls(connection, None, None) if connection else None
+        return cls(connection) if connection else None
 
     @classmethod
-    def to_own(cls) -> WriterLink:
-        """Start a writer of our own; returns before it is ready. Raises OSError if no process can be started."""
+    def to_own(cls, addresses: Sequence[bytes]) -> WriterLink:
+        """Start a writer of our own; returns before it is ready. Raises OSError if no process can be started.
+
+        It can be asked for at one of the addresses from now on, should this process die before it is ready.
+        """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         errors = anonymous_file("cloudgpu-writer-errors")
         ours.setblocking(False)
+        listener = listen_at_one_of(addresses)
+        address = listener.getsockname() if listener else None
         try:
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "cloudgpu.runtime.checkpoint.writer", "--fd", str(theirs.fileno())],
-                # It finds what this process finds. Its folder must not be one that is to be deleted or unmounted.
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(os.path.abspath(path) for path in sys.path)},  # noqa: PTH100
-                cwd="/",
-                stdin=subprocess.DEVNULL,
-                # Not ours: who reads our output until its end would wait for the writer's end, too.
-                stdout=subprocess.DEVNULL,
-                stderr=errors,
-                pass_fds=(theirs.fileno(),),
-                start_new_session=True,  # Ctrl-C, and the end of a terminal, are for the trainer alone
-            )
+            process = _start(theirs, listener, errors)
         except BaseException:
             ours.close()
             os.close(errors)
             raise
         finally:
             theirs.close()
-        return cls(ours, process, errors)
+            if listener:
+                listener.close()
+        return cls(ours, process, errors, address)
 
     def send(self, message: Message, *descriptors: int) -> None:
         """Raises ClosedError."""
@@ -92,10 +98,34 @@ class WriterLink:
             self.process.poll()
 
 
+def _start(connection: socket.socket, listener: socket.socket | None, errors: int) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-P", "-m", "cloudgpu.runtime.checkpoint.writer", "--fd", str(connection.fileno())]
+    if listener:
+        command += ["--listen", str(listener.fileno())]
+    search_path = os.pathsep.join(os.path.abspath(path) for path in sys.path)  # noqa: PTH100 - also of ""
+    # They would end it while it starts, before it can say that they are not for it.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
+    try:
+        return subprocess.Popen(
+            command,
+            env=os.environ | {"PYTHONPATH": search_path},  # what this process finds, it finds
+            cwd="/",  # ours may be one that is to be deleted or unmounted
+            stdin=subprocess.DEVNULL,
+            # Not our output: who reads that to its end would wait for the writer's end, too.
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+            pass_fds=[end.fileno() for end in (connection, listener) if end],
+            start_new_session=True,  # Ctrl-C, and the end of a terminal, are for the trainer alone
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
 class Links:
     """Where the next writer comes from, when there is none or the last has died."""
 
-    def __init__(self) -> None:
+    def __init__(self, own_addresses: Sequence[bytes]) -> None:
+        self._own_addresses = own_addresses
         self._address = os.environ.get(ADDRESS)
         self._missing_since: float | None = None
         self._starts = 0
@@ -117,7 +147,7 @@ class Links:
             return link
         now = time.monotonic()
         self._missing_since = self._missing_since or now
-        return self._own() if now - self._missing_since > _AGENT_PATIENCE_S else None
+        return self._own() if now - self._missing_since > AGENT_PATIENCE_S else None
 
     def works(self) -> None:
         """The writer has said something."""
@@ -130,4 +160,4 @@ class Links:
             return None
         self._starts += 1
         self._not_before = now + (0 if self._starts == 1 else min(_LONGEST_PAUSE_S, 0.1 * 2**self._starts))
-        return WriterLink.to_own()
+        return WriterLink.to_own(self._own_addresses)

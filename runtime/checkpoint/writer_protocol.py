@@ -146,6 +146,14 @@ def _short(address: str | bytes) -> Iterator[str | bytes]:
         os.close(descriptor)
 
 
+def listen_at_one_of(addresses: Sequence[bytes]) -> socket.socket | None:
+    """None if all are taken."""
+    for address in addresses:
+        with contextlib.suppress(OSError):
+            return listen(address)
+    return None
+
+
 def own_addresses(url: str, prefix: str, rank: int) -> list[bytes]:
     """Where a trainer's own writer can be asked for: one of these abstract addresses, of which no file is left.
 

@@ -22,8 +22,6 @@ from .writer_protocol import (
     Message,
     SaveResult,
     close_all,
-    listen,
-    own_addresses,
     peer,
     receive,
     send,
@@ -68,18 +66,10 @@ class Server:
         self.waker.setblocking(False)
         self._woken.setblocking(False)
         self._selector.register(self._woken, selectors.EVENT_READ, self._wake_up)
-        self._listeners: list[socket.socket] = []
 
     def listen(self, listener: socket.socket) -> None:
         """Accept connections there."""
-        self._listeners.append(listener)
         self._selector.register(listener, selectors.EVENT_READ, lambda: self._accept(listener))
-
-    def _listen_at_one_of(self, addresses: list[bytes]) -> None:
-        for address in addresses:
-            with contextlib.suppress(OSError):  # an earlier process's writer has it, and is still at work
-                self.listen(listen(address))
-                return
 
     def add(self, connection: socket.socket) -> None:
         """Serve the process at its other end, for which this one was made."""
@@ -216,8 +206,6 @@ class Server:
         trainer.writer = RankWriter(store, message["rank"], message["world"], outbox, self.wake)
         self._writers[trainer.writer] = key
         trainer.writer.start()
-        if not self._listeners:  # a trainer's own writer: the next process of this rank may look for it
-            self._listen_at_one_of(own_addresses(*key))
 
     def _slot(self, trainer: Trainer, message: Message, descriptors: list[int]) -> None:
         number, slot = message["slot"], Slot(descriptors[0])

@@ -1,0 +1,510 @@
+"""The checkpoint writer and its client, over real processes: what was staged is never lost, nothing is left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from cloudgpu.runtime.checkpoint.errors import FencedError
+from cloudgpu.runtime.checkpoint.manifest import manifest_file
+from cloudgpu.runtime.checkpoint.writer_client import finish_earlier
+from cloudgpu.runtime.checkpoint.writer_protocol import wait_until_durable
+from cloudgpu.runtime.jobdir import local_url
+from cloudgpu.tests.standins.staging import (
+    Training,
+    content,
+    open_store,
+    start,
+    verified_steps,
+    verify,
+    writers,
+)
+
+LONG = os.environ.get("CLOUDGPU_LONG") == "1"
+MB = 1 << 20
+
+
+def until(condition: Callable[[], object], seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it has not happened"
+        time.sleep(0.005)
+
+
+@contextlib.contextmanager
+def training(folder: Path, **options: int) -> Iterator[Training]:
+    """Closed at the end; its writer has ended then."""
+    before = writers()
+    one = Training(local_url(folder), **options)
+    try:
+        yield one
+    finally:
+        with contextlib.suppress(ValueError):
+            one.client.close()
+        until(lambda: writers() <= before)
+
+
+@contextlib.contextmanager
+def node_writer(path: Path, *options: str) -> Iterator[subprocess.Popen[bytes]]:
+    """The agent's writer, for whoever finds CLOUDGPU_WRITER."""
+    command = [sys.executable, "-m", "cloudgpu.runtime.checkpoint.writer", "--socket", str(path), *options]
+    process = subprocess.Popen(command)
+    until(path.exists)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def writer_of(one: Training) -> int:
+    link = one.client._link
+    assert link and link.process
+    return link.process.pid
+
+
+def other_writer(one: Training, pid: int) -> bool:
+    return one.client._link is not None and writer_of(one) != pid
+
+
+# What is saved
+
+
+def test_saves_are_committed_verified_and_kept(tmp_path: Path) -> None:
+    with training(tmp_path, size=20 * MB + 7) as one:
+        for step in range(5):
+            result = one.save(step, keep=2)
+            assert (result.written, result.committed, result.error, result.fenced) == (True, True, None, False)
+            assert 0 < result.seconds < 60
+        assert finish_earlier(one.store, 0, 60)  # retention comes after the result
+        assert verified_steps(one.store) == [4, 3]
+        folders = {path.name for path in (tmp_path / "checkpoints").iterdir()}
+        assert folders == {str(one.name(4)), str(one.name(3))}
+        assert not one.store.read_commit(one.name(4)).finished
+        assert one.save(5, finished=True).committed
+        assert one.store.read_commit(one.name(5)).finished
+
+
+def test_an_empty_state_and_one_of_another_size(tmp_path: Path) -> None:
+    with training(tmp_path, size=0) as one:
+        assert one.save(1).committed
+        for step, size in enumerate([1, 5 * MB, 100, 9 * MB], 2):
+            one.size = size
+            one.client.reserve(size)
+            assert one.save(step).committed
+            verify(one.store, one.name(step))
+
+
+def test_both_slots_are_used_and_the_newest_content_survives_longest(tmp_path: Path) -> None:
+    with training(tmp_path) as one:
+        slots = []
+        for step in range(4):
+            slots.append(one.client.free_slot())
+            one.save(step)
+        assert slots in ([0, 1, 0, 1], [1, 0, 1, 0])
+
+
+def test_ranks_are_committed_by_the_first(tmp_path: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        ranks = [stack.enter_context(training(tmp_path, rank=rank, world=3, size=MB)) for rank in range(3)]
+        for one in ranks[1:]:
+            one.run = ranks[0].run
+        for step in range(3):
+            for one in ranks:
+                one.stage(step)
+            results = [one.client.wait(60)[0] for one in ranks]
+            assert [result.error for result in results] == [None] * 3
+            assert [result.committed for result in results] == [True, False, False]
+            assert all(result.written for result in results)
+        assert verified_steps(ranks[0].store) == [2, 1, 0]
+
+
+def test_a_save_that_another_rank_cannot_complete_is_abandoned(tmp_path: Path) -> None:
+    with training(tmp_path, world=2) as one:
+        name = one.stage(1)
+        assert name
+        until(lambda: one.store.ranks_written(name) == {0})
+        assert one.client.poll() == []
+        one.client.abandon(name)
+        (result,) = one.client.wait(60)
+        assert (result.written, result.committed) == (True, False)
+        assert "another rank" in (result.error or "")
+        assert one.store.names() == []
+
+
+def test_a_later_complete_save_supersedes(tmp_path: Path) -> None:
+    with training(tmp_path, world=2) as one, training(tmp_path, rank=1, world=2) as two:
+        two.run = one.run
+        one.stage(1)  # which the other rank never stages
+        one.stage(2)
+        assert two.save(2).written
+        results = {result.name.step: result for result in one.client.wait(60)}
+        assert results[2].committed
+        assert "superseded" in (results[1].error or "")
+        assert verified_steps(one.store) == [2]
+        assert finish_earlier(one.store, 0, 60)
+        assert [name.step for name in one.store.names()] == [2]
+
+
+def test_a_zombie_cannot_commit_and_is_told(tmp_path: Path) -> None:
+    with training(tmp_path) as zombie:
+        zombie.store.claim(1)
+        assert zombie.save(10).committed
+        assert zombie.store.claim(None) == 2
+        result = zombie.save(11)
+        assert (result.committed, result.fenced) == (False, True)
+        assert "attempt 2 has taken over" in (result.error or "")
+        assert [name.step for name in zombie.store.names()] == [10]
+        with training(tmp_path, attempt=2) as newer:
+            assert newer.save(5, keep=1).committed
+            assert finish_earlier(newer.store, 0, 60)
+            assert verified_steps(newer.store) == [5]
+        with pytest.raises(FencedError):
+            zombie.store.check_fence(1)
+
+
+# Deaths
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_killed_writer_is_replaced_and_nothing_staged_is_lost(times: int, tmp_path: Path) -> None:
+    with training(tmp_path, size=8 * MB) as one:
+        assert one.save(0).committed
+        for step in range(1, times + 1):
+            name = one.stage(step)
+            os.kill(writer_of(one), signal.SIGKILL)
+            (result,) = one.client.wait(60)
+            assert (result.name, result.committed, result.error) == (name, True, None)
+        assert verified_steps(one.store)[0] == times
+
+
+def test_a_killed_writer_is_noticed_without_a_save(tmp_path: Path) -> None:
+    with training(tmp_path) as one:
+        one.save(0)
+        first = writer_of(one)
+        os.kill(first, signal.SIGKILL)
+        until(lambda: one.client.poll() == [] and other_writer(one, first))
+        assert one.save(1).committed
+
+
+def test_a_save_that_kills_every_writer_fails(tmp_path: Path) -> None:
+    with training(tmp_path, world=2) as one:  # it cannot end: the other rank never comes
+        one.stage(1)
+        deaths = 0
+        results = []
+        while not results:
+            pid = writer_of(one) if one.client._link else 0
+            with contextlib.suppress(ProcessLookupError):
+                if pid:
+                    os.kill(pid, signal.SIGKILL)
+                    deaths += 1
+            until(lambda pid=pid: results.extend(one.client.poll()) or results or other_writer(one, pid))
+        assert deaths == 3
+        assert not results[0].committed
+        assert "ended by signal 9" in (results[0].error or "")
+
+
+def test_what_a_dead_trainer_staged_is_committed(tmp_path: Path) -> None:
+    url = local_url(tmp_path)
+    before = writers()
+    process = start(url, 0, 1, 1, 30 * MB)
+    assert process.stdout
+    line = next(line for line in process.stdout if line.startswith("staged"))
+    process.kill()
+    process.wait()
+    assert line == "staged 0\n"
+    store = open_store(url)
+    assert finish_earlier(store, 0, 60)
+    assert verified_steps(store) == [0]
+    until(lambda: writers() <= before)
+
+
+def test_what_all_dead_ranks_staged_is_committed(tmp_path: Path) -> None:
+    url = local_url(tmp_path)
+    processes = [start(url, rank, 2, 3, 5 * MB) for rank in range(2)]
+    store = open_store(url)
+    # Each rank of this stand-in has a nonce of its own, so no save is ever complete: what matters is that both end.
+    for process in processes:
+        assert process.stdout and any(line.startswith("staged") for line in process.stdout)
+        process.kill()
+        process.wait()
+    assert finish_earlier(store, 1, 60)
+
+
+def kill_rounds(folder: Path, rounds: int, choose: random.Random, env: dict[str, str] | None = None) -> None:
+    url, store, steps = local_url(folder), open_store(local_url(folder)), 10_000
+    staged, committed = -1, -1
+    for _ in range(rounds):
+        process = start(url, 0, 1, steps, choose.choice([1000, 3 * MB, 17 * MB]), env=env)
+        kind = choose.choice(["trainer", "writer", "both"])
+        lines: list[str] = []
+        assert process.stdout
+        reader = threading.Thread(target=lambda out=process.stdout, lines=lines: lines.extend(out), daemon=True)
+        reader.start()
+        until(lambda lines=lines: any(line.startswith("staged") for line in lines))
+        time.sleep(choose.random() * 0.2)
+        own = {pid for pid in writers() if _parent(pid) == process.pid}
+        if kind != "trainer":
+            for pid in own:
+                os.kill(pid, signal.SIGKILL)
+        if kind == "writer":
+            time.sleep(choose.random() * 0.3)
+        process.kill()
+        process.wait()
+        reader.join()
+        assert not any(line.startswith("failed") for line in lines), lines
+        told = [line.split() for line in lines]
+        staged = max([int(words[1]) for words in told if words[0] == "staged"], default=-1)
+        committed = max([int(words[1]) for words in told if words[0] == "committed"], default=committed)
+        assert finish_earlier(store, 0, 60)
+        found = verified_steps(store)
+        assert len(found) <= 4  # KEEP, and one whose commit a kill has separated from retention
+        assert [-1, *found[:1]][-1] >= committed
+        if kind == "trainer":
+            assert found[0] == staged
+
+
+def _parent(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
+@pytest.mark.parametrize("seed", range(40 if LONG else 2))
+def test_kills_at_random_moments(seed: int, tmp_path: Path) -> None:
+    kill_rounds(tmp_path, 25 if LONG else 5, random.Random(seed))
+
+
+# The node's writer
+
+
+def test_the_nodes_writer_serves_all_ranks_and_ends_when_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / ("long" * 40) / "writer"  # longer than a socket's address may be
+    path.parent.mkdir()
+    monkeypatch.setenv("CLOUDGPU_WRITER", str(path))
+    before = writers()
+    with node_writer(path) as process:
+        assert path.stat().st_mode & 0o777 == 0o600
+        with training(tmp_path, world=2) as one, training(tmp_path, rank=1, world=2) as two:
+            two.run = one.run
+            for step in range(3):
+                one.stage(step), two.stage(step)
+                assert two.client.wait(60)[0].written
+                assert one.client.wait(60)[0].committed
+            assert writers() - before == {process.pid}  # nobody has started one of its own
+            assert wait_until_durable(str(path), 60)
+            process.terminate()
+            one.stage(3), two.stage(3)  # a trainer may save upon the same signal
+            assert two.client.wait(60)[0].written
+            assert one.client.wait(60)[0].committed
+            assert process.poll() is None
+            one.client.close(), two.client.close()
+            assert process.wait(60) == 0
+        assert not path.exists()
+    assert verified_steps(one.store)[0] == 3
+    assert wait_until_durable(str(path), 60)  # nobody there: nothing staged
+
+
+def test_a_new_process_restores_from_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "writer"
+    url = local_url(tmp_path)
+    monkeypatch.setenv("CLOUDGPU_WRITER", str(path))
+    with node_writer(path):
+        process = start(url, 0, 1, 1000, 9 * MB)
+        assert process.stdout
+        next(line for line in process.stdout if line.startswith("committed"))
+        process.kill()
+        process.wait()
+        store = open_store(url)
+        assert finish_earlier(store, 0, 60)
+        name = store.committed()[0]
+        with training(tmp_path, attempt=2, size=9 * MB) as one:
+            assert one.client.drain(60)
+            found = one.client.cached(name)
+            assert found is not None
+            assert found[0] == store.get(name, manifest_file(0))
+            assert bytes(found[1]) == content(name.step, 0, 9 * MB)
+            assert found[1].readonly
+            assert one.client.cached(store.committed()[1]) is None
+            assert one.client.cached(one.name(77)) is None
+            del found
+            assert one.save(name.step + 1).committed
+            assert one.client.cached(name) is None  # its memory was given back
+        with training(tmp_path, rank=1, world=2) as other:
+            assert other.client.cached(name) is None
+
+
+def test_a_dead_node_writer_is_waited_for_and_given_everything_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "writer"
+    monkeypatch.setenv("CLOUDGPU_WRITER", str(path))
+    before = writers()
+    with node_writer(path) as first, training(tmp_path, size=5 * MB) as one:
+        assert one.save(0).committed
+        first.kill()
+        first.wait()
+        one.stage(1)
+        assert one.client.poll() == []
+        with node_writer(path) as second:
+            assert one.client.wait(60)[0].committed
+            assert writers() - before == {second.pid}
+            assert one.save(2).committed
+    assert verified_steps(one.store) == [2, 1, 0]
+
+
+def test_a_node_writer_that_does_not_come_back_is_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CLOUDGPU_WRITER", str(tmp_path / "nobody"))
+    monkeypatch.setattr("cloudgpu.runtime.checkpoint.writer_link.AGENT_PATIENCE_S", 0.3)
+    with training(tmp_path) as one:
+        assert one.save(1).committed
+
+
+def test_the_nodes_writer_ends_with_its_parent(tmp_path: Path) -> None:
+    path = tmp_path / "writer"
+    code = f"""
+import os, subprocess, sys, time
+writer = [sys.executable, "-m", "cloudgpu.runtime.checkpoint.writer", "--socket", {str(path)!r}]
+subprocess.Popen([*writer, "--parent", str(os.getpid())])
+time.sleep(600)
+"""
+    before = writers()
+    agent = subprocess.Popen([sys.executable, "-c", code])
+    until(path.exists)
+    agent.kill()
+    agent.wait()
+    until(lambda: writers() <= before)
+    assert not path.exists()
+
+
+def test_a_writer_that_cannot_listen_says_so(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "cloudgpu.runtime.checkpoint.writer", "--socket", str(tmp_path / "no" / "writer")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == os.EX_CANTCREAT
+    assert "cannot listen" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_nonsense_does_not_end_the_nodes_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "writer"
+    monkeypatch.setenv("CLOUDGPU_WRITER", str(path))
+    hello = b'{"op":"hello","version":1,"url":"file:///x","make":true,"prefix":"","rank":0,"world":1,"attempt":1}'
+    with node_writer(path) as process:
+        for packets in ([b"{"], [b"[]"], [b'{"op":"save"}'], [b'{"op":"hello"}'], [hello, b'{"op":"slot","slot":0}'],
+                        [hello, b'{"op":"save","name":"x"}'], [hello.replace(b"file:", b"fool:")],
+                        [hello.replace(b'"version":1', b'"version":99')]):  # fmt: skip
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+                connection.connect(str(path))
+                for packet in packets:
+                    connection.send(packet)
+                connection.settimeout(60)
+                while connection.recv(1000):
+                    pass  # it hangs up
+        with training(tmp_path) as one:
+            assert one.save(1).committed
+        assert process.poll() is None
+
+
+# Processes and their resources
+
+
+def test_a_forked_worker_does_not_keep_the_writer(tmp_path: Path) -> None:
+    """Neither one that was forked by Python, which closes what it inherits, nor one that was not asked."""
+    before = writers()
+    code = f"""
+import ctypes, os, time
+from cloudgpu.tests.standins.staging import Training
+one = Training({local_url(tmp_path)!r})
+assert one.save(0).committed
+if os.fork() == 0:
+    try:
+        one.client.poll()
+    except ValueError:
+        time.sleep(600)
+elif ctypes.CDLL(None).fork() == 0:
+    time.sleep(600)
+one.stage(1)
+print("staged", flush=True)
+time.sleep(600)
+"""
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        assert process.stdout and process.stdout.readline() == "staged\n"
+        process.kill()
+        process.wait()
+        until(lambda: writers() <= before)
+        assert verified_steps(open_store(local_url(tmp_path))) == [1, 0]
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def test_the_trainers_output_ends_with_the_trainer(tmp_path: Path) -> None:
+    """Who reads it to its end does not wait for a writer that still waits for another rank."""
+    code = f"""
+from cloudgpu.tests.standins.staging import Training
+one = Training({local_url(tmp_path)!r}, world=2)
+one.stage(1)
+print(one.client._link.process.pid)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    writer = int(done.stdout)
+    assert writer in writers()
+    os.kill(writer, signal.SIGTERM)  # as a scheduler sends it to all processes: there is still work to be done
+    os.kill(writer, signal.SIGINT)
+    os.kill(writer, signal.SIGHUP)
+    open_store(local_url(tmp_path)).claim(2)
+    assert writer in writers()
+    os.kill(writer, signal.SIGKILL)
+
+
+def resources(pid: int | str) -> tuple[int, int]:
+    """Open files, and mappings of shared slots."""
+    maps = Path(f"/proc/{pid}/maps").read_text().count("cloudgpu-slot")
+    return len(list(Path(f"/proc/{pid}/fd").iterdir())), maps
+
+
+@pytest.fixture
+def memory_folder() -> Iterator[Path]:
+    """Where nothing waits for a disk."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder:
+        yield Path(folder)
+
+
+def test_nothing_leaks(memory_folder: Path) -> None:
+    with training(memory_folder) as one:
+        for step in range(5):
+            one.save(step)
+        writer = writer_of(one)
+        before = resources("self"), resources(writer)
+        for step in range(5, 205):
+            if step % 10 == 0:
+                one.size += 4096
+                one.client.reserve(one.size)
+            assert one.save(step, keep=1).committed
+        until(lambda: (resources("self"), resources(writer)) == before)
+        os.kill(writer, signal.SIGKILL)
+        assert one.save(300).committed
+        assert resources("self") == before[0]
+    for _ in range(20):
+        with training(memory_folder) as one:
+            one.save(400)
+    assert resources("self")[1] == 0
+
+
+def test_the_writer_loads_neither_torch_nor_numpy() -> None:
+    code = "import sys, cloudgpu.runtime.checkpoint.writer; print(*{name.split('.')[0] for name in sys.modules})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"torch", "numpy", "psutil", "pydantic"} & set(done.stdout.split())

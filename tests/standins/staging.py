@@ -1,0 +1,135 @@
+"""A training as the checkpoint writer sees it: content that can be told by its step and rank, staged and checked.
+
+As a program it trains: python -m cloudgpu.tests.standins.staging URL RANK WORLD STEPS SIZE. It goes on from the
+newest checkpoint, stages one per step, and prints "staged N" and "committed N" as soon as it knows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from cloudgpu.runtime.checkpoint.manifest import RankManifest, chunk_hashes, data_file, manifest_file
+from cloudgpu.runtime.checkpoint.names import Name, run_nonce
+from cloudgpu.runtime.checkpoint.store import CheckpointStore
+from cloudgpu.runtime.checkpoint.writer_client import Save, SaveResult, WriterClient, finish_earlier
+from cloudgpu.runtime.jobdir import JobDir
+
+KEEP = 3
+MARK = os.environ.setdefault("CLOUDGPU_TEST_MARK", os.urandom(8).hex())
+"""In the environment of all that this process starts: others may test on the same machine."""
+
+
+def open_store(url: str) -> CheckpointStore:
+    return CheckpointStore(JobDir(url), "checkpoints")
+
+
+def content(step: int, rank: int, size: int) -> bytes:
+    """What is saved: every 64 KiB is another, and no two steps or ranks share any."""
+    block = hashlib.sha256(f"{step} {rank}".encode()).digest() * (2 << 10)
+    blocks = (at.to_bytes(8) + block[8:] for at in range(-(-size // len(block))))
+    return b"".join(blocks)[:size]
+
+
+class Training:
+    """One rank. `stage()` and `save()`; results come from `client`."""
+
+    def __init__(self, url: str, *, rank: int = 0, world: int = 1, attempt: int = 1, size: int = 100_000) -> None:
+        self.store = open_store(url)
+        self.rank, self.world, self.attempt, self.size = rank, world, attempt, size
+        self.run = run_nonce()
+        self.client = WriterClient.connect(self.store, rank, world, attempt)
+        self.client.reserve(size)
+
+    def name(self, step: int) -> Name:
+        return Name.of_run(step, self.attempt, step, self.run)
+
+    def stage(self, step: int, *, keep: int = KEEP, finished: bool = False, rows: bytes = b"") -> Name | None:
+        """None: no slot was free."""
+        slot = self.client.free_slot()
+        if slot is None:
+            return None
+        name = self.name(step)
+        self.client.slot(slot)[: self.size] = content(step, self.rank, self.size)
+        manifest = RankManifest(str(name), self.rank, self.world, step, self.size, [], {"step": step}).to_bytes()
+        self.client.submit(Save(name, slot, self.size, manifest, finished, keep, rows))
+        return name
+
+    def save(
+        self, step: int, timeout_s: float = 60, *, keep: int = KEEP, finished: bool = False, rows: bytes = b""
+    ) -> SaveResult:
+        """Stage, and wait for what becomes of it."""
+        name = self.stage(step, keep=keep, finished=finished, rows=rows)
+        assert name is not None
+        (result,) = self.client.wait(timeout_s)
+        assert result.name == name
+        return result
+
+
+def verify(store: CheckpointStore, name: Name) -> None:
+    """That every rank's part is there and is what was staged at that step."""
+    commit = store.read_commit(name)
+    for rank, digest in enumerate(commit.manifests):
+        text = store.get(name, manifest_file(rank))
+        assert hashlib.sha256(text).hexdigest() == digest
+        manifest = RankManifest.from_bytes(text)
+        data = store.get(name, data_file(rank))
+        assert (manifest.name, manifest.rank, manifest.world) == (str(name), rank, len(commit.manifests))
+        assert chunk_hashes(data) == manifest.chunks
+        assert data == content(name.step, rank, manifest.size)
+
+
+def verified_steps(store: CheckpointStore) -> list[int]:
+    """Steps of all checkpoints, newest first; each is verified."""
+    names = store.committed()
+    for name in names:
+        verify(store, name)
+    return [name.step for name in names]
+
+
+def writers() -> set[int]:
+    """Process ids of our checkpoint writers that run now, zombies left out."""
+    found = set()
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            command, state = (folder / "cmdline").read_bytes(), (folder / "stat").read_text().rpartition(")")[2].split()
+            ours = f"CLOUDGPU_TEST_MARK={MARK}".encode() in (folder / "environ").read_bytes()
+        except OSError:
+            continue  # it has just ended
+        if ours and b"cloudgpu.runtime.checkpoint.writer" in command and state[0] != "Z":
+            found.add(int(folder.name))
+    return found
+
+
+def start(url: str, *arguments: object, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
+    """This module as a program."""
+    command = [sys.executable, "-m", "cloudgpu.tests.standins.staging", url, *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | (env or {}))
+
+
+def _results(training: Training, *, last: bool) -> Iterator[str]:
+    for result in training.client.wait(60) if last else training.client.poll():
+        yield f"committed {result.name.step}" if result.committed else f"failed {result.name.step} {result.error}"
+
+
+def main(url: str, rank: int, world: int, steps: int, size: int) -> None:
+    store = open_store(url)
+    print("earlier", finish_earlier(store, rank, 60), flush=True)
+    first = max((name.step + 1 for name in store.committed()), default=0)
+    training = Training(url, rank=rank, world=world, attempt=store.claim(None) if world == 1 else 1, size=size)
+    for step in range(first, steps):
+        while training.stage(step) is None:
+            for line in _results(training, last=False):
+                print(line, flush=True)
+        print("staged", step, flush=True)
+    for line in _results(training, last=True):
+        print(line, flush=True)
+    training.client.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], *map(int, sys.argv[2:]))
