@@ -215,4 +215,8 @@ def _scatter(data: bytes | memoryview, at: int, views: Sequence[memoryview]) -> 
 def _address(data: bytes | memoryview) -> int:
     if isinstance(data, bytes):
         return ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value or 0
+    if data.readonly:  # a slot: ctypes takes no such view
+        import numpy as np
+
+        return int(np.frombuffer(data, np.uint8).ctypes.data)
     return ctypes.addressof(ctypes.c_char.from_buffer(data))
