@@ -20,6 +20,7 @@ from cloudgpu.runtime.archive import pack
 from cloudgpu.runtime.jobdir import (
     JOB_KEY,
     AttemptRecord,
+    Heartbeat,
     JobDir,
     JobRecord,
     NodeRecord,
@@ -115,6 +116,10 @@ class World:
 
     def result(self, index: int = 0) -> Result:
         return Result.from_bytes(self.dir.get(node_key(1, f"worker-{index}.1", "result.json")))
+
+    def heartbeat(self, index: int = 0) -> Heartbeat | None:
+        data = self.dir.find(node_key(1, f"worker-{index}.1", "heartbeat.json"))
+        return None if data is None else Heartbeat.from_bytes(data)
 
     def has_result(self, index: int = 0) -> bool:
         return self.dir.exists(node_key(1, f"worker-{index}.1", "result.json"))

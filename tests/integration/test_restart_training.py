@@ -1,0 +1,140 @@
+"""One of N training ranks is killed: training goes on in place, in the same attempt, to the same bits as undisturbed.
+
+CLOUDGPU_LONG=1 does so for more ranks, and twenty times each.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable
+
+import psutil
+import pytest
+
+from cloudgpu.runtime.jobdir import Generation, generation_key
+from cloudgpu.tests.standins.agents import World, until, world
+
+pytest.importorskip("torch")
+
+__all__ = ["world"]
+
+LONG = os.environ.get("CLOUDGPU_LONG") == "1"
+STEPS = 120
+
+TRAIN = """\
+import hashlib, os, sys, time
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from cloudgpu.runtime import Checkpointer, write_output
+
+torch.manual_seed(7)
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+rank, world = dist.get_rank(), dist.get_world_size()
+model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.Dropout(0.2), torch.nn.ReLU(), torch.nn.Linear(32, 2))
+model = DistributedDataParallel(model)
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+torch.manual_seed(100 + rank)
+ckpt = Checkpointer(model=model, optimizer=optimizer, every=8)
+print(f"from step {ckpt.step}", flush=True)
+for step in ckpt.steps(int(sys.argv[1])):
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    inputs = torch.randn(8, 16, generator=generator)
+    labels = torch.randint(0, 2, (8,), generator=generator)
+    loss = torch.nn.functional.cross_entropy(model(inputs), labels)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    time.sleep(float(sys.argv[2]))
+if rank == 0:
+    weights = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
+    write_output("weights.sha256", hashlib.sha256(weights).hexdigest())
+dist.destroy_process_group()
+"""
+
+
+def train(world: World, nodes: int, per_node: int, step_s: float) -> None:
+    world.job(
+        [sys.executable, "train.py", str(STEPS), str(step_s)],
+        code={"train.py": TRAIN},
+        nodes=nodes,
+        gpus=per_node,
+        launcher="torchrun",
+        failures_left=1,
+    )
+    for index in range(nodes):
+        world.start(index)
+
+
+def finish(world: World) -> str:
+    """The weights."""
+    assert [agent.wait(120) for agent in world.agents] == [0] * len(world.agents), world.texts("stderr")
+    outcomes = [world.result(index) for index in range(len(world.agents))]
+    assert [result.outcome for result in outcomes] == ["succeeded"] * len(outcomes), "\n".join(
+        world.texts("agent") + world.texts("stderr")
+    )
+    assert world.processes() == []
+    return world.dir.get("outputs/weights.sha256").decode()
+
+
+@functools.cache
+def undisturbed(ranks: int, make: Callable[[], World]) -> str:
+    alone = make()
+    train(alone, 1, ranks, 0.0)
+    return finish(alone)
+
+
+@pytest.fixture(scope="module")
+def new_world(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], World]:
+    return lambda: World(tmp_path_factory.mktemp("undisturbed"))
+
+
+def trainers(world: World) -> dict[int, psutil.Process]:
+    """By rank: the training processes themselves, not their keepers."""
+    found = {}
+    for process in world.processes():
+        try:
+            line = process.cmdline()
+            if line[1:2] == ["train.py"]:
+                found[int(process.environ()["RANK"])] = process
+        except psutil.Error:
+            continue
+    return found
+
+
+def steps_begun(world: World) -> list[int]:
+    """Where each process began."""
+    return [int(text.rpartition(" ")[2]) for text in world.texts() if text.startswith("from step")]
+
+
+def furthest(world: World) -> int:
+    beats = [world.heartbeat(index) for index in range(len(world.agents))]
+    return max(int((beat.progress or {}).get("saved_step") or 0) for beat in beats if beat) if any(beats) else 0
+
+
+CASES = [(1, 2), (2, 1), (1, 4), (2, 2)] if LONG else [(1, 2), (2, 1)]
+
+
+@pytest.mark.parametrize("seed", range(20 if LONG else 1))
+@pytest.mark.parametrize(("nodes", "per_node"), CASES)
+def test_one_rank_is_killed(world: World, new_world: Callable[[], World], nodes: int, per_node: int, seed: int) -> None:
+    ranks, chance = nodes * per_node, random.Random(f"{nodes} {per_node} {seed}")
+    expected = undisturbed(ranks, new_world)
+    train(world, nodes, per_node, 0.03)
+    until(lambda: furthest(world) > 0, 90)
+    time.sleep(chance.uniform(0, 1.5))
+    victim = chance.randrange(ranks)
+    trainers(world)[victim].send_signal(signal.SIGKILL)
+    assert finish(world) == expected
+    record = Generation.from_bytes(world.dir.get(generation_key(1, 2)))
+    assert (record.kind, record.failures) == ("failure", 1)
+    begun = steps_begun(world)
+    assert len(begun) == 2 * ranks, begun
+    assert begun[:ranks] == [0] * ranks
+    assert len(set(begun[ranks:])) == 1 and begun[-1] > 0, begun
