@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from math import prod
 from typing import Any
 
 from .errors import CheckpointError
@@ -23,21 +22,13 @@ def is_dtensor(value: Any) -> bool:  # noqa: ANN401 - any value
 
 def local_box(tensor: Any, key: str) -> Box:  # noqa: ANN401 - a DTensor
     """Where this rank's part lies in the whole; empty if this rank has none. Raises CheckpointError."""
+    local = tuple(tensor.to_local().shape)
     if tensor.device_mesh.get_coordinate() is None:
         return Box((0,) * tensor.ndim, (0,) * tensor.ndim)
-    for placement in tensor.placements:
-        # What a mesh of tensor parallelism under FSDP2 holds of an uneven dimension need not be one box.
-        if type(placement).__name__ == "_StridedShard" and tensor.shape[placement.dim] % prod(
-            tensor.device_mesh.size(dim)
-            for dim, other in enumerate(tensor.placements)
-            if getattr(other, "dim", None) == placement.dim
-        ):
-            raise CheckpointError(
-                f"{key}: dimension {placement.dim} of {tuple(tensor.shape)} is sharded twice and does not divide "
-                "evenly: this cannot be saved"
-            )
     (part,) = tensor.__create_chunk_list__()  # how DTensors present themselves to torch.distributed.checkpoint
-    return Box(tuple(part.offsets), tuple(part.sizes))
+    if tuple(part.sizes) != local:  # what is sharded twice, and unevenly, need not be where torch says
+        raise CheckpointError(f"{key} is sharded in a way that cannot be restored: {tensor.placements}")
+    return Box(tuple(part.offsets), local)
 
 
 class Placements:
