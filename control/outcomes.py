@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 from ..runtime.jobdir import Result
 
-_ENDLESS_ROLES = frozenset({"parameter_server"})
+_SERVERS = frozenset({"parameter_server"})
 """They serve the others and never end by themselves."""
 
 
@@ -94,10 +94,18 @@ def must_stop_peers(nodes: Sequence[NodeView]) -> NodeView | None:
     for node in nodes:
         if node.end is not None and node.end.outcome != "succeeded":
             return node
-    workers = [node for node in nodes if node.role not in _ENDLESS_ROLES]
-    if workers and all(node.end is not None for node in workers):
-        return workers[0]
-    return None
+    needed = _needed(nodes)
+    return needed[0] if all(node.end is not None for node in needed) else None
+
+
+def _needed(nodes: Sequence[NodeView]) -> Sequence[NodeView]:
+    """The nodes whose work makes the job's; when they have ended, the others have nothing left to do.
+
+    With a chief and parameter servers, TensorFlow's workers are servers too: the chief hands them their steps.
+    """
+    roles = {node.role for node in nodes}
+    serving = _SERVERS | ({"worker"} if "chief" in roles and roles & _SERVERS else set())
+    return [node for node in nodes if node.role not in serving] or nodes
 
 
 # The first that any node has decides. A program whose peer vanished fails too (its connection breaks), so what the
@@ -111,8 +119,7 @@ def judge(nodes: Sequence[NodeView]) -> Verdict:
         return Verdict("stopped", "it had no machines yet", None, None)
     first = furthest(nodes)
     verdict = functools.partial(Verdict, progress=first.progress, timeline=first.timeline)
-    needed = [node for node in nodes if node.role not in _ENDLESS_ROLES] or list(nodes)
-    if all(node.end is not None and node.end.outcome == "succeeded" for node in needed):
+    if all(node.end is not None and node.end.outcome == "succeeded" for node in _needed(nodes)):
         return verdict("succeeded", "", 0)
     ends = [(node.node, node.end or NodeEnd("stopped", "terminated at the deadline")) for node in nodes]
     for outcome in _PRECEDENCE:
