@@ -454,7 +454,7 @@ class Timeline(Record):
 class Notice(Record):
     """notice.json: the provider's word (or `cloudgpu preempt`'s) that this machine will go at `deadline` (epoch s)."""
 
-    kind: Literal["preempt", "terminate", "reboot", "freeze"]
+    kind: Literal["preempt", "terminate", "reboot", "maintenance", "freeze"]
     deadline: float
     source: str
     seconds: float | None = None

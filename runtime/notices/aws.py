@@ -59,7 +59,7 @@ class Imds:
         if reply.status != 200 or not reply.text.isascii() or not reply.text.isprintable() or not reply.text:
             raise self._server.refusal(reply)
         told = reply.headers.get("X-aws-ec2-metadata-token-ttl-seconds", "")
-        ttl_s = int(told) if told.isdecimal() else _TTL_S
+        ttl_s = min(int(told), _TTL_S) if told.isdecimal() and len(told) < 9 else _TTL_S
         self._token, self._renew, self._expires = reply.text, now + 0.8 * ttl_s, now + ttl_s
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import threading
@@ -15,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from cloudgpu.runtime.jobdir import AttemptRecord, JobDir, Result, attempt_key, local_url, node_key
-from cloudgpu.runtime.notices import CloudNotices, NodeDir, Order, Orders, aws, azure, gcp
+from cloudgpu.runtime.jobdir import AttemptRecord, JobDir, Notice, Result, attempt_key, local_url, node_key
+from cloudgpu.runtime.notices import CloudNotices, NodeDir, Order, Orders, Watcher, aws, azure, gcp
 from cloudgpu.runtime.notices.docket import Docket
 from cloudgpu.runtime.notices.metadata import Look, MetadataError
 from cloudgpu.runtime.notices.metadata import MetadataServer as Client
@@ -253,6 +254,46 @@ def test_azure_a_planned_event_that_begins_early(watch: Watch) -> None:
         server.over(freeze)
         server.announce("Reboot", 60, event_id=reboot)
         assert 30 < watch.left() <= 50
+
+
+# --- the stand-ins are as strict as what they stand for ---
+
+
+@pytest.mark.parametrize(
+    ("server", "method", "path", "headers", "status"),
+    [
+        (AwsMetadata, "GET", "/latest/meta-data/instance-id", {}, 401),
+        (AwsMetadata, "GET", "/latest/meta-data/instance-id", {"X-aws-ec2-metadata-token": "made up"}, 401),
+        (AwsMetadata, "PUT", TOKEN, {}, 400),
+        (AwsMetadata, "PUT", TOKEN, {"X-aws-ec2-metadata-token-ttl-seconds": "21601"}, 400),
+        (AwsMetadata, "PUT", TOKEN, {"X-aws-ec2-metadata-token-ttl-seconds": "60", "X-Forwarded-For": "10.0.0.1"}, 403),
+        (GcpMetadata, "GET", BASE + "preempted", {}, 403),
+        (GcpMetadata, "GET", BASE + "preempted", {"Metadata-Flavor": "Google", "X-Forwarded-For": "10.0.0.1"}, 403),
+        (AzureMetadata, "GET", AZURE_EVENTS + "?api-version=2020-07-01", {}, 400),
+        (AzureMetadata, "GET", AZURE_EVENTS, {"Metadata": "true"}, 400),
+    ],
+)
+def test_what_the_vendors_refuse(
+    server: Callable[[], MetadataServer], method: str, path: str, headers: dict[str, str], status: int
+) -> None:
+    with server() as standin:
+        assert client(standin).ask(path, headers, method=method).status == status
+
+
+# --- the job dir ---
+
+
+def test_a_simulated_maintenance_is_saved_for_and_then_stopped_for(watch: Watch, tmp_path: Path) -> None:
+    job_dir = JobDir(local_url(tmp_path))
+    notice = Notice("maintenance", time.time() + 12.5, "test", 12.5)
+    job_dir.put(node_key(1, "worker-0.1", "notice.json"), notice.to_bytes())
+    watcher = Watcher(job_dir, 1, "worker-0.1", watch.orders, watch.lines.append)
+    try:
+        until(lambda: watch.orders.newest_save)
+        assert watch.orders.next_to_expire is None
+        assert watch.stop().vanishes, "as if the machine were taken"
+    finally:
+        watcher.stop()
 
 
 # --- whatever else answers there ---
@@ -499,7 +540,7 @@ while not os.path.exists(os.environ["CLOUDGPU_NOTICE"]):
     time.sleep(0.02)
 os.unlink(os.environ["CLOUDGPU_LISTENING"])  # as the Checkpointer does: from here on it only saves
 print("saving", flush=True)
-time.sleep(2)
+time.sleep(1.5)
 sys.exit(75)
 """
 
@@ -517,6 +558,15 @@ def test_a_program_that_is_saving_is_not_disturbed_by_a_second_notice(
         assert agent.wait(30) == 0
         assert any("begun already" in text for text in world.texts("agent"))
     assert (world.result().outcome, world.result().exit_code) == ("preempted", 75)
+
+
+def test_a_schedulers_warning_to_the_agent(world: World) -> None:
+    world.job("python main.py", code={"main.py": LEAVING})
+    agent = world.start()
+    until(lambda: "up" in world.texts())
+    agent.send_signal(signal.SIGUSR1)
+    assert agent.wait(30) == 0
+    assert (world.result().outcome, world.result().reason) == ("preempted", "the scheduler's warning (SIGUSR1)")
 
 
 def test_a_metadata_server_that_hangs_does_not_touch_the_job(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
