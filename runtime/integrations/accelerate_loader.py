@@ -1,0 +1,132 @@
+"""The place in a DataLoader that Accelerate prepared; Transformers' Trainer uses those too.
+
+Such a loader reads ahead: when a step is done, the next batches have been read already, with whatever the dataset drew
+at random for them. So that they are the same after an interruption, the random state before each of them is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ..checkpoint import random_state
+from ..checkpoint.data_position import DataPosition
+from ..checkpoint.errors import CheckpointError
+
+_END = object()
+
+
+class LoaderPlace:
+    """Goes between a prepared loader and the torch DataLoader inside of it, from attach() on.
+
+    `position` says which epoch it is and how many of its batches are done; whoever knows keeps it up to date.
+    """
+
+    def __init__(self, *, replay: bool = False) -> None:
+        self.position = DataPosition(replay=replay)
+        self._inner: Any = None
+        self._at_epoch: dict[str, Any] = {}
+        """The random state at the epoch's start."""
+        self._ahead: dict[int, dict[str, Any]] = {}
+        """The random state before each batch that is read but not done, by its number in the epoch."""
+        self._now: dict[str, Any] | None = None
+        """The random state at the save; only from a restore until the batches read ahead then are read again."""
+
+    # What a checkpoint asks for
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "position": self.position.state_dict(),
+            "at_epoch": self._at_epoch,
+            "ahead": {number: state for number, state in self._ahead.items() if number >= self.position.batch},
+            "now": self._now or self._capture(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.position.load_state_dict(state["position"])
+        self._at_epoch, self._ahead, self._now = state["at_epoch"], state["ahead"], state["now"]
+
+    # What the prepared loader sees
+
+    def attach(self, loader: Any) -> None:  # noqa: ANN401 - accelerate's DataLoaderShard or DataLoaderDispatcher
+        """Stand between this loader and its data. Raises CheckpointError if it is not one that Accelerate prepared."""
+        inner = getattr(loader, "base_dataloader", None)
+        if inner is None:
+            raise CheckpointError(
+                f"{type(loader).__qualname__}: expected a DataLoader that went through accelerator.prepare()"
+            )
+        _make_generator(inner)
+        self._inner = inner
+        loader.base_dataloader = _Inner(inner, self)
+        loader.iteration = self.position.epoch
+
+    def open_epoch(self) -> Iterator[Any]:
+        """The batches of an epoch that are not done, those read ahead before an interruption as they were then."""
+        if self._now is None or not self._at_epoch:
+            self._at_epoch, self._ahead = self._capture(), {}
+        else:
+            self._restore(self._at_epoch)
+        return self._read(self.position.open_epoch(self._inner), self.position.batch)
+
+    def next_epoch(self) -> None:
+        self.position.next_epoch()
+        self._at_epoch, self._ahead = {}, {}
+
+    def _read(self, source: Iterator[Any], number: int) -> Iterator[Any]:
+        again = dict(self._ahead) if self._now is not None else {}
+        if not again:
+            self._end_of_restore()
+        while True:
+            if number in again:
+                self._restore(again[number])
+            self._ahead[number] = again.get(number) or self._capture()
+            self._ahead.pop(self.position.batch - 1, None)
+            batch = next(source, _END)
+            if number in again and number + 1 not in again:
+                self._end_of_restore()
+            if batch is _END:
+                return
+            yield batch
+            number += 1
+
+    def _end_of_restore(self) -> None:
+        if self._now is not None:
+            self._restore(self._now)
+            self._now = None
+
+    def _capture(self) -> dict[str, Any]:
+        return random_state.capture(random_state.generators_of(self._inner))
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        random_state.restore(state, random_state.generators_of(self._inner))
+
+
+class _Inner:
+    """A torch DataLoader in every respect, but that its epochs are opened by a LoaderPlace."""
+
+    def __init__(self, loader: Any, place: LoaderPlace) -> None:  # noqa: ANN401
+        self._loader, self._place = loader, place
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+        return getattr(self._loader, name)
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._place.open_epoch()
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:  # Accelerate's own adapters, too, look like what is in them
+        kind: type = type(self._loader)
+        return kind
+
+
+def _make_generator(loader: Any) -> None:  # noqa: ANN401
+    """Accelerate's random sampler makes its generator when it is first used; a restore must find it before."""
+    sampler = getattr(getattr(loader, "batch_sampler", None), "sampler", None)
+    if getattr(sampler, "generator", "") is None and hasattr(sampler, "initial_seed"):
+        import torch
+
+        sampler.generator = torch.Generator()
+        sampler.generator.manual_seed(sampler.initial_seed)

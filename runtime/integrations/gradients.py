@@ -1,0 +1,35 @@
+"""Gradients that are being accumulated: between two steps of the optimizer they, too, are state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from .late import misfit
+
+
+class Gradients:
+    """The gradients of these models as an object with a state, empty when they have just been used.
+
+    models    returns the models; names of parameters are given by their order and by torch
+    pending   returns whether there are gradients that no optimizer has used yet
+    """
+
+    def __init__(self, models: Callable[[], Iterable[Any]], pending: Callable[[], bool]) -> None:
+        self._models, self._pending = models, pending
+
+    def state_dict(self) -> dict[str, Any]:
+        if not self._pending():
+            return {}
+        return {name: p.grad for name, p in self._parameters().items() if p.grad is not None}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        parameters = self._parameters()
+        for name, gradient in state.items():
+            if name not in parameters:
+                raise misfit("model", f"there is no parameter {name} any more")
+            parameter = parameters[name]
+            parameter.grad = gradient.to(device=parameter.device, dtype=parameter.dtype)
+
+    def _parameters(self) -> dict[str, Any]:
+        return {f"{i}.{name}": p for i, model in enumerate(self._models()) for name, p in model.named_parameters()}

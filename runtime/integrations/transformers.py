@@ -1,0 +1,215 @@
+"""Hugging Face Transformers: a Trainer that goes on after an interruption where it was. One line changes:
+
+    from cloudgpu.runtime.integrations.transformers import Trainer     # instead of: from transformers import Trainer
+
+A Trainer of your own, or of another library: `class MyTrainer(Resumable, SFTTrainer): ...`. It must be the Trainer, not
+a callback of it: which epoch and which batch to go on with is decided before any callback is asked.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from ..checkpoint.checkpointer import Checkpointer
+from ..checkpoint.errors import CheckpointError
+from .accelerate_loader import LoaderPlace
+from .late import Late
+from .missing import missing
+
+try:
+    import transformers
+except ImportError as error:
+    raise missing("transformers", "transformers[torch]>=5", error) from None
+
+_COUNTERS = ("_tr_loss", "_total_loss_scalar", "_globalstep_last_logged", "_initial_global_step", "current_flos")
+"""What the Trainer counts outside of TrainerState: without them the first loss it logs after a restart is wrong."""
+
+
+class Resumable:
+    """Makes a transformers.Trainer resumable; to be named before it among the base classes.
+
+    checkpoints  settings of the Checkpointer: {"folder": …, "every": …, "keep": …}; `every` counts optimizer steps.
+                 {"replay": True} finds the place in the data by reading it: for augmentation drawn at random in workers
+
+    A notice or SIGTERM is obeyed before the next step: saved, then SystemExit(75). `train()` restores by itself. The
+    Trainer's own checkpoints (save_strategy) are written as before; they are not needed for this.
+    """
+
+    def __init__(self, *args: Any, checkpoints: Mapping[str, Any] | None = None, **kwargs: Any) -> None:  # noqa: ANN401
+        super().__init__(*args, **kwargs)
+        self._resume = _Resume(self, dict(checkpoints or {}))
+
+    def train(self, resume_from_checkpoint: Any = None, **kwargs: Any) -> Any:  # noqa: ANN401
+        """`resume_from_checkpoint` is where to begin if there is nothing to go on from."""
+        with tempfile.TemporaryDirectory(prefix="cloudgpu-") as folder:
+            found = self._resume.open(Path(folder))
+            return super().train(resume_from_checkpoint=found or resume_from_checkpoint, **kwargs)  # type: ignore[misc]
+
+    # How the Trainer loads a checkpoint: the one it is given has its own state in it; the rest comes from ours
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:  # noqa: ANN401
+        if resume_from_checkpoint == self._resume.folder:
+            self._resume.model.apply()
+        else:
+            super()._load_from_checkpoint(resume_from_checkpoint, model)  # type: ignore[misc]
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if checkpoint is not None and checkpoint == self._resume.folder:
+            self._resume.optimizer.apply()
+            self._resume.scheduler.apply()
+        else:
+            super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[misc]
+
+    def _load_scaler(self, checkpoint: str | None) -> None:
+        if checkpoint is not None and checkpoint == self._resume.folder:
+            self._resume.scaler.apply()
+        else:
+            super()._load_scaler(checkpoint)  # type: ignore[misc]
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        if checkpoint is None or checkpoint != self._resume.folder:  # ours comes with the place in the data
+            super()._load_rng_state(checkpoint)  # type: ignore[misc]
+
+    def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: Any) -> Any:  # noqa: ANN401
+        source = self._resume.before_batches(epoch_iterator)
+        samples = super().get_batch_samples(source, num_batches, device)  # type: ignore[misc]
+        self._resume.handed += len(samples[0])
+        return samples
+
+
+class _Resume(transformers.TrainerCallback):  # type: ignore[misc]
+    """What a Resumable knows of its training; the Trainer calls it back at every step."""
+
+    def __init__(self, trainer: Any, settings: dict[str, Any]) -> None:  # noqa: ANN401
+        self.trainer, self.settings = trainer, settings
+        self.folder: str | None = None
+        """Of the checkpoint that stands in for ours while the Trainer loads it."""
+        self.model = Late("model", lambda: trainer.model)
+        self.optimizer = Late("optimizer", lambda: trainer.optimizer)
+        self.scheduler = Late("learning rate scheduler", lambda: trainer.lr_scheduler)
+        self.scaler = Late("gradient scaler", lambda: trainer.accelerator.scaler)
+        self.handed = 0
+        """Batches of this epoch that the Trainer has got."""
+        self._place = LoaderPlace(replay=self.settings.pop("replay", False))
+        self._checkpointer: Checkpointer | None = None
+        self._loader: Any = None
+        self._opened: Iterator[Any] | None = None
+        """What the Trainer gets in the epoch that was interrupted, instead of what it skipped to by itself."""
+        self._amid_epoch = False
+        self._over = False
+        """Nothing is left to train: the Trainer itself would do one step more to find out."""
+        self._counters: dict[str, Any] = {}
+        self._state: dict[str, Any] = {}
+        self._goal: int | None = None
+        self._step = 0
+        """Optimizer steps that the Checkpointer knows of."""
+        trainer.add_callback(self)
+
+    def open(self, folder: Path) -> str | None:
+        """Read the checkpoint; returns the folder of one that makes the Trainer begin there, None if there is none."""
+        trainer = self.trainer
+        if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
+            raise CheckpointError("DeepSpeed and FSDP shard the state in ways of their own: not supported here")
+        self._checkpointer = Checkpointer(
+            model=self.model,
+            optimizer=self.optimizer,
+            scheduler=self.scheduler,
+            scaler=self.scaler,
+            trainer=self,
+            place=self._place,
+            **self.settings,
+        )
+        if not self._state:
+            return None
+        (folder / "trainer_state.json").write_text(json.dumps(self._state))
+        self.folder = str(folder)
+        return self.folder
+
+    # State of the Trainer
+
+    def state_dict(self) -> dict[str, Any]:
+        trainer = self.trainer
+        counters = {name: getattr(trainer, name) for name in _COUNTERS if hasattr(trainer, name)}
+        return {"state": _plain(trainer), "counters": counters, "goal": self._goal}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._state, self._counters, self._goal = state["state"], state["counters"], state["goal"]
+
+    # What the Trainer calls
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:  # noqa: ANN401, ARG002
+        checkpointer, trainer = self._running, self.trainer
+        self._loader = kwargs["train_dataloader"]
+        self._place.attach(self._loader)
+        self._amid_epoch = self.folder is not None
+        self._step = state.global_step
+        over = checkpointer.finished and (self._goal is None or state.max_steps <= self._goal)
+        for name, value in self._counters.items():
+            setattr(trainer, name, value * 0 if over and name == "_tr_loss" else value)  # at the end it is in the total
+        if not over:
+            checkpointer.begin()
+        self._over = over or state.global_step >= state.max_steps
+        control.should_training_stop = self._over
+        return control
+
+    def before_batches(self, source: Iterator[Any]) -> Iterator[Any]:
+        """The Trainer is about to read the batches of its next step: from where?"""
+        if self._over:
+            return iter(())
+        if self._amid_epoch:
+            self._amid_epoch = False
+            self.handed = self._place.position.batch
+            self._opened = iter(self._loader)
+        self._place.position.batch = self.handed
+        return self._opened or source
+
+    def on_epoch_begin(self, *_: Any, **__: Any) -> None:  # noqa: ANN401
+        if not self._amid_epoch:
+            self.handed = 0
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ANN401, ARG002
+        # Here, not at the end of the step before: that is logged and evaluated after its end.
+        if state.global_step > self._step:
+            self._step = state.global_step
+            self._running.end_step()
+
+    def on_epoch_end(self, *_: Any, **__: Any) -> None:  # noqa: ANN401
+        self._opened = None
+        self._place.next_epoch()
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:  # noqa: ANN401, ARG002
+        if self._checkpointer is not None:
+            self._checkpointer.log(**(logs or {}))
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ANN401, ARG002
+        self._goal = state.max_steps if state.global_step >= state.max_steps else None
+        self._running.end()
+
+    @property
+    def _running(self) -> Checkpointer:
+        if self._checkpointer is None:
+            raise CheckpointError("a Resumable Trainer is started by its own train()")
+        return self._checkpointer
+
+
+def _plain(trainer: Any) -> dict[str, Any]:  # noqa: ANN401
+    """TrainerState as the Trainer's own checkpoints have it: what JSON can hold."""
+    state = trainer.state
+    exportable = [c for c in (*trainer.callback_handler.callbacks, trainer.control) if hasattr(c, "state")]
+    callbacks: dict[str, Any] = {}
+    for callback in exportable:
+        callbacks.setdefault(type(callback).__name__, []).append(callback.state())
+    plain = {field.name: getattr(state, field.name) for field in fields(state)}
+    return {**plain, "stateful_callbacks": {name: c[0] if len(c) == 1 else c for name, c in callbacks.items()}}
+
+
+class Trainer(Resumable, transformers.Trainer):  # type: ignore[misc]
+    """transformers.Trainer, resumable."""
+
+
+__all__ = ["Resumable", "Trainer"]
