@@ -110,7 +110,7 @@ class Checkpointer:
             market=os.environ.get("CLOUDGPU_MARKET", ""),
             nodes=from_environment("CLOUDGPU_NODES", int, 1),
         )
-        self._progress = ProgressFile.from_environment(self._ranks.local_rank)
+        self._progress = ProgressFile.from_environment(self._ranks.local_rank, self._schedule)
         self._interruption = Interruption()
         self._store = find_store(folder, world=self._ranks.world)
         # Before this attempt is claimed, which fences off what is still being written of the one before.
@@ -334,6 +334,7 @@ class Checkpointer:
         """Stage what is to be saved; training goes on while it is written."""
         start = time.monotonic()
         self._saver.stage(self._content())
+        self._progress.staged()
         self._mark = time.monotonic()
         self._count_blocked(start, self._mark)
         self._progress.write(force=True)
@@ -353,6 +354,7 @@ class Checkpointer:
         """Save and wait until it is committed; `left`: seconds there are for it."""
         start = time.monotonic()
         deadline = start + left if left is not None else math.inf
+        self._progress.staged()
         if self._saver.staged == (self.step, self.finished):
             saved = self._saver.settle(deadline) or self._saver.save_at_last(self._content, deadline)
         else:
@@ -418,6 +420,8 @@ class Checkpointer:
         self.finished = found.commit.finished
         self._saver.staged = self.step, self.finished
         self._schedule.resumed(found.snapshot.get("history"), interrupted=not self.finished)
+        if self._ranks.rank == 0:
+            self._rows.resume(self._store.find_rows, str(found.name))
         self._tell_of_restore(found.name, time.monotonic() - start)
 
     def _tell_of_restore(self, name: Name, seconds: float) -> None:

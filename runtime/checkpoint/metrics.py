@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ..jobdir import JobDirError
 from ..metrics import Number, Row, Segment, find_segment
 from .errors import CheckpointError, logger
 
@@ -68,9 +69,14 @@ class MetricRows:
         self._closing = {name: count for name, count in self._closing.items() if count > carried}
 
     def resume(self, find: Callable[[str], bytes | None], checkpoint: str) -> None:
-        """After a restore: go on from the rows of this checkpoint. `find` reads a key of the checkpoints' folder."""
+        """After a restore: go on from the rows of this checkpoint. `find` reads a key of the checkpoints' folder.
+
+        Raises CheckpointError if they cannot be read now: training on would leave them out of all that follows.
+        """
         try:
             segment = find_segment(find, checkpoint)
+        except JobDirError as error:
+            raise CheckpointError(f"what was logged up to checkpoint {checkpoint} cannot be read: {error}") from error
         except ValueError as error:
             logger().warning(f"what was logged up to checkpoint {checkpoint} is lost: {error}")
             return

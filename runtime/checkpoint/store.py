@@ -5,6 +5,7 @@ docs/checkpoint-format.md describes what lies there, and why a crash at any mome
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -167,6 +168,10 @@ class CheckpointStore:
         _checked(path, lambda: durable.create(path, rows, replace=True))
         return None
 
+    def find_rows(self, key: str) -> bytes | None:
+        """A segment of metrics; None: there is none under this key."""
+        return self.job_dir.find(self._key(key))
+
     # Removing
 
     def discard(self, name: Name) -> None:
@@ -188,6 +193,9 @@ class CheckpointStore:
             return
         for file in (manifest_file(rank), data_file(rank)):
             self.job_dir.delete(self._key(name, file))
+        if self._local:
+            with contextlib.suppress(OSError):  # other ranks' parts are in it, or it was never made
+                (self._local / str(name)).rmdir()
 
     def clean(self, attempt: int) -> None:
         """Remove what dead writers left behind: uncommitted folders up to this attempt, and older attempts' fences."""

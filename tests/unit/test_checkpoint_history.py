@@ -1,0 +1,55 @@
+"""What travels with a training beside its state: metrics and the history of its interruptions, in real checkpoints."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cloudgpu.runtime.jobdir import JobDir, Progress, local_url
+from cloudgpu.runtime.metrics import read_metrics
+
+Run = Callable[[int], subprocess.CompletedProcess[str]]
+
+PROGRAM = """
+import os, sys
+from cloudgpu.runtime import Checkpointer
+
+ckpt = Checkpointer(folder=sys.argv[1], every=5)
+for step in ckpt.steps(40):
+    ckpt.log(loss=step * 0.5, process=os.getpid())
+    if step == int(sys.argv[2]):
+        ckpt._saver.settle(float("inf"))  # the saves that are due are committed
+        os._exit(9)
+"""
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    def start(die_at: int) -> subprocess.CompletedProcess[str]:
+        environment = {**os.environ, "CLOUDGPU_PROGRESS": str(tmp_path / "progress.json")}
+        words = [sys.executable, "-c", PROGRAM, str(tmp_path / "checkpoints"), str(die_at)]
+        return subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120, check=False)
+
+    return start
+
+
+def test_metrics_and_history_survive_processes_that_die(tmp_path: Path, run: Run) -> None:
+    for die_at, expected in ((12, 9), (23, 9), (-1, 0)):
+        done = run(die_at)
+        assert done.returncode == expected, done.stderr
+    rows = read_metrics(JobDir(local_url(tmp_path / "checkpoints")), "")
+    assert [row.step for row in rows] == list(range(40))
+    assert [row.values["loss"] for row in rows] == [step * 0.5 for step in range(40)]
+    processes = [row.values["process"] for row in rows]
+    changes = [step for step in range(1, 40) if processes[step] != processes[step - 1]]
+    assert changes == [10, 20], "each step as the history that counts did it: saves were at 10 and 20"
+    told = Progress.from_bytes((tmp_path / "progress.json").read_bytes())
+    assert (told.step, told.saved_step, told.restored_step) == (40, 40, 20)
+    assert told.cost is not None
+    assert told.mean is not None
+    assert told.saved_seconds == pytest.approx(told.step_seconds)
