@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from .jobdir import JOB_KEY, Heartbeat, JobDir, JobDirError, attempt_key
+from .jobdir import JOB_KEY, Heartbeat, JobDir, JobDirError, Progress, attempt_key
 from .timeline import History
 
 Phase = Literal["setup", "running", "stopping"]
@@ -92,10 +94,19 @@ class Heart:
 
 
 def read_progress(path: Path) -> dict[str, Any] | None:
-    """What the program says of itself, if it says something that can be read."""
+    """What the program says of itself, if it says something that can be read: figures of Progress, and nothing else."""
     try:
         with path.open("rb") as file:
             value = json.loads(file.read(_PROGRESS_BYTES))
     except (OSError, ValueError):  # it says nothing, or has written rubbish: either is the program's own business
         return None
-    return value if isinstance(value, dict) else None
+    if not isinstance(value, dict):
+        return None
+    return {name: figure for name, figure in value.items() if name in _FIGURES and _is_figure(figure)}
+
+
+_FIGURES = frozenset(field.name for field in dataclasses.fields(Progress))
+
+
+def _is_figure(value: object) -> bool:
+    return value is None or (isinstance(value, int | float) and math.isfinite(value))

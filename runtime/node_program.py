@@ -223,7 +223,7 @@ class _ProgramConduct(Conduct):
         progress = read_progress(self._progress)
         if progress is None or self._writer.process is None:
             return 0.0
-        return _SAFETY * float(progress.get("write_seconds") or _WRITE_S)
+        return _SAFETY * float(progress.get("lag") or _WRITE_S)
 
     def peers_s(self, ended: Exit) -> float:
         if ended.code in _LEAVING:

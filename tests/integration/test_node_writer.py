@@ -1,0 +1,143 @@
+"""The node's checkpoint writer beside a real program: it outlives the program, and nothing of it outlives the agent."""
+
+from __future__ import annotations
+
+import re
+import signal
+import sys
+import time
+
+import psutil
+import pytest
+
+from cloudgpu.tests.standins.agents import World, until, world
+
+pytest.importorskip("numpy")
+
+__all__ = ["world"]
+
+MEGABYTES = 64
+
+# Saves every third step; at step END it does what ACT says, in the middle of a step.
+TRAIN = """\
+import os, signal, sys, time
+import numpy as np
+from cloudgpu.runtime import Checkpointer
+
+class Box:
+    def __init__(self): self.data = np.zeros(int(sys.argv[1]) << 20, np.uint8)
+    def state_dict(self): return {"data": self.data}
+    def load_state_dict(self, state): self.data[:] = state["data"]
+
+box, act, end = Box(), sys.argv[2], int(sys.argv[3])
+ckpt = Checkpointer(box=box, every=3)
+print("from", ckpt.step, flush=True)
+for step in ckpt.steps(10_000):
+    box.data[:] = step % 256
+    time.sleep(0.05)
+    if step == end:
+        print(act, flush=True)
+        if act == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif act == "hang":
+            time.sleep(300)
+        else:
+            ckpt.finish()
+"""
+
+
+def train(world: World, act: str, end: int, megabytes: int = MEGABYTES, **more: int) -> None:
+    program = [sys.executable, "train.py", str(megabytes), act, str(end)]
+    world.job(program, code={"train.py": TRAIN}, **more)
+
+
+def committed(world: World) -> list[int]:
+    """Steps of the checkpoints there are."""
+    names = [re.search(r"checkpoints/(\d+)-.*/COMMIT.json", key) for key in world.dir.list("checkpoints")]
+    return sorted(int(name[1]) for name in names if name)
+
+
+def writers(world: World) -> list[psutil.Process]:
+    """Those that listen for the whole node, their keepers not counted."""
+    found = []
+    for process in world.processes():
+        try:
+            line = process.cmdline()
+            if "--socket" in line and not any("keeper.py" in word for word in line):
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def test_what_a_killed_program_had_staged_is_there_before_the_result(world: World) -> None:
+    train(world, "kill", 6)  # the sixth step was staged a moment ago: 64 MB are not written by then
+    result = world.run()
+    assert (result.outcome, result.exit_code) == ("failed", -9)
+    assert committed(world)[-1] == 6
+    assert world.processes() == []
+
+
+def test_a_program_that_starts_again_finds_what_it_had_staged(world: World) -> None:
+    train(world, "kill", 6, failures_left=1)
+    agent = world.start()
+    until(lambda: "from 6" in world.texts(), 60)
+    world.stop(20)
+    assert agent.wait(60) == 0
+    assert world.texts()[0] == "from 0"
+
+
+def test_a_writer_that_dies_is_replaced_and_the_training_saved(world: World) -> None:
+    train(world, "finish", 60)
+    agent = world.start()
+    until(lambda: len(committed(world)) > 0, 60)
+    for _ in range(2):
+        until(lambda: writers(world), 60)
+        writers(world)[0].kill()
+        until(lambda: not writers(world) or agent.poll() is not None, 60)
+    assert agent.wait(120) == 0
+    assert world.result().outcome == "succeeded", world.texts("stderr")
+    assert committed(world)[-1] == 61
+    assert any("the checkpoint writer has died" in text for text in world.texts("agent"))
+    assert world.processes() == []
+
+
+def test_a_hung_program_is_ended_early_enough_and_its_last_slot_is_written(world: World) -> None:
+    train(world, "hang", 6)
+    agent = world.start()
+    until(lambda: "hang" in world.texts(), 60)
+    begun = time.monotonic()
+    world.notice(8)
+    assert agent.wait(30) == 0, "it had time for a result, for it did not wait for the deadline"
+    assert time.monotonic() - begun < 8
+    assert world.result().outcome == "preempted"
+    assert committed(world)[-1] == 6
+    assert world.processes() == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_the_writer_ends_with_the_agent(world: World, number: signal.Signals) -> None:
+    train(world, "hang", 3, megabytes=1)
+    agent = world.start()
+    until(lambda: writers(world) and "hang" in world.texts(), 60)
+    agent.send_signal(number)
+    if number == signal.SIGTERM:
+        time.sleep(0.3)
+        agent.send_signal(number)  # twice: now
+    agent.wait(30)
+    until(lambda: world.processes() == [], 10)
+
+
+def test_a_program_that_is_over_at_once_needs_no_writer(world: World) -> None:
+    world.job("true")
+    world.run()
+    assert not (world.home() / "state" / "writer.sock").exists()
+
+
+def test_no_program_of_the_job_decides_what_the_writer_runs(world: World) -> None:
+    code = {"train.py": TRAIN, "json.py": "raise SystemExit('not this one')"}
+    program = f'cd /; env -u PYTHONPATH {sys.executable} -P "$OLDPWD"/train.py 1 finish 20'
+    world.job(program, code=code, env={"PYTHONPATH": str(world.home() / "code")})
+    assert world.run().outcome == "succeeded", world.texts("stderr")
+    assert "not this one" not in world.agent_log()
+    assert committed(world)[-1] == 21
