@@ -102,7 +102,8 @@ class World:
         home = home or self.home(index)
         home.mkdir(parents=True, exist_ok=True)
         command += ["--home", str(home), *options]
-        env = {**os.environ, MARKER: f"{self.token}/{index}", "CLOUDGPU_DATABASE_URL": "postgresql://secret"}
+        marker = f"{self.token}/{index}" if attempt == 1 else f"{self.token}/{index}-attempt-{attempt}"
+        env = {**os.environ, MARKER: marker, "CLOUDGPU_DATABASE_URL": "postgresql://secret"}
         with (home / "agent.log").open("ab") as log:
             started = subprocess.Popen(
                 command, env=env, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True, **popen

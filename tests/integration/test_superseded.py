@@ -1,0 +1,98 @@
+"""A machine that was frozen, given up and replaced wakes again: nothing it does may count any more."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+
+import psutil
+import pytest
+
+from cloudgpu.runtime import agent as agent_module
+from cloudgpu.runtime.jobdir import Result, node_key
+from cloudgpu.tests.standins.agents import World, until, world
+
+pytest.importorskip("numpy")
+
+__all__ = ["world"]
+
+# Saves at every step, and writes an output at each; ends when its attempt is the second.
+TRAIN = """\
+import os, time
+import numpy as np
+from cloudgpu.runtime import Checkpointer, write_output
+
+class Box:
+    def __init__(self): self.data = np.zeros(1 << 20, np.uint8)
+    def state_dict(self): return {"data": self.data}
+    def load_state_dict(self, state): self.data[:] = state["data"]
+
+attempt = int(os.environ["CLOUDGPU_ATTEMPT"])
+box = Box()
+ckpt = Checkpointer(box=box, every=1)
+for step in ckpt.steps(10_000):
+    time.sleep(0.01)
+    write_output("latest", f"attempt {attempt}")
+    if attempt == 2 and step % 100 >= 60:
+        ckpt.finish()
+"""
+
+
+def newest_commits(world: World) -> list[str]:
+    """Names of the checkpoints, oldest first: step, attempt, nonce."""
+    return sorted(key.split("/")[1] for key in world.dir.list("checkpoints") if key.endswith("/COMMIT.json"))
+
+
+def freeze(world: World, number: signal.Signals) -> None:
+    """Everything that runs on the first attempt's machine, parents first."""
+    for process in sorted(world.processes(), key=lambda process: process.pid):
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get("CLOUDGPU_MACHINE", "").endswith("/0"):
+                process.send_signal(number)
+
+
+def test_a_zombie_changes_nothing_and_ends_itself(world: World) -> None:
+    world.job([sys.executable, "train.py"], code={"train.py": TRAIN})
+    zombie = world.start()
+    until(lambda: len(newest_commits(world)) >= 2, 60)
+    freeze(world, signal.SIGSTOP)
+    world.attempt(2)
+    successor = world.start(0, attempt=2, home=world.folder / "homes" / "second")
+    assert successor.wait(60) == 0
+    assert Result.from_bytes(world.dir.get(node_key(2, "worker-0.1", "result.json"))).outcome == "succeeded"
+    before = newest_commits(world), world.dir.get("outputs/latest")
+    assert before[1] == b"attempt 2"
+    freeze(world, signal.SIGCONT)
+    assert zombie.wait(30) == agent_module.SUPERSEDED
+    assert world.processes() == []
+    assert (newest_commits(world), world.dir.get("outputs/latest")) == before
+    assert not world.has_result()
+    assert "attempt 2 has begun" in world.agent_log()
+
+
+def test_an_agent_alone_that_was_given_up_ends_its_program(world: World) -> None:
+    """The program is deaf, and the agent was never frozen: the network between it and the job dir was."""
+    world.job("trap '' TERM; echo up; while :; do sleep 0.1; done")
+    agent = world.start()
+    until(lambda: world.texts() == ["up"])
+    world.attempt(2)
+    assert agent.wait(20) == agent_module.SUPERSEDED
+    assert world.processes() == []
+    assert not world.has_result()
+
+
+def test_an_output_of_an_older_attempt_is_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    from cloudgpu.runtime import write_output
+    from cloudgpu.runtime.jobdir import JobDirError
+
+    world.job("true")
+    monkeypatch.setenv("CLOUDGPU_JOB_DIR", world.dir.url)
+    monkeypatch.setenv("CLOUDGPU_ATTEMPT", "1")
+    assert write_output("a/b", "one") == f"{world.dir.url}/outputs/a/b"
+    world.attempt(2)
+    with pytest.raises(JobDirError, match="superseded"):
+        write_output("a/b", "two")
+    monkeypatch.setenv("CLOUDGPU_ATTEMPT", "2")
+    write_output("a/b", "three")
+    assert world.dir.get("outputs/a/b") == b"three"
