@@ -7,7 +7,7 @@ import os
 import shutil
 import signal
 import sys
-import time
+from pathlib import Path
 
 import pytest
 
@@ -20,24 +20,77 @@ pytest.importorskip("mpi4py", reason="pip install mpi4py, to run MPI programs")
 pytestmark = pytest.mark.skipif(
     shutil.which("mpirun") is None, reason="Open MPI is missing: apt-get install openmpi-bin libopenmpi-dev"
 )
+longer = pytest.mark.skipif(os.environ.get("CLOUDGPU_LONG") != "1", reason="only with CLOUDGPU_LONG=1")
 
 ALLREDUCE = """
 import json, os
 from mpi4py import MPI
 world = MPI.COMM_WORLD
 names = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "CLOUDGPU_RANK", "CLOUDGPU_NODE"]
-print(json.dumps([world.Get_rank(), world.Get_size(), world.allreduce(world.Get_rank()), *(os.environ[n] for n in names)]))
+own = [world.Get_rank(), world.Get_size(), world.allreduce(world.Get_rank())]
+print(json.dumps([*own, *(os.environ[name] for name in names)]))
+"""
+
+STUCK = """
+import os, sys, time
+from mpi4py import MPI
+world = MPI.COMM_WORLD
+world.Barrier()
+print("ready", os.getpid(), flush=True)
+if world.Get_rank() == int(sys.argv[1]):
+    exec(sys.argv[2])
+world.recv(source=MPI.ANY_SOURCE)  # for ever: nobody sends
+"""
+
+LISTENER = """
+import os, sys, time
+from mpi4py import MPI
+world = MPI.COMM_WORLD
+open(os.environ["CLOUDGPU_LISTENING"], "w").close()
+print("ready", flush=True)
+while not world.allreduce(os.path.exists(os.environ["CLOUDGPU_NOTICE"]), op=MPI.LOR):
+    time.sleep(0.02)
+print("saved", flush=True)
+sys.exit(75)
+"""
+
+HANDLER = """
+import signal, sys, time
+from mpi4py import MPI
+asked = []
+signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
+MPI.COMM_WORLD.Barrier()
+print("ready", flush=True)
+while not asked:
+    time.sleep(0.02)
+time.sleep(2)  # saves
+MPI.COMM_WORLD.Barrier()
+print("saved", flush=True)
+sys.exit(75)
 """
 
 
 def run_all(world: World, nodes: int, limit_s: float = 60.0) -> list[tuple[str, int | None]]:
     """Start every node's agent, wait, and return (outcome, exit code) of each."""
+    start_all(world, nodes)
+    return results(world, nodes, limit_s)
+
+
+def start_all(world: World, nodes: int) -> None:
     for index in range(nodes):
         world.start(index)
+
+
+def results(world: World, nodes: int, limit_s: float = 60.0) -> list[tuple[str, int | None]]:
     for index, agent in enumerate(world.agents):
         assert agent.wait(limit_s) == agent_module.DONE, world.agent_log(index)
     assert world.processes() == []
     return [(world.result(index).outcome, world.result(index).exit_code) for index in range(nodes)]
+
+
+def ready(world: World) -> dict[int | None, int]:
+    """Process ids by rank, of those that have said so."""
+    return {line.rank: int(line.text.split()[1]) for line in world.lines() if line.text.startswith("ready ")}
 
 
 def test_ranks_of_several_nodes_are_one_world(world: World) -> None:
@@ -49,3 +102,108 @@ def test_ranks_of_several_nodes_are_one_world(world: World) -> None:
         for rank in range(6)
     ]
     assert {line.rank for line in world.lines() if line.stream == "stdout"} == set(range(6))
+
+
+def test_horovods_program_runs_the_same(world: World) -> None:
+    text = """
+import os
+from mpi4py import MPI
+names = [f"HOROVOD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")]
+own = [MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size(), *(int(os.environ[name]) for name in names)]
+print(*own, os.environ["HOROVOD_CONTROLLER"])
+"""
+    world.job([sys.executable, "main.py"], code={"main.py": text}, nodes=2, gpus=2, launcher="horovod")
+    assert run_all(world, 2) == [("succeeded", 0)] * 2, world.texts("stderr")
+    assert sorted(world.texts()) == [f"{r} 4 {r} 4 {r % 2} 2 {r // 2} 2 mpi" for r in range(4)]
+
+
+def test_one_node_and_a_program_that_knows_no_mpi(world: World) -> None:
+    world.job("sleep 0.$RANK; exit $((RANK / 2 * 3))", gpus=3, launcher="mpi")
+    assert run_all(world, 1) == [("failed", 3)]
+    assert world.result().reason == "rank 2: exit code 3"
+
+
+@longer
+@pytest.mark.parametrize(
+    ("deed", "outcome", "code"),
+    [
+        ("world.Abort(3)", "failed", 3),
+        ("os._exit(75)", "again", 75),  # sys.exit() would wait in MPI_Finalize for the others
+    ],
+)
+def test_the_end_of_one_rank_is_told_as_it_was_and_ends_all(world: World, deed: str, outcome: str, code: int) -> None:
+    world.job([sys.executable, "main.py"], args=["1", deed], code={"main.py": STUCK}, nodes=2, launcher="mpi")
+    start_all(world, 2)
+    until(lambda: world.has_result(1), limit_s=60)
+    world.stop(1.0, "peer")  # as the control side does when one node has failed
+    first, second = results(world, 2)
+    assert second == (outcome, code)
+    assert world.result(1).reason.startswith("rank 1: ")
+    assert first[0] in ("stopped", "failed")  # it is stopped, or loses its peer before
+
+
+def test_a_kill_from_outside(world: World) -> None:
+    world.job([sys.executable, "main.py"], args=["-1", ""], code={"main.py": STUCK}, nodes=2, launcher="mpi")
+    start_all(world, 2)
+    until(lambda: len(ready(world)) == 2, limit_s=60)
+    os.kill(ready(world)[0], signal.SIGKILL)
+    until(lambda: world.has_result(0), limit_s=60)
+    world.stop(1.0, "peer")
+    assert results(world, 2)[0] == ("failed", -signal.SIGKILL)
+
+
+def test_a_notice_reaches_every_rank_and_75_is_told_by_every_node(world: World) -> None:
+    world.job([sys.executable, "main.py"], code={"main.py": LISTENER}, nodes=2, gpus=2, launcher="mpi")
+    start_all(world, 2)
+    until(lambda: world.texts().count("ready") == 4, limit_s=60)
+    world.stop(60.0)
+    assert results(world, 2) == [("stopped", 75)] * 2
+    assert world.texts().count("saved") == 4
+
+
+def test_sigterm_is_for_the_ranks_and_leaves_them_time(world: World) -> None:
+    world.job([sys.executable, "main.py"], code={"main.py": HANDLER}, nodes=2, launcher="mpi")
+    start_all(world, 2)
+    until(lambda: world.texts().count("ready") == 2, limit_s=60)
+    world.stop(60.0)
+    assert results(world, 2) == [("stopped", 75)] * 2
+    assert world.texts().count("saved") == 2
+
+
+@pytest.mark.parametrize("victim", ["mpirun", "orted"])
+def test_a_dead_daemon_ends_its_node(world: World, victim: str) -> None:
+    world.job([sys.executable, "main.py"], args=["-1", ""], code={"main.py": STUCK}, nodes=2, launcher="mpi")
+    start_all(world, 2)
+    until(lambda: len(ready(world)) == 2, limit_s=60)
+    (daemon,) = [process for process in world.processes() if process.name() == victim]
+    daemon.kill()
+    assert [outcome for outcome, _ in results(world, 2)] == ["failed", "failed"]
+
+
+RESTARTED = """
+import os
+from mpi4py import MPI
+world = MPI.COMM_WORLD
+if os.environ["CLOUDGPU_GENERATION"] == "1" and world.Get_rank() == 1:
+    os.kill(os.getpid(), 9)
+print("sum", world.allreduce(world.Get_rank()))
+"""
+
+
+def test_a_killed_rank_is_followed_by_a_new_world(world: World) -> None:
+    code = {"main.py": RESTARTED}
+    world.job([sys.executable, "main.py"], code=code, nodes=2, failures_left=1)  # launcher: auto
+    assert run_all(world, 2) == [("succeeded", 0)] * 2, world.texts("stderr")
+    assert world.texts() == ["sum 1"] * 2
+    assert "launcher: mpi; main.py imports mpi4py; there are 2 processes" in world.texts("agent")
+
+
+def test_no_mpirun(world: World, tmp_path: Path) -> None:
+    bare = tmp_path / "bin"
+    bare.mkdir()
+    for name in ("sh", "env"):
+        (bare / name).symlink_to(shutil.which(name) or name)
+    world.job([sys.executable, "-c", "pass"], launcher="mpi", search_path=str(bare))
+    result = world.run()
+    assert (result.outcome, result.exit_code) == ("failed", 127)
+    assert "mpirun was not found: install Open MPI" in "".join(world.texts("stderr"))

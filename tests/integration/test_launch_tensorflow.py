@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -101,6 +102,7 @@ def agents_lines(job: Job) -> list[str]:
     return [line.text for line in job.logs().read()[0] if line.stream == "agent"]
 
 
+@pytest.mark.skipif(os.environ.get("CLOUDGPU_LONG") != "1", reason="only with CLOUDGPU_LONG=1")
 def test_workers_that_import_tensorflow_are_one_cluster(home: Path, tmp_path: Path) -> None:
     job = run(tmp_path / "code", ALL_REDUCE, "resources: {cloud: local, accelerator: none, nodes: 2}\n")
     assert job.state == "succeeded", (job.reason, agents_lines(job))
