@@ -26,9 +26,9 @@ def flush_folder(folder: Path) -> None:
 def create(path: Path, data: bytes, *, replace: bool) -> bool:
     """Write a small file that appears at once, whole and durable; False if it is there and may not be replaced.
 
-    Its temporary name is one that a listing of the job dir passes over; a killed writer's is overwritten.
+    Its temporary name is nobody else's, also on another machine, and one that a listing of the job dir passes over.
     """
-    temporary = path.with_name(f"{path.name}#{os.getpid()}")
+    temporary = path.with_name(f"{path.name}#{int.from_bytes(os.urandom(6))}")
     try:
         with temporary.open("wb") as file:
             file.write(data)

@@ -28,6 +28,7 @@ _PACKET = 64 << 10
 """Bytes; longer than any message."""
 _DESCRIPTORS = 4
 _PATH = 107
+_BREATH_S = 0.01
 
 Message = dict[str, Any]
 
@@ -180,19 +181,23 @@ def wait_until_durable(address: str | bytes, timeout_s: float, of: tuple[str, st
     """Whether what was staged with the writer at this address is now durable, or has failed for good.
 
     of: URL, prefix and rank of whose; None: everybody's. Waits as long as `timeout_s`. True also if no writer is there,
-    which has nothing staged; False if it dies meanwhile.
+    or none any more: it has nothing that is staged.
     """
-    connection = connect(address)
-    if connection is None:
-        return True
     end = time.monotonic() + timeout_s
-    with connection:
-        try:
-            send(connection, {"op": "drain", "of": of})
-            while wait_readable(connection, end - time.monotonic()):
-                answer = receive(connection)
-                if answer is not None and answer[0].get("op") == "drained":
-                    return True
-        except ClosedError:
+    while (connection := connect(address)) is not None:
+        with connection, contextlib.suppress(ClosedError):
+            return _drained(connection, end, of)
+        if time.monotonic() >= end:
             return False
+        time.sleep(_BREATH_S)  # it ends, or was killed: perhaps there is another
+    return True
+
+
+def _drained(connection: socket.socket, end: float, of: tuple[str, str, int] | None) -> bool:
+    """False: time ran out. Raises ClosedError."""
+    send(connection, {"op": "drain", "of": of})
+    while wait_readable(connection, end - time.monotonic()):
+        answer = receive(connection)
+        if answer is not None and answer[0].get("op") == "drained":
+            return True
     return False

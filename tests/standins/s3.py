@@ -147,7 +147,7 @@ class S3:
             self.uploads.pop(upload, None)
         return 204, b"", {}
 
-    def list(self, prefix: str, delimiter: str, after: str) -> tuple[int, bytes, dict[str, str]]:
+    def listing(self, prefix: str, delimiter: str, after: str) -> tuple[int, bytes, dict[str, str]]:
         found: list[str] = []
         folders: set[str] = set()
         with self.lock:
@@ -176,7 +176,7 @@ class S3:
             "start": self.start,
             "part": lambda: self.part(query["uploadId"], int(query["partNumber"]), body),
             "complete": lambda: self.complete(key, query["uploadId"]),
-            "list": lambda: self.list(query["prefix"], query["delimiter"], query["start-after"]),
+            "list": lambda: self.listing(query["prefix"], query["delimiter"], query["start-after"]),
             "PUT": lambda: self.put(key, body, create=headers.get("If-None-Match") == "*"),
             "GET": lambda: self.get(key, headers.get("Range")),
             "HEAD": lambda: self.get(key, None),

@@ -1,0 +1,295 @@
+"""Disks and object stores that fail, stall and lie: the right end or a clear error, and the next save finds room."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cloudgpu.runtime.checkpoint.manifest import RankManifest
+from cloudgpu.runtime.checkpoint.names import Name
+from cloudgpu.runtime.checkpoint.store import CheckpointStore
+from cloudgpu.runtime.checkpoint.writer_client import finish_earlier
+from cloudgpu.runtime.jobdir import JobDirError, local_url
+from cloudgpu.tests.standins import s3
+from cloudgpu.tests.standins.disk import mounted
+from cloudgpu.tests.standins.staging import Training, open_store, start, verified_steps
+
+MB = 1 << 20
+
+
+def in_flight(store: CheckpointStore) -> list[Name]:
+    return [name for name in store.names() if not store.is_committed(name)]
+
+
+# Disks
+
+
+def test_a_full_disk_heals(tmp_path: Path) -> None:
+    with mounted(tmp_path / "disk", "12m") as disk:
+        one = Training(local_url(disk.folder / "job"), size=3 * MB)
+        assert one.save(1, keep=1).committed
+        disk.fill()
+        for step in range(2, 5):
+            result = one.save(step, keep=1)
+            assert (result.written, result.committed) == (False, False)
+            assert "No space left" in (result.error or "")
+            assert in_flight(one.store) == []
+        assert verified_steps(one.store) == [1]
+        disk.free()
+        assert one.save(5, keep=1).committed
+        one.client.close()
+
+
+def test_what_a_killed_run_left_does_not_fill_the_disk(tmp_path: Path) -> None:
+    """Room for one checkpoint, one save and little more; each run is killed in the midst of a save."""
+    with mounted(tmp_path / "disk", "10m") as disk:
+        url = local_url(disk.folder / "job")
+        for run in range(4):
+            one = Training(url, size=3 * MB)
+            if run == 0:
+                assert one.save(run, keep=1).committed
+            folder = disk.folder / "job" / "checkpoints" / str(Name(100 + run, 1, f"{run:012x}"))
+            folder.mkdir()
+            (folder / "rank-00000.bin").write_bytes(bytes(3 * MB))  # as a writer and its machine leave it
+            result = one.save(200 + run, keep=1)
+            assert result.committed, result.error
+            one.client.close()
+            assert finish_earlier(one.store, 0, 60)
+        assert verified_steps(one.store) == [203]
+
+
+def test_a_read_only_disk(tmp_path: Path) -> None:
+    with mounted(tmp_path / "disk", "12m") as disk:
+        one = Training(local_url(disk.folder / "job"), size=MB)
+        assert one.save(1).committed
+        assert finish_earlier(one.store, 0, 60)
+        disk.set_writable(False)
+        assert "Read-only file system" in (one.save(2).error or "")
+        disk.set_writable(True)
+        assert one.save(3).committed
+        assert verified_steps(one.store) == [3, 1]
+        one.client.close()
+
+
+def test_a_deleted_job_dir_is_not_made_again(tmp_path: Path) -> None:
+    one = Training(local_url(tmp_path / "job"), size=MB)
+    assert one.save(1).committed
+    assert finish_earlier(one.store, 0, 60)
+    shutil.rmtree(tmp_path / "job")
+    assert "has been deleted" in (one.save(2).error or "")
+    assert not (tmp_path / "job").exists()
+    one.client.close()
+
+
+FAILING = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <unistd.h>
+static int broken(void) { return access(getenv("BROKEN_DISK"), F_OK) == 0; }
+int fsync(int fd) {
+    if (broken()) { errno = EIO; return -1; }
+    return ((int (*)(int))dlsym(RTLD_NEXT, "fsync"))(fd);
+}
+"""
+
+
+def test_a_disk_that_fails_to_flush(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """EIO from fsync(2), as a dying disk gives it: what was written may be lost, so nothing is committed."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("NOT TESTED: there is no C compiler to make a failing fsync(2) with")
+    library, broken = tmp_path / "failing.so", tmp_path / "broken"
+    (tmp_path / "failing.c").write_text(FAILING)
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, tmp_path / "failing.c", "-ldl"], check=True)
+    monkeypatch.setenv("LD_PRELOAD", str(library))
+    monkeypatch.setenv("BROKEN_DISK", str(broken))
+    one = Training(local_url(tmp_path / "job"), size=MB)
+    assert one.save(1).committed
+    broken.touch()
+    assert "Input/output error" in (one.save(2).error or "")
+    broken.unlink()
+    assert in_flight(one.store) == []
+    assert one.save(3).committed
+    assert verified_steps(one.store) == [3, 1]
+    one.client.close()
+
+
+# Object stores
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[s3.S3]:
+    with s3.running() as store:
+        for name, value in store.environment.items():
+            monkeypatch.setenv(name, value)
+        yield store
+
+
+def test_an_object_store_holds_the_same(bucket: s3.S3) -> None:
+    one = Training(bucket.url, size=20 * MB + 3)
+    for step in range(4):
+        assert one.save(step, keep=2).committed
+    assert finish_earlier(one.store, 0, 60)
+    assert verified_steps(one.store) == [3, 2]
+    assert {key.split("/")[2] for key in bucket.objects} == {str(one.name(2)), str(one.name(3))}
+    assert bucket.uploads == {}
+    one.client.close()
+
+
+@pytest.mark.parametrize("kind", ["start", "part", "complete", "PUT", "GET", "HEAD", "list"])
+def test_a_store_that_is_overloaded_is_asked_again(kind: str, bucket: s3.S3) -> None:
+    one = Training(bucket.url, size=9 * MB)
+    fault = bucket.fail(kind, status=503, code="SlowDown", times=2)
+    assert one.save(1).committed
+    assert fault.met == 2
+    assert verified_steps(one.store) == [1]
+    one.client.close()
+
+
+@pytest.mark.parametrize("name", [".bin", ".json", "COMMIT"])
+def test_a_lost_acknowledgement_is_no_failure(name: str, bucket: s3.S3) -> None:
+    """The store has done it, and the answer is lost: the same request comes again."""
+    one = Training(bucket.url, size=9 * MB)
+    fault = bucket.fail("part" if name == ".bin" else "PUT", name, lose_answer=True, times=1)
+    assert one.save(1).committed
+    assert fault.met == 1
+    assert bucket.count("PUT", "COMMIT") == (2 if name == "COMMIT" else 1)
+    assert verified_steps(one.store) == [1]
+    one.client.close()
+
+
+def test_a_lost_acknowledgement_of_a_whole_upload(bucket: s3.S3) -> None:
+    """Asked again, S3 knows of no such upload: the save fails or not, but the next one works, and nothing is left."""
+    one = Training(bucket.url, size=9 * MB)
+    bucket.fail("complete", lose_answer=True, times=1)
+    one.save(1)
+    assert one.save(2, keep=1).committed
+    assert finish_earlier(one.store, 0, 60)
+    assert verified_steps(one.store) == [2]
+    assert len(bucket.objects) == 3
+    one.client.close()
+
+
+@pytest.mark.parametrize(("status", "code"), [(409, "ConditionalRequestConflict"), (412, "PreconditionFailed")])
+def test_a_conditional_write_in_conflict(status: int, code: str, bucket: s3.S3) -> None:
+    """S3 answers so while another request for the key is under way; nothing was written."""
+    one = Training(bucket.url, size=MB)
+    fault = bucket.fail("PUT", "COMMIT", status=status, code=code, times=1)
+    assert one.save(1).committed
+    assert fault.met == 1
+    assert verified_steps(one.store) == [1]
+    one.client.close()
+
+
+def test_a_store_that_refuses_fails_the_save_with_its_reason(bucket: s3.S3) -> None:
+    one = Training(bucket.url, size=9 * MB)
+    fault = bucket.fail("part", status=403, code="AccessDenied")
+    assert "AccessDenied" in (one.save(1).error or "")
+    fault.times = 0
+    assert one.save(2).committed
+    assert [key for key in bucket.objects if str(one.name(1)) in key] == []
+    one.client.close()
+
+
+def test_what_a_dead_trainer_staged_is_tried_again(bucket: s3.S3) -> None:
+    fault = bucket.fail("start", status=500, code="InternalError", times=6)  # more often than the client tries
+    process = start(bucket.url, 0, 1, 1, 9 * MB)
+    assert process.stdout
+    assert next(line for line in process.stdout if line.startswith("staged"))
+    process.kill()
+    process.wait()
+    store = open_store(bucket.url)
+    assert finish_earlier(store, 0, 60)
+    assert fault.met == 6
+    assert verified_steps(store) == [0]
+
+
+def test_a_hung_store_holds_nobody_up(bucket: s3.S3) -> None:
+    one = Training(bucket.url, size=9 * MB)
+    assert one.save(1).committed
+    fault = bucket.fail("part", hang=True)
+    begun = time.process_time()
+    assert one.stage(2)
+    assert one.stage(3)
+    for _ in range(1000):
+        assert one.client.poll() == []
+        assert one.client.free_slot() is None
+        assert one.stage(4) is None
+    assert time.process_time() - begun < 5  # of this process: what others need is no matter
+    while not fault.met:
+        time.sleep(0.01)
+    fault.times = 0
+    bucket.over.set()  # the connections break; the client tries again
+    assert [result.committed for result in one.client.wait(60)] == [True, True]
+    assert verified_steps(one.store) == [3, 2, 1]
+    one.client.close()
+
+
+def test_a_slow_store_costs_no_memory(bucket: s3.S3) -> None:
+    """One part takes as long as many: what is not sent yet stays in the slot and nowhere else."""
+    size = 256 * MB
+    one = Training(bucket.url, size=size)
+    one.client.slot(one.client.free_slot() or 0)[:] = bytes(size)
+    assert one.client._link and one.client._link.process
+    status = Path(f"/proc/{one.client._link.process.pid}/status")
+    bucket.fail("part", delay=0.1)
+    assert one.stage(1)
+    peak = 0
+    results = []
+    while not results:
+        lines = dict(line.split(":\t", 1) for line in status.read_text().splitlines() if ":\t" in line)
+        peak = max(peak, int(lines["RssAnon"].split()[0]) << 10)
+        results = one.client.wait(0.02)
+    assert results[0].committed
+    assert peak < size * 0.7
+    one.client.close()
+
+
+def test_a_deadline_shorter_than_the_write(bucket: s3.S3) -> None:
+    one = Training(bucket.url, size=9 * MB)
+    bucket.fail("part", delay=0.5)
+    one.stage(1)
+    assert one.client.wait(0.05) == []
+    one.client.close()
+    assert finish_earlier(one.store, 0, 60)
+    assert verified_steps(one.store) == [1]
+
+
+# Who is first
+
+
+@pytest.mark.parametrize("where", ["folder", "bucket"])
+def test_one_of_sixteen_commits_wins(where: str, tmp_path: Path, bucket: s3.S3) -> None:
+    url = local_url(tmp_path) if where == "folder" else bucket.url
+    for round_ in range(5):
+        name = Name(round_, 1, f"{round_:012x}")
+        open_store(url).write_rank(RankManifest(str(name), 0, 1, round_, 3, [], None), memoryview(b"abc"))
+        won: list[int] = []
+        barrier = threading.Barrier(16)
+
+        def race(number: int, name: Name = name, won: list[int] = won, barrier: threading.Barrier = barrier) -> None:
+            store = open_store(url)
+            digests = store.digests(name, 1)
+            barrier.wait()
+            try:
+                store.commit(name, digests, finished=False, time=float(number))  # each has content of its own
+            except JobDirError as error:
+                assert "committed by another process" in str(error)
+            else:
+                won.append(number)
+
+        threads = [threading.Thread(target=race, args=(number,)) for number in range(16)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(won) == 1
+        assert open_store(url).read_commit(name).time == won[0]
