@@ -58,6 +58,7 @@ class Checkpointer:
     folder     path or URL of the checkpoints; default: the job's own, or ./checkpoints outside a job
     every      steps (500), a duration ("30s", 30.0) or "auto"; default: the job file's, or "auto"
     keep       how many checkpoints to keep; default: the job file's, or 3
+    replay     find the place in the data by reading up to it: for augmentation drawn at random inside of loader workers
     **objects  whatever has state_dict() and load_state_dict(): model, optimizer, scheduler, ema ...
 
     Making one restores the newest checkpoint that verifies, if there is any. With torch.distributed, make it on every
@@ -71,6 +72,7 @@ class Checkpointer:
         folder: str | os.PathLike[str] | None = None,
         every: int | float | str | None = None,
         keep: int | None = None,
+        replay: bool = False,
         **objects: Any,  # noqa: ANN401 - anything with a state_dict
     ) -> None:
         for name, value in objects.items():
@@ -83,7 +85,7 @@ class Checkpointer:
         self.finished = False
         """The training has reached its end."""
         self._objects, self._loader = objects, loader
-        self._position = DataPosition()
+        self._position = DataPosition(replay=replay)
         self._random: dict[str, Any] | None = None
         self._goal = 0
         """Epochs or steps that the loop was asked for when it finished."""
@@ -402,8 +404,9 @@ class Checkpointer:
     def _restore(self) -> None:
         start = time.monotonic()
         client = self._saver.client
-        if not all(self._ranks.gather(client.drain(DRAIN))) and self._ranks.rank == 0:
+        if not client.drain(DRAIN) and time.monotonic() - start > DRAIN:
             logger().warning("an earlier process's writer has not come to an end: what it still writes may be lost")
+        self._ranks.gather(None)  # all have: only now what is not committed is nobody's any more
         if self._ranks.rank == 0:
             self._clean()
         found = restore(self._store, self._ranks, objects=self._objects, cached=client.cached)
