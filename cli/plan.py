@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from .exits import Exit
+from .launch_view import say_launcher
 from .options import json_option
 from .output import echo_json, remark, style
 from .program_args import ProgramArgsCommand
@@ -42,6 +43,7 @@ def command(ctx: click.Context, *, file: Path, show_all: bool, as_json: bool) ->
     else:
         click.echo(plan_text(plan, loaded.spec, show_all=show_all))
     if plan.best is not None:
+        say_launcher(loaded, plan.best)
         _say_if_not_launchable(plan.best.cloud)
         return Exit.OK
     click.echo(f"{style('error', 'bad', err=True)}: nothing can run this job", err=True)

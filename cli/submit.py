@@ -17,6 +17,7 @@ from .follow import Follower, Interrupts, LineFormat, LogFilter
 from .gcloud import GcloudCommand, gcloud_options
 from .job_view import job_json
 from .jobref import OUTCOMES
+from .launch_view import say_launcher
 from .options import json_option, yes_option
 from .output import ProgressLine, can_ask, echo_json, remark
 from .plan_view import offer_text, plan_json, plan_text, refusals_text
@@ -70,6 +71,7 @@ def command(
         return _show_plan(plan, loaded, as_json=as_json)
     offer = _launchable_offer(plan)
     remark(f"{loaded.spec.name}: {offer_text(offer)}")
+    say_launcher(loaded, offer)
     _confirm(offer, loaded, yes=yes)
     job, interrupted = _ship(loaded, plan)
     if as_json:
@@ -100,6 +102,8 @@ def _show_plan(plan: Plan, loaded: LoadedSpec, *, as_json: bool) -> Exit:
         echo_json(plan_json(plan, loaded.spec))
     else:
         click.echo(plan_text(plan, loaded.spec))
+    if plan.best is not None:
+        say_launcher(loaded, plan.best)
     return Exit.OK if plan.offers else Exit.IMPOSSIBLE
 
 

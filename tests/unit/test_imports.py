@@ -20,7 +20,8 @@ MAY_IMPORT = {
 }
 # From outside, runtime is reached only through what reads and writes the job dir: never the agent or the Checkpointer.
 # `goodput` is arithmetic: the Checkpointer computes its interval by it, and reports what would have been possible.
-RUNTIME_SEAM = {"archive", "goodput", "jobdir", "logs", "metrics"}
+# `autolaunch` says before submitting which launcher the machines will choose, by the same rule.
+RUNTIME_SEAM = {"archive", "autolaunch", "goodput", "jobdir", "logs", "metrics"}
 HEAVY = {
     "alembic",
     "azure",

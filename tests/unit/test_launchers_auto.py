@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from cloudgpu.cli import main
 from cloudgpu.runtime.autolaunch import Choice, Shape, choose
 from cloudgpu.runtime.program_scan import python_start, scan
 
@@ -201,3 +202,24 @@ def test_options_before_the_script() -> None:
     start = python_start(["env", "A=1", "python", "-B", "-Wonce", "main.py", "-m", "x"], "sub")
     assert start is not None
     assert (start.script, start.module, start.folder) == ("main.py", None, "sub")
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (
+            "resources: {cloud: local, accelerator: none, nodes: 2}",
+            "launcher: torchrun; train.py imports torch; there are 2 processes\n",
+        ),
+        ("resources: {cloud: local, accelerator: none}", ""),
+        ("launcher: none\nresources: {cloud: local, accelerator: none, nodes: 2}", ""),
+    ],
+)
+@pytest.mark.parametrize("command", [["plan"], ["submit", "--dry-run"]])
+def test_the_command_line_says_it_before(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: list[str], more: str, said: str
+) -> None:
+    write(tmp_path, train="import torch")
+    (tmp_path / "job.yaml").write_text(f"name: x\nrun: python train.py\n{more}\n")
+    assert main([*command, str(tmp_path / "job.yaml")]) == 0
+    assert capsys.readouterr().err == said
