@@ -52,6 +52,8 @@ COMMANDS: dict[str, Entry] = {
     "events": Entry(_WATCH, "Print or follow what happened to a job."),
     "wait": Entry(_WATCH, "Wait for a job to end; the exit code is its outcome."),
     "cost": Entry(_WATCH, "Show what jobs have cost so far."),
+    "goodput": Entry(_WATCH, "Show what a job's paid time went into."),
+    "metrics": Entry(_WATCH, "Show what a job's program logged, each step once."),
     "supervise": Entry(_KEEP, "Run the supervisor in the foreground."),
     "gc": Entry(_KEEP, "Find machines no job needs any more, and end them."),
     "completion": Entry(_KEEP, "Print the completion script of a shell."),

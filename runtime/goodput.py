@@ -56,13 +56,14 @@ def possible_goodput(
 ) -> tuple[float, float | None]:
     """What a job of so much useful work could come to, started so often, and by which interval (None: by no save).
 
-    G = U / (U + n R + U C/τ + (n − 1) (τ/2 + L)), τ being Daly's: each of its n starts costs R, and each but the first
-    follows upon an interruption that costs half an interval on average. To first order, and for a job that ends: in the
-    long run, M being far longer than all else, goodput() says the same. `mean`: M; None: there was no interruption.
+    G = U / (U + n R + U C/τ + (n − 1) (τ/2 + L)), τ being Daly's, but no shorter than L, for saves are written one at a
+    time: each of its n starts costs R, and each but the first follows upon an interruption that costs half an interval
+    on average. To first order, and for a job that ends; in the long run, M being far longer than all else, goodput()
+    says the same. `mean`: M; None: there was no interruption.
     """
     if useful <= 0:
         return 0.0, None
-    interval = daly_interval(cost, mean) if mean is not None and cost > 0 else None
+    interval = max(daly_interval(cost, mean), lag) if mean is not None and cost > 0 else None
     saving = useful * cost / interval if interval else 0.0
     losing = (starts - 1) * ((interval or 0.0) / 2 + lag)
     return useful / (useful + starts * restart + saving + losing), interval

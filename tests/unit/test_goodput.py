@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import random
+import re
 from decimal import Decimal
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
+from xml.etree import ElementTree
 
 import pytest
 
+from cloudgpu.cli import goodput_plot, goodput_view
+from cloudgpu.cli.report_view import report_json
 from cloudgpu.control.model import Attempt
 from cloudgpu.control.report import Report, make_report
 from cloudgpu.control.times import Times
 from cloudgpu.runtime.jobdir import Progress, Span, Timeline
 from cloudgpu.tests.standins.control import make_offer
+
+if TYPE_CHECKING:
+    from cloudgpu.control.jobs import Job
 
 
 def make_attempt(**changes: Any) -> Attempt:
@@ -216,3 +224,87 @@ def _random_attempt(rng: random.Random, number: int) -> Attempt:
         progress=maybe(some()),
         timeline=maybe(timeline(*spans, claimed=moment(), setup=moment(), ready=maybe(moment()))),
     )
+
+
+# What a person sees of it
+
+
+class Named:
+    """As much of a job as its goodput is shown with."""
+
+    id, state = "digits-1a2b", "succeeded"
+
+
+@pytest.fixture(autouse=True)
+def _columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+
+
+def test_the_table_the_bars_and_what_was_possible() -> None:
+    text = goodput_view.goodput_text(cast("Job", Named()), two_attempts())
+    lines = text.splitlines()
+    assert lines[0] == (
+        "digits-1a2b succeeded: goodput 45.0% (2 attempts, 2 starts of the program; 3m 40s paid, 0.22 USD)"
+    )
+    assert re.fullmatch(
+        r"possible \d\d\.\d% with 51s a start, an interruption every 3m 40s, 500ms a save, saving every 15s", lines[1]
+    )
+    assert "done again           11s   5.0%  xx" in text
+    assert max(map(len, lines)) <= 100
+    bars = [line.strip() for line in lines if re.fullmatch(r" {9}[#xwbsirpe.]+", line)]
+    assert [len(bar) for bar in bars] == [91, round(91 * 100 / 120)], "as long as they were paid for"
+    assert bars[0].count("#") == round(91 * 49 / 120)
+
+
+def test_a_bar_has_each_part_with_its_share() -> None:
+    assert goodput_view.bar(Times(productive=6, redone=3, ending=1), 10) == "######xxxe"
+    assert goodput_view.bar(Times(productive=1e-9, other=9.0), 10) == "." * 10
+    assert goodput_view.bar(Times(), 10) == ""
+    rng = random.Random(1)
+    for _ in range(200):
+        times = Times(*(rng.choice([0.0, rng.uniform(0, 100)]) for _ in range(9)), 1.0)
+        assert len(goodput_view.bar(times, 77)) == 77
+
+
+@pytest.mark.parametrize(
+    ("times", "advice"),
+    [
+        (Times(productive=30, setup=61, other=9), "61% of the paid time is setup: `setup` takes 61s a start: put what"),
+        (Times(productive=50, redone=50), "50% of the paid time is done again: steps were lost"),
+        (Times(productive=70, blocked=30), "30% of the paid time is saving: saves come too often"),
+        (Times(productive=90, setup=10), ""),
+        (Times(), ""),
+    ],
+)
+def test_what_dominates_is_worth_a_sentence(times: Times, advice: str) -> None:
+    report = dataclasses.replace(two_attempts(), times=times, paid_seconds=times.total, starts=1)
+    found = goodput_view.advice_for(report)
+    assert found.startswith(advice.replace("61s a", "1m 1s a"))
+    assert "{" not in found.replace("{every: auto}", "")
+    assert bool(found) == bool(advice)
+
+
+def test_every_part_is_shown() -> None:
+    assert [part.name for part in goodput_view.PARTS] == [field.name for field in dataclasses.fields(Times)]
+    assert len({part.letter for part in goodput_view.PARTS}) == len(goodput_view.PARTS)
+
+
+def test_a_job_without_machines_has_nothing_to_show() -> None:
+    report = make_report([make_attempt(launched=None)], now=0.0)
+    assert goodput_view.goodput_text(cast("Job", Named()), report).endswith("no machine was asked for yet")
+
+
+def test_the_picture_is_an_svg_with_a_bar_for_each_part() -> None:
+    picture = goodput_plot.svg("<digits> & co", two_attempts())
+    root = ElementTree.fromstring(picture)
+    widths = [float(bar.get("width", 0)) for bar in root.iter("{http://www.w3.org/2000/svg}rect") if len(bar)]
+    first, second = widths[:8], widths[8:]
+    assert sum(first) == pytest.approx(sum(second) * 120 / 100, abs=0.1)
+    assert "<digits> & co" in [text.text for text in root.iter("{http://www.w3.org/2000/svg}text")]
+
+
+def test_the_report_as_json_has_the_parts() -> None:
+    value = json.loads(json.dumps(report_json(two_attempts())))
+    assert sum(value["times"].values()) == pytest.approx(value["paid_seconds"])
+    assert value["optimum"]["goodput"] > value["goodput"]
+    assert value["attempts"][0]["times"]["redone"] == 11

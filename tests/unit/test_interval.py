@@ -86,6 +86,7 @@ def test_what_a_job_that_ends_could_have_come_to() -> None:
     found, interval = possible_goodput(useful, 1001, cost=cost, restart=restart, mean=mean)
     assert found == pytest.approx(0.9931, abs=1e-4)
     assert interval == daly_interval(cost, mean)
+    assert possible_goodput(useful, 1001, cost=cost, restart=restart, mean=mean, lag=600.0)[1] == 600
 
 
 def test_the_posterior_goes_from_the_prior_to_what_was_seen() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 import random
@@ -10,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from cloudgpu.cli import main
+from cloudgpu.cli.metrics import curve
 from cloudgpu.runtime.checkpoint.errors import CheckpointError
 from cloudgpu.runtime.checkpoint.metrics import MetricRows
 from cloudgpu.runtime.checkpoint.names import Name
@@ -321,3 +324,61 @@ def test_any_course_of_events_gives_each_step_once(tmp_path: Path, number: int) 
             commit(zombie[0], train(*zombie, 3))
         zombie = training, path
         assert losses(job_dir) == truth[newest]
+
+
+# What a person sees of it
+
+
+@pytest.fixture
+def folder(job_dir: JobDir, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("COLUMNS", "100")
+    training = Training(job_dir, 1)
+    for step in range(30):
+        training.rows.log(step, {"loss": 1 / (step + 1), **({"rate": math.nan} if step == 3 else {})})
+    training.step = 30
+    training.save()
+    return f"{job_dir.url}/{FOLDER}"
+
+
+def test_metrics_as_a_table(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["metrics", "--folder", folder]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].split()[:6] == ["loss", "30", "1", "0.03333", "0.03333", "1"]
+    assert lines[1].split()[6][0] == "█"
+    assert lines[2].split() == ["rate", "1", "nan", "nan", "nan", "nan", "!"]
+    assert max(map(len, lines)) <= 100
+
+
+def test_metrics_for_programs(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["metrics", "--folder", folder, "--csv"]) == 0
+    rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))
+    assert [int(row["step"]) for row in rows] == list(range(30))
+    assert math.isnan(float(rows[3]["rate"]))
+    assert rows[4]["rate"] == ""
+    assert main(["metrics", "--folder", folder, "--json"]) == 0
+    values = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert values[3]["values"] == {"loss": 0.25, "rate": "NaN"}
+
+
+def test_metrics_of_nothing_and_of_one_node_of_several(
+    job_dir: JobDir, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["metrics", "--folder", str(tmp_path)]) == 0
+    assert "nothing was logged yet" in capsys.readouterr().out
+    for node in ("worker-0", "worker-1"):
+        job_dir.put(f"{node}/{Name.new(3, 1, 1)}/COMMIT.json", b"{}")
+    assert main(["metrics", "--folder", job_dir.url]) == 2
+    assert "worker-0, worker-1" in capsys.readouterr().err
+    assert main(["metrics", "--folder", job_dir.url, "--node", "worker-1"]) == 0
+    assert main(["metrics", "--folder", job_dir.url, "--node", "worker-7"]) == 2
+    for wrong in (["metrics"], ["metrics", "x", "--folder", "y"], ["metrics", "--folder", str(tmp_path / "none")]):
+        assert main(wrong) == 2
+
+
+def test_a_curve_has_every_value_in_it() -> None:
+    assert curve([0.0, 1.0], 10) == "▁█"
+    assert curve([1.0] * 100, 10) == "▁" * 10
+    assert curve([float(value) for value in range(101)], 8) == "▁▂▃▄▅▆▇█"
+    assert curve([0.0, math.nan, 1.0], 3) == "▁!█"
+    assert curve([math.inf], 3) == "!"
+    assert len(curve([1.0] * 7, 5)) == 5
