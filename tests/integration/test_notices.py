@@ -1,12 +1,7 @@
-"""Watchers against metadata servers over real sockets, then whole agents whose programs train and are taken away."""
+"""Watchers against metadata servers over real sockets."""
 
 from __future__ import annotations
 
-import json
-import signal
-import subprocess
-import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,20 +11,18 @@ from typing import Any
 
 import pytest
 
-from cloudgpu.runtime.jobdir import AttemptRecord, JobDir, Notice, Result, attempt_key, local_url, node_key
+from cloudgpu.runtime.jobdir import JobDir, Notice, local_url, node_key
 from cloudgpu.runtime.notices import CloudNotices, NodeDir, Order, Orders, Watcher, aws, azure, gcp
 from cloudgpu.runtime.notices.docket import Docket
 from cloudgpu.runtime.notices.metadata import Look, MetadataError
 from cloudgpu.runtime.notices.metadata import MetadataServer as Client
 from cloudgpu.runtime.notices.watch import CloudWatcher
-from cloudgpu.tests.standins.agents import World, until, world
+from cloudgpu.tests.standins.agents import until
 from cloudgpu.tests.standins.metadata import MetadataServer
 from cloudgpu.tests.standins.metadata_aws import EVENTS, LIFECYCLE, REBALANCE, TOKEN, AwsMetadata
 from cloudgpu.tests.standins.metadata_azure import EVENTS as AZURE_EVENTS
 from cloudgpu.tests.standins.metadata_azure import AzureMetadata
 from cloudgpu.tests.standins.metadata_gcp import BASE, GcpMetadata
-
-__all__ = ["world"]  # a fixture
 
 
 class Watch:
@@ -319,7 +312,7 @@ def test_what_is_no_answer_is_an_error_that_is_dealt_with(cloud: str, fault: Any
         assert time.monotonic() - begun < 5
         assert "\n" not in str(caught.value) and len(str(caught.value)) < 200
         server.fault = None
-        announce(server)
+        server.preempt()
         [notice] = look.look()
         assert notice.cloud == cloud
 
@@ -361,238 +354,3 @@ def test_an_unknown_cloud_and_an_impossible_address_are_said(watch: Watch, tmp_p
         "notices are not watched",
         "notices of gcp are not watched",
     ]
-
-
-# --- acknowledging ---
-
-
-class Crowd:
-    """Two machines of one attempt, each with its own view of the same events."""
-
-    def __init__(self, folder: Path) -> None:
-        folder.mkdir()
-        self.dir = JobDir(local_url(folder))
-        nodes = [{"node": f"worker-{i}.1", "role": "worker", "index": i, "rank": i, "gpus": 0} for i in (0, 1)]
-        self.dir.put(attempt_key(1), AttemptRecord(1, {}, nodes).to_bytes())
-        self.servers = [AzureMetadata("VM_0"), AzureMetadata("vm_1")]
-        self.lines: list[str] = []
-        self.watched: list[CloudNotices] = []
-
-    @contextmanager
-    def at_work(self) -> Iterator[Crowd]:
-        with self.servers[0], self.servers[1]:
-            for index, server in enumerate(self.servers):
-                own = NodeDir(self.dir, 1, f"worker-{index}.1")
-                environ = {"CLOUDGPU_AZURE_METADATA": server.url}
-                self.watched.append(
-                    CloudNotices("azure", own, Orders(lambda: None), self.lines.append, environ=environ)
-                )
-            try:
-                yield self
-            finally:
-                for watched in self.watched:
-                    watched.stop()
-
-    def announce(self, *machines: str) -> None:
-        for server in self.servers:
-            server.announce("Preempt", 30, *machines, event_id="E-1")
-
-    def end(self, index: int) -> None:
-        result = Result("preempted", 75, "", 0.0, 0.0)
-        self.dir.create(node_key(1, f"worker-{index}.1", "result.json"), result.to_bytes())
-
-    def names(self) -> int:
-        return sum(self.dir.exists(node_key(1, f"worker-{i}.1", "machine-name.json")) for i in (0, 1))
-
-
-def test_azure_one_node_acknowledges_and_only_when_all_have_ended(tmp_path: Path) -> None:
-    with Crowd(tmp_path / "job").at_work() as crowd:
-        crowd.announce("vm_0", "vm_1")
-        until(lambda: crowd.names() == 2)
-        crowd.end(1)
-        time.sleep(1.5)
-        assert crowd.servers[0].started == crowd.servers[1].started == []
-        crowd.end(0)
-        until(lambda: crowd.servers[0].started)
-        for watched in crowd.watched:
-            watched.finish(10)
-        assert (crowd.servers[0].started, crowd.servers[1].started) == (["E-1"], [])
-        assert [line for line in crowd.lines if "may begin" in line] == [
-            "preempt of vm_0, vm_1 may begin: all nodes have ended (event E-1)"
-        ]
-
-
-def test_azure_the_named_node_acknowledges_though_it_is_not_the_first(tmp_path: Path) -> None:
-    with Crowd(tmp_path / "job").at_work() as crowd:
-        crowd.announce("vm_1")
-        until(lambda: crowd.names() == 1)
-        crowd.end(0)
-        crowd.end(1)
-        until(lambda: crowd.servers[1].started)
-        assert crowd.servers[0].started == []
-
-
-def test_azure_an_event_of_somebody_elses_machine_is_never_acknowledged(tmp_path: Path) -> None:
-    with Crowd(tmp_path / "job").at_work() as crowd:
-        crowd.announce("vm_0", "vm_1", "another-team")
-        until(lambda: crowd.names() == 2)
-        crowd.end(0)
-        crowd.end(1)
-        begun = time.monotonic()
-        for watched in crowd.watched:
-            watched.finish(20)
-        assert time.monotonic() - begun < 15, "nobody waits for what cannot be"
-        assert crowd.servers[0].started == crowd.servers[1].started == []
-
-
-# --- whole agents ---
-
-TRAINING = """
-import time
-import numpy as np
-from cloudgpu.runtime import Checkpointer
-
-class Model:
-    def __init__(self):
-        self.weights = np.zeros(4)
-    def state_dict(self):
-        return {"weights": self.weights}
-    def load_state_dict(self, state):
-        self.weights = np.array(state["weights"])
-
-model = Model()
-ckpt = Checkpointer(model=model)
-for step in ckpt.steps(1_000_000):
-    x = np.random.default_rng(step).normal(size=(16, 4))
-    model.weights -= 0.1 * x.T @ (x @ model.weights - x.sum(1)) / 16
-    if step == 3:
-        print("training", flush=True)
-    time.sleep(0.005)
-"""
-
-
-def agent_on(
-    cloud: str, server: MetadataServer, world: World, monkeypatch: pytest.MonkeyPatch
-) -> subprocess.Popen[bytes]:
-    variable, value = {
-        "aws": ("AWS_EC2_METADATA_SERVICE_ENDPOINT", server.url),
-        "gcp": ("GCE_METADATA_HOST", server.host),
-        "azure": ("CLOUDGPU_AZURE_METADATA", server.url),
-    }[cloud]
-    monkeypatch.setenv(variable, value)
-    return world.start(0, "--notices", cloud)
-
-
-def announce(server: MetadataServer) -> None:
-    if isinstance(server, AwsMetadata):
-        server.interrupt(120)
-    elif isinstance(server, GcpMetadata):
-        server.set("preempted", "TRUE")
-    elif isinstance(server, AzureMetadata):
-        server.announce("Preempt", 30)
-
-
-def commits(world: World) -> list[str]:
-    return [key for key in world.dir.list("checkpoints") if key.endswith("COMMIT.json")]
-
-
-@pytest.mark.parametrize("cloud", ["aws", "gcp", "azure"])
-def test_a_training_program_is_saved_when_its_machine_is_taken(
-    cloud: str, world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    world.job([sys.executable, "main.py"], code={"main.py": TRAINING}, checkpoint_every=3600)
-    with {"aws": AwsMetadata, "gcp": GcpMetadata, "azure": AzureMetadata}[cloud]() as server:
-        agent = agent_on(cloud, server, world, monkeypatch)
-        until(lambda: "training" in world.texts() or agent.poll() is not None, 60)
-        announce(server)
-        assert agent.wait(60) == 0, world.agent_log()
-        result = world.result()
-        assert (result.outcome, result.exit_code) == ("preempted", 75), world.lines()
-        assert result.reason.startswith(f"notice from {cloud}")
-        assert len(commits(world)) == 1, "it is the notice that had it saved: nothing else was due"
-        assert result.progress is not None and result.progress["saved_step"] >= 3
-        if isinstance(server, AzureMetadata):
-            assert len(server.started) == 1, "this machine is all the event names, and all there is of the attempt"
-
-
-def test_a_program_saves_and_trains_on_until_the_event_is_near(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    world.job([sys.executable, "main.py"], code={"main.py": TRAINING}, checkpoint_every=3600)
-    with AzureMetadata() as server:
-        agent = agent_on("azure", server, world, monkeypatch)
-        until(lambda: "training" in world.texts() or agent.poll() is not None, 60)
-        server.announce("Freeze", 900)
-        reboot = server.announce("Reboot", 900)
-        until(lambda: commits(world), 60)
-        time.sleep(1)
-        assert agent.poll() is None, "it trains on"
-        server.announce("Reboot", 100, event_id=reboot)
-        assert agent.wait(60) == 0
-        assert (world.result().outcome, world.result().exit_code) == ("preempted", 75)
-        assert len(commits(world)) == 2
-        assert [text for text in world.texts("agent") if "freeze" in text and "nothing is done" in text]
-
-
-LEAVING = """
-import os, sys, time
-open(os.environ["CLOUDGPU_LISTENING"], "w").close()
-print("up", flush=True)
-while not os.path.exists(os.environ["CLOUDGPU_NOTICE"]):
-    time.sleep(0.02)
-os.unlink(os.environ["CLOUDGPU_LISTENING"])  # as the Checkpointer does: from here on it only saves
-print("saving", flush=True)
-time.sleep(1 + int(os.environ["CLOUDGPU_RANK"]))
-sys.exit(75)
-"""
-
-
-def test_a_program_that_is_saving_is_not_disturbed_by_a_second_notice(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    world.job("python main.py", code={"main.py": LEAVING})
-    with AzureMetadata() as server:
-        agent = agent_on("azure", server, world, monkeypatch)
-        until(lambda: "up" in world.texts())
-        event = server.announce("Preempt", 60)
-        until(lambda: "saving" in world.texts())
-        server.announce("Preempt", None, event_id=event)  # it begins before its time
-        assert agent.wait(30) == 0
-        assert any("begun already" in text for text in world.texts("agent"))
-    assert (world.result().outcome, world.result().exit_code) == ("preempted", 75)
-
-
-def test_the_first_of_two_nodes_lets_the_event_begin_when_the_second_has_ended(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    world.job("python main.py", code={"main.py": LEAVING}, nodes=2)
-    with AzureMetadata("vm_0") as first, AzureMetadata("vm_1") as second:
-        agents = []
-        for index, server in enumerate((first, second)):
-            monkeypatch.setenv("CLOUDGPU_AZURE_METADATA", server.url)
-            agents.append(world.start(index, "--notices", "azure"))
-        until(lambda: world.texts().count("up") == 2)
-        for server in (first, second):
-            server.announce("Preempt", 40, "vm_0", "vm_1", event_id="E-1")
-        assert [agent.wait(30) for agent in agents] == [0, 0]
-        assert [world.result(index).outcome for index in (0, 1)] == ["preempted", "preempted"]
-        assert (first.started, second.started) == (["E-1"], []), world.agent_log()
-
-
-def test_a_schedulers_warning_to_the_agent(world: World) -> None:
-    world.job("python main.py", code={"main.py": LEAVING})
-    agent = world.start()
-    until(lambda: "up" in world.texts())
-    agent.send_signal(signal.SIGUSR1)
-    assert agent.wait(30) == 0
-    assert (world.result().outcome, world.result().reason) == ("preempted", "the scheduler's warning (SIGUSR1)")
-
-
-def test_a_metadata_server_that_hangs_does_not_touch_the_job(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    world.job("echo done")
-    with AzureMetadata() as server:
-        server.fault = "hang"
-        begun = time.monotonic()
-        assert agent_on("azure", server, world, monkeypatch).wait(30) == 0
-        assert time.monotonic() - begun < 20, "the first answer may take two minutes: nobody waits for it"
-    assert world.result().outcome == "succeeded"
-    assert threading.active_count() < 50
-    assert json.loads(world.dir.get("job.json"))["name"] == "job"

@@ -62,6 +62,10 @@ class MetadataServer:
         """Of a server that works; each stand-in has its own."""
         raise NotImplementedError
 
+    def preempt(self) -> None:
+        """Announce that this machine is taken away, as for a Spot machine."""
+        raise NotImplementedError
+
     def __enter__(self) -> Self:
         threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
         return self

@@ -35,6 +35,9 @@ class AwsMetadata(MetadataServer):
     def announce(self, path: str, value: Any) -> None:
         self.values[path] = value if isinstance(value, str) else json.dumps(value)
 
+    def preempt(self) -> None:
+        self.interrupt(120)
+
     def interrupt(self, after_s: float, action: str = "terminate") -> None:
         """A Spot notice, by the server's clock."""
         at = datetime.fromtimestamp(time.time() + self.clock_off_s + after_s, UTC)

@@ -55,6 +55,9 @@ class AzureMetadata(MetadataServer):
         self.events = [event for event in self.events if event["EventId"] != identity]
         self.incarnation += 1
 
+    def preempt(self) -> None:
+        self.announce("Preempt", 30)
+
     def answer(self, request: Request) -> Answer:
         if request.headers.get("Metadata") != "true" or "api-version" not in request.query:
             return Answer(400, '{"error": "Bad request"}')

@@ -36,6 +36,9 @@ class GcpMetadata(MetadataServer):
             self.statuses[key] = status
             self.changed.notify_all()
 
+    def preempt(self) -> None:
+        self.set("preempted", "TRUE")
+
     def answer(self, request: Request) -> Answer:
         if request.headers.get("Metadata-Flavor") != "Google" or "X-Forwarded-For" in request.headers:
             return Answer(403, "Your client does not have permission to get this URL")

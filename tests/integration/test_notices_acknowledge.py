@@ -1,0 +1,92 @@
+"""When Azure is told that an event may begin: watchers of two machines, one job dir, two views of the same event."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from cloudgpu.runtime.jobdir import AttemptRecord, JobDir, Result, attempt_key, local_url, node_key
+from cloudgpu.runtime.notices import CloudNotices, NodeDir, Orders
+from cloudgpu.tests.standins.agents import until
+from cloudgpu.tests.standins.metadata_azure import AzureMetadata
+
+
+class Crowd:
+    """Two machines of one attempt, each with its own view of the same events."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir()
+        self.dir = JobDir(local_url(folder))
+        nodes = [{"node": f"worker-{i}.1", "role": "worker", "index": i, "rank": i, "gpus": 0} for i in (0, 1)]
+        self.dir.put(attempt_key(1), AttemptRecord(1, {}, nodes).to_bytes())
+        self.servers = [AzureMetadata("VM_0"), AzureMetadata("vm_1")]
+        self.lines: list[str] = []
+        self.watched: list[CloudNotices] = []
+
+    @contextmanager
+    def at_work(self) -> Iterator[Crowd]:
+        with self.servers[0], self.servers[1]:
+            for index, server in enumerate(self.servers):
+                own = NodeDir(self.dir, 1, f"worker-{index}.1")
+                environ = {"CLOUDGPU_AZURE_METADATA": server.url}
+                self.watched.append(
+                    CloudNotices("azure", own, Orders(lambda: None), self.lines.append, environ=environ)
+                )
+            try:
+                yield self
+            finally:
+                for watched in self.watched:
+                    watched.stop()
+
+    def announce(self, *machines: str) -> None:
+        for server in self.servers:
+            server.announce("Preempt", 30, *machines, event_id="E-1")
+
+    def end(self, index: int) -> None:
+        result = Result("preempted", 75, "", 0.0, 0.0)
+        self.dir.create(node_key(1, f"worker-{index}.1", "result.json"), result.to_bytes())
+
+    def names(self) -> int:
+        return sum(self.dir.exists(node_key(1, f"worker-{i}.1", "machine-name.json")) for i in (0, 1))
+
+
+def test_azure_one_node_acknowledges_and_only_when_all_have_ended(tmp_path: Path) -> None:
+    with Crowd(tmp_path / "job").at_work() as crowd:
+        crowd.announce("vm_0", "vm_1")
+        until(lambda: crowd.names() == 2)
+        crowd.end(1)
+        time.sleep(1.5)
+        assert crowd.servers[0].started == crowd.servers[1].started == []
+        crowd.end(0)
+        until(lambda: crowd.servers[0].started)
+        for watched in crowd.watched:
+            watched.finish(10)
+        assert (crowd.servers[0].started, crowd.servers[1].started) == (["E-1"], [])
+        assert [line for line in crowd.lines if "may begin" in line] == [
+            "preempt of vm_0, vm_1 may begin: all nodes have ended (event E-1)"
+        ]
+
+
+def test_azure_the_named_node_acknowledges_though_it_is_not_the_first(tmp_path: Path) -> None:
+    with Crowd(tmp_path / "job").at_work() as crowd:
+        crowd.announce("vm_1")
+        until(lambda: crowd.names() == 1)
+        crowd.end(0)
+        crowd.end(1)
+        until(lambda: crowd.servers[1].started)
+        assert crowd.servers[0].started == []
+
+
+def test_azure_an_event_of_somebody_elses_machine_is_never_acknowledged(tmp_path: Path) -> None:
+    with Crowd(tmp_path / "job").at_work() as crowd:
+        crowd.announce("vm_0", "vm_1", "another-team")
+        until(lambda: crowd.names() == 2)
+        crowd.end(0)
+        crowd.end(1)
+        begun = time.monotonic()
+        for watched in crowd.watched:
+            watched.finish(20)
+        assert time.monotonic() - begun < 15, "nobody waits for what cannot be"
+        assert crowd.servers[0].started == crowd.servers[1].started == []

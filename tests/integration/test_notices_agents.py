@@ -1,0 +1,157 @@
+"""Whole agents under a metadata server: their programs train, their machines are taken away."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from cloudgpu.tests.standins.agents import World, until, world
+from cloudgpu.tests.standins.metadata import MetadataServer
+from cloudgpu.tests.standins.metadata_aws import AwsMetadata
+from cloudgpu.tests.standins.metadata_azure import AzureMetadata
+from cloudgpu.tests.standins.metadata_gcp import GcpMetadata
+
+__all__ = ["world"]  # a fixture
+
+TRAINING = """
+import time
+import numpy as np
+from cloudgpu.runtime import Checkpointer
+
+class Model:
+    def __init__(self):
+        self.weights = np.zeros(4)
+    def state_dict(self):
+        return {"weights": self.weights}
+    def load_state_dict(self, state):
+        self.weights = np.array(state["weights"])
+
+model = Model()
+ckpt = Checkpointer(model=model)
+for step in ckpt.steps(1_000_000):
+    x = np.random.default_rng(step).normal(size=(16, 4))
+    model.weights -= 0.1 * x.T @ (x @ model.weights - x.sum(1)) / 16
+    if step == 3:
+        print("training", flush=True)
+    time.sleep(0.005)
+"""
+
+
+def agent_on(
+    cloud: str, server: MetadataServer, world: World, monkeypatch: pytest.MonkeyPatch
+) -> subprocess.Popen[bytes]:
+    variable, value = {
+        "aws": ("AWS_EC2_METADATA_SERVICE_ENDPOINT", server.url),
+        "gcp": ("GCE_METADATA_HOST", server.host),
+        "azure": ("CLOUDGPU_AZURE_METADATA", server.url),
+    }[cloud]
+    monkeypatch.setenv(variable, value)
+    return world.start(0, "--notices", cloud)
+
+
+def commits(world: World) -> list[str]:
+    return [key for key in world.dir.list("checkpoints") if key.endswith("COMMIT.json")]
+
+
+@pytest.mark.parametrize("cloud", ["aws", "gcp", "azure"])
+def test_a_training_program_is_saved_when_its_machine_is_taken(
+    cloud: str, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.job([sys.executable, "main.py"], code={"main.py": TRAINING}, checkpoint_every=3600)
+    with {"aws": AwsMetadata, "gcp": GcpMetadata, "azure": AzureMetadata}[cloud]() as server:
+        agent = agent_on(cloud, server, world, monkeypatch)
+        until(lambda: "training" in world.texts() or agent.poll() is not None, 60)
+        server.preempt()
+        assert agent.wait(60) == 0, world.agent_log()
+        result = world.result()
+        assert (result.outcome, result.exit_code) == ("preempted", 75), world.lines()
+        assert result.reason.startswith(f"notice from {cloud}")
+        assert len(commits(world)) == 1, "it is the notice that had it saved: nothing else was due"
+        assert result.progress is not None and result.progress["saved_step"] >= 3
+        if isinstance(server, AzureMetadata):
+            assert len(server.started) == 1, "this machine is all the event names, and all there is of the attempt"
+
+
+def test_a_program_saves_and_trains_on_until_the_event_is_near(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.job([sys.executable, "main.py"], code={"main.py": TRAINING}, checkpoint_every=3600)
+    with AzureMetadata() as server:
+        agent = agent_on("azure", server, world, monkeypatch)
+        until(lambda: "training" in world.texts() or agent.poll() is not None, 60)
+        server.announce("Freeze", 900)
+        reboot = server.announce("Reboot", 900)
+        until(lambda: commits(world), 60)
+        time.sleep(1)
+        assert agent.poll() is None, "it trains on"
+        server.announce("Reboot", 100, event_id=reboot)
+        assert agent.wait(60) == 0
+        assert (world.result().outcome, world.result().exit_code) == ("preempted", 75)
+        assert len(commits(world)) == 2
+        assert [text for text in world.texts("agent") if "freeze" in text and "nothing is done" in text]
+
+
+LEAVING = """
+import os, sys, time
+open(os.environ["CLOUDGPU_LISTENING"], "w").close()
+print("up", flush=True)
+while not os.path.exists(os.environ["CLOUDGPU_NOTICE"]):
+    time.sleep(0.02)
+os.unlink(os.environ["CLOUDGPU_LISTENING"])  # as the Checkpointer does: from here on it only saves
+print("saving", flush=True)
+time.sleep(1 + int(os.environ["CLOUDGPU_RANK"]))
+sys.exit(75)
+"""
+
+
+def test_a_program_that_is_saving_is_not_disturbed_by_a_second_notice(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.job("python main.py", code={"main.py": LEAVING})
+    with AzureMetadata() as server:
+        agent = agent_on("azure", server, world, monkeypatch)
+        until(lambda: "up" in world.texts())
+        event = server.announce("Preempt", 60)
+        until(lambda: "saving" in world.texts())
+        server.announce("Preempt", None, event_id=event)  # it begins before its time
+        assert agent.wait(30) == 0
+        assert any("begun already" in text for text in world.texts("agent"))
+    assert (world.result().outcome, world.result().exit_code) == ("preempted", 75)
+
+
+def test_the_first_of_two_nodes_lets_the_event_begin_when_the_second_has_ended(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.job("python main.py", code={"main.py": LEAVING}, nodes=2)
+    with AzureMetadata("vm_0") as first, AzureMetadata("vm_1") as second:
+        agents = []
+        for index, server in enumerate((first, second)):
+            monkeypatch.setenv("CLOUDGPU_AZURE_METADATA", server.url)
+            agents.append(world.start(index, "--notices", "azure"))
+        until(lambda: world.texts().count("up") == 2)
+        for server in (first, second):
+            server.announce("Preempt", 40, "vm_0", "vm_1", event_id="E-1")
+        assert [agent.wait(30) for agent in agents] == [0, 0]
+        assert [world.result(index).outcome for index in (0, 1)] == ["preempted", "preempted"]
+        assert (first.started, second.started) == (["E-1"], []), world.agent_log()
+
+
+def test_a_schedulers_warning_to_the_agent(world: World) -> None:
+    world.job("python main.py", code={"main.py": LEAVING})
+    agent = world.start()
+    until(lambda: "up" in world.texts())
+    agent.send_signal(signal.SIGUSR1)
+    assert agent.wait(30) == 0
+    assert (world.result().outcome, world.result().reason) == ("preempted", "the scheduler's warning (SIGUSR1)")
+
+
+def test_a_metadata_server_that_hangs_does_not_touch_the_job(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.job("echo done")
+    with AzureMetadata() as server:
+        server.fault = "hang"
+        begun = time.monotonic()
+        assert agent_on("azure", server, world, monkeypatch).wait(30) == 0
+        assert time.monotonic() - begun < 20, "the first answer may take two minutes: nobody waits for it"
+    assert world.result().outcome == "succeeded"
