@@ -13,6 +13,8 @@ import os
 import tempfile
 from functools import cache
 
+from . import memory
+
 _PREFAULT = 4 << 20
 """Bytes made at once: whoever waits for the address space meanwhile, such as a malloc(), waits for so many only."""
 _MADV_POPULATE_WRITE = 23  # Linux 5.14; Python knows no name for it yet
@@ -78,8 +80,17 @@ class Slot:
         return memoryview(self._mapped())
 
     def allocate(self) -> None:
-        """Have memory for all of it. Raises OSError where there is not enough, which writing to it would die of."""
+        """Have memory for all of it. Raises OSError if there is too little: some process would be killed for it."""
+        missing, left = self.size - self.allocated, memory.available()
+        if left is not None and missing > left:
+            reason = f"{os.strerror(errno.ENOMEM)}: a slot needs {missing >> 20} MiB more, {left >> 20} MiB are left"
+            raise OSError(errno.ENOMEM, reason)
         os.posix_fallocate(self.descriptor, 0, self.size)
+
+    @property
+    def allocated(self) -> int:
+        """Bytes of memory that it takes now."""
+        return os.fstat(self.descriptor).st_blocks * 512
 
     def prefault(self) -> None:
         """Map all pages into this process; a kernel that cannot does so page by page, when they are written to."""

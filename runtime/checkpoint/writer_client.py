@@ -112,29 +112,28 @@ class WriterClient:
                 self._grow(number)
 
     def free_slot(self) -> int | None:
-        """The slot to stage into: of the free ones that with the older content; None if both are being written.
-
-        Raises OSError if there is not enough memory for it.
-        """
+        """The slot to stage into: of the free ones that with the older content; None if both are being written."""
         self._pump()
         free = [number for number, place in enumerate(self._places) if place.flight is None]
         if not free:
             return None
         number = min(free, key=lambda number: self._places[number].used)
         self._grow(number)
-        place = self._places[number]
-        if not place.ready and place.slot:  # sooner than the writer could: now, or the first write would die of it
-            place.slot.allocate()
-            place.ready = True
         return number
 
     def slot(self, number: int) -> memoryview:
         """A slot's memory, writable, page-aligned, at least as long as reserved. A free one may be replaced by a longer
-        one in reserve() and free_slot(): ask again after them."""
-        slot = self._places[number].slot
-        if slot is None:
+        one in reserve() and free_slot(): ask again after them.
+
+        Raises OSError if there is not enough memory for it.
+        """
+        place = self._places[number]
+        if place.slot is None:
             raise ValueError("reserve() comes first")
-        return slot.view
+        if not place.ready:  # asked for sooner than the writer could: now, or whoever writes to it would die of it
+            place.slot.allocate()
+            place.ready = True
+        return place.slot.view
 
     def _grow(self, number: int) -> None:
         place = self._places[number]

@@ -14,7 +14,7 @@ import pytest
 from cloudgpu.runtime.checkpoint.manifest import RankManifest
 from cloudgpu.runtime.checkpoint.names import Name
 from cloudgpu.runtime.checkpoint.store import CheckpointStore
-from cloudgpu.runtime.checkpoint.writer_client import finish_earlier
+from cloudgpu.runtime.checkpoint.writer_client import SaveResult, finish_earlier
 from cloudgpu.runtime.jobdir import JobDirError, local_url
 from cloudgpu.tests.standins import s3
 from cloudgpu.tests.standins.disk import mounted
@@ -243,7 +243,7 @@ def test_a_slow_store_costs_no_memory(bucket: s3.S3) -> None:
     bucket.fail("part", delay=0.1)
     assert one.stage(1)
     peak = 0
-    results = []
+    results: list[SaveResult] = []
     while not results:
         lines = dict(line.split(":\t", 1) for line in status.read_text().splitlines() if ":\t" in line)
         peak = max(peak, int(lines["RssAnon"].split()[0]) << 10)

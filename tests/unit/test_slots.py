@@ -1,0 +1,110 @@
+"""Shared memory without a name: what one process writes another sees, and nothing is left of it."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import mmap
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cloudgpu.runtime.checkpoint.memory import available
+from cloudgpu.runtime.checkpoint.slots import Slot, anonymous_file, content_file, read_content
+
+
+def test_two_processes_share_it() -> None:
+    slot = Slot.make(10_000)
+    slot.view[:5] = b"hello"
+    code = f"""
+from cloudgpu.runtime.checkpoint.memory import available
+from cloudgpu.runtime.checkpoint.slots import Slot
+slot = Slot({slot.descriptor})
+assert bytes(slot.view[:5]) == b"hello"
+slot.view[-5:] = b"world"
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, pass_fds=(slot.descriptor,))
+    assert bytes(slot.view[-5:]) == b"world"
+
+
+@pytest.mark.parametrize("size", [0, 1, mmap.PAGESIZE, mmap.PAGESIZE + 1, 9 << 20])
+def test_it_holds_at_least_what_was_asked(size: int) -> None:
+    slot = Slot.make(size)
+    slot.allocate()
+    slot.prefault()
+    assert size <= len(slot.view) == slot.size < size + 2 * mmap.PAGESIZE
+    assert not any(slot.view[: slot.size : mmap.PAGESIZE])
+
+
+def test_memory_is_taken_when_it_is_allocated_and_given_back() -> None:
+    slot = Slot.make(8 << 20)
+    assert slot.allocated == 0
+    slot.allocate()
+    assert slot.allocated == 8 << 20
+    names = {path.readlink().name for path in Path("/proc/self/fd").iterdir() if path.is_symlink()}
+    assert any("cloudgpu-slot" in name and "(deleted)" in name for name in names)  # it has no name
+
+
+def test_it_goes_with_its_last_reference() -> None:
+    def maps() -> int:
+        return Path("/proc/self/maps").read_text().count("cloudgpu-slot")
+
+    before, descriptors = maps(), len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    slot = Slot.make(100_000)
+    view = slot.view
+    assert maps() == before + 1
+    slot.close()
+    view[0] = 1  # who still looks at it may go on
+    del view
+    gc.collect()
+    assert (maps(), len(os.listdir("/proc/self/fd"))) == (before, descriptors)  # noqa: PTH208
+
+
+def test_a_forked_child_does_not_have_it() -> None:
+    code = """
+import os
+from cloudgpu.runtime.checkpoint.memory import available
+from cloudgpu.runtime.checkpoint.slots import Slot
+slot = Slot.make(100_000)
+view = slot.view
+if (child := os.fork()) == 0:
+    os._exit("cloudgpu-slot" in open("/proc/self/maps").read())
+assert os.waitpid(child, 0)[1] == 0
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_without_memfd_a_file_stands_in() -> None:
+    """As where memfd_create(2) is forbidden."""
+    code = """
+import errno, os, sys
+def forbidden(*_):
+    raise OSError(errno.ENOSYS, "not here")
+os.memfd_create = forbidden
+from cloudgpu.runtime.checkpoint.memory import available
+from cloudgpu.runtime.checkpoint.slots import Slot
+slot = Slot.make(100_000)
+slot.allocate()
+slot.view[:3] = b"abc"
+assert os.pread(slot.descriptor, 3, 0) == b"abc"
+assert os.fstat(slot.descriptor).st_nlink == 0
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_too_little_memory_is_an_error_and_no_death() -> None:
+    left = available()
+    assert left
+    slot = Slot(anonymous_file("too-large", left + (1 << 40)))  # asked of the kernel, it would kill whom it can
+    with pytest.raises(OSError, match=r"Cannot allocate memory: a slot needs \d+ MiB more") as caught:
+        slot.allocate()
+    assert caught.value.errno == errno.ENOMEM
+    assert slot.allocated == 0
+
+
+@pytest.mark.parametrize("content", [b"", b"x", bytes(3 << 20)])
+def test_contents_travel(content: bytes) -> None:
+    assert read_content(content_file("content", content)) == content
