@@ -217,6 +217,7 @@ class Checkpointer:
         self._interruption.handle_signals()
         self._mark = time.monotonic()
         self._schedule.count_from(self.step, self._mark)
+        self._explain(self._mark)
         self._boundary()
 
     def open_epoch(self, loader: Any = None) -> Iterator[Any]:  # noqa: ANN401 - any iterable
@@ -344,7 +345,11 @@ class Checkpointer:
     def _count_blocked(self, start: float, end: float) -> None:
         self._schedule.count_from(self.step, end, blocked=end - start)
         self._progress.blocked_seconds += end - start
-        if self._ranks.rank == 0 and (line := self._schedule.explanation(end)):
+        self._explain(end)
+
+    def _explain(self, now: float) -> None:
+        """How often is saved and why, at first and when that changes."""
+        if self._ranks.rank == 0 and (line := self._schedule.explanation(now)):
             logger().info(line)
 
     def _committed(self, name: Name, seconds: float) -> None:

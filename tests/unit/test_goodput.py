@@ -262,7 +262,9 @@ def test_a_bar_has_each_part_with_its_share() -> None:
     assert goodput_view.bar(Times(), 10) == ""
     rng = random.Random(1)
     for _ in range(200):
-        times = Times(*(rng.choice([0.0, rng.uniform(0, 100)]) for _ in range(9)), 1.0)
+        times = Times(
+            other=1.0, **{name: rng.choice([0.0, rng.uniform(0, 100)]) for name in ("redone", "boot", "start")}
+        )
         assert len(goodput_view.bar(times, 77)) == 77
 
 
