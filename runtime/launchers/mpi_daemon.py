@@ -26,6 +26,7 @@ _ORDER_POLL_S = 0.2
 _PATIENCE_S = 60.0  # for a job dir that fails
 _OUTLIVED_S = 10.0  # for ranks whose MPI has ended before them
 _FAILED, _NOT_FOUND = 1, 127
+_SCHEDULERS = ("SLURM_", "PBS_", "LSB_")
 INSTALL = (
     "install Open MPI on the machines (Debian, Ubuntu: apt-get install openmpi-bin; conda: openmpi), e.g. in `setup:`"
 )
@@ -75,7 +76,8 @@ def _ordered() -> list[str]:
 
 def _supervise(command: Sequence[str], folder: Path, ranks: int) -> int:
     """Run Open MPI's part to its end; 0 unless it fails while ranks still need it."""
-    environ = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "PBS_"))}
+    # Within a scheduler's allocation mpirun would ask the scheduler for its nodes.
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(_SCHEDULERS)}
     child = subprocess.Popen(command, env=environ, stdin=subprocess.DEVNULL, start_new_session=True)
     code = child.wait()
     if code == 0:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import select
-import sys
 import time
 from pathlib import Path
 
@@ -40,4 +39,4 @@ def wait_for_end(pid: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
