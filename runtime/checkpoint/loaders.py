@@ -104,7 +104,8 @@ def open_at(loader: Any, done: int, *, drew_seed: bool) -> Iterator[Any]:  # noq
         indices = _skip(iter(batches.sampler), done)
         rest.__dict__["batch_sampler"] = _Rest(_batched(indices, batches.batch_size, drop_last=batches.drop_last))
     rest.__dict__.update(_iterator=None, persistent_workers=False)
-    return iter(rest) if base is loader else _through(loader, rest)
+    # Now, not when a wrapper comes to it: beginning draws a seed, which must not count as a draw of the training.
+    return iter(rest) if base is loader else _through(loader, _Begun(rest))
 
 
 def batches_left(loader: Any, done: int) -> int | None:  # noqa: ANN401
@@ -186,7 +187,23 @@ def _batched(indices: Iterator[Any], size: int, *, drop_last: bool) -> Iterator[
             yield batch
 
 
-def _through(wrapper: Any, rest: Any) -> Iterator[Any]:  # noqa: ANN401
+class _Begun:
+    """A DataLoader whose iteration has begun already."""
+
+    def __init__(self, loader: Any) -> None:  # noqa: ANN401
+        self._loader, self._iterator = loader, iter(loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._iterator
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+        return getattr(self._loader, name)
+
+
+def _through(wrapper: Any, rest: _Begun) -> Iterator[Any]:  # noqa: ANN401
     """Iterate a wrapper over another DataLoader than its own."""
     own = wrapper.base_dataloader
     wrapper.base_dataloader = rest
