@@ -13,8 +13,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ..jobdir import AttemptRecord, JobDir, JobDirError, NodeRecord, Record, attempt_key, node_key
+from ..jobdir import AttemptRecord, JobDirError, NodeRecord, Record, attempt_key, node_key
 from .docket import ProviderNotice
+from .job_dir import NodeDir
 from .metadata import MetadataError
 
 _EVERY_S = 1.0
@@ -26,15 +27,6 @@ class MachineName(Record):
     """machine-name.json: what the provider calls a node's machine, in lower case."""
 
     name: str
-
-
-@dataclass(frozen=True, slots=True)
-class NodeDir:
-    """This node's place in the job dir."""
-
-    job_dir: JobDir
-    attempt: int
-    node: str
 
 
 class Acknowledger:

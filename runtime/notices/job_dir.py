@@ -7,6 +7,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from ..jobdir import JobDir, JobDirError, Notice, Stop, attempt_key, node_key
 from .docket import Docket, ProviderNotice
@@ -20,6 +21,15 @@ _REASONS = {
     "gpu_idle": "limits.gpu_idle is reached",
     "peer": "another node of this attempt has ended",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class NodeDir:
+    """This node's place in the job dir."""
+
+    job_dir: JobDir
+    attempt: int
+    node: str
 
 
 class Watcher:

@@ -1,19 +1,14 @@
-"""Watches one cloud's metadata server: a thread per question, and one for what falls due between two answers."""
+"""Watches a metadata server: a thread per question, and one for what falls due between two answers."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
-from . import aws, azure, gcp
-from .acknowledge import Acknowledger, NodeDir
-from .docket import Docket, ProviderNotice
+from .docket import Docket
 from .metadata import Look, MetadataError
-from .orders import Orders
-from .policy import policy_of
 
-CLOUDS = ("aws", "gcp", "azure")
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 10.0  # between two tries: the shortest notices come half a minute ahead
 _TICK_S = 1.0
@@ -61,48 +56,3 @@ class CloudWatcher:
     def _keep_time(self) -> None:
         while not self._stopping.wait(_TICK_S):
             self._docket.advance(time.monotonic())
-
-
-class CloudNotices:
-    """Everything about the notices of one cloud, for the agent."""
-
-    def __init__(
-        self,
-        cloud: str,
-        own: NodeDir,
-        orders: Orders,
-        say: Callable[[str], None],
-        *,
-        environ: Mapping[str, str],
-        capacity_block_end: float | None = None,
-    ) -> None:
-        """Begins to watch; "none" is no cloud."""
-        self._acknowledger: Acknowledger | None = None
-        looks: list[Look] = []
-        try:
-            if cloud == "aws":
-                looks = aws.looks(environ, say, capacity_block_end)
-            elif cloud == "gcp":
-                looks = gcp.looks(environ, say)
-            elif cloud == "azure":
-                events = azure.scheduled_events(environ, say)
-                self._acknowledger = Acknowledger(own, lambda: events.machine, events.acknowledge, say)
-                looks = [events]
-            elif cloud != "none":
-                say(f"notices are not watched: {cloud!r} is none of {', '.join(CLOUDS)}")
-        except MetadataError as error:
-            say(f"notices of {cloud} are not watched: {error}")
-        self._watcher = CloudWatcher(looks, Docket(orders, say, self._on_stop), say)
-
-    def stop(self) -> None:
-        """Watch no more."""
-        self._watcher.stop()
-
-    def finish(self, limit_s: float) -> None:
-        """After the node's result: what the provider may now be told is told, if it takes no longer than that."""
-        if self._acknowledger is not None:
-            self._acknowledger.finish(limit_s)
-
-    def _on_stop(self, notice: ProviderNotice, starts: float) -> None:
-        if self._acknowledger is not None and policy_of(notice.cloud, notice.kind).acknowledged:
-            self._acknowledger.begin(notice, starts)

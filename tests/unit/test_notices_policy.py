@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
+import sys
 import time
 from email.message import Message
 from email.utils import formatdate
@@ -380,6 +382,12 @@ def test_rubbish_in_an_answer_is_an_error_that_is_dealt_with() -> None:
 def test_an_impossible_address_is_said(url: str) -> None:
     with pytest.raises(MetadataError, match="address"):
         MetadataServer(url, lambda _text: None)
+
+
+def test_an_agent_without_a_cloud_does_not_load_http() -> None:
+    program = "import sys, cloudgpu.runtime.agent; print('http.client' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "False\n"
 
 
 def test_addresses_come_from_the_vendors_variables() -> None:

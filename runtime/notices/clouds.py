@@ -1,0 +1,78 @@
+"""The notices of the cloud that this machine is in. What asks over HTTP is loaded only where there is one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from .docket import Docket, ProviderNotice
+from .job_dir import NodeDir
+from .orders import Orders
+from .policy import policy_of
+
+if TYPE_CHECKING:
+    from .acknowledge import Acknowledger
+    from .metadata import Look
+    from .watch import CloudWatcher
+
+CLOUDS = ("aws", "gcp", "azure")
+
+
+class CloudNotices:
+    """Watches from its making on. Of `cloud` "none" nothing is watched; trouble is said, never raised."""
+
+    def __init__(
+        self,
+        cloud: str,
+        own: NodeDir,
+        orders: Orders,
+        say: Callable[[str], None],
+        *,
+        environ: Mapping[str, str],
+        capacity_block_end: float | None = None,
+    ) -> None:
+        """`capacity_block_end` is in epoch seconds."""
+        self._own, self._say, self._environ = own, say, environ
+        self._acknowledger: Acknowledger | None = None
+        self._watcher: CloudWatcher | None = None
+        if cloud in CLOUDS:
+            self._watch(cloud, orders, capacity_block_end)
+        elif cloud != "none":
+            say(f"notices are not watched: {cloud!r} is none of {', '.join(CLOUDS)}")
+
+    def stop(self) -> None:
+        """Watch no more."""
+        if self._watcher is not None:
+            self._watcher.stop()
+
+    def finish(self, limit_s: float) -> None:
+        """After the node's result: what the provider may now be told is told, if it takes no longer than that."""
+        if self._acknowledger is not None:
+            self._acknowledger.finish(limit_s)
+
+    def _watch(self, cloud: str, orders: Orders, capacity_block_end: float | None) -> None:
+        from .metadata import MetadataError
+        from .watch import CloudWatcher
+
+        try:
+            looks = self._looks(cloud, capacity_block_end)
+        except MetadataError as error:
+            self._say(f"notices of {cloud} are not watched: {error}")
+        else:
+            self._watcher = CloudWatcher(looks, Docket(orders, self._say, self._on_stop), self._say)
+
+    def _looks(self, cloud: str, capacity_block_end: float | None) -> list[Look]:
+        from . import aws, azure, gcp
+        from .acknowledge import Acknowledger
+
+        if cloud == "aws":
+            return aws.looks(self._environ, self._say, capacity_block_end)
+        if cloud == "gcp":
+            return gcp.looks(self._environ, self._say)
+        events = azure.scheduled_events(self._environ, self._say)
+        self._acknowledger = Acknowledger(self._own, lambda: events.machine, events.acknowledge, self._say)
+        return [events]
+
+    def _on_stop(self, notice: ProviderNotice, starts: float) -> None:
+        if self._acknowledger is not None and policy_of(notice.cloud, notice.kind).acknowledged:
+            self._acknowledger.begin(notice, starts)
