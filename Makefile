@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: env demo test lint types bench clean
+.PHONY: env demo test image-test lint types bench clean
 
 env: $(STAMP)
 
@@ -20,6 +20,11 @@ demo: env
 
 test: env
 	$(BIN)/python -m pytest $(ARGS)
+
+# The image, built and run for real; as root it installs podman and mmdebstrap where they are missing (Debian).
+image-test: env
+	tests/image/prepare.sh build/image
+	CLOUDGPU_IMAGE_BASE=$(CURDIR)/build/image/base.tar $(BIN)/python -m pytest tests/integration/test_image.py
 
 lint: env
 	$(BIN)/ruff check .

@@ -54,6 +54,7 @@ COMMANDS: dict[str, Entry] = {
     "cost": Entry(_WATCH, "Show what jobs have cost so far."),
     "goodput": Entry(_WATCH, "Show what a job's paid time went into."),
     "metrics": Entry(_WATCH, "Show what a job's program logged, each step once."),
+    "image": Entry(_KEEP, "Build, push and run the image in which jobs run."),
     "supervise": Entry(_KEEP, "Run the supervisor in the foreground."),
     "gc": Entry(_KEEP, "Find machines no job needs any more, and end them."),
     "completion": Entry(_KEEP, "Print the completion script of a shell."),

@@ -11,17 +11,9 @@ import venv
 from functools import cache
 from pathlib import Path
 
+from cloudgpu.cli.image_build import own_wheel
+
 ROOT = Path(__file__).parents[2]
-
-
-def build_wheel(folder: Path) -> Path:
-    """Built from a copy, so that nothing is left in the tree and nothing stale in the tree gets in."""
-    source = folder / "source"
-    shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "__pycache__"))
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(source)]
-    subprocess.run(command, timeout=240, check=True)
-    (built,) = folder.glob("cloudgpu-*.whl")
-    return built
 
 
 @cache
@@ -32,6 +24,6 @@ def installed() -> Path:
     venv.create(folder / "venv", with_pip=True)
     python = folder / "venv" / "bin" / "python"
     constraints = str(ROOT / "tests" / "constraints.txt")
-    wheel = str(build_wheel(folder))
+    wheel = str(own_wheel(folder))
     subprocess.run([python, "-m", "pip", "install", "--quiet", "--constraint", constraints, wheel], check=True)
     return folder / "venv"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cloudgpu.tests.standins.wheel import build_wheel
+from cloudgpu.cli.image_build import own_wheel
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -47,7 +47,7 @@ def test_no_module_lies_outside_a_package() -> None:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
-    return zipfile.ZipFile(build_wheel(tmp_path_factory.mktemp("wheel")))
+    return zipfile.ZipFile(own_wheel(tmp_path_factory.mktemp("wheel")))
 
 
 def test_wheel_holds_every_module_and_table_and_nothing_else(wheel: zipfile.ZipFile) -> None:

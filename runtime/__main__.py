@@ -1,0 +1,46 @@
+"""`python -m cloudgpu.runtime COMMAND …`: what runs on a machine. The image's entry point."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+
+class Command(NamedTuple):
+    """A module with main(arguments) -> exit code."""
+
+    module: str
+    summary: str
+
+
+COMMANDS = {
+    "agent": Command(".agent", "run one node of a job; what machines are started with"),
+    "run": Command(".attach", "run a training program and make it resumable: run -- train.py --epochs 10"),
+}
+
+
+def usage() -> str:
+    lines = [f"  {name:<8}{command.summary}" for name, command in COMMANDS.items()]
+    return "\n".join(["usage: python -m cloudgpu.runtime COMMAND …", "", *lines, "", "COMMAND --help tells more."])
+
+
+def main(arguments: Sequence[str]) -> int:
+    if not arguments or arguments[0] in {"-h", "--help"}:
+        print(usage())  # noqa: T201 - what was asked for
+        return 0 if arguments else 2
+    name, *rest = arguments
+    if name not in COMMANDS:
+        print(f"there is no command {name!r}\n\n{usage()}", file=sys.stderr)  # noqa: T201
+        return 2
+    run: Callable[[Sequence[str]], int] = importlib.import_module(COMMANDS[name].module, __package__).main
+    return run(rest)
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # at once: threads that hang in a dead job dir must not keep the machine alive

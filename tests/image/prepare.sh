@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# A base for `make image-test`, made of Debian's own packages: no registry of images is needed.
+#   tests/image/prepare.sh FOLDER      leaves FOLDER/base.tar
+set -euo pipefail
+folder=$1
+missing=()
+for program in podman mmdebstrap runc; do command -v "$program" >/dev/null || missing+=("$program"); done
+if ((${#missing[@]})); then
+    if [[ $(id -u) != 0 ]] || ! command -v apt-get >/dev/null; then
+        echo "image-test needs ${missing[*]}: apt-get install ${missing[*]}" >&2
+        exit 1
+    fi
+    apt-get update -qq
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+fi
+mkdir -p "$folder"
+[[ -f $folder/base.tar ]] && exit 0
+# The same release as here, so that the same package index serves.
+release=$(. /etc/os-release && echo "${VERSION_CODENAME:-bookworm}")
+mmdebstrap --quiet --variant=minbase --include=python3,python3-venv,tini,ca-certificates "$release" "$folder/base.part.tar"
+mv "$folder/base.part.tar" "$folder/base.tar"
