@@ -84,7 +84,8 @@ def verify(store: CheckpointStore, name: Name) -> None:
 
 
 def verified_steps(store: CheckpointStore) -> list[int]:
-    """Steps of all checkpoints, newest first; each is verified."""
+    """Steps of all checkpoints, newest first; each is verified. What is still being removed is waited for."""
+    assert finish_earlier(store, 0, 60)
     names = store.committed()
     for name in names:
         verify(store, name)

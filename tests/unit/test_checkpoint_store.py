@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cloudgpu.runtime.checkpoint.errors import FencedError, UnusableError
-from cloudgpu.runtime.checkpoint.manifest import CHUNK, RankManifest, chunk_hashes
+from cloudgpu.runtime.checkpoint.manifest import CHUNK, Piece, RankManifest, chunk_hashes
 from cloudgpu.runtime.checkpoint.names import Name
 from cloudgpu.runtime.checkpoint.store import CheckpointStore
 from cloudgpu.runtime.jobdir import JobDir, JobDirError, MissingError, local_url
@@ -146,6 +148,35 @@ def test_metrics_go_where_their_reader_looks(tmp_path: Path) -> None:
     assert find_segment(job_dir.find, str(old)) is None
     with pytest.raises(ValueError, match="Expecting value"):
         store.put_rows(b"no segment")
+
+
+def test_the_documented_reader_reads(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    store, name = open_store(tmp_path), Name(5, 1, "0" * 12)
+    matrix, scalar = torch.arange(6, dtype=torch.bfloat16).reshape(2, 3), torch.tensor(7, dtype=torch.int64)
+    data = bytearray(200)
+    data[:12] = matrix.view(torch.uint8).numpy().tobytes()
+    data[64:72] = scalar.numpy().tobytes()
+    pieces = [
+        Piece("objects/model/weight", "bfloat16", (2, 3), 0),
+        Piece("objects/step", "int64", (), 64),
+        Piece("objects/nothing", "float32", (0, 4), 128),
+    ]
+    tree = {"step": 5}
+    store.write_rank(RankManifest(str(name), 0, 1, 5, len(data), pieces, tree), memoryview(data))
+    store.commit(name, store.digests(name, 1), finished=False, time=0.0)
+    page = (Path(__file__).parents[2] / "docs" / "checkpoint-format.md").read_text()
+    code = textwrap.dedent(page[page.index("    import hashlib, json") :])
+    found: dict[str, Any] = {}
+    exec(code, found)
+    tensors, read = found["read"](tmp_path / "checkpoints" / str(name))
+    assert read == tree
+    assert torch.equal(tensors["objects/model/weight"], matrix)
+    assert torch.equal(tensors["objects/step"], scalar)
+    assert tensors["objects/nothing"].shape == (0, 4)
+    flip(tmp_path / "checkpoints" / str(name) / "rank-00000.bin")
+    with pytest.raises(AssertionError):
+        found["read"](tmp_path / "checkpoints" / str(name))
 
 
 # COMMIT.json
