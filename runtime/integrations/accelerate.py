@@ -19,8 +19,8 @@ from typing import Any
 from ..checkpoint.checkpointer import Checkpointer
 from ..checkpoint.data_position import length
 from ..checkpoint.errors import CheckpointError
-from .accelerate_loader import LoaderPlace
 from .gradients import Gradients
+from .loader_place import LoaderPlace
 from .missing import missing
 
 try:

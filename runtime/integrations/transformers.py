@@ -17,8 +17,8 @@ from typing import Any
 
 from ..checkpoint.checkpointer import Checkpointer
 from ..checkpoint.errors import CheckpointError
-from .accelerate_loader import LoaderPlace
 from .late import Late
+from .loader_place import LoaderPlace
 from .missing import missing
 
 try:

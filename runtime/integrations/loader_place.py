@@ -1,7 +1,7 @@
-"""The place in a DataLoader that Accelerate prepared; Transformers' Trainer uses those too.
+"""The place in a DataLoader that a framework iterates.
 
-Such a loader reads ahead: when a step is done, the next batches have been read already, with whatever the dataset drew
-at random for them. So that they are the same after an interruption, the random state before each of them is kept.
+Frameworks read ahead: when a step is done, the next batches have been read already, with whatever the dataset drew at
+random for them. So that they are the same after an interruption, the random state before each of them is kept.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _END = object()
 
 
 class LoaderPlace:
-    """Goes between a prepared loader and the torch DataLoader inside of it, from attach() on.
+    """Goes between a framework and the DataLoader that it iterates, from wrap() or attach() on.
 
     `position` says which epoch it is and how many of its batches are done; whoever knows keeps it up to date.
     """
@@ -46,7 +46,16 @@ class LoaderPlace:
         self.position.load_state_dict(state["position"])
         self._at_epoch, self._ahead, self._now = state["at_epoch"], state["ahead"], state["now"]
 
-    # What the prepared loader sees
+    # What the framework sees
+
+    def wrap(self, loader: Any) -> Any:  # noqa: ANN401 - a DataLoader, or whatever can be iterated once per epoch
+        """What the framework is to iterate instead of this loader."""
+        _make_generator(loader)
+        self._inner = loader
+        return _Inner(loader, self)
+
+    def wraps(self, loader: Any) -> bool:  # noqa: ANN401
+        return type(loader) is _Inner
 
     def attach(self, loader: Any) -> None:  # noqa: ANN401 - accelerate's DataLoaderShard or DataLoaderDispatcher
         """Stand between this loader and its data. Raises CheckpointError if it is not one that Accelerate prepared."""
@@ -55,9 +64,7 @@ class LoaderPlace:
             raise CheckpointError(
                 f"{type(loader).__qualname__}: expected a DataLoader that went through accelerator.prepare()"
             )
-        _make_generator(inner)
-        self._inner = inner
-        loader.base_dataloader = _Inner(inner, self)
+        loader.base_dataloader = self.wrap(inner)
         loader.iteration = self.position.epoch
 
     def open_epoch(self) -> Iterator[Any]:

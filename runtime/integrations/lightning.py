@@ -1,0 +1,173 @@
+"""Lightning: `Trainer(callbacks=[CheckpointCallback()])` goes on after an interruption where it was.
+
+    from cloudgpu.runtime.integrations.lightning import CheckpointCallback
+
+Resumes in the middle of an epoch: the module, its optimizers and schedulers, callbacks, loops, precision, random state
+and the place in the data. Signals are not handled by saving: they are obeyed between two batches.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from ..checkpoint.checkpointer import Checkpointer
+from ..checkpoint.errors import CheckpointError
+from .gradients import Gradients
+from .late import misfit
+from .loader_place import LoaderPlace
+from .missing import missing
+
+try:
+    import lightning.pytorch as pl
+except ImportError as error:
+    raise missing("lightning", "lightning>=2.5", error) from None
+
+_SHARDED = ("DeepSpeedStrategy", "FSDPStrategy", "ModelParallelStrategy")
+_NOT_STATE = tuple(
+    getattr(owner, f"CHECKPOINT_HYPER_PARAMS_{part}")
+    for owner in (pl.LightningModule, pl.LightningDataModule)
+    for part in ("KEY", "NAME", "TYPE")
+)
+"""Parts of Lightning's checkpoints with which fit() does nothing; hyperparameters may be any Python objects."""
+
+
+class CheckpointCallback(pl.Callback):  # type: ignore[misc]
+    """Saves and restores one `fit`.
+
+    folder, every, keep  as for Checkpointer; `every` counts batches
+    replay               find the place in the data by reading it: for augmentation drawn at random inside of workers
+
+    A notice or SIGTERM is obeyed at the next batch: saved, then SystemExit(75). A `fit` that came to its end does
+    nothing when it is run again. Raises CheckpointError if the checkpoint is of another module.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str] | None = None,
+        *,
+        every: int | float | str | None = None,
+        keep: int | None = None,
+        replay: bool = False,
+    ) -> None:
+        self._settings: dict[str, Any] = {"folder": folder, "every": every, "keep": keep}
+        self._place = LoaderPlace(replay=replay)
+        self._checkpointer: Checkpointer | None = None
+        self._loops: _Loops | None = None
+        self._begun = False
+        """A batch of this process has begun."""
+
+    # What Lightning calls
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ANN401, ARG002
+        if type(trainer.strategy).__name__ in _SHARDED:
+            raise CheckpointError(
+                f"{type(trainer.strategy).__name__} keeps its state in ways of its own: not supported"
+            )
+        if self._checkpointer is not None:
+            raise CheckpointError("this CheckpointCallback has been through a fit() already: each fit() needs its own")
+        self._loops = loops = _Loops(trainer)
+        self._checkpointer = Checkpointer(lightning=loops, place=self._place, **self._settings)
+        loops.take_up()
+        # Lightning would train on to find out once more that it should stop.
+        trainer.should_stop = self._checkpointer.finished and loops.stopped
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ANN401, ARG002
+        # Lightning's own handlers save while whatever was interrupted waits, and end the program in mid-epoch.
+        trainer._signal_connector.teardown()
+        self._running.begin()
+        self._enter_data(trainer)
+        if self._loops is not None:
+            self._loops.gradients.load_state_dict(self._loops.accumulated)
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ANN401, ARG002
+        if trainer.current_epoch > self._place.position.epoch:
+            self._place.next_epoch()
+        self._place.position.epoch = trainer.current_epoch
+        self._enter_data(trainer)
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:  # noqa: ANN401, ARG002
+        # Here, not at the end of the batch before: after that come validation, schedulers and loggers.
+        self._place.position.batch = batch_idx
+        if self._begun:
+            self._running.end_step()
+        elif self._loops is not None and self._loops.resumed:
+            trainer.fit_loop.epoch_loop.batch_progress.total.ready -= 1  # counted before it was saved
+        self._begun = True
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: ANN401, ARG002
+        if self._loops is not None:
+            self._loops.ended = True
+        self._running.end()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:  # noqa: ANN401, ARG002
+        if self._checkpointer is not None:
+            self._checkpointer.end(finished=False)
+
+    @property
+    def _running(self) -> Checkpointer:
+        if self._checkpointer is None:
+            raise CheckpointError("a CheckpointCallback belongs into Trainer(callbacks=[...])")
+        return self._checkpointer
+
+    def _enter_data(self, trainer: Any) -> None:  # noqa: ANN401
+        """See to it that the loader is iterated through our place in it, and begin there."""
+        loop = trainer.fit_loop
+        loaders = loop._combined_loader.flattened
+        if len(loaders) != 1:
+            raise CheckpointError(f"there are {len(loaders)} training dataloaders: only one can be resumed")
+        if self._place.wraps(loaders[0]):
+            return
+        loop._combined_loader.flattened = [self._place.wrap(loaders[0])]
+        iter(loop._data_fetcher)
+
+
+class _Loops:
+    """The Trainer's state as its own checkpoints have it, for a save between two batches."""
+
+    def __init__(self, trainer: Any) -> None:  # noqa: ANN401
+        self._trainer = trainer
+        self._loaded: dict[str, Any] = {}
+        self.gradients = Gradients(lambda: [trainer.lightning_module], self._is_accumulating)
+        self.accumulated: Mapping[str, Any] = {}
+        self.resumed = self.stopped = self.ended = False
+
+    def state_dict(self) -> dict[str, Any]:
+        trainer = self._trainer
+        checkpoint = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
+        for name in _NOT_STATE:
+            checkpoint.pop(name, None)
+        fit_loop = checkpoint["loops"] = {"fit_loop": checkpoint["loops"]["fit_loop"]}
+        fit_loop["fit_loop"]["state_dict"].pop("combined_loader", None)  # the place in the data is ours
+        epoch_loop = trainer.fit_loop.epoch_loop
+        if not self.ended and not epoch_loop._should_accumulate():
+            # Lightning expects to be saved at a batch's end, and counts the batch under way as one that stepped.
+            fit_loop["fit_loop"]["epoch_loop.state_dict"]["_batches_that_stepped"] -= 1
+        stopped = self.ended and bool(trainer.should_stop)
+        return {"checkpoint": checkpoint, "gradients": self.gradients.state_dict(), "stopped": stopped}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._loaded, self.accumulated, self.stopped = state["checkpoint"], state["gradients"], state["stopped"]
+
+    def take_up(self) -> None:
+        """Give Lightning the checkpoint; what is left of it now, loops and optimizers, it restores after this hook."""
+        if not self._loaded:
+            return
+        connector = self._trainer._checkpoint_connector
+        connector._loaded_checkpoint, self._loaded = self._loaded, {}
+        try:
+            connector.restore_model()
+        except RuntimeError as error:
+            raise misfit("module", " ".join(str(error).split())) from error
+        connector.restore_datamodule()
+        connector.restore_callbacks()
+        self.resumed = True
+
+    def _is_accumulating(self) -> bool:
+        loop = self._trainer.fit_loop.epoch_loop
+        if self.ended:
+            return False
+        return loop.batch_idx % self._trainer.accumulate_grad_batches != 0 or not (
+            self._trainer.lightning_module.automatic_optimization
+        )
