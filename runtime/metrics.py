@@ -150,8 +150,11 @@ def _newest(job_dir: JobDir, folder: str) -> str | None:
 
 def _history(find: Callable[[str], bytes | None], newest: Segment) -> Iterator[Row]:
     """The rows of a segment and of all before it, oldest first."""
-    chain = [newest]
+    chain, seen = [newest], {newest.name}
     while (parent := chain[-1].parent) is not None:
+        if parent in seen:
+            raise ValueError(f"{closed_key(parent)} goes on from itself")
+        seen.add(parent)
         data = find(closed_key(parent))
         if data is None:
             raise ValueError(f"{closed_key(parent)} is missing")

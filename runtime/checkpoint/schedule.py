@@ -50,6 +50,8 @@ class Schedule:
         """When this process began to train."""
         self._hurry_until = -math.inf
         self._told: float | None = None
+        self._choice = self._choose()
+        """Kept, for due() is asked at every step."""
         if every == "auto":
             return
         if isinstance(every, int) and not isinstance(every, bool):
@@ -64,6 +66,7 @@ class Schedule:
     def resumed(self, history: object, *, interrupted: bool) -> None:
         """Restored from a checkpoint that holds this history(); `interrupted`: it was not the training's end."""
         self._history = History.from_json(history).plus(self._prior.name, 0.0, int(interrupted))
+        self._choice = self._choose()
 
     def count_from(self, step: int, now: float, blocked: float | None = None) -> None:
         """A save, or the start, was here; `blocked`: for how many seconds training stood still."""
@@ -72,10 +75,12 @@ class Schedule:
         self._step, self._time = step, now
         if blocked is not None:
             self._cost.add(blocked)
+        self._choice = self._choose()
 
     def written(self, seconds: float) -> None:
         """So long it took until a save that training went on beside was durable."""
         self._writing.add(seconds)
+        self._choice = self._choose()
 
     def hurry(self, until: float) -> None:
         """The machine may go any moment up to then: save four times as often."""
@@ -88,7 +93,7 @@ class Schedule:
         """Seconds between two saves; None if it goes by steps."""
         if self._steps is not None:
             return None
-        return self._seconds if self._seconds is not None else self._choice().seconds
+        return self._seconds if self._seconds is not None else self._choice.seconds
 
     def due(self, step: int, now: float) -> bool:
         """Whether to save at this step boundary."""
@@ -129,7 +134,7 @@ class Schedule:
 
     # The computation
 
-    def _choice(self) -> Choice:
+    def _choose(self) -> Choice:
         cost = self._known_cost()
         ceiling = self._ceiling if cost is not None else min(FIRST, self._ceiling)
         mean = mean_between(self._prior, self._seen(self._time), self._nodes)
@@ -145,7 +150,7 @@ class Schedule:
         return Seen(seen.node_seconds + trained * self._nodes, seen.interruptions)
 
     def _sentence(self, now: float) -> str:
-        choice, cost, seen = self._choice(), self._known_cost(), self._seen(now)
+        choice, cost, seen = self._choice, self._known_cost(), self._seen(now)
         mean = mean_between(self._prior, seen, self._nodes)
         bound = {
             "optimum": "",

@@ -257,6 +257,9 @@ def test_damage_is_reported_not_shown(job_dir: JobDir) -> None:
         job_dir.put(f"{FOLDER}/{closed_key(str(closed))}", damage)
         with pytest.raises(JobDirError, match="cannot be read"):
             read_metrics(job_dir)
+    job_dir.put(f"{FOLDER}/{closed_key(str(closed))}", whole.replace(b"null", f'"{closed}"'.encode()))
+    with pytest.raises(JobDirError, match="goes on from itself"):
+        read_metrics(job_dir)
     job_dir.delete(f"{FOLDER}/{closed_key(str(closed))}")
     with pytest.raises(JobDirError, match="is missing"):
         read_metrics(job_dir)
