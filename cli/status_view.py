@@ -13,6 +13,7 @@ from .text import ago, duration, iso, money
 
 if TYPE_CHECKING:
     from ..control.jobs import Job
+    from ..control.model import Attempt
 
 _EVENTS = 8
 _LIST = (
@@ -119,6 +120,7 @@ def _json(seen: JobView) -> dict[str, Any]:
                 "ended": iso(attempt.ended),
                 "cost_usd": None if attempt.cost is None else str(attempt.cost),
                 "progress": attempt.progress,
+                "restarts": len(attempt.generations or []),
             }
             for attempt in seen.attempts
         ],
@@ -150,11 +152,17 @@ def _attempts(seen: JobView) -> str:
             duration(attempt_seconds(attempt, seen.now)),
             money(attempt_cost(attempt, seen.now)),
             _number(seen.step_of(attempt)),
-            attempt.reason,
+            _reason(attempt),
         ]
         for attempt in seen.attempts
     ]
     return table(_ATTEMPTS, rows, indent=2) if rows else ""
+
+
+def _reason(attempt: Attempt) -> str:
+    restarts = len(attempt.generations or [])
+    often = "once" if restarts == 1 else f"{restarts} times"
+    return "; ".join(filter(None, [f"restarted in place {often}" if restarts else "", attempt.reason]))
 
 
 def _nodes(seen: JobView) -> str:

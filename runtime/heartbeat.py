@@ -86,8 +86,9 @@ class Heart:
             self._changed.clear()
 
     def _beat(self, sequence: int) -> None:
+        generation = self._history.generation
         progress = read_progress(self._progress)
-        self._history.see(progress)
+        self._history.see(progress, generation)
         timeline = self._history.to_json()
         beat = Heartbeat(sequence, time.time(), self._phase, progress, self._gpu_idle_s, timeline)
         self._job_dir.put(self._key, beat.to_bytes())

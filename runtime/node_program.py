@@ -138,7 +138,7 @@ class NodeProgram:
             said={rank: said for rank, path in outcomes.items() if (said := read_outcome(path))},
             interrupted_exit=self._interrupted_exit,
         )
-        node.history.see(read_progress(place.progress))
+        node.history.see(read_progress(place.progress), generation)
         node.history.end(ending.reason if elsewhere is None else elsewhere.reason)
         return ending, self._what_follows(ending, elsewhere)
 

@@ -31,10 +31,16 @@ class History:
         with self._lock:
             self._spans.append(Span(generation, self._now()))
 
-    def see(self, progress: dict[str, Any] | None) -> None:
-        """The newest progress of the generation that runs, as often as it is read."""
+    @property
+    def generation(self) -> int:
+        """The newest; 0: none has begun."""
         with self._lock:
-            if progress is None or not self._spans or self._spans[-1].ended is not None:
+            return self._spans[-1].generation if self._spans else 0
+
+    def see(self, progress: dict[str, Any] | None, generation: int) -> None:
+        """What a generation tells of its progress, as often as it is read."""
+        with self._lock:
+            if progress is None or not self._spans or self._spans[-1].generation != generation:
                 return
             first = self._spans[-1].first_step
             if first is None and int(progress.get("step") or 0) > int(progress.get("restored_step") or 0):

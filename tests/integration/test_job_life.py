@@ -103,8 +103,25 @@ def test_programs_are_found_as_in_the_shell_that_submitted(
 
 def test_a_program_that_fails_is_retried_and_its_exit_code_told(home: Path, code: Path) -> None:
     job = finish(submit_text("name: fails\nrun: exit 7\n", code))
-    assert (job.state, job.exit_code, [a.outcome for a in job.attempts()]) == ("failed", 7, ["failed", "failed"])
+    (attempt,) = job.attempts()  # the retry needs no other machines
+    assert (job.state, job.exit_code, attempt.outcome) == ("failed", 7, "failed")
+    assert [record["failures"] for record in attempt.generations or []] == [1]
     assert "7" in job.reason
+
+
+def test_a_program_that_dies_goes_on_in_place_and_is_seen_to_do_so(home: Path, code: Path) -> None:
+    (code / "main.sh").write_text("case $CLOUDGPU_GENERATION in 1) kill -9 $$ ;; 2) exit 75 ;; esac\n")
+    job = finish(submit_text("name: dies\nrun: sh main.sh\n", code))
+    (attempt,) = job.attempts()
+    assert (job.state, attempt.outcome) == ("succeeded", "succeeded")
+    first, second = [event.message for event in job.events() if event.kind == "restarted"]
+    assert first == "worker-0.1: rank 0: SIGKILL; the program starts again in place (generation 2)"
+    assert "exit code 75: it saved and asks to be run again" in second
+    assert [span["generation"] for span in (attempt.timeline or {})["spans"]] == [1, 2, 3]
+    shown = subprocess.run(
+        [sys.executable, "-m", "cloudgpu", "status", job.id], capture_output=True, text=True, check=True
+    ).stdout
+    assert "restarted in place" in shown
 
 
 def test_cancel_ends_a_program_that_listens_to_nothing(home: Path, code: Path) -> None:

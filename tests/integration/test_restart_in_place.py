@@ -50,7 +50,7 @@ def finish(world: World) -> list[str]:
 
 
 def generations(world: World) -> list[Generation]:
-    found = []
+    found: list[Generation] = []
     while (data := world.dir.find(generation_key(1, len(found) + 2))) is not None:
         found.append(Generation.from_bytes(data))
     return found
