@@ -12,7 +12,7 @@ from .. import __version__
 from .containers import become, call, engine_option, find_engine
 from .output import remark
 
-_HARDENED = ("--read-only", "--tmpfs=/tmp", "--cap-drop=all", "--security-opt=no-new-privileges", "--pids-limit=4096")  # noqa: S108
+_HARDENED = ("--read-only", "--tmpfs=/tmp", "--cap-drop=all", "--security-opt=no-new-privileges", "--pids-limit=4096")
 """A training program needs none of what these take away."""
 _CODE, _CHECKPOINTS = "/home/trainer/code", "/home/trainer/checkpoints"
 _USER = 10001
@@ -43,7 +43,7 @@ def command() -> None:
 @click.option("--context", type=click.Path(path_type=Path), help="Write what the build reads there; build nothing.")
 @engine_option
 def build(
-    base: str, tag: str, python: str, offline: bool, isolation: str | None, context: Path | None, engine: str | None
+    *, base: str, tag: str, python: str, offline: bool, isolation: str | None, context: Path | None, engine: str | None
 ) -> None:
     """Build the image: downloads the wheels it needs, then builds without asking an index again.
 
@@ -113,6 +113,7 @@ def push(image: str, destination: str | None, engine: str | None) -> None:
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @engine_option
 def run(
+    *,
     image: str,
     code: Path | None,
     checkpoints: Path | None,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import shutil
 import subprocess
-import sys
 import tempfile
 import venv
 from functools import cache
