@@ -121,7 +121,7 @@ class Checkpointer:
         self._store.job_dir.make = False  # it is there now; should it be deleted while we train, it stays so
         ranks, store = self._ranks, self._store
         connect = lambda: WriterClient.connect(store, ranks.rank, ranks.world, attempt)  # noqa: E731
-        self._saver = Saver(connect, ranks, attempt, run, keep)
+        self._saver = Saver(connect, ranks, self._objects, attempt=attempt, run=run, keep=keep)
         self._saver.on_commit, self._saver.on_fenced = self._committed, self._stop_as_fenced
         self._restore()
         self._mark = time.monotonic()

@@ -11,7 +11,7 @@ an even and of an odd number are reported by two values of one vector.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -20,6 +20,7 @@ from .errors import FencedError, logger
 from .manifest import RankManifest
 from .names import Name
 from .stage import Stager
+from .stale import StaleSaves
 from .tree import flatten
 from .writer_client import Save, SaveResult, WriterClient
 
@@ -64,10 +65,20 @@ class Saver:
     run   agreed by all ranks: makes names unique without asking each time
     """
 
-    def __init__(self, connect: Callable[[], WriterClient], ranks: Ranks, attempt: int, run: str, keep: int) -> None:
+    def __init__(
+        self,
+        connect: Callable[[], WriterClient],
+        ranks: Ranks,
+        objects: Mapping[str, Any],
+        *,
+        attempt: int,
+        run: str,
+        keep: int,
+    ) -> None:
         self._connect, self._ranks, self.attempt, self._run, self._keep = connect, ranks, attempt, run, keep
         self._client: WriterClient | None = None
         self._stager = Stager()
+        self._stale = StaleSaves(objects)
         self._reserved = 0
         self._number = 0
         self._in_flight: dict[int, InFlight] = {}
@@ -146,7 +157,9 @@ class Saver:
         slot = client.free_slot()
         if slot is None:
             raise MemoryError("no slot is free")
-        self._stager.copy(layout, sources, slot, client.slot(slot))
+        memory = client.slot(slot)
+        self._stager.copy(layout, sources, slot, memory)
+        self._stale.check(content.step, layout.pieces, memory)
         name = str(save.name)
         manifest = RankManifest(name, ranks.rank, ranks.world, content.step, layout.size, layout.pieces, tree)
         rows = content.rows(name) if ranks.rank == 0 else b""

@@ -1,0 +1,101 @@
+"""Saves that are of no use although they verify: what is saved is not what is trained."""
+
+from __future__ import annotations
+
+import copy
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+from cloudgpu.runtime import Checkpointer  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def _no_job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in list(os.environ):
+        if name.startswith("CLOUDGPU_"):
+            monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+
+
+def train(
+    caplog: pytest.LogCaptureFixture, model: Any, *, lr: float = 0.1, steps: int = 6, **objects: Any
+) -> list[str]:
+    """Every step saved; what was warned of."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad] or [
+        nn.Parameter(torch.ones(1))
+    ]
+    optimizer = torch.optim.AdamW(trained, lr=lr)
+    ckpt = Checkpointer(**{"model": model, "optimizer": optimizer, **objects}, every=1)
+    for _ in ckpt.steps(steps):
+        optimizer.zero_grad()
+        for parameter in trained:
+            parameter.grad = torch.randn_like(parameter)
+        optimizer.step()
+        ckpt.wait()
+    return [record.getMessage() for record in caplog.records if "of no use" in record.message]
+
+
+def model() -> Any:
+    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+
+
+def test_live_state_is_no_cause_for_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    frozen = nn.Linear(2, 2).requires_grad_(False)
+    scheduler = torch.optim.lr_scheduler.StepLR(torch.optim.SGD(model().parameters(), 0.1), 1)
+    assert train(caplog, model(), teacher=frozen, scheduler=scheduler) == []
+
+
+class Copied:
+    """A mistake that is easily made: the state as it was when the object was made."""
+
+    def __init__(self, inner: Any) -> None:
+        self.state = copy.deepcopy(inner.state_dict())
+
+    def state_dict(self) -> Any:
+        return self.state
+
+    def load_state_dict(self, state: Any) -> None:
+        self.state = state
+
+
+def test_a_state_dict_of_long_ago(caplog: pytest.LogCaptureFixture) -> None:
+    trained = model()
+    warnings = train(caplog, trained, model=Copied(trained))
+    assert len(warnings) == 1
+    assert "not one bit of what model.state_dict() gives has changed between step 2 and step 3" in warnings[0]
+
+
+def test_weights_replaced_behind_the_state_dict(caplog: pytest.LogCaptureFixture) -> None:
+    """As by a hook, or a cached structure: what state_dict() gives changes, but it is not the model's."""
+
+    class Cached(nn.Linear):
+        def state_dict(self, *args: Any, **options: Any) -> Any:
+            return {name: value + 1 for name, value in super().state_dict(*args, **options).items()}
+
+    warnings = train(caplog, Cached(4, 4))
+    assert len(warnings) == 1
+    assert "what model.state_dict() gives as weight is not what model holds now" in warnings[0]
+
+
+def test_what_changes_in_one_place_only_changes(caplog: pytest.LogCaptureFixture) -> None:
+    """Samples miss it; before anything is said, all bytes are looked at."""
+
+    class Table:
+        def __init__(self) -> None:
+            self.values = torch.zeros(100_000)
+
+        def state_dict(self) -> Any:
+            self.values[17] += 1
+            return {"values": self.values}
+
+        def load_state_dict(self, state: Any) -> None:
+            self.values = state["values"]
+
+    assert train(caplog, model(), table=Table()) == []
