@@ -35,7 +35,7 @@ _MCA = {
     "orte_leave_session_attached": "1",  # a daemon stays a child of its agent
     "hwloc_base_binding_policy": "none",  # one core per rank would starve a rank's loader workers
     "rmaps_base_mapping_policy": "slot",  # ranks count through the nodes in order, as RANK does
-    "opal_if_do_not_resolve": "1",  # the names are ours: no name server knows them
+    "if_base_do_not_resolve": "1",  # the names are ours: no name server knows them
 }
 _ONE_MACHINE = {
     "oob_tcp_if_include": "127.0.0.0/8",
@@ -73,7 +73,7 @@ def _processes(
     more: Callable[[Layout, int], Mapping[str, str]],
 ) -> list[Process]:
     layout, meeting = Layout(place), place.state / f"mpi-{place.generation}"
-    machine = {**torchrun.default_variables(layout), **_open_mpi(addresses), **machine_env}
+    machine = {**torchrun.default_variables(layout), **_open_mpi(place, addresses), **machine_env}
     shared = {**_shared_memory(place, meeting, addresses), **torchrun.rank_variables(place, addresses)}
     ranks = []
     for local in range(layout.local_world):
@@ -100,9 +100,9 @@ def _daemon(place: Place, machine: Mapping[str, str], meeting: Path) -> Process:
     return Process(None, command, {**environment(place, machine), **ours})
 
 
-def _open_mpi(addresses: Addresses) -> dict[str, str]:
+def _open_mpi(place: Place, addresses: Addresses) -> dict[str, str]:
     """Settings of Open MPI, which the job's `env` may override."""
-    settings = {**_MCA, **(_ONE_MACHINE if _one_machine(addresses) else {})}
+    settings = {**_MCA, **(_ONE_MACHINE if _on_one_machine(place, addresses) else {})}
     # In a container everybody is root, and nobody else is there.
     root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     return {**root, **{f"OMPI_MCA_{name}": value for name, value in settings.items()}}
@@ -110,13 +110,12 @@ def _open_mpi(addresses: Addresses) -> dict[str, str]:
 
 def _shared_memory(place: Place, meeting: Path, addresses: Addresses) -> dict[str, str]:
     """Ranks name their shared memory after host and local rank: nodes on one machine would take one another's."""
-    if len(place.nodes) == 1 or not _one_machine(addresses):
-        return {}
-    return {"OMPI_MCA_btl_vader_backing_directory": str(meeting)}
+    return {"OMPI_MCA_btl_vader_backing_directory": str(meeting)} if _on_one_machine(place, addresses) else {}
 
 
-def _one_machine(addresses: Addresses) -> bool:
-    return all(address.host == LOOPBACK for address in addresses.values())
+def _on_one_machine(place: Place, addresses: Addresses) -> bool:
+    """Several nodes, as on the target `local`."""
+    return len(place.nodes) > 1 and all(address.host == LOOPBACK for address in addresses.values())
 
 
 def _script(name: str) -> str:

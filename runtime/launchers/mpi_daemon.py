@@ -97,6 +97,8 @@ def _alive(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
+    except PermissionError:  # setuid
+        return True
     return True
 
 

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import time
 from pathlib import Path
 
 _MPI_OWN = ("OMPI_", "PMIX_", "ORTE_", "OPAL_")
-_POLL_S = 0.02
+_POLL_S = 0.05
 
 
 def main() -> None:
@@ -29,13 +28,15 @@ def main() -> None:
 
 
 def wait_for_end(pid: int) -> None:
-    """Until a process that is no child of ours is gone."""
-    try:
-        descriptor = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    with os.fdopen(descriptor):
-        select.select([descriptor], [], [])
+    """Until a process that is no child of ours is gone. Polls: kernels before 5.3 know no pidfd."""
+    while True:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return
+        except PermissionError:  # setuid: it is there
+            pass
+        time.sleep(_POLL_S)
 
 
 if __name__ == "__main__":
