@@ -42,8 +42,15 @@ class _Waiting:
 class Committer:
     """The saves that this rank has written and that are no checkpoints yet, oldest first. For one thread."""
 
-    def __init__(self, store: CheckpointStore, world: int, finish: Finish, note: Callable[[str], None]) -> None:
-        self._store, self._world, self._finish, self._note = store, world, finish, note
+    def __init__(
+        self,
+        store: CheckpointStore,
+        world: int,
+        finish: Finish,
+        may_come: Callable[[int], bool],
+        note: Callable[[str], None],
+    ) -> None:
+        self._store, self._world, self._finish, self._may_come, self._note = store, world, finish, may_come, note
         self._waiting: list[_Waiting] = []
         self._dirty = True
         """There may be parts of saves that failed: a predecessor of this process may have left some."""
@@ -70,7 +77,7 @@ class Committer:
         """Commit what is complete. `impatient`: the trainer is dead; nobody else will try again."""
         committed = None
         for waiting in list(self._waiting):
-            if self._commit(waiting, tries=TRIES if not impatient else None):
+            if self._commit(waiting, impatient=impatient):
                 committed = waiting
         self._pause = min(1.5 * self._pause, self._longest)
         if committed is None:
@@ -88,15 +95,16 @@ class Committer:
             )
             self._dirty = False
 
-    def _commit(self, waiting: _Waiting, tries: int | None) -> bool:
+    def _commit(self, waiting: _Waiting, *, impatient: bool) -> bool:
         """Whether it is a checkpoint now; if it never will be, it is told and forgotten."""
         staged = waiting.staged
         try:
             if not self._store.is_committed(staged.name):  # it is if a writer was killed right after
-                absent = sorted(set(range(self._world)) - self._store.ranks_written(staged.name))
-                if absent:
+                if absent := self._absent(staged.name):
                     waiting.missing = f"{len(absent)} of {self._world} ranks have not written their part: {absent[:8]}"
-                    return self._expire(waiting)
+                    # Looked at again: one may have written its part, and gone, since the first look.
+                    hopeless = impatient and not any(map(self._may_come, absent)) and self._absent(staged.name)
+                    return self._expire(waiting, now=bool(hopeless))
                 digests = self._store.digests(staged.name, self._world)
                 if staged.rows:
                     self._store.put_rows(staged.rows)
@@ -107,16 +115,16 @@ class Committer:
         except (JobDirError, ValueError) as error:
             waiting.failures += 1
             waiting.missing = str(error)
-            if tries is not None and waiting.failures >= tries:
-                self._give_up(waiting, str(error))
-                return False
-            return self._expire(waiting)
+            return self._expire(waiting, now=not impatient and waiting.failures >= TRIES)
         self._waiting.remove(waiting)
         self._finish(staged, written=True, committed=True, error=None)
         return True
 
-    def _expire(self, waiting: _Waiting) -> bool:
-        if time.monotonic() > waiting.until:
+    def _absent(self, name: Name) -> list[int]:
+        return sorted(set(range(self._world)) - self._store.ranks_written(name))
+
+    def _expire(self, waiting: _Waiting, *, now: bool) -> bool:
+        if now or time.monotonic() > waiting.until:
             self._give_up(waiting, waiting.missing)
         return False
 

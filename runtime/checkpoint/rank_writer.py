@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from ..jobdir import JobDirError
 from .committer import Committer
@@ -65,6 +64,8 @@ class RankWriter:
     rank: int
     world: int
     outbox: Outbox
+    may_come: Callable[[int], bool]
+    """Whether another rank may still write its part, as far as this machine knows. Called from its thread."""
     when_idle: Callable[[], None]
     """Called from its thread when nothing is left to do for now, and when it ends."""
     written: Written | None = None
@@ -82,7 +83,7 @@ class RankWriter:
 
     def start(self) -> None:
         if self.rank == 0:
-            self._committer = Committer(self.store, self.world, self._finish, self.outbox.note)
+            self._committer = Committer(self.store, self.world, self._finish, self.may_come, self.outbox.note)
         # A daemon: one that hangs in a store must not keep the process that was told to end.
         threading.Thread(target=self._run, name=f"rank {self.rank}", daemon=True).start()
 
@@ -92,8 +93,9 @@ class RankWriter:
         self._inbox.put(staged)
 
     def abandon(self, name: Name) -> None:
-        self._abandoned.add(name)
-        self._inbox.put(None)
+        if self.busy:  # else it is over already
+            self._abandoned.add(name)
+            self._inbox.put(None)
 
     def leave(self) -> None:
         self._gone_at = time.monotonic()
@@ -133,7 +135,6 @@ class RankWriter:
             committer.turn(impatient=self._gone.is_set())
         self._working = False
         if self.idle:
-            self._abandoned.clear()
             self.when_idle()
 
     def _save(self, staged: Staged) -> None:
@@ -193,8 +194,11 @@ class RankWriter:
             except JobDirError:
                 self._leftovers.append(name)
 
-    def _finish(self, staged: Any, *, written: bool, committed: bool, error: str | None, fenced: bool = False) -> None:  # noqa: ANN401
+    def _finish(
+        self, staged: Staged, *, written: bool, committed: bool, error: str | None, fenced: bool = False
+    ) -> None:
         seconds = time.monotonic() - staged.submitted
         self.outbox.result(SaveResult(staged.name, written, committed, error, fenced, seconds))
+        self._abandoned.discard(staged.name)
         with self._lock:
             self.busy -= 1

@@ -148,8 +148,8 @@ class WriterClient:
         place = self._places[save.slot]
         if place.flight is not None or place.slot is None or save.size > place.slot.size:
             raise ValueError(f"slot {save.slot} is not free, or too small for {save.size} bytes")
-        if save.name in self._flights:
-            raise ValueError(f"{save.name} has been submitted already")
+        if save.name in self._flights or save.name.attempt != self._attempt:
+            raise ValueError(f"{save.name} has been submitted already, or is of another attempt than {self._attempt}")
         flight = _Flight(save, time.monotonic())
         place.flight, place.used = flight, flight.since
         self._flights[save.name] = flight
@@ -302,7 +302,7 @@ class WriterClient:
                 "prefix": self._store.prefix,
                 "rank": self._rank,
                 "world": self._world,
-                "attempt": self._attempt,
+                "local": os.environ.get("LOCAL_WORLD_SIZE") == str(self._world),
             }
         )
         for number in range(SLOTS):

@@ -164,6 +164,13 @@ def own_addresses(url: str, prefix: str, rank: int) -> list[bytes]:
     return [f"\0cloudgpu-writer-{subject}-{number}".encode() for number in range(4)]
 
 
+def is_listened_to(address: str | bytes) -> bool:
+    connection = connect(address)
+    if connection is not None:
+        connection.close()
+    return connection is not None
+
+
 def peer(connection: socket.socket) -> tuple[int, int]:
     """Process and user at the other end; of a socketpair: who made it."""
     pid, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))

@@ -22,6 +22,8 @@ from .writer_protocol import (
     Message,
     SaveResult,
     close_all,
+    is_listened_to,
+    own_addresses,
     peer,
     receive,
     send,
@@ -62,6 +64,8 @@ class Server:
         self._writers: dict[RankWriter, Key] = {}
         self._kept: dict[Key, Written] = {}
         """The newest part of each rank whose process is dead."""
+        self._departed: set[Key] = set()
+        """Ranks whose process is dead, and everything written that it had staged."""
         self.waker, self._woken = socket.socketpair()
         self.waker.setblocking(False)
         self._woken.setblocking(False)
@@ -167,8 +171,19 @@ class Server:
         for writer, key in list(self._writers.items()):
             if writer.ended:
                 del self._writers[writer]
+                self._departed.add(key)
                 if writer.written and self._lasting:
                     self._kept[key] = writer.written  # of two, the one that wrote last is the newer process's
+
+    def _may_come(self, key: Key, rank: int, local: bool) -> bool:
+        """From any thread. `local`: all ranks of this training are on this machine."""
+        other = (key[0], key[1], rank)
+        if any(key == other for key in list(self._writers.values())):
+            return True
+        if other in self._departed:
+            return False
+        # Its writer may be of its own, as ours.
+        return not local or any(is_listened_to(address) for address in own_addresses(*other))
 
     def _answer_draining(self) -> None:
         busy = {key for writer, key in self._writers.items() if not writer.idle}
@@ -203,8 +218,12 @@ class Server:
             result=lambda result: self._tell_result(trainer, result),
             note=lambda text: self._tell(trainer, {"op": "note", "text": text}),
         )
-        trainer.writer = RankWriter(store, message["rank"], message["world"], outbox, self.wake)
+        local = bool(message["local"])
+        trainer.writer = RankWriter(
+            store, message["rank"], message["world"], outbox, lambda rank: self._may_come(key, rank, local), self.wake
+        )
         self._writers[trainer.writer] = key
+        self._departed.discard(key)
         trainer.writer.start()
 
     def _slot(self, trainer: Trainer, message: Message, descriptors: list[int]) -> None:

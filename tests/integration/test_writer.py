@@ -119,8 +119,6 @@ def test_both_slots_are_used_and_the_newest_content_survives_longest(tmp_path: P
 def test_ranks_are_committed_by_the_first(tmp_path: Path) -> None:
     with contextlib.ExitStack() as stack:
         ranks = [stack.enter_context(training(tmp_path, rank=rank, world=3, size=MB)) for rank in range(3)]
-        for one in ranks[1:]:
-            one.run = ranks[0].run
         for step in range(3):
             for one in ranks:
                 one.stage(step)
@@ -146,7 +144,6 @@ def test_a_save_that_another_rank_cannot_complete_is_abandoned(tmp_path: Path) -
 
 def test_a_later_complete_save_supersedes(tmp_path: Path) -> None:
     with training(tmp_path, world=2) as one, training(tmp_path, rank=1, world=2) as two:
-        two.run = one.run
         one.stage(1)  # which the other rank never stages
         one.stage(2)
         assert two.save(2).written
@@ -236,12 +233,37 @@ def test_what_all_dead_ranks_staged_is_committed(tmp_path: Path) -> None:
     url = local_url(tmp_path)
     processes = [start(url, rank, 2, 3, 5 * MB) for rank in range(2)]
     store = open_store(url)
-    # Each rank of this stand-in has a nonce of its own, so no save is ever complete: what matters is that both end.
     for process in processes:
-        assert process.stdout and any(line.startswith("staged") for line in process.stdout)
+        assert process.stdout
+        assert any(line.startswith("staged") for line in process.stdout)
+    for process in processes:
         process.kill()
         process.wait()
-    assert finish_earlier(store, 1, 60)
+    assert all(finish_earlier(store, rank, 60) for rank in range(2))
+    assert verified_steps(store)
+
+
+@pytest.mark.parametrize("whose", ["node", "own"])
+def test_a_part_that_can_no_longer_come_is_not_waited_for(
+    whose: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All are on one machine, and killed when one had staged and the other had not: the next start need not wait."""
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    path, url = tmp_path / "writer", local_url(tmp_path)
+    with contextlib.ExitStack() as stack:
+        if whose == "node":
+            monkeypatch.setenv("CLOUDGPU_WRITER", str(path))
+            stack.enter_context(node_writer(path))
+        processes = [start(url, rank, 2, steps, MB) for rank, steps in ((0, 1), (1, 0))]
+        assert processes[1].wait(60) == 0
+        assert processes[0].stdout
+        assert any(line.startswith("staged") for line in processes[0].stdout)
+        processes[0].kill()
+        processes[0].wait()
+        begun = time.monotonic()
+        assert finish_earlier(open_store(url), 0, 60)
+        assert time.monotonic() - begun < 30
+        assert open_store(url).names() == []
 
 
 def kill_rounds(folder: Path, rounds: int, choose: random.Random, env: dict[str, str] | None = None) -> None:
@@ -300,7 +322,6 @@ def test_the_nodes_writer_serves_all_ranks_and_ends_when_told(tmp_path: Path, mo
     with node_writer(path) as process:
         assert path.stat().st_mode & 0o777 == 0o600
         with training(tmp_path, world=2) as one, training(tmp_path, rank=1, world=2) as two:
-            two.run = one.run
             for step in range(3):
                 one.stage(step)
                 two.stage(step)
@@ -405,7 +426,7 @@ def test_a_writer_that_cannot_listen_says_so(tmp_path: Path) -> None:
 def test_nonsense_does_not_end_the_nodes_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "writer"
     monkeypatch.setenv("CLOUDGPU_WRITER", str(path))
-    hello = b'{"op":"hello","version":1,"url":"file:///x","make":true,"prefix":"","rank":0,"world":1,"attempt":1}'
+    hello = b'{"op":"hello","version":1,"url":"file:///x","make":true,"prefix":"","rank":0,"world":1,"local":false}'
     with node_writer(path) as process:
         for packets in ([b"{"], [b"[]"], [b'{"op":"save"}'], [b'{"op":"hello"}'], [hello, b'{"op":"slot","slot":0}'],
                         [hello, b'{"op":"save","name":"x"}'], [hello.replace(b"file:", b"fool:")],
