@@ -160,9 +160,9 @@ def _attempts(seen: JobView) -> str:
 
 
 def _reason(attempt: Attempt) -> str:
-    restarts = len(attempt.generations or [])
-    often = "once" if restarts == 1 else f"{restarts} times"
-    return "; ".join(filter(None, [f"restarted in place {often}" if restarts else "", attempt.reason]))
+    count = len(attempt.generations or [])
+    restarts = f"{count} restart{'s' * (count != 1)} in place" if count else ""
+    return "; ".join(filter(None, [restarts, attempt.reason]))
 
 
 def _nodes(seen: JobView) -> str:

@@ -119,9 +119,13 @@ def test_a_program_that_dies_goes_on_in_place_and_is_seen_to_do_so(home: Path, c
     assert "exit code 75: it saved and asks to be run again" in second
     assert [span["generation"] for span in (attempt.timeline or {})["spans"]] == [1, 2, 3]
     shown = subprocess.run(
-        [sys.executable, "-m", "cloudgpu", "status", job.id], capture_output=True, text=True, check=True
+        [sys.executable, "-m", "cloudgpu", "status", job.id],
+        env={**os.environ, "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout
-    assert "restarted in place" in shown
+    assert "2 restarts in place" in shown
 
 
 def test_cancel_ends_a_program_that_listens_to_nothing(home: Path, code: Path) -> None:

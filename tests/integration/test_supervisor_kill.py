@@ -23,9 +23,10 @@ LONG = bool(os.environ.get("CLOUDGPU_LONG"))
 KILLS = 50 if LONG else 6
 END_S = 120.0
 
-# Writes down when it runs. The first attempt asks to be run again, the second fails, the third succeeds.
+# Writes down when it runs. The first attempt asks to be run again, the second fails, the third succeeds; the machines
+# start it again twice by themselves before they give up.
 PROGRAM = """
-say() { echo "$1 $CLOUDGPU_ATTEMPT $CLOUDGPU_NODE" >> "$JOURNAL"; }
+say() { echo "$1 $CLOUDGPU_ATTEMPT $CLOUDGPU_NODE $CLOUDGPU_GENERATION" >> "$JOURNAL"; }
 say begin
 trap 'say end; exit 75' TERM
 sleep "$SECONDS_LONG" & wait $!
@@ -66,6 +67,7 @@ def submit_journalled(tmp_path: Path, seconds: float, name: str = "killed") -> t
     code.mkdir()
     (code / "main.sh").write_text(PROGRAM)
     text = f"name: {name}\nrun: exec sh main.sh\nenv: {{JOURNAL: '{journal}', SECONDS_LONG: '{seconds}'}}\n"
+    text += "launcher: none\nretry: {failure: 3}\n"
     return submit_text(text, code, nodes=2, supervise=False), journal
 
 
@@ -82,8 +84,9 @@ def check(job: Job, journal: Path) -> None:
     assert [attempt.outcome for attempt in job.attempts()] == ["again", "failed", "succeeded"]
     lines = [tuple(line.split()) for line in journal.read_text().splitlines()]
     began = [line for line in lines if line[0] == "begin"]
-    assert len(began) == len(set(began)) == 6
-    assert [attempt for _, attempt, _ in lines] == sorted(attempt for _, attempt, _ in lines)
+    assert len(began) == len(set(began)) == 10
+    assert [len(attempt.generations or []) for attempt in job.attempts()] == [2, 2, 0]
+    assert [attempt for _, attempt, *_ in lines] == sorted(attempt for _, attempt, *_ in lines)
 
 
 def test_killed_between_any_two_ticks(home: Path, tmp_path: Path) -> None:
