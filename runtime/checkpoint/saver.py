@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from .errors import FencedError, logger
 from .manifest import RankManifest
 from .names import Name
+from .replicated import Replicated
 from .stage import Stager
 from .stale import StaleSaves
 from .tree import flatten
@@ -79,6 +80,7 @@ class Saver:
         self._client: WriterClient | None = None
         self._stager = Stager()
         self._stale = StaleSaves(objects)
+        self._replicated = Replicated(objects, ranks)
         self._reserved = 0
         self._number = 0
         self._in_flight: dict[int, InFlight] = {}
@@ -116,8 +118,9 @@ class Saver:
     # Staging
 
     def prepare(self, snapshot: dict[str, Any]) -> None:
-        """Have the slots' memory made in the background, so that the first save need not wait for it."""
-        layout, _ = self._stager.lay_out(flatten(snapshot, "")[1])
+        """Have the slots' memory made in the background, so that the first save need not wait for it. Collective."""
+        leaves = flatten(snapshot, "")[1]
+        layout, _ = self._stager.lay_out(leaves, self._replicated.absent(leaves))
         with suppress(OSError):  # no memory: the first save will tell
             self._reserve(layout.size)
 
@@ -144,14 +147,15 @@ class Saver:
         name = Name.of_run(content.step, self.attempt, self._number, self._run)
         save = self._in_flight[self._number] = InFlight(self._number, name, content.finished)
         self.staged = content.step, content.finished
-        tree, leaves = flatten(content.snapshot, "")
         try:
-            self._fill(save, content, tree, leaves)
+            self._fill(save, content)
         except (OSError, MemoryError) as error:  # no memory for a slot
             save.error = f"{error}" or type(error).__name__
 
-    def _fill(self, save: InFlight, content: Content, tree: Any, leaves: dict[str, Any]) -> None:  # noqa: ANN401
-        layout, sources = self._stager.lay_out(leaves)
+    def _fill(self, save: InFlight, content: Content) -> None:
+        tree, leaves = flatten(content.snapshot, "")
+        absent = self._replicated.absent(leaves)
+        layout, sources = self._stager.lay_out(leaves, absent)
         self._reserve(layout.size)
         client, ranks = self.client, self._ranks
         slot = client.free_slot()

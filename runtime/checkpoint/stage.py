@@ -18,6 +18,7 @@ from typing import Any
 from .cuda import DeviceCopies
 from .errors import CheckpointError
 from .manifest import ALIGN, Piece
+from .placement import local_box
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,22 +136,19 @@ def _name_of(dtype: Any) -> str:  # noqa: ANN401
 
 def _part_of(key: str, tensor: Any) -> _Part | None:  # noqa: ANN401
     """This rank's part of a DTensor; None if another rank saves it, or nothing of it is here."""
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-
-    mesh = tensor.device_mesh
-    coordinate = mesh.get_coordinate()
+    coordinate = tensor.device_mesh.get_coordinate()
     if coordinate is None:
         return None
     for place, placement in zip(coordinate, tensor.placements, strict=True):
         if placement.is_replicate() and place:  # the first of each row of copies saves it
             return None
+    box = local_box(tensor, key)
     local = tensor.to_local().detach()
-    shape, starts = compute_local_shape_and_global_offset(tensor.shape, mesh, tensor.placements)
-    if tuple(shape) != tuple(local.shape):
+    if tuple(box.shape) != tuple(local.shape):
         raise CheckpointError(f"{key} is sharded in a way that cannot be saved: {tensor.placements}")
     if not local.numel() and tensor.numel():
         return None
-    return _Part(key, local, _name_of(local.dtype), tuple(tensor.shape), tuple(starts))
+    return _Part(key, local, _name_of(local.dtype), tuple(tensor.shape), tuple(box.starts))
 
 
 def _layout(parts: Sequence[_Part]) -> Layout:

@@ -88,7 +88,7 @@ class _Flattening:
 
     def _dict(self, value: dict[Any, Any], path: str) -> Any:  # noqa: ANN401
         if all(type(key) is str and key[:1] != "!" for key in value):
-            return {key: self.encode(item, _join(path, key)) for key, item in value.items()}
+            return {key: self.encode(item, join(path, key)) for key, item in value.items()}
         return {"!dict": self.pairs(value, path)}
 
     def pairs(self, value: dict[Any, Any], path: str) -> list[Any]:
@@ -96,7 +96,7 @@ class _Flattening:
         for key, item in value.items():
             if self._torch and isinstance(key, self._torch.Tensor):
                 raise CheckpointError(f"{path} has a tensor as a key, which cannot be saved: use a name or a number")
-            pairs.append([self.encode(key, path), self.encode(item, _join(path, str(key)))])
+            pairs.append([self.encode(key, path), self.encode(item, join(path, str(key)))])
         return pairs
 
     def _items(self, value: Iterable[Any], path: str) -> list[Any]:
@@ -237,7 +237,8 @@ def _same_memory(a: Any, b: Any) -> bool:  # noqa: ANN401
     )
 
 
-def _join(path: str, part: str) -> str:
+def join(path: str, part: str) -> str:
+    """The key of a part of what lies at a path."""
     if "/" in part or "~" in part:
         part = part.replace("~", "~0").replace("/", "~1")
     return f"{path}/{part}" if path else part

@@ -22,6 +22,7 @@ pytest.importorskip("torch")
 pytest.importorskip("numpy")
 psutil = pytest.importorskip("psutil")
 
+from cloudgpu.runtime.checkpoint.manifest import RankManifest  # noqa: E402
 from cloudgpu.runtime.jobdir import JobDir, local_url  # noqa: E402
 from cloudgpu.runtime.metrics import read_metrics  # noqa: E402
 
@@ -64,6 +65,8 @@ for inputs, labels in ckpt.batches(epochs=10 // world):
     opt.step()
     sched.step()
     print("step", ckpt.step + 1, flush=True)
+    if "WAIT" in os.environ:
+        ckpt.wait()
 digest = hashlib.sha256()
 for tensor in [*model.state_dict().values(), *(t for s in opt.state_dict()["state"].values() for t in s.values())]:
     digest.update(tensor.numpy().tobytes())
@@ -121,10 +124,15 @@ def undisturbed(program: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     return finish(process)
 
 
-def start(program: Path, folder: Path, *, every: int = 3, rank: int = 0, port: int = 0) -> subprocess.Popen[str]:
+def start(
+    program: Path, folder: Path, *, every: int = 3, wait: bool = False, rank: int = 0, port: int = 0
+) -> subprocess.Popen[str]:
+    """wait: for each save, so that there surely is one after some steps, though they are shorter than it takes."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("CLOUDGPU_")}
     if port:
         env |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    if wait:
+        env["WAIT"] = "1"
     command = [sys.executable, str(program), str(folder), str(every)]
     return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
@@ -229,7 +237,7 @@ def test_killed_at_random_points_with_torch(seed: int, program: Path, undisturbe
 
 def test_killed_while_starting(program: Path, undisturbed: str, tmp_path: Path) -> None:
     """While it imports, restores and claims its attempt, with a good checkpoint in place."""
-    process = start(program, tmp_path)
+    process = start(program, tmp_path, wait=True)
     assert run_until(process, 20)
     kill(process)
     chance = random.Random(1)
@@ -246,13 +254,13 @@ def test_killed_while_starting(program: Path, undisturbed: str, tmp_path: Path) 
 
 def test_damaged_after_each_kill(program: Path, undisturbed: str, tmp_path: Path) -> None:
     chance = random.Random(5)
-    process = start(program, tmp_path)
+    process = start(program, tmp_path, wait=True)
     for damage in (flip, cut, Path.unlink):
         assert run_until(process, 20)
         kill(process)
         newest = max(path.parent for path in tmp_path.glob("*/COMMIT.json"))
         damage(chance.choice([newest / "rank-00000.bin", newest / "rank-00000.json"]))
-        process = start(program, tmp_path)
+        process = start(program, tmp_path, wait=True)
         warning = process.stderr.readline() if process.stderr else ""
         assert warning.startswith(f"cloudgpu: checkpoint {newest.name} is passed over"), warning
     assert finish(process) == undisturbed
@@ -300,7 +308,7 @@ def read_only(folder: Path) -> list[str]:
 def test_read_only_folder(program: Path, undisturbed: str, tmp_path: Path) -> None:
     """Training goes on from the checkpoints there are, and says that it cannot save."""
     folder = tmp_path / "checkpoints"
-    process = start(program, folder)
+    process = start(program, folder, wait=True)
     assert run_until(process, 30)
     kill(process)
     command = [*read_only(folder), sys.executable, str(program), str(folder), "50"]
@@ -323,7 +331,11 @@ def free_port() -> int:
 
 def pair(program: Path, folder: Path, every: int = 3) -> list[subprocess.Popen[str]]:
     port = free_port()
-    return [start(program, folder, every=every, rank=rank, port=port) for rank in (0, 1)]
+    return [start(program, folder, every=every, wait=True, rank=rank, port=port) for rank in (0, 1)]
+
+
+def saved_keys(manifest: Path) -> set[str]:
+    return {piece.key for piece in RankManifest.from_bytes(manifest.read_bytes()).pieces}
 
 
 def test_two_ranks(program: Path, tmp_path: Path) -> None:
@@ -336,6 +348,11 @@ def test_two_ranks(program: Path, tmp_path: Path) -> None:
         kill(process)
 
     newest = max(path.parent for path in folder.glob("*/COMMIT.json"))
+    keys = [saved_keys(newest / f"rank-0000{rank}.json") for rank in (0, 1)]
+    assert {key for key in keys[0] & keys[1] if key.startswith("objects/optimizer/state")} == set()
+    both = {key.rpartition(".")[2] for key in keys[0] & keys[1] if key.startswith("objects/model")}
+    assert both == {"running_mean", "running_var", "num_batches_tracked"}  # what each rank has of its own
+    assert len(keys[0] | keys[1]) > 20
     (newest / "rank-00001.bin").write_bytes(b"")
     processes = pair(program, folder, every=1000)
     reached = run_until(processes[0], 10)

@@ -24,16 +24,12 @@ def _no_job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def train(
-    caplog: pytest.LogCaptureFixture, model: Any, *, lr: float = 0.1, steps: int = 6, **objects: Any
-) -> list[str]:
+def train(caplog: pytest.LogCaptureFixture, trainee: Any, **objects: Any) -> list[str]:
     """Every step saved; what was warned of."""
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad] or [
-        nn.Parameter(torch.ones(1))
-    ]
-    optimizer = torch.optim.AdamW(trained, lr=lr)
-    ckpt = Checkpointer(**{"model": model, "optimizer": optimizer, **objects}, every=1)
-    for _ in ckpt.steps(steps):
+    trained = list(trainee.parameters())
+    optimizer = torch.optim.AdamW(trained, lr=0.1)
+    ckpt = Checkpointer(**{"model": trainee, "optimizer": optimizer, **objects}, every=1)
+    for _ in ckpt.steps(5):
         optimizer.zero_grad()
         for parameter in trained:
             parameter.grad = torch.randn_like(parameter)
