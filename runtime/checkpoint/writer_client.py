@@ -21,11 +21,12 @@ import time
 import weakref
 from dataclasses import dataclass
 
+from .earlier import finish_earlier, subject
 from .errors import logger
 from .names import Name
 from .slots import Slot, content_file, read_content
 from .store import CheckpointStore
-from .writer_link import ADDRESS, Links, WriterLink
+from .writer_link import Links, WriterLink
 from .writer_protocol import (
     VERSION,
     ClosedError,
@@ -35,7 +36,6 @@ from .writer_protocol import (
     close_all,
     own_addresses,
     wait_readable,
-    wait_until_durable,
 )
 
 __all__ = ["Save", "SaveResult", "WriterClient", "finish_earlier"]
@@ -78,7 +78,7 @@ class WriterClient:
 
     def __init__(self, store: CheckpointStore, rank: int, world: int, attempt: int) -> None:
         self._store, self._rank, self._world, self._attempt = store, rank, world, attempt
-        self._links = Links(own_addresses(*_subject(store, rank)))
+        self._links = Links(own_addresses(*subject(store, rank)))
         self._link: WriterLink | None = None
         self._places = [_Place() for _ in range(SLOTS)]
         self._size = 0
@@ -182,7 +182,7 @@ class WriterClient:
         Where the attempt is claimed here, finish_earlier() must come before: see there.
         """
         ours = self._link.address if self._link else None
-        return _finish(self._store, self._rank, timeout_s, ours)
+        return finish_earlier(self._store, self._rank, timeout_s, but=ours)
 
     def cached(self, name: Name) -> tuple[bytes, memoryview] | None:
         """The manifest and the bytes of a checkpoint that an earlier process of this rank staged on this machine.
@@ -368,28 +368,6 @@ class WriterClient:
         else:
             wait_readable(self._link.connection, timeout_s)
         self._pump()
-
-
-def finish_earlier(store: CheckpointStore, rank: int, timeout_s: float) -> bool:
-    """Wait until what earlier processes of this rank had staged is durable or has failed; False: time ran out.
-
-    Comes before the store's claim() and clean(), to which what is still being written is a dead attempt's. Asked are
-    the node's writer, and those of earlier processes on this machine, of the same user and network namespace.
-    """
-    return _finish(store, rank, timeout_s, None)
-
-
-def _finish(store: CheckpointStore, rank: int, timeout_s: float, but: bytes | None) -> bool:
-    end = time.monotonic() + timeout_s
-    of = _subject(store, rank)
-    node = os.environ.get(ADDRESS)
-    addresses: list[str | bytes] = [*([node] if node else []), *own_addresses(*of)]
-    return all(wait_until_durable(address, end - time.monotonic(), of) for address in addresses if address != but)
-
-
-def _subject(store: CheckpointStore, rank: int) -> tuple[str, str, int]:
-    """What writers are told apart by."""
-    return store.job_dir.url, store.prefix, rank
 
 
 def _prefault(slot: Slot) -> None:
