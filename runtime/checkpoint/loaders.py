@@ -191,7 +191,8 @@ class _Begun:
     """A DataLoader whose iteration has begun already."""
 
     def __init__(self, loader: Any) -> None:  # noqa: ANN401
-        self._loader, self._iterator = loader, iter(loader)
+        self._loader = loader
+        self._iterator: Iterator[Any] = iter(loader)
 
     def __iter__(self) -> Iterator[Any]:
         return self._iterator

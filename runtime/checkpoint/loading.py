@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..jobdir import JobDirError, MissingError
 from .errors import CheckpointError, UnusableError
-from .manifest import ITEM_SIZE, Piece, RankManifest, manifest_file
+from .manifest import CHUNK, ITEM_SIZE, Piece, RankManifest, manifest_file
 from .placement import Placements, local_box
 from .reshard import Box, Rows, cover, is_contiguous, offset, spans
 from .tree import rebuild
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 _READERS = 16
 """Manifests that are read at the same time."""
-_ROWS = 8 << 20
-"""Bytes: rows that lie further apart than this are read one by one."""
+_ROWS = CHUNK
+"""Bytes: rows that lie further apart than a chunk are read one by one."""
 
 
 class Files:
@@ -111,16 +111,12 @@ class Loader:
         """A tensor, DTensor or array (of bytes: tree.py knows what they are), to be filled."""
         like = self._like(key)
         whole = like.shape if like.whole is None else like.whole
-        if is_array:
-            array, view = _new_array(prod(whole) * ITEM_SIZE[like.dtype])
-            self._plan(key, like.dtype, Box.all_of(whole), view)
-            return array
-        live = self._placements.find(key, whole)
+        live = None if is_array else self._placements.find(key, whole)
         if live is not None:
             return self._place(key, like.dtype, live)
-        tensor, view = _new_tensor(like.dtype, whole)
-        self._plan(key, like.dtype, Box.all_of(whole), view)
-        return tensor
+        made, view = _new_array(prod(whole) * ITEM_SIZE[like.dtype]) if is_array else _new_tensor(like.dtype, whole)
+        self._plan(key, like.dtype, whole, Box.all_of(whole), view)
+        return made
 
     def fill(self, slot: memoryview | None = None) -> None:
         """Read and verify. `slot`: what survived of the home rank's file, read instead of it."""
@@ -146,16 +142,16 @@ class Loader:
             local = placed.to_local()
         box = local_box(placed, key)
         if local.device.type == "cpu" and local.is_contiguous():
-            self._plan(key, dtype, box, _view(local))
+            self._plan(key, dtype, tuple(placed.shape), box, _view(local))
             return placed
-        staged, view = _new_tensor(dtype, box.shape)
-        self._plan(key, dtype, box, view)
+        staged, view = _new_tensor(dtype, box.shape)  # for a GPU
+        self._plan(key, dtype, tuple(placed.shape), box, view)
         self._afterwards.append(lambda: local.copy_(staged))
         return placed
 
-    def _plan(self, key: str, dtype: str, wanted: Box, view: memoryview) -> None:
+    def _plan(self, key: str, dtype: str, whole: tuple[int, ...], wanted: Box, view: memoryview) -> None:
         """Where each element of the box comes from."""
-        parts, missing = cover(wanted, self._candidates(key, dtype))
+        parts, missing = cover(wanted, self._candidates(key, dtype, whole))
         if missing:
             raise UnusableError(f"no rank has saved all of {key}: {missing[0]} is missing", damaged=False)
         item = ITEM_SIZE[dtype]
@@ -176,11 +172,14 @@ class Loader:
                 return pieces[0]
         raise UnusableError(f"no rank has saved {key}", damaged=False)
 
-    def _candidates(self, key: str, dtype: str) -> Iterator[tuple[int, Piece]]:
+    def _candidates(self, key: str, dtype: str, whole: tuple[int, ...]) -> Iterator[tuple[int, Piece]]:
+        """(rank, piece), the home rank's first; the others' manifests are read only if they are asked for."""
         for manifest in self._files.manifests(self._home):
             for piece in self._of(manifest).get(key, ()):
-                if piece.dtype != dtype:
-                    raise UnusableError(f"{key} was saved as {dtype} and as {piece.dtype}", damaged=False)
+                found = piece.shape if piece.whole is None else piece.whole
+                if (piece.dtype, found) != (dtype, whole):
+                    reason = f"{key} was saved as {dtype} of {whole} and as {piece.dtype} of {found}"
+                    raise UnusableError(reason, damaged=False)
                 yield manifest.rank, piece
 
     def _of(self, manifest: RankManifest) -> dict[str, list[Piece]]:

@@ -83,8 +83,10 @@ def restore(store: ReadableStore, ranks: Ranks, *, objects: Mapping[str, Any], c
     placements = Placements(objects if names else {})
     unreadable: list[str] = []
     for name in names:
-        found, verdict = _try(lambda name=name: _read(store, name, ranks, placements, cached))  # type: ignore[misc]
+        found, verdict, error = _try(lambda name=name: _read(store, name, ranks, placements, cached))  # type: ignore[misc]
         verdicts = ranks.gather(verdict)
+        if error is not None:
+            raise error
         if misfit := next((one for one in verdicts if one and one.misfit), None):
             raise CheckpointError(f"{store}: checkpoint {name} does not fit this program: {misfit.reason}")
         if not any(verdicts):
@@ -112,16 +114,18 @@ class _Verdict:
     """It is whole, but of another program."""
 
 
-def _try(call: Callable[[], Restored]) -> tuple[Restored | None, _Verdict | None]:
-    """An error of one rank is told to all before it is raised: none is left waiting for the others."""
+def _try(call: Callable[[], Restored]) -> tuple[Restored | None, _Verdict | None, Exception | None]:
+    """What is raised on one rank is told to all before it goes on there: none is left waiting for the others."""
     try:
-        return call(), None
+        return call(), None, None
     except UnusableError as error:
-        return None, _Verdict(str(error), damaged=error.damaged)
+        return None, _Verdict(str(error), damaged=error.damaged), None
     except JobDirError as error:
-        return None, _Verdict(str(error))
+        return None, _Verdict(str(error)), None
     except CheckpointError as error:
-        return None, _Verdict(str(error), misfit=True)
+        return None, _Verdict(str(error), misfit=True), None
+    except Exception as error:  # noqa: BLE001 - raised there by restore(); no room in memory, say
+        return None, _Verdict(f"{type(error).__name__}: {error}", misfit=True), error
 
 
 def _committed(store: ReadableStore, ranks: Ranks) -> list[Name]:

@@ -217,7 +217,7 @@ def test_a_part_reads_its_chunks_only(tmp_path: Path) -> None:
     loader = Loader(files, 0, Placements({}))
     target = torch.zeros(16, 64)
     view = memoryview(target.numpy()).cast("B")
-    loader._plan("w", "float32", Box((16, 0), (16, 64)), view)
+    loader._plan("w", "float32", (64, 64), Box((16, 0), (16, 64)), view)
     loader.fill()
     assert torch.equal(target, whole[16:32])
     assert files.bytes == 16 * 64 * 4
@@ -233,7 +233,7 @@ def test_columns_do_not_read_the_whole_when_rows_are_long(tmp_path: Path) -> Non
     files = WrittenFiles(written, tmp_path)
     loader = Loader(files, 0, Placements({}))
     target = torch.zeros(4, 100)
-    loader._plan("w", "float32", Box((0, 500), (4, 100)), memoryview(target.numpy()).cast("B"))
+    loader._plan("w", "float32", tuple(whole.shape), Box((0, 500), (4, 100)), memoryview(target.numpy()).cast("B"))
     loader.fill()
     assert torch.equal(target, whole[:, 500:600])
     assert files.bytes == 4 * (8 << 20)
@@ -244,5 +244,5 @@ def test_tensors_saved_as_two_dtypes_are_refused(tmp_path: Path) -> None:
     written = Written(tmp_path, 64)
     written.add([("w", torch.ones(4), Box((0,), (2,)))])
     written.add([("w", torch.ones(4, dtype=torch.float16), Box((2,), (2,)))])
-    with pytest.raises(UnusableError, match="w was saved as float32 and as float16"):
+    with pytest.raises(UnusableError, match=r"w was saved as float32 of \(4,\) and as float16 of \(4,\)"):
         Loader(WrittenFiles(written, tmp_path), 0, Placements({})).leaf("w", is_array=False)

@@ -337,6 +337,21 @@ def test_reads_that_come_in_parts(tmp_path: Path) -> None:
     data.close()
 
 
+def test_an_error_of_one_rank_leaves_none_waiting(tmp_path: Path) -> None:
+    store = local_store(tmp_path)
+    save(store, 6, [snapshot(6, rank) for rank in range(2)])
+
+    def cached(rank: int) -> Any:
+        def ask(_name: Name) -> None:
+            if rank == 1:
+                raise MemoryError("no room")
+
+        return ask
+
+    with pytest.raises((MemoryError, CheckpointError), match="no room"):
+        restored(store, 2, cached=cached)
+
+
 def test_a_store_that_cannot_be_listed_is_an_error(tmp_path: Path) -> None:
     class Gone(CheckpointStore):
         def committed(self) -> list[Name]:
