@@ -127,7 +127,7 @@ class JobDir:
     def upload(self, key: str, pieces: Iterator[memoryview]) -> None:
         """Write what is too large for one request, a piece at a time; the object appears when all of them are there.
 
-        Memory: UPLOADS pieces of about PART bytes. What `pieces` raises is raised.
+        Pieces are sent from where they lie: they must not change until this returns. At most UPLOADS are under way.
         """
         self._call(
             f"writing {key}",
