@@ -14,10 +14,12 @@ class Command(NamedTuple):
 
     module: str
     summary: str
+    leaves_at_once: bool = False
+    """Threads that hang in a dead job dir must not keep the machine alive; a program's own end is left to Python."""
 
 
 COMMANDS = {
-    "agent": Command(".agent", "run one node of a job; what machines are started with"),
+    "agent": Command(".agent", "run one node of a job; what machines are started with", leaves_at_once=True),
     "run": Command(".attach", "run a training program and make it resumable: run -- train.py --epochs 10"),
 }
 
@@ -29,11 +31,11 @@ def usage() -> str:
 
 def main(arguments: Sequence[str]) -> int:
     if not arguments or arguments[0] in {"-h", "--help"}:
-        print(usage())  # noqa: T201 - what was asked for
+        print(usage())
         return 0 if arguments else 2
     name, *rest = arguments
     if name not in COMMANDS:
-        print(f"there is no command {name!r}\n\n{usage()}", file=sys.stderr)  # noqa: T201
+        print(f"there is no command {name!r}\n\n{usage()}", file=sys.stderr)
         return 2
     run: Callable[[Sequence[str]], int] = importlib.import_module(COMMANDS[name].module, __package__).main
     return run(rest)
@@ -43,4 +45,6 @@ if __name__ == "__main__":
     code = main(sys.argv[1:])
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # at once: threads that hang in a dead job dir must not keep the machine alive
+    if len(sys.argv) > 1 and (command := COMMANDS.get(sys.argv[1])) and command.leaves_at_once:
+        os._exit(code)
+    sys.exit(code)

@@ -16,8 +16,14 @@ from .errors import CheckpointError
 from .store import CheckpointStore
 
 
-def seconds_or_auto(text: str) -> float | str:
-    return text if text == "auto" else float(text)
+def seconds_or_auto(text: str) -> int | float | str:
+    """Of a variable: "auto", seconds ("30.0", as a job's machines are told), a duration ("10m") or "100 steps"."""
+    if text.endswith("steps"):
+        return int(text.removesuffix("steps"))
+    try:
+        return float(text)
+    except ValueError:
+        return text  # the schedule knows the words it takes
 
 
 def from_environment(name: str, parse: Callable[[str], Any], default: Any) -> Any:  # noqa: ANN401
@@ -31,7 +37,7 @@ def from_environment(name: str, parse: Callable[[str], Any], default: Any) -> An
 
 
 def find_store(folder: str | os.PathLike[str] | None, world: int) -> CheckpointStore:
-    """The folder given; the job's; ./checkpoints. `world`: ranks that share it.
+    """The folder given; the job's; $CLOUDGPU_CHECKPOINTS; ./checkpoints. `world`: ranks that share it.
 
     Nodes of a job whose processes share no torch.distributed train each for itself: each has a folder of its own.
     """
@@ -40,7 +46,7 @@ def find_store(folder: str | os.PathLike[str] | None, world: int) -> CheckpointS
             return _open(folder)
         url = os.environ.get("CLOUDGPU_JOB_DIR")
         if not url:
-            return _open("checkpoints")
+            return _open(os.environ.get("CLOUDGPU_CHECKPOINTS") or "checkpoints")
         alone = world == 1 and from_environment("CLOUDGPU_WORLD_SIZE", int, 1) > 1
         node = re.sub(r"\.\d+$", "", os.environ.get("CLOUDGPU_NODE", "node")) if alone else ""
         return CheckpointStore(JobDir(url, make=False), f"checkpoints/{node}")
