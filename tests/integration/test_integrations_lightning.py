@@ -1,0 +1,83 @@
+"""Lightning's fit, killed and told to stop at random batches: ends in the same bits."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from cloudgpu.tests.standins.integrations import LONG, check, results
+
+pytest.importorskip("lightning")
+
+PROGRAM = """\
+import logging, random, warnings
+import numpy as np
+import torch
+from torch import nn
+import lightning.pytorch as pl
+from cloudgpu.runtime.integrations.lightning import CheckpointCallback
+
+KIND = {kind!r}
+warnings.filterwarnings("ignore")
+logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+
+class Noisy(torch.utils.data.Dataset):
+    def __len__(self):
+        return 52
+    def __getitem__(self, i):
+        return torch.full((8,), i / 53) + torch.randn(8) * 0.1 + random.random() + float(np.random.rand()), i % 4
+
+class Module(pl.LightningModule):
+    def __init__(self, width):
+        super().__init__()
+        self.save_hyperparameters(dict(anything=print))
+        self.net = nn.Sequential(nn.Linear(8, width), nn.BatchNorm1d(width), nn.Dropout(0.2), nn.Linear(width, 4))
+    def training_step(self, batch, i):
+        return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+    def validation_step(self, batch, i):
+        self.log("loss", nn.functional.cross_entropy(self.net(batch[0]), batch[1]))
+    def configure_optimizers(self):
+        optimizer = torch.optim.AdamW(self.parameters(), 1e-2)
+        if "plateau" not in KIND:
+            schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.05, total_steps=40)
+            return [optimizer], [dict(scheduler=schedule, interval="step")]
+        schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, factor=0.5)
+        return dict(optimizer=optimizer, lr_scheduler=dict(scheduler=schedule, monitor="loss"))
+
+class Watch(pl.Callback):
+    def on_train_batch_end(self, *_):
+        self.batch_done()
+
+def train(folder, every, batch_done, changed):
+    torch.set_num_threads(1)
+    pl.seed_everything(4, verbose=False)
+    watch = Watch()
+    watch.batch_done = batch_done
+    trainer = pl.Trainer(
+        accelerator="cpu", max_epochs=4, logger=False, enable_progress_bar=False, enable_model_summary=False,
+        enable_checkpointing=False, accumulate_grad_batches=3 if "accumulated" in KIND else 1,
+        val_check_interval=3 if "often" in KIND else 1.0, callbacks=[watch, CheckpointCallback(folder, every=every)],
+    )
+    module = Module(33 if changed else 32)
+    loader = torch.utils.data.DataLoader(Noisy(), batch_size=8, shuffle=True)
+    trainer.fit(module, loader, torch.utils.data.DataLoader(Noisy(), batch_size=26))
+    counted = trainer.global_step, trainer.current_epoch, trainer.fit_loop.epoch_loop._batches_that_stepped
+    print("counted", counted, trainer.fit_loop.epoch_loop.total_batch_idx)
+    moments = [value for state in trainer.optimizers[0].state_dict()["state"].values() for value in state.values()]
+    tensors = [*module.state_dict().values(), *moments]
+    schedule = trainer.lr_scheduler_configs[0].scheduler.state_dict()
+    return b"".join(tensor.numpy().tobytes() for tensor in tensors) + repr(schedule).encode()
+"""
+
+CASES = ["accumulated often"] if not LONG else ["", "accumulated", "often", "accumulated often", "plateau often"]
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_interrupted(kind: str, tmp_path: Path) -> None:
+    chance = random.Random(kind)
+    runs = results(PROGRAM.format(kind=kind), tmp_path, [chance.randrange(2, 9) for _ in range(2)])
+    check(runs, 28, "the checkpoint does not fit the module")
+    told = {run["run"]: [line for line in run["output"].splitlines() if line.startswith("counted")] for run in runs}
+    assert told["resumed"] == told["undisturbed"]
