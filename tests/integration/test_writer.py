@@ -231,7 +231,7 @@ def test_what_a_dead_trainer_staged_is_committed(tmp_path: Path) -> None:
 
 def test_what_all_dead_ranks_staged_is_committed(tmp_path: Path) -> None:
     url = local_url(tmp_path)
-    processes = [start(url, rank, 2, 3, 5 * MB) for rank in range(2)]
+    processes = [start(url, rank, 2, 3, 5 * MB, env={"LOCAL_WORLD_SIZE": "2"}) for rank in range(2)]
     store = open_store(url)
     for process in processes:
         assert process.stdout
