@@ -208,7 +208,7 @@ PREEMPT = order("preempted", 1.0)
         ([-15], PREEMPT, True, False, Ending("preempted", -15, "preempted")),
         ([0, 3], PREEMPT, False, True, Ending("preempted", 3, "preempted")),
         ([], STOP, False, False, Ending("stopped", None, "stopped")),
-        ([75], None, False, True, Ending("failed", 75, "rank 0: exit code 75")),
+        ([75], None, False, True, Ending("again", 75, "rank 0: exit code 75: it saved and asks to be run again")),
         ([0, 3, -9], None, False, False, Ending("failed", 3, "rank 1: exit code 3")),
         ([-11], None, False, False, Ending("failed", -11, "rank 0: SIGSEGV")),
         ([-40], None, False, False, Ending("failed", -40, "rank 0: signal 40")),
