@@ -15,6 +15,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PACKAGES = set(PROJECT["tool"]["setuptools"]["packages"])
 NOT_SHIPPED = {"tests", "examples", "docs", "build", "dist"}
 DATA = {".csv", ".md", ".mako", ".typed"}
+DATA_NAMES = {"Containerfile"}
 
 
 def folder(package: str) -> Path:
@@ -56,7 +57,9 @@ def test_wheel_holds_every_module_and_table_and_nothing_else(wheel: zipfile.ZipF
         "cloudgpu/" + path.relative_to(ROOT).as_posix()
         for package in PACKAGES
         for path in folder(package).iterdir()
-        if path.suffix == ".py" or (path.suffix in DATA and (package != "cloudgpu" or path.name == "py.typed"))
+        if path.suffix == ".py"
+        or path.name in DATA_NAMES
+        or (path.suffix in DATA and (package != "cloudgpu" or path.name == "py.typed"))
     }
     assert shipped == expected
 
