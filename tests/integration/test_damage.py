@@ -20,8 +20,7 @@ torch = pytest.importorskip("torch")
 np = pytest.importorskip("numpy")
 
 from cloudgpu.runtime.checkpoint.names import Name  # noqa: E402
-
-from ..standins.checkpoints import local_store, restore_all, save  # noqa: E402
+from cloudgpu.tests.standins.checkpoints import local_store, restore_all, save  # noqa: E402
 
 WORLD = 2
 OLDER, NEWER = 4, 8
@@ -72,6 +71,10 @@ def grow(path: Path, _draw: random.Random, _other: Path) -> None:
         file.write(b"\0")
 
 
+def put(path: Path, _draw: random.Random, other: Path) -> None:
+    shutil.copyfile(other, path)
+
+
 def swap(path: Path, _draw: random.Random, other: Path) -> None:
     data = path.read_bytes()
     path.write_bytes(other.read_bytes())
@@ -85,7 +88,7 @@ DAMAGES: dict[str, Callable[[Path, random.Random, Path], None]] = {
     "a byte too many": grow,
     "empty": lambda path, _draw, _other: os.truncate(path, 0),
     "missing": lambda path, _draw, _other: path.unlink(),
-    "that of another": lambda path, _draw, other: shutil.copy(other, path),
+    "that of another": put,
     "swapped with another": swap,
 }
 

@@ -13,8 +13,7 @@ from cloudgpu.runtime.checkpoint.stage import Stager
 from cloudgpu.runtime.checkpoint.store import CheckpointStore
 from cloudgpu.runtime.checkpoint.tree import flatten
 from cloudgpu.runtime.jobdir import JobDir, local_url
-
-from .ranks import on_ranks
+from cloudgpu.tests.standins.ranks import on_ranks
 
 
 def local_store(folder: Path) -> CheckpointStore:

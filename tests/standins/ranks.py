@@ -37,9 +37,9 @@ class ThreadRanks:
                 answer = (call(), None)
             except Exception as error:  # noqa: BLE001 - raised below, on every rank
                 answer = (None, error)
-        result, error = self.gather(answer)[0]
-        if error is not None:
-            raise error
+        result, problem = self.gather(answer)[0]
+        if problem is not None:
+            raise problem
         return result  # type: ignore[no-any-return]
 
 

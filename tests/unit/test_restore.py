@@ -22,9 +22,8 @@ from cloudgpu.runtime.checkpoint.names import Name  # noqa: E402
 from cloudgpu.runtime.checkpoint.store import CheckpointStore  # noqa: E402
 from cloudgpu.runtime.checkpoint.verified import LocalFile, Memory, Target, read_verified  # noqa: E402
 from cloudgpu.runtime.jobdir import JobDir, JobDirError  # noqa: E402
-
-from ..standins import s3  # noqa: E402
-from ..standins.checkpoints import local_store, restore_all, save, stage  # noqa: E402
+from cloudgpu.tests.standins import s3  # noqa: E402
+from cloudgpu.tests.standins.checkpoints import local_store, restore_all, save, stage  # noqa: E402
 
 
 def snapshot(step: int, rank: int = 0) -> dict[str, Any]:
