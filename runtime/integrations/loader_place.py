@@ -131,7 +131,7 @@ class _Inner:
 
 def _make_generator(loader: Any) -> None:  # noqa: ANN401
     """Accelerate's random sampler makes its generator when it is first used; a restore must find it before."""
-    sampler = getattr(getattr(loader, "batch_sampler", None), "sampler", None)
+    sampler: Any = getattr(getattr(loader, "batch_sampler", None), "sampler", None)
     if getattr(sampler, "generator", "") is None and hasattr(sampler, "initial_seed"):
         import torch
 
