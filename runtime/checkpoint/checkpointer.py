@@ -59,6 +59,7 @@ class Checkpointer:
     every      steps (500), a duration ("30s", 30.0) or "auto"; default: the job file's, or "auto"
     keep       how many checkpoints to keep; default: the job file's, or 3
     replay     find the place in the data by reading up to it: for augmentation drawn at random inside of loader workers
+    overlap    copy parameters and optimizer state while the next forward and backward pass runs: True, False or "auto"
     **objects  whatever has state_dict() and load_state_dict(): model, optimizer, scheduler, ema ...
 
     Making one restores the newest checkpoint that verifies, if there is any. With torch.distributed, make it on every
@@ -73,6 +74,7 @@ class Checkpointer:
         every: int | float | str | None = None,
         keep: int | None = None,
         replay: bool = False,
+        overlap: bool | str = False,
         **objects: Any,  # noqa: ANN401 - anything with a state_dict
     ) -> None:
         for name, value in objects.items():
@@ -96,15 +98,23 @@ class Checkpointer:
         self._rows = MetricRows()
         self._ranks = Ranks()
         try:
-            self._set_up(folder, every, keep)
+            self._set_up(folder, every, keep, overlap)
         except CheckpointError as error:
             Outcome(EXIT_USER, 0, None, None, str(error)).write()
             raise
         if not self.finished:
             self._interruption.listen()
 
-    def _set_up(self, folder: str | os.PathLike[str] | None, every: int | float | str | None, keep: int | None) -> None:
+    def _set_up(
+        self,
+        folder: str | os.PathLike[str] | None,
+        every: int | float | str | None,
+        keep: int | None,
+        overlap: bool | str,
+    ) -> None:
         keep = keep if keep is not None else from_environment("CLOUDGPU_CHECKPOINT_KEEP", int, 3)
+        if overlap not in {True, False, "auto"}:
+            raise CheckpointError(f'overlap={overlap!r}: expected True, False or "auto"')
         if keep < 1:
             raise CheckpointError(f"keep={keep}: at least one checkpoint must be kept")
         self._schedule = Schedule(
@@ -121,7 +131,7 @@ class Checkpointer:
         self._store.job_dir.make = False  # it is there now; should it be deleted while we train, it stays so
         ranks, store = self._ranks, self._store
         connect = lambda: WriterClient.connect(store, ranks.rank, ranks.world, attempt)  # noqa: E731
-        self._saver = Saver(connect, ranks, self._objects, attempt=attempt, run=run, keep=keep)
+        self._saver = Saver(connect, ranks, self._objects, attempt=attempt, run=run, keep=keep, overlap=overlap)
         self._saver.on_commit, self._saver.on_fenced = self._committed, self._stop_as_fenced
         self._restore()
         self._mark = time.monotonic()
@@ -215,6 +225,7 @@ class Checkpointer:
             self._random = None
         self._interruption.listen()
         self._interruption.handle_signals()
+        self._saver.attach()
         self._mark = time.monotonic()
         self._schedule.count_from(self.step, self._mark)
         self._explain(self._mark)

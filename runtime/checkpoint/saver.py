@@ -14,13 +14,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import compress
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from .errors import FencedError, logger
 from .manifest import RankManifest
 from .names import Name
+from .overlap import Overlap
 from .replicated import Replicated
-from .stage import Stager
+from .stage import Layout, Stager
 from .stale import StaleSaves
 from .tree import flatten
 from .writer_client import Save, SaveResult, WriterClient
@@ -75,12 +77,16 @@ class Saver:
         attempt: int,
         run: str,
         keep: int,
+        overlap: bool | str = False,
     ) -> None:
         self._connect, self._ranks, self.attempt, self._run, self._keep = connect, ranks, attempt, run, keep
         self._client: WriterClient | None = None
         self._stager = Stager()
         self._stale = StaleSaves(objects)
         self._replicated = Replicated(objects, ranks)
+        self._overlap = Overlap(objects, overlap)
+        self._after_copy: tuple[InFlight, Callable[[], None]] | None = None
+        """What follows when the copy that is under way is there."""
         self._reserved = 0
         self._number = 0
         self._in_flight: dict[int, InFlight] = {}
@@ -107,6 +113,8 @@ class Saver:
 
     def close(self) -> None:
         """Give the slots' memory back; what is staged is written all the same."""
+        self.join()
+        self._overlap.detach()
         self._stager.release()
         if self._client is not None:
             self._client.close()
@@ -138,43 +146,88 @@ class Saver:
             busy = False
         return not self._ranks.maximum([busy])[0]
 
-    def stage(self, content: Content) -> None:
+    def stage(self, content: Content, *, at_last: bool = False) -> None:
         """Copy the snapshot into a free slot, and have it written. There must be one: see can_stage().
 
-        Raises CheckpointError for what cannot be saved; every other failure is one of this save alone.
+        at_last: nothing is trained any more, and nothing may be left to be copied later. Raises CheckpointError for
+        what cannot be saved; every other failure is one of this save alone.
         """
         self._number += 1
         name = Name.of_run(content.step, self.attempt, self._number, self._run)
         save = self._in_flight[self._number] = InFlight(self._number, name, content.finished)
         self.staged = content.step, content.finished
+        tree, leaves = flatten(content.snapshot, "")
+        absent = self._replicated.absent(leaves)
         try:
-            self._fill(save, content)
+            self._fill(save, content, tree, *self._stager.lay_out(leaves, absent), overlap=not at_last)
         except (OSError, MemoryError) as error:  # no memory for a slot
             save.error = f"{error}" or type(error).__name__
 
-    def _fill(self, save: InFlight, content: Content) -> None:
-        tree, leaves = flatten(content.snapshot, "")
-        absent = self._replicated.absent(leaves)
-        layout, sources = self._stager.lay_out(leaves, absent)
+    def _fill(
+        self,
+        save: InFlight,
+        content: Content,
+        tree: Any,  # noqa: ANN401 - JSON
+        layout: Layout,
+        sources: Sequence[Any],
+        *,
+        overlap: bool,
+    ) -> None:
         self._reserve(layout.size)
-        client, ranks = self.client, self._ranks
-        slot = client.free_slot()
+        slot = self.client.free_slot()
         if slot is None:
             raise MemoryError("no slot is free")
-        memory = client.slot(slot)
-        self._stager.copy(layout, sources, slot, memory)
-        self._stale.check(content.step, layout.pieces, memory)
-        name = str(save.name)
+        memory, ranks, name = self.client.slot(slot), self._ranks, str(save.name)
         manifest = RankManifest(name, ranks.rank, ranks.world, content.step, layout.size, layout.pieces, tree)
         rows = content.rows(name) if ranks.rank == 0 else b""
-        client.submit(
-            Save(save.name, slot, layout.size, manifest.to_bytes(), save.finished, keep=self._keep, rows=rows)
-        )
+        message = Save(save.name, slot, layout.size, manifest.to_bytes(), save.finished, keep=self._keep, rows=rows)
+
+        def hand_over(*, live: bool) -> None:
+            self._stale.check(content.step, layout.pieces, memory, live=live)
+            self.client.submit(message)
+
+        self._copy(save, self._stager.destinations(layout, sources, slot, memory), sources, hand_over, overlap)
+
+    def _copy(
+        self,
+        save: InFlight,
+        destinations: Sequence[Any],
+        sources: Sequence[Any],
+        hand_over: Callable[..., None],
+        overlap: bool,
+    ) -> None:
+        """All at once; or what may be copied while training goes on in the background, until join()."""
+        if not (overlap and self._overlap.wanted()):
+            start = time.monotonic()
+            self._stager.copy_pairs(destinations, sources)
+            self._overlap.count_blocking(time.monotonic() - start)
+            hand_over(live=True)
+            return
+        later = self._overlap.choose(sources)
+        now = [not one for one in later]
+        self._stager.copy_pairs(list(compress(destinations, now)), list(compress(sources, now)))
+        rest = list(compress(destinations, later)), list(compress(sources, later))
+        self._after_copy = save, lambda: hand_over(live=False)
+        self._overlap.start(lambda: self._stager.copy_pairs(*rest), *rest)
+
+    def attach(self) -> None:
+        """The loop begins: see overlap.py."""
+        self._overlap.attach(self.join)
+
+    def join(self) -> None:
+        """A copy that is under way is waited for, and handed over. Called before an optimizer changes anything."""
+        if not self._overlap.under_way or self._after_copy is None:
+            return
+        (save, hand_over), self._after_copy = self._after_copy, None
+        save.error = self._overlap.join()
+        if save.error is None:
+            hand_over()
 
     # What becomes of it
 
     def exchange(self, *own: int) -> list[int]:
         """The greatest of each value over all ranks; besides, what each knows of its saves. One small all-reduce."""
+        self.join()
         self._take(self.client.poll())
         values = self._ranks.maximum([*own, self._committed, int(self._fenced), *self._failed()])
         committed, fenced, *failed = values[len(own) :]
@@ -245,7 +298,7 @@ class Saver:
                 time.sleep(LAST_PAUSE * attempt)  # a store that stumbles may answer again; after this there is no other
             if not self._wait_for(self.can_stage, deadline):
                 return False
-            self.stage(content())
+            self.stage(content(), at_last=True)
             if self.settle(deadline):
                 return True
         return False
@@ -268,6 +321,7 @@ class Saver:
 
     def leave_behind(self, timeout_s: float) -> None:
         """The loop was broken off: give what is staged some time to be written."""
+        self.join()
         if self._client is not None and self._in_flight:
             self._take(self._client.wait(timeout_s))
 

@@ -66,7 +66,11 @@ class Stager:
 
     def copy(self, layout: Layout, sources: Sequence[Any], slot: int, memory: memoryview) -> None:
         """Fill the slot; returns when all is there."""
-        copy(self.destinations(layout, sources, slot, memory), sources, self._cuda)
+        self.copy_pairs(self.destinations(layout, sources, slot, memory), sources)
+
+    def copy_pairs(self, destinations: Sequence[Any], sources: Sequence[Any]) -> None:
+        """Some of them; returns when they are there."""
+        copy(destinations, sources, self._cuda)
 
     def destinations(self, layout: Layout, sources: Sequence[Any], slot: int, memory: memoryview) -> list[Any]:
         """Tensors and arrays in the slot's memory, one per source."""

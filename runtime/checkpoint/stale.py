@@ -34,15 +34,15 @@ class StaleSaves:
         self._told: set[str] = set()
         self._turn = 0
 
-    def check(self, step: int, pieces: Sequence[Piece], memory: memoryview) -> None:
-        """A save of this step lies in the slot, before it is handed over."""
+    def check(self, step: int, pieces: Sequence[Piece], memory: memoryview, *, live: bool) -> None:
+        """A save of this step lies in the slot, before it is handed over. live: nothing has been changed since."""
         self._turn += 1
         mine = _by_object(pieces)
         for name in self._objects.keys() - self._told:
             own = mine.get(name, [])
             if own and _should_change(self._objects[name]):
                 self._look_for_change(name, step, own, memory)
-            if name not in self._told:
+            if live and name not in self._told:
                 self._compare_with_live(name, own, memory)
 
     # It changes
