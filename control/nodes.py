@@ -8,7 +8,7 @@ from typing import Any
 
 from ..jobspecs.plan import Offer
 from ..provisioners.base import NodeRequest, NodeState
-from ..runtime.jobdir import Heartbeat, JobDir, NodeRecord, Result, node_key
+from ..runtime.jobdir import Generation, Heartbeat, JobDir, NodeRecord, Result, generation_key, node_key
 from .model import Attempt
 from .outcomes import NodeEnd, NodeView, end_by_absence, end_by_result, furthest
 
@@ -81,6 +81,19 @@ def read_furthest(job_dir: JobDir, attempt: Attempt) -> Heartbeat | None:
     ]
     beats = [Heartbeat.from_bytes(data) for data in map(job_dir.find, keys) if data is not None]
     return furthest(beats) if beats else None
+
+
+def new_generation(job_dir: JobDir, attempt: Attempt, nodes: Sequence[NodeView]) -> Generation | None:
+    """The next restart in place that the attempt's row does not tell of yet; one at a time: each is an event.
+
+    A node may have ended before it could beat once more: then the job dir is asked.
+    """
+    number = len(attempt.generations or []) + 2
+    if not any(node.generation >= number or node.end is not None for node in nodes):
+        return None
+    data = job_dir.find(generation_key(attempt.number, number))
+    record = None if data is None else Generation.from_bytes(data)
+    return None if record is None or record.kind == "closed" else record
 
 
 def _look_at(job_dir: JobDir, watches: Watches, request: NodeRequest, state: NodeState | None, now: float) -> NodeView:

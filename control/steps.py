@@ -15,22 +15,12 @@ from typing import Any, cast
 
 from ..jobspecs.plan import Offer
 from ..provisioners.base import Allocation, LaunchRequest, Owner, Provisioner, ProvisionError, launch_token
-from ..runtime.jobdir import (
-    JOB_KEY,
-    AttemptRecord,
-    Generation,
-    JobDir,
-    JobDirError,
-    Stop,
-    StopReason,
-    attempt_key,
-    generation_key,
-)
+from ..runtime.jobdir import JOB_KEY, AttemptRecord, JobDir, JobDirError, Stop, StopReason, attempt_key
 from . import cost, states
 from .clock import Clock, JobTime
 from .decisions import GRACE_S, End, Start, backoff, decide, idle_end, left_in_place, place, wanted_end
 from .model import Attempt, JobRow
-from .nodes import Watches, look, node_records, node_requests
+from .nodes import Watches, look, new_generation, node_records, node_requests
 from .outcomes import NodeView, Verdict, judge, must_stop_peers
 from .store import Change, Store
 
@@ -262,20 +252,13 @@ class Step:
         return None if idle is None else (idle.cause, idle.reason)
 
     def _take_generation(self, attempt: Attempt, nodes: Sequence[NodeView]) -> bool:
-        """Write down that the machines have started the program again by themselves; whether there was something new.
-
-        One at a time: each is an event of its own. A node may have ended before it could beat once more.
-        """
-        known = attempt.generations or []
-        number = len(known) + 2
-        if not any(node.generation >= number or node.end is not None for node in nodes):
+        """Write down that the machines have started the program again by themselves; whether there was anything."""
+        record = new_generation(self._job_dir(), attempt, nodes)
+        if record is None:
             return False
-        data = self._job_dir().find(generation_key(attempt.number, number))
-        record = None if data is None else Generation.from_bytes(data)
-        if record is None or record.kind == "closed":
-            return False
-        message = f"{record.node}: {record.reason}; the program starts again in place (generation {number})"
-        return self._write("restarted", message, attempt={"generations": [*known, dataclasses.asdict(record)]})
+        again = f"the program starts again in place (generation {record.generation})"
+        known = [*(attempt.generations or []), dataclasses.asdict(record)]
+        return self._write("restarted", f"{record.node}: {record.reason}; {again}", attempt={"generations": known})
 
     # -- stopping
 

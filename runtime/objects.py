@@ -1,0 +1,232 @@
+"""A job's folder in an object store or a file system, by URL. Standard library and obstore only."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import quote, unquote
+
+import obstore
+from obstore.exceptions import AlreadyExistsError, BaseError, NotFoundError
+from obstore.store import LocalStore, from_url
+
+if TYPE_CHECKING:
+    from obstore.store import ClientConfig, ObjectStore, RetryConfig
+
+SCHEMES = ("file", "s3", "gs", "az")
+PART = 8 << 20
+"""Bytes per request of an upload."""
+UPLOADS = 4
+"""Requests of an upload that run at the same time."""
+
+# A stalled connection must not look like a stalled job: everyone who calls has its own patience and tries again.
+# Plain http is used where an endpoint is set to it, such as a store of one's own (AWS_ENDPOINT_URL), and nowhere else.
+_CLIENT: ClientConfig = {"timeout": "30s", "connect_timeout": "5s", "allow_http": True}
+_RETRY: RetryConfig = {"max_retries": 3, "retry_timeout": datetime.timedelta(seconds=30)}
+
+_T = TypeVar("_T")
+
+
+class JobDirError(Exception):
+    """The job dir cannot be read or written; the message names it and says why."""
+
+
+class MissingError(JobDirError):
+    """No object has this key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """An object as a listing shows it."""
+
+    key: str
+    size: int
+    modified: float
+    """Epoch seconds, by the store's clock."""
+
+
+class JobDir:
+    """One job's folder in an object store or a file system, by URL. Keys are relative, with `/`.
+
+    Opening makes nothing. A local folder that is not there yet is made by the first write, unless `make` is false: so
+    for all who work on a job that was submitted. One that was there and has been deleted since is not made again:
+    writing to it fails, so that whoever writes notices, and nothing is there to be read.
+    """
+
+    def __init__(self, url: str, *, make: bool = True) -> None:
+        self.url = url.rstrip("/")
+        self.make = make
+        self._folder: Path | None = None
+        self._store: ObjectStore | None = None
+        scheme, colon, rest = self.url.partition("://")
+        if not colon or scheme not in SCHEMES:
+            raise JobDirError(f"{url} cannot be used as a job dir: expected a URL of {', '.join(SCHEMES)}")
+        if scheme == "file":
+            # Not through from_url(), which cuts the path at a `#` or `?` that was left unquoted.
+            self._folder = Path(unquote(rest.removeprefix("localhost")))
+            if not self._folder.is_absolute():
+                raise JobDirError(f"{url} cannot be used as a job dir: expected file:// and an absolute path")
+            self._open_folder()
+            return
+        try:
+            self._store = from_url(self.url, client_options=_CLIENT, retry_config=_RETRY)
+        except (BaseError, ValueError, OSError) as error:
+            raise JobDirError(f"{self.url} cannot be used as a job dir: {_cause(error)}") from error
+
+    @property
+    def folder(self) -> Path | None:
+        """The local folder that this is; None in an object store."""
+        return self._folder
+
+    def writable_folder(self) -> Path | None:
+        """The same, there to be written into: for whoever must see to it that files reach the disk."""
+        if self._folder is not None:
+            self._call("writing", self._writable)
+        return self._folder
+
+    def put(self, key: str, data: bytes | Path) -> None:
+        """Write bytes or a file's content, replacing what is there; readers see the old or the new object, no part."""
+        self._call(f"writing {key}", lambda: obstore.put(self._writable(), key, data))
+
+    def upload(self, key: str, pieces: Iterator[memoryview]) -> None:
+        """Write what is too large for one request, a piece at a time; the object appears when all of them are there.
+
+        Pieces are sent from where they lie: they must not change until this returns. At most UPLOADS are under way.
+        """
+        self._call(
+            f"writing {key}",
+            lambda: obstore.put(self._writable(), key, pieces, chunk_size=PART, max_concurrency=UPLOADS),
+        )
+
+    def create(self, key: str, data: bytes) -> bool:
+        """Write only if nothing has this key; True if the object there is this one.
+
+        A retried write whose first answer was lost finds its own object: so equal content counts as won, and content
+        that decides something must name its writer.
+        """
+        try:
+            self._call(f"creating {key}", lambda: obstore.put(self._writable(), key, data, mode="create"))
+        except _ExistsError:
+            return self.get(key) == data
+        return True
+
+    def get(self, key: str) -> bytes:
+        """The object's bytes; raises MissingError."""
+        return self._call(f"reading {key}", lambda: bytes(obstore.get(self._readable(), key).bytes()))
+
+    def get_range(self, key: str, start: int, end: int) -> bytes:
+        """The bytes from `start` up to `end`, which must lie inside the object; raises MissingError."""
+        return self._call(
+            f"reading {key}", lambda: bytes(obstore.get_range(self._readable(), key, start=start, end=end))
+        )
+
+    def find(self, key: str) -> bytes | None:
+        """The object's bytes, or None if there is no such object."""
+        try:
+            return self.get(key)
+        except MissingError:
+            return None
+
+    def exists(self, key: str) -> bool:
+        """Whether there is such an object."""
+        return self.size(key) is not None
+
+    def size(self, key: str) -> int | None:
+        """The object's bytes, or None if there is no such object."""
+        try:
+            return self._call(f"looking for {key}", lambda: obstore.head(self._readable(), key)["size"])
+        except MissingError:
+            return None
+
+    def download(self, key: str, path: Path) -> None:
+        """Write the object into a local file, a piece at a time. Raises MissingError; OSError is of the local file."""
+        doing = f"reading {key}"
+        pieces = iter(self._call(doing, lambda: obstore.get(self._readable(), key).stream(min_chunk_size=1 << 20)))
+        with path.open("wb") as file:
+            while (piece := self._call(doing, lambda: next(pieces, None))) is not None:
+                file.write(piece)
+
+    def list(self, prefix: str) -> Sequence[str]:
+        """Keys under a folder, sorted; empty if there is no such folder."""
+        return [entry.key for entry in self.entries(prefix)]
+
+    def entries(self, prefix: str, after: str | None = None) -> Sequence[Entry]:
+        """Objects under a folder in the order of their keys, those after `after` only."""
+        # A listing of a local folder that vanishes meanwhile says so with NotFound: it is then empty.
+        try:
+            found = self._call(f"listing {prefix}", lambda: list(self._entries(prefix, after)))
+        except MissingError:
+            return []
+        return sorted(found, key=lambda entry: entry.key)
+
+    def folders(self, prefix: str) -> Sequence[str]:
+        """Names of the folders right under a folder, sorted."""
+        try:
+            listed = self._call(
+                f"listing {prefix}", lambda: obstore.list_with_delimiter(self._readable(), prefix.rstrip("/") + "/")
+            )
+        except MissingError:
+            return []
+        return sorted(path.rstrip("/").rpartition("/")[2] for path in listed["common_prefixes"])
+
+    def delete(self, key: str) -> None:
+        """Remove the object; nothing happens if it is gone already."""
+        try:
+            self._call(f"deleting {key}", lambda: obstore.delete(self._readable(), key))
+        except MissingError:
+            return
+
+    def _entries(self, prefix: str, after: str | None) -> Iterator[Entry]:
+        for batch in obstore.list(self._readable(), prefix.rstrip("/") + "/", offset=after, chunk_size=1_000):
+            for meta in batch:
+                yield Entry(meta["path"], meta["size"], meta["last_modified"].timestamp())
+
+    def _open_folder(self) -> ObjectStore | None:
+        """The store of a local folder, once the folder is there."""
+        if self._store is None and self._folder is not None and self._folder.is_dir():
+            try:
+                self._store = LocalStore(prefix=self._folder)
+            except (BaseError, OSError) as error:
+                raise JobDirError(f"{self.url} cannot be used as a job dir: {_cause(error)}") from error
+        return self._store
+
+    def _readable(self) -> ObjectStore:
+        store = self._open_folder()
+        # What lies where the folder was, such as a file, has none of its objects.
+        if store is None or (self._folder is not None and not self._folder.is_dir()):
+            raise FileNotFoundError(self.url)
+        return store
+
+    def _writable(self) -> ObjectStore:
+        if self._folder is not None and not self._folder.is_dir():
+            if self._store is not None or not self.make:
+                raise JobDirError(f"{self.url}: the folder has been deleted")
+            self._folder.mkdir(parents=True, exist_ok=True)
+        return self._readable()
+
+    def _call(self, doing: str, call: Callable[[], _T]) -> _T:
+        try:
+            return call()
+        except AlreadyExistsError as error:
+            raise _ExistsError(f"{self.url}: {doing}: there is such an object already") from error
+        except (NotFoundError, FileNotFoundError) as error:
+            raise MissingError(f"{self.url}: {doing}: there is no such object") from error
+        except (BaseError, OSError, ValueError) as error:
+            raise JobDirError(f"{self.url}: {doing} failed: {_cause(error)}") from error
+
+
+class _ExistsError(JobDirError):
+    """A create-only write came second."""
+
+
+def _cause(error: Exception) -> str:
+    """The first line: what follows in obstore's messages is for its own developers."""
+    return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
+def local_url(path: Path) -> str:
+    """The file:// URL of a folder, any character in its name quoted."""
+    return "file://" + quote(str(path.resolve()))
