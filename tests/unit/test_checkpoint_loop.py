@@ -175,6 +175,76 @@ def test_notice_saves_and_ends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     assert not (tmp_path / "listening").exists()
 
 
+def test_a_notice_to_save_is_obeyed_once_and_training_goes_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("CLOUDGPU_NOTICE", str(tmp_path / "notice.json"))
+    notice = {"reason": "maintenance", "deadline": time.time() + 3600, "action": "save"}
+    ckpt = Checkpointer(model=Model(), every=16, keep=9)
+    for step in ckpt.steps(20):
+        ckpt.wait()
+        if step in {2, 3}:
+            (tmp_path / "notice.json").write_text(json.dumps({**notice, "id": f"{step}"}))
+    # After steps 2 and 3, then every 16 / 4 steps, and the end.
+    assert saved() == [3, 4, 8, 12, 16, 20]
+    assert caplog.text.count("notice: maintenance: saving now") == 2
+
+
+def test_what_it_leaves_behind(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CLOUDGPU_NOTICE", str(tmp_path / "notice.json"))
+    monkeypatch.setenv("CLOUDGPU_OUTCOME", str(tmp_path / "outcome.json"))
+    monkeypatch.setenv("CLOUDGPU_INTERRUPTED_EXIT", "143")
+    with pytest.raises(SystemExit) as end:
+        for step in Checkpointer(model=Model(), every=100).steps(20):
+            if step == 6:
+                (tmp_path / "notice.json").write_text(json.dumps({"reason": "preempt", "deadline": time.time() + 60}))
+    assert end.value.code == 143
+    outcome = json.loads((tmp_path / "outcome.json").read_bytes())
+    name = outcome.pop("checkpoint")
+    assert Path("checkpoints", name, "COMMIT.json").exists()
+    assert outcome == {
+        "code": 75,
+        "outcome": "interrupted",
+        "step": 7,
+        "saved_step": 7,
+        "reason": f"notice: preempt: stopped at step 7, saved as {name}",
+    }
+    (tmp_path / "notice.json").unlink()
+    train(20)
+    assert json.loads((tmp_path / "outcome.json").read_bytes())["outcome"] == "done"
+    with pytest.raises(CheckpointError, match="no state of optimizer"):
+        Checkpointer(model=Model(), optimizer=Model())
+    assert json.loads((tmp_path / "outcome.json").read_bytes())["code"] == 70
+
+
+def test_a_loop_of_somebody_else() -> None:
+    loader = [1, 2, 3]
+
+    def run(stop: int | None) -> list[tuple[int, int]]:
+        ckpt = Checkpointer(model=Model(), loader=loader, every=1)
+        seen: list[tuple[int, int]] = []
+        ckpt.begin()
+        ckpt.begin()
+        while ckpt.epoch < 3:
+            for batch in ckpt.open_epoch():
+                if len(seen) == stop:
+                    ckpt.end(finished=False)
+                    ckpt.end()  # changes nothing any more
+                    return seen
+                seen.append((ckpt.epoch, batch))
+                ckpt.end_step(epoch_ended=ckpt.end_of_epoch)
+                ckpt.wait()
+        ckpt.end()
+        assert ckpt.finished
+        return seen
+
+    expected = [(epoch, batch) for epoch in range(3) for batch in loader]
+    assert run(4) == expected[:4]
+    assert run(2) == expected[4:6]
+    assert run(None) == expected[6:]
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_signal_saves_and_ends_and_reaches_the_program(number: signal.Signals) -> None:
     heard: list[int] = []
