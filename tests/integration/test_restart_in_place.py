@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from typing import Any
 
 import pytest
@@ -80,9 +81,11 @@ def test_the_timeline_tells_every_generation(world: World) -> None:
     assert all(span["first_step"] for span in (first, second))
 
 
-@pytest.mark.parametrize("nodes", [1, 2])
-def test_all_processes_of_the_group_start_again(world: World, nodes: int) -> None:
-    start(world, "1=kill", "all=0", nodes=nodes, gpus=2 // nodes, launcher="torchrun", failures_left=1)
+@pytest.mark.parametrize(("launcher", "nodes"), [("torchrun", 1), ("torchrun", 2), ("mpi", 2)])
+def test_all_processes_of_the_group_start_again(world: World, launcher: str, nodes: int) -> None:
+    if launcher == "mpi" and shutil.which("mpirun") is None:
+        pytest.skip("mpi needs Open MPI")
+    start(world, "1=kill", "all=0", nodes=nodes, gpus=2 // nodes, launcher=launcher, failures_left=1)
     assert finish(world) == ["succeeded"] * nodes
     (record, *rest) = generations(world)
     assert (record.kind, record.reason, record.group) == ("failure", "rank 1: SIGKILL", True)
