@@ -1,0 +1,247 @@
+"""Saving and loading a training's state by every library that users would otherwise take. One class per way.
+
+`save` returns when training may go on; `wait` when the save is as durable as that library makes it.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from .training import Training
+
+
+class Way:
+    """A way to save: made once per training, used for each checkpoint."""
+
+    def __init__(self, training: Training, folder: Path) -> None:
+        self.training, self.folder = training, folder
+        self.saves = 0
+
+    def new_path(self) -> Path:
+        self.saves += 1
+        return self.folder / f"{self.saves:04d}"
+
+    def save(self) -> None:
+        raise NotImplementedError
+
+    def wait(self) -> None:
+        """Most ways have nothing left to do."""
+
+    def close(self) -> None:
+        self.wait()
+
+
+class TorchSave(Way):
+    def save(self) -> None:
+        import torch
+
+        torch.save(self.training.state(), self.new_path())
+
+
+class TorchSaveSynced(Way):
+    """What a careful programmer writes: a temporary file, flushed, then renamed."""
+
+    def save(self) -> None:
+        import torch
+
+        path = self.new_path()
+        partial = path.with_suffix(".partial")
+        with partial.open("wb") as file:
+            torch.save(self.training.state(), file)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.rename(path)
+        _sync(self.folder)
+
+
+class Safetensors(Way):
+    def save(self) -> None:
+        from safetensors.torch import save_file
+
+        state = self.training.state()
+        flat = dict(state["model"])
+        for index, moments in state["optimizer"]["state"].items():
+            flat |= {f"optimizer.{index}.{name}": value for name, value in moments.items()}
+        path = self.new_path()
+        partial = path.with_suffix(".partial")
+        save_file(flat, partial)
+        _sync(partial)
+        partial.rename(path)
+        _sync(self.folder)
+
+
+class Dcp(Way):
+    def save(self) -> None:
+        import torch.distributed.checkpoint as dcp
+
+        dcp.save(self.training.state(), checkpoint_id=self.new_path(), no_dist=True)
+
+
+class _DcpAsync(Way):
+    """`process`: written by a process of its own, else by a thread. `reused`: one stager for all saves."""
+
+    process, reused = False, False
+
+    def __init__(self, training: Training, folder: Path) -> None:
+        super().__init__(training, folder)
+        from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+
+        self._pending: Any = None
+        self._stager: Any = None
+        if self.reused:
+            self._stager = DefaultStager(StagingOptions(False, self.process, False, False))
+        if self.process:
+            import torch.distributed as dist
+
+            dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=0, world_size=1)
+
+    def save(self) -> None:
+        import torch.distributed.checkpoint as dcp
+        from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType as Kind
+
+        self.wait()  # one at a time, as the library asks
+        self._pending = dcp.async_save(
+            self.training.state(),
+            checkpoint_id=self.new_path(),
+            async_checkpointer_type=Kind.PROCESS if self.process else Kind.THREAD,
+            async_stager=self._stager,
+        )
+
+    def wait(self) -> None:
+        if self._pending is not None:
+            self._pending.result()
+            self._pending = None
+
+    def close(self) -> None:
+        super().close()
+        if self._stager is not None:
+            self._stager.close()
+
+
+class DcpThread(_DcpAsync):
+    pass
+
+
+class DcpThreadReused(_DcpAsync):
+    reused = True
+
+
+class DcpProcess(_DcpAsync):
+    process = True
+
+
+class DcpProcessReused(_DcpAsync):
+    process = reused = True
+
+
+class Lightning(Way):
+    """Trainer.save_checkpoint, as its ModelCheckpoint calls it."""
+
+    asynchronous = False
+
+    def __init__(self, training: Training, folder: Path) -> None:
+        super().__init__(training, folder)
+        import logging
+        import warnings
+
+        logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+        warnings.filterwarnings("ignore")
+        from lightning.pytorch import LightningModule, Trainer
+        from lightning.pytorch.plugins import AsyncCheckpointIO, TorchCheckpointIO
+
+        module = LightningModule()
+        module.model = training.model
+        io = TorchCheckpointIO()
+        self._io: Any = AsyncCheckpointIO(io) if self.asynchronous else io
+        self._trainer = Trainer(
+            accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False, plugins=[self._io]
+        )
+        self._trainer.strategy.connect(module)
+        self._trainer.strategy.optimizers = [training.optimizer]
+        if self.asynchronous:
+            self._io.setup(self._trainer) if hasattr(self._io, "setup") else None
+
+    def save(self) -> None:
+        self._trainer.save_checkpoint(self.new_path())
+
+
+class LightningAsync(Lightning):
+    asynchronous = True
+
+    def wait(self) -> None:
+        executor = getattr(self._io, "_executor", None)
+        if executor is not None:
+            executor.submit(lambda: None).result()  # one worker: what was asked before is done before
+
+
+class Accelerate(Way):
+    def __init__(self, training: Training, folder: Path) -> None:
+        super().__init__(training, folder)
+        from accelerate import Accelerator
+
+        self._accelerator = Accelerator(cpu=True)
+        training.model, training.optimizer = self._accelerator.prepare(training.model, training.optimizer)
+
+    def save(self) -> None:
+        self._accelerator.save_state(str(self.new_path()))
+
+
+class Ours(Way):
+    """The Checkpointer, by its public methods: hashed, flushed and committed by its writer."""
+
+    overlap: bool | str = False
+
+    def __init__(self, training: Training, folder: Path) -> None:
+        super().__init__(training, folder)
+        from cloudgpu.runtime import Checkpointer
+
+        self._ckpt = Checkpointer(
+            model=training.model,
+            optimizer=training.optimizer,
+            folder=folder,
+            every=1_000_000,
+            keep=3,
+            overlap=self.overlap,
+        )
+        self._ckpt.begin()
+
+    def save(self) -> None:
+        self._ckpt.save()
+        self._ckpt.end_step()
+
+    def wait(self) -> None:
+        self._ckpt.wait()
+
+    def close(self) -> None:
+        self._ckpt.end(finished=False)
+
+
+class OursOverlapped(Ours):
+    overlap = True
+
+
+WAYS: dict[str, tuple[type[Way], str]] = {
+    "torch.save": (TorchSave, "not flushed"),
+    "torch.save, flushed, renamed": (TorchSaveSynced, "flushed"),
+    "safetensors, flushed, renamed": (Safetensors, "flushed"),
+    "DCP save": (Dcp, "flushed"),
+    "DCP async_save, thread": (DcpThread, "flushed"),
+    "DCP async_save, thread, reused stager": (DcpThreadReused, "flushed"),
+    "DCP async_save, process": (DcpProcess, "flushed"),
+    "DCP async_save, process, reused stager": (DcpProcessReused, "flushed"),
+    "Lightning save_checkpoint": (Lightning, "not flushed"),
+    "Lightning AsyncCheckpointIO": (LightningAsync, "not flushed"),
+    "Accelerate save_state": (Accelerate, "not flushed"),
+    "cloudgpu": (Ours, "hashed, flushed, committed"),
+    "cloudgpu, overlapped": (OursOverlapped, "hashed, flushed, committed"),
+}
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
