@@ -23,15 +23,7 @@ pytestmark = [
     pytest.mark.timeout(900),
 ]
 
-# A container inside a container may not raise its limits, and older kernels' control groups suit runc only.
-CONTAINERS_CONF = """
-[containers]
-default_ulimits = ["nofile=20000:20000", "nproc=30000:30000"]
-[engine]
-runtime = "runc"
-cgroup_manager = "cgroupfs"
-events_logger = "file"
-"""
+CONTAINERS_CONF = Path(__file__).parents[1] / "image" / "containers.conf"
 
 TRAIN = """
 import os, random, sys, time
@@ -59,10 +51,8 @@ print("end", sum(model.weights).hex(), flush=True)
 
 
 @pytest.fixture(scope="module")
-def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    conf = tmp_path_factory.mktemp("conf") / "containers.conf"
-    conf.write_text(CONTAINERS_CONF)
-    os.environ["CONTAINERS_CONF"] = str(conf)
+def image() -> Iterator[str]:
+    os.environ["CONTAINERS_CONF"] = str(CONTAINERS_CONF)
     name = f"localhost/cloudgpu-test-{uuid.uuid4().hex[:8]}"
     podman("import", str(BASE_TAR), f"{name}-base:1")
     cloudgpu("image", "build", "--engine=podman", f"--base={name}-base:1", f"--tag={name}:1", "--offline")
