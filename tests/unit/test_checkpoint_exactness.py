@@ -5,6 +5,9 @@ from __future__ import annotations
 import copy
 import hashlib
 import random
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -29,6 +32,20 @@ from cloudgpu.runtime import Checkpointer, CheckpointError  # noqa: E402
 
 torch.set_num_threads(1)  # with tensors so small, a second one only spins: it makes these tests three times as slow
 SIZE, EPOCHS = 26, 3
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_writer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """As on a node of a job: a hundred trainings here need not start a hundred writers."""
+    path = tmp_path_factory.mktemp("writer") / "socket"
+    writer = subprocess.Popen([sys.executable, "-m", "cloudgpu.runtime.checkpoint.writer", "--socket", str(path)])
+    while not path.exists() and writer.poll() is None:
+        time.sleep(0.01)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CLOUDGPU_WRITER", str(path))
+        yield
+    writer.terminate()
+    assert writer.wait(60) == 0
 
 
 def scans() -> TensorDataset:
