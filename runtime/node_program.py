@@ -35,6 +35,7 @@ DRAIN_S = 300.0
 """What was staged is waited for so long, where no deadline comes before."""
 _WRITE_S = 3.0  # as long as the program has not told how long a write takes
 _SAFETY = 1.5
+_END_S = 2.0  # to kill the program, and for the result
 
 _T = TypeVar("_T")
 
@@ -223,7 +224,7 @@ class _ProgramConduct(Conduct):
         progress = read_progress(self._progress)
         if progress is None or self._writer.process is None:
             return 0.0
-        return _SAFETY * float(progress.get("lag") or _WRITE_S)
+        return _SAFETY * float(progress.get("lag") or _WRITE_S) + _END_S
 
     def peers_s(self, ended: Exit) -> float:
         if ended.code in _LEAVING:

@@ -108,7 +108,8 @@ def test_a_hung_program_is_ended_early_enough_and_its_last_slot_is_written(world
     agent = world.start()
     until(lambda: "hang" in world.texts(), 60)
     world.notice(14)
-    assert agent.wait(30) == agent_module.DONE, "it did not wait for the deadline, or the machine would be gone"
+    # It did not wait for the deadline, or the machine would be gone.
+    assert agent.wait(30) == agent_module.DONE, (world.texts("agent"), world.texts("stderr"), world.heartbeat())
     assert world.result().outcome == "preempted"
     assert committed(world)[-1] == 6
     assert world.processes() == []
