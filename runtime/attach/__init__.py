@@ -15,6 +15,10 @@ _VARIABLES = {
     "every": "CLOUDGPU_CHECKPOINT_EVERY",
     "keep": "CLOUDGPU_CHECKPOINT_KEEP",
 }
+    "folder": "CLOUDGPU_CHECKPOINTS",
+    "every": "CLOUDGPU_CHECKPOINT_EVERY",
+    "keep": "CLOUDGPU_CHECKPOINT_KEEP",
+}
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -28,7 +32,7 @@ def main(arguments: Sequence[str]) -> int:
     for name, variable in _VARIABLES.items():
         if (value := getattr(options, name)) is not None:
             os.environ[variable] = f"{value} steps" if name == "every" and value.isdecimal() else str(value)
-    session = Session(target, report=options.report)
+    session = Session(target, folder=options.folder, report=options.report)
     return session.run(lambda: execute(target, session.end))
 
 
