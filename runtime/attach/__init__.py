@@ -15,10 +15,6 @@ _VARIABLES = {
     "every": "CLOUDGPU_CHECKPOINT_EVERY",
     "keep": "CLOUDGPU_CHECKPOINT_KEEP",
 }
-    "folder": "CLOUDGPU_CHECKPOINTS",
-    "every": "CLOUDGPU_CHECKPOINT_EVERY",
-    "keep": "CLOUDGPU_CHECKPOINT_KEEP",
-}
 
 
 def main(arguments: Sequence[str]) -> int:

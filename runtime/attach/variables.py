@@ -285,8 +285,12 @@ def _is_quiet(value: Any) -> bool:  # noqa: ANN401
         or callable(value)
         or is_generator(value)
         or f"{kind.__module__}.".startswith(tuple(f"{name}." for name in _STATELESS))
-        or (isinstance(value, list | tuple | dict | set)
-        and all(_is_quiet(item) or is_plain(item) for item in (value.values() if isinstance(value, dict) else value)))
+        or (
+            isinstance(value, list | tuple | dict | set)
+            and all(
+                _is_quiet(item) or is_plain(item) for item in (value.values() if isinstance(value, dict) else value)
+            )
+        )
     )
 
 
