@@ -79,28 +79,41 @@ def restore(store: ReadableStore, ranks: Ranks, *, objects: Mapping[str, Any], c
     Collective: every rank must call it. Raises CheckpointError if there are checkpoints, none can be used, and one of
     them only for now; or if the newest does not fit the objects.
     """
-    names = _committed(store, ranks)
-    placements = Placements(objects if names else {})
-    unreadable: list[str] = []
-    for name in names:
-        found, verdict, error = _try(lambda name=name: _read(store, name, ranks, placements, cached))  # type: ignore[misc]
-        verdicts = ranks.gather(verdict)
-        if error is not None:
-            raise error
-        if misfit := next((one for one in verdicts if one and one.misfit), None):
-            raise CheckpointError(f"{store}: checkpoint {name} does not fit this program: {misfit.reason}")
-        if not any(verdicts):
-            return found
-        del found  # the memory is needed for the next one
-        if ranks.rank == 0:
-            _report(store, name, verdicts)
-        if any(not one.damaged for one in verdicts if one):
-            unreadable.append(str(name))
+    tried: list[Name] = []
+    unreadable: list[Name] = []
+    # Listed again, for an earlier process may have committed its last save meanwhile, and removed what it replaces.
+    while names := [name for name in _committed(store, ranks) if name not in tried]:
+        placements = Placements(objects)
+        for name in names:
+            found, verdicts = _attempt(store, name, ranks, placements, cached)
+            if not any(verdicts):
+                return found
+            tried.append(name)
+            if any(not one.damaged for one in verdicts if one):
+                unreadable.append(name)
     if unreadable:
-        raise CheckpointError(f"{store}: no checkpoint could be restored ({', '.join(unreadable)}): see above")
-    if names and ranks.rank == 0:
+        listed = ", ".join(map(str, unreadable))
+        raise CheckpointError(f"{store}: no checkpoint could be restored ({listed}): see above")
+    if tried and ranks.rank == 0:
         logger().warning(f"{store}: every checkpoint is damaged: training begins anew")
     return None
+
+
+def _attempt(
+    store: ReadableStore, name: Name, ranks: Ranks, placements: Placements, cached: Cached
+) -> tuple[Restored | None, list[_Verdict | None]]:
+    """One checkpoint, and what each rank says of it; None: it can use it. What nobody can help is raised."""
+    found, verdict, error = _try(lambda: _read(store, name, ranks, placements, cached))
+    verdicts = ranks.gather(verdict)
+    if error is not None:
+        raise error
+    if misfit := next((one for one in verdicts if one and one.misfit), None):
+        raise CheckpointError(f"{store}: checkpoint {name} does not fit this program: {misfit.reason}")
+    if not any(verdicts):
+        return found, verdicts
+    if ranks.rank == 0:
+        _report(store, name, verdicts)
+    return None, verdicts  # the memory is needed for the next one
 
 
 @dataclass(frozen=True, slots=True)

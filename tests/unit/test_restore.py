@@ -19,7 +19,7 @@ from cloudgpu.runtime.checkpoint import verified  # noqa: E402
 from cloudgpu.runtime.checkpoint.errors import CheckpointError, UnusableError  # noqa: E402
 from cloudgpu.runtime.checkpoint.manifest import RankManifest, chunk_hashes  # noqa: E402
 from cloudgpu.runtime.checkpoint.names import Name  # noqa: E402
-from cloudgpu.runtime.checkpoint.store import CheckpointStore  # noqa: E402
+from cloudgpu.runtime.checkpoint.store import CheckpointStore, Commit  # noqa: E402
 from cloudgpu.runtime.checkpoint.verified import LocalFile, Memory, Target, read_verified  # noqa: E402
 from cloudgpu.runtime.jobdir import JobDir, JobDirError  # noqa: E402
 from cloudgpu.tests.standins import s3  # noqa: E402
@@ -119,6 +119,24 @@ def test_what_is_removed_meanwhile_leaves_nothing_behind(tmp_path: Path) -> None
         save(store, step, [snapshot(step)])
     assert restored(Vanishing(store.job_dir, store.prefix)) == [(3, 30)]
     assert len(list((tmp_path / "checkpoints").iterdir())) == 1
+
+
+def test_what_replaces_all_that_was_listed_is_found(tmp_path: Path) -> None:
+    """An earlier process commits its last save, and retention removes the rest, while a new one looks at them."""
+
+    class Overtaken(CheckpointStore):
+        overtaken = False
+
+        def read_commit(self, name: Name) -> Commit:
+            if not self.overtaken:
+                self.overtaken = True
+                self.retain(save(self, 9, [snapshot(9)]), keep=1)
+            return super().read_commit(name)
+
+    store = local_store(tmp_path)
+    save(store, 3, [snapshot(3)])
+    save(store, 6, [snapshot(6)])
+    assert restored(Overtaken(store.job_dir, store.prefix)) == [(9, 90)]
 
 
 # From where
