@@ -215,13 +215,11 @@ class CheckpointStore:
         """Remove all but the `keep` newest, `newest` having just been committed, if it reads back as it was written.
 
         Damaged ones do not count and go once they are older than those kept. Newer than `newest` is only what a newer
-        attempt wrote: then nothing is ours to remove.
+        attempt wrote, or what a restore passed over: then nothing is ours to remove.
         """
         names = [name for name in self.names() if self._has(name, COMMIT)]
-        if not names or names[0] != newest:
-            return
         good = [name for name in names if not self._has(name, DAMAGED)]
-        if newest not in good or len(good) <= keep:
+        if good[:1] != [newest] or len(good) <= keep:
             return
         self._check_durable(newest)
         for name in names:

@@ -334,6 +334,16 @@ def test_retention_does_not_count_the_damaged(tmp_path: Path) -> None:
     assert sorted(p.name[:8] for p in (tmp_path / "checkpoints").iterdir()) == ["00000040", "00000050"]
 
 
+def test_retention_after_going_back_behind_a_damaged_one(tmp_path: Path) -> None:
+    """A run that is started again in the same attempt trains on below it: it must not fill the disk meanwhile."""
+    store = open_store(tmp_path)
+    save(store, 10)
+    store.mark_damaged(save(store, 90), "a test")
+    for step in (20, 30, 40):
+        store.retain(save(store, step), keep=2)
+    assert steps(store) == [40, 30]
+
+
 @pytest.mark.parametrize("file", ["rank-00000.bin", "rank-00001.json", "COMMIT.json"])
 def test_nothing_is_given_up_for_what_does_not_read_back(file: str, tmp_path: Path) -> None:
     store = open_store(tmp_path)
