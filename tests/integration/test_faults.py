@@ -439,13 +439,15 @@ def test_checkpoints_on_a_full_disk(home: Path, disk: Disk, tmp_path: Path, undi
     disk.fill()
     bench.go("1-22")
     bench.drive(lambda: bench.is_at("1-48"))
-    assert "step 25 could not be saved, training goes on; the newest checkpoint is 00000020-" in said(bench)
+    assert "step 25 could not be saved; the newest checkpoint is 00000020-" in said(bench)
     assert "No space left on device" in said(bench)
     disk.free()
     bench.go("1-48")
     assert bench.finish().state == "succeeded"
     assert bench.log() == [undisturbed]
-    assert (bench.outcomes(), said(bench).count("training goes on")) == (["succeeded"], 3)  # the 1st, 2nd and 4th of 5
+    # Told at the first failure of a row, the 2nd and the 4th; a save that is due while another is written is left out.
+    assert 1 <= said(bench).count("could not be saved") <= 3
+    assert bench.outcomes() == ["succeeded"]
 
 
 def newest(checkpoints: Path) -> Path:
@@ -467,9 +469,9 @@ def flip(path: Path) -> None:
 
 
 DAMAGES: list[Callable[[Path], None]] = [
-    lambda newest: cut(newest / "rank-00000.pt"),
-    lambda newest: flip(newest / "rank-00000.pt"),
-    lambda newest: (newest / "rank-00000.pt").unlink(),
+    lambda newest: cut(newest / "rank-00000.bin"),
+    lambda newest: flip(newest / "rank-00000.bin"),
+    lambda newest: (newest / "rank-00000.bin").unlink(),
     lambda newest: cut(newest / "COMMIT.json"),
     lambda newest: (newest / "COMMIT.json").unlink(),
 ][: 5 if LONG else 3]
@@ -489,7 +491,7 @@ def test_damaged_checkpoints_are_passed_over(home: Path, tmp_path: Path, undistu
         for damage in DAMAGES[attempt - 1 : attempt]:
             assert newest(checkpoints).name.startswith(f"{10 * attempt + 3:08d}-")
             damage(newest(checkpoints))
-    for shard in checkpoints.glob("*/rank-00000.pt"):
+    for shard in checkpoints.glob("*/rank-00000.bin"):
         cut(shard)
     assert bench.finish().state == "succeeded"
     assert bench.log() == [undisturbed]

@@ -37,7 +37,9 @@ def test_examples_name_commands_and_options_that_exist(page: str) -> None:
     assert examples
     for example in examples:
         name, *words = re.split(r" -- | \| | > | # | && ", example)[0].split()
-        command = importlib.import_module(f"cloudgpu.cli.{name}").command
+        command = importlib.import_module(f"cloudgpu.cli.{name.replace('-', '_')}").command
+        if isinstance(command, click.Group):
+            command = command.commands[words.pop(0)]
         known = {option for parameter in command.params for option in [*parameter.opts, *parameter.secondary_opts]}
         used = {word.partition("=")[0] for word in words if word.startswith("-") and word != "-"}
         assert isinstance(command, click.Command)
