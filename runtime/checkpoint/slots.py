@@ -38,8 +38,12 @@ def content_file(name: str, content: bytes) -> int:
     """An anonymous file that holds `content`, to be handed to another process."""
     descriptor = anonymous_file(name)
     view, at = memoryview(content), 0
-    while at < len(view):
-        at += os.pwrite(descriptor, view[at:], at)
+    try:
+        while at < len(view):
+            at += os.pwrite(descriptor, view[at:], at)
+    except OSError:
+        os.close(descriptor)
+        raise
     return descriptor
 
 
@@ -78,6 +82,22 @@ class Slot:
     def view(self) -> memoryview:
         """The memory, writable."""
         return memoryview(self._mapped())
+
+    def private_view(self, size: int) -> memoryview:
+        """Its first `size` bytes as they are; what is written into the view stays there, and nobody else sees it."""
+        if not size:
+            return memoryview(bytearray())
+        mapped = mmap.mmap(self.descriptor, size, access=mmap.ACCESS_COPY)
+        mapped.madvise(mmap.MADV_DONTFORK)
+        return memoryview(mapped)
+
+    def leave_to_parent(self) -> None:
+        """In a forked child: close it, and never unmap it. The child does not have the mapping (see _mapped()): where
+        it was, memory of the child's own may be by now.
+        """
+        if self._map is not None:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._map))
+        self.close()
 
     def allocate(self) -> None:
         """Have memory for all of it. Raises OSError if there is too little: some process would be killed for it."""

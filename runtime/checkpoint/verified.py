@@ -127,7 +127,7 @@ class StoredObject:
 
 
 class Memory:
-    """What survived in a slot of this machine; no shorter than the file."""
+    """What survived in a slot of this machine, in memory that may be written to; no shorter than the file."""
 
     threads = 4
 
@@ -204,26 +204,12 @@ def _hash(views: Sequence[memoryview]) -> str:
 
 
 def _scatter(data: bytes | memoryview, at: int, views: Sequence[memoryview]) -> None:
-    """Copy the data from `at` on into the views; by memmove, which lets other threads run meanwhile."""
-    source = _address(data)
-    for view in views:
-        if not len(view):
-            continue
-        if source is None:
-            view[:] = data[at : at + len(view)]
-        else:
-            ctypes.memmove(ctypes.addressof(ctypes.c_char.from_buffer(view)), source + at, len(view))
-        at += len(view)
-
-
-def _address(data: bytes | memoryview) -> int | None:
-    """Where it lies; None if nobody here can tell: ctypes takes no memory that may not be written."""
+    """Copy bytes or writable memory, from `at` on, into the views; by memmove, which lets other threads run."""
     if isinstance(data, bytes):
-        return ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value
-    if not data.readonly:
-        return ctypes.addressof(ctypes.c_char.from_buffer(data))
-    try:
-        import numpy as np
-    except ImportError:
-        return None
-    return int(np.frombuffer(data, dtype=np.uint8).ctypes.data)
+        source = ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value or 0
+    else:
+        source = ctypes.addressof(ctypes.c_char.from_buffer(data))
+    for view in views:
+        if len(view):
+            ctypes.memmove(ctypes.addressof(ctypes.c_char.from_buffer(view)), source + at, len(view))
+            at += len(view)

@@ -58,6 +58,7 @@ class _Flight:
     """time.monotonic() at submit()."""
     written: bool = False
     """Its slot is free again; a new writer need only commit it."""
+    abandoned: bool = False
     deaths: int = 0
 
 
@@ -172,7 +173,9 @@ class WriterClient:
 
     def abandon(self, name: Name) -> None:
         """This save will never be complete (another rank failed): rank 0's writer need not wait, and removes it."""
-        self._tell({"op": "abandon", "name": str(name)})
+        if flight := self._flights.get(name):
+            flight.abandoned = True
+            self._tell({"op": "abandon", "name": str(name)})
 
     # Earlier processes of this rank
 
@@ -187,17 +190,20 @@ class WriterClient:
     def cached(self, name: Name) -> tuple[bytes, memoryview] | None:
         """The manifest and the bytes of a checkpoint that an earlier process of this rank staged on this machine.
 
-        To be verified like a file (that process may have died while overwriting it), and copied before the first
-        submit(), with which it goes. Only the node's writer has any.
+        To be verified like a file: that process may have died while overwriting it. It goes with the first submit(), if
+        it was not read before. Only the node's writer has any. The view may be written to, which nobody else sees.
         """
         if not self._links.keeps_slots:
             return None
         answer = self._ask({"op": "cached", "name": str(name)}, "cached", _ANSWER_S)
-        if answer is None or answer[0]["size"] is None:
+        if answer is None or len(answer[1]) != 2:  # the kernel drops descriptors where no more can be open
+            close_all(answer[1] if answer else ())
             return None
-        manifest, memory = answer[1]
-        content, slot = read_content(manifest), Slot(memory)
-        return content, slot.view[: answer[0]["size"]].toreadonly()
+        manifest, slot = answer[1][0], Slot(answer[1][1])
+        try:
+            return read_content(manifest), slot.private_view(answer[0]["size"])
+        except OSError:  # no room for it: the store has it, too
+            return None
 
     def close(self) -> None:
         """Leave. What was submitted is still written, by a writer that lives on until then."""
@@ -278,9 +284,7 @@ class WriterClient:
         del self._flights[name]
         self._free(name)
         seconds = time.monotonic() - flight.since
-        self._results.append(
-            SaveResult(name, flight.written, committed=False, error=error, fenced=False, seconds=seconds)
-        )
+        self._results.append(SaveResult(name, flight.written, False, error, False, seconds))
 
     def _revive(self) -> None:
         """Have a writer, if one can be had now, and tell it everything."""
@@ -307,7 +311,7 @@ class WriterClient:
         )
         for number in range(SLOTS):
             self._tell_slot(number)
-        for flight in self._flights.values():
+        for flight in list(self._flights.values()):
             self._tell_save(flight)
 
     def _drop_link(self) -> None:
@@ -334,11 +338,17 @@ class WriterClient:
             "keep": save.keep,
             "since": flight.since,
         }
-        contents = [content_file("cloudgpu-manifest", save.manifest), content_file("cloudgpu-rows", save.rows)]
+        contents: list[int] = []
         try:
+            contents.append(content_file("cloudgpu-manifest", save.manifest))
+            contents.append(content_file("cloudgpu-rows", save.rows))
             self._tell(message, *contents)
+        except OSError as error:
+            self._fail(flight, f"the save cannot be handed to the writer: {error.strerror}")
         finally:
             close_all(contents)
+        if flight.abandoned:
+            self._tell({"op": "abandon", "name": str(save.name)})
 
     def _tell(self, message: Message, *descriptors: int) -> None:
         """If it is dead, the next pump will notice, and tell its successor."""
@@ -381,6 +391,8 @@ _ALL: weakref.WeakSet[WriterClient] = weakref.WeakSet()
 def _close_in_child() -> None:
     """A forked worker would keep the connection open, and the slots' memory, when its trainer is dead."""
     for client in list(_ALL):
+        for slot in [place.slot for place in client._places if place.slot]:
+            slot.leave_to_parent()
         client.close()
 
 

@@ -77,6 +77,33 @@ assert os.waitpid(child, 0)[1] == 0
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_a_private_view_is_nobody_elses() -> None:
+    slot = Slot.make(10_000)
+    slot.view[:5] = b"hello"
+    view = slot.private_view(5)
+    view[:1] = b"j"
+    assert (bytes(view), bytes(slot.view[:5])) == (b"jello", b"hello")
+    assert len(slot.private_view(0)) == 0
+
+
+def test_a_forked_child_keeps_what_it_has_where_the_slot_was(tmp_path: Path) -> None:
+    """The child has a hole there, into which its next memory may fall before the client hears of the fork."""
+    code = f"""
+import mmap, os
+size, anonymous = 64 << 20, []
+os.register_at_fork(after_in_child=lambda: anonymous.extend(mmap.mmap(-1, size) for _ in range(8)))
+from cloudgpu.tests.standins.staging import Training
+one = Training({f"file://{tmp_path}"!r}, size=size)
+one.client.slot(one.client.free_slot())  # mapped, and looked at by nobody
+if (child := os.fork()) == 0:
+    for memory in anonymous:
+        memory[size // 2] = 1  # SIGSEGV if it was unmapped
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_without_memfd_a_file_stands_in() -> None:
     """As where memfd_create(2) is forbidden."""
     code = """
