@@ -25,6 +25,7 @@ failed for good. Signals that are sent to everything at once (Ctrl-C, SIGTERM by
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import signal
 import socket
@@ -81,6 +82,7 @@ def _serve_node(path: Path, grace_s: float, parent: int) -> int:
     new = path.with_name(f"{path.name}.{os.getpid()}")
     try:
         server.listen(listen(str(new)))
+        ours = new.stat().st_ino
         new.replace(path)  # whoever sees it can connect
     except OSError as error:
         print(f"cloudgpu: the checkpoint writer cannot listen at {path}: {error.strerror or error}", file=sys.stderr)
@@ -96,7 +98,9 @@ def _serve_node(path: Path, grace_s: float, parent: int) -> int:
     except OSError as error:
         print(f"cloudgpu: the end of process {parent} will not be noticed: {error.strerror}", file=sys.stderr)
     everything = server.run()
-    path.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        if path.stat().st_ino == ours:  # not a successor's, whose agent was started again before we had written all
+            path.unlink()
     return 0 if everything else 1
 
 

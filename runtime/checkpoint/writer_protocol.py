@@ -27,6 +27,8 @@ VERSION = 1
 _PACKET = 64 << 10
 """Bytes; longer than any message."""
 _DESCRIPTORS = 4
+LONGEST_TEXT = 4000
+"""Characters of what is told in words: some stores answer with a whole page of HTML."""
 _PATH = 107
 _BREATH_S = 0.01
 
@@ -121,13 +123,16 @@ def listen(address: str | bytes) -> socket.socket:
 
 
 def connect(address: str | bytes) -> socket.socket | None:
-    """A connection to whoever listens there; None if nobody does."""
+    """A connection to whoever listens there; None if nobody does, or only a stranger (see is_ours())."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     connection.setblocking(False)
     try:
         with _short(address) as short:
             connection.connect(short)
     except OSError:
+        connection.close()
+        return None
+    if not is_ours(connection):
         connection.close()
         return None
     return connection
@@ -175,6 +180,11 @@ def peer(connection: socket.socket) -> tuple[int, int]:
     """Process and user at the other end; of a socketpair: who made it."""
     pid, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return pid, uid
+
+
+def is_ours(connection: socket.socket) -> bool:
+    """Whether this user or root is at the other end: an abstract address is for whoever comes first."""
+    return peer(connection)[1] in (os.getuid(), 0)
 
 
 def wait_readable(connection: socket.socket, timeout_s: float) -> bool:

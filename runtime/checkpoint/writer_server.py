@@ -17,12 +17,14 @@ from .rank_writer import Outbox, RankWriter, Staged, Written
 from .slots import Slot, content_file, read_content
 from .store import CheckpointStore
 from .writer_protocol import (
+    LONGEST_TEXT,
     VERSION,
     ClosedError,
     Message,
     SaveResult,
     close_all,
     is_listened_to,
+    is_ours,
     own_addresses,
     peer,
     receive,
@@ -125,7 +127,7 @@ class Server:
             connection, _ = listener.accept()
         except OSError:  # it has hung up already, or there are no descriptors left: it will try again
             return
-        if peer(connection)[1] in (os.getuid(), 0):
+        if is_ours(connection):
             self._serve(Trainer(connection))
         else:
             connection.close()
@@ -200,23 +202,24 @@ class Server:
                 raise ValueError("hello comes first")
             self._HANDLERS[message["op"]](self, trainer, message, descriptors)
         except (KeyError, TypeError, ValueError, IndexError, OSError) as error:
-            close_all(descriptors)
             raise ClosedError("it does not speak our language") from error
+        finally:
+            close_all(descriptors)  # those that nobody has taken off the list
 
     def _hello(self, trainer: Trainer, message: Message, _: list[int]) -> None:
-        if message["version"] != VERSION:
-            raise ClosedError("it speaks another version of our language")
+        if message["version"] != VERSION or trainer.writer:
+            raise ClosedError("it speaks another version of our language, or twice")
         trainer.asks_only = False
         trainer.key = key = (message["url"], message["prefix"], message["rank"])
         try:
             store = CheckpointStore(JobDir(message["url"], make=message["make"]), message["prefix"])
         except JobDirError as error:
-            self._tell(trainer, {"op": "note", "text": str(error)})
+            self._tell_note(trainer, str(error))
             raise ClosedError(str(error)) from error
         outbox = Outbox(
             written=lambda name: self._tell(trainer, {"op": "written", "name": str(name)}),
             result=lambda result: self._tell_result(trainer, result),
-            note=lambda text: self._tell(trainer, {"op": "note", "text": text}),
+            note=lambda text: self._tell_note(trainer, text),
         )
         local = bool(message["local"])
         trainer.writer = RankWriter(
@@ -227,7 +230,7 @@ class Server:
         trainer.writer.start()
 
     def _slot(self, trainer: Trainer, message: Message, descriptors: list[int]) -> None:
-        number, slot = message["slot"], Slot(descriptors[0])
+        number, slot = message["slot"], Slot(descriptors.pop(0))
         trainer.slots[number] = slot
 
         def make_pages() -> None:
@@ -243,7 +246,7 @@ class Server:
 
     def _save(self, trainer: Trainer, message: Message, descriptors: list[int]) -> None:
         assert trainer.writer and trainer.key  # noqa: S101 - _handle() saw to it
-        manifest, rows = map(read_content, descriptors)
+        manifest, rows = read_content(descriptors.pop(0)), read_content(descriptors.pop(0))
         name, number = Name.parse(message["name"]), message["slot"]
         if name is None:
             raise ClosedError("no name of a checkpoint")
@@ -288,7 +291,11 @@ class Server:
     # Answers; from any thread
 
     def _tell_result(self, trainer: Trainer, result: SaveResult) -> None:
-        self._tell(trainer, {"op": "result", **asdict(result), "name": str(result.name)})
+        told = {"name": str(result.name), "error": result.error and result.error[:LONGEST_TEXT]}
+        self._tell(trainer, {"op": "result", **asdict(result), **told})
+
+    def _tell_note(self, trainer: Trainer, text: str) -> None:
+        self._tell(trainer, {"op": "note", "text": text[:LONGEST_TEXT]})
 
     def _tell(self, trainer: Trainer, message: Message, descriptors: tuple[int, ...] | list[int] = ()) -> None:
         with contextlib.suppress(ClosedError):  # it is dead; the main thread will notice

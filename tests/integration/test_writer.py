@@ -20,7 +20,12 @@ import pytest
 from cloudgpu.runtime.checkpoint.errors import FencedError
 from cloudgpu.runtime.checkpoint.manifest import manifest_file
 from cloudgpu.runtime.checkpoint.writer_client import finish_earlier
-from cloudgpu.runtime.checkpoint.writer_protocol import SaveResult, wait_until_durable
+from cloudgpu.runtime.checkpoint.writer_protocol import (
+    SaveResult,
+    is_listened_to,
+    own_addresses,
+    wait_until_durable,
+)
 from cloudgpu.runtime.jobdir import local_url
 from cloudgpu.tests.standins.staging import (
     Training,
@@ -214,6 +219,40 @@ def test_a_save_that_kills_every_writer_fails(tmp_path: Path) -> None:
         assert "ended by signal 9" in (results[0].error or "")
 
 
+def test_an_abandoned_save_stays_so_for_the_next_writer(tmp_path: Path) -> None:
+    with training(tmp_path, world=2) as one:
+        name = one.stage(1)
+        assert name
+        until(lambda: one.store.ranks_written(name) == {0})
+        pid = writer_of(one)
+        os.kill(pid, signal.SIGSTOP)  # it does not hear of it
+        one.client.abandon(name)
+        os.kill(pid, signal.SIGKILL)
+        (result,) = one.client.wait(30)
+        assert "another rank" in (result.error or "")
+        assert one.store.names() == []
+
+
+def test_too_many_open_files_fail_a_save_and_no_more(tmp_path: Path) -> None:
+    """The training goes on, and the next save finds both slots free."""
+    code = f"""
+import os, resource
+from cloudgpu.tests.standins.staging import Training
+one = Training({local_url(tmp_path)!r})
+assert one.save(1).committed
+_, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+for room in range(2):
+    highest = max(map(int, os.listdir("/proc/self/fd")))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + room, hard))
+    result = one.save(10 + room)
+    assert "Too many open files" in result.error, result
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+for step in range(20, 23):
+    assert one.save(step).committed
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_what_a_dead_trainer_staged_is_committed(tmp_path: Path) -> None:
     url = local_url(tmp_path)
     before = writers()
@@ -362,7 +401,6 @@ def test_a_new_process_restores_from_memory(tmp_path: Path, monkeypatch: pytest.
             assert found is not None
             assert found[0] == store.get(name, manifest_file(0))
             assert bytes(found[1]) == content(name.step, 0, 9 * MB)
-            assert found[1].readonly
             assert one.client.cached(store.committed()[1]) is None
             assert one.client.cached(one.name(77)) is None
             del found
@@ -415,6 +453,43 @@ time.sleep(600)
     assert not path.exists()
 
 
+def test_a_writer_that_is_late_to_end_leaves_its_successor_alone(tmp_path: Path) -> None:
+    path = tmp_path / "writer"
+    with node_writer(path) as first:
+        inode = path.stat().st_ino
+        command = [sys.executable, "-m", "cloudgpu.runtime.checkpoint.writer", "--socket", str(path)]
+        second = subprocess.Popen(command)
+        until(lambda: path.stat().st_ino != inode)
+        first.terminate()
+        assert first.wait(60) == 0
+        assert is_listened_to(str(path))
+        second.terminate()
+        assert second.wait(60) == 0
+        assert not path.exists()
+
+
+def test_a_stranger_at_our_address_is_not_asked(tmp_path: Path) -> None:
+    """An abstract address is for whoever comes first: here for somebody who never answers."""
+    if os.getuid():
+        pytest.skip("NOT TESTED: only root can be another user as well")
+    url = local_url(tmp_path)
+    code = f"""
+import os, time
+from cloudgpu.runtime.checkpoint.writer_protocol import listen_at_one_of
+os.setuid(65534)
+listener = listen_at_one_of([{own_addresses(url, "checkpoints", 0)[0]!r}])
+print(listener is not None, flush=True)
+time.sleep(600)
+"""
+    stranger = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    try:
+        assert stranger.stdout and stranger.stdout.readline() == "True\n"
+        assert finish_earlier(open_store(url), 0, 1)
+    finally:
+        stranger.kill()
+        stranger.wait()
+
+
 def test_a_writer_that_cannot_listen_says_so(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "cloudgpu.runtime.checkpoint.writer", "--socket", str(tmp_path / "no" / "writer")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -427,19 +502,26 @@ def test_nonsense_does_not_end_the_nodes_writer(tmp_path: Path, monkeypatch: pyt
     path = tmp_path / "writer"
     monkeypatch.setenv("CLOUDGPU_WRITER", str(path))
     hello = b'{"op":"hello","version":1,"url":"file:///x","make":true,"prefix":"","rank":0,"world":1,"local":false}'
-    with node_writer(path) as process:
-        for packets in ([b"{"], [b"[]"], [b'{"op":"save"}'], [b'{"op":"hello"}'], [hello, b'{"op":"slot","slot":0}'],
-                        [hello, b'{"op":"save","name":"x"}'], [hello.replace(b"file:", b"fool:")],
-                        [hello.replace(b'"version":1', b'"version":99')]):  # fmt: skip
+    with node_writer(path) as process, Path("/dev/null").open("rb") as null:
+        with training(tmp_path) as one:
+            assert one.save(1).committed
+        files = resources(process.pid)
+        for count, *packets in ((0, b"{"), (0, b"[]"), (0, b'{"op":"save"}'), (0, b'{"op":"hello"}'),
+                                (0, hello, b'{"op":"slot","slot":0}'), (2, hello, b'{"op":"slot"}'),
+                                (0, hello, b'{"op":"save","name":"x"}'), (2, hello, b'{"op":"save","name":"x"}'),
+                                (2, hello, b'{"op":"save","name":"00000001-0001-000000000000","slot":7}'),
+                                (2, hello.replace(b"file:", b"fool:")), (2, hello, hello),
+                                (2, hello.replace(b'"version":1', b'"version":99'))):  # fmt: skip
             with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
                 connection.connect(str(path))
                 for packet in packets:
-                    connection.send(packet)
+                    socket.send_fds(connection, [packet], [null.fileno()] * count)
                 connection.settimeout(60)
                 while connection.recv(1000):
                     pass  # it hangs up
+        until(lambda: resources(process.pid) == files)
         with training(tmp_path) as one:
-            assert one.save(1).committed
+            assert one.save(2).committed
         assert process.poll() is None
 
 
