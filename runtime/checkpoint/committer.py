@@ -32,8 +32,12 @@ class Finish(Protocol):
 @dataclass(slots=True)
 class _Waiting:
     staged: Staged
-    until: float
-    """time.monotonic() when the other ranks have had their time."""
+    patience_s: float
+    """How long other ranks' parts are waited for when the trainer is dead."""
+    until: float = float("inf")
+    """time.monotonic() when they have had that time. While there is a trainer it knows better: it abandons the save if
+    another rank's part has failed, and a later one supersedes it.
+    """
     missing: str = ""
     """Why it cannot be committed yet."""
     failures: int = 0
@@ -54,11 +58,13 @@ class Committer:
         self._waiting: list[_Waiting] = []
         self._dirty = True
         """There may be parts of saves that failed: a predecessor of this process may have left some."""
+        self._told = False
+        """That they cannot be removed: once in a row."""
         self._shortest, self._longest = _PAUSES_S[store.job_dir.folder is not None]
         self._pause = self._shortest
 
-    def add(self, staged: Staged, *, limit_s: float) -> None:
-        self._waiting.append(_Waiting(staged, time.monotonic() + limit_s))
+    def add(self, staged: Staged, *, patience_s: float) -> None:
+        self._waiting.append(_Waiting(staged, patience_s))
         self._pause = self._shortest
 
     def waiting(self) -> set[Name]:
@@ -77,6 +83,8 @@ class Committer:
         """Commit what is complete. `impatient`: the trainer is dead; nobody else will try again."""
         committed = None
         for waiting in list(self._waiting):
+            if impatient:
+                waiting.until = min(waiting.until, time.monotonic() + waiting.patience_s)
             if self._commit(waiting, impatient=impatient):
                 committed = waiting
         self._pause = min(1.5 * self._pause, self._longest)
@@ -87,13 +95,22 @@ class Committer:
         self._retain(committed.staged)
 
     def clean_up(self, coming: Name) -> None:
-        """Before a save: remove what failed ones have left, whoever wrote it. Raises JobDirError."""
-        if self._dirty:
-            waiting = self.waiting()
+        """Before a save: remove what failed ones have left, whoever wrote it. What cannot be removed is in the way of
+        nothing but its room.
+        """
+        if not self._dirty:
+            return
+        waiting = self.waiting()
+        try:
             self._store.discard_uncommitted(
                 lambda name: name.attempt <= coming.attempt and name.age < coming.age and name not in waiting
             )
-            self._dirty = False
+        except JobDirError as error:
+            if not self._told:
+                self._note(f"what failed saves have left could not be removed: {error}")
+            self._told = True
+        else:
+            self._dirty = self._told = False
 
     def _commit(self, waiting: _Waiting, *, impatient: bool) -> bool:
         """Whether it is a checkpoint now; if it never will be, it is told and forgotten."""
@@ -138,8 +155,8 @@ class Committer:
         self._finish(waiting.staged, written=True, committed=False, error=reason, fenced=fenced)
 
     def _retain(self, staged: Staged) -> None:
+        self.clean_up(staged.name)
         try:
-            self.clean_up(staged.name)
             self._store.retain(staged.name, staged.keep)
         except JobDirError as error:
             self._note(f"old checkpoints could not be removed: {error}")

@@ -138,18 +138,16 @@ class RankWriter:
             self.when_idle()
 
     def _save(self, staged: Staged) -> None:
+        begun = time.monotonic()
         if staged.slot is not None:
-            begun = time.monotonic()
             error = self._write_patiently(staged, staged.slot)
             staged.slot = None
             if error is not None:
                 return self._finish(staged, written=False, committed=False, error=error)
             self.outbox.written(staged.name)
-        else:
-            begun = time.monotonic()
         if self._committer is None:
             return self._finish(staged, written=True, committed=False, error=None)
-        self._committer.add(staged, limit_s=max(PATIENCE_S, 10 * (time.monotonic() - begun)))
+        self._committer.add(staged, patience_s=max(PATIENCE_S, 10 * (time.monotonic() - begun)))
         return None
 
     def _write_patiently(self, staged: Staged, slot: Slot) -> str | None:

@@ -206,10 +206,16 @@ class CheckpointStore:
                 self.job_dir.delete(key)
 
     def discard_uncommitted(self, which: Callable[[Name], bool]) -> None:
-        """Remove saves that never became checkpoints."""
+        """Remove saves that never became checkpoints; all that can be, if some cannot."""
+        failure: JobDirError | None = None
         for name in self.names():
-            if which(name) and not self._has(name, COMMIT):
-                self.discard_failed(name)
+            try:
+                if which(name) and not self._has(name, COMMIT):
+                    self.discard_failed(name)
+            except JobDirError as error:
+                failure = error
+        if failure:
+            raise failure
 
     def retain(self, newest: Name, keep: int) -> None:
         """Remove all but the `keep` newest, `newest` having just been committed, if it reads back as it was written.

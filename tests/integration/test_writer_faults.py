@@ -199,6 +199,34 @@ def test_a_store_that_refuses_fails_the_save_with_its_reason(bucket: s3.S3) -> N
     one.client.close()
 
 
+def test_what_cannot_be_removed_stops_no_save(bucket: s3.S3) -> None:
+    """A leftover that belongs to somebody else, say: it takes room, and no more."""
+    left = Name(1, 1, "b" * 12)
+    bucket.objects[f"job/checkpoints/{left}/rank-00000.bin"] = b"half"
+    fault = bucket.fail("delete", status=403, code="AccessDenied")
+    one = Training(bucket.url, size=MB)
+    for step in (2, 3, 4):
+        assert one.save(step, keep=1).committed
+    assert finish_earlier(one.store, 0, 60)
+    assert fault.met
+    fault.times = 0
+    assert one.save(5, keep=1).committed
+    assert finish_earlier(one.store, 0, 60)
+    assert [name.step for name in one.store.names()] == [5]
+    one.client.close()
+
+
+def test_a_store_that_answers_at_length_is_told_in_short(bucket: s3.S3) -> None:
+    """As a proxy with its page of HTML: longer than any message to the trainer."""
+    one = Training(bucket.url, size=MB)
+    bucket.fail("PUT", status=403, code="x" * 300_000, times=1)
+    error = one.save(1).error or ""
+    assert "403" in error
+    assert len(error) < 10_000
+    assert one.save(2).committed
+    one.client.close()
+
+
 def test_what_a_dead_trainer_staged_is_tried_again(bucket: s3.S3) -> None:
     fault = bucket.fail("start", status=500, code="InternalError", times=6)  # more often than the client tries
     process = start(bucket.url, 0, 1, 1, 9 * MB)

@@ -1,0 +1,59 @@
+"""For how long the parts of other ranks are waited for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from cloudgpu.runtime.checkpoint.committer import Committer
+from cloudgpu.runtime.checkpoint.manifest import RankManifest
+from cloudgpu.runtime.checkpoint.names import Name
+from cloudgpu.runtime.checkpoint.rank_writer import Staged
+from cloudgpu.runtime.checkpoint.store import CheckpointStore
+from cloudgpu.runtime.jobdir import JobDir, local_url
+
+
+class Saves:
+    """Rank 0 of two; its own part is written."""
+
+    def __init__(self, folder: Path) -> None:
+        self.store = CheckpointStore(JobDir(local_url(folder)), "checkpoints")
+        self.results: list[tuple[int, bool, str | None]] = []
+        self.committer = Committer(self.store, 2, self._finish, lambda _rank: True, lambda _text: None)
+
+    def _finish(self, staged: Staged, *, committed: bool, error: str | None, **_: Any) -> None:
+        self.results.append((staged.name.step, committed, error))
+
+    def write(self, step: int, rank: int) -> Name:
+        name = Name.of_run(step, 1, step, "a" * 8)
+        self.store.write_rank(RankManifest(str(name), rank, 2, step, 3, [], None), memoryview(b"abc"))
+        return name
+
+    def add(self, step: int, patience_s: float) -> None:
+        staged = Staged(self.write(step, 0), None, 3, b"", finished=False, keep=3, rows=b"", submitted=0.0)
+        self.committer.add(staged, patience_s=patience_s)
+
+
+def test_a_slow_rank_is_waited_for_while_there_is_a_trainer(tmp_path: Path) -> None:
+    """Its link may be ten times slower than ours: who trains would never have a checkpoint."""
+    saves = Saves(tmp_path)
+    saves.add(1, patience_s=0.0)
+    for _ in range(3):
+        saves.committer.turn(impatient=False)
+    assert saves.results == []
+    saves.write(1, 1)
+    saves.committer.turn(impatient=False)
+    assert saves.results == [(1, True, None)]
+
+
+def test_patience_begins_with_the_trainers_end(tmp_path: Path) -> None:
+    saves = Saves(tmp_path)
+    saves.add(1, patience_s=0.0)
+    saves.add(2, patience_s=600.0)
+    saves.committer.turn(impatient=False)
+    for _ in range(2):
+        saves.committer.turn(impatient=True)
+    assert saves.results == [(1, False, "1 of 2 ranks have not written their part: [1]")]
+    saves.write(2, 1)
+    saves.committer.turn(impatient=True)
+    assert saves.results[1:] == [(2, True, None)]
