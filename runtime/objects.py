@@ -22,10 +22,15 @@ PART = 8 << 20
 UPLOADS = 4
 """Requests of an upload that run at the same time."""
 
+# `timeout` is of one request, from its connecting to the last byte of its answer; `retry_timeout` counts from the first
+# try, and none is begun after it: so a request that has run into its timeout is made again only where it is longer.
 # A stalled connection must not look like a stalled job: everyone who calls has its own patience and tries again.
 # Plain http is used where an endpoint is set to it, such as a store of one's own (AWS_ENDPOINT_URL), and nowhere else.
 _CLIENT: ClientConfig = {"timeout": "30s", "connect_timeout": "5s", "allow_http": True}
 _RETRY: RetryConfig = {"max_retries": 3, "retry_timeout": datetime.timedelta(seconds=30)}
+# Of large objects: UPLOADS parts share a slow link, and so do the ranges that many threads read at a time.
+_BULK_CLIENT: ClientConfig = _CLIENT | {"timeout": "90s"}
+_BULK_RETRY: RetryConfig = {"max_retries": 3, "retry_timeout": datetime.timedelta(seconds=120)}
 
 _T = TypeVar("_T")
 
@@ -61,6 +66,8 @@ class JobDir:
         self.make = make
         self._folder: Path | None = None
         self._store: ObjectStore | None = None
+        self._bulk: ObjectStore | None = None
+        """The same for large objects, with more patience, once it is needed."""
         scheme, colon, rest = self.url.partition("://")
         if not colon or scheme not in SCHEMES:
             raise JobDirError(f"{url} cannot be used as a job dir: expected a URL of {', '.join(SCHEMES)}")
@@ -98,7 +105,7 @@ class JobDir:
         """
         self._call(
             f"writing {key}",
-            lambda: obstore.put(self._writable(), key, pieces, chunk_size=PART, max_concurrency=UPLOADS),
+            lambda: obstore.put(self._large(self._writable()), key, pieces, chunk_size=PART, max_concurrency=UPLOADS),
         )
 
     def create(self, key: str, data: bytes) -> bool:
@@ -120,7 +127,8 @@ class JobDir:
     def get_range(self, key: str, start: int, end: int) -> bytes:
         """The bytes from `start` up to `end`, which must lie inside the object; raises MissingError."""
         return self._call(
-            f"reading {key}", lambda: bytes(obstore.get_range(self._readable(), key, start=start, end=end))
+            f"reading {key}",
+            lambda: bytes(obstore.get_range(self._large(self._readable()), key, start=start, end=end)),
         )
 
     def find(self, key: str) -> bytes | None:
@@ -144,7 +152,9 @@ class JobDir:
     def download(self, key: str, path: Path) -> None:
         """Write the object into a local file, a piece at a time. Raises MissingError; OSError is of the local file."""
         doing = f"reading {key}"
-        pieces = iter(self._call(doing, lambda: obstore.get(self._readable(), key).stream(min_chunk_size=1 << 20)))
+        pieces = iter(
+            self._call(doing, lambda: obstore.get(self._large(self._readable()), key).stream(min_chunk_size=1 << 20))
+        )
         with path.open("wb") as file:
             while (piece := self._call(doing, lambda: next(pieces, None))) is not None:
                 file.write(piece)
@@ -206,6 +216,14 @@ class JobDir:
                 raise JobDirError(f"{self.url}: the folder has been deleted")
             self._folder.mkdir(parents=True, exist_ok=True)
         return self._readable()
+
+    def _large(self, store: ObjectStore) -> ObjectStore:
+        """For requests that carry a lot."""
+        if self._folder is not None:
+            return store
+        if self._bulk is None:
+            self._bulk = from_url(self.url, client_options=_BULK_CLIENT, retry_config=_BULK_RETRY)
+        return self._bulk
 
     def _call(self, doing: str, call: Callable[[], _T]) -> _T:
         try:

@@ -211,7 +211,7 @@ def _handler(store: S3) -> type[BaseHTTPRequestHandler]:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             fault = store.fault_for(request)
             if fault and fault.hang:
-                store.over.wait(60)
+                store.over.wait(600)
                 self.close_connection = True
                 return
             if fault and fault.delay:
