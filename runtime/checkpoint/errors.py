@@ -23,6 +23,21 @@ EXIT_FENCED = 73
 class CheckpointError(Exception):
     """Training cannot start or go on as asked; the message says why and what to do."""
 
+    code: int | None = EXIT_USER
+    """What the outcome file says of it; None: nothing, so that the launcher judges by its own rules."""
+
+
+class PassingError(CheckpointError):
+    """Nothing is wrong with the program, and running it again may help: a store or another rank was out of reach."""
+
+    code = None
+
+
+class TakenOverError(CheckpointError):
+    """A newer attempt has begun before this one."""
+
+    code = EXIT_FENCED
+
 
 class UnusableError(Exception):
     """This checkpoint cannot be restored; `damaged`: for good, so that later runs need not look at it again."""

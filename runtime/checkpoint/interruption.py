@@ -18,7 +18,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+_Handler = Callable[[int, FrameType | None], None]
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+_HANDLING: set[Interruption] = set()
+"""Those whose loop runs."""
+_DEFAULTS = (None, signal.SIG_DFL, signal.SIG_IGN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +46,7 @@ class Interruption:
         self._signal: str | None = None
         self._previous: dict[signal.Signals, Any] = {}
         """The handlers that were there before ours."""
+        self._ours: dict[signal.Signals, _Handler] = {}
         self._obeyed: set[str] = set()
 
     def listen(self) -> None:
@@ -62,7 +67,7 @@ class Interruption:
         if not self._path or not os.path.exists(self._path):  # noqa: PTH110 - asked at every step: no Path is made
             return None
         notice = _read(self._path)
-        if notice.stop:
+        if notice is None or notice.stop:
             return notice
         if notice.id in self._obeyed:
             return None
@@ -75,32 +80,49 @@ class Interruption:
         Only the main thread may set handlers: a training loop in another one relies on the notice file alone.
         """
         if threading.current_thread() is threading.main_thread():
-            self._previous = {number: signal.getsignal(number) for number in _SIGNALS}
-            for number, handler in self._previous.items():
-                signal.signal(number, self._handler(handler))
+            for number in _SIGNALS:
+                self._previous[number] = signal.getsignal(number)
+                self._ours[number] = self._handler(self._previous[number])
+                signal.signal(number, self._ours[number])
+            _HANDLING.add(self)
 
     def put_back_signals(self) -> None:
-        """All is as it was before handle_signals()."""
-        for number, handler in self._previous.items():
-            # None: not set from Python; it cannot be put back, and ending on the signal is what a program does.
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
-        self._previous = {}
+        """All is as it was before handle_signals(), but for handlers that were set since: those stay.
 
-    def _handler(self, previous: Any) -> Callable[[int, FrameType | None], None]:  # noqa: ANN401 - as signal has it
+        A loop that was left by an exception ends when the garbage collector finds it: in any thread, after others.
+        """
+        for number, ours in self._ours.items():
+            if threading.current_thread() is threading.main_thread() and signal.getsignal(number) is ours:
+                signal.signal(number, _settable(self._previous[number]))
+        self._previous, self._ours = {}, {}
+        _HANDLING.discard(self)
+
+    def _handler(self, previous: Any) -> _Handler:  # noqa: ANN401 - as signal has it
         def handle(number: int, frame: FrameType | None) -> None:
-            self._signal = signal.Signals(number).name
+            if self._ours.get(signal.Signals(number)) is handle:
+                self._signal = signal.Signals(number).name
+            elif previous in _DEFAULTS and not _HANDLING:  # our loop is over, and so is whoever's put us back
+                signal.signal(number, _settable(previous))
+                os.kill(os.getpid(), number)
             if callable(previous):
                 previous(number, frame)
 
         return handle
 
 
-def _read(path: str) -> Notice:
-    """The notice file; one that cannot be understood is a notice all the same: it asks to stop."""
+def _settable(handler: Any) -> Any:  # noqa: ANN401
+    """None: not set from Python; it cannot be put back, and ending on the signal is what a program does."""
+    return signal.SIG_DFL if handler is None else handler
+
+
+def _read(path: str) -> Notice | None:
+    """The notice file; one that cannot be understood is a notice all the same: it asks to stop. None: taken back."""
     try:
         fields = json.loads(Path(path).read_bytes())
         reason, deadline = f"notice: {fields['reason']}", float(fields.get("deadline") or 0)
         stop, number = fields.get("action", "stop") != "save", str(fields.get("id", ""))
+    except FileNotFoundError:
+        return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return Notice("notice")
     left = deadline - time.time()

@@ -12,9 +12,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from .errors import CheckpointError
+from .errors import CheckpointError, PassingError
 
 _T = TypeVar("_T")
+_WIDTH = 16
+"""Values of one all-reduce, always as many: of different lengths, the ranks would hang, or read past the end."""
 
 
 @contextmanager
@@ -23,7 +25,14 @@ def _others_may_end() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise CheckpointError(f"another rank has ended, or cannot be reached: see its own output ({error})") from error
+        raise PassingError(f"another rank has ended, or cannot be reached: see its own output ({error})") from error
+
+
+def _told(error: Exception) -> tuple[str, int | None]:
+    """What other ranks are told of an error here: a reason, and a code for the outcome file."""
+    if isinstance(error, CheckpointError):
+        return str(error), error.code
+    return f"{type(error).__name__}: {error}", None
 
 
 class Ranks:
@@ -45,16 +54,44 @@ class Ranks:
             self._group = torch.distributed.new_group(backend="gloo")
 
     def maximum(self, values: Sequence[int]) -> list[int]:
-        """The greatest of each value over all ranks; one small all-reduce."""
+        """The greatest of each value over all ranks; one small all-reduce. Raises CheckpointError on all ranks if they
+        do not ask the same question: one is in wait(), say, and another one at a step's end.
+        """
         if self._group is None:
             return list(values)
         import torch
 
-        tensor = torch.tensor(values, dtype=torch.int64)
+        count = len(values)
+        sent = [count, -count, *values]
+        tensor = torch.tensor(sent + [0] * (_WIDTH - len(sent)), dtype=torch.int64)
         with _others_may_end():
             torch.distributed.all_reduce(tensor, op=torch.distributed.ReduceOp.MAX, group=self._group)
-        result: list[int] = tensor.tolist()
-        return result
+        most, least, *result = tensor.tolist()
+        if most != -least:
+            raise CheckpointError(
+                f"the ranks are at different places in the program (this is rank {self.rank}): each must make the same "
+                "number of steps, and the same calls of wait() and finish()"
+            )
+        return list(result[:count])
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """What is raised within on one rank is raised on all of them: there on that rank, as a CheckpointError that
+        names it on the others. Nothing within may be collective.
+        """
+        error: Exception | None = None
+        try:
+            yield
+        except Exception as raised:  # noqa: BLE001 - raised again below, when the others know
+            error = raised
+        if self.world > 1 and self.maximum([error is not None])[0]:
+            said = self.gather(None if error is None else _told(error))
+            if error is None:
+                rank, (reason, code) = next((rank, one) for rank, one in enumerate(said) if one is not None)
+                error = CheckpointError(f"rank {rank}: {reason}")
+                error.code = code
+        if error is not None:
+            raise error
 
     def gather(self, value: _T) -> list[_T]:
         """Every rank's value, in rank order."""

@@ -31,9 +31,12 @@ class Replicated:
         self._objects, self._ranks = objects, ranks
         self._differ = False
         self._turn = 0
+        self.divides = False
+        """At the last save each rank had a share."""
 
     def absent(self, leaves: Mapping[str, Any]) -> Collection[str]:
         """Keys that other ranks save. Collective, if there are several ranks."""
+        self.divides = False
         if self._ranks.world == 1 or self._differ:
             return ()
         keys = [key for key in _replicated(self._objects, leaves, self._ranks.world) if not _is_part(leaves[key])]
@@ -49,6 +52,7 @@ class Replicated:
                 )
             return ()
         owners = _shares({key: leaves[key].numel() * leaves[key].element_size() for key in keys}, self._ranks.world)
+        self.divides = bool(owners)
         return {key for key, owner in owners.items() if owner != self._ranks.rank}
 
 
@@ -99,6 +103,7 @@ def _shares(sizes: Mapping[str, int], world: int) -> dict[str, int]:
 
 def _fingerprint(leaves: Mapping[str, Any], keys: Sequence[str], turn: int) -> int:
     """Of the keys, and of samples; 0 to 2^62, so that it and its negative fit into the all-reduce."""
+    import torch
     import xxhash
 
     digest = xxhash.xxh3_64()
@@ -106,6 +111,6 @@ def _fingerprint(leaves: Mapping[str, Any], keys: Sequence[str], turn: int) -> i
         digest.update(f"{key} {leaves[key].dtype} {tuple(leaves[key].shape)};".encode())
     for number in range(min(SAMPLES, len(keys))):
         leaf = leaves[keys[(turn * SAMPLES + number) % len(keys)]].detach()
-        some = leaf.flatten()[:: max(1, leaf.numel() // ELEMENTS)]
-        digest.update(repr(some.tolist()).encode())
+        some = leaf.flatten()[:: max(1, leaf.numel() // ELEMENTS)].contiguous()
+        digest.update(bytes(some.view(torch.uint8).tolist()))  # not as numbers: some dtypes have none in Python
     return int(digest.intdigest() >> 2)

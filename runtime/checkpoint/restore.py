@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ..jobdir import JobDirError
 from . import random_state
-from .errors import CheckpointError, UnusableError, logger
+from .errors import CheckpointError, PassingError, UnusableError, logger
 from .loading import Files, load
 from .manifest import RankManifest
 from .names import Name
@@ -93,7 +93,7 @@ def restore(store: ReadableStore, ranks: Ranks, *, objects: Mapping[str, Any], c
                 unreadable.append(name)
     if unreadable:
         listed = ", ".join(map(str, unreadable))
-        raise CheckpointError(f"{store}: no checkpoint could be restored ({listed}): see above")
+        raise PassingError(f"{store}: no checkpoint could be restored ({listed}): see above")
     if tried and ranks.rank == 0:
         logger().warning(f"{store}: every checkpoint is damaged: training begins anew")
     return None
@@ -145,7 +145,7 @@ def _committed(store: ReadableStore, ranks: Ranks) -> list[Name]:
     try:
         return ranks.from_first(store.committed)
     except JobDirError as error:
-        raise CheckpointError(f"checkpoints cannot be read: {error}") from error
+        raise PassingError(f"checkpoints cannot be read: {error}") from error
 
 
 def _read(store: ReadableStore, name: Name, ranks: Ranks, placements: Placements, cached: Cached) -> Restored:

@@ -36,6 +36,10 @@ LAST_PAUSE = 0.5
 """Seconds before the second try, doubled before the third."""
 GLANCE = 0.1
 """Seconds that ranks wait for their writers between two exchanges, when nothing else is left to be done."""
+SILENCE = 60.0
+"""Seconds of waiting for a writer after which that is said, and again each time when it has become twice as long."""
+_LOST = (OSError, MemoryError, RuntimeError)
+"""What a save may fail with alone: no memory for a slot, or none on a GPU to make a tensor contiguous."""
 
 
 @dataclass(slots=True)
@@ -125,12 +129,23 @@ class Saver:
 
     # Staging
 
-    def prepare(self, snapshot: dict[str, Any]) -> None:
-        """Have the slots' memory made in the background, so that the first save need not wait for it. Collective."""
-        leaves = flatten(snapshot, "")[1]
-        layout, _ = self._stager.lay_out(leaves, self._replicated.absent(leaves))
+    def prepare(self, make: Callable[[], Content], more: int = 0) -> None:
+        """Have the slots' memory made in the background, so that the first save need not wait for it. Collective.
+
+        more: bytes that the state of this rank's objects will have in addition
+        """
+        _, _, layout, _ = self._lay_out(make)
         with suppress(OSError):  # no memory: the first save will tell
-            self._reserve(layout.size)
+            self._reserve(layout.size + (more // self._ranks.world if self._replicated.divides else more))
+
+    def _lay_out(self, make: Callable[[], Content]) -> tuple[Content, Any, Layout, Sequence[Any]]:
+        """The content, its tree, and where in a slot what goes. What cannot be saved on one rank, all raise."""
+        with self._ranks.together():
+            content = make()
+            tree, leaves = flatten(content.snapshot, "")
+        absent = self._replicated.absent(leaves)
+        with self._ranks.together():
+            return content, tree, *self._stager.lay_out(leaves, absent)
 
     def _reserve(self, size: int) -> None:
         if size > self._reserved:
@@ -146,21 +161,20 @@ class Saver:
             busy = False
         return not self._ranks.maximum([busy])[0]
 
-    def stage(self, content: Content, *, at_last: bool = False) -> None:
-        """Copy the snapshot into a free slot, and have it written. There must be one: see can_stage().
+    def stage(self, make: Callable[[], Content], *, at_last: bool = False) -> None:
+        """Copy the snapshot into a free slot, and have it written. There must be one: see can_stage(). Collective.
 
         at_last: nothing is trained any more, and nothing may be left to be copied later. Raises CheckpointError for
-        what cannot be saved; every other failure is one of this save alone.
+        what cannot be saved, on all ranks; every other failure is one of this save alone.
         """
+        content, tree, layout, sources = self._lay_out(make)
         self._number += 1
         name = Name.of_run(content.step, self.attempt, self._number, self._run)
         save = self._in_flight[self._number] = InFlight(self._number, name, content.finished)
         self.staged = content.step, content.finished
-        tree, leaves = flatten(content.snapshot, "")
-        absent = self._replicated.absent(leaves)
         try:
-            self._fill(save, content, tree, *self._stager.lay_out(leaves, absent), overlap=not at_last)
-        except (OSError, MemoryError) as error:  # no memory for a slot
+            self._fill(save, content, tree, layout, sources, overlap=not at_last)
+        except _LOST as error:
             save.error = f"{error}" or type(error).__name__
 
     def _fill(
@@ -221,7 +235,10 @@ class Saver:
         (save, hand_over), self._after_copy = self._after_copy, None
         save.error = self._overlap.join()
         if save.error is None:
-            hand_over()
+            try:
+                hand_over()
+            except _LOST as error:
+                save.error = f"{error}" or type(error).__name__
 
     # What becomes of it
 
@@ -263,8 +280,9 @@ class Saver:
             number, rank = code // self._ranks.world, self._ranks.world - 1 - code % self._ranks.world
             if code and number > committed and (save := self._in_flight.pop(number, None)):
                 self._give_up(save, rank)
+        self._committed = committed  # on all ranks the same, also of a save that was given up before
         if save := self._in_flight.get(committed):
-            self._committed, self._failures, self.last = committed, 0, save.name
+            self._failures, self.last = 0, save.name
         for number in [number for number in self._in_flight if number <= committed]:
             del self._in_flight[number]  # an older one that a newer has overtaken, too
 
@@ -298,7 +316,7 @@ class Saver:
                 time.sleep(LAST_PAUSE * attempt)  # a store that stumbles may answer again; after this there is no other
             if not self._wait_for(self.can_stage, deadline):
                 return False
-            self.stage(content(), at_last=True)
+            self.stage(content, at_last=True)
             if self.settle(deadline):
                 return True
         return False
@@ -311,13 +329,18 @@ class Saver:
 
     def _wait_for(self, done: Callable[[], bool], deadline: float) -> bool:
         """Exchange until it is done, which must be the same on all ranks; False: time ran out."""
+        begun, silence = time.monotonic(), SILENCE
         while True:
-            (expired,) = self.exchange(time.monotonic() >= deadline)
+            now = time.monotonic()
+            (expired,) = self.exchange(now >= deadline)
             if done():
                 return True
             if expired:
                 return False
-            self._take(self.client.wait(max(0.0, min(GLANCE, deadline - time.monotonic()))))
+            if now - begun >= silence:
+                silence *= 2
+                logger().warning(f"waiting for a checkpoint to be written since {now - begun:.0f} s")
+            self._take(self.client.wait(max(0.0, min(GLANCE, deadline - now))))
 
     def leave_behind(self, timeout_s: float) -> None:
         """The loop was broken off: give what is staged some time to be written."""

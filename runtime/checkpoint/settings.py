@@ -7,13 +7,46 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..jobdir import JobDir, JobDirError, local_url
 from .errors import CheckpointError
+from .schedule import Schedule
 from .store import CheckpointStore
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """How often is saved, how many checkpoints are kept, and when copies are made."""
+
+    schedule: Schedule
+    keep: int
+    overlap: bool | str
+
+    @classmethod
+    def of(cls, every: int | float | str | None, keep: int | None, overlap: bool | str) -> Policy:
+        """What was passed to Checkpointer(), else what the environment says. Raises CheckpointError for nonsense."""
+        keep = keep if keep is not None else from_environment("CLOUDGPU_CHECKPOINT_KEEP", int, 3)
+        if overlap not in {True, False, "auto"}:
+            raise CheckpointError(f'overlap={overlap!r}: expected True, False or "auto"')
+        if keep < 1:
+            raise CheckpointError(f"keep={keep}: at least one checkpoint must be kept")
+        schedule = Schedule(
+            every if every is not None else from_environment("CLOUDGPU_CHECKPOINT_EVERY", seconds_or_auto, "auto"),
+            market=os.environ.get("CLOUDGPU_MARKET", ""),
+            nodes=from_environment("CLOUDGPU_NODES", int, 1),
+        )
+        return cls(schedule, keep, overlap)
+
+
+def check_objects(objects: Mapping[str, Any]) -> None:
+    """Raises CheckpointError for what has no state of its own."""
+    for name, value in objects.items():
+        if not (callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))):
+            raise CheckpointError(f"{name}= has no state_dict() and load_state_dict(): put it into ckpt.state")
 
 
 def seconds_or_auto(text: str) -> int | float | str:

@@ -18,6 +18,8 @@ SAMPLES = 16
 """Pieces of each object that are looked at."""
 STRETCH = 256
 """Bytes of each piece that are looked at."""
+STILL = 100
+"""Steps for which nothing at all may stay as it is (gradients are accumulated) before that is suspicious."""
 COMPARED = 4
 """Live tensors of each object that are compared with what was staged, at each save others."""
 
@@ -31,6 +33,8 @@ class StaleSaves:
         """Step and fingerprint of the last save in which an object's sample was different."""
         self._suspects: dict[str, tuple[int, str]] = {}
         """Step and hash of all bytes of those whose sample has not changed."""
+        self._changed: dict[str, int] = {}
+        """Step of the last save in which an object was seen to have changed."""
         self._told: set[str] = set()
         self._turn = 0
 
@@ -38,18 +42,21 @@ class StaleSaves:
         """A save of this step lies in the slot, before it is handed over. live: nothing has been changed since."""
         self._turn += 1
         mine = _by_object(pieces)
-        for name in self._objects.keys() - self._told:
+        for name in [name for name in self._objects if name not in self._told]:
             own = mine.get(name, [])
             if own and _should_change(self._objects[name]):
                 self._look_for_change(name, step, own, memory)
-            if live and name not in self._told:
+            if live:
                 self._compare_with_live(name, own, memory)
+        self._tell_of_unchanged(step)
 
     # It changes
 
     def _look_for_change(self, name: str, step: int, pieces: Sequence[Piece], memory: memoryview) -> None:
         sample = _fingerprint(pieces, memory)
         before = self._seen.get(name)
+        if before is not None and before[1] != sample:
+            self._changed[name] = step
         if before is None or before[1] != sample or step <= before[0]:
             self._seen[name] = step, sample
             self._suspects.pop(name, None)
@@ -58,12 +65,18 @@ class StaleSaves:
         suspect = self._suspects.setdefault(name, (step, everything))
         if suspect[1] != everything:  # only what the sample did not hit
             self._suspects[name] = step, everything
-        elif step > suspect[0]:
-            self._tell(
-                name,
-                f"not one bit of what {name}.state_dict() gives has changed between step {suspect[0]} and step {step}: "
-                "if it is trained, it is saved as it was long ago",
-            )
+            self._changed[name] = step
+
+    def _tell_of_unchanged(self, step: int) -> None:
+        """Those that stayed as they were while others changed."""
+        newest = max(self._changed.values(), default=0)
+        for name, (since, _) in list(self._suspects.items()):
+            if name not in self._told and step > since and (newest > since or step - since >= STILL):
+                self._tell(
+                    name,
+                    f"not one bit of what {name}.state_dict() gives has changed between step {since} and step {step}: "
+                    "if it is trained, it is saved as it was long ago",
+                )
 
     # It is the live one
 

@@ -6,6 +6,8 @@ import json
 import os
 import resource
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -79,6 +81,7 @@ def soon(expected: Any, look: Callable[[], Any]) -> None:
 @contextmanager
 def full_disk(size: int = 2000) -> Iterator[None]:
     """No file of our writers may become larger: the kernel refuses the write half way, as on a full disk."""
+    soon(True, lambda: bool(writers()))  # it is started when the loop begins, and not waited for
     limits = {pid: resource.prlimit(pid, resource.RLIMIT_FSIZE) for pid in writers()}
     assert limits
     for pid, (_, hard) in limits.items():
@@ -147,8 +150,9 @@ def test_end_of_epoch() -> None:
     ckpt = Checkpointer(loader=[1, 2, 3], every=100)
     assert [(ckpt.epoch, ckpt.step) for _ in ckpt.batches(epochs=2) if ckpt.end_of_epoch] == [(0, 2), (1, 5)]
     ckpt = Checkpointer(loader=map(str, [1, 2]), folder="b")
-    with pytest.raises(CheckpointError, match="no length"):
-        [ckpt.end_of_epoch for _ in ckpt.batches(epochs=1)]
+    for _ in ckpt.batches(epochs=1):
+        with pytest.raises(CheckpointError, match="no length"):
+            _ = ckpt.end_of_epoch
 
 
 def test_notice_saves_and_ends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -168,6 +172,7 @@ def test_notice_saves_and_ends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     with pytest.raises(SystemExit) as end:
         train(20)
     assert (end.value.code, saved()) == (75, [7])
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL  # the loop that did not begin has ended, too
     (tmp_path / "notice.json").unlink()
     assert train(20)[1].weight[0].item() == 20
     # After the end nobody looks at notices any more, and the agent should know.
@@ -217,6 +222,30 @@ def test_what_it_leaves_behind(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     assert json.loads((tmp_path / "outcome.json").read_bytes())["code"] == 70
 
 
+def test_only_what_running_again_does_not_heal_is_called_the_programs_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The launcher gives up upon 70 and 73: not because a store was out of reach."""
+    outcome = tmp_path / "outcome.json"
+    monkeypatch.setenv("CLOUDGPU_OUTCOME", str(outcome))
+    ckpt = Checkpointer(model=Model(), every=1)
+    for step in ckpt.steps(2):
+        ckpt.state["odd"] = object() if step else None
+        if step:
+            break
+        ckpt.wait()
+    with pytest.raises(CheckpointError, match=r"odd is a builtins\.object"):
+        list(ckpt.steps(3))
+    assert json.loads(outcome.read_bytes())["code"] == 70
+    outcome.unlink()
+    for file in Path("checkpoints").glob("*/rank-00000.bin"):
+        file.unlink()
+        file.symlink_to(file.name)  # which cannot be opened, for now
+    with pytest.raises(CheckpointError, match="no checkpoint could be restored"):
+        Checkpointer(model=Model())
+    assert not outcome.exists()
+
+
 def test_a_loop_of_somebody_else() -> None:
     loader = [1, 2, 3]
 
@@ -243,6 +272,33 @@ def test_a_loop_of_somebody_else() -> None:
     assert run(2) == expected[4:6]
     assert run(None) == expected[6:]
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_loops_that_end_in_another_order_than_they_began() -> None:
+    """As when an exception is kept that holds a loop: the garbage collector ends it, some time, in some thread."""
+    loops = [Checkpointer(model=Model(), folder=f"{number}", every=100).steps(20) for number in range(3)]
+    for loop in loops:
+        next(loop)
+    loops[0].close()  # type: ignore[attr-defined]
+    thread = threading.Thread(target=loops[2].close)  # type: ignore[attr-defined]
+    thread.start()
+    thread.join()
+    os.kill(os.getpid(), signal.SIGTERM)
+    with pytest.raises(SystemExit) as end:
+        list(loops[1])
+    assert (end.value.code, saved("1")) == (75, [1])
+    # What is left are handlers of loops that are over: a signal ends the program, as it would without them.
+    program = """
+import os, signal
+from cloudgpu.runtime import Checkpointer
+loops = [Checkpointer(folder=name, every=100).steps(20) for name in "45"]
+for loop in (*loops, *loops):
+    next(loop)
+for loop in loops:
+    loop.close()
+os.kill(os.getpid(), signal.SIGTERM)
+"""
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == -signal.SIGTERM
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
@@ -368,6 +424,7 @@ def test_a_zombie_stops(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
     monkeypatch.setenv("CLOUDGPU_ATTEMPT", "1")
     with pytest.raises(CheckpointError, match="attempt 2 has taken over"):
         train(9)
+    assert json.loads((tmp_path / "outcome.json").read_bytes())["outcome"] == "fenced"
 
 
 def test_progress_that_cannot_be_told_is_no_reason_to_stop(

@@ -1,0 +1,93 @@
+"""A process takes up a training: an attempt of its own is begun, then the newest checkpoint is restored.
+
+All of it is collective; what fails on one rank is raised on all.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from ..jobdir import JobDirError
+from .errors import CheckpointError, TakenOverError, logger
+from .names import run_nonce
+from .restore import Restored, restore
+from .settings import from_environment
+from .store import CheckpointStore
+from .writer_client import WriterClient, finish_earlier
+
+if TYPE_CHECKING:
+    from .ranks import Ranks
+
+DRAIN = 60.0
+"""Seconds that a new process waits for what an earlier one has staged."""
+_MISFITS = (ValueError, KeyError, TypeError, RuntimeError, AttributeError, IndexError, AssertionError)
+"""What load_state_dict() of this or that kind raises for a state that is not its own."""
+
+
+def begin_attempt(store: CheckpointStore, ranks: Ranks) -> tuple[int, str]:
+    """Fence off what may still run of older attempts; the attempt's number, and the run's nonce."""
+    with ranks.together():  # before the claim, which fences off what is still being written of the one before
+        finish_earlier(store, ranks.rank, DRAIN)
+    attempt, run = ranks.from_first(lambda: _claim(store))
+    store.job_dir.make = False  # it is there now; should it be deleted while we train, it stays so
+    return attempt, run
+
+
+def _claim(store: CheckpointStore) -> tuple[int, str]:
+    wanted = from_environment("CLOUDGPU_ATTEMPT", int, None)
+    try:
+        attempt = store.claim(wanted)
+        newest = store.newest_attempt()
+    except JobDirError as error:
+        logger().warning(f"{store} cannot be written, nothing may be saved: {error}")
+        return wanted if wanted is not None else 1, run_nonce()
+    if newest > attempt:
+        raise TakenOverError(f"attempt {newest} has taken over {store} from this attempt {attempt}")
+    return attempt, run_nonce()
+
+
+def restore_objects(
+    store: CheckpointStore, ranks: Ranks, attempt: int, client: WriterClient, objects: Mapping[str, Any]
+) -> Restored | None:
+    """The newest checkpoint, its state loaded into the objects; None if there is none."""
+    with ranks.together():
+        _drain(client)
+    if ranks.rank == 0:  # all have drained: only now what is not committed is nobody's any more
+        _clean(store, attempt)
+    found = restore(store, ranks, objects=objects, cached=client.cached)
+    if found is not None:
+        with ranks.together():
+            _load(store, found, objects)
+    return found
+
+
+def _drain(client: WriterClient) -> None:
+    start = time.monotonic()
+    if not client.drain(DRAIN) and time.monotonic() - start > DRAIN:
+        logger().warning("an earlier process's writer has not come to an end: what it still writes may be lost")
+
+
+def _clean(store: CheckpointStore, attempt: int) -> None:
+    """Remove what dead writers left unfinished."""
+    try:
+        store.clean(attempt)
+    except JobDirError as error:
+        logger().warning(f"{store} could not be cleaned of unfinished checkpoints: {error}")
+
+
+def _load(store: CheckpointStore, found: Restored, objects: Mapping[str, Any]) -> None:
+    saved = found.snapshot["objects"]
+    try:
+        if missing := sorted(objects.keys() - saved.keys()):
+            raise ValueError(f"it has no state of {', '.join(missing)}")
+        for name in sorted(saved.keys() - objects.keys()):
+            logger().warning(f"the checkpoint's state of {name!r} is not used: Checkpointer() was given no {name}=")
+        for name, value in objects.items():
+            value.load_state_dict(saved[name])
+    except _MISFITS as error:
+        raise CheckpointError(
+            f"{store}: checkpoint {found.name} does not fit this program: {error}. Restore what it was saved with, or "
+            "give another folder to begin anew"
+        ) from error

@@ -1,0 +1,362 @@
+"""A training between begin() and end(): its steps are counted, what is due is saved, a notice is obeyed."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+from . import random_state
+from .accumulation import Accumulation
+from .data_position import DataPosition
+from .errors import (
+    EXIT_DONE,
+    EXIT_FENCED,
+    EXIT_NONE,
+    EXIT_OLDER,
+    EXIT_SAVED,
+    EXIT_STORE,
+    CheckpointError,
+    logger,
+)
+from .interruption import Interruption, Notice
+from .metrics import MetricRows
+from .names import Name
+from .outcome import Outcome
+from .progress import ProgressFile
+from .ranks import Ranks
+from .resume import begin_attempt, restore_objects
+from .saver import Content, Saver
+from .settings import Policy, check_objects, find_store
+from .state_size import state_to_come
+from .writer_client import WriterClient
+
+PATIENCE = 10.0
+"""Seconds that a loop which was broken off waits for what is staged: an orphaned writer goes on after that."""
+_FOREVER = 1 << 62
+
+
+class Session:
+    """All of a Checkpointer but the loops: what each of its public methods does is told there."""
+
+    def __init__(
+        self,
+        objects: Mapping[str, Any],
+        *,
+        loader: Any,  # noqa: ANN401 - any iterable
+        folder: str | os.PathLike[str] | None,
+        every: int | float | str | None,
+        keep: int | None,
+        replay: bool,
+        overlap: bool | str,
+    ) -> None:
+        self.state: dict[str, Any] = {}
+        """Plain values of your own, saved and restored with the rest."""
+        self.step = 0
+        """Steps done; in the loop's body the number of this step, from 0."""
+        self.finished = False
+        """The training has reached its end."""
+        self._objects, self._loader = objects, loader
+        self._position = DataPosition(replay=replay)
+        self._random: dict[str, Any] | None = None
+        self._goal = 0
+        """Epochs or steps that the loop was asked for when it finished."""
+        self._running = False
+        """Between begin() and end()."""
+        self._asked = False
+        self._prepared = ""
+        """The state of which memory has been asked for: "parameters" or "all"."""
+        self._rows = MetricRows()
+        self._accumulation = Accumulation(objects)
+        self._ranks = Ranks()
+        try:
+            self._set_up(folder, every, keep, overlap)
+        except CheckpointError as error:
+            if error.code is not None:
+                Outcome(error.code, 0, None, None, str(error)).write()
+            raise
+        if not self.finished:
+            self._interruption.listen()
+
+    def _set_up(
+        self,
+        folder: str | os.PathLike[str] | None,
+        every: int | float | str | None,
+        keep: int | None,
+        overlap: bool | str,
+    ) -> None:
+        ranks = self._ranks
+        with ranks.together():
+            check_objects(self._objects)
+            policy = Policy.of(every, keep, overlap)
+            store = self._store = find_store(folder, world=ranks.world)
+        self._schedule = policy.schedule
+        self._progress = ProgressFile.from_environment(ranks.local_rank, self._schedule)
+        self._interruption = Interruption()
+        attempt, run = begin_attempt(store, ranks)
+        connect = lambda: WriterClient.connect(store, ranks.rank, ranks.world, attempt)  # noqa: E731
+        self._saver = Saver(
+            connect, ranks, self._objects, attempt=attempt, run=run, keep=policy.keep, overlap=policy.overlap
+        )
+        self._saver.on_commit, self._saver.on_fenced = self._committed, self._stop_as_fenced
+        try:
+            self._restore(attempt)
+        except BaseException:
+            self._saver.close()  # whoever keeps the exception keeps us: the node's writer is not to wait for that
+            raise
+        self._mark = time.monotonic()
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """An error that ends the program is told to the launcher, too."""
+        try:
+            yield
+        except CheckpointError as error:
+            if error.code is not None:
+                self._outcome(error.code, str(error)).write()
+            raise
+
+    # The loop's frame
+
+    def begin(self) -> None:
+        """Before the first step: random state is restored, notices are listened to. Once more changes nothing.
+
+        A notice that is there already is obeyed: raises SystemExit.
+        """
+        if self._running:
+            return
+        self._running = True
+        self.finished = False
+        if self._random is not None:
+            random_state.restore(self._random, random_state.generators_of(self._loader))
+            self._random = None
+        self._interruption.listen()
+        self._interruption.handle_signals()
+        self._saver.attach()
+        self._accumulation.attach()
+        self._mark = time.monotonic()
+        self._schedule.count_from(self.step, self._mark)
+        self._explain(self._mark)
+        try:
+            self._boundary()
+        except BaseException:  # the loop does not begin, and nobody else will end it
+            self.end(finished=False)
+            raise
+
+    def end_step(self, epoch_ended: bool = False) -> None:
+        """A step is done: it is counted, what is due is saved, a notice is obeyed (saved, then SystemExit).
+
+        epoch_ended: it was the epoch's last, and the next one begins with the first batch.
+        """
+        self._count_step()
+        if epoch_ended:
+            self._position.next_epoch()
+        self._boundary()
+
+    def end(self, finished: bool = True, *, goal: int | None = None) -> None:
+        """After the loop: notices are no longer listened to. Once more changes nothing.
+
+        finished  training has reached its end: that is saved; raises SystemExit if it cannot be. False: broken off
+        goal      the epochs or steps asked for: asked for more, training goes on. None: finished, whatever is asked for
+        """
+        if not self._running:
+            return
+        try:
+            if finished:
+                self._finish(goal)
+            else:
+                self._saver.leave_behind(PATIENCE)
+        finally:
+            self._running = False
+            self._interruption.put_back_signals()
+            self._interruption.stop_listening()
+            self._accumulation.detach()
+            self._saver.close()
+
+    # The step boundary
+
+    def _boundary(self) -> None:
+        """Between two steps: count, obey, save. One small all-reduce if there are several ranks."""
+        now = self._count_time()
+        notice = self._interruption.look()
+        if notice is not None and not notice.stop:
+            logger().info(f"{notice.reason}: saving now, and more often; training goes on")
+            self._schedule.hurry(now + (notice.left or 0.0))
+            self._asked = True
+        # Clocks differ, so rank 0's decides; a step's number is everywhere the same.
+        due = self._schedule.due(self.step, now) and (self._ranks.rank == 0 or self._schedule.interval is None)
+        with self._told():
+            stop, save = self._agree(notice is not None and notice.stop, due or self._asked)
+            if stop:
+                self._obey(notice)
+            self._save_or_prepare(save and self._saver.staged != (self.step, False))
+        self._accumulation.next_step()
+
+    def _save_or_prepare(self, save: bool) -> None:
+        free = save and self._saver.can_stage()
+        self._asked = save and not free  # the store is slower than the schedule: at a later boundary, then
+        if free:
+            self._save()
+        else:
+            self._prepare()
+            self._progress.write()
+
+    def _agree(self, stop: bool, save: bool, *, finish: bool = False) -> tuple[bool, bool]:
+        """Whether any rank wants to stop, or to save."""
+        place = (finish, self.step, self._position.epoch)
+        values = self._exchange(stop, save, *place, *(-int(part) for part in place))
+        if values[2:5] != [-value for value in values[5:8]]:
+            raise CheckpointError(
+                f"the ranks are at different steps (this one is at {self.step}): each must get the same number of "
+                "batches, as torch.utils.data.DistributedSampler sees to"
+            )
+        return bool(values[0]), bool(values[1])
+
+    def _exchange(self, *own: int) -> list[int]:
+        values = self._saver.exchange(*own)
+        self._progress.saved_step = self._saver.last.step if self._saver.last else None
+        return values
+
+    def _count_step(self) -> None:
+        self.step += 1
+        self._position.batch += 1
+
+    def _count_time(self) -> float:
+        now = time.monotonic()
+        self._progress.step = self.step
+        self._progress.step_seconds += now - self._mark
+        self._mark = now
+        return now
+
+    # Saving
+
+    def _prepare(self) -> None:
+        """The slots' memory is made meanwhile: before the first step, as far as it is known how much optimizers will
+        keep, and once more after it, when they have it.
+        """
+        more = 0 if self.step else state_to_come(self._objects)
+        if self._running and more is not None and self._prepared != (known := "all" if self.step else "parameters"):
+            self._prepared = known
+            self._saver.prepare(self._content, more)
+
+    def _content(self) -> Content:
+        snapshot = {
+            "step": self.step,
+            "goal": self._goal,
+            "position": self._position.state_dict(),
+            "random": random_state.capture(random_state.generators_of(self._loader)),
+            "state": self.state,
+            "history": self._schedule.history(time.monotonic()),
+            "objects": {name: value.state_dict() for name, value in self._objects.items()},
+            "gradients": self._accumulation.state_dict(),
+        }
+        return Content(self.step, self.finished, snapshot, self._rows.take)
+
+    def _save(self) -> None:
+        """Stage what is to be saved; training goes on while it is written."""
+        start = time.monotonic()
+        self._saver.stage(self._content)
+        self._progress.staged()
+        self._mark = time.monotonic()
+        self._count_blocked(start, self._mark)
+        self._progress.write(force=True)
+
+    def _count_blocked(self, start: float, end: float) -> None:
+        self._schedule.count_from(self.step, end, blocked=end - start)
+        self._progress.blocked_seconds += end - start
+        self._explain(end)
+
+    def _explain(self, now: float) -> None:
+        """How often is saved and why, at first and when that changes."""
+        if self._ranks.rank == 0 and (line := self._schedule.explanation(now)):
+            logger().info(line)
+
+    def _committed(self, name: Name, seconds: float) -> None:
+        """On rank 0, for each commit."""
+        self._schedule.written(seconds)
+        self._rows.committed(str(name))
+
+    def _save_at_last(self, left: float | None = None) -> bool:
+        """Save and wait until it is committed; `left`: seconds there are for it."""
+        start = time.monotonic()
+        deadline = start + left if left is not None else math.inf
+        self._progress.staged()
+        if self._saver.staged == (self.step, self.finished):
+            saved = self._saver.settle(deadline) or self._saver.save_at_last(self._content, deadline)
+        else:
+            saved = self._saver.save_at_last(self._content, deadline)
+        self._mark = time.monotonic()
+        self._progress.blocked_seconds += self._mark - start
+        self._progress.saved_step = self._saver.last.step if self._saver.last else None
+        self._progress.write(force=True)
+        return saved
+
+    # The end
+
+    def _finish(self, goal: int | None) -> None:
+        self._count_time()
+        with self._told():
+            self._agree(stop=False, save=True, finish=True)
+            self.finished = True
+            self._goal = goal if goal is not None else _FOREVER
+            saved = self._save_at_last()
+        if not saved:
+            stands = self._saver.standing()
+            self._leave(EXIT_STORE, f"training is done, but its end could not be saved: {stands}")
+        self._outcome(EXIT_DONE, f"training is done: {self.step} steps").write()
+
+    def _obey(self, notice: Notice | None) -> NoReturn:
+        """Save and end the program."""
+        reason = notice.reason if notice is not None else "another rank was told to stop"
+        if self._save_at_last(notice.left if notice is not None else None):
+            self._leave(EXIT_SAVED, f"{reason}: stopped at step {self.step}, saved as {self._saver.last}")
+        code = EXIT_OLDER if self._saver.last is not None else EXIT_NONE
+        unsaved = f"{reason}: stopped at step {self.step}, which could not be saved"
+        self._leave(code, f"{unsaved}; {self._saver.standing()}")
+
+    def _stop_as_fenced(self, reason: str) -> NoReturn:
+        self._leave(EXIT_FENCED, f"{reason}: stopping at step {self.step}")
+
+    def _outcome(self, code: int, reason: str) -> Outcome:
+        last = self._saver.last
+        return Outcome(code, self.step, last.step if last else None, str(last) if last else None, reason)
+
+    def _leave(self, code: int, reason: str) -> NoReturn:
+        self._saver.close()
+        self._outcome(code, reason).leave()
+
+    # Restoring
+
+    def _restore(self, attempt: int) -> None:
+        start, ranks = time.monotonic(), self._ranks
+        found = restore_objects(self._store, ranks, attempt, self._saver.client, self._objects)
+        if found is None:
+            return
+        with ranks.together():
+            self._load(found.snapshot)
+            if ranks.rank == 0:
+                self._rows.resume(self._store.find_rows, str(found.name))
+        self.finished = found.commit.finished
+        self._saver.last, self._saver.staged = found.name, (self.step, self.finished)
+        self._schedule.resumed(found.snapshot.get("history"), interrupted=not self.finished)
+        self._tell_of_restore(found.name, time.monotonic() - start)
+
+    def _load(self, snapshot: dict[str, Any]) -> None:
+        """What is not the objects': those have theirs."""
+        self.state = snapshot["state"]
+        self.step, self._goal = snapshot["step"], snapshot["goal"]
+        self._position.load_state_dict(snapshot["position"])
+        self._random = snapshot["random"]
+        self._accumulation.load_state_dict(snapshot.get("gradients", {}))
+
+    def _tell_of_restore(self, name: Name, seconds: float) -> None:
+        progress = self._progress
+        progress.restored_step = progress.saved_step = progress.step = self.step
+        progress.restore_seconds = seconds
+        progress.write(force=True)
+        if self._ranks.rank == 0:
+            what = "training was finished" if self.finished else "training goes on"
+            logger().info(f"{what} at step {self.step}, restored from {self._store}/{name}")
