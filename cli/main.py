@@ -54,11 +54,16 @@ COMMANDS: dict[str, Entry] = {
     "cost": Entry(_WATCH, "Show what jobs have cost so far."),
     "goodput": Entry(_WATCH, "Show what a job's paid time went into."),
     "metrics": Entry(_WATCH, "Show what a job's program logged, each step once."),
+    "verify-resume": Entry(_KEEP, "Check that a program, killed and resumed, ends the same, bit for bit."),
     "image": Entry(_KEEP, "Build, push and run the image in which jobs run."),
     "supervise": Entry(_KEEP, "Run the supervisor in the foreground."),
     "gc": Entry(_KEEP, "Find machines no job needs any more, and end them."),
     "completion": Entry(_KEEP, "Print the completion script of a shell."),
 }
+
+
+def _module(command: str) -> str:
+    return command.replace("-", "_")
 
 
 class LazyGroup(click.Group):
@@ -70,7 +75,7 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         if cmd_name not in COMMANDS:
             return None
-        return cast("click.Command", importlib.import_module(f".{cmd_name}", __package__).command)
+        return cast("click.Command", importlib.import_module(f".{_module(cmd_name)}", __package__).command)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

@@ -39,8 +39,10 @@ class Code:
 
     def modules(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Name and globals of each of the program's modules."""
+        main = sys.modules["__main__"]
+        yield "__main__", vars(main)
         for name, module in list(sys.modules.items()):
-            if module is not None and (name == "__main__" or self.owns(getattr(module, "__file__", None))):
+            if module is not None and module is not main and self.owns(getattr(module, "__file__", None)):
                 yield name, vars(module)
 
 

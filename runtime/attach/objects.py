@@ -35,13 +35,13 @@ class Objects:
             "scaler": torch.amp.GradScaler,
         }
         for kind, base in kinds.items():
-            base.__new__ = self._registering(self._made.setdefault(kind, []))
+            base.__new__ = self._registering(self._made.setdefault(kind, []), base.__new__)
         for base in (torch.nn.Module, torch.optim.Optimizer):
             base.zero_grad = self._seeing(base.zero_grad)
 
-    def _registering(self, made: list[weakref.ref[Any]]) -> Any:  # noqa: ANN401 - a __new__
+    def _registering(self, made: list[weakref.ref[Any]], before: Any) -> Any:  # noqa: ANN401 - a __new__
         def __new__(cls: type, *_arguments: Any, **_options: Any) -> Any:  # noqa: ANN401, N807
-            new = object.__new__(cls)
+            new: Any = before(cls)
             made.append(weakref.ref(new))
             return new
 

@@ -188,6 +188,9 @@ class Counting:
         class enumerate(self._original):  # type: ignore[name-defined, misc]  # noqa: A001, N801
             """Built in, but for the batches that a resumed program leaves out."""
 
+            given: bool
+            more: int
+
             def __new__(cls, iterable: Any, start: int = 0) -> Any:  # noqa: ANN401
                 self = super().__new__(cls, iterable, start)
                 self.given, self.more = False, 0

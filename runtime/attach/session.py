@@ -4,8 +4,8 @@
     skip    a checkpoint was found: what it had gone through is gone through again with one batch each
     resume  the opening that was under way: everything is put back, and it goes on with its rest
 
-Where it cannot be sure to resume rightly, nothing is saved, and it says so; where a checkpoint does not fit, the program
-ends with 70 rather than train on from a wrong state.
+Where it cannot be sure to resume rightly, nothing is saved, and it says so; where a checkpoint does not fit, the
+program ends with 70 rather than train on from a wrong state.
 """
 
 from __future__ import annotations
@@ -86,7 +86,8 @@ class Session:
         if self._loaded is None:
             return "live"
         place = self._loaded["place"]
-        self._variables.begin() if site in place["sites"] else None
+        if site in place["sites"]:
+            self._variables.begin()
         if (site, number) == (place["site"], place["number"]):
             return "resume"
         if self._silence.on or (site in place["sites"] and number < place["counts"].get(site, 0)):
@@ -295,7 +296,7 @@ class Session:
     def end(self) -> None:
         """The program has come to its end by itself."""
         self._silence.end()
-        if self._checkpointer is None:
+        if self._checkpointer is None or self._checkpointer.finished:
             return
         if self._loaded is not None:
             raise CheckpointError(

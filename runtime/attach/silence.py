@@ -38,7 +38,8 @@ class Silence:
         self._stdout, self._open = sys.stdout, builtins.open
         sys.stdout = _Nowhere(self._stdout)
         builtins.open = self._opening
-        if torch := sys.modules.get("torch"):
+        torch: Any = sys.modules.get("torch")
+        if torch is not None:
             self._save, torch.save = torch.save, self._saving
 
     def end(self) -> None:

@@ -103,8 +103,8 @@ class Variables:
         spaces = {space.path: space for space in self.spaces()}
         if missing := sorted(state["changed"].keys() - spaces.keys()):
             raise CheckpointError(
-                f"the checkpoint has variables of {', '.join(missing)}, which the program has not reached by now: it is "
-                "not the one that was saved. Use that one, or give another folder to begin anew"
+                f"the checkpoint has variables of {', '.join(missing)}, which the program has not reached by now: it "
+                "is not the one that was saved. Use that one, or give another folder to begin anew"
             )
         for path, names in state["same"].items():
             for name in names:
@@ -238,7 +238,7 @@ def _is_small_array(value: Any) -> bool:  # noqa: ANN401
 
 
 def equal(a: Any, b: Any) -> bool:  # noqa: ANN401
-    """Of two plain values: the same kind and the same content, bit for bit."""
+    """Of two plain values: the same kind and the same content."""
     if type(a) is not type(b):
         return False
     if isinstance(a, dict):
@@ -246,8 +246,8 @@ def equal(a: Any, b: Any) -> bool:  # noqa: ANN401
     if isinstance(a, list | tuple | deque):
         return len(a) == len(b) and all(map(equal, a, b))
     if hasattr(a, "dtype"):
-        return bool(a.dtype == b.dtype and a.shape == b.shape and ((a == b) | ((a != a) & (b != b))).all())
-    return bool(a == b or (a != a and b != b))
+        return bool(a.dtype == b.dtype and a.shape == b.shape and (a == b).all())  # a NaN counts as a change
+    return bool(a == b)
 
 
 def _plain(space: Space) -> Iterator[tuple[str, Any]]:
@@ -265,7 +265,7 @@ def _restored(value: Any) -> Any:  # noqa: ANN401
 
 def _put(space: Space, name: str, value: Any) -> None:  # noqa: ANN401
     """Into the container that is there, if there is one: others may refer to it."""
-    live = space.values.get(name)
+    live: Any = space.values.get(name)
     if type(live) is type(value) and isinstance(live, list | deque):
         live.clear()
         live.extend(value)

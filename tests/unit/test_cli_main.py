@@ -48,7 +48,7 @@ def test_help_lists_every_command_and_imports_none() -> None:
 
 @pytest.mark.parametrize("name", cli_main.COMMANDS)
 def test_every_command_is_a_module_with_help(name: str) -> None:
-    command = importlib.import_module(f"cloudgpu.cli.{name}").command
+    command = importlib.import_module(f"cloudgpu.cli.{name.replace('-', '_')}").command
     assert isinstance(command, click.Command)
     assert command.help, "a command explains itself"
     assert cli_main.COMMANDS[name].summary.endswith(".")

@@ -1,0 +1,95 @@
+"""How a verification's verdict is shown."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from .output import Tone, clean, echo_json, style
+from .verify_runs import Outcome, Verdict
+
+_TONES: dict[Outcome, Tone] = {"agree": "good", "differ": "bad", "not-deterministic": "warn", "nothing-saved": "warn"}
+_SHOWN = 4
+_CAUSES = (
+    ("generator ", "draws random numbers and is not saved: keep its state in ckpt.state, or draw from a global one"),
+    ("scheduler ", "is not given to the Checkpointer: pass scheduler="),
+    ("optimizer ", "is not given to the Checkpointer: pass it by name"),
+    ("scaler ", "is not given to the Checkpointer: pass scaler="),
+    ("model ", "is not given to the Checkpointer: pass it by name, e.g. ema="),
+    ("variable ", "is not saved: keep it in ckpt.state if the training depends on it"),
+)
+"""What an unsaved thing's kind means; the likeliest causes first."""
+_SOURCES = (
+    ("random/python", "Python's random"),
+    ("random/numpy", "NumPy's global generator"),
+    ("random/torch", "torch's generator of the CPU"),
+    ("random/cuda", "torch's generators on CUDA"),
+    ("random/generators", "the loader's own generator"),
+    ("position", "the order of the data"),
+)
+
+
+def show(verdict: Verdict, *, as_json: bool) -> None:
+    causes = likely_causes(verdict)
+    if as_json:
+        echo_json(
+            {
+                "outcome": verdict.outcome,
+                "text": verdict.text,
+                "ended_at": verdict.ended_at,
+                "causes": causes,
+                "comparison": verdict.comparison,
+            }
+        )
+        return
+    click.echo(f"{style(verdict.outcome, _TONES.get(verdict.outcome, 'bad'))}: {clean(verdict.text)}")
+    if verdict.ended_at:
+        click.echo(f"  ended and resumed at step {', '.join(map(str, verdict.ended_at))}")
+    for line in _differences(verdict.comparison or {}):
+        click.echo(f"  {clean(line)}")
+    for cause in causes:
+        click.echo(f"  likely cause: {clean(cause)}")
+    if verdict.tail:
+        click.echo(clean(verdict.tail), err=True)
+
+
+def likely_causes(verdict: Verdict) -> list[str]:
+    """The likeliest first; empty if the runs agree."""
+    comparison = verdict.comparison
+    if comparison is None or verdict.outcome not in ("differ", "not-deterministic"):
+        return []
+    keys: list[str] = comparison["first_keys"] or [one["key"] for one in comparison["final"]]
+    if verdict.outcome == "not-deterministic":
+        return _of_chance(comparison, keys)
+    found = [f"{name} {says}" for kind, says in _CAUSES for name in comparison["suspects"] if name.startswith(kind)]
+    drawn = [name for prefix, name in _SOURCES if any(key.startswith(prefix) for key in keys)]
+    if drawn:
+        found.append(f"{' and '.join(drawn)} went another way: what draws, or how often, differs after resuming")
+    return found[:_SHOWN] or ["none was found in what the program holds: look at files and threads of its own"]
+
+
+def _of_chance(comparison: dict[str, Any], keys: list[str]) -> list[str]:
+    drawn = [name for prefix, name in _SOURCES if any(key.startswith(prefix) for key in keys)]
+    suspects = [name for name in comparison["suspects"] if name.startswith("generator ")]
+    if comparison["first_step"] == 0:
+        seeds = drawn + suspects
+        return [f"not seeded, or by chance: {', '.join(seeds)}"] if seeds else ["the program begins from other values"]
+    return [
+        *(f"{name} is not seeded" for name in suspects),
+        *(f"{name} goes another way each time" for name in drawn),
+        "kernels that are not deterministic (torch.use_deterministic_algorithms), threads, the time, or set order",
+    ]
+
+
+def _differences(comparison: dict[str, Any]) -> list[str]:
+    lines = []
+    if comparison.get("first_step") is not None:
+        keys = comparison["first_keys"]
+        lines.append(f"differs first, after {comparison['first_step']} steps: {', '.join(keys[:_SHOWN])}")
+    for one in comparison.get("final", [])[:_SHOWN]:
+        size = f": {one['elements']} of {one['of']} elements" if "of" in one else ""
+        most = f", by up to {one['max_difference']:.3g}" if "max_difference" in one else ""
+        lines.append(f"differs at the end: {one['key']}{size}{most}")
+    lines += [f"metrics differ: {line}" for line in comparison.get("metrics", [])[:3]]
+    return lines

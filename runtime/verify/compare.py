@@ -1,0 +1,168 @@
+"""`python -m cloudgpu.runtime compare A B`: whether two runs of a verification agree, as JSON on stdout.
+
+Compared are the final checkpoints, tensor by tensor and value by value; the metrics; and the traces, which tell at
+which step the runs part, what differs first, and what had differed before that is not saved: the likely cause.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..checkpoint.errors import CheckpointError, UnusableError
+from ..checkpoint.loading import Files, load
+from ..checkpoint.placement import Placements
+from ..checkpoint.settings import find_store
+from ..checkpoint.tree import flatten
+from ..jobdir import JobDir, JobDirError, local_url
+from ..metrics import Row, read_metrics
+from .trace import UNSAVED, Moment, digests_of, read_trace
+
+_SHOWN = 20
+"""Keys per list."""
+_USAGE = 2
+_VARIABLE = (f"{UNSAVED}variable ", "objects/program/")
+_OWN = ("objects/program/variables", "objects/program/arguments", "objects/program/place")
+_STATE = ("objects/", "state/")
+"""Parts of a snapshot that are the training's result; the rest tells how it came about."""
+
+
+@dataclass(slots=True)
+class Comparison:
+    """Of an undisturbed run A and another one B."""
+
+    agree: bool = False
+    problem: str | None = None
+    """Why nothing can be said; None: it can."""
+    steps: int = 0
+    """Of run A."""
+    resumed_at: int | None = None
+    """Step at which B's last process began."""
+    first_step: int | None = None
+    """The first step boundary at which they differ."""
+    first_keys: list[str] = field(default_factory=list)
+    """What of the saved state differs there."""
+    suspects: list[str] = field(default_factory=list)
+    """What is not saved and differed there or before."""
+    final: list[dict[str, Any]] = field(default_factory=list)
+    """What differs in the final checkpoint: key, and for tensors the greatest difference."""
+    compared: int = 0
+    """Tensors and values compared in the final checkpoint."""
+    metrics: list[str] = field(default_factory=list)
+    """What differs in the metrics."""
+
+
+def compare(a: Path, b: Path) -> Comparison:
+    result = Comparison()
+    try:
+        ours, theirs = _final(a), _final(b)
+    except (CheckpointError, JobDirError, UnusableError) as error:
+        result.problem = str(error)
+        return result
+    if ours is None or theirs is None:
+        result.problem = f"{'the undisturbed' if ours is None else 'the resumed'} run has left no final checkpoint"
+        return result
+    result.final, result.compared = _differences(ours, theirs)
+    result.metrics = _metric_differences(_rows(a), _rows(b))
+    _compare_traces(result, list(read_trace(a / "trace.jsonl")), list(read_trace(b / "trace.jsonl")))
+    result.agree = not result.final and not result.metrics
+    return result
+
+
+# The end
+
+
+def _final(run: Path) -> dict[str, Any] | None:
+    """The snapshot of the newest checkpoint, if the training was finished with it."""
+    store = find_store(run / "checkpoints", 1)
+    names = store.committed()
+    if not names:
+        return None
+    commit = store.read_commit(names[0])
+    return load(Files(store, names[0], commit), 0, 1, Placements({}), None) if commit.finished else None
+
+
+def _differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> tuple[list[dict[str, Any]], int]:
+    a, b = digests_of(ours), digests_of(theirs)
+    keys = [key for key in [*a, *(key for key in b if key not in a)] if _is_result(key)]
+    different = [key for key in keys if a.get(key) != b.get(key)]
+    _, leaves = flatten(dict(ours), "")
+    _, others = flatten(dict(theirs), "")
+    return [{"key": key, **_distance(leaves.get(key), others.get(key))} for key in different], len(keys)
+
+
+def _is_result(key: str) -> bool:
+    """Not how it came about: the place in the data, and the variables of a program under `run` (times, say)."""
+    return key.startswith((*_STATE, "random/")) and not key.startswith(_OWN)
+
+
+def _distance(a: Any, b: Any) -> dict[str, Any]:  # noqa: ANN401
+    if a is None or b is None or not hasattr(a, "detach") or a.shape != b.shape:
+        return {}
+    if not a.is_floating_point():
+        return {"elements": int((a != b).sum()), "of": a.numel()}
+    difference = (a.double() - b.double()).abs()
+    return {"elements": int((a != b).sum()), "of": a.numel(), "max_difference": float(difference.max())}
+
+
+def _rows(run: Path) -> list[Row]:
+    return read_metrics(JobDir(local_url(run), make=False), "checkpoints")
+
+
+def _metric_differences(a: Sequence[Row], b: Sequence[Row]) -> list[str]:
+    ours, theirs = ({row.step: repr(sorted(row.values.items())) for row in rows} for rows in (a, b))
+    return [
+        f"step {step}: {ours.get(step, 'no row')} against {theirs.get(step, 'no row')}"
+        for step in sorted(ours.keys() | theirs.keys())
+        if ours.get(step) != theirs.get(step)
+    ][:_SHOWN]
+
+
+# The way there
+
+
+def _compare_traces(result: Comparison, a: Sequence[Moment], b: Sequence[Moment]) -> None:
+    by_step = {moment.step: moment for moment in a}
+    result.steps = max(by_step, default=0)
+    if not b:
+        return
+    last = b[-1].process
+    result.resumed_at = b[0].step if b[0].process == last else next(one.step for one in b if one.process == last)
+    suspects: dict[str, None] = {}
+    begun = False
+    for theirs in b:
+        ours = by_step.get(theirs.step)
+        if ours is None:
+            continue
+        different = list(_different(ours.digests, theirs.digests))
+        if theirs.process == last:
+            # Of variables only what is there from the start: a loop sets its own anew before it reads them.
+            known = ours.digests.keys() & theirs.digests.keys()
+            aside = (key for key in different if key in known and key.startswith((UNSAVED, *_OWN)))
+            suspects.update(dict.fromkeys(key for key in aside if not begun or not key.startswith(_VARIABLE)))
+            begun = True
+        saved = [key for key in different if not key.startswith((UNSAVED, *_OWN))]
+        if any(not key.startswith("position/") for key in saved):  # a place that nobody reads may be told otherwise
+            result.first_step = theirs.step
+            result.first_keys = sorted(saved, key=lambda key: not key.startswith(_STATE))[:_SHOWN]
+            break
+    result.suspects = [key.removeprefix(UNSAVED) for key in suspects][:_SHOWN]
+
+
+def _different(a: Mapping[str, str], b: Mapping[str, str]) -> Iterator[str]:
+    for key in [*a, *(key for key in b if key not in a)]:
+        if a.get(key) != b.get(key):
+            yield key
+
+
+def main(arguments: Sequence[str]) -> int:
+    if len(arguments) != 2:
+        print("usage: python -m cloudgpu.runtime compare A B", file=sys.stderr)
+        return _USAGE
+    result = compare(Path(arguments[0]), Path(arguments[1]))
+    print(json.dumps(asdict(result)))
+    return 0 if result.agree else 1

@@ -1,0 +1,103 @@
+"""The trace of a run: at each step boundary the digest of every part of the training's state, one line of JSON each.
+
+Only what has changed since the line before is written; the first line of a process has everything.
+
+    {"step": 12, "process": 4711, "changed": {"objects/model/0.weight": "9c3f…"}, "gone": []}
+
+Keys are those of the checkpoint. What the program has and does not save begins with "unsaved/".
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+UNSAVED = "unsaved/"
+_NOT_COMPARED = ("history", "goal", "step")
+"""Parts of a snapshot that differ between two runs of the same training: seconds, and what it was asked for."""
+_DIGITS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """One line, completed."""
+
+    step: int
+    process: int
+    digests: Mapping[str, str]
+
+
+class TraceWriter:
+    """Appends whole lines, so that a kill at any moment leaves no half of one."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._last: dict[str, str] = {}
+
+    def add(self, step: int, digests: Mapping[str, str]) -> None:
+        changed = {key: value for key, value in digests.items() if self._last.get(key) != value}
+        gone = [key for key in self._last if key not in digests]
+        self._last = dict(digests)
+        record = {"step": step, "process": os.getpid(), "changed": changed, "gone": gone}
+        os.write(self._file, json.dumps(record).encode() + b"\n")
+
+
+def read_trace(path: Path) -> Iterator[Moment]:
+    """All moments; none if there is no trace."""
+    if not path.exists():
+        return
+    current: dict[str, str] = {}
+    process = None
+    with path.open() as file:
+        for line in file:
+            record = json.loads(line)
+            if record["process"] != process:
+                current, process = {}, record["process"]
+            current = {key: value for key, value in current.items() if key not in set(record["gone"])}
+            current.update(record["changed"])
+            yield Moment(record["step"], record["process"], dict(current))
+
+
+def digests_of(snapshot: Mapping[str, Any]) -> dict[str, str]:
+    """Of each tensor, and of each plain value."""
+    from ..checkpoint.tree import flatten
+
+    tree, leaves = flatten({key: value for key, value in snapshot.items() if key not in _NOT_COMPARED}, "")
+    found = {key: _digest(_bytes_of(leaf)) for key, leaf in leaves.items()}
+    found.update(_plain_digests(tree, ""))
+    return found
+
+
+def digest_of(value: Any) -> str:  # noqa: ANN401
+    """Of any one state."""
+    return _digest(json.dumps(sorted(digests_of({"value": value}).items())).encode())
+
+
+def _plain_digests(tree: Any, path: str) -> dict[str, str]:  # noqa: ANN401
+    if isinstance(tree, dict) and not any(key.startswith("!") for key in tree):
+        found: dict[str, str] = {}
+        for key, value in tree.items():
+            found.update(_plain_digests(value, f"{path}/{key}" if path else key))
+        return found
+    if isinstance(tree, dict) and ("!tensor" in tree or "!array" in tree):
+        return {}  # a leaf, under the same key
+    return {path: _digest(json.dumps(tree).encode())}
+
+
+def _bytes_of(leaf: Any) -> Any:  # noqa: ANN401 - a buffer
+    if hasattr(leaf, "detach"):
+        import torch
+
+        local = leaf.to_local() if hasattr(leaf, "to_local") else leaf
+        return local.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return leaf.tobytes()
+
+
+def _digest(data: Any) -> str:  # noqa: ANN401
+    import xxhash
+
+    return xxhash.xxh3_128_hexdigest(data)[:_DIGITS]

@@ -1,0 +1,208 @@
+"""`run` on unmodified programs: real processes, killed and run again, against the same program run by Python alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+LONG = pytest.mark.skipif(not os.environ.get("CLOUDGPU_LONG"), reason="long mode")
+
+TRAIN = """
+import os, random, sys
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+torch.manual_seed(0); random.seed(0); np.random.seed(0)
+torch.set_num_threads(1)
+END_AT, SIGNAL, EVERY, WORKERS = (int(word) for word in sys.argv[1:5])
+X = torch.randn(60, 4)
+train_loader = DataLoader(TensorDataset(X, X.sum(1, keepdim=True)), batch_size=5, shuffle=True, num_workers=WORKERS)
+val_loader = DataLoader(TensorDataset(X[:20], X[:20].sum(1, keepdim=True)), batch_size=10)
+own, generator = random.Random(7), np.random.default_rng(3)
+
+class Meter:
+    def __init__(self): self.total = 0.0
+
+def main():
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.2), nn.Linear(8, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    per_epoch = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.8)
+    per_batch = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 / (1 + step))
+    best, step, meter, losses = 1e9, 0, Meter(), []
+    for epoch in range(3):
+        model.train()
+        for i, (x, y) in enumerate(train_loader):
+            x = x + own.random() * generator.random() * random.random() * np.random.rand()
+            loss = nn.functional.mse_loss(model(x), y)
+            loss.backward()
+            if (i + 1) % EVERY == 0:
+                optimizer.step(); optimizer.zero_grad(); per_batch.step()
+            step += 1; meter.total += loss.item(); losses.append(loss.item())
+            if step == END_AT and not os.path.exists("ended"):
+                open("ended", "w").close()
+                os.kill(os.getpid(), SIGNAL)
+        per_epoch.step(); model.eval()
+        with torch.no_grad():
+            error = sum(nn.functional.mse_loss(model(x), y).item() for x, y in val_loader)
+        if error < best:
+            best = error
+            torch.save(model.state_dict(), "best.pt")
+        print(f"epoch {epoch}: {loss.item().hex()} {error.hex()} {best.hex()} i={i} step={step}", flush=True)
+    weights = sum(p.double().sum().item() for p in model.parameters())
+    print("end", weights.hex(), meter.total.hex(), len(losses), own.random(), generator.random())
+    print(optimizer.param_groups[0]["lr"])
+main()
+"""
+
+LOOP = """
+import sys, torch
+from torch.utils.data import DataLoader, TensorDataset
+torch.manual_seed(0)
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = DataLoader(TensorDataset(torch.randn(40, 2)), batch_size=4)
+other = DataLoader(TensorDataset(torch.randn(40, 2)), batch_size=4)
+def step(x):
+    optimizer.zero_grad(); model(x).sum().backward(); optimizer.step()
+"""
+
+
+def run(folder: Path, *words: str, options: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "cloudgpu.runtime", "run", *options, "--", *words]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+def alone(folder: Path, *words: str) -> str:
+    folder.mkdir()
+    (folder / "train.py").write_text(TRAIN)
+    (folder / "ended").touch()
+    return subprocess.run([sys.executable, *words], cwd=folder, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.parametrize(
+    ("end_at", "number", "accumulate", "workers"),
+    [
+        (20, signal.SIGKILL, 1, 0),
+        pytest.param(24, signal.SIGTERM, 1, 0, marks=LONG),
+        pytest.param(5, signal.SIGKILL, 1, 0, marks=LONG),
+        pytest.param(18, signal.SIGTERM, 4, 0, marks=LONG),
+        pytest.param(31, signal.SIGTERM, 1, 2, marks=LONG),
+    ],
+)
+def test_an_unmodified_loop_ends_in_the_same_bits(
+    tmp_path: Path, end_at: int, number: signal.Signals, accumulate: int, workers: int
+) -> None:
+    words = ("train.py", str(end_at), str(int(number)), str(accumulate), str(workers))
+    expected = alone(tmp_path / "alone", *words)
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "train.py").write_text(TRAIN)
+    options = ("--every", "1", "--report", "report.json")
+    first = run(folder, *words, options=options)
+    assert first.returncode == (75 if number == signal.SIGTERM else -9), first.stderr
+    second = run(folder, *words, options=options)
+    assert second.returncode == 0, second.stderr
+    assert second.stdout.splitlines()[-2:] == expected.splitlines()[-2:]
+    assert sorted(set((first.stdout + second.stdout).splitlines())) == sorted(expected.splitlines())
+    assert (folder / "best.pt").read_bytes() == (tmp_path / "alone" / "best.pt").read_bytes()
+    told = json.loads((folder / "report.json").read_text())
+    assert told["resumed_at_step"] > 0
+    assert told["objects"].keys() == {"model", "optimizer", "scheduler", "scheduler_1"}
+    assert {"__main__.own", "__main__.generator"} <= set(told["generators"])
+    third = run(folder, *words, options=options)
+    assert (third.returncode, third.stdout) == (0, "")
+    assert "nothing left to do" in third.stderr
+
+
+@pytest.mark.parametrize(
+    ("loop", "reason"),
+    [
+        ("for n in range(5): step(torch.randn(4, 2))", "outside of a loop over a DataLoader"),
+        pytest.param("it = iter(loader)\nfor n in range(5): step(next(it)[0])", "next()", marks=LONG),
+        pytest.param("for (x,), (y,) in zip(loader, other): step(x + y)", "two DataLoaders", marks=LONG),
+    ],
+)
+def test_what_cannot_be_resumed_is_said_and_nothing_is_saved(tmp_path: Path, loop: str, reason: str) -> None:
+    (tmp_path / "train.py").write_text(f"{LOOP}\n{loop}\nprint('done')\n")
+    done = run(tmp_path, "train.py", options=("--report", "report.json", "--every", "1"))
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
+    assert "NOT made resumable" in done.stderr
+    told = json.loads((tmp_path / "report.json").read_text())
+    assert told["resumable"] is False
+    assert reason in told["reason"]
+    assert not list(tmp_path.glob("checkpoints/*/COMMIT.json"))
+
+
+@LONG
+def test_another_program_is_refused(tmp_path: Path) -> None:
+    loop = "for epoch in range(3):\n  for (x,) in loader:\n    step(x)\n    if len(sys.argv) > 1: sys.exit(3)\n"
+    (tmp_path / "train.py").write_text(LOOP + loop.replace("sys.exit(3)", "import os; os.kill(os.getpid(), 15)"))
+    assert run(tmp_path, "train.py", "end").returncode == 75
+    (tmp_path / "train.py").write_text(LOOP.replace("Linear(2, 1)", "Linear(2, 3)") + loop)
+    done = run(tmp_path, "train.py")
+    assert done.returncode == 70
+    assert "does not fit the model" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "says"),
+    [
+        ("import sys; sys.exit(3)", 3, ""),
+        ("raise SystemExit('sorry')", 1, "sorry\n"),
+        ("{}['a']", 70, "KeyError: 'a'\n"),
+        ("raise ConnectionResetError('gone')", 1, "ConnectionResetError: gone\n"),
+        ("x = (", 70, "SyntaxError: '(' was never closed\n"),
+        ("import atexit; atexit.register(print, 'end'); raise SystemExit", 0, ""),
+    ],
+)
+def test_exit_codes(tmp_path: Path, text: str, code: int, says: str) -> None:
+    (tmp_path / "train.py").write_text(text)
+    done = run(tmp_path, "train.py")
+    assert done.returncode == code
+    assert done.stderr.endswith(says)
+    assert "cloudgpu" not in done.stderr, "a traceback shows the program alone"
+    assert done.stdout == ("end\n" if "atexit" in text else "")
+
+
+def test_a_program_sees_itself_as_under_python(tmp_path: Path) -> None:
+    text = "import sys; print(__name__, __file__, sys.argv, sys.path[0], sys.modules['__main__'].__file__)"
+    (tmp_path / "train.py").write_text(text)
+    words = ["train.py", "--epochs", "3"]
+    plain = subprocess.run([sys.executable, *words], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert run(tmp_path, *words).stdout == plain.stdout
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").touch()
+    (tmp_path / "package" / "other.py").write_text("value = 5")
+    (tmp_path / "package" / "train.py").write_text("from .other import value\nimport sys; print(value, sys.argv)")
+    words = ["-m", "package.train", "a"]
+    plain = subprocess.run([sys.executable, *words], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert run(tmp_path, *words).stdout == plain.stdout
+
+
+CHECKPOINTED = """
+import os, sys
+from cloudgpu.runtime import Checkpointer
+ckpt = Checkpointer(every=1)
+ckpt.state.setdefault("total", 0)
+for step in ckpt.steps(6):
+    ckpt.state["total"] += step
+    if step == 3 and len(sys.argv) > 1: os.kill(os.getpid(), 15)
+print(ckpt.state["total"])
+"""
+
+
+def test_a_program_with_its_own_checkpointer_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(CHECKPOINTED)
+    options = ("--folder", str(tmp_path / "there"))
+    assert run(tmp_path, "train.py", "end", options=options).returncode == 75
+    done = run(tmp_path, "train.py", options=options)
+    assert (done.returncode, done.stdout) == (0, "15\n")
+    assert "restored from" in done.stderr
+    assert not (tmp_path / "checkpoints").exists()
