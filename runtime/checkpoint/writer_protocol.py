@@ -123,7 +123,9 @@ def listen(address: str | bytes) -> socket.socket:
 
 
 def connect(address: str | bytes) -> socket.socket | None:
-    """A connection to whoever listens there; None if nobody does, or only a stranger (see is_ours())."""
+    """A connection to whoever listens there; None if nobody does, or only a stranger: a path is guarded by its folder,
+    an abstract address is for whoever comes first.
+    """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     connection.setblocking(False)
     try:
@@ -132,7 +134,7 @@ def connect(address: str | bytes) -> socket.socket | None:
     except OSError:
         connection.close()
         return None
-    if not is_ours(connection):
+    if isinstance(address, bytes) and not is_ours(connection):
         connection.close()
         return None
     return connection
@@ -183,7 +185,7 @@ def peer(connection: socket.socket) -> tuple[int, int]:
 
 
 def is_ours(connection: socket.socket) -> bool:
-    """Whether this user or root is at the other end: an abstract address is for whoever comes first."""
+    """Whether this user or root is at the other end."""
     return peer(connection)[1] in (os.getuid(), 0)
 
 

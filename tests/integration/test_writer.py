@@ -45,20 +45,25 @@ def until(condition: Callable[[], object], seconds: float = 60) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it has not happened"
-        time.sleep(0.005)
+        time.sleep(0.01)
 
 
 @contextlib.contextmanager
 def training(folder: Path, **options: int) -> Iterator[Training]:
-    """Closed at the end; its writer has ended then."""
-    before = writers()
+    """Closed at the end; its writer, if it is one of its own, has ended then."""
+    addresses = own_addresses(local_url(folder), "checkpoints", options.get("rank", 0))
+
+    def listened_to() -> set[bytes]:
+        return set(filter(is_listened_to, addresses))
+
+    before = listened_to()
     one = Training(local_url(folder), **options)
     try:
         yield one
     finally:
         with contextlib.suppress(ValueError):
             one.client.close()
-        until(lambda: writers() <= before)
+        until(lambda: listened_to() <= before)
 
 
 @contextlib.contextmanager
@@ -180,16 +185,15 @@ def test_a_zombie_cannot_commit_and_is_told(tmp_path: Path) -> None:
 # Deaths
 
 
-@pytest.mark.parametrize("times", [1, 3])
-def test_a_killed_writer_is_replaced_and_nothing_staged_is_lost(times: int, tmp_path: Path) -> None:
+def test_a_killed_writer_is_replaced_and_nothing_staged_is_lost(tmp_path: Path) -> None:
     with training(tmp_path, size=8 * MB) as one:
         assert one.save(0).committed
-        for step in range(1, times + 1):
+        for step in (1, 2):
             name = one.stage(step)
             os.kill(writer_of(one), signal.SIGKILL)
             (result,) = one.client.wait(60)
             assert (result.name, result.committed, result.error) == (name, True, None)
-        assert verified_steps(one.store)[0] == times
+        assert verified_steps(one.store)[0] == 2
 
 
 def test_a_killed_writer_is_noticed_without_a_save(tmp_path: Path) -> None:
@@ -308,9 +312,9 @@ def test_a_part_that_can_no_longer_come_is_not_waited_for(
 def kill_rounds(folder: Path, rounds: int, choose: random.Random, env: dict[str, str] | None = None) -> None:
     url, store, steps = local_url(folder), open_store(local_url(folder)), 10_000
     staged, committed = -1, -1
-    for _ in range(rounds):
+    for number in range(rounds):
         process = start(url, 0, 1, steps, choose.choice([1000, 3 * MB, 17 * MB]), env=env)
-        kind = choose.choice(["trainer", "writer", "both"])
+        kind = ("trainer", "writer", "both")[number % 3]
         lines: list[str] = []
         assert process.stdout
         reader = threading.Thread(target=lambda out=process.stdout, lines=lines: lines.extend(out), daemon=True)
@@ -345,9 +349,9 @@ def _parent(pid: int) -> int:
         return 0
 
 
-@pytest.mark.parametrize("seed", range(40 if LONG else 2))
+@pytest.mark.parametrize("seed", range(40 if LONG else 1))
 def test_kills_at_random_moments(seed: int, tmp_path: Path) -> None:
-    kill_rounds(tmp_path, 25 if LONG else 5, random.Random(seed))
+    kill_rounds(tmp_path, 25 if LONG else 6, random.Random(seed))
 
 
 # The node's writer
@@ -503,25 +507,25 @@ def test_nonsense_does_not_end_the_nodes_writer(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("CLOUDGPU_WRITER", str(path))
     hello = b'{"op":"hello","version":1,"url":"file:///x","make":true,"prefix":"","rank":0,"world":1,"local":false}'
     with node_writer(path) as process, Path("/dev/null").open("rb") as null:
+        files: list[int] = []
+        for _ in range(2):
+            for count, *packets in ((0, b"{"), (0, b"[]"), (0, b'{"op":"save"}'), (0, b'{"op":"hello"}'),
+                                    (0, hello, b'{"op":"slot","slot":0}'), (2, hello, b'{"op":"slot"}'),
+                                    (0, hello, b'{"op":"save","name":"x"}'), (2, hello, b'{"op":"save","name":"x"}'),
+                                    (2, hello, b'{"op":"save","name":"00000001-0001-000000000000","slot":7}'),
+                                    (2, hello.replace(b"file:", b"fool:")), (2, hello, hello),
+                                    (2, hello.replace(b'"version":1', b'"version":99'))):  # fmt: skip
+                with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+                    connection.connect(str(path))
+                    for packet in packets:
+                        socket.send_fds(connection, [packet], [null.fileno()] * count)
+                    connection.settimeout(60)
+                    while connection.recv(1000):
+                        pass  # it hangs up
+            files.append(resources(process.pid)[0])
+        until(lambda: resources(process.pid)[0] <= files[0])  # none that came along stays open
         with training(tmp_path) as one:
             assert one.save(1).committed
-        files = resources(process.pid)
-        for count, *packets in ((0, b"{"), (0, b"[]"), (0, b'{"op":"save"}'), (0, b'{"op":"hello"}'),
-                                (0, hello, b'{"op":"slot","slot":0}'), (2, hello, b'{"op":"slot"}'),
-                                (0, hello, b'{"op":"save","name":"x"}'), (2, hello, b'{"op":"save","name":"x"}'),
-                                (2, hello, b'{"op":"save","name":"00000001-0001-000000000000","slot":7}'),
-                                (2, hello.replace(b"file:", b"fool:")), (2, hello, hello),
-                                (2, hello.replace(b'"version":1', b'"version":99'))):  # fmt: skip
-            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
-                connection.connect(str(path))
-                for packet in packets:
-                    socket.send_fds(connection, [packet], [null.fileno()] * count)
-                connection.settimeout(60)
-                while connection.recv(1000):
-                    pass  # it hangs up
-        until(lambda: resources(process.pid) == files)
-        with training(tmp_path) as one:
-            assert one.save(2).committed
         assert process.poll() is None
 
 
@@ -596,7 +600,7 @@ def test_nothing_leaks(memory_folder: Path) -> None:
             one.save(step)
         writer = writer_of(one)
         before = resources("self"), resources(writer)
-        for step in range(5, 205):
+        for step in range(5, 65):
             if step % 10 == 0:
                 one.size += 4096
                 one.client.reserve(one.size)

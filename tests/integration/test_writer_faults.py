@@ -18,7 +18,7 @@ from cloudgpu.runtime.checkpoint.writer_client import SaveResult, finish_earlier
 from cloudgpu.runtime.jobdir import JobDirError, local_url
 from cloudgpu.tests.standins import s3
 from cloudgpu.tests.standins.disk import mounted
-from cloudgpu.tests.standins.staging import Training, open_store, start, verified_steps
+from cloudgpu.tests.standins.staging import Training, open_store, start, verified_steps, verify
 
 MB = 1 << 20
 
@@ -50,7 +50,7 @@ def test_what_a_killed_run_left_does_not_fill_the_disk(tmp_path: Path) -> None:
     """Room for one checkpoint, one save and little more; each run is killed in the midst of a save."""
     with mounted(tmp_path / "disk", "10m") as disk:
         url = local_url(disk.folder / "job")
-        for run in range(4):
+        for run in range(3):
             one = Training(url, size=3 * MB)
             if run == 0:
                 assert one.save(run, keep=1).committed
@@ -61,7 +61,7 @@ def test_what_a_killed_run_left_does_not_fill_the_disk(tmp_path: Path) -> None:
             assert result.committed, result.error
             one.client.close()
             assert finish_earlier(one.store, 0, 60)
-        assert verified_steps(one.store) == [203]
+        assert verified_steps(one.store) == [202]
 
 
 def test_a_read_only_disk(tmp_path: Path) -> None:
@@ -134,35 +134,35 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[s3.S3]:
 
 
 def test_an_object_store_holds_the_same(bucket: s3.S3) -> None:
-    one = Training(bucket.url, size=20 * MB + 3)
-    for step in range(4):
+    one = Training(bucket.url, size=17 * MB + 3)
+    for step in range(3):
         assert one.save(step, keep=2).committed
     assert finish_earlier(one.store, 0, 60)
-    assert verified_steps(one.store) == [3, 2]
-    assert {key.split("/")[2] for key in bucket.objects} == {str(one.name(2)), str(one.name(3))}
+    assert verified_steps(one.store) == [2, 1]
+    assert {key.split("/")[2] for key in bucket.objects} == {str(one.name(1)), str(one.name(2))}
     assert bucket.uploads == {}
     one.client.close()
 
 
-@pytest.mark.parametrize("kind", ["start", "part", "complete", "PUT", "GET", "HEAD", "list"])
-def test_a_store_that_is_overloaded_is_asked_again(kind: str, bucket: s3.S3) -> None:
+def test_a_store_that_is_overloaded_is_asked_again(bucket: s3.S3) -> None:
     one = Training(bucket.url, size=9 * MB)
-    fault = bucket.fail(kind, status=503, code="SlowDown", times=2)
-    assert one.save(1).committed
-    assert fault.met == 2
-    assert verified_steps(one.store) == [1]
+    for step, kind in enumerate(["start", "part", "complete", "PUT", "GET", "HEAD", "list"], 1):
+        fault = bucket.fail(kind, status=503, code="SlowDown", times=2)
+        assert one.save(step).committed, kind
+        assert fault.met == 2, kind
+        verify(one.store, one.name(step))
     one.client.close()
 
 
-@pytest.mark.parametrize("name", [".bin", ".json", "COMMIT"])
-def test_a_lost_acknowledgement_is_no_failure(name: str, bucket: s3.S3) -> None:
+def test_a_lost_acknowledgement_is_no_failure(bucket: s3.S3) -> None:
     """The store has done it, and the answer is lost: the same request comes again."""
     one = Training(bucket.url, size=9 * MB)
-    fault = bucket.fail("part" if name == ".bin" else "PUT", name, lose_answer=True, times=1)
-    assert one.save(1).committed
-    assert fault.met == 1
-    assert bucket.count("PUT", "COMMIT") == (2 if name == "COMMIT" else 1)
-    assert verified_steps(one.store) == [1]
+    for step, (kind, key) in enumerate([("part", ".bin"), ("PUT", ".json"), ("PUT", "COMMIT")], 1):
+        fault = bucket.fail(kind, key, lose_answer=True, times=1)
+        assert one.save(step).committed, key
+        assert fault.met == 1, key
+        assert bucket.count("PUT", f"{one.name(step)}/COMMIT") == (2 if key == "COMMIT" else 1)
+        assert verified_steps(one.store)[0] == step
     one.client.close()
 
 
@@ -178,14 +178,14 @@ def test_a_lost_acknowledgement_of_a_whole_upload(bucket: s3.S3) -> None:
     one.client.close()
 
 
-@pytest.mark.parametrize(("status", "code"), [(409, "ConditionalRequestConflict"), (412, "PreconditionFailed")])
-def test_a_conditional_write_in_conflict(status: int, code: str, bucket: s3.S3) -> None:
+def test_a_conditional_write_in_conflict(bucket: s3.S3) -> None:
     """S3 answers so while another request for the key is under way; nothing was written."""
     one = Training(bucket.url, size=MB)
-    fault = bucket.fail("PUT", "COMMIT", status=status, code=code, times=1)
-    assert one.save(1).committed
-    assert fault.met == 1
-    assert verified_steps(one.store) == [1]
+    for step, (status, code) in enumerate([(409, "ConditionalRequestConflict"), (412, "PreconditionFailed")], 1):
+        fault = bucket.fail("PUT", "COMMIT", status=status, code=code, times=1)
+        assert one.save(step).committed, code
+        assert fault.met == 1, code
+        assert verified_steps(one.store)[0] == step
     one.client.close()
 
 
@@ -263,9 +263,8 @@ def test_a_hung_store_holds_nobody_up(bucket: s3.S3) -> None:
 
 def test_a_slow_store_costs_no_memory(bucket: s3.S3) -> None:
     """One part takes as long as many: what is not sent yet stays in the slot and nowhere else."""
-    size = 256 * MB
+    size = 128 * MB
     one = Training(bucket.url, size=size)
-    one.client.slot(one.client.free_slot() or 0)[:] = bytes(size)
     assert one.client._link and one.client._link.process
     status = Path(f"/proc/{one.client._link.process.pid}/status")
     bucket.fail("part", delay=0.1)
@@ -277,7 +276,7 @@ def test_a_slow_store_costs_no_memory(bucket: s3.S3) -> None:
         peak = max(peak, int(lines["RssAnon"].split()[0]) << 10)
         results = one.client.wait(0.02)
     assert results[0].committed
-    assert peak < size * 0.3
+    assert peak < size * 0.6
     one.client.close()
 
 
