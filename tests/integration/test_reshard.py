@@ -15,11 +15,10 @@ pytest.importorskip("torch")
 
 PROGRAM = Path(__file__).parents[1] / "standins" / "sharded.py"
 
-RUNS = {
+RUNS = {"4, 2, 8, 3, 1": [[4, "tp"], [2, "fsdp"], [8, "hsdp"], [3, "plain"], [1, "plain"]]}
+LONG_RUNS = {
     "4, 2, 8, 1": [[4, "fsdp"], [2, "fsdp"], [8, "hsdp"], [1, "plain"]],
     "sharded twice, unevenly, not at all": [[4, "tp"], [3, "plain"], [2, "plain"]],
-}
-LONG_RUNS = {
     "one mesh to another": [[4, "tp"], [4, "hsdp"], [4, "fsdp"], [4, "tp"], [4, "plain"], [4, "hsdp"], [4, "tp"]],
     "there and back": [[1, "plain"], [8, "fsdp"], [1, "fsdp"], [8, "tp"], [6, "hsdp"], [5, "plain"], [7, "fsdp"]],
 }

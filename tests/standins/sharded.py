@@ -23,6 +23,7 @@ import numpy as np  # noqa: F401 - here, not by each rank for itself
 import torch
 import torch._dynamo  # likewise
 import torch.distributed as dist
+import torch.distributed.checkpoint  # likewise
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
