@@ -108,11 +108,12 @@ def _convert_key(state: dict[str, Any], convert: Callable[[Any], Any]) -> dict[s
 
 def generators_of(loader: Any) -> list[Any]:  # noqa: ANN401 - anything that can be iterated
     """The torch.Generator objects that a DataLoader and its samplers draw from, each once, in a fixed order."""
-    batch_sampler = getattr(loader, "batch_sampler", None)
-    owners = [loader, getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)]
+    batches = getattr(loader, "batch_sampler", None)
+    inner = getattr(batches, "batch_sampler", None)  # in Accelerate's BatchSamplerShard, if there are several processes
+    parts = [part for owner in (loader, batches, inner) for part in (owner, getattr(owner, "sampler", None))]
     found: list[Any] = []
-    for owner in owners:
-        generator = getattr(owner, "generator", None)
+    for part in parts:
+        generator = getattr(part, "generator", None)
         if hasattr(generator, "get_state") and not any(generator is known for known in found):
             found.append(generator)
     return found

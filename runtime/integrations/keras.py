@@ -86,6 +86,8 @@ class CheckpointCallback(keras.callbacks.Callback):  # type: ignore[misc]
             restore_random(self._place.at_epoch)
             self._skipping = Skipping(self.model, self._place.batch, self._groups)
         else:
+            _check_built(*self._groups)
+            self.model.reset_metrics()  # those that were saved are of the epoch before
             self._place.begin_epoch(epoch, self.params["steps"])
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: ANN401, ARG002
@@ -103,6 +105,7 @@ class CheckpointCallback(keras.callbacks.Callback):  # type: ignore[misc]
                 f"{self._skipping.left} steps before: it changed. Use what it was saved with, or give another folder"
             )
         self._running.log(epoch=epoch, **(logs or {}))
+        self._place.end_epoch()
 
     def on_train_end(self, logs: Any = None) -> None:  # noqa: ANN401, ARG002
         # Stopped early is finished, however many epochs are asked for.
@@ -117,15 +120,20 @@ class CheckpointCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     def _take_up_finished(self, weights: Variables, optimizer: Variables) -> None:
         model = self.model
-        if not weights.has_place and not model.built:
-            raise CheckpointError(
-                "training is finished, but the model has no variables yet into which its weights could be put: build "
-                "it before fit(), by keras.Input() as its first layer or by model.build(input_shape)"
-            )
+        if not model.built:
+            _check_built(weights)
         if model.optimizer is not None and not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)
         weights.apply()
         optimizer.apply()
+
+
+def _check_built(*groups: Variables) -> None:
+    if not all(group.has_place for group in groups):
+        raise CheckpointError(
+            "an epoch is finished, but the model has no variables yet into which its weights could be put: build it "
+            "before fit(), by keras.Input() as its first layer or by model.build(input_shape)"
+        )
 
 
 def _nothing() -> None:

@@ -127,6 +127,9 @@ class Place:
         self.epoch, self.batch, self.steps = epoch, 0, steps
         self.at_epoch = random_of_backend()
 
+    def end_epoch(self) -> None:
+        self.epoch, self.batch, self.at_epoch = self.epoch + 1, 0, {}
+
     def check(self, steps: int | None) -> None:
         """Raises CheckpointError if an epoch has not as many batches as when this was saved."""
         if None not in (steps, self.steps) and steps != self.steps:

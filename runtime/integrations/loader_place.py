@@ -40,9 +40,16 @@ class LoaderPlace:
             "at_epoch": self._at_epoch,
             "ahead": {number: state for number, state in self._ahead.items() if number >= self.position.batch},
             "now": self._now or self._capture(),
+            "world": _processes(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if state["world"] != (now := _processes()):
+            # Position and random state could be divided anew, but not what the framework counts: batches of a rank.
+            raise CheckpointError(
+                f"the checkpoint is that of {state['world']} processes, now there are {now}: the framework's own "
+                "counts of batches and steps hold for as many as it was saved with. Use as many, or give another folder"
+            )
         self.position.load_state_dict(state["position"])
         self._at_epoch, self._ahead, self._now = state["at_epoch"], state["ahead"], state["now"]
 
@@ -70,6 +77,7 @@ class LoaderPlace:
     def open_epoch(self) -> Iterator[Any]:
         """The batches of an epoch that are not done, those read ahead before an interruption as they were then."""
         if self._now is None or not self._at_epoch:
+            self._end_of_restore()  # it was saved between two epochs: finished, and asked for more
             self._at_epoch, self._ahead = self._capture(), {}
         else:
             self._restore(self._at_epoch)
@@ -129,9 +137,18 @@ class _Inner:
         return kind
 
 
+def _processes() -> int:
+    import torch
+
+    distributed = torch.distributed
+    return int(distributed.get_world_size()) if distributed.is_available() and distributed.is_initialized() else 1
+
+
 def _make_generator(loader: Any) -> None:  # noqa: ANN401
     """Accelerate's random sampler makes its generator when it is first used; a restore must find it before."""
-    sampler: Any = getattr(getattr(loader, "batch_sampler", None), "sampler", None)
+    batches = getattr(loader, "batch_sampler", None)
+    batches = getattr(batches, "batch_sampler", batches)  # of several processes each takes its share of the inner one's
+    sampler: Any = getattr(batches, "sampler", None)
     if getattr(sampler, "generator", "") is None and hasattr(sampler, "initial_seed"):
         import torch
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 
 import pytest
 
-from cloudgpu.tests.standins.integrations import LONG, check, results
+from cloudgpu.tests.standins.integrations import LONG, check, needs, results
 
-pytest.importorskip("accelerate")
+needs("accelerate")
 
 PROGRAM = """\
-import random
+import os, random
 import numpy as np
 import torch
+import torch._dynamo  # the first optimizer imports it: once, here, instead of in every run
 from torch import nn
 from accelerate import Accelerator, DataLoaderConfiguration
 from accelerate.utils import set_seed
@@ -24,26 +24,30 @@ KIND = {kind!r}
 WORKERS = 2 if "workers" in KIND else 0
 
 class Noisy(torch.utils.data.Dataset):
+    def __init__(self, size):
+        self.size = size
     def __len__(self):
-        return 53
+        return self.size
     def __getitem__(self, i):
         return torch.full((8,), i / 53) + torch.randn(8) * 0.1 + random.random() + float(np.random.rand()), i % 4
 
 def train(folder, every, batch_done, changed):
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
     torch.set_num_threads(1)
     accelerator = Accelerator(
         cpu=True, gradient_accumulation_steps=3 if "accumulated" in KIND else 1,
         dataloader_config=DataLoaderConfiguration(use_seedable_sampler="seedable" in KIND),
     )
     set_seed(4)
-    width = 33 if changed else 32
+    width = 33 if changed == "model" else 32
     model = nn.Sequential(nn.Linear(8, width), nn.BatchNorm1d(width), nn.Dropout(0.2), nn.Linear(width, 4))
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
-    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.05, total_steps=40)
-    loader = torch.utils.data.DataLoader(Noisy(), batch_size=8, shuffle=True, num_workers=WORKERS)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.05, total_steps=100)
+    data = Noisy(69 if changed == "data" else 53)
+    loader = torch.utils.data.DataLoader(data, batch_size=8 // processes, shuffle=True, num_workers=WORKERS)
     model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
     ckpt = AcceleratorCheckpointer(accelerator, loader, folder=folder, every=every, replay=WORKERS > 0)
-    for inputs, labels in ckpt.batches(epochs=4):
+    for inputs, labels in ckpt.batches(epochs=6 if changed == "longer" else 4):
         with accelerator.accumulate(model):
             accelerator.backward(nn.functional.cross_entropy(model(inputs), labels))
             optimizer.step()
@@ -60,6 +64,11 @@ CASES = ["accumulated"] if not LONG else ["", "accumulated", "seedable", "seedab
 
 @pytest.mark.parametrize("kind", CASES)
 def test_interrupted(kind: str, tmp_path: Path) -> None:
-    chance = random.Random(kind)
-    runs = results(PROGRAM.format(kind=kind), tmp_path, [chance.randrange(2, 9) for _ in range(2)])
-    check(runs, 28, "does not fit this program")
+    check(results(PROGRAM.format(kind=kind), tmp_path), misfit="does not fit this program")
+
+
+@pytest.mark.skipif(not LONG, reason="long mode")
+@pytest.mark.parametrize("kind", ["", "accumulated", "seedable", "workers"])
+def test_two_processes(kind: str, tmp_path: Path) -> None:
+    runs = results(PROGRAM.format(kind=kind), tmp_path, world=2)
+    check(runs, misfit="does not fit this program")

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 
 import pytest
 
-from cloudgpu.tests.standins.integrations import LONG, check, results
+from cloudgpu.tests.standins.integrations import LONG, check, needs, results, said
 
-pytest.importorskip("lightning")
+needs("lightning")
 
 PROGRAM = """\
-import logging, random, warnings
+import logging, os, random, warnings
 import numpy as np
 import torch
 from torch import nn
@@ -24,8 +23,10 @@ warnings.filterwarnings("ignore")
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 
 class Noisy(torch.utils.data.Dataset):
+    def __init__(self, size=52):
+        self.size = size
     def __len__(self):
-        return 52
+        return self.size
     def __getitem__(self, i):
         return torch.full((8,), i / 53) + torch.randn(8) * 0.1 + random.random() + float(np.random.rand()), i % 4
 
@@ -41,7 +42,7 @@ class Module(pl.LightningModule):
     def configure_optimizers(self):
         optimizer = torch.optim.AdamW(self.parameters(), 1e-2)
         if "plateau" not in KIND:
-            schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.05, total_steps=40)
+            schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.05, total_steps=100)
             return [optimizer], [dict(scheduler=schedule, interval="step")]
         schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, factor=0.5)
         return dict(optimizer=optimizer, lr_scheduler=dict(scheduler=schedule, monitor="loss"))
@@ -51,17 +52,21 @@ class Watch(pl.Callback):
         self.batch_done()
 
 def train(folder, every, batch_done, changed):
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
     torch.set_num_threads(1)
     pl.seed_everything(4, verbose=False)
     watch = Watch()
     watch.batch_done = batch_done
+    epochs = 6 if changed == "longer" else 4
     trainer = pl.Trainer(
-        accelerator="cpu", max_epochs=4, logger=False, enable_progress_bar=False, enable_model_summary=False,
-        enable_checkpointing=False, accumulate_grad_batches=3 if "accumulated" in KIND else 1,
-        val_check_interval=3 if "often" in KIND else 1.0, callbacks=[watch, CheckpointCallback(folder, every=every)],
+        accelerator="cpu", devices=processes, max_epochs=epochs, logger=False, enable_progress_bar=False,
+        enable_model_summary=False, enable_checkpointing=False,
+        accumulate_grad_batches=3 if "accumulated" in KIND else 1, val_check_interval=3 if "often" in KIND else 1.0,
+        callbacks=[watch, CheckpointCallback(folder, every=every)],
     )
-    module = Module(33 if changed else 32)
-    loader = torch.utils.data.DataLoader(Noisy(), batch_size=8, shuffle=True)
+    module = Module(33 if changed == "model" else 32)
+    data = Noisy(68 if changed == "data" else 52)
+    loader = torch.utils.data.DataLoader(data, batch_size=8 // processes, shuffle=True)
     trainer.fit(module, loader, torch.utils.data.DataLoader(Noisy(), batch_size=26))
     counted = trainer.global_step, trainer.current_epoch, trainer.fit_loop.epoch_loop._batches_that_stepped
     print("counted", counted, trainer.fit_loop.epoch_loop.total_batch_idx)
@@ -76,8 +81,14 @@ CASES = ["accumulated often"] if not LONG else ["", "accumulated", "often", "acc
 
 @pytest.mark.parametrize("kind", CASES)
 def test_interrupted(kind: str, tmp_path: Path) -> None:
-    chance = random.Random(kind)
-    runs = results(PROGRAM.format(kind=kind), tmp_path, [chance.randrange(2, 9) for _ in range(2)])
-    check(runs, 28, "the checkpoint does not fit the module")
-    told = {run["run"]: [line for line in run["output"].splitlines() if line.startswith("counted")] for run in runs}
-    assert told["resumed"] == told["undisturbed"]
+    runs = results(PROGRAM.format(kind=kind), tmp_path)
+    check(runs, misfit="the checkpoint does not fit the module")
+    assert said(runs, "resumed", "counted") == said(runs, "undisturbed", "counted")
+
+
+@pytest.mark.skipif(not LONG, reason="long mode")
+@pytest.mark.parametrize("kind", ["", "accumulated often"])
+def test_two_processes(kind: str, tmp_path: Path) -> None:
+    runs = results(PROGRAM.format(kind=kind), tmp_path, world=2)
+    check(runs, misfit="the checkpoint does not fit the module")
+    assert said(runs, "resumed", "counted") == said(runs, "undisturbed", "counted")

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 
 import pytest
 
-from cloudgpu.tests.standins.integrations import LONG, check, results
+from cloudgpu.tests.standins.integrations import LONG, check, needs, results, said
 
-pytest.importorskip("transformers")
+needs("transformers")
 
 PROGRAM = """\
-import random
+import os, random
 import numpy as np
 import torch
 import transformers
@@ -22,8 +21,10 @@ KIND = {kind!r}
 
 class Masked(torch.utils.data.Dataset):
     # Random as a collator for masked language models: drawn from the global generators, one batch ahead of training
+    def __init__(self, size=53):
+        self.size = size
     def __len__(self):
-        return 53
+        return self.size
     def __getitem__(self, i):
         ids = torch.arange(8) * 7 + i + torch.randint(0, 50, (8,)) + random.randrange(50) + np.random.randint(50)
         return dict(input_ids=ids % 50, labels=torch.tensor(i % 3))
@@ -33,22 +34,25 @@ class Watch(transformers.TrainerCallback):
         self.batch_done()
 
 def train(folder, every, batch_done, changed):
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
     transformers.set_seed(3)
     model = transformers.BertForSequenceClassification(transformers.BertConfig(
-        vocab_size=51 if changed else 50, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+        vocab_size=51 if changed == "model" else 50, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
         intermediate_size=16, max_position_embeddings=16, num_labels=3,
     ))
     accumulated = 2 if "accumulated" in KIND else 1
+    epochs = 6 if changed == "longer" else 4
     args = transformers.TrainingArguments(
-        output_dir=folder + ".own", num_train_epochs=4, max_steps=17 if "steps" in KIND else -1,
-        per_device_train_batch_size=8 // accumulated, gradient_accumulation_steps=accumulated, logging_steps=5,
-        eval_strategy="steps", eval_steps=7, save_strategy="no", report_to=[], disable_tqdm=True, use_cpu=True, seed=3,
-        learning_rate=1e-2, accelerator_config=dict(use_seedable_sampler="global" not in KIND),
+        output_dir=folder + ".own", num_train_epochs=epochs, max_steps=4 * epochs if "steps" in KIND else -1,
+        per_device_train_batch_size=8 // accumulated // processes, gradient_accumulation_steps=accumulated,
+        logging_steps=5, eval_strategy="steps", eval_steps=7, save_strategy="no", report_to=[], disable_tqdm=True,
+        use_cpu=True, seed=3, learning_rate=1e-2, accelerator_config=dict(use_seedable_sampler="global" not in KIND),
     )
     watch = Watch()
     watch.batch_done = batch_done
+    data = Masked(69 if changed == "data" else 53)
     trainer = Trainer(
-        model=model, args=args, train_dataset=Masked(), eval_dataset=Masked(), callbacks=[watch],
+        model=model, args=args, train_dataset=data, eval_dataset=Masked(), callbacks=[watch],
         checkpoints=dict(folder=folder, every=every),
     )
     loss = trainer.train().training_loss
@@ -64,11 +68,20 @@ CASES = ["accumulated global"] if not LONG else ["", "accumulated", "accumulated
 
 @pytest.mark.parametrize("kind", CASES)
 def test_interrupted(kind: str, tmp_path: Path) -> None:
-    chance = random.Random(kind)
-    steps = 17 if "steps" in kind else 28
-    kills = [chance.randrange(2, 4 if "steps" in kind else 8) for _ in range(2)]
-    runs = results(PROGRAM.format(kind=kind), tmp_path, kills)
-    check(runs, steps, "the checkpoint does not fit the model")
+    check_runs(kind, 1, tmp_path)
+
+
+@pytest.mark.skipif(not LONG, reason="long mode")
+@pytest.mark.parametrize("kind", ["accumulated", "global"])
+def test_two_processes(kind: str, tmp_path: Path) -> None:
+    check_runs(kind, 2, tmp_path)
+
+
+def check_runs(kind: str, processes: int, folder: Path) -> None:
+    steps = 16 if "steps" in kind else 28
+    runs = results(PROGRAM.format(kind=kind), folder, batches=steps, world=processes)
+    # Of more epochs the schedule of the learning rate is another one from the start.
+    check(runs, batches=steps, misfit="the checkpoint does not fit the model", longer_is_exact=False)
     # What the Trainer logs and averages over steps before and after an interruption is the same as well.
-    told = {run["run"]: [line for line in run["output"].splitlines() if line.startswith("logged")] for run in runs}
-    assert told["resumed"] == told["finished"] == told["undisturbed"]
+    for name in ("resumed", "finished"):
+        assert said(runs, name, "logged") == said(runs, "undisturbed", "logged")

@@ -1,44 +1,123 @@
-"""Runs of tests/standins/interrupted.py, and what must be true of them for every framework."""
+"""Runs of tests/standins/interrupted.py, and what must be true of them for every framework.
+
+CLOUDGPU_LONG=1: more interruptions, and all that a checkpoint must refuse. CLOUDGPU_SEED=… repeats the batches at which
+an earlier test interrupted.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
+import random
+import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from .interrupted import Run
+
 LONG = os.environ.get("CLOUDGPU_LONG") == "1"
+HANG = 280
+"""Seconds that all runs of one test may take together, below pytest's own limit for a test."""
 
 
-def results(program: str, folder: Path, kills: Sequence[int]) -> list[dict[str, Any]]:
+def results(program: str, folder: Path, *, batches: int = 28, world: int = 1) -> dict[str, dict[str, Any]]:
+    """The runs by name. `batches`: of a whole training of 4 epochs."""
     path = folder / "program.py"
     path.write_text(program)
     env = {name: value for name, value in os.environ.items() if not name.startswith("CLOUDGPU_")}
-    env["OMP_NUM_THREADS"] = "1"  # a pool of threads that is there before a fork does not answer after it
-    command = [sys.executable, "-m", "cloudgpu.tests.standins.interrupted", str(path), str(folder), *map(str, kills)]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=200, check=False, cwd=folder)
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    env["OMP_NUM_THREADS"] = "1"  # else NumPy and torch have pools of threads as soon as they are imported
+    runs = json.dumps([asdict(run) for run in _plan(batches, world)])
+    command = [sys.executable, "-m", "cloudgpu.tests.standins.interrupted", str(path), str(folder), runs]
+    with subprocess.Popen(
+        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder, start_new_session=True
+    ) as process:
+        try:
+            output, errors = process.communicate(timeout=HANG)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 0, errors
+    return {run["run"]: run for run in map(json.loads, output.splitlines())}
 
 
-def check(runs: list[dict[str, Any]], batches: int, misfit: str) -> None:
-    """Interrupted by kill, SIGTERM and a notice, it ends as if it had not been; a finished one stays finished."""
-    by_name = {run["run"]: run for run in runs}
-    undisturbed, resumed, finished = by_name["undisturbed"], by_name["resumed"], by_name["finished"]
-    assert undisturbed["code"] == 0, undisturbed["output"]
+def _plan(batches: int, world: int) -> list[Run]:
+    seed = int(os.environ.get("CLOUDGPU_SEED") or random.SystemRandom().randrange(1 << 32))
+    print(f"CLOUDGPU_SEED={seed}")
+    chance = random.Random(seed)
+    most = batches // 4 - 1
+    again = range(3 if LONG else 1)
+    plan = [
+        Run("undisturbed", folder="plain"),
+        *(Run(f"killed {i}", every=1, how="kill", after=chance.randint(2, most)) for i in again),
+        Run("terminated", how="term", after=chance.randint(1, most // 2)),
+    ]
+    if LONG:
+        plan += [Run("noticed", how="notice", after=chance.randint(1, most // 2))]
+    plan += [Run("resumed"), Run("finished")]
+    if LONG:
+        plan += [
+            Run("longer", changed="longer"),
+            Run("longer undisturbed", folder="longer", changed="longer"),
+            Run("begun", folder="changed", how="term", after=3),
+            Run("changed model", folder="changed", changed="model"),
+            Run("changed data", folder="changed", changed="data"),
+        ]
+    everywhere = [Run(**{**asdict(run), "world": world}) for run in plan]
+    return [*everywhere, Run("changed world", folder="changed")] if LONG and world > 1 else everywhere
+
+
+def check(runs: dict[str, dict[str, Any]], *, misfit: str, batches: int = 28, longer_is_exact: bool = True) -> None:
+    """Interrupted, it ends as if it had not been; a finished one stays finished."""
+    undisturbed, resumed, finished = _of(runs, "undisturbed", 0), _of(runs, "resumed", 0), _of(runs, "finished", 0)
     assert undisturbed["batches"] == batches
-    assert [run["code"] for run in runs if run["run"] == "killed"] == [-9] * (len(runs) - 6), runs
-    assert by_name["terminated"]["code"] == 75, by_name["terminated"]["output"]
-    assert "SIGTERM: stopped at step" in by_name["terminated"]["output"]
-    assert by_name["noticed"]["code"] == 75, by_name["noticed"]["output"]
-    assert "preempted" in by_name["noticed"]["output"]
-    assert by_name["changed"]["code"] == 1
-    assert misfit in by_name["changed"]["output"]
-    assert resumed["code"] == 0, resumed["output"]
+    for name, run in runs.items():
+        if name.startswith("killed"):
+            assert run["ranks"][-1]["code"] == -9, run["output"]
+    _of(runs, "terminated", 75)
+    assert "SIGTERM: stopped at step" in runs["terminated"]["output"]
     assert 0 < resumed["batches"] < batches
-    assert resumed["digest"] == undisturbed["digest"]
-    assert (finished["code"], finished["batches"]) == (0, 0), finished["output"]
-    assert finished["digest"] == undisturbed["digest"]
+    assert resumed["digests"] == undisturbed["digests"]
+    assert finished["batches"] == 0
+    assert finished["digests"] == undisturbed["digests"]
+    if LONG:
+        _of(runs, "noticed", 75)
+        assert "preempted" in runs["noticed"]["output"]
+        longer, anew = _of(runs, "longer", 0), _of(runs, "longer undisturbed", 0)
+        assert (longer["batches"], anew["batches"]) == (batches // 2, batches + batches // 2)
+        assert not longer_is_exact or longer["digests"] == anew["digests"]
+        _of(runs, "begun", 75)
+        _refused(runs, "changed model", misfit)
+        _refused(runs, "changed data", "changed")
+        if "changed world" in runs:
+            _refused(runs, "changed world", "processes")
+
+
+def needs(framework: str) -> None:
+    """Skip what comes next where it is not installed; found without importing it, which takes seconds."""
+    if importlib.util.find_spec(framework) is None:
+        pytest.skip(f"{framework} is not installed", allow_module_level=True)
+
+
+def _of(runs: dict[str, dict[str, Any]], name: str, code: int) -> dict[str, Any]:
+    """What a run came to on every rank: it ended with this code everywhere."""
+    run = runs[name]
+    assert [rank["code"] for rank in run["ranks"]] == [code] * len(run["ranks"]), f"{name}: {run['output']}"
+    return {"batches": run["ranks"][0]["batches"], "digests": [rank["digest"] for rank in run["ranks"]]}
+
+
+def _refused(runs: dict[str, dict[str, Any]], name: str, words: str) -> None:
+    run = runs[name]
+    assert run["ranks"][0]["code"] not in {0, 75}, f"{name}: {run['output']}"
+    assert "CheckpointError" in run["output"], f"{name}: {run['output']}"
+    assert words in run["output"].rpartition("CheckpointError")[2], f"{name}: {run['output']}"
+
+
+def said(runs: dict[str, dict[str, Any]], name: str, start: str) -> list[str]:
+    """Lines of a run's output."""
+    return [line for line in runs[name]["output"].splitlines() if line.startswith(start)]
