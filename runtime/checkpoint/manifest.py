@@ -125,7 +125,8 @@ class RankManifest:
         for piece in self.pieces:
             if piece.dtype not in ITEM_SIZE:
                 raise ValueError(f"{piece.key} has the unknown dtype {piece.dtype!r}")
-            if piece.at < 0 or piece.at % ALIGN or (piece.size and piece.at + piece.size > self.size):
+            negative = min((piece.at, *piece.shape)) < 0
+            if negative or piece.at % ALIGN or (piece.size and piece.at + piece.size > self.size):
                 raise ValueError(f"{piece.key} lies outside of the data file")
             if not _inside(piece):
                 raise ValueError(f"{piece.key} lies outside of the tensor that it is a part of")

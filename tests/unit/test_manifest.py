@@ -55,6 +55,7 @@ def test_before_it_is_written_it_has_no_hashes() -> None:
     [
         ({"size": 100}, "part lies outside of the data file"),
         ({"pieces": [Piece("w", "float32", (3,), 4)]}, "w lies outside"),
+        ({"pieces": [Piece("w", "float32", (-3,), 0)]}, "w lies outside"),
         ({"pieces": [Piece("w", "float33", (3,), 0)]}, "unknown dtype 'float33'"),
         ({"pieces": [Piece("w", "float32", (3, 4), 0, (3, 4), (1, 0))]}, "outside of the tensor that it is a part of"),
         ({"pieces": [Piece("w", "float32", (3, 4), 0, (3,), (0,))]}, "outside of the tensor that it is a part of"),
