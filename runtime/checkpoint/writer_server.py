@@ -227,6 +227,8 @@ class Server:
         )
         self._writers[trainer.writer] = key
         self._departed.discard(key)
+        for other in [other for other in self._kept if other[:2] == key[:2] and other[2] >= message["world"]]:
+            del self._kept[other]  # of a rank that no longer is: nobody will ask for it
         trainer.writer.start()
 
     def _slot(self, trainer: Trainer, message: Message, descriptors: list[int]) -> None:

@@ -414,6 +414,21 @@ def test_a_new_process_restores_from_memory(tmp_path: Path, monkeypatch: pytest.
             assert other.client.cached(name) is None
 
 
+def test_memory_of_ranks_that_are_no_more_is_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "writer"
+    monkeypatch.setenv("CLOUDGPU_WRITER", str(path))
+    with node_writer(path) as process:
+        with training(tmp_path, world=2) as one, training(tmp_path, rank=1, world=2) as two:
+            one.stage(1)
+            assert two.save(1).written
+            assert one.client.wait(60)[0].committed
+        until(lambda: resources(process.pid)[1] == 2)  # each rank's newest part
+        with training(tmp_path, attempt=2) as alone:
+            assert alone.save(2).committed
+            assert alone.save(3).committed
+            until(lambda: resources(process.pid)[1] == 2)  # its two slots, and nothing of the other rank's
+
+
 def test_a_dead_node_writer_is_waited_for_and_given_everything_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
