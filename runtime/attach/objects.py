@@ -56,7 +56,9 @@ class Objects:
 
     def all(self, kind: str) -> dict[str, Any]:
         """The objects of a kind by name; of modules, those that are no part of another and have a state."""
-        living = [found for ref in self._made.get(kind, []) if (found := ref()) is not None]
+        made = self._made.get(kind, [])
+        made[:] = [ref for ref in made if ref() is not None]
+        living = [found for ref in made if (found := ref()) is not None]
         if kind == "model":
             parts = {id(child) for module in living for child in _children(module)}
             living = [module for module in living if id(module) not in parts and _has_state(module)]

@@ -10,6 +10,7 @@ program ends with 70 rather than train on from a wrong state.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -31,6 +32,8 @@ from .variables import Variables, generator_state, set_generator
 
 if TYPE_CHECKING:
     from ..checkpoint.checkpointer import Checkpointer
+
+_BETTER = "the program uses cloudgpu's Checkpointer itself, which does it better"
 
 
 class Session:
@@ -122,6 +125,9 @@ class Session:
             training.trained = True
             self._sites.add(training.site)
         elif not self._sites and self._loaded is None and self._steps > 1:
+            if self._uses_checkpointer():
+                self._give_up(_BETTER, plain=True)
+                return
             self._give_up("optimizers make steps outside of a loop over a DataLoader: there is no place to go on from")
 
     def _is_training(self, opening: Opening) -> bool:
@@ -141,7 +147,7 @@ class Session:
         others = [one for one in self._openings.living() if one is not opening and one.advanced]
         if others:
             return f"two DataLoaders are read at the same time ({opening.site}; {others[0].site})"
-        if (name := self._objects.sharded()) is not None:
+        if self._report.open and (name := self._objects.sharded()) is not None:
             return f"the parameters of {name} are sharded over ranks: use the Checkpointer"
         return None
 
@@ -233,7 +239,7 @@ class Session:
     def _set_up(self) -> None:
         """Make the Checkpointer, which finds out what there is to resume."""
         if self._uses_checkpointer():
-            self._give_up("the program uses cloudgpu's Checkpointer itself, which does it better", plain=True)
+            self._give_up(_BETTER, plain=True)
             return
         torch: Any = sys.modules["torch"]
         distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
@@ -257,17 +263,20 @@ class Session:
         raise SystemExit(0)
 
     def _uses_checkpointer(self) -> bool:
-        """It has imported something of ours."""
-        names = (f"{__package__.partition('.')[0]}.", f"{__package__.partition('.')[0]}") if __package__ else ()
+        """It has imported something of ours, or made a Checkpointer in a way of its own."""
+        package = str(__package__).partition(".")[0]
         for _, variables in self._code.modules():
             for value in list(variables.values()):
                 owner = getattr(value, "__module__", None) or getattr(value, "__name__", None)
-                if isinstance(owner, str) and owner.startswith(names):
+                if isinstance(owner, str) and owner.partition(".")[0] == package:
                     return True
-        return False
+        from ..checkpoint.checkpointer import Checkpointer
+
+        made = (one for one in gc.get_objects() if issubclass(type(one), Checkpointer))
+        return any(one is not self._checkpointer for one in made)
 
     def _give_up(self, reason: str, *, plain: bool = False) -> None:
-        """From now on the program is left alone."""
+        """From now on the program is left alone. plain: it loses nothing by that."""
         self._off = reason
         self._counting.uninstall()
         self._silence.end()

@@ -188,13 +188,30 @@ def test_a_program_sees_itself_as_under_python(tmp_path: Path) -> None:
 
 CHECKPOINTED = """
 import os, sys
-from cloudgpu.runtime import Checkpointer
-ckpt = Checkpointer(every=1)
-ckpt.state.setdefault("total", 0)
-for step in ckpt.steps(6):
-    ckpt.state["total"] += step
-    if step == 3 and len(sys.argv) > 1: os.kill(os.getpid(), 15)
-print(ckpt.state["total"])
+def main():
+    from cloudgpu.runtime import Checkpointer
+    ckpt = Checkpointer(every=1)
+    ckpt.state.setdefault("total", 0)
+    for step in ckpt.steps(6):
+        ckpt.state["total"] += step
+        if step == 3 and len(sys.argv) > 1: os.kill(os.getpid(), 15)
+    print(ckpt.state["total"])
+main()
+"""
+
+WITH_TORCH = """
+import sys, torch
+from torch.utils.data import DataLoader, TensorDataset
+def main():
+    from cloudgpu.runtime import Checkpointer
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(TensorDataset(torch.randn(12, 2)), batch_size=4)
+    ckpt = Checkpointer(model=model, optimizer=optimizer, loader=loader, every=1)
+    for (x,) in ckpt.batches(epochs=2):
+        model(x).sum().backward(); optimizer.step()
+    print(ckpt.step)
+main()
 """
 
 
@@ -206,3 +223,11 @@ def test_a_program_with_its_own_checkpointer_is_left_alone(tmp_path: Path) -> No
     assert (done.returncode, done.stdout) == (0, "15\n")
     assert "restored from" in done.stderr
     assert not (tmp_path / "checkpoints").exists()
+
+
+def test_a_torch_program_with_its_own_checkpointer_is_not_attached_to(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(WITH_TORCH)
+    done = run(tmp_path, "train.py", options=("--report", "report.json"))
+    assert (done.returncode, done.stdout) == (0, "6\n"), done.stderr
+    assert "uses cloudgpu's Checkpointer itself" in json.loads((tmp_path / "report.json").read_text())["reason"]
+    assert len(list((tmp_path / "checkpoints" / "fences").iterdir())) == 1, "one attempt: nobody else has claimed one"
