@@ -1,7 +1,8 @@
 """Real training processes, killed, damaged and starved at random points: the end is the same, bit for bit.
 
 Thirty kills of trainer, writer or both; CLOUDGPU_LONG=1: a thousand. Most are of a program without torch, which starts
-in a tenth of the time; what a kill can interrupt is the same.
+in a tenth of the time; what a kill can interrupt is the same. Processes are forked from one that has imported torch,
+but where their starting is what is tested.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ psutil = pytest.importorskip("psutil")
 from cloudgpu.runtime.checkpoint.manifest import RankManifest  # noqa: E402
 from cloudgpu.runtime.jobdir import JobDir, local_url  # noqa: E402
 from cloudgpu.runtime.metrics import read_metrics  # noqa: E402
+from cloudgpu.tests.standins.zygote import Forked, Zygote  # noqa: E402
 
+Process = subprocess.Popen[str] | Forked
 LONG = os.environ.get("CLOUDGPU_LONG") == "1"
 STEPS = 120
 
@@ -81,7 +84,7 @@ from cloudgpu.runtime import Checkpointer
 
 class Model:
     def __init__(self):
-        self.weights, self.moments = np.zeros((300, 300)), np.zeros((300, 300))
+        self.weights, self.moments = np.zeros((120, 120)), np.zeros((120, 120))
     def state_dict(self): return {"weights": self.weights, "moments": self.moments}
     def load_state_dict(self, state): self.weights, self.moments = state["weights"], state["moments"]
 
@@ -92,7 +95,7 @@ ckpt.state.setdefault("losses", [])
 print("begin", ckpt.step, flush=True)
 for step in ckpt.steps(STEPS):
     model.moments *= 0.9
-    model.moments += np.random.normal(size=(300, 300)) * random.random()
+    model.moments += np.random.normal(size=(120, 120)) * random.random()
     model.weights -= 0.1 * model.moments
     loss = float((model.weights**2).sum())
     ckpt.state["losses"].append(loss)
@@ -104,18 +107,26 @@ print("end", digest.hexdigest(), flush=True)
 """
 
 
-@pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("program") / "train.py"
-    path.write_text(TRAIN)
-    return path
+ZYGOTES: dict[Path, Zygote] = {}
+"""By program, what it is forked from."""
+
+
+def forked(folder: Path, text: str, *modules: str) -> Iterator[Path]:
+    path = folder / "train.py"
+    path.write_text(text)
+    ZYGOTES[path] = Zygote("numpy", "cloudgpu.runtime.checkpoint.checkpointer", *modules)
+    yield path
+    ZYGOTES.pop(path).close()
 
 
 @pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("program") / "small.py"
-    path.write_text(SMALL.replace("STEPS", str(20 * STEPS)))
-    return path
+def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    yield from forked(tmp_path_factory.mktemp("program"), TRAIN, "torch", "torch._dynamo", "torch.distributed")
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    yield from forked(tmp_path_factory.mktemp("program"), SMALL.replace("STEPS", str(20 * STEPS)))
 
 
 @pytest.fixture(scope="module")
@@ -125,19 +136,24 @@ def undisturbed(program: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def start(
-    program: Path, folder: Path, *, every: int = 3, wait: bool = False, rank: int = 0, port: int = 0
-) -> subprocess.Popen[str]:
-    """wait: for each save, so that there surely is one after some steps, though they are shorter than it takes."""
+    program: Path, folder: Path, *, every: int = 3, wait: bool = False, rank: int = 0, port: int = 0, anew: bool = False
+) -> Process:
+    """wait: for each save, so that there surely is one after some steps, though they are shorter than it takes.
+    anew: not forked, so that it imports everything itself.
+    """
     env = {name: value for name, value in os.environ.items() if not name.startswith("CLOUDGPU_")}
     if port:
         env |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     if wait:
         env["WAIT"] = "1"
-    command = [sys.executable, str(program), str(folder), str(every)]
+    arguments = [str(program), str(folder), str(every)]
+    if not anew:
+        return ZYGOTES[program].start(arguments, env)
+    command = [sys.executable, *arguments]
     return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def finish(process: subprocess.Popen[str]) -> str:
+def finish(process: Process) -> str:
     """The digest that a run prints at its end."""
     out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
@@ -146,13 +162,13 @@ def finish(process: subprocess.Popen[str]) -> str:
     return last
 
 
-def lines(process: subprocess.Popen[str]) -> Iterator[str]:
+def lines(process: Process) -> Iterator[str]:
     assert process.stdout is not None
     while line := process.stdout.readline():  # `yield from` would close the pipe together with this generator
         yield line
 
 
-def run_until(process: subprocess.Popen[str], step: int) -> int | None:
+def run_until(process: Process, step: int) -> int | None:
     """Read what it prints up to this step, counted from where it began; None if it came to its end before."""
     begun: int | None = None
     for line in lines(process):
@@ -164,7 +180,7 @@ def run_until(process: subprocess.Popen[str], step: int) -> int | None:
     return None
 
 
-def run_until_step(process: subprocess.Popen[str], count: int) -> bool:
+def run_until_step(process: Process, count: int) -> bool:
     """Read so many more lines; whether it is still running."""
     return all(next(lines(process), "end").startswith("step") for _ in range(count))
 
@@ -176,12 +192,12 @@ def until(condition: Callable[[], bool]) -> None:
     assert condition()
 
 
-def kill(process: subprocess.Popen[str]) -> None:
+def kill(process: Process) -> None:
     process.kill()
     process.communicate()
 
 
-def kill_writer(process: subprocess.Popen[str]) -> bool:
+def kill_writer(process: Process) -> bool:
     """kill -9 of the writer of a trainer; whether there was one."""
     children = psutil.Process(process.pid).children()
     writers = [child for child in children if child.status() != psutil.STATUS_ZOMBIE]
@@ -242,7 +258,7 @@ def test_killed_while_starting(program: Path, undisturbed: str, tmp_path: Path) 
     kill(process)
     chance = random.Random(1)
     for _ in range(20 if LONG else 2):
-        process = start(program, tmp_path)
+        process = start(program, tmp_path, anew=True)
         try:
             process.wait(timeout=chance.uniform(0.5, 2.5))
         except subprocess.TimeoutExpired:
@@ -329,7 +345,7 @@ def free_port() -> int:
         return port
 
 
-def pair(program: Path, folder: Path, every: int = 3) -> list[subprocess.Popen[str]]:
+def pair(program: Path, folder: Path, every: int = 3) -> list[Process]:
     port = free_port()
     return [start(program, folder, every=every, wait=True, rank=rank, port=port) for rank in (0, 1)]
 

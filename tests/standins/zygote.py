@@ -1,0 +1,144 @@
+"""Programs that start at once: each is forked from a process that has imported what takes long, torch above all.
+
+    zygote = Zygote("torch", "numpy")
+    process = zygote.start([program, *arguments], environment)      # as subprocess.Popen, with pipes
+    zygote.close()
+
+They are processes like any other: with their own main module, pipes, children and signals.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import IO
+
+
+class Zygote:
+    """`modules` are imported once; a program is started in a fork."""
+
+    def __init__(self, *modules: str) -> None:
+        self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        command = [sys.executable, "-m", "cloudgpu.tests.standins.zygote", str(theirs.fileno()), *modules]
+        self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
+        theirs.close()
+
+    def start(self, arguments: Sequence[str], environment: Mapping[str, str]) -> Forked:
+        pipes = [os.pipe() for _ in range(3)]
+        request = json.dumps([list(arguments), dict(environment)]).encode()
+        socket.send_fds(self._ours, [request], [write for _, write in pipes])
+        for _, write in pipes:
+            os.close(write)
+        return Forked(*(os.fdopen(read) for read, _ in pipes))
+
+    def close(self) -> None:
+        self._ours.close()
+        assert self._process.wait(60) == 0
+
+
+class Forked:
+    """What tests use of subprocess.Popen."""
+
+    def __init__(self, stdout: IO[str], stderr: IO[str], status: IO[str]) -> None:
+        self.stdout, self.stderr, self._status = stdout, stderr, status
+        self.pid = int(status.readline())
+        self.returncode: int | None = None
+
+    def send_signal(self, number: int) -> None:
+        if self.returncode is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def wait(self, timeout: float) -> int:
+        if self.returncode is None:
+            if not select.select([self._status], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(str(self.pid), timeout)
+            self.returncode = int(self._status.readline())
+        return self.returncode
+
+    def communicate(self, timeout: float = 60.0) -> tuple[str, str]:
+        """All that it prints until its end."""
+        end = time.monotonic() + timeout
+        texts = ["", ""]
+
+        def read(number: int, pipe: IO[str]) -> None:
+            texts[number] = pipe.read()
+
+        threads = [
+            threading.Thread(target=read, args=one, daemon=True) for one in enumerate((self.stdout, self.stderr))
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(max(0.0, end - time.monotonic()))
+        if any(thread.is_alive() for thread in threads):
+            raise subprocess.TimeoutExpired(str(self.pid), timeout)
+        self.wait(max(0.0, end - time.monotonic()))
+        return texts[0], texts[1]
+
+
+def serve(requests: socket.socket) -> None:
+    """Fork for each request: a process that waits for the program and tells how it ended, and the program itself."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how those ended that wait
+    while True:
+        request, pipes, _, _ = socket.recv_fds(requests, 1 << 20, 3)
+        if not request:
+            return
+        if os.fork():
+            for pipe in pipes:
+                os.close(pipe)
+            continue
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        requests.close()
+        arguments, environment = json.loads(request)
+        if program := os.fork():
+            os.write(pipes[2], f"{program}\n".encode())
+            os.close(pipes[0])
+            os.close(pipes[1])
+            code = os.waitstatus_to_exitcode(os.waitpid(program, 0)[1])
+            os.write(pipes[2], f"{code}\n".encode())
+            os._exit(0)
+        _become(arguments, environment, pipes)
+
+
+def _become(arguments: list[str], environment: dict[str, str], pipes: Sequence[int]) -> None:
+    os.dup2(pipes[0], 1)
+    os.dup2(pipes[1], 2)
+    for pipe in pipes:
+        os.close(pipe)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv = arguments
+    code = 0
+    try:
+        runpy.run_path(arguments[0], run_name="__main__")
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:  # noqa: BLE001 - as the interpreter does
+        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+        code = 1
+    threading._shutdown()  # type: ignore[attr-defined]
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    for name in sys.argv[2:]:
+        importlib.import_module(name)
+    serve(socket.socket(fileno=int(sys.argv[1])))
