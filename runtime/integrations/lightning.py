@@ -92,13 +92,18 @@ class CheckpointCallback(pl.Callback):  # type: ignore[misc]
         self._place.position.batch = batch_idx
         if self._begun:
             self._running.end_step()
-        elif self._loops is not None and self._loops.resumed:
+        elif self._loops is not None and self._loops.resumed and not self._loops.had_ended:
             trainer.fit_loop.epoch_loop.batch_progress.total.ready -= 1  # counted before it was saved
         self._begun = True
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: ANN401, ARG002
         if self._loops is not None:
             self._loops.ended = True
+        progress = trainer.fit_loop.epoch_loop.batch_progress
+        if progress.is_last_batch:
+            self._place.next_epoch()
+        else:
+            self._place.position.batch = progress.current.completed
         self._running.end()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:  # noqa: ANN401, ARG002
@@ -131,7 +136,7 @@ class _Loops:
         self._loaded: dict[str, Any] = {}
         self.gradients = Gradients(lambda: [trainer.lightning_module], self._is_accumulating)
         self.accumulated: Mapping[str, Any] = {}
-        self.resumed = self.stopped = self.ended = False
+        self.resumed = self.stopped = self.ended = self.had_ended = False
 
     def state_dict(self) -> dict[str, Any]:
         trainer = self._trainer
@@ -145,10 +150,16 @@ class _Loops:
             # Lightning expects to be saved at a batch's end, and counts the batch under way as one that stepped.
             fit_loop["fit_loop"]["epoch_loop.state_dict"]["_batches_that_stepped"] -= 1
         stopped = self.ended and bool(trainer.should_stop)
-        return {"checkpoint": checkpoint, "gradients": self.gradients.state_dict(), "stopped": stopped}
+        return {
+            "checkpoint": checkpoint,
+            "gradients": self.gradients.state_dict(),
+            "stopped": stopped,
+            "ended": self.ended,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._loaded, self.accumulated, self.stopped = state["checkpoint"], state["gradients"], state["stopped"]
+        self._loaded, self.accumulated = state["checkpoint"], state["gradients"]
+        self.stopped, self.had_ended = state["stopped"], state["ended"]
 
     def take_up(self) -> None:
         """Give Lightning the checkpoint; what is left of it now, loops and optimizers, it restores after this hook."""
