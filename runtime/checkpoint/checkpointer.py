@@ -118,7 +118,8 @@ class Checkpointer(Session):
 
     def wait(self) -> None:
         """In the loop's body, on all ranks: until what was saved so far is a checkpoint, or has failed."""
-        self._saver.settle(math.inf)
+        with self._told():
+            self._saver.settle(math.inf)
 
     def log(self, **values: Any) -> None:  # noqa: ANN401 - numbers, or tensors of one
         """Metrics of this step, by name: numbers. Each step is kept exactly once, however often it was interrupted."""

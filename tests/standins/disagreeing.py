@@ -1,0 +1,96 @@
+"""Two ranks of which one differs: `disagreeing.py FOLDER`, forks both.
+
+Each case is one training of its own; what each rank raised is printed as one line of JSON per case.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch._dynamo
+import torch.distributed as dist
+
+from cloudgpu.runtime import Checkpointer
+
+CASES = ("option", "load", "state_dict", "flatten", "wait", "steps", "dies")  # the last one for good
+
+
+class Odd:
+    """On rank 1 it does what the case says, at the second save."""
+
+    def __init__(self, case: str) -> None:
+        self._case = case if dist.get_rank() == 1 else ""
+        self.saves = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        self.saves += 1
+        if self.saves >= 3 and self._case == "state_dict":
+            raise ArithmeticError("cannot say")
+        return {"value": object() if self.saves >= 3 and self._case == "flatten" else 3.0}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if self._case == "load":
+            raise KeyError("value")
+
+
+def train(case: str, folder: Path) -> None:
+    me = case if dist.get_rank() == 1 else ""
+    model = torch.nn.Linear(3, 3)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    odd = Odd(case)
+    if case == "load":
+        ckpt = Checkpointer(model=model, optimizer=optimizer, odd=odd, folder=folder)
+        odd._case = ""
+        for _ in ckpt.steps(2):
+            pass
+        odd = Odd(case)
+    every = 0 if me == "option" else 2
+    ckpt = Checkpointer(model=model, optimizer=optimizer, odd=odd, folder=folder, every=every)
+    for step in ckpt.steps(5 if me == "steps" else 20):
+        if step == 3 and me == "dies":
+            os._exit(9)
+        if step < 5 or me == "wait":
+            ckpt.wait()
+
+
+def rank(number: int, ports: list[int], folder: Path) -> None:
+    for case, port in zip(CASES, ports, strict=True):
+        outcome = folder / f"outcome-{number}"
+        outcome.unlink(missing_ok=True)
+        os.environ["CLOUDGPU_OUTCOME"] = str(outcome)
+        dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=number, world_size=2)
+        raised = ""
+        try:
+            train(case, folder / case)
+        except Exception as error:  # noqa: BLE001 - it is what is asked for
+            raised = f"{type(error).__name__}: {error}"
+        code = json.loads(outcome.read_bytes())["code"] if outcome.exists() else None
+        with (folder / f"said-{number}").open("a") as file:
+            file.write(json.dumps([case, raised, code]) + "\n")
+        dist.destroy_process_group()
+
+
+def free_ports(count: int) -> list[int]:
+    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [listener.getsockname()[1] for listener in listeners]
+    for listener in listeners:
+        listener.close()
+    return ports
+
+
+if __name__ == "__main__":
+    ports, place = free_ports(len(CASES)), Path(sys.argv[1])
+    children = []
+    for number in range(2):
+        if not (child := os.fork()):
+            rank(number, ports, place)
+            os._exit(0)
+        children.append(child)
+    for child in children:
+        os.waitpid(child, 0)

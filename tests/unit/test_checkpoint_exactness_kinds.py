@@ -1,0 +1,176 @@
+"""Training of many kinds, broken off and resumed, ends in the same bits: scaled, accumulated, frozen, tied, sparse."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+from cloudgpu.runtime import Checkpointer  # noqa: E402
+from cloudgpu.runtime.checkpoint.manifest import RankManifest  # noqa: E402
+from cloudgpu.runtime.checkpoint.tree import flatten  # noqa: E402
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _no_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith("CLOUDGPU_"):
+            monkeypatch.delenv(name)
+
+
+class Kind:
+    """One training: objects for the Checkpointer, and what is done with a batch."""
+
+    def __init__(self) -> None:
+        self.model: nn.Module = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.4), nn.Linear(8, 3))
+        self.optimizer: Any = torch.optim.AdamW(self.model.parameters(), lr=0.01)
+        self.more: dict[str, Any] = {}
+
+    def begin(self, number: int) -> None:
+        """Before the forward pass."""
+
+    def update(self, number: int, loss: Any) -> None:
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+
+
+class Accumulated(Kind):
+    """The optimizer steps after every third batch; another one, of the last layer, after each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        first, last = self.model[0], self.model[2]
+        self.optimizer = torch.optim.AdamW(first.parameters(), lr=0.01)
+        self.more["second"] = torch.optim.SGD(last.parameters(), lr=0.01, momentum=0.9, nesterov=True)
+
+    def update(self, number: int, loss: Any) -> None:
+        self.more["second"].zero_grad()
+        loss.backward()
+        self.more["second"].step()
+        if number % 3 == 2:
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+
+
+class Scaled(Kind):
+    """A GradScaler that grows every second step, and finds an infinite gradient now and then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)
+        self.more["scaler"] = self.scaler
+
+    def update(self, number: int, loss: Any) -> None:
+        self.optimizer.zero_grad()
+        self.scaler.scale(loss).backward()
+        if number % 5 == 4:
+            self.model[0].weight.grad[0, 0] = float("inf")
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+
+
+class Frozen(Kind):
+    """Half of it is not trained, and unfrozen in the middle: the optimizer has state of some parameters only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model[0].requires_grad_(False)
+
+    def begin(self, number: int) -> None:
+        self.model[0].requires_grad_(number >= 10)  # by the step: what is frozen is no state to torch
+
+
+class Tied(Kind):
+    """Two layers with one weight, and their average."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 3))
+        self.model[2].weight = self.model[0].weight
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.01)
+        self.more["average"] = torch.optim.swa_utils.AveragedModel(self.model, use_buffers=True)
+
+    def update(self, number: int, loss: Any) -> None:
+        super().update(number, loss)
+        self.more["average"].update_parameters(self.model)
+        assert self.model[2].weight is self.model[0].weight
+
+
+class Sparse(Kind):
+    """Rows of an embedding, whose gradients are sparse."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = nn.Sequential(nn.EmbeddingBag(10, 3, sparse=True, mode="sum"))
+        self.optimizer = torch.optim.SparseAdam(self.model.parameters(), lr=0.1)
+
+
+class Complex(Kind):
+    """Weights that are complex numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(6, 3, dtype=torch.complex64))
+        self.model = nn.Module()
+        self.model.register_parameter("weight", self.weight)
+        self.model.forward = lambda x: (x.to(torch.complex64) @ self.weight).abs()
+        self.optimizer = torch.optim.AdamW([self.weight], lr=0.01)
+
+
+KINDS = [Accumulated, Scaled, Frozen, Tied, Sparse, Complex]
+
+
+def train_kind(kind: type[Kind], folder: Path, stop: int | None = None) -> list[str] | None:
+    """As train(); a digest of everything at the end, then the losses."""
+    torch.manual_seed(1)
+    training = kind()
+    data = [(torch.randn(4, 6), torch.tensor([0, 1, 2, 0])) for _ in range(20)]
+    objects = {"model": training.model, "optimizer": training.optimizer, **training.more}
+    ckpt = Checkpointer(**objects, folder=folder, every=1000)
+    losses: list[str] = ckpt.state.setdefault("losses", [])
+    for step in ckpt.steps(len(data)):
+        if step == stop:
+            ckpt.wait()
+            return None
+        if stop is not None and step + 1 == stop - stop % 2:
+            ckpt.save()
+        inputs, labels = data[step]
+        training.begin(step)
+        if kind is Sparse:
+            inputs = (inputs.abs() * 3).long() % 10
+        loss = nn.functional.cross_entropy(training.model(inputs), labels)
+        training.update(step, loss)
+        losses.append(loss.item().hex())
+    digest = hashlib.sha256()
+    _, leaves = flatten({name: value.state_dict() for name, value in objects.items()}, "")
+    for key, leaf in leaves.items():
+        digest.update(key.encode() + leaf.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return [digest.hexdigest(), *losses]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_resumed_training_of_this_kind_is_bit_identical(kind: type[Kind], tmp_path: Path) -> None:
+    undisturbed = train_kind(kind, tmp_path / "a")
+    # Saved at 2, 4, 10 and 16: within an accumulation, at its end, after a skipped step, before something is unfrozen.
+    for stop in (3, 4, 10, 17):
+        assert train_kind(kind, tmp_path / f"b{stop}", stop) is None
+        assert train_kind(kind, tmp_path / f"b{stop}") == undisturbed, f"broken off after {stop} steps"
+
+
+def test_gradients_are_saved_only_while_they_are_accumulated(tmp_path: Path) -> None:
+    for kind, step, expected in ((Accumulated, 2, True), (Accumulated, 6, False), (Tied, 2, False)):
+        folder = tmp_path / f"{kind.__name__}{step}"
+        train_kind(kind, folder, step)
+        (manifest,) = folder.glob("*/rank-00000.json")
+        keys = [piece.key for piece in RankManifest.from_bytes(manifest.read_bytes()).pieces]
+        assert any(key.startswith("gradients/") for key in keys) is expected, keys
