@@ -142,7 +142,9 @@ def test_what_cannot_be_resumed_is_said_and_nothing_is_saved(tmp_path: Path, loo
 
 @LONG
 def test_another_program_is_refused(tmp_path: Path) -> None:
-    loop = "for epoch in range(3):\n  for (x,) in loader:\n    step(x)\n    if epoch and len(sys.argv) > 1: sys.exit(3)\n"
+    loop = (
+        "for epoch in range(3):\n  for (x,) in loader:\n    step(x)\n    if epoch and len(sys.argv) > 1: sys.exit(3)\n"
+    )
     (tmp_path / "train.py").write_text(LOOP + loop.replace("sys.exit(3)", "import os; os.kill(os.getpid(), 15)"))
     assert run(tmp_path, "train.py", "end").returncode == 75
     (tmp_path / "train.py").write_text(LOOP.replace("Linear(2, 1)", "Linear(2, 3)") + loop)
