@@ -125,7 +125,7 @@ _HANDLERS: dict[str, Callable[[Any], Exit]] = {
     "cloudgpu.control.errors.SubmitError": _says(Exit.IMPOSSIBLE),
     "cloudgpu.control.errors.ControlError": _says(Exit.UNAVAILABLE),
     "cloudgpu.provisioners.base.ProvisionError": _provision_error,
-    "cloudgpu.runtime.jobdir.JobDirError": _says(Exit.UNAVAILABLE),
+    "cloudgpu.runtime.objects.JobDirError": _says(Exit.UNAVAILABLE),
     "builtins.OSError": _os_error,
 }
 
