@@ -80,6 +80,7 @@ class CheckpointCallback(pl.Callback):  # type: ignore[misc]
         self._enter_data(trainer)
         if self._loops is not None:
             self._loops.gradients.load_state_dict(self._loops.accumulated)
+            trainer._logger_connector._callback_metrics.update(self._loops.monitored)
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ANN401, ARG002
         if trainer.current_epoch > self._place.position.epoch:
@@ -95,6 +96,11 @@ class CheckpointCallback(pl.Callback):  # type: ignore[misc]
         elif self._loops is not None and self._loops.resumed and not self._loops.had_ended:
             trainer.fit_loop.epoch_loop.batch_progress.total.ready -= 1  # counted before it was saved
         self._begun = True
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: ANN401, ARG002
+        if self._begun:
+            # Lightning would leave out the schedulers' step at the end of an epoch that was interrupted.
+            trainer.fit_loop._restarting = False
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: ANN401, ARG002
         if self._loops is not None:
@@ -136,6 +142,8 @@ class _Loops:
         self._loaded: dict[str, Any] = {}
         self.gradients = Gradients(lambda: [trainer.lightning_module], self._is_accumulating)
         self.accumulated: Mapping[str, Any] = {}
+        self.monitored: Mapping[str, Any] = {}
+        """What schedulers and callbacks watch: of the last validation, which may be steps ago."""
         self.resumed = self.stopped = self.ended = self.had_ended = False
 
     def state_dict(self) -> dict[str, Any]:
@@ -155,11 +163,12 @@ class _Loops:
             "gradients": self.gradients.state_dict(),
             "stopped": stopped,
             "ended": self.ended,
+            "monitored": dict(trainer._logger_connector._callback_metrics),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._loaded, self.accumulated = state["checkpoint"], state["gradients"]
-        self.stopped, self.had_ended = state["stopped"], state["ended"]
+        self.stopped, self.had_ended, self.monitored = state["stopped"], state["ended"], state["monitored"]
 
     def take_up(self) -> None:
         """Give Lightning the checkpoint; what is left of it now, loops and optimizers, it restores after this hook."""
