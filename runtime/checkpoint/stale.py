@@ -33,8 +33,8 @@ class StaleSaves:
         """Step and fingerprint of the last save in which an object's sample was different."""
         self._suspects: dict[str, tuple[int, str]] = {}
         """Step and hash of all bytes of those whose sample has not changed."""
-        self._changed: dict[str, int] = {}
-        """Step of the last save in which an object was seen to have changed."""
+        self._trained = 0
+        """Step of the last save in which an optimizer was seen to have changed: buffers change without training."""
         self._told: set[str] = set()
         self._turn = 0
 
@@ -56,7 +56,7 @@ class StaleSaves:
         sample = _fingerprint(pieces, memory)
         before = self._seen.get(name)
         if before is not None and before[1] != sample:
-            self._changed[name] = step
+            self._count_change(name, step)
         if before is None or before[1] != sample or step <= before[0]:
             self._seen[name] = step, sample
             self._suspects.pop(name, None)
@@ -65,13 +65,17 @@ class StaleSaves:
         suspect = self._suspects.setdefault(name, (step, everything))
         if suspect[1] != everything:  # only what the sample did not hit
             self._suspects[name] = step, everything
-            self._changed[name] = step
+            self._count_change(name, step)
+
+    def _count_change(self, name: str, step: int) -> None:
+        torch: Any = sys.modules.get("torch")
+        if torch is not None and isinstance(self._objects[name], torch.optim.Optimizer):
+            self._trained = step
 
     def _tell_of_unchanged(self, step: int) -> None:
-        """Those that stayed as they were while others changed."""
-        newest = max(self._changed.values(), default=0)
+        """Those that stayed as they were while an optimizer changed, or for long."""
         for name, (since, _) in list(self._suspects.items()):
-            if name not in self._told and step > since and (newest > since or step - since >= STILL):
+            if name not in self._told and step > since and (self._trained > since or step - since >= STILL):
                 self._tell(
                     name,
                     f"not one bit of what {name}.state_dict() gives has changed between step {since} and step {step}: "

@@ -6,8 +6,8 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-_SMALL = 64
-"""Bytes in a slot that the count of steps takes, which most keep for each parameter: see manifest.ALIGN."""
+from .manifest import ALIGN
+
 _PER_PARAMETER: dict[str, Callable[[dict[str, Any]], int]] = {
     "Adadelta": lambda _group: 2,
     "Adagrad": lambda _group: 0,  # has it from the start
@@ -35,14 +35,15 @@ def state_to_come(objects: Mapping[str, Any]) -> int | None:
         if not kind.__module__.startswith("torch.optim.") or kind.__name__ not in _PER_PARAMETER:
             return None
         for group in optimizer.param_groups:
-            total += _PER_PARAMETER[kind.__name__](group) * _size(group["params"])
+            total += _size(group["params"], _PER_PARAMETER[kind.__name__](group))
     return total
 
 
-def _size(parameters: Iterable[Any]) -> int:
+def _size(parameters: Iterable[Any], tensors: int) -> int:
+    """In a slot; with the one or two numbers, as the count of steps, which most keep for each parameter."""
     total = 0
     for parameter in parameters:
         if parameter.requires_grad:
             local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
-            total += local.numel() * local.element_size() + 2 * _SMALL
+            total += tensors * -(-local.numel() * local.element_size() // ALIGN) * ALIGN + 2 * ALIGN
     return total

@@ -48,6 +48,19 @@ def test_live_state_is_no_cause_for_a_warning(caplog: pytest.LogCaptureFixture) 
     assert train(caplog, model(), teacher=frozen, scheduler=scheduler) == []
 
 
+def test_nothing_changes_while_gradients_are_accumulated(caplog: pytest.LogCaptureFixture) -> None:
+    trained = model()
+    optimizer = torch.optim.AdamW(trained.parameters(), lr=0.1)
+    ckpt = Checkpointer(model=trained, optimizer=optimizer, every=1)
+    for step in ckpt.steps(24):
+        trained(torch.randn(4, 6)).sum().backward()
+        if step % 8 == 7:
+            optimizer.step()
+            optimizer.zero_grad()
+        ckpt.wait()
+    assert "of no use" not in caplog.text
+
+
 class Copied:
     """A mistake that is easily made: the state as it was when the object was made."""
 
