@@ -63,7 +63,7 @@ class Copy:
 
     @property
     def megabytes(self) -> float:
-        return sum(tensor.nbytes for tensor in self._sources) / 1e6
+        return float(sum(tensor.nbytes for tensor in self._sources)) / 1e6
 
     def __call__(self) -> None:
         for source, target in zip(self._sources, self._targets, strict=True):

@@ -130,7 +130,7 @@ def _become(arguments: list[str], environment: dict[str, str], pipes: Sequence[i
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:  # noqa: BLE001 - as the interpreter does
-        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+        sys.excepthook(*sys.exc_info())
         code = 1
     threading._shutdown()  # type: ignore[attr-defined]
     sys.stdout.flush()

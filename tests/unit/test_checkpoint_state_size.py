@@ -38,7 +38,7 @@ def test_memory_made_beforehand_is_enough_and_little_more(name: str, options: di
 
 
 def test_an_optimizer_of_another_kind_is_not_guessed() -> None:
-    class Mine(torch.optim.Adam):
+    class Mine(torch.optim.Adam):  # type: ignore[name-defined]
         pass
 
     parameter = torch.nn.Parameter(torch.ones(3))

@@ -167,7 +167,7 @@ class Evil:
         return print, ("executed",)
 
 
-class Wrapped(torch.Tensor):
+class Wrapped(torch.Tensor):  # type: ignore[name-defined]
     """As quantisation libraries build them: the numbers are elsewhere."""
 
     @staticmethod
@@ -207,7 +207,7 @@ def test_what_cannot_be_rebuilt_is_refused_by_name(value: Any, message: str) -> 
 
 
 def test_subclasses_that_are_tensors_all_the_same() -> None:
-    class Image(torch.Tensor):
+    class Image(torch.Tensor):  # type: ignore[name-defined]
         pass
 
     result = there_and_back([torch.ones(3).as_subclass(Image), nn.Parameter(torch.ones(2)), nn.Buffer(torch.zeros(1))])
@@ -219,7 +219,7 @@ def test_subclasses_that_are_tensors_all_the_same() -> None:
 )
 def test_rubbish_is_refused(tree: Any) -> None:
     with pytest.raises(ValueError, match="not a tree"):
-        rebuild([tree], {}.__getitem__)
+        rebuild([tree], dict[str, Any]().__getitem__)
 
 
 def test_random_state_of_every_generator() -> None:
