@@ -86,7 +86,10 @@ class CheckpointCallback(keras.callbacks.Callback):  # type: ignore[misc]
             restore_random(self._place.at_epoch)
             self._skipping = Skipping(self.model, self._place.batch, self._groups)
         else:
-            _check_built(*self._groups)
+            weights, optimizer, metrics = self._groups
+            if metrics.loaded or optimizer.loaded or weights.loaded:
+                self._take_up_finished(weights, optimizer)
+            metrics.forget()
             self.model.reset_metrics()  # those that were saved are of the epoch before
             self._place.begin_epoch(epoch, self.params["steps"])
 

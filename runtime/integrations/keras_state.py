@@ -37,6 +37,9 @@ class Variables:
         """Something was loaded that waits to be applied."""
         return self._loaded is not None
 
+    def forget(self) -> None:
+        self._loaded = None
+
     @property
     def has_place(self) -> bool:
         """There are as many variables as what was loaded needs."""

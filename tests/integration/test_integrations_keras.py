@@ -73,9 +73,8 @@ def train(folder, every, batch_done, changed):
 
 CASES = [("jax", "arrays")]
 if LONG:
-    CASES = [(b, k) for b in ("torch", "jax", "tensorflow") for k in ("arrays", "augmented")] + [
-        ("tensorflow", "unbuilt")
-    ]
+    # TensorFlow reads ahead in a thread: what is drawn at random is not the same twice even undisturbed.
+    CASES = [(b, k) for b in ("torch", "jax") for k in ("arrays", "augmented")] + [("tensorflow", "arrays")]
 
 
 @pytest.mark.parametrize(("backend", "kind"), CASES)
