@@ -130,17 +130,17 @@ class Session:
             return
         self._running = True
         self.finished = False
-        if self._random is not None:
-            random_state.restore(self._random, random_state.generators_of(self._loader))
-            self._random = None
-        self._interruption.listen()
-        self._interruption.handle_signals()
-        self._saver.attach()
-        self._accumulation.attach()
-        self._mark = time.monotonic()
-        self._schedule.count_from(self.step, self._mark)
-        self._explain(self._mark)
         try:
+            if self._random is not None:
+                random_state.restore(self._random, random_state.generators_of(self._loader))
+                self._random = None
+            self._interruption.listen()
+            self._interruption.handle_signals()
+            self._saver.attach()
+            self._accumulation.attach()
+            self._mark = time.monotonic()
+            self._schedule.count_from(self.step, self._mark)
+            self._explain(self._mark)
             self._boundary()
         except BaseException:  # the loop does not begin, and nobody else will end it
             self.end(finished=False)
