@@ -67,11 +67,12 @@ def own_wheel(folder: Path) -> Path:
 
 def _source_tree() -> Path | None:
     """The folder that an editable installation points to."""
-    text = metadata.distribution("cloudgpu").read_text("direct_url.json")
-    origin = json.loads(text) if text else {}
-    if not origin.get("dir_info", {}).get("editable"):
-        return None
-    return Path(unquote(urlsplit(origin["url"]).path))
+    # All there are: in the tree itself, what a build leaves behind is found first, and does not say where it is from.
+    for found in metadata.distributions(name="cloudgpu"):
+        origin = json.loads(found.read_text("direct_url.json") or "{}")
+        if origin.get("dir_info", {}).get("editable"):
+            return Path(unquote(urlsplit(origin["url"]).path))
+    return None
 
 
 def _pip(*arguments: str) -> None:
