@@ -66,6 +66,8 @@ class Server:
         self._writers: dict[RankWriter, Key] = {}
         self._kept: dict[Key, Written] = {}
         """The newest part of each rank whose process is dead."""
+        self._worlds: dict[tuple[str, str], int] = {}
+        """How many ranks each training has, by the word of the process that came last."""
         self._departed: set[Key] = set()
         """Ranks whose process is dead, and everything written that it had staged."""
         self.waker, self._woken = socket.socketpair()
@@ -174,8 +176,14 @@ class Server:
             if writer.ended:
                 del self._writers[writer]
                 self._departed.add(key)
-                if writer.written and self._lasting:
+                if writer.written and self._lasting and self._may_ask(key):
                     self._kept[key] = writer.written  # of two, the one that wrote last is the newer process's
+                writer.written = None  # it and its committer know each other: memory must not wait for the collector
+
+    def _may_ask(self, key: Key) -> bool:
+        """Whether a process of that rank may still want what an earlier one staged: not once it saves by itself."""
+        followed = any(trainer.key == key and trainer.slots for trainer in self._trainers)
+        return key[2] < self._worlds[key[:2]] and not followed
 
     def _may_come(self, key: Key, rank: int, local: bool) -> bool:
         """From any thread. `local`: all ranks of this training are on this machine."""
@@ -227,6 +235,7 @@ class Server:
         )
         self._writers[trainer.writer] = key
         self._departed.discard(key)
+        self._worlds[key[:2]] = message["world"]
         for other in [other for other in self._kept if other[:2] == key[:2] and other[2] >= message["world"]]:
             del self._kept[other]  # of a rank that no longer is: nobody will ask for it
         trainer.writer.start()

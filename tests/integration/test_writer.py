@@ -426,7 +426,8 @@ def test_memory_of_ranks_that_are_no_more_is_given_back(tmp_path: Path, monkeypa
         with training(tmp_path, attempt=2) as alone:
             assert alone.save(2).committed
             assert alone.save(3).committed
-            until(lambda: resources(process.pid)[1] == 2)  # its two slots, and nothing of the other rank's
+            # Of its own two slots, the second may not be made yet; and nothing of the other rank's.
+            until(lambda: resources(process.pid)[1] <= 2, 10)
 
 
 def test_a_dead_node_writer_is_waited_for_and_given_everything_again(
