@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
+# mpi4py is of use only where there is an Open MPI, and harms Lightning where there is none.
+EXTRAS := dev,torch$(if $(shell command -v mpirun),$(shell echo ,mpi))
 
 .PHONY: env demo test image-test lint types bench clean
 
@@ -10,7 +12,7 @@ env: $(STAMP)
 
 $(STAMP): pyproject.toml tests/constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint tests/constraints.txt --editable '.[dev,torch]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint tests/constraints.txt --editable '.[$(EXTRAS)]'
 	# mypy reads the root as the package `cloudgpu` through this link, whatever the checkout's folder is called.
 	mkdir -p $(VENV)/src && ln -sfn ../.. $(VENV)/src/cloudgpu
 	touch $@

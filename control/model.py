@@ -103,6 +103,10 @@ class Attempt:
     """runtime.jobdir.Generation, one for each time its program was started again on the same machines."""
     timeline: dict[str, Any] | None = None
     """runtime.jobdir.Timeline of the node that got furthest, when it ended."""
+    nodes: list[dict[str, Any]] | None = None
+    """provisioners.NodeRequest of the machines it shall have by now, in rank order; None: those of the offer."""
+    hints: list[str] | None = None
+    """Zones that the refusal of its launch named as worth a try."""
 
 
 @dataclass(frozen=True, slots=True)

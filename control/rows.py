@@ -41,6 +41,8 @@ _CODECS: dict[str, _Codec] = {
     "progress": _JSON,
     "generations": _JSON,
     "timeline": _JSON,
+    "nodes": _JSON,
+    "hints": _JSON,
     "policy": (_dump_policy, _load_policy),
     "price": _DECIMAL,
     "cost": _DECIMAL,

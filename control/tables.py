@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from sqlalchemy import Column, Float, ForeignKey, Index, Integer, MetaData, Table, Text
 
-REVISIONS = ("0001", "0002")
+REVISIONS = ("0001", "0002", "0003")
 """Every schema this version can upgrade, oldest first."""
 HEAD = REVISIONS[-1]
 
@@ -68,6 +68,8 @@ attempts = Table(
     Column("cost", Text),
     Column("generations", Text),
     Column("timeline", Text),
+    Column("nodes", Text),
+    Column("hints", Text),
 )
 
 events = Table(

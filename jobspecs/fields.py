@@ -22,7 +22,17 @@ from pydantic import (
 
 from .diagnostics import MistakesError, Problem, mistake, quote
 from .suggest import did_you_mean, one_of
-from .units import DURATION_SCHEMA, format_duration, parse_duration, parse_whole, shorthand, whole, whole_schema
+from .units import (
+    DURATION_SCHEMA,
+    NodeRange,
+    format_duration,
+    node_range,
+    parse_duration,
+    parse_whole,
+    shorthand,
+    whole,
+    whole_schema,
+)
 
 CloudName = Literal["local", "aws", "gcp", "vertex", "azure"]
 Market = Literal["on-demand", "spot", "flex-start", "reservation"]
@@ -176,6 +186,7 @@ FolderPath = Annotated[str, *_text(1_024, least=1)]
 JobDirUrl = Annotated[str, *_text(1_024, least=1), AfterValidator(_check_job_dir)]
 Word = Annotated[str, *_text(65_536)]
 NodeCount = Annotated[int, *whole(1, MAX_NODES)]
+ElasticNodes = Annotated[NodeRange, *node_range(MAX_NODES)]
 KeepCount = Annotated[int, *whole(1, 1_000)]
 RetryCount = Annotated[int, *whole(0, MAX_RETRIES)]
 Cloud = Annotated[CloudName, _choice(CLOUDS)]

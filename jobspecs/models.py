@@ -26,7 +26,7 @@ from pydantic_core import CoreSchema, PydanticKnownError
 from . import fields
 from .diagnostics import MistakesError, Problem, mistake
 from .fields import CLOUDS, ROLES, CloudName, LauncherName, Market, RoleName
-from .units import CountRange, DiskSize, Duration, GpuCount, MemoryRange, Money, Rate
+from .units import CountRange, DiskSize, Duration, GpuCount, MemoryRange, Money, NodeRange, Rate
 
 __all__ = [
     "CLOUDS",
@@ -136,7 +136,11 @@ class Resources(_Model):
         description="One or a list in order of preference",
         json_schema_extra={"default": "on-demand"},
     )
-    nodes: fields.NodeCount = Field(default=1, description="Identical machines")
+    nodes: fields.ElasticNodes = Field(
+        default=NodeRange(1, 1),
+        description="Identical machines; 2..4: begun with 4, and trained on as long as 2 are left",
+        json_schema_extra={"default": 1},
+    )
     disk: DiskSize = Field(default=100.0, description="Of each machine", json_schema_extra={"default": "100GB"})
 
 
@@ -237,7 +241,13 @@ class JobSpec(_Model):
         if self.roles is not None:
             return {name: self.roles[name] for name in ROLES if name in self.roles}
         top = self.resources
-        return {"worker": Role(nodes=top.nodes, accelerator=top.accelerator, machine_type=top.machine_type)}
+        return {"worker": Role(nodes=top.nodes.most, accelerator=top.accelerator, machine_type=top.machine_type)}
+
+    @property
+    def least_nodes(self) -> int | None:
+        """With so many machines the program may train on when others are lost; None: it needs all of them."""
+        nodes = self.resources.nodes
+        return nodes.least if self.roles is None and nodes.least < nodes.most else None
 
     def to_stored(self) -> dict[str, Any]:
         """Plain JSON values; `from_stored()` turns them back."""

@@ -191,6 +191,32 @@ class CountRange:
         return f"{self.least}..{'' if self.most is None else self.most}"
 
 
+@dataclass(frozen=True, slots=True)
+class NodeRange:
+    """Identical machines, both ends included. Text form: `4`, `2..4`: planned and paid for are the most."""
+
+    least: int
+    most: int
+
+    @classmethod
+    def parse(cls, value: object, limit: int) -> NodeRange:
+        if isinstance(value, NodeRange):
+            return value
+        low, dots, high = str(value).strip().partition("..")
+        least = parse_whole(low, 1, limit)
+        most = parse_whole(high, 1, limit) if dots else least
+        if least > most:
+            raise ValueError("expected the smaller number first, as in 2..4")
+        return cls(least, most)
+
+    def __str__(self) -> str:
+        return str(self.most) if self.least == self.most else f"{self.least}..{self.most}"
+
+    def to_json(self) -> int | str:
+        """A number where one is enough."""
+        return self.most if self.least == self.most else str(self)
+
+
 def _is_number(text: str) -> bool:
     return text.isascii() and text.replace(".", "", 1).isdecimal()
 
@@ -207,6 +233,13 @@ def shorthand(parse: Callable[[Any], Any], write: Callable[[Any], Any], schema: 
 def whole(least: int, most: int) -> tuple[Any, ...]:
     """The pieces of an Annotated int within bounds."""
     return shorthand(partial(parse_whole, least=least, most=most), int, whole_schema(least, most))
+
+
+def node_range(limit: int) -> tuple[Any, ...]:
+    """The pieces of an Annotated NodeRange up to `limit` machines."""
+    number = {"type": "integer", "minimum": 1, "maximum": limit}
+    text = _text_schema(r"\d{1,9}(\.\.\d{1,9})?", "2..4")
+    return shorthand(partial(NodeRange.parse, limit=limit), NodeRange.to_json, {"anyOf": [number, text]})
 
 
 def whole_schema(least: int, most: int) -> dict[str, Any]:
