@@ -1,0 +1,1 @@
+"""Machines on EC2: see docs/aws.md."""
