@@ -1,0 +1,50 @@
+"""What a machine is told when it is started. Whoever may describe the machine reads it: so nothing here is secret."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+
+@dataclass(frozen=True, slots=True)
+class BootRecord:
+    """One machine's part of an attempt; raises ValueError for what no machine could start from."""
+
+    job_dir: str
+    """URL of this job's folder, `s3://bucket/prefix/<job id>`."""
+    job_id: str
+    attempt: int
+    node: str
+    """E.g. `worker-0.1`."""
+    job_sha256: str
+    """Of job.json: the agent refuses any other."""
+    agent_key: str
+    """Of the agent file, in the job dir."""
+    agent_sha256: str
+    region: str
+    """Where the machine is. The bucket may be elsewhere: S3 says where, when it is asked in the wrong region."""
+    lifetime_s: int | None = None
+    """From the first boot on; then the machine powers itself off, whatever happens. None: no limit."""
+    notices: str = "aws"
+    """Whose metadata server the agent watches."""
+    capacity_block_end: float | None = None
+    """Epoch seconds."""
+    endpoint: str | None = None
+    """Of the object store, for tests: on the loopback only."""
+
+    def __post_init__(self) -> None:
+        scheme, _, rest = self.job_dir.partition("://")
+        if scheme != "s3" or not rest.partition("/")[0]:
+            raise ValueError(f"{self.job_dir} is no job dir that a machine can start from: expected s3://BUCKET/…")
+        if self.endpoint is not None and not is_loopback(self.endpoint):
+            raise ValueError(f"{self.endpoint} cannot be a machine's endpoint of S3: only a test's may, on 127.0.0.1")
+
+
+def is_loopback(url: str) -> bool:
+    """Whether a URL names this very machine."""
+    host = urlsplit(url).hostname or ""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
