@@ -5,9 +5,21 @@ from __future__ import annotations
 import importlib
 from typing import cast
 
-from .base import Allocation, LaunchRequest, NodeRequest, NodeState, Owner, Provisioner, ProvisionError, launch_token
+from .base import (
+    AgentFile,
+    Allocation,
+    LaunchRequest,
+    NodeRequest,
+    NodeState,
+    Owner,
+    Provisioner,
+    ProvisionError,
+    launch_token,
+    node_token,
+)
 
 __all__ = [
+    "AgentFile",
     "Allocation",
     "LaunchRequest",
     "NodeRequest",
@@ -18,6 +30,7 @@ __all__ = [
     "get_provisioner",
     "launch_token",
     "launchable",
+    "node_token",
 ]
 
 # target -> "module:class"; imported on first use, so that no cloud's SDK is loaded for another's job.

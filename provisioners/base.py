@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from fractions import Fraction
 from typing import Any, Literal, Protocol
@@ -27,6 +27,18 @@ class NodeRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class AgentFile:
+    """The agent as one file in the job dir: what a machine in a cloud fetches and runs."""
+
+    key: str
+    """In the job dir, e.g. `agent/<sha256>.pyz`."""
+    sha256: str
+    """The machine runs nothing else."""
+    architecture: str
+    """`x86_64` or `arm64`, as in the tables of machine types."""
+
+
+@dataclass(frozen=True, slots=True)
 class Owner:
     """Who everything created is tagged with; `find()` looks for it."""
 
@@ -35,7 +47,12 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class LaunchRequest:
-    """Everything a target needs to start an attempt's machines; printable, made before any effect."""
+    """ "These nodes shall be there": everything a target needs for it; printable, made before any effect.
+
+    The same token and the same nodes: the same machines. Nodes that a request with this token did not name before are
+    added, so a lost machine is replaced by asking for its next incarnation (`worker-1.2` for `worker-1.1`). A node that
+    was started once and is gone is not started again.
+    """
 
     job_id: str
     attempt: int
@@ -53,11 +70,22 @@ class LaunchRequest:
     nodes: tuple[NodeRequest, ...]
     lifetime_s: int | None
     """The machine ends itself after so long, whatever happens; None: no limit."""
+    expires: float | None = None
+    """Epoch seconds after which anybody may remove what this made (it is tagged so); None: never."""
+    agent: AgentFile | None = None
+    """None: the target has an agent of its own (`local`)."""
+    reads: tuple[str, ...] = ()
+    """URLs (`s3://bucket/prefix`) outside the job dir that the machines may read: the job's inputs."""
+    writes: tuple[str, ...] = ()
+    """Likewise, that they may write: the job's outputs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """The machines of an attempt, as the target knows them. JSON values only."""
+    """The machines of one request, as the target knows them. JSON values only.
+
+    It names what that request asked for. terminate() ends everything under the token, also what no allocation names.
+    """
 
     target: str
     job_id: str
@@ -82,16 +110,33 @@ class NodeState:
     node: str
     phase: Literal["pending", "running", "gone"]
     detail: str = ""
+    """The provider's own words, e.g. `terminated: Server.SpotInstanceTermination: …`."""
+    taken: bool = False
+    """The provider says that it took the machine back: it did not fail, and nobody ended it."""
 
 
 class ProvisionError(Exception):
     """A launch, observation or termination failed; `error_class` says what to do about it (design: errors as data)."""
 
-    def __init__(self, error_class: ErrorClass, message: str, *, scope: Scope = "zone", code: str = "") -> None:
+    def __init__(
+        self,
+        error_class: ErrorClass,
+        message: str,
+        *,
+        scope: Scope = "zone",
+        code: str = "",
+        hints: Sequence[str] = (),
+        retry_after: float | None = None,
+    ) -> None:
         super().__init__(message)
         self.error_class: ErrorClass = error_class
         self.scope: Scope = scope
         self.code = code
+        """The provider's, or ""."""
+        self.hints = tuple(hints)
+        """Zones that the provider named as having capacity, as offers spell them."""
+        self.retry_after = retry_after
+        """Seconds after which to ask again, where the provider said so."""
 
 
 class Provisioner(Protocol):
@@ -114,3 +159,11 @@ def launch_token(job_id: str, attempt: int, region: str, zone: str | None) -> st
     """32 hex digits, the same for the same (job, attempt, place): a repeated call finds its own machines."""
     text = "\0".join((job_id, str(attempt), region, zone or ""))
     return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def node_token(token: str, node: str, *more: str) -> str:
+    """32 hex digits for one machine of a launch, to be sent with the call that starts it: a repeated call is known.
+
+    `more` tells apart what the provider must not take for a repetition, e.g. another zone.
+    """
+    return hashlib.sha256("\0".join((token, node, *more)).encode()).hexdigest()[:32]
