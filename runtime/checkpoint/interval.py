@@ -44,14 +44,14 @@ class Prior:
 PRIORS = {
     prior.name: prior
     for prior in (
-        # Published means lie between about one hour and a day, by type, zone and day: Kadupitiya et al., "Modeling the
-        # Temporally Constrained Preemptions of Transient Cloud VMs", HPDC 2020 (Google, 24 h at most, many in the first
-        # hours); Wu et al., "Can't Be Late", NSDI 2024, with traces (AWS, V100). Two hours errs on the side of saving.
+        # An assumption, which errs on the side of saving. Measured are: Google's machines of 24 h at most, taken in the
+        # first and the last hours rather than between (Kadupitiya et al., "Modeling The Temporally Constrained
+        # Preemptions of Transient Cloud VMs", HPDC 2020); AWS' V100s, each zone otherwise (the traces of Wu et al.,
+        # "Can't Be Late", NSDI 2024: https://github.com/skypilot-org/spot-traces).
         Prior("spot", 1.0, 2.0),
-        # Hardware alone interrupts a machine with 8 GPUs every 5 to 14 months: Kokolis et al., "Revisiting Reliability
-        # in Large-Scale Machine Learning Research Clusters", HPCA 2025; 419 times in 54 days on 2,048 machines, so
-        # every 9 months: Llama Team, "The Llama 3 Herd of Models", 2024. Host maintenance and, most of all, failures of
-        # the program itself come on top, and may come every few minutes: a week, but the first interruption decides.
+        # An assumption, too. Of 2,048 machines with 8 GPUs each was to blame for an interruption every eight months
+        # (466 in 54 days: Llama Team, "The Llama 3 Herd of Models", 2024). But failures of the program itself may come
+        # every few minutes: a week, but the first interruption decides.
         Prior("on-demand", 0.02, 7 * 24.0),
         Prior("flex-start", 0.02, 7 * 24.0),
         Prior("reservation", 0.02, 7 * 24.0),

@@ -11,12 +11,15 @@ import errno
 import mmap
 import os
 import tempfile
+import threading
 from functools import cache
 
 from . import memory
 
 _PREFAULT = 4 << 20
 """Bytes made at once: whoever waits for the address space meanwhile, such as a malloc(), waits for so many only."""
+_ALLOCATE = 64 << 20
+"""Bytes taken at once: another process may take as many at the same time, and they are not seen in each other's sum."""
 _MADV_POPULATE_WRITE = 23  # Linux 5.14; Python knows no name for it yet
 _UNSUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 
@@ -100,12 +103,38 @@ class Slot:
         self.close()
 
     def allocate(self) -> None:
-        """Have memory for all of it. Raises OSError if there is too little: some process would be killed for it."""
-        missing, left = self.size - self.allocated, memory.available()
-        if left is not None and missing > left:
-            reason = f"{os.strerror(errno.ENOMEM)}: a slot needs {missing >> 20} MiB more, {left >> 20} MiB are left"
-            raise OSError(errno.ENOMEM, reason)
-        os.posix_fallocate(self.descriptor, 0, self.size)
+        """Have memory for all of it. Raises OSError if there is too little: some process would be killed for it.
+
+        Several slots may be at it at once. Those of this process count what the others still have to take; what other
+        processes take is seen piece by piece. What it has got when it fails is kept until give_back().
+        """
+        try:
+            for at in range(0, self.size, _ALLOCATE):
+                self._claim()
+                os.posix_fallocate(self.descriptor, at, min(_ALLOCATE, self.size - at))
+        finally:
+            with _CLAIMS:
+                _CLAIMING.discard(self)
+
+    def _claim(self) -> None:
+        """Raises OSError if there is not enough for this slot and for those which were there before."""
+        with _CLAIMS:
+            missing, left = self.missing, memory.available()
+            others = sum(slot.missing for slot in _CLAIMING if slot is not self)
+            if missing and left is not None and missing > left - others:
+                reason = f"a slot needs {missing >> 20} MiB more, {max(0, left - others) >> 20} MiB are left"
+                raise OSError(errno.ENOMEM, f"{os.strerror(errno.ENOMEM)}: {reason}")
+            _CLAIMING.add(self)
+
+    def give_back(self) -> None:
+        """Take no memory any more, whoever else has it; what is in it is gone. Nobody may write to it meanwhile."""
+        os.ftruncate(self.descriptor, 0)
+        os.ftruncate(self.descriptor, self.size)
+
+    @property
+    def missing(self) -> int:
+        """Bytes of memory that it does not take yet."""
+        return max(0, self.size - self.allocated)
 
     @property
     def allocated(self) -> int:
@@ -132,6 +161,11 @@ class Slot:
             # A forked worker of the trainer has no business here, and would keep the memory.
             self._map.madvise(mmap.MADV_DONTFORK)
         return self._map
+
+
+_CLAIMS = threading.Lock()
+_CLAIMING: set[Slot] = set()
+"""Slots of this process that are being allocated."""
 
 
 @cache

@@ -69,9 +69,17 @@ class _Place:
     slot: Slot | None = None
     ready: bool = False
     """Its memory is there."""
+    refused: bool = False
+    """There was no memory for it when it was last asked for."""
     flight: _Flight | None = None
     used: float = 0.0
     """When it was last submitted."""
+
+    def refuse(self) -> None:
+        """There is no memory for all of it, and nothing is in what there was."""
+        self.refused = True
+        if self.slot is not None:
+            self.slot.give_back()
 
 
 class WriterClient:
@@ -113,12 +121,14 @@ class WriterClient:
                 self._grow(number)
 
     def free_slot(self) -> int | None:
-        """The slot to stage into: of the free ones that with the older content; None if both are being written."""
+        """The slot to stage into: of the free ones that with the older content, or the only one for which there is
+        memory; None if both are being written.
+        """
         self._pump()
         free = [number for number, place in enumerate(self._places) if place.flight is None]
         if not free:
             return None
-        number = min(free, key=lambda number: self._places[number].used)
+        number = min(free, key=lambda number: (self._places[number].refused, self._places[number].used))
         self._grow(number)
         return number
 
@@ -132,14 +142,18 @@ class WriterClient:
         if place.slot is None:
             raise ValueError("reserve() comes first")
         if not place.ready:  # asked for sooner than the writer could: now, or whoever writes to it would die of it
-            place.slot.allocate()
-            place.ready = True
+            try:
+                place.slot.allocate()
+            except OSError:
+                place.refuse()
+                raise
+            place.ready, place.refused = True, False
         return place.slot.view
 
     def _grow(self, number: int) -> None:
         place = self._places[number]
         if place.slot is None or place.slot.size < self._size:
-            place.slot, place.ready = Slot.make(self._size), False
+            place.slot, place.ready, place.refused = Slot.make(self._size), False, False
             self._tell_slot(number)
 
     # Saves
@@ -253,8 +267,11 @@ class WriterClient:
         place = self._places[message["slot"]]
         if place.slot is None or place.slot.size != message["size"]:
             return  # it has been replaced meanwhile
-        if message["error"] is None:
-            place.ready = True
+        if message["error"] is not None:
+            if not place.ready:  # else we have got the memory ourselves meanwhile
+                place.refuse()
+        else:
+            place.ready, place.refused = True, False
             # A page table is made of pages that are there: quick, but not to be waited for either.
             threading.Thread(target=_prefault, args=(place.slot,), name="cloudgpu-pages", daemon=True).start()
 

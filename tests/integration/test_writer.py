@@ -126,6 +126,22 @@ def test_both_slots_are_used_and_the_newest_content_survives_longest(tmp_path: P
         assert slots in ([0, 1, 0, 1], [1, 0, 1, 0])
 
 
+def test_where_there_is_room_for_one_slot_it_is_used_alone(tmp_path: Path) -> None:
+    with training(tmp_path) as one:
+        assert one.save(0).committed
+        until(lambda: (one.client.poll(), all(place.ready for place in one.client._places))[1])
+        one.client._places[1].ready = False
+        one.client._places[1].refuse()  # as upon the writer's word that there was no memory
+        assert one.client._places[1].slot.allocated == 0
+        for step in range(1, 4):
+            assert one.client.free_slot() == 0
+            assert one.save(step).committed
+        assert one.stage(4)
+        assert one.stage(5)  # both at once: it is tried again, and there is memory now
+        assert [result.committed for result in one.client.wait(60)] == [True, True]
+        assert all(place.ready for place in one.client._places)
+
+
 def test_ranks_are_committed_by_the_first(tmp_path: Path) -> None:
     with contextlib.ExitStack() as stack:
         ranks = [stack.enter_context(training(tmp_path, rank=rank, world=3, size=MB)) for rank in range(3)]

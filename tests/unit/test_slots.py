@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from cloudgpu.runtime.checkpoint import slots
 from cloudgpu.runtime.checkpoint.memory import available
 from cloudgpu.runtime.checkpoint.slots import Slot, anonymous_file, content_file, read_content
 
@@ -130,6 +131,32 @@ def test_too_little_memory_is_an_error_and_no_death() -> None:
         slot.allocate()
     assert caught.value.errno == errno.ENOMEM
     assert slot.allocated == 0
+
+
+def test_slots_that_are_allocated_at_once_count_each_other() -> None:
+    """Each of them would fit alone. Memory is not taken here: this machine needs it."""
+    left = available()
+    assert left
+    first, second = (Slot(anonymous_file("one-of-two", left * 6 // 10)) for _ in range(2))
+    first._claim()
+    with pytest.raises(OSError, match="Cannot allocate memory: a slot needs"):
+        second._claim()
+    with pytest.raises(OSError, match="Cannot allocate memory"):  # and leaves the other's claim as it is
+        second.allocate()
+    slots._CLAIMING.clear()
+    second._claim()
+    slots._CLAIMING.clear()
+
+
+def test_memory_that_is_given_back_can_be_had_again() -> None:
+    slot = Slot.make(3 * slots._ALLOCATE // 2)
+    slot.allocate()
+    assert (slot.allocated, slot.missing) == (slot.size, 0)
+    slot.give_back()
+    assert (slot.allocated, slot.missing) == (0, slot.size)
+    slot.allocate()
+    slot.view[-1] = 1
+    assert slot.missing == 0
 
 
 @pytest.mark.parametrize("content", [b"", b"x", bytes(3 << 20)])
