@@ -1,0 +1,206 @@
+"""The agent as one file: cloudgpu.runtime and what it needs, for the machines of one architecture.
+
+The same inputs give the same bytes: the file is built once, kept under the state folder by its content, and uploaded
+once. What it does when it is run is agent_main.py.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from ...jobspecs.home import home
+
+PYTHONS_VARIABLE = "CLOUDGPU_AGENT_PYTHONS"
+PYTHONS = ("3.11", "3.12", "3.13", "3.14")
+"""For programs in which of these the file holds what they need: the image's own (3.12) and those a setup may bring."""
+ARCHITECTURES = {"x86_64": "x86_64", "arm64": "aarch64"}
+"""As the tables of machine types say it -> as wheels and Linux do."""
+
+_PACKAGE = Path(__file__).parents[2]
+_GLIBCS = (17, 24, 26, 27, 28, 31, 34)  # minor versions for which wheels are made; Ubuntu 24.04 has 2.39
+_KEPT_S = 30 * 86_400.0
+_PIP_S = 600.0
+
+# Python finds what cloudgpu needs here, after everything that the program brings.
+_FIND_NEEDS = b"""
+# Added by the agent file.
+import sys as _sys  # noqa: E402
+from pathlib import Path as _Path  # noqa: E402
+
+_sys.path.append(str(_Path(__file__).parents[2] / "needs"))
+"""
+
+
+class AgentFileError(Exception):
+    """The agent file cannot be built; the message says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """An agent file on this computer."""
+
+    path: Path
+    sha256: str
+    size: int
+    architecture: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Need:
+    """A distribution that cloudgpu.runtime imports."""
+
+    name: str
+    abi3: bool
+    """One wheel serves every Python."""
+
+
+_NEEDS = (_Need("obstore", abi3=True), _Need("xxhash", abi3=False))
+
+
+def build_agent_file(architecture: str) -> Built:
+    """The file for machines of an architecture (a key of ARCHITECTURES), made now or before. Raises AgentFileError."""
+    if architecture not in ARCHITECTURES:
+        raise AgentFileError(f"there is no agent for {architecture}, only for {', '.join(ARCHITECTURES)}")
+    folder = home() / "agents"
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        content = dict(sorted(_content(architecture, folder / "wheels").items()))
+        inputs = hashlib.sha256()
+        for name, data in content.items():
+            inputs.update(f"{name}\0{hashlib.sha256(data).hexdigest()}\n".encode())
+        path = folder / f"{inputs.hexdigest()}.pyz"
+        if not path.exists():
+            _write(path, content)
+        os.utime(path)
+        _prune(folder)
+        data = path.read_bytes()
+    except OSError as error:
+        raise AgentFileError(f"{error.filename or folder}: {error.strerror or error}") from error
+    return Built(path, hashlib.sha256(data).hexdigest(), len(data), architecture)
+
+
+def pythons() -> Sequence[str]:
+    """Raises AgentFileError."""
+    given = os.environ.get(PYTHONS_VARIABLE)
+    if not given:
+        return PYTHONS
+    names = given.split(",")
+    if not all(name.startswith("3.") and name[2:].isdecimal() and int(name[2:]) >= 11 for name in names):
+        raise AgentFileError(f"{PYTHONS_VARIABLE}={given}: expected versions from 3.11 on, as in 3.12,3.13")
+    return names
+
+
+def _content(architecture: str, wheels: Path) -> dict[str, bytes]:
+    """Every file in the agent file by its name there."""
+    content = {"__main__.py": Path(__file__).with_name("agent_main.py").read_bytes()}
+    content["lib/cloudgpu/__init__.py"] = (_PACKAGE / "__init__.py").read_bytes() + _FIND_NEEDS
+    for path in (_PACKAGE / "runtime").rglob("*.py"):
+        content[f"lib/cloudgpu/{path.relative_to(_PACKAGE).as_posix()}"] = path.read_bytes()
+    own = f"{sys.version_info.major}.{sys.version_info.minor}"
+    is_own = platform.system() == "Linux" and platform.machine() == ARCHITECTURES[architecture]
+    for need in _NEEDS:
+        for python in pythons()[:1] if need.abi3 else pythons():
+            installed = is_own and (need.abi3 or python == own)
+            files = _installed(need) if installed else _wheel(need, python, architecture, wheels)
+            content |= {f"needs/{name}": data for name, data in files if _is_needed(name)}
+    return content
+
+
+def _is_needed(name: str) -> bool:
+    """Neither what only an editor reads nor what an installer leaves behind."""
+    path = PurePosixPath(name)
+    beside = {"INSTALLER", "RECORD", "REQUESTED", "direct_url.json", "WHEEL"}
+    return ".." not in path.parts and path.suffix not in (".pyc", ".pyi") and path.name not in beside
+
+
+def _installed(need: _Need) -> Iterator[tuple[str, bytes]]:
+    for file in importlib.metadata.files(need.name) or []:
+        path = Path(str(file.locate()))
+        if path.is_file():
+            yield file.as_posix(), path.read_bytes()
+
+
+def _wheel(need: _Need, python: str, architecture: str, wheels: Path) -> Iterator[tuple[str, bytes]]:
+    """Of the same version as here, fetched once."""
+    version = importlib.metadata.version(need.name)
+    folder = wheels / f"{need.name}-{version}-{python}-{architecture}"
+    found = next(folder.glob("*.whl"), None) or _download(need, version, python, architecture, folder)
+    with zipfile.ZipFile(found) as wheel:
+        for name in wheel.namelist():
+            if not name.endswith("/"):
+                yield name, wheel.read(name)
+
+
+def _download(need: _Need, version: str, python: str, architecture: str, folder: Path) -> Path:
+    """By pip, from wherever this computer's pip gets its packages."""
+    machine = ARCHITECTURES[architecture]
+    platforms = [f"manylinux_2_{glibc}_{machine}" for glibc in _GLIBCS] + [f"manylinux2014_{machine}"]
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent) as partial:
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
+        command += ["--dest", partial, "--implementation", "cp", "--python-version", python]
+        command += [word for name in platforms for word in ("--platform", name)]
+        command += [f"{need.name}=={version}"]
+        try:
+            done = subprocess.run(
+                command, env=_pip_environment(), capture_output=True, text=True, timeout=_PIP_S, check=False
+            )
+        except subprocess.TimeoutExpired:
+            raise AgentFileError(_advice(need, version, python, architecture, f"no end in {_PIP_S:.0f} s")) from None
+        found = next(Path(partial).glob("*.whl"), None)
+        if done.returncode or found is None:
+            said = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or [done.stderr.strip()]
+            raise AgentFileError(_advice(need, version, python, architecture, said[0]))
+        folder.mkdir(exist_ok=True)
+        return found.rename(folder / found.name)
+
+
+def _advice(need: _Need, version: str, python: str, architecture: str, why: str) -> str:
+    return (
+        f"the agent for {architecture} machines needs {need.name} {version} for Python {python}, and pip cannot get "
+        f"it: {why}. Try `pip download --only-binary=:all: {need.name}=={version}`; where only some Pythons are "
+        f"wanted, name them in {PYTHONS_VARIABLE} (the image's own is 3.12)"
+    )
+
+
+def _pip_environment() -> Mapping[str, str]:
+    """With the pip that comes with Python, where the environment has none, such as one made by uv."""
+    if importlib.util.find_spec("pip") is not None or importlib.util.find_spec("ensurepip") is None:
+        return os.environ
+    import ensurepip
+
+    bundled = next((Path(ensurepip.__file__).parent / "_bundled").glob("pip-*.whl"), None)
+    return os.environ if bundled is None else {**os.environ, "PYTHONPATH": str(bundled)}
+
+
+def _write(path: Path, content: Mapping[str, bytes]) -> None:
+    handle, name = tempfile.mkstemp(dir=path.parent, suffix=".partial")
+    partial = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as packed:
+            for entry, data in content.items():
+                info = zipfile.ZipInfo(entry, (1980, 1, 1, 0, 0, 0))
+                info.compress_type, info.external_attr = zipfile.ZIP_DEFLATED, 0o644 << 16
+                packed.writestr(info, data)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _prune(folder: Path) -> None:
+    """Files of other versions, once nobody has used them for long."""
+    for path in folder.glob("*.pyz"):
+        if time.time() - path.stat().st_mtime > _KEPT_S:
+            path.unlink(missing_ok=True)
