@@ -22,7 +22,7 @@ from .manifest import CHUNK, ITEM_SIZE, Piece, RankManifest, manifest_file
 from .placement import Placements, local_box
 from .reshard import Box, Rows, cover, is_contiguous, offset, spans
 from .tree import rebuild
-from .verified import DataFile, Memory, Target, open_data, read_verified
+from .verified import DataFile, Memory, Target, confirmed, open_data, read_verified
 
 if TYPE_CHECKING:
     from .names import Name
@@ -49,7 +49,7 @@ class Files:
 
     def manifest(self, rank: int) -> RankManifest:
         if rank not in self._manifests:
-            self._manifests[rank] = self._read(rank)
+            self._manifests[rank] = self._confirmed(rank)
         return self._manifests[rank]
 
     def manifests(self, first: int) -> Iterator[RankManifest]:
@@ -58,7 +58,7 @@ class Files:
         others = [rank for rank in range(self.world) if rank not in self._manifests]
         if others:
             with ThreadPoolExecutor(_READERS, thread_name_prefix="cloudgpu-restore") as pool:
-                self._manifests.update(zip(others, pool.map(self._read, others), strict=True))
+                self._manifests.update(zip(others, pool.map(self._confirmed, others), strict=True))
         for distance in range(1, self.world):  # each rank begins at another one's: so they do not all read the same
             yield self._manifests[(first + distance) % self.world]
 
@@ -70,6 +70,9 @@ class Files:
             read_verified(data, manifest, targets)
         finally:
             data.close()
+
+    def _confirmed(self, rank: int) -> RankManifest:
+        return confirmed(lambda: self._read(rank), self._store.local_path(self._name, manifest_file(rank)))
 
     def _read(self, rank: int) -> RankManifest:
         file = manifest_file(rank)

@@ -1,8 +1,8 @@
 """Which checkpoint a run goes on from: the newest of which every rank verified all that it needs.
 
-A damaged one is quarantined (DAMAGED.json) and the next older is taken. One that cannot be read for now (a store that
-does not answer, a permission) is passed over unmarked; if nothing else is left, that is an error: beginning anew would
-throw away what may be readable again in a minute.
+One that is found damaged, twice, is quarantined (DAMAGED.json) and the next older is taken. One that cannot be read for
+now (a store that does not answer, a permission) is passed over unmarked; if nothing else is left, that is an error:
+beginning anew would throw away what may be readable again in a minute.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from .loading import Files, load
 from .manifest import RankManifest
 from .names import Name
 from .placement import Placements
+from .store import COMMIT
+from .verified import confirmed
 
 if TYPE_CHECKING:
     from .ranks import Ranks
@@ -149,7 +151,7 @@ def _committed(store: ReadableStore, ranks: Ranks) -> list[Name]:
 
 
 def _read(store: ReadableStore, name: Name, ranks: Ranks, placements: Placements, cached: Cached) -> Restored:
-    commit = store.read_commit(name)
+    commit = confirmed(lambda: store.read_commit(name), store.local_path(name, COMMIT))
     files = Files(store, name, commit)
     snapshot: dict[str, Any] | None = None
     if ranks.world == files.world and (slot := _surviving(cached(name), files.manifest(ranks.rank))):

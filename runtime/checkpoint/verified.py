@@ -7,14 +7,16 @@ pages is what costs, and pread() does so without holding the interpreter, so tha
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from ..jobdir import JobDirError, MissingError
 from .errors import UnusableError
@@ -26,6 +28,24 @@ if TYPE_CHECKING:
 
 _SCATTERED = 512
 """Buffers per preadv(); the kernel takes 1024."""
+_T = TypeVar("_T")
+
+
+def confirmed(read: Callable[[], _T], path: Path | None) -> _T:
+    """What it returns. What it finds damaged is read once more, for a checkpoint that is called so is never looked at
+    again, and one answer of a store, or one page in memory, may be bad where the file is not.
+
+    path: of the file that is read, where it is a local one: what the kernel keeps of it is dropped in between
+    """
+    try:
+        return read()
+    except UnusableError as error:
+        if not error.damaged:
+            raise
+    if path is not None:
+        with contextlib.suppress(OSError), path.open("rb", buffering=0) as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    return read()
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +66,8 @@ class DataFile(Protocol):
 
     threads: int
     """How many reads at a time are fastest."""
+    path: Path | None
+    """On a mounted file system."""
 
     def read(self, at: int, views: Sequence[memoryview]) -> None:
         """Fill the views, one after the other, with the bytes from `at` on."""
@@ -61,6 +83,7 @@ class LocalFile:
     """Two for the memory's pages; more keep a disk busy while chunks are hashed."""
 
     def __init__(self, path: Path, size: int) -> None:
+        self.path: Path | None = path
         self._name = path.name
         try:
             self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -98,6 +121,7 @@ class StoredObject:
     """In an object store: one request per read."""
 
     threads = 16
+    path = None
 
     def __init__(self, store: ReadableStore, name: Name, rank: int, size: int) -> None:
         self._store, self._name, self._file = store, name, data_file(rank)
@@ -130,6 +154,7 @@ class Memory:
     """What survived in a slot of this machine, in memory that may be written to; no shorter than the file."""
 
     threads = 4
+    path = None
 
     def __init__(self, view: memoryview) -> None:
         self._view = view
@@ -144,7 +169,7 @@ class Memory:
 def open_data(store: ReadableStore, name: Name, rank: int, size: int) -> DataFile:
     """Raises UnusableError if it is not there or not whole."""
     path = store.local_path(name, data_file(rank))
-    return LocalFile(path, size) if path else StoredObject(store, name, rank, size)
+    return confirmed(lambda: LocalFile(path, size) if path else StoredObject(store, name, rank, size), path)
 
 
 def read_verified(data: DataFile, manifest: RankManifest, targets: Sequence[Target]) -> None:
@@ -164,7 +189,10 @@ def read_verified(data: DataFile, manifest: RankManifest, targets: Sequence[Targ
             raise UnusableError(f"{file} differs from what was saved, from byte {start}", damaged=True)
 
     with ThreadPoolExecutor(data.threads, thread_name_prefix="cloudgpu-restore") as pool:
-        futures = [pool.submit(read, number) for number in _touched(targets, manifest.chunk_size)]
+        futures = [
+            pool.submit(confirmed, partial(read, number), data.path)
+            for number in _touched(targets, manifest.chunk_size)
+        ]
         try:
             for future in futures:
                 future.result()

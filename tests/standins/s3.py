@@ -44,6 +44,8 @@ class Fault:
     status: int = 0
     """Answer with this and do nothing."""
     code: str = ""
+    garble: bool = False
+    """Answer with one bit of the content flipped."""
     lose_answer: bool = False
     """Do it, and drop the connection instead of answering."""
     hang: bool = False
@@ -223,6 +225,8 @@ def _handler(store: S3) -> type[BaseHTTPRequestHandler]:
             if fault and fault.lose_answer:
                 self.close_connection = True
                 return
+            if fault and fault.garble:
+                content = content[:-1] + bytes([content[-1] ^ 1])
             self.answer(status, content, headers)
 
         do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = handle_one  # noqa: N815

@@ -196,6 +196,28 @@ def test_from_an_object_store_by_ranges(bucket: s3.S3) -> None:
     assert any(one.endswith(f"{name}/DAMAGED.json") for one in bucket.objects)
 
 
+@pytest.mark.parametrize("file", ["rank-00000.bin", "rank-00000.json", "COMMIT.json"])
+def test_one_bad_answer_condemns_nothing(file: str, bucket: s3.S3, caplog: pytest.LogCaptureFixture) -> None:
+    store = CheckpointStore(JobDir(bucket.url), "checkpoints")
+    save(store, 3, [snapshot(3)])
+    name = save(store, 6, [snapshot(6)])
+    fault = bucket.fail("GET", f"{name}/{file}", garble=True, times=1)
+    with caplog.at_level(logging.INFO):
+        assert restored(store) == [(6, 60)]
+    assert (fault.met, caplog.text) == (1, "")
+    bucket.fail("GET", f"{name}/{file}", garble=True)
+    assert restored(store) == [(3, 30)]
+    assert sum(key.endswith("DAMAGED.json") for key in bucket.objects) == 1
+
+
+def test_one_bad_look_at_the_size_condemns_nothing(bucket: s3.S3) -> None:
+    store = CheckpointStore(JobDir(bucket.url), "checkpoints")
+    save(store, 3, [snapshot(3)])
+    name = save(store, 6, [snapshot(6)])
+    bucket.fail("HEAD", f"{name}/rank-00000.bin", status=404, code="NoSuchKey", times=1)
+    assert restored(store) == [(6, 60)]
+
+
 def test_an_object_store_that_fails_marks_nothing(bucket: s3.S3) -> None:
     store = CheckpointStore(JobDir(bucket.url), "checkpoints")
     save(store, 3, [snapshot(3)])
