@@ -121,7 +121,7 @@ class StoredObject:
     """In an object store: one request per read."""
 
     threads = 16
-    path = None
+    path: Path | None = None
 
     def __init__(self, store: ReadableStore, name: Name, rank: int, size: int) -> None:
         self._store, self._name, self._file = store, name, data_file(rank)
@@ -154,7 +154,7 @@ class Memory:
     """What survived in a slot of this machine, in memory that may be written to; no shorter than the file."""
 
     threads = 4
-    path = None
+    path: Path | None = None
 
     def __init__(self, view: memoryview) -> None:
         self._view = view

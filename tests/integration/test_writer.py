@@ -130,9 +130,11 @@ def test_where_there_is_room_for_one_slot_it_is_used_alone(tmp_path: Path) -> No
     with training(tmp_path) as one:
         assert one.save(0).committed
         until(lambda: (one.client.poll(), all(place.ready for place in one.client._places))[1])
-        one.client._places[1].ready = False
-        one.client._places[1].refuse()  # as upon the writer's word that there was no memory
-        assert one.client._places[1].slot.allocated == 0
+        place = one.client._places[1]
+        place.ready = False
+        place.refuse()  # as upon the writer's word that there was no memory
+        assert place.slot
+        assert place.slot.allocated == 0
         for step in range(1, 4):
             assert one.client.free_slot() == 0
             assert one.save(step).committed
