@@ -54,8 +54,12 @@ class AwsMetadata(MetadataServer):
             return Answer(405)
         if self._tokens.get(request.headers.get("X-aws-ec2-metadata-token", ""), 0.0) < time.monotonic():
             return Answer(401, "<html>401 - Unauthorized</html>")
-        value = self.values.get(request.path.removeprefix("/latest/meta-data/"))
+        value = self.find(request.path)
         return Answer(404, "<html>404 - Not Found</html>") if value is None else Answer(body=value)
+
+    def find(self, path: str) -> str | None:
+        """What is at a path, for who has a token."""
+        return self.values.get(path.removeprefix("/latest/meta-data/"))
 
     def _token(self, request: Request) -> Answer:
         if request.method != "PUT":

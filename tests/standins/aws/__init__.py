@@ -1,0 +1,70 @@
+"""AWS on the loopback: moto, and round it what moto lacks. See tests/standins/README.md.
+
+with Aws(boot=True) as aws:                     # one in a process at a time
+    boto3.client("ec2", …)                      # under aws.environ
+    aws.control.set_capacity("g4dn.xlarge", "us-east-1a", "spot", 0)
+    aws.control.fail("RunInstances", LOSE)
+
+python -m cloudgpu.tests.standins.aws --boot    # as a process of its own; prints its URL
+"""
+
+from __future__ import annotations
+
+import threading
+from types import TracebackType
+from typing import Any, Self
+
+from .control import AwsControl
+from .control import environ as environ_of
+
+__all__ = ["Aws", "AwsControl"]
+
+
+class Aws:
+    """A context manager; `boot`: launched machines run their user data."""
+
+    def __init__(self, *, boot: bool = False, port: int = 0) -> None:
+        from werkzeug.serving import make_server
+
+        from . import moto_side
+        from .account import Account
+        from .app import App
+
+        moto = moto_side.application()
+        moto_side.reset()
+        self._account = Account(boot=boot)
+        self._server = make_server("127.0.0.1", port, App(self._account, moto), threaded=True, request_handler=_quiet())
+        self._server.daemon_threads = True  # type: ignore[attr-defined]
+        self.url = self._account.url = f"http://127.0.0.1:{self._server.server_port}"
+        self.control = AwsControl(self.url)
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """What points any client of AWS's to the stand-in."""
+        return environ_of(self.url)
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
+        return self
+
+    def __exit__(
+        self, _type: type[BaseException] | None, _error: BaseException | None, _at: TracebackType | None
+    ) -> None:
+        self._server.shutdown()
+        self._account.close()
+        self._server.server_close()
+
+
+def _quiet() -> Any:
+    from moto.moto_server.werkzeug_app import MotoRequestHandler
+
+    class Handler(MotoRequestHandler):  # type: ignore[misc]
+        """One that does not print, and lets a client that was sent away go."""
+
+        def log(self, *_what: object) -> None:
+            """Silence."""
+
+        def connection_dropped(self, error: BaseException, environ: Any = None) -> None:
+            """Nothing to tell."""
+
+    return Handler

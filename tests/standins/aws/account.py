@@ -1,0 +1,285 @@
+"""The one account of the stand-in: what is set by tests, what moto does not keep, and the machines that run."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from ..faults import CONTROL, Fault, Ledger, Rule
+from . import moto_side, spot
+from .boot import Ending, Machine, free_disk
+from .capacity import Capacity
+from .tokens import Tokens
+
+GONE = ("terminated", "shutting-down")
+
+
+class Account:
+    """`boot`: whether launched machines run their user data. Methods named in VERBS are what a Control may call."""
+
+    def __init__(self, *, boot: bool, url: str = "") -> None:
+        self.boot, self.url = boot, url
+        self.ledger = Ledger()
+        self.lock = threading.RLock()
+        """moto is not made for threads: one call of EC2, IAM, STS, SSM at a time."""
+        self.over = threading.Event()
+        self._folder = tempfile.TemporaryDirectory(prefix="cloudgpu-aws-")
+        self._forget()
+
+    def _forget(self) -> None:
+        self.capacity = Capacity()
+        self.tokens = Tokens()
+        self.machines: dict[str, Machine] = {}
+        self.launched: dict[str, float] = {}
+        """instance -> when, for as long as it may be lagging; monotonic."""
+        self.groups: dict[str, dict[str, Any]] = {}
+        """Placement groups by region/name."""
+        self.prices: dict[tuple[str, str], Decimal] = {}
+        """(machine type, zone or region) -> US dollars an hour."""
+        self.lag_s = self.profile_lag_s = self.stopping_s = 0.0
+        self._timers: list[threading.Timer] = []
+        self._seeded: set[str] = set()
+
+    def close(self) -> None:
+        """All machines end."""
+        self.over.set()
+        self.reset()
+        self._folder.cleanup()
+
+    def seed(self, region: str) -> None:
+        """Before anything is asked of a region."""
+        if region and region not in self._seeded:
+            self._seeded.add(region)
+            moto_side.seed(region)
+
+    # -- verbs of the control
+
+    def fail(self, action: str, fault: dict[str, Any], where: dict[str, str], times: int | None, skip: int) -> None:
+        self.ledger.add(Rule(action, Fault(**fault), where, times, skip))
+
+    def heal(self) -> None:
+        self.ledger.clear(calls=False)
+
+    def calls(self) -> list[dict[str, Any]]:
+        return self.ledger.calls()
+
+    def forget(self) -> None:
+        self.ledger.clear(rules=False)
+
+    def reset(self) -> None:
+        with self.lock:
+            for timer in self._timers:
+                timer.cancel()
+            machines = list(self.machines.values())
+            self.ledger.clear()
+            moto_side.reset()
+            self._forget()
+        for machine in machines:
+            machine.dispose()
+            free_disk(machine.root)
+
+    def set_capacity(self, machine_type: str, zone: str, market: str, places: int | None) -> None:
+        self.capacity.set_places(machine_type, zone, market, places)
+
+    def set_quota(self, region: str, code: str, vcpus: float) -> None:
+        self.capacity.set_quota(region, code, vcpus)
+
+    def set_price(self, machine_type: str, place: str, amount: str) -> None:
+        self.prices[machine_type, place] = Decimal(amount)
+
+    def set_lag(self, seconds: float, profiles: float) -> None:
+        self.lag_s, self.profile_lag_s = seconds, profiles
+
+    def set_stopping(self, seconds: float) -> None:
+        self.stopping_s = seconds
+
+    def enforce(self, on: bool) -> None:
+        moto_side.enforce_policies(on=on)
+
+    def interrupt(self, instance_id: str, seconds: float) -> None:
+        """A Spot notice; the instance is terminated when the time is over."""
+        with self.lock:
+            instance = self.instance(instance_id)
+            request = spot.request_of(instance)
+            if request is None or instance.state in GONE:
+                raise ValueError(f"{instance_id} is no Spot instance that runs")
+            request.tell(spot.MARKED)
+            machine = self.machines.get(instance_id)
+        if machine is not None:
+            machine.imds.interrupt(seconds)
+        self._after(seconds, lambda: self._reclaim(instance_id))
+
+    def recommend_rebalance(self, instance_id: str) -> None:
+        said = {"noticeTime": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")}
+        self.machines[instance_id].imds.announce("events/recommendations/rebalance", said)
+
+    def schedule_event(self, instance_id: str, event: dict[str, Any]) -> None:
+        self.machines[instance_id].imds.announce("events/maintenance/scheduled", [event])
+
+    def reboot(self, instance_id: str) -> None:
+        """As a host that fails: everything on it is gone at once; it boots again with its disk."""
+        machine = self.machines[instance_id]
+        machine.cut_power()
+        machine.power_on()
+
+    def crash(self, instance_id: str) -> None:
+        """The hardware fails: it is gone without a notice."""
+        self.end(instance_id, "Server.InternalError", "Server.InternalError: Internal error on launch")
+
+    def instances(self) -> list[dict[str, Any]]:
+        """All that were launched, with what tests ask."""
+        with self.lock:
+            return [self._told(instance) for instance in self._all()]
+
+    def command(self, instance_id: str, command: list[str]) -> tuple[int, str]:
+        """A machine's systemctl, shutdown, poweroff, reboot."""
+        return self.machines[instance_id].command(command)
+
+    # -- what the handlers of the API ask
+
+    def instance(self, instance_id: str) -> Any:
+        for instance in self._all():
+            if instance.id == instance_id:
+                return instance
+        raise ValueError(f"there is no instance {instance_id}")
+
+    def running(self, region: str) -> list[Any]:
+        """Instances that hold a place and count against quotas."""
+        return [instance for instance in self._all() if instance.region_name == region and instance.state not in GONE]
+
+    def is_young(self, instance_id: str) -> bool:
+        """Not yet known everywhere."""
+        return time.monotonic() - self.launched.get(instance_id, float("-inf")) < self.lag_s
+
+    def start(self, instance: Any) -> None:
+        """A new instance begins."""
+        self.launched[instance.id] = time.monotonic()
+        if not self.boot:
+            return
+        root = Path(self._folder.name) / instance.id
+        root.mkdir()
+        machine = self.machines[instance.id] = Machine(
+            instance, root, url=self.url, shim_url=f"{self.url}{CONTROL}command", ended=self._ended_itself
+        )
+        machine.power_on()
+
+    def end(self, instance_id: str, code: str, message: str, spot_status: str = spot.BY_USER) -> None:
+        """Terminate it and say why. It is shutting-down for a while, where that was asked for."""
+        with self.lock:
+            instance = self.instance(instance_id)
+            if instance.state not in GONE:
+                instance.terminate()
+            self.ended(instance, code, message, spot_status)
+
+    def ended(self, instance: Any, code: str, message: str, spot_status: str = spot.BY_USER) -> None:
+        """moto has terminated it: the rest of what then happens."""
+        instance.state_reason.code, instance.state_reason.message = code, message
+        request = spot.request_of(instance)
+        if request is not None and request.state == "active":
+            request.tell(spot_status, "closed")
+        if self.stopping_s:
+            _set_state(instance, "shutting-down", 32)
+            self._after(self.stopping_s, lambda: _set_state(instance, "terminated", 48))
+        machine = self.machines.get(instance.id)
+        if machine is not None:
+            machine.dispose()
+
+    # -- helpers
+
+    def _all(self) -> Iterator[Any]:
+        for region in moto_side.ec2_regions():
+            yield from moto_side.ec2(region).all_instances()
+
+    def _told(self, instance: Any) -> dict[str, Any]:
+        machine = self.machines.get(instance.id)
+        return dataclasses.asdict(
+            Told(
+                instance_id=instance.id,
+                machine_type=instance.instance_type,
+                region=instance.region_name,
+                zone=instance.availability_zone,
+                market="spot" if instance.lifecycle == "spot" else "on-demand",
+                state=instance.state,
+                reason=instance.state_reason.code or "",
+                tags={tag["key"]: tag["value"] for tag in instance.get_tags()},
+                console=machine.console if machine else "",
+                trouble=list(machine.trouble) if machine else [],
+                keys=list(machine.imds.keys) if machine else [],
+                root=str(machine.root) if machine else "",
+                imds=machine.imds.url if machine else "",
+            )
+        )
+
+    def _reclaim(self, instance_id: str) -> None:
+        with self.lock:
+            if self.instance(instance_id).state not in GONE:
+                message = "Server.SpotInstanceTermination: Spot instance termination"
+                self.end(instance_id, "Server.SpotInstanceTermination", message, spot.NO_CAPACITY)
+
+    def _ended_itself(self, instance_id: str, ending: Ending) -> None:
+        with self.lock:
+            machine, instance = self.machines.get(instance_id), self.instance(instance_id)
+            if machine is None or instance.state in GONE:
+                return
+            if ending == "reboot":
+                machine.power_on()
+            elif instance.instance_initiated_shutdown_behavior == "terminate":
+                message = "Client.InstanceInitiatedShutdown: Instance initiated shutdown"
+                self.end(instance_id, "Client.InstanceInitiatedShutdown", message)
+            else:
+                instance.stop()
+
+    def _after(self, seconds: float, what: Callable[[], None]) -> None:
+        timer = threading.Timer(seconds, what)
+        timer.daemon = True
+        self._timers.append(timer)
+        timer.start()
+
+
+@dataclasses.dataclass(frozen=True)
+class Told:
+    """An instance, as Control.instances() shows it."""
+
+    instance_id: str
+    machine_type: str
+    region: str
+    zone: str
+    market: str
+    state: str
+    reason: str
+    """StateReason's code."""
+    tags: dict[str, str]
+    console: str
+    """What the machine has printed; empty where machines do not boot."""
+    trouble: list[str]
+    """What would have gone wrong on a real machine: user data or a unit file that is not understood, a command of user
+    data that failed."""
+    keys: list[str]
+    """Access keys that its metadata service gave out."""
+    root: str
+    """The folder that is its disk."""
+    imds: str
+    """URL of its metadata service."""
+
+    @property
+    def running(self) -> bool:
+        return self.state not in GONE
+
+
+# fmt: off
+VERBS = frozenset({
+    "fail", "heal", "calls", "forget", "reset", "set_capacity", "set_quota", "set_price", "set_lag", "set_stopping",
+    "enforce", "interrupt", "recommend_rebalance", "schedule_event", "reboot", "crash", "instances", "command",
+})
+# fmt: on
+
+
+def _set_state(instance: Any, name: str, code: int) -> None:
+    instance._state.name, instance._state.code = name, code

@@ -1,0 +1,128 @@
+"""The stand-in as a WSGI application round moto: records each call, lets rules harm it, adds what moto lacks."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import socket
+from collections.abc import Callable, Iterable
+from typing import Any
+from urllib.parse import urlencode
+
+from ..faults import CONTROL, Call, Fault, kill_peer
+from . import ec2, prices
+from .account import VERBS, Account
+from .answers import Answer, RefusedError, refuse, refuse_with
+from .calls import read_call
+
+_LOCKED = ("ec2", "iam", "sts", "ssm")
+_API = {"ec2": "2016-11-15"}
+
+
+class App:
+    """Of one account."""
+
+    def __init__(self, account: Account, moto: Callable[..., Any]) -> None:
+        self._account, self._moto = account, moto
+
+    def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        path = environ.get("PATH_INFO", "/")
+        answer = self._control(environ, path.removeprefix(CONTROL)) if path.startswith(CONTROL) else self._call(environ)
+        headers = dict(answer.headers)
+        if environ["REQUEST_METHOD"] != "HEAD":  # whose answer tells the length of what it does not hold
+            headers["Content-Length"] = str(len(answer.body))
+        start_response(f"{answer.status} Stand-in", list(headers.items()))
+        return [answer.body]
+
+    def _control(self, environ: dict[str, Any], verb: str) -> Answer:
+        try:
+            body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+            if verb not in VERBS:
+                raise ValueError(f"no verb of the control; known: {', '.join(sorted(VERBS))}")
+            value = getattr(self._account, verb)(**json.loads(body or b"{}"))
+        except Exception as error:  # noqa: BLE001 - told to the test, whatever it is
+            return Answer(400, f"{verb}: {type(error).__name__}: {error}".encode())
+        return Answer(200, json.dumps(value).encode(), {"Content-Type": "application/json"})
+
+    def _call(self, environ: dict[str, Any]) -> Answer:
+        call = read_call(environ)
+        if call.service == "ec2":
+            self._account.seed(call.region)
+            if call.action == "RunInstances":
+                call.zone = ec2.zone_of(call)
+        fault = self._account.ledger.open(call)
+        answer = self._obey(call, fault, environ)
+        self._account.ledger.close(call, answer.status)
+        return answer
+
+    def _obey(self, call: Call, fault: Fault | None, environ: dict[str, Any]) -> Answer:
+        kind = fault.kind if fault is not None else ""
+        if fault is not None and kind in ("error", "html"):
+            environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+            return refuse_with(call, fault)
+        if kind == "hang":
+            self._account.over.wait()
+        elif kind == "kill-before":
+            kill_peer(int(environ["REMOTE_PORT"]))
+        if kind in ("hang", "reset", "kill-before"):
+            return _drop(environ)
+        answer = self._perform(call, environ)
+        if kind == "kill-after":
+            kill_peer(int(environ["REMOTE_PORT"]))
+        return _drop(environ) if kind in ("lose", "kill-after") else answer
+
+    def _perform(self, call: Call, environ: dict[str, Any]) -> Answer:
+        def forward(params: dict[str, str] | None = None) -> Answer:
+            if params is not None:
+                _rewrite(environ, {"Action": call.action, "Version": _API[call.service], **params})
+            return _forward(self._moto, environ, call)
+
+        try:
+            if call.service not in _LOCKED:
+                own = prices.HANDLERS.get((call.service, call.action))
+                return own(self._account, call) if own is not None else forward()
+            with self._account.lock:
+                self._account.seed(call.region)
+                handler = ec2.HANDLERS.get(call.action) if call.service == "ec2" else None
+                return handler(self._account, call, forward) if handler is not None else forward()
+        except RefusedError as refusal:
+            return refuse(call, refusal.code, refusal.message, refusal.status)
+
+
+def _forward(moto: Callable[..., Any], environ: dict[str, Any], call: Call) -> Answer:
+    """moto's answer; what it has not implemented is told as such, loudly, not as a server's error to be retried."""
+    begun: list[Any] = []
+    try:
+        chunks = moto(environ, lambda status, headers, _error=None: begun.extend((status, headers)))
+        try:
+            body = b"".join(chunks)
+        finally:
+            if hasattr(chunks, "close"):
+                chunks.close()
+    except NotImplementedError as error:
+        return _unimplemented(call, str(error))
+    status = int(begun[0].split()[0])
+    if status == 500 and body[:15].lower() == b"<!doctype html>":
+        text = body.decode(errors="replace")
+        return _unimplemented(call, text[text.find("<title>") + 7 : text.find("</title>")].split("\n")[0])
+    if status == 404 and not body and call.service != "s3":
+        return _unimplemented(call, "no such action")
+    return Answer(status, body, dict(begun[1]))
+
+
+def _unimplemented(call: Call, why: str) -> Answer:
+    text = f"{call.service} {call.action} is implemented neither in moto nor in the stand-in: {why}"
+    return refuse(call, "StandinNotImplemented", text, 501)
+
+
+def _rewrite(environ: dict[str, Any], params: dict[str, str]) -> None:
+    body = urlencode(params).encode()
+    environ["wsgi.input"], environ["CONTENT_LENGTH"] = io.BytesIO(body), str(len(body))
+
+
+def _drop(environ: dict[str, Any]) -> Answer:
+    """End the connection without an answer; what is then returned reaches nobody. (close() is not enough.)"""
+    with contextlib.suppress(OSError):
+        environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
+    return Answer(0, b"")

@@ -1,0 +1,320 @@
+"""A launched machine: its user data really runs, as processes of this computer, in a folder that is its disk.
+
+    <root>/            the disk: absolute paths of files that user data wrote are looked for here first
+    <root>/root        HOME
+    <root>/.shims      before everything else on PATH: systemctl, shutdown, poweroff, reboot, halt; python3
+    <root>/console.log what all of it printed
+
+Its environment holds nothing of the tester's: PATH, HOME, LANG, TMPDIR, and two variables that stand for the network a
+real machine is in: AWS_EC2_METADATA_SERVICE_ENDPOINT for 169.254.169.254, AWS_ENDPOINT_URL for AWS's own names.
+Cutting the power is SIGKILL for every process that descends from it, has its environment, or works in its folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import psutil
+
+from . import cloud_config, systemd
+from .imds import InstanceMetadata
+
+SHIMS = ("systemctl", "shutdown", "poweroff", "reboot", "halt")
+_SHIM = """\
+#!{python} -IS
+import json, sys, urllib.request
+told = json.dumps({{"instance_id": "{instance}", "command": ["{name}", *sys.argv[1:]]}}).encode()
+request = urllib.request.Request("{url}", told, {{"Content-Type": "application/json"}})
+opener = urllib.request.build_opener(urllib.request.ProxyHandler({{}}))
+with opener.open(request, timeout=30) as answer:
+    code, text = json.load(answer)
+print(text, end="", file=sys.stderr if code else sys.stdout)
+sys.exit(code)
+"""
+_SYSTEM = Path("/etc/systemd/system")
+
+Ending = Literal["off", "reboot"]
+
+
+class Machine:
+    """One instance that boots. `ended` is called once when it powers itself off, or reboots itself."""
+
+    def __init__(
+        self,
+        instance: Any,
+        root: Path,
+        *,
+        url: str,
+        shim_url: str,
+        ended: Callable[[str, Ending], None],
+    ) -> None:
+        self.instance_id: str = instance.id
+        self.root = root
+        self.imds = InstanceMetadata(instance)
+        self.trouble: list[str] = []
+        """What would have gone wrong on a real machine; tests assert that it is empty."""
+        self._user_data = instance.user_data.decode() if instance.user_data else ""
+        self._url, self._shim_url, self._ended = url, shim_url, ended
+        self._lock = threading.RLock()
+        self._boots = 0
+        self._on = False
+        self._enabled: list[str] = []
+        self._services: dict[str, subprocess.Popen[bytes]] = {}
+        self._timer: threading.Timer | None = None
+
+    # -- power
+
+    def power_on(self) -> None:
+        """Boot, in the background. What was enabled and written before is still there."""
+        with self._lock:
+            if self._boots == 0:
+                self.imds.__enter__()
+                self._install()
+            self._boots, self._on = self._boots + 1, True
+            threading.Thread(target=self._boot, args=(self._boots,), daemon=True).start()
+
+    def cut_power(self) -> None:
+        """SIGKILL for all of it."""
+        with self._lock:
+            self._on = False
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+        self._kill()
+        for process in self._services.values():
+            process.wait()
+        self._services.clear()
+
+    def dispose(self) -> None:
+        """It will not boot again; the disk is deleted by whoever made the folder it lies in."""
+        self.cut_power()
+        if self._boots:
+            self.imds.__exit__(None, None, None)
+
+    @property
+    def console(self) -> str:
+        path = self.root / "console.log"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    # -- what cloud-init and systemd do
+
+    def _boot(self, boot: int) -> None:
+        try:
+            config = cloud_config.read(self._user_data) if self._user_data else cloud_config.CloudConfig((), (), ())
+            self._run_all(config.bootcmd, boot)
+            if boot == 1:
+                for file in config.files:
+                    self._write(file)
+                self._run_all(config.runcmd, boot)
+            else:
+                for name in list(self._enabled):
+                    self._start_service(name)
+            self._run_all([str(path) for path in self._per_boot()], boot)
+        except (cloud_config.UserDataError, systemd.UnitError, OSError) as error:
+            if self._on:
+                self._complain(str(error))
+
+    def _per_boot(self) -> Sequence[Path]:
+        folder = self.root / "var/lib/cloud/scripts/per-boot"
+        return sorted(path for path in folder.glob("*") if os.access(path, os.X_OK)) if folder.is_dir() else []
+
+    def _write(self, file: cloud_config.File) -> None:
+        path = self.root / file.path.lstrip("/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(file.content)
+        path.chmod(file.mode)
+
+    def _run_all(self, commands: Sequence[cloud_config.Command], boot: int) -> None:
+        """One after the other; like cloud-init, a command that fails does not stop the next."""
+        for command in commands:
+            with self._lock:
+                if not self._on or self._boots != boot:
+                    return
+                words = ["sh", "-c", command] if isinstance(command, str) else command
+                process = self._spawn(words)
+            if (code := process.wait()) and self._on and self._boots == boot:
+                self._complain(f"{shlex.join(words)} ended with {code}")
+
+    def _spawn(self, words: Sequence[str], environment: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
+        with (self.root / "console.log").open("ab") as console:
+            return subprocess.Popen(
+                [self._on_disk(word) for word in words],
+                cwd=self.root,
+                env=self._environment() | dict(environment or {}),
+                stdin=subprocess.DEVNULL,
+                stdout=console,
+                stderr=console,
+                start_new_session=True,
+            )
+
+    def _on_disk(self, word: str) -> str:
+        """An absolute path of the machine's, where it has such a file."""
+        path = self.root / word.lstrip("/")
+        return str(path) if word.startswith("/") and path.exists() else word
+
+    def _environment(self) -> dict[str, str]:
+        return {
+            "PATH": f"{self.root / '.shims'}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+            "HOME": str(self.root / "root"),
+            "LANG": "C.UTF-8",
+            "TMPDIR": str(self.root / "tmp"),
+            "AWS_EC2_METADATA_SERVICE_ENDPOINT": self.imds.url,
+            "AWS_ENDPOINT_URL": self._url,
+        }
+
+    def _install(self) -> None:
+        for folder in (".shims", "root", "tmp"):
+            (self.root / folder).mkdir(parents=True)
+        for name in SHIMS:
+            text = _SHIM.format(python=sys.executable, instance=self.instance_id, name=name, url=self._shim_url)
+            self._write(cloud_config.File(f"/.shims/{name}", text.encode(), 0o755))
+        # Not a link: an interpreter finds its environment from the path it is called by.
+        python = f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n'
+        self._write(cloud_config.File("/.shims/python3", python.encode(), 0o755))
+
+    # -- commands that the shims hand over
+
+    def command(self, words: Sequence[str]) -> tuple[int, str]:
+        """Exit code and output of one of SHIMS."""
+        name, *arguments = words
+        if name == "systemctl":
+            return self._systemctl(arguments)
+        if name == "shutdown":
+            return self._shutdown(arguments)
+        self._later(0.0, "reboot" if name == "reboot" else "off")
+        return 0, ""
+
+    def _systemctl(self, arguments: Sequence[str]) -> tuple[int, str]:
+        verb, *rest = [word for word in arguments if not word.startswith("-")]
+        if verb in ("poweroff", "reboot"):
+            self._later(0.0, "reboot" if verb == "reboot" else "off")
+        elif verb == "daemon-reload" and not rest:
+            pass
+        elif verb in ("enable", "start") and rest:
+            try:
+                for name in rest:
+                    service = self._service(name)
+                    if verb == "enable" and service.wanted:
+                        self._enabled.append(name)
+                    if verb == "start" or "--now" in arguments:
+                        self._start_service(name)
+            except systemd.UnitError as error:
+                self._complain(str(error))
+                return 1, f"{error}\n"
+        else:
+            return self._unknown("systemctl", arguments)
+        return 0, ""
+
+    def _shutdown(self, arguments: Sequence[str]) -> tuple[int, str]:
+        """`shutdown -P +5`, `shutdown -r now`, `shutdown -c`; a later one replaces an earlier one."""
+        options = [word for word in arguments if word.startswith("-")]
+        when = next((word for word in arguments if not word.startswith("-")), "+1")
+        if not set(options) <= {"-P", "-h", "-r", "-c", "--no-wall"} or not (when == "now" or when[1:].isdecimal()):
+            return self._unknown("shutdown", arguments)
+        if "-c" in options:
+            with self._lock:
+                if self._timer is not None:
+                    self._timer.cancel()
+        else:
+            self._later(0.0 if when == "now" else int(when[1:]) * 60.0, "reboot" if "-r" in options else "off")
+        return 0, ""
+
+    def _unknown(self, name: str, arguments: Sequence[str]) -> tuple[int, str]:
+        text = f"{name} {shlex.join(arguments)} is not understood by the stand-in"
+        self._complain(text)
+        return 1, text + "\n"
+
+    def _later(self, seconds: float, ending: Ending) -> None:
+        with self._lock:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = threading.Timer(seconds, self._end, args=(ending,))
+            self._timer.daemon = True
+            self._timer.start()
+
+    def _end(self, ending: Ending) -> None:
+        """Services are asked to end, as at any shutdown; then the power goes."""
+        with self._lock:
+            if not self._on:
+                return
+            services = [(self._service(name), process) for name, process in self._services.items()]
+        for service, process in services:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(service.stop_s)
+        self.cut_power()
+        self._ended(self.instance_id, ending)
+
+    # -- services
+
+    def _service(self, name: str) -> systemd.Service:
+        path = self.root / _SYSTEM.relative_to("/") / name
+        if not path.is_file():
+            raise systemd.UnitError(f"Unit {name} not found.")
+        return systemd.read_service(name, path.read_text())
+
+    def _start_service(self, name: str) -> None:
+        service = self._service(name)
+        with self._lock:
+            running = self._services.get(name)
+            if not self._on or (running is not None and running.poll() is None):
+                return
+            process = self._services[name] = self._spawn(service.command, service.environment)
+        threading.Thread(target=self._watch, args=(service, process), daemon=True).start()
+
+    def _watch(self, service: systemd.Service, process: subprocess.Popen[bytes]) -> None:
+        code = process.wait()
+        if code and self._on and self._services.get(service.name) is process and service.failure_action == "poweroff":
+            self._later(0.0, "off")
+
+    # -- helpers
+
+    def _complain(self, text: str) -> None:
+        self.trouble.append(text)
+
+    def _kill(self) -> None:
+        """All of its processes, and those that they have started meanwhile."""
+        end = time.monotonic() + 10.0
+        while found := list(self._processes()):
+            for process in found:
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
+            psutil.wait_procs(found, timeout=1.0)
+            if time.monotonic() > end:
+                raise RuntimeError(f"processes of {self.instance_id} do not end: {found}")
+
+    def _processes(self) -> Iterator[psutil.Process]:
+        seen: set[int] = {os.getpid()}
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.pid in seen or process.status() == psutil.STATUS_ZOMBIE or not self._is_mine(process):
+                    continue
+                for one in (process, *process.children(recursive=True)):
+                    if one.pid not in seen and one.status() != psutil.STATUS_ZOMBIE:
+                        seen.add(one.pid)
+                        yield one
+
+    def _is_mine(self, process: psutil.Process) -> bool:
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get("AWS_EC2_METADATA_SERVICE_ENDPOINT") == self.imds.url:
+                return True
+        with contextlib.suppress(psutil.Error):
+            return Path(process.cwd()).is_relative_to(self.root)
+        return False
+
+
+def free_disk(root: Path) -> None:
+    """A terminated machine's volume is deleted."""
+    shutil.rmtree(root, ignore_errors=True)

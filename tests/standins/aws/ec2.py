@@ -1,0 +1,377 @@
+"""EC2 where moto falls short of it. Each function is one action; `forward` hands the call, or another, to moto.
+
+Sources: the facts page §2.1 (what moto does), §2.2 and §7 (what EC2 does), the EC2 API reference's error codes.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Any
+from xml.sax.saxutils import escape
+
+from ..faults import Call
+from . import moto_side, spot
+from .account import Account
+from .answers import Answer, RefusedError, ec2_answer
+from .calls import numbered, tags_for
+
+Forward = Callable[..., Answer]
+Handler = Callable[[Account, Call, Forward], Answer]
+
+USER_DATA_BYTES = 16_384
+_ID = re.compile(r"<instanceId>(i-[0-9a-f]+)</instanceId>")
+_STATE = re.compile(r"(<instanceId>(i-[0-9a-f]+)</instanceId>.*?<instanceState>)(.*?)(</instanceState>)", re.DOTALL)
+
+
+def zone_of(call: Call) -> str:
+    """Where RunInstances shall launch; empty if nothing or nonsense is said."""
+    params = call.params
+    if zone := params.get("Placement.AvailabilityZone", ""):
+        return zone
+    subnet = params.get("SubnetId") or params.get("NetworkInterface.1.SubnetId")
+    if not subnet:
+        return f"{call.region}a"
+    subnets = moto_side.ec2(call.region).subnets
+    return next((zones[subnet].availability_zone for zones in subnets.values() if subnet in zones), "")
+
+
+def run_instances(account: Account, call: Call, forward: Forward) -> Answer:
+    """Capacity, quotas, client tokens, Spot requests, placement groups; then the machines boot."""
+    params = call.params
+    if params.get("DryRun") == "true":
+        return forward()
+    known = account.tokens.find(call.caller, call.region, call.zone, params)
+    if known is not None:
+        return known.edited(lambda text: _STATE.sub(lambda found: _current_state(account, found), text))
+    _check_user_data(params)
+    _check_placement_group(account, call)
+    _check_profile(account, params)
+    least, most = int(params.get("MinCount", "1")), int(params.get("MaxCount", "1"))
+    market = "spot" if params.get("InstanceMarketOptions.MarketType") == "spot" else "on-demand"
+    count = account.capacity.admit(
+        call.region, params.get("InstanceType", ""), call.zone, market, least, most, account.running(call.region)
+    )
+    # Written anew only where moto would launch another number than asked for: a signature then no longer fits.
+    answer = forward() if count == least else forward({**params, "MinCount": str(count), "MaxCount": str(count)})
+    if answer.status != 200:
+        return _profile_unknown(answer, params)
+    for instance_id in dict.fromkeys(_ID.findall(answer.body.decode())):
+        answer = _settle(account, call, instance_id, market, answer)
+    account.tokens.keep(call.caller, call.region, call.zone, params, answer)
+    return answer
+
+
+def terminate_instances(account: Account, call: Call, forward: Forward) -> Answer:
+    """Then the power goes."""
+    _check_known(account, call)
+    before = {i.id for i in account.running(call.region)}
+    answer = forward()
+    if answer.status == 200:
+        for instance_id in numbered(call.params, "InstanceId"):
+            if instance_id in before:
+                instance = account.instance(instance_id)
+                account.ended(instance, "Client.UserInitiatedShutdown", "Client.UserInitiatedShutdown: User initiated")
+    return answer
+
+
+def describe_instances(account: Account, call: Call, forward: Forward) -> Answer:
+    """Without what is not yet known everywhere, and with the filters that moto lacks."""
+    _check_known(account, call)
+    reservations = moto_side.ec2(call.region).reservations
+    kept = dict(reservations)
+    tokens, lifecycles, params = _own_filters(call.params)
+    try:
+        for identity, reservation in kept.items():
+            instances = reservation.instances
+            if (
+                any(account.is_young(instance.id) for instance in instances)
+                or (tokens and not any(instance.client_token in tokens for instance in instances))
+                or (lifecycles and not any((instance.lifecycle or "") in lifecycles for instance in instances))
+            ):
+                del reservations[identity]
+        return forward() if params == call.params else forward(params)
+    finally:
+        for identity, reservation in kept.items():
+            reservations[identity] = reservation
+
+
+def reboot_instances(account: Account, call: Call, forward: Forward) -> Answer:
+    _check_known(account, call)
+    answer = forward()
+    if answer.status == 200:
+        for instance_id in numbered(call.params, "InstanceId"):
+            if instance_id in account.machines:
+                account.reboot(instance_id)
+    return answer
+
+
+def known_only(account: Account, call: Call, forward: Forward) -> Answer:
+    """Any action on instances by id."""
+    _check_known(account, call)
+    return forward()
+
+
+def get_console_output(account: Account, call: Call, forward: Forward) -> Answer:
+    """What the machine printed."""
+    instance_id = call.params.get("InstanceId", "")
+    _check_exists(account, call, [instance_id])
+    machine = account.machines.get(instance_id)
+    text = base64.b64encode(machine.console.encode() if machine else b"").decode()
+    stamp = time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime())
+    return ec2_answer(
+        call.action, f"<instanceId>{instance_id}</instanceId><timestamp>{stamp}</timestamp><output>{text}</output>"
+    )
+
+
+def delete_security_group(account: Account, call: Call, forward: Forward) -> Answer:
+    """Not while an instance uses it, shutting-down ones included, nor another group's rule."""
+    group = call.params.get("GroupId", "")
+    for instance in moto_side.ec2(call.region).all_instances():
+        used = {g.id for g in instance.security_groups} | {
+            g.id for nic in instance.nics.values() for g in nic.group_set
+        }
+        if instance.state != "terminated" and group in used:
+            raise RefusedError("DependencyViolation", f"resource {group} has a dependent object")
+    return forward()
+
+
+# -- Spot
+
+
+def cancel_spot_instance_requests(account: Account, call: Call, forward: Forward) -> Answer:
+    """The request stays, cancelled; its instance goes on."""
+    requests = moto_side.ec2(call.region).spot_instance_requests
+    asked = numbered(call.params, "SpotInstanceRequestId")
+    items = ""
+    for identity in asked:
+        if identity not in requests:
+            text = f"The spot instance request ID '{identity}' does not exist"
+            raise RefusedError("InvalidSpotInstanceRequestID.NotFound", text)
+        if requests[identity].state == "active":
+            requests[identity].state = "cancelled"
+        items += (
+            f"<item><spotInstanceRequestId>{identity}</spotInstanceRequestId>"
+            f"<state>{requests[identity].state}</state></item>"
+        )
+    return ec2_answer(call.action, f"<spotInstanceRequestSet>{items}</spotInstanceRequestSet>")
+
+
+def describe_spot_price_history(account: Account, call: Call, forward: Forward) -> Answer:
+    """One price for each type and zone: the one that was set, else a third of what is made up for on-demand."""
+    from .prices import spot_price
+
+    types = numbered(call.params, "InstanceType")
+    stamp = time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime(time.time() - 3_600))
+    items = "".join(
+        f"<item><instanceType>{machine_type}</instanceType><productDescription>Linux/UNIX</productDescription>"
+        f"<spotPrice>{spot_price(account, machine_type, zone)}</spotPrice><timestamp>{stamp}</timestamp>"
+        f"<availabilityZone>{zone}</availabilityZone></item>"
+        for machine_type in types
+        for zone in moto_side.zones_offering(call.region, machine_type)
+    )
+    return ec2_answer(call.action, f"<spotPriceHistorySet>{items}</spotPriceHistorySet><nextToken></nextToken>")
+
+
+# -- placement groups
+
+
+def create_placement_group(account: Account, call: Call, forward: Forward) -> Answer:
+    name, key = call.params.get("GroupName", ""), f"{call.region}/{call.params.get('GroupName', '')}"
+    if key in account.groups:
+        raise RefusedError("InvalidPlacementGroup.Duplicate", f"Placement Group '{name}' already exists.")
+    account.groups[key] = {
+        "groupName": name,
+        "strategy": call.params.get("Strategy", "cluster"),
+        "state": "available",
+        "groupId": f"pg-{uuid.uuid4().hex[:17]}",
+        "groupArn": f"arn:aws:ec2:{call.region}:{moto_side.ACCOUNT}:placement-group/{name}",
+        "tags": tags_for(call.params, "placement-group"),
+    }
+    return ec2_answer(call.action, f"<placementGroup>{_group_xml(account.groups[key])}</placementGroup>")
+
+
+def delete_placement_group(account: Account, call: Call, forward: Forward) -> Answer:
+    name = call.params.get("GroupName", "")
+    if f"{call.region}/{name}" not in account.groups:
+        raise RefusedError("InvalidPlacementGroup.Unknown", f"The Placement Group '{name}' is unknown.")
+    for instance in moto_side.ec2(call.region).all_instances():
+        if instance.state != "terminated" and instance.placement.group_name == name:
+            raise RefusedError(
+                "InvalidPlacementGroup.InUse", f"The placement group '{name}' is in use and may not be deleted."
+            )
+    del account.groups[f"{call.region}/{name}"]
+    return ec2_answer(call.action, "<return>true</return>")
+
+
+def describe_placement_groups(account: Account, call: Call, forward: Forward) -> Answer:
+    names, ids = set(numbered(call.params, "GroupName")), set(numbered(call.params, "GroupId"))
+    here = {key.partition("/")[2]: group for key, group in account.groups.items() if key.startswith(call.region + "/")}
+    for name in names - set(here):
+        raise RefusedError("InvalidPlacementGroup.Unknown", f"The Placement Group '{name}' is unknown.")
+    found = [
+        group
+        for name, group in here.items()
+        if (not names or name in names)
+        and (not ids or group["groupId"] in ids)
+        and all(_group_passes(group, name_, values) for name_, values in _filters(call.params))
+    ]
+    items = "".join(f"<item>{_group_xml(group)}</item>" for group in found)
+    return ec2_answer(call.action, f"<placementGroupSet>{items}</placementGroupSet>")
+
+
+def _group_passes(group: Mapping[str, Any], name: str, values: list[str]) -> bool:
+    known = {"group-name": [group["groupName"]], "state": [group["state"]], "strategy": [group["strategy"]]}
+    known["tag-key"] = list(group["tags"])
+    if name.startswith("tag:"):
+        known[name] = [value for key, value in group["tags"].items() if key == name[4:]]
+    if name not in known:
+        raise RefusedError("InvalidParameterValue", f"The filter '{name}' is invalid")
+    return bool(set(known[name]) & set(values))
+
+
+def _group_xml(group: Mapping[str, Any]) -> str:
+    tags = "".join(
+        f"<item><key>{escape(key)}</key><value>{escape(value)}</value></item>" for key, value in group["tags"].items()
+    )
+    fields = "".join(f"<{name}>{escape(group[name])}</{name}>" for name in group if name != "tags")
+    return f"{fields}<tagSet>{tags}</tagSet>"
+
+
+# -- checks that moto does not make
+
+
+def _check_known(account: Account, call: Call) -> None:
+    young = [one for one in _instance_ids(call.params) if account.is_young(one)]
+    if young:
+        raise RefusedError("InvalidInstanceID.NotFound", f"The instance ID '{young[0]}' does not exist")
+
+
+def _check_exists(account: Account, call: Call, instance_ids: list[str]) -> None:
+    known = {instance.id for instance in moto_side.ec2(call.region).all_instances()}
+    for one in instance_ids:
+        if one not in known:
+            raise RefusedError("InvalidInstanceID.NotFound", f"The instance ID '{one}' does not exist")
+
+
+def _instance_ids(params: Mapping[str, str]) -> list[str]:
+    named = [*numbered(params, "InstanceId"), *numbered(params, "ResourceId"), params.get("InstanceId", "")]
+    return [one for one in named if one.startswith("i-")]
+
+
+def _check_user_data(params: Mapping[str, str]) -> None:
+    if len(base64.b64decode(params.get("UserData", ""))) > USER_DATA_BYTES:
+        raise RefusedError("InvalidParameterValue", f"User data is limited to {USER_DATA_BYTES} bytes")
+
+
+def _check_placement_group(account: Account, call: Call) -> None:
+    name = call.params.get("Placement.GroupName")
+    if name and f"{call.region}/{name}" not in account.groups:
+        raise RefusedError("InvalidPlacementGroup.Unknown", f"The Placement Group '{name}' is unknown.")
+
+
+def _check_profile(account: Account, params: Mapping[str, str]) -> None:
+    """EC2 learns of a new profile, or of its role, later than IAM."""
+    profile = moto_side.profile(_profile_name(params)) if _profile_name(params) else None
+    if profile is None:
+        return
+    age = time.time() - profile.create_date.timestamp()
+    if age < account.profile_lag_s:
+        raise _no_profile(params)
+    if not profile.roles:
+        raise RefusedError("InvalidParameterValue", f'IAM Instance Profile "{profile.arn}" has no associated IAM Roles')
+
+
+def _profile_name(params: Mapping[str, str]) -> str:
+    return params.get("IamInstanceProfile.Name") or params.get("IamInstanceProfile.Arn") or ""
+
+
+def _no_profile(params: Mapping[str, str]) -> RefusedError:
+    field = "name" if "IamInstanceProfile.Name" in params else "arn"
+    text = f"Value ({_profile_name(params)}) for parameter iamInstanceProfile.{field} is invalid. "
+    return RefusedError("InvalidParameterValue", f"{text}Invalid IAM Instance Profile {field}")
+
+
+def _profile_unknown(answer: Answer, params: Mapping[str, str]) -> Answer:
+    """moto passes IAM's NoSuchEntity on."""
+    if b"<Code>NoSuchEntity" in answer.body:
+        raise _no_profile(params)
+    return answer
+
+
+# -- what moto leaves out of an instance
+
+
+def _settle(account: Account, call: Call, instance_id: str, market: str, answer: Answer) -> Answer:
+    instance = account.instance(instance_id)
+    params = call.params
+    instance.placement.group_name = params.get("Placement.GroupName", "")
+    for device in instance.block_device_mapping.values():
+        if params.get("BlockDeviceMapping.1.Ebs.DeleteOnTermination") != "false":
+            device.delete_on_termination = True
+    for index, nic in instance.nics.items():
+        said = f"NetworkInterface.{index + 1}"
+        nic.delete_on_termination = params.get(f"{said}.DeleteOnTermination") != "false"
+        nic.interface_type = params.get(f"{said}.InterfaceType", nic.interface_type)
+        nic.add_tags(tags_for(params, "network-interface"))
+    if market == "spot":
+        price = params.get("InstanceMarketOptions.SpotOptions.MaxPrice", "")
+        request = spot.open_request(instance, call.region, tags_for(params, "spot-instances-request"), price)
+        mark, put = (
+            f"<instanceId>{instance_id}</instanceId>",
+            f"<spotInstanceRequestId>{request.id}</spotInstanceRequestId>",
+        )
+        answer = answer.edited(lambda text: text.replace(mark, mark + put))
+    elif params.get("InstanceMarketOptions.MarketType") == "capacity-block":
+        instance.lifecycle = "capacity-block"
+    account.start(instance)
+    return answer
+
+
+def _current_state(account: Account, found: re.Match[str]) -> str:
+    instance = account.instance(found[2])
+    return f"{found[1]}<code>{instance.state_code}</code><name>{instance.state}</name>{found[4]}"
+
+
+def _filters(params: Mapping[str, str]) -> list[tuple[str, list[str]]]:
+    names = {key: value for key, value in params.items() if re.fullmatch(r"Filter\.\d+\.Name", key)}
+    return [(name, numbered(params, key.replace(".Name", ".Value"))) for key, name in names.items()]
+
+
+def _own_filters(params: Mapping[str, str]) -> tuple[list[str], list[str], dict[str, str]]:
+    """Values of `client-token` and `instance-lifecycle`, and the parameters without these two."""
+    own: dict[str, list[str]] = {"client-token": [], "instance-lifecycle": []}
+    dropped: set[str] = set()
+    for key, name in params.items():
+        if re.fullmatch(r"Filter\.\d+\.Name", key) and name in own:
+            prefix = key.removesuffix(".Name")
+            own[name] += numbered(params, f"{prefix}.Value")
+            dropped.add(prefix + ".")
+    if not dropped:
+        return [], [], dict(params)
+    left = [(name, values) for name, values in _filters(params) if name not in own]
+    rest = {key: value for key, value in params.items() if not key.startswith("Filter.")}
+    for number, (name, values) in enumerate(left, 1):
+        rest[f"Filter.{number}.Name"] = name
+        rest |= {f"Filter.{number}.Value.{index}": value for index, value in enumerate(values, 1)}
+    return own["client-token"], own["instance-lifecycle"], rest
+
+
+HANDLERS: dict[str, Handler] = {
+    "RunInstances": run_instances,
+    "TerminateInstances": terminate_instances,
+    "DescribeInstances": describe_instances,
+    "DescribeInstanceStatus": known_only,
+    "CreateTags": known_only,
+    "RebootInstances": reboot_instances,
+    "GetConsoleOutput": get_console_output,
+    "DeleteSecurityGroup": delete_security_group,
+    "CancelSpotInstanceRequests": cancel_spot_instance_requests,
+    "DescribeSpotPriceHistory": describe_spot_price_history,
+    "CreatePlacementGroup": create_placement_group,
+    "DeletePlacementGroup": delete_placement_group,
+    "DescribePlacementGroups": describe_placement_groups,
+}

@@ -1,0 +1,146 @@
+"""moto in this process: its settings, the backends of the one account, and the images that are there.
+
+moto keeps its state in module globals: one stand-in per process at a time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+ACCOUNT = "123456789012"
+
+# The vendors' public parameters that name the newest image, and what these images are. The names are those of AWS's
+# "DLAMI release notes" and of Canonical's "Find Ubuntu images with SSM"; ids are made up, one for each region.
+_DEEP_LEARNING = "/aws/service/deeplearning/ami/{architecture}/{name}/latest/ami-id"
+_UBUNTU = "/aws/service/canonical/ubuntu/server/{version}/stable/current/{architecture}/hvm/ebs-gp3/ami-id"
+_AMAZON = "/aws/service/ami-amazon-linux-latest/al2023-ami-kernel-default-{architecture}"
+IMAGES: dict[str, tuple[str, str]] = {  # parameter -> architecture, root device
+    **{
+        _DEEP_LEARNING.format(architecture=architecture, name=name): (architecture, root)
+        for architecture in ("x86_64", "arm64")
+        for name, root in (
+            ("base-oss-nvidia-driver-gpu-ubuntu-22.04", "/dev/sda1"),
+            ("base-oss-nvidia-driver-gpu-ubuntu-24.04", "/dev/sda1"),
+            ("base-oss-nvidia-driver-gpu-amazon-linux-2023", "/dev/xvda"),
+        )
+    },
+    **{
+        _UBUNTU.format(version=version, architecture=short): (architecture, "/dev/sda1")
+        for version in ("22.04", "24.04")
+        for short, architecture in (("amd64", "x86_64"), ("arm64", "arm64"))
+    },
+    **{_AMAZON.format(architecture=architecture): (architecture, "/dev/xvda") for architecture in ("x86_64", "arm64")},
+}
+
+
+def application() -> Callable[..., Any]:
+    """moto as a WSGI application, as strict as it can be made."""
+    os.environ.setdefault("MOTO_EC2_LOAD_DEFAULT_AMIS", "false")  # read when a region is first used; 0.4 s each
+    from moto import settings
+    from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+
+    settings.EC2_ENABLE_INSTANCE_TYPE_VALIDATION = True
+    settings.ENABLE_AMI_VALIDATION = True
+    return DomainDispatcherApplication(create_backend_app)
+
+
+def reset() -> None:
+    """Forget everything, enforcement of policies too."""
+    from moto.moto_api._internal.models import moto_api_backend
+
+    enforce_policies(on=False)
+    moto_api_backend.reset()
+
+
+def enforce_policies(*, on: bool) -> None:
+    """Whether signatures are verified and IAM policies obeyed; without, any key may do anything."""
+    from moto import settings
+    from moto.core.responses import ActionAuthenticatorMixin
+
+    settings.INITIAL_NO_AUTH_ACTION_COUNT = 0.0 if on else float("inf")
+    ActionAuthenticatorMixin.request_count = 0
+
+
+def ec2(region: str) -> Any:
+    """EC2's backend."""
+    from moto.ec2.models import ec2_backends
+
+    return ec2_backends[ACCOUNT][region]
+
+
+def ec2_regions() -> Iterator[str]:
+    """Regions in which anything was asked of EC2."""
+    from moto.ec2.models import ec2_backends
+
+    yield from list(ec2_backends[ACCOUNT])
+
+
+def profile(name: str) -> Any:
+    """An instance profile, or None."""
+    from moto.iam.models import iam_backends
+
+    found = iam_backends[ACCOUNT]["aws"].instance_profiles.values()
+    return next((one for one in found if name in (one.name, one.arn)), None)
+
+
+def credentials(role_arn: str, session: str, seconds: int) -> Any:
+    """Temporary credentials of a role, as the metadata service gives them out."""
+    from moto.sts.models import sts_backends
+
+    return sts_backends[ACCOUNT]["aws"].assume_role("us-east-1", session, role_arn, "", seconds, "")
+
+
+def machine_types() -> dict[str, dict[str, Any]]:
+    """DescribeInstanceTypes, by name."""
+    from moto.ec2.models.instance_types import INSTANCE_TYPES
+
+    return dict(INSTANCE_TYPES)
+
+
+def zones_offering(region: str, machine_type: str) -> list[str]:
+    """Zones where the type is sold."""
+    from moto.ec2.models.instance_types import INSTANCE_TYPE_OFFERINGS
+
+    offers = INSTANCE_TYPE_OFFERINGS["availability-zone"].get(region, [])
+    return sorted(offer["Location"] for offer in offers if offer["InstanceType"] == machine_type)
+
+
+def seed(region: str) -> None:
+    """Put the images and the parameters that name them into a region."""
+    from moto.ec2.models.amis import Ami
+    from moto.ssm.models import Parameter, ssm_backends
+
+    backend, parameters = ec2(region), ssm_backends[ACCOUNT][region]._parameters
+    for name, (architecture, root) in IMAGES.items():
+        ami = "ami-" + hashlib.sha256(f"{region}{name}".encode()).hexdigest()[:17]
+        backend.amis[ami] = Ami(
+            backend,
+            ami,
+            name=name.removeprefix("/aws/service/"),
+            owner_id="898082745236",
+            owner_alias="amazon",
+            public=True,
+            virtualization_type="hvm",
+            architecture=architecture,
+            root_device_name=root,
+            root_device_type="ebs",
+            hypervisor="xen",
+            region_name=region,
+        )
+        parameters[name].append(
+            Parameter(
+                account_id=ACCOUNT,
+                name=name,
+                value=ami,
+                parameter_type="String",
+                description="",
+                allowed_pattern=None,
+                keyid=None,
+                last_modified_date=None,
+                version=1,
+                data_type="aws:ec2:image",
+            )
+        )
