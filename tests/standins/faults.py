@@ -1,8 +1,8 @@
 """What can go wrong with a call to any cloud's stand-in, by which rules, and the record of what was called.
 
-Nothing here knows a cloud. A stand-in makes a `Call` of each request, asks `Ledger.open()` what goes wrong with it, obeys,
-and calls `Ledger.close()`. A test reaches the ledger over HTTP, through a `Control` of the same verbs, whether the
-stand-in is a thread of its own process or another process.
+Nothing here knows a cloud. A stand-in makes a `Call` of each request, asks `Ledger.open()` what goes wrong with it,
+obeys, and calls `Ledger.close()`. A test reaches the ledger over HTTP, through a `Control` of the same verbs, whether
+the stand-in is a thread of its own process or another process.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Call:
 
 @dataclass
 class Rule:
-    """`action` and the values of `where` are globs; a leading `!` means "not". Skips `skip` calls, then hits `times`."""
+    """`action` and the values of `where` are globs; a leading `!` negates. Skips `skip` calls, then hits `times`."""
 
     action: str
     fault: Fault
@@ -131,7 +131,7 @@ class Ledger:
             return rule.fault if rule else None
 
     def close(self, call: Call, status: int) -> None:
-        call.status = status
+        call.status = status or None
 
     def calls(self) -> list[dict[str, Any]]:
         with self._lock:

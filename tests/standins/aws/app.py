@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import socket
+import traceback
 from collections.abc import Callable, Iterable
 from typing import Any
 from urllib.parse import urlencode
@@ -88,6 +89,8 @@ class App:
                 return handler(self._account, call, forward) if handler is not None else forward()
         except RefusedError as refusal:
             return refuse(call, refusal.code, refusal.message, refusal.status)
+        except Exception:  # noqa: BLE001 - a bug of the stand-in must not look like a server's error to be retried
+            return refuse(call, "StandinBroken", traceback.format_exc(), 501)
 
 
 def _forward(moto: Callable[..., Any], environ: dict[str, Any], call: Call) -> Answer:

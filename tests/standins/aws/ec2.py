@@ -53,7 +53,13 @@ def run_instances(account: Account, call: Call, forward: Forward) -> Answer:
     least, most = int(params.get("MinCount", "1")), int(params.get("MaxCount", "1"))
     market = "spot" if params.get("InstanceMarketOptions.MarketType") == "spot" else "on-demand"
     count = account.capacity.admit(
-        call.region, params.get("InstanceType", ""), call.zone, market, least, most, account.running(call.region)
+        params.get("InstanceType", ""),
+        region=call.region,
+        zone=call.zone,
+        market=market,
+        least=least,
+        most=most,
+        there=account.running(call.region),
     )
     # Written anew only where moto would launch another number than asked for: a signature then no longer fits.
     answer = forward() if count == least else forward({**params, "MinCount": str(count), "MaxCount": str(count)})

@@ -1,7 +1,7 @@
 """The metadata service of one instance: what AwsMetadata answers, and beside it who the instance is, user data, role.
 
-Categories after the EC2 user guide's "Instance metadata categories"; the credentials are the role's own, from moto's STS,
-so that with enforced policies the machine can do what its role allows and nothing else.
+Categories after the EC2 user guide's "Instance metadata categories"; the credentials are the role's own, from moto's
+STS, so that with enforced policies the machine can do what its role allows and nothing else.
 """
 
 from __future__ import annotations
