@@ -22,7 +22,7 @@ except ImportError as error:
     raise missing("keras", "keras>=3.8", error) from None
 
 from .keras_skip import Skipping
-from .keras_state import Place, Variables, restore_random
+from .keras_state import Place, Variables, processes, restore_random
 
 
 class CheckpointCallback(keras.callbacks.Callback):  # type: ignore[misc]
@@ -30,7 +30,8 @@ class CheckpointCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     folder, every, keep: as for Checkpointer; `every` counts batches.
     A notice or SIGTERM is obeyed at the next batch: saved, then SystemExit(75). A `fit` that came to its end does
-    nothing when it is run again. Raises CheckpointError if the checkpoint is of another model.
+    nothing when it is run again. Raises CheckpointError if the checkpoint is of another model, or if several processes
+    train it together.
     """
 
     def __init__(
@@ -58,6 +59,11 @@ class CheckpointCallback(keras.callbacks.Callback):  # type: ignore[misc]
                 "folder of its own"
             )
         model, place = self.model, self._place
+        if (together := processes(model)) > 1:
+            raise CheckpointError(
+                f"CheckpointCallback saves a fit() of one process, and {together} train this model together. Train in "
+                "one process, or in a loop of your own with Checkpointer, which knows torch's ranks"
+            )
         sync = getattr(model, "jax_state_sync", _nothing)  # under JAX the state is outside the variables in an epoch
         weights = Variables("model", lambda: model.variables, sync)
         optimizer = Variables("optimizer", lambda: getattr(model.optimizer, "variables", ()), sync)

@@ -94,6 +94,25 @@ def _backend() -> str:
     return name
 
 
+def processes(model: Any) -> int:  # noqa: ANN401 - a Keras model
+    """How many train it together, by its backend's own account."""
+    name = _backend()
+    if name == "torch":
+        import torch
+
+        distributed = torch.distributed
+        return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
+    if name == "jax":
+        import jax
+
+        return int(jax.process_count())
+    if name == "tensorflow":
+        resolver = model.distribute_strategy.cluster_resolver  # of strategies over several machines
+        tasks = resolver.cluster_spec().as_dict() if resolver is not None else {}
+        return max(1, sum(len(addresses) for addresses in tasks.values()))
+    return 1
+
+
 def random_of_backend() -> dict[str, Any]:
     """The generators of Python, NumPy and torch, and TensorFlow's global one; Keras' own are variables of the model."""
     state: dict[str, Any] = {"host": random_state.capture()}

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from cloudgpu.tests.standins.integrations import LONG, check, needs, results, said
+from cloudgpu.tests.standins.interrupted import free_port
 
 needs("keras")
 
@@ -84,6 +85,58 @@ def test_interrupted(backend: str, kind: str, tmp_path: Path) -> None:
     check(runs, misfit="the checkpoint does not fit the model: variable 0 was")
     # The metrics of the epoch that was interrupted count its batches from before, too.
     assert said(runs, "resumed", "last epoch") == said(runs, "undisturbed", "last epoch")
+
+
+TOGETHER = """\
+import json, os, sys
+rank, port, backend = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+os.environ.update(KERAS_BACKEND=backend, TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="")
+where = f"127.0.0.1:{port}"
+if backend == "torch":
+    import torch
+    torch.distributed.init_process_group("gloo", init_method=f"tcp://{where}", rank=rank, world_size=2)
+elif backend == "jax":
+    import jax
+    jax.distributed.initialize(where, num_processes=2, process_id=rank)
+else:
+    cluster = {"worker": [where, f"127.0.0.1:{sys.argv[4]}"]}
+    os.environ["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": rank}})
+import contextlib
+import numpy as np
+import tensorflow as tf
+scope = tf.distribute.MultiWorkerMirroredStrategy().scope() if backend == "tensorflow" else contextlib.nullcontext()
+import keras
+from cloudgpu.runtime.checkpoint.errors import CheckpointError
+from cloudgpu.runtime.integrations.keras import CheckpointCallback
+with scope:
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+checkpoints = CheckpointCallback("there")
+try:
+    if backend == "tensorflow":  # as fit() does; Keras 3.15's own fails under this strategy before it comes to that
+        checkpoints.set_model(model)
+        checkpoints.on_train_begin()
+    model.fit(np.ones((8, 2)), np.ones(8), verbose=0, callbacks=[checkpoints])
+except CheckpointError as error:
+    print(error, os.path.exists("there"), flush=True)
+    os._exit(3)  # nobody waits for the other's goodbye
+"""
+
+
+@pytest.mark.parametrize("backend", ["torch", "jax", "tensorflow"] if LONG else ["torch"])
+def test_several_processes_are_refused(backend: str, tmp_path: Path) -> None:
+    needs(backend)
+    ports = [str(free_port()) for _ in range(2)]
+    command = [sys.executable, "-c", TOGETHER]
+    ranks = [
+        subprocess.Popen(
+            [*command, str(rank), ports[0], backend, ports[1]], stdout=subprocess.PIPE, text=True, cwd=tmp_path
+        )
+        for rank in range(2)
+    ]
+    for rank in ranks:
+        output, _ = rank.communicate(timeout=200)
+        assert (rank.returncode, "2 train this model together" in output, "False" in output) == (3, True, True), output
 
 
 def test_missing_framework_is_told(tmp_path: Path) -> None:
