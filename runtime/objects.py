@@ -1,4 +1,7 @@
-"""A job's folder in an object store or a file system, by URL. Standard library and obstore only."""
+"""A job's folder in an object store or a file system, by URL. Standard library and obstore only.
+
+Nothing else knows obstore; what is S3's own is in s3.py.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,8 @@ from urllib.parse import quote, unquote
 import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError, NotFoundError
 from obstore.store import LocalStore, from_url
+
+from . import s3
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, ObjectStore, RetryConfig
@@ -78,10 +83,7 @@ class JobDir:
                 raise JobDirError(f"{url} cannot be used as a job dir: expected file:// and an absolute path")
             self._open_folder()
             return
-        try:
-            self._store = from_url(self.url, client_options=_CLIENT, retry_config=_RETRY)
-        except (BaseError, ValueError, OSError) as error:
-            raise JobDirError(f"{self.url} cannot be used as a job dir: {_cause(error)}") from error
+        self._store = self._connect(_CLIENT, _RETRY)
 
     @property
     def folder(self) -> Path | None:
@@ -222,8 +224,16 @@ class JobDir:
         if self._folder is not None:
             return store
         if self._bulk is None:
-            self._bulk = from_url(self.url, client_options=_BULK_CLIENT, retry_config=_BULK_RETRY)
+            self._bulk = self._connect(_BULK_CLIENT, _BULK_RETRY)
         return self._bulk
+
+    def _connect(self, client: ClientConfig, retry: RetryConfig) -> ObjectStore:
+        try:
+            if not self.url.startswith("s3:"):
+                return from_url(self.url, client_options=client, retry_config=retry)
+            return from_url(self.url, client_options=client, retry_config=retry, **s3.connection(self.url))
+        except (BaseError, ValueError, OSError, s3.CredentialsError) as error:
+            raise JobDirError(f"{self.url} cannot be used as a job dir: {_cause(error)}") from error
 
     def _call(self, doing: str, call: Callable[[], _T]) -> _T:
         try:
@@ -231,9 +241,34 @@ class JobDir:
         except AlreadyExistsError as error:
             raise _ExistsError(f"{self.url}: {doing}: there is such an object already") from error
         except (NotFoundError, FileNotFoundError) as error:
+            if "NoSuchBucket" in str(error):
+                raise JobDirError(f"{self.url}: {doing} failed: {s3.explain(self.url, str(error))}") from error
             raise MissingError(f"{self.url}: {doing}: there is no such object") from error
         except (BaseError, OSError, ValueError) as error:
-            raise JobDirError(f"{self.url}: {doing} failed: {_cause(error)}") from error
+            if self._is_moved(error):
+                return self._call(doing, call)
+            raise JobDirError(f"{self.url}: {doing} failed: {self._explain(error)}") from error
+
+    def _is_moved(self, error: Exception) -> bool:
+        """Whether the bucket was looked for in a wrong region; it is asked where it is from now on."""
+        if not self.url.startswith("s3:") or not s3.is_elsewhere(self.url, self._in_full(error)):
+            return False
+        self._store, self._bulk = self._connect(_CLIENT, _RETRY), None
+        return True
+
+    def _explain(self, error: Exception) -> str:
+        return s3.explain(self.url, self._in_full(error)) if self.url.startswith("s3:") else _cause(error)
+
+    def _in_full(self, error: Exception) -> str:
+        """What the store says; an answer to HEAD says nothing, so it is asked again in another way."""
+        text = _cause(error)
+        if self._store is None or s3.has_code(text) or "Error performing HEAD" not in text:
+            return text
+        try:
+            obstore.list_with_delimiter(self._store, "")
+        except (BaseError, OSError) as told:
+            return _cause(told)
+        return text
 
 
 class _ExistsError(JobDirError):

@@ -9,7 +9,7 @@ import re
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -24,6 +24,7 @@ class Request:
     method: str
     key: str
     query: dict[str, str]
+    headers: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     @property
     def kind(self) -> str:
@@ -44,6 +45,8 @@ class Fault:
     status: int = 0
     """Answer with this and do nothing."""
     code: str = ""
+    headers: dict[str, str] = field(default_factory=dict)
+    """Of that answer."""
     garble: bool = False
     """Answer with one bit of the content flipped."""
     lose_answer: bool = False
@@ -209,7 +212,7 @@ def _handler(store: S3) -> type[BaseHTTPRequestHandler]:
             parts = urlsplit(self.path)
             key = unquote(parts.path).removeprefix("/bucket").lstrip("/")
             query = {name: values[0] for name, values in parse_qs(parts.query, keep_blank_values=True).items()}
-            request = Request(self.command, key, query)
+            request = Request(self.command, key, query, self.headers)
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             fault = store.fault_for(request)
             if fault and fault.hang:
@@ -219,7 +222,7 @@ def _handler(store: S3) -> type[BaseHTTPRequestHandler]:
             if fault and fault.delay:
                 time.sleep(fault.delay)
             if fault and fault.status:
-                self.answer(fault.status, _error(fault.code), {})
+                self.answer(fault.status, _error(fault.code), fault.headers)
                 return
             status, content, headers = store.do(request, body, self.headers)
             if fault and fault.lose_answer:

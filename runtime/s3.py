@@ -1,0 +1,208 @@
+"""What is S3's own in a job dir: whose credentials are used, where a bucket is, and what its refusals mean to people.
+
+Credentials come from where AWS's own tools find them. The environment's, a container's and a machine's role are read
+by obstore itself; what only the files in ~/.aws say (profiles, SSO, assumed roles) by botocore, where there are any.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import importlib.util
+import os
+import re
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, TypedDict
+from urllib.parse import urlsplit
+
+if TYPE_CHECKING:
+    from obstore.store import S3Config, S3Credential
+
+_LOOK_S = 10.0
+_TRUSTED_FOR = datetime.timedelta(minutes=5)  # botocore gives no credentials that expire before
+_NATIVE = ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE")
+_CONTAINER = ("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI")
+_FILES = (("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"), ("AWS_CONFIG_FILE", "~/.aws/config"))
+_NEEDS_BOTO3 = "profiles, SSO and assumed roles need boto3: pip install 'cloudgpu[aws]'"
+
+NO_CREDENTIALS = (
+    "no AWS credentials were found: set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or log in "
+    "(aws sso login)"
+)
+
+ADVICE: Mapping[str, str] = {
+    "NoSuchBucket": "there is no bucket of this name: create it, or correct the name",
+    "AccessDenied": "access denied: what these credentials must be allowed to do is in docs/aws-permissions.md",
+    "AllAccessDisabled": "access to this bucket is disabled",
+    "AccountProblem": "AWS says that there is a problem with the account",
+    "ExpiredToken": "the AWS credentials have expired: log in again (aws sso login), or get new ones",
+    "TokenRefreshRequired": "the AWS credentials have expired: log in again (aws sso login), or get new ones",
+    "InvalidToken": "the AWS session token is not valid: log in again, or unset AWS_SESSION_TOKEN",
+    "InvalidAccessKeyId": "AWS does not know this access key: correct the credentials",
+    "SignatureDoesNotMatch": "the secret access key does not belong to the access key: correct the credentials",
+    "RequestTimeTooSkewed": "the clock of this machine is off by more than 15 minutes: set it",
+}
+"""Code of S3's answer -> what is wrong and what to do. Codes: S3 API reference, "Error responses"."""
+
+_CODE = re.compile("<Code>(.*?)</Code>")
+_ELSEWHERE = re.compile("redirect without LOCATION|AuthorizationHeaderMalformed|PermanentRedirect|IllegalLocation")
+_PROVIDER = re.compile(r"External AWS credential provider: \w+: (.*)")
+_IMDS = re.compile("/latest/(api/token|meta-data/iam)")
+
+
+class Connection(TypedDict, total=False):
+    """Arguments for obstore's from_url()."""
+
+    config: S3Config
+    credential_provider: Callable[[], S3Credential]
+
+
+class CredentialsError(Exception):
+    """No credentials can be had; the message says what to do."""
+
+
+class _Regions:
+    """Where buckets were found to be, in this process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known: dict[str, str] = {}
+
+    def get(self, bucket: str) -> str | None:
+        with self._lock:
+            return self._known.get(bucket)
+
+    def learn(self, bucket: str, region: str) -> bool:
+        """Whether that is news."""
+        with self._lock:
+            news = self._known.get(bucket) != region
+            self._known[bucket] = region
+            return news
+
+
+_regions = _Regions()
+
+
+def connection(url: str) -> Connection:
+    """How to reach the bucket of an s3:// URL. Asks nobody yet. Raises CredentialsError."""
+    config: S3Config = {}
+    found: Connection = {"config": config}
+    region = _regions.get(_bucket(url))
+    metadata = os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT")
+    if metadata:
+        config["metadata_endpoint"] = metadata.rstrip("/")
+    if not any(os.environ.get(name) for name in (*_NATIVE, *_CONTAINER)):
+        provider = _from_files()
+        if provider is not None:
+            found["credential_provider"] = provider
+            region = region or _region_of_files()
+        elif os.environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true":
+            raise CredentialsError(NO_CREDENTIALS)
+    if region:
+        config["region"] = region
+    return found
+
+
+def is_elsewhere(url: str, message: str) -> bool:
+    """After a failure: whether the bucket is in another region than the one asked, which is known from now on."""
+    if not _ELSEWHERE.search(message):
+        return False
+    bucket = _bucket(url)
+    region = find_region(bucket)
+    return region is not None and _regions.learn(bucket, region)
+
+
+def find_region(bucket: str) -> str | None:
+    """As S3 tells anybody who asks for the bucket, in whatever region. None: it does not say."""
+    import http.client
+
+    given = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    near = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
+    suffix = ".cn" if near.startswith("cn-") else ""
+    endpoint = given or f"https://s3.{near}.amazonaws.com{suffix}"
+    parts = urlsplit(endpoint)
+    kind = http.client.HTTPConnection if parts.scheme == "http" else http.client.HTTPSConnection
+    try:
+        with contextlib.closing(kind(parts.netloc, timeout=_LOOK_S)) as asked:
+            asked.request("HEAD", f"{parts.path.rstrip('/')}/{bucket}")
+            return asked.getresponse().getheader("x-amz-bucket-region")
+    except (OSError, ValueError, http.client.HTTPException):
+        return None
+
+
+def explain(url: str, message: str) -> str:
+    """What S3's or obstore's message means to people; the message itself, where nothing better is known."""
+    code = _CODE.search(message)
+    if code and code[1] in ADVICE:
+        return f"{ADVICE[code[1]]} ({code[1]})"
+    provider = _PROVIDER.search(message)
+    if provider:
+        return f"no AWS credentials can be had: {provider[1]}"
+    if _IMDS.search(message):
+        hint = "" if _has_botocore() else f"; {_NEEDS_BOTO3}"
+        return f"{NO_CREDENTIALS}{hint}"
+    if _ELSEWHERE.search(message):
+        return f"the bucket {_bucket(url)} is in another region than the one asked: set AWS_REGION to the bucket's"
+    return message
+
+
+def has_code(message: str) -> bool:
+    """Whether the message holds S3's own word of what is wrong: answers to HEAD have none."""
+    return _CODE.search(message) is not None
+
+
+def _bucket(url: str) -> str:
+    return urlsplit(url).netloc
+
+
+def _from_files() -> Callable[[], S3Credential] | None:
+    """Credentials by botocore, if there are files for it to read. Raises CredentialsError."""
+    there = [name for name, usual in _FILES if Path(os.environ.get(name) or usual).expanduser().is_file()]
+    if not there and not os.environ.get("AWS_PROFILE"):
+        return None
+    if not _has_botocore():
+        if os.environ.get("AWS_PROFILE") or _FILES[0][0] in there:
+            raise CredentialsError(f"the credentials in ~/.aws cannot be read: {_NEEDS_BOTO3}")
+        return None
+    return _Botocore()
+
+
+class _Botocore:
+    """Refreshes by itself what expires."""
+
+    def __init__(self) -> None:
+        import botocore.session
+        from botocore.exceptions import BotoCoreError
+
+        try:
+            self._credentials = botocore.session.get_session().get_credentials()
+        except BotoCoreError as error:
+            raise CredentialsError(f"no AWS credentials can be had: {error}") from error
+        if self._credentials is None:
+            raise CredentialsError(NO_CREDENTIALS)
+
+    def __call__(self) -> S3Credential:
+        assert self._credentials is not None  # noqa: S101 - as made
+        frozen = self._credentials.get_frozen_credentials()
+        return {
+            "access_key_id": str(frozen.access_key),
+            "secret_access_key": str(frozen.secret_key),
+            "token": frozen.token,
+            "expires_at": datetime.datetime.now(datetime.UTC) + _TRUSTED_FOR,
+        }
+
+
+def _region_of_files() -> str | None:
+    """Of the profile; None where the environment says it, which obstore reads by itself."""
+    if os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION"):
+        return None
+    import botocore.session
+
+    region = botocore.session.get_session().get_config_variable("region")
+    return str(region) if region else None
+
+
+def _has_botocore() -> bool:
+    return importlib.util.find_spec("botocore") is not None

@@ -1,0 +1,179 @@
+"""A job dir in S3: whose credentials it is asked with, where the bucket is, and what refusals say to people."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from cloudgpu.runtime.jobdir import JobDir, JobDirError, MissingError
+
+from ..standins import s3
+from ..standins.metadata_aws import AwsMetadata
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[s3.S3]:
+    """An S3, and an environment that knows where it is and nothing else."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    with s3.running() as standin:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", standin.environment["AWS_ENDPOINT_URL"])
+        yield standin
+
+
+@pytest.fixture
+def keys(store: s3.S3, monkeypatch: pytest.MonkeyPatch) -> s3.S3:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIDENV")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    return store
+
+
+def signer(request: s3.Request) -> tuple[str, str]:
+    """Access key and region that a request was signed with."""
+    found = re.search(r"Credential=([^/]+)/\d+/([^/]+)/s3/", request.headers["Authorization"])
+    assert found
+    return found[1], found[2]
+
+
+class TestCredentials:
+    def test_of_the_environment(self, keys: s3.S3) -> None:
+        JobDir(keys.url).put("a", b"1")
+        assert signer(keys.requests[-1]) == ("AKIDENV", "us-east-1")
+
+    def test_of_a_profile_with_its_region(self, store: s3.S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (tmp_path / "credentials").write_text("[work]\naws_access_key_id = AKIDFILE\naws_secret_access_key = s\n")
+        (tmp_path / "config").write_text("[profile work]\nregion = eu-west-1\n")
+        monkeypatch.setenv("AWS_PROFILE", "work")
+        JobDir(store.url).put("a", b"1")
+        assert signer(store.requests[-1]) == ("AKIDFILE", "eu-west-1")
+
+    def test_of_a_program_that_a_profile_names(self, store: s3.S3, tmp_path: Path) -> None:
+        """As for SSO and assumed roles: what is in the files is botocore's to understand."""
+        said = {"Version": 1, "AccessKeyId": "AKIDPROGRAM", "SecretAccessKey": "s", "SessionToken": "t"}
+        said["Expiration"] = (datetime.now(UTC) + timedelta(hours=1)).isoformat()
+        (tmp_path / "said").write_text(json.dumps(said))
+        (tmp_path / "config").write_text(f"[default]\ncredential_process = cat {tmp_path}/said\n")
+        JobDir(store.url).put("a", b"1")
+        assert signer(store.requests[-1])[0] == "AKIDPROGRAM"
+        assert store.requests[-1].headers["x-amz-security-token"] == "t"
+
+    def test_of_a_machines_role_and_again_when_they_expire(self, store: s3.S3, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv("AWS_EC2_METADATA_DISABLED")
+        with AwsMetadata() as imds:
+            monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", f"{imds.url}/")
+            imds.values["iam/security-credentials/"] = "role"
+            for number in (1, 2):
+                expires = datetime.now(UTC) + timedelta(seconds=1)
+                imds.values["iam/security-credentials/role"] = json.dumps(
+                    {"AccessKeyId": f"ASIA{number}", "SecretAccessKey": "s", "Token": "t"}
+                    | {"Expiration": expires.strftime("%Y-%m-%dT%H:%M:%SZ")}
+                )
+                if number == 1:
+                    job_dir = JobDir(store.url)
+                job_dir.put("a", b"1")
+                assert signer(store.requests[-1])[0] == f"ASIA{number}"
+
+    @pytest.mark.parametrize(
+        ("config", "profile", "says"),
+        [
+            ("", "", "no AWS credentials were found: set AWS_PROFILE"),
+            ("[default]\nregion = eu-west-1\n", "", "no AWS credentials were found"),
+            ("", "nobody", "config profile (nobody) could not be found"),
+        ],
+    )
+    def test_none_is_said_at_once(  # noqa: PLR0917
+        self, store: s3.S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: str, profile: str, says: str
+    ) -> None:
+        if config:
+            (tmp_path / "config").write_text(config)
+        if profile:
+            monkeypatch.setenv("AWS_PROFILE", profile)
+        with pytest.raises(JobDirError, match=re.escape(says)):
+            JobDir(store.url)
+        assert not store.requests
+
+    def test_a_session_that_cannot_be_renewed_says_why(self, store: s3.S3, tmp_path: Path) -> None:
+        (tmp_path / "config").write_text(
+            "[default]\ncredential_process = sh -c 'echo the session is over >&2; exit 1'\n"
+        )
+        with pytest.raises(JobDirError, match=r"no AWS credentials can be had: .*the session is over"):
+            JobDir(store.url).get("a")
+
+    def test_a_machine_without_a_role(self, store: s3.S3, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv("AWS_EC2_METADATA_DISABLED")
+        with AwsMetadata() as imds:
+            monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", imds.url)
+            with pytest.raises(JobDirError, match="no AWS credentials were found"):
+                JobDir(store.url).get("a")
+
+
+class TestRegion:
+    @pytest.mark.parametrize(("status", "code"), [(301, "PermanentRedirect"), (400, "AuthorizationHeaderMalformed")])
+    @pytest.mark.parametrize("kind", ["PUT", "GET", "HEAD", "list"])
+    def test_the_buckets_own_is_found(self, keys: s3.S3, status: int, code: str, kind: str) -> None:
+        """S3 refuses what is signed for another region, and tells which is right to whoever asks for the bucket."""
+        bucket = f"bucket-{kind.lower()}-{status}"
+        home = {"x-amz-bucket-region": "eu-central-1"}
+
+        def wrong(request: s3.Request) -> bool:
+            return "Authorization" in request.headers and signer(request)[1] != "eu-central-1"
+
+        keys.faults.append(s3.Fault(wrong, status=status, code=code))
+        keys.faults.append(s3.Fault(lambda request: "Authorization" not in request.headers, status=301, headers=home))
+        job_dir = JobDir(f"s3://{bucket}/job")
+        calls = {
+            "PUT": lambda: job_dir.put("a", b"1"),
+            "GET": lambda: job_dir.find("a"),
+            "HEAD": lambda: job_dir.exists("a"),
+            "list": lambda: job_dir.list("a"),
+        }
+        calls[kind]()
+        assert signer(keys.requests[-1])[1] == "eu-central-1"
+        before = len(keys.requests)
+        JobDir(f"s3://{bucket}/other").put("b", b"2")
+        assert len(keys.requests) == before + 1  # what was learnt holds for the whole process
+
+    def test_one_that_nobody_tells(self, keys: s3.S3) -> None:
+        keys.fail("PUT", status=301, code="PermanentRedirect")
+        with pytest.raises(JobDirError, match=r"bucket-lost is in another region.*set AWS_REGION"):
+            JobDir("s3://bucket-lost/job").put("a", b"1")
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("status", "code", "says"),
+        [
+            (404, "NoSuchBucket", "there is no bucket of this name"),
+            (403, "AccessDenied", "access denied"),
+            (400, "ExpiredToken", "credentials have expired: log in again"),
+            (403, "InvalidAccessKeyId", "does not know this access key"),
+            (403, "SignatureDoesNotMatch", "secret access key does not belong"),
+            (403, "RequestTimeTooSkewed", "clock of this machine is off"),
+        ],
+    )
+    @pytest.mark.parametrize("kind", ["PUT", "GET", "HEAD", "list"])
+    def test_each_says_what_to_do(self, keys: s3.S3, status: int, code: str, says: str, kind: str) -> None:
+        for each in ("PUT", "GET", "HEAD", "list"):
+            keys.fail(each, status=status, code=code)
+        job_dir = JobDir(keys.url)
+        calls = {
+            "PUT": lambda: job_dir.put("a", b"1"),
+            "GET": lambda: job_dir.get("a"),
+            "HEAD": lambda: job_dir.exists("a"),
+            "list": lambda: job_dir.list("a"),
+        }
+        if (kind, code) == ("HEAD", "NoSuchBucket"):
+            assert not job_dir.exists("a")  # the answer says no more than 404
+            return
+        with pytest.raises(JobDirError, match=f"s3://bucket/job: .*{says}.*{code}") as caught:
+            calls[kind]()
+        assert not isinstance(caught.value, MissingError)
