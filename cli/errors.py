@@ -120,6 +120,7 @@ _HANDLERS: dict[str, Callable[[Any], Exit]] = {
     f"{__name__}.CommandError": _command_error,
     "click.exceptions.ClickException": _usage_error,
     "cloudgpu.jobspecs.diagnostics.SpecError": _spec_error,
+    "cloudgpu.jobspecs.refreshed.TableError": _says(Exit.UNAVAILABLE),
     "cloudgpu.control.errors.NoSuchJobError": _says(Exit.USAGE),
     "cloudgpu.control.errors.NotRunningError": _says(Exit.USAGE),
     "cloudgpu.control.errors.SubmitError": _says(Exit.IMPOSSIBLE),

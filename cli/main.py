@@ -44,6 +44,7 @@ COMMANDS: dict[str, Entry] = {
     "convert": Entry(_DESCRIBE, "Turn an AI Platform or Vertex AI file into a job file."),
     "schema": Entry(_DESCRIBE, "Print the JSON Schema of job files, for editors."),
     "gpus": Entry(_DESCRIBE, "Browse accelerators, machine types, regions and prices."),
+    "catalog": Entry(_DESCRIBE, "Look at the tables of prices and places; ask a provider for newer."),
     "submit": Entry(_RUN, "Run a job and follow its log until it ends."),
     "cancel": Entry(_RUN, "Stop jobs; each may save a checkpoint first."),
     "preempt": Entry(_RUN, "Give a running job a preemption notice, as a cloud would."),

@@ -11,7 +11,7 @@ from .launch_view import say_launcher
 from .options import json_option
 from .output import echo_json, remark, style
 from .program_args import ProgramArgsCommand
-from .specfile import load_spec, overrides, plan_spec, say_remarks, spec_options
+from .specfile import load_spec, overrides, plan_spec, say_remarks, say_tables, spec_options
 
 
 @click.command(cls=ProgramArgsCommand)
@@ -38,6 +38,7 @@ def command(ctx: click.Context, *, file: Path, show_all: bool, as_json: bool) ->
     loaded = load_spec(file, overrides(ctx))
     say_remarks(loaded)
     plan = plan_spec(loaded)
+    say_tables()
     if as_json:
         echo_json(plan_json(plan, loaded.spec))
     else:

@@ -170,6 +170,17 @@ def say_remarks(loaded: LoadedSpec) -> None:
         remark(f"note: {note}")
 
 
+def say_tables() -> None:
+    """On stderr, after planning: which tables were not those that come with cloudgpu, and how old they are."""
+    from ..jobspecs import refreshed
+
+    by_day: dict[str, list[str]] = {}
+    for table, written in sorted(refreshed.used().items()):
+        by_day.setdefault(written, []).append(table)
+    for written, names in by_day.items():
+        remark(f"note: tables refreshed {written}: {', '.join(names)}")
+
+
 def plan_spec(loaded: LoadedSpec) -> Plan:
     """The plan of a job file on this day and, as far as it may run locally, this machine."""
     import datetime

@@ -21,7 +21,7 @@ from .launch_view import say_launcher
 from .options import json_option, yes_option
 from .output import ProgressLine, can_ask, echo_json, remark
 from .plan_view import offer_text, plan_json, plan_text, refusals_text
-from .specfile import STDIN, load_spec, overrides, plan_spec, say_remarks, spec_options
+from .specfile import STDIN, load_spec, overrides, plan_spec, say_remarks, say_tables, spec_options
 
 if TYPE_CHECKING:
     from ..control.jobs import Job
@@ -67,6 +67,7 @@ def command(
     loaded = _load(ctx, file, gcloud)
     say_remarks(loaded)
     plan = plan_spec(loaded)
+    say_tables()
     if dry_run:
         return _show_plan(plan, loaded, as_json=as_json)
     offer = _launchable_offer(plan)

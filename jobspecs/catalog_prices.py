@@ -8,6 +8,7 @@ from functools import cache
 from typing import NamedTuple
 
 from . import catalog_read as read
+from . import refreshed
 from .catalog_machines import find_machine_type, places
 
 HOURS_PER_MONTH = 730
@@ -50,6 +51,10 @@ def price(  # noqa: PLR0917 - the coordinates of one price, in the order of an o
 
 
 def _sku_price(cloud: str, sku: str, region: str, market: str) -> Price | None:
+    newer = _spot(cloud).get((sku, region)) if market == "spot" else None
+    if newer is not None:
+        amount, source, date = newer
+        return Price(Decimal(amount), date, source)
     row = _prices(cloud).get((sku, region))
     if row is None or market not in _COLUMN:
         return None
@@ -64,6 +69,19 @@ def _prices(cloud: str) -> dict[tuple[str, str], tuple[str, ...]]:
         return {}
     table = read.rows(f"prices_{cloud}", "sku", "region", "on_demand_usd_h", "spot_usd_h", "source", "date")
     return {(row[0], row[1]): row[2:] for row in table}
+
+
+@cache
+def _spot(cloud: str) -> dict[tuple[str, str], tuple[str, ...]]:
+    """(SKU, region) -> price, source, date: a table of its own, which only `cloudgpu catalog refresh` makes.
+
+    The price is that of the region's dearest zone.
+    """
+    table = refreshed.find(f"spot_{cloud}")
+    if table is None:
+        return {}
+    columns = ("sku", "region", "spot_usd_h", "source", "date")
+    return {(row[0], row[1]): row[2:] for row in read.parse(table.text, *columns)}
 
 
 @cache

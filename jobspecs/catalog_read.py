@@ -26,6 +26,11 @@ def rows(table: str, *columns: str) -> Iterator[tuple[str, ...]]:
     return parse(shipped_text(table) if newer is None else newer.text, *columns)
 
 
+def shipped() -> list[str]:
+    """Names of the tables that come with cloudgpu."""
+    return sorted(path.stem for path in _TABLES.glob("*.csv"))
+
+
 def shipped_text(table: str) -> str:
     """The table as it comes with cloudgpu, whatever was refreshed."""
     return (_TABLES / f"{table}.csv").read_text(encoding="utf-8")

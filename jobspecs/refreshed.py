@@ -6,7 +6,8 @@
         ...
 
 The first line holds the format, when the table was written, the CRC32 of all that follows, and the regions that were
-asked. A table that is damaged, or of another format, is never used and never passed over in silence.
+asked. A table that is damaged, or of another format, is never used and never passed over in silence. One that is older
+than the shipped tables (cloudgpu was updated) is not used either; `cloudgpu catalog show` says so.
 """
 
 from __future__ import annotations
@@ -21,6 +22,10 @@ from .home import home
 
 _MAGIC = "# cloudgpu-table 1 "
 """With the format's number: it changes when a table's columns do."""
+
+
+SHIPPED = "2026-11-20"
+"""The day on which the shipped tables were compiled; jobspecs/tables/SOURCES.md says so too."""
 
 
 class TableError(ValueError):
@@ -49,10 +54,26 @@ def path_of(table: str) -> Path:
 
 @cache
 def find(table: str) -> Refreshed | None:
-    """The refreshed table of that name; None: there is none. Read once a process. Raises TableError."""
+    """The refreshed table of that name, if it is to be used. Read once a process. Raises TableError."""
     if not _any():
         return None
-    path = path_of(table)
+    found = load(path_of(table))
+    if found is None or found.written[:10] < SHIPPED:
+        return None
+    _used[table] = found.written
+    return found
+
+
+_used: dict[str, str] = {}
+
+
+def used() -> dict[str, str]:
+    """Refreshed tables that this process has read -> when they were written."""
+    return dict(_used)
+
+
+def load(path: Path) -> Refreshed | None:
+    """A refreshed table; None: there is no such file. Raises TableError."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:

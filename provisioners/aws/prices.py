@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("cloudgpu.provisioners.aws")
 
-PRICING_REGION = "us-east-1"
-"""The Price List API has endpoints in few regions, each with the prices of all (docs: Price List Query API)."""
 _MICRO = Decimal("0.000001")
 _LINUX = "Linux/UNIX"
 _SOLD_AS = {
@@ -107,7 +105,7 @@ def on_demand_prices(pricing: PricingClient, machine_type: str) -> dict[str, Dec
 
 
 def _hourly(product: Mapping[str, Any], machine_type: str) -> Iterator[Decimal]:
-    """Of a product's on-demand terms; one with nothing to pay is no offer (a reservation's use, a local zone's stub)."""
+    """Of a product's on-demand terms; one with nothing to pay is no offer (the use of a reservation)."""
     for term in product.get("terms", {}).get("OnDemand", {}).values():
         for dimension in term["priceDimensions"].values():
             if dimension["unit"] == "Hrs":
@@ -129,7 +127,7 @@ def _amount(text: str, machine_type: str, *, free: bool = False) -> Decimal:
 def offer_price(ec2: EC2Client, offer: Offer, now: datetime.datetime) -> Decimal | None:
     """What the whole offer costs an hour at this moment, disks included; None: as planned, nothing newer is known.
 
-    List prices hardly move; a Spot price does, and is the zone's own. Where the zone is left to EC2, the dearest counts.
+    List prices hardly move; a Spot price does, and is the zone's own. Where EC2 chooses the zone, the dearest counts.
     A missing permission or answer is logged once and is no error. One or two read-only calls
     (ec2:DescribeSpotPriceHistory, ec2:DescribeAvailabilityZones).
     """
