@@ -46,6 +46,8 @@ class Trainer:
     key: Key | None = None
     writer: RankWriter | None = None
     slots: dict[int, Slot] = field(default_factory=dict)
+    saves: bool = False
+    """It has staged something: by then it has restored what it wanted."""
     process: int | None = None
     """pidfd. A forked worker may hold the connection open when its trainer is dead."""
     draining: list[Key | None] = field(default_factory=list)
@@ -182,7 +184,7 @@ class Server:
 
     def _may_ask(self, key: Key) -> bool:
         """Whether a process of that rank may still want what an earlier one staged: not once it saves by itself."""
-        followed = any(trainer.key == key and trainer.slots for trainer in self._trainers)
+        followed = any(trainer.key == key and trainer.saves for trainer in self._trainers)
         return key[2] < self._worlds[key[:2]] and not followed
 
     def _may_come(self, key: Key, rank: int, local: bool) -> bool:
@@ -262,7 +264,8 @@ class Server:
         if name is None:
             raise ClosedError("no name of a checkpoint")
         slot = trainer.slots[number] if number is not None else None
-        self._kept.pop(trainer.key, None)  # this process has restored what it wanted
+        trainer.saves = True
+        self._kept.pop(trainer.key, None)
         trainer.writer.stage(
             Staged(name, slot, message["size"], manifest, message["finished"], message["keep"], rows, message["since"])
         )
