@@ -16,12 +16,16 @@ from contextlib import contextmanager, suppress
 from typing import IO
 
 from . import paths
+from .crew import Crew
 from .errors import StoreError
 from .presence import is_asked_for, take_lock, wake, wake_pipe
 from .store import Store
 from .supervisor import Supervisor
 
 log = logging.getLogger("cloudgpu.supervisor")
+
+CLOSE_S = 10.0
+"""When it is told to stop, steps under way have so long to end; then they are abandoned, as by a kill."""
 
 _STORE_PAUSE_S = (0.5, 30.0)
 _LONGEST_WAIT_S = 5.0
@@ -62,6 +66,22 @@ class _Stop:
         self.wanted = False
 
 
+class _Bell:
+    """Ends a wait of this process, from any of its threads."""
+
+    def __init__(self) -> None:
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._read, False)
+        os.set_blocking(self._write, False)
+
+    def fileno(self) -> int:
+        return self._read
+
+    def ring(self) -> None:
+        with suppress(BlockingIOError):  # full: it will be heard
+            os.write(self._write, b".")
+
+
 class _Loop:
     """Ticks while holding the lock."""
 
@@ -71,10 +91,17 @@ class _Loop:
         self._pipe = pipe
         self._lock = lock
         self._idle_exit_s = idle_exit_s
-        self._supervisor = Supervisor(store)
+        self._bell = _Bell()  # never closed: an abandoned step may still ring it
+        self._crew = Crew(Supervisor(store), self._bell.ring)
 
     def run(self) -> bool:
         """True: ended for idleness; False: told to stop, or the state directory is gone and nobody can tell us more."""
+        try:
+            return self._run()
+        finally:
+            self._crew.close(CLOSE_S, release=is_asked_for(self._lock))
+
+    def _run(self) -> bool:
         idle_since: float | None = None
         failures, woken = 0, False
         while not self._stop.wanted:
@@ -82,12 +109,12 @@ class _Loop:
                 log.warning(_GONE)
                 return False
             try:
-                tick = self._supervisor.tick(woken=woken)
+                tick = self._crew.tick(woken=woken)
                 failures = 0
             except StoreError as error:
                 failures += 1
                 log.warning("%s", error)
-                woken = self._wait(min(_STORE_PAUSE_S[0] * 2.0**failures, _STORE_PAUSE_S[1]))
+                woken = self._wait(min(_STORE_PAUSE_S[0] * 2.0**failures, _STORE_PAUSE_S[1]), steps=False)
                 continue
             idle_since = None if tick.active else (idle_since or time.monotonic())
             if idle_since is not None and self._idle_exit_s is not None:
@@ -97,23 +124,20 @@ class _Loop:
                 woken = self._wait(min(left, _LONGEST_WAIT_S))
             else:
                 woken = self._wait(min(tick.wait_s, _LONGEST_WAIT_S))
-        with suppress(StoreError):
-            self._supervisor.release()
         return False
 
-    def _wait(self, seconds: float) -> bool:
-        """Whether somebody woke us before the time was over."""
-        ready, _, _ = select.select([self._pipe], [], [], seconds)
-        if not ready:
-            return False
-        with suppress(BlockingIOError):
-            os.read(self._pipe, 4096)
-        return True
+    def _wait(self, seconds: float, *, steps: bool = True) -> bool:
+        """Whether somebody woke us before the time was over; with `steps`, a step that has ended ends it too."""
+        ready, _, _ = select.select([self._pipe, *([self._bell.fileno()] if steps else [])], [], [], seconds)
+        for descriptor in ready:
+            with suppress(BlockingIOError):
+                os.read(descriptor, 4096)
+        return self._pipe in ready
 
 
 @contextmanager
 def _stop_signals() -> Iterator[_Stop]:
-    """SIGINT and SIGTERM end the loop after the step under way."""
+    """SIGINT and SIGTERM end the loop."""
     stop = _Stop()
 
     def on_signal(_number: int, _frame: object) -> None:

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import datetime
+import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
 from ..jobspecs.plan import Offer
 from . import cost
+from .failover import Refused, choose, concerns, search
 from .model import Attempt, JobRow, Policy
 from .outcomes import NodeView
+from .tried import message, place, utc
 
 GRACE_S = {"cancel": 30.0, "peer": 30.0, "duration": 120.0, "cost": 120.0, "gpu_idle": 120.0}
 """How long programs may take to save and end, by the cause of the stop."""
 
 FRUITLESS_LIMIT = 5
 """So many interruptions in a row without a new checkpoint are borne; one more, and the job fails."""
+
+WAITS_IN_PLACE = 9
+"""So often (about 2 minutes) a place that answers with a passing error is asked again, if there are others."""
 
 _BACKOFF_S = {"lost": (1.0, 60.0), "failed": (1.0, 60.0), "round": (15.0, 600.0), "wait": (0.5, 30.0)}
 """First and longest pause; each is twice the one before."""
@@ -38,15 +45,39 @@ class Start:
 
     offer: Offer
     round: int
+    """How often the same was asked for in vain since machines were last got."""
     pause_s: float
     reason: str
     """Why there is another one; "" for the first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Later:
+    """Every place is closed for now."""
+
+    until: float
+    """Epoch seconds. Then it is decided anew, with what other jobs have learnt meanwhile."""
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Again:
+    """The job goes on, wherever there are machines for it."""
+
+    pause_s: float
+    reason: str
 
 
 def backoff(kind: str, tries: int) -> float:
     """Seconds to wait before the try after `tries` (from 1) in vain."""
     first, most = _BACKOFF_S[kind]
     return float(min(most, first * 2.0 ** min(tries - 1, 30)))
+
+
+def jitter(most_s: float, *seed: object) -> float:
+    """Seconds from 0 up to `most_s`, the same for the same seed: many that were refused together come back apart."""
+    digest = hashlib.sha256("\0".join(map(str, seed)).encode()).digest()
+    return most_s * int.from_bytes(digest[:4], "big") / 2**32
 
 
 def wanted_end(job: JobRow, current: Attempt | None, now: float) -> End | None:
@@ -75,28 +106,30 @@ def idle_end(job: JobRow, nodes: Sequence[NodeView]) -> End | None:
     idle = [node.gpu_idle_s for node in nodes if node.has_gpus and node.end is None]
     if limit is None or not idle or any(seconds is None or seconds < limit for seconds in idle):
         return None
-    from ..jobspecs.units import format_duration  # here, for it loads Pydantic, which nothing else of a tick needs
-
-    return End("stopped", "gpu_idle", f"limits.gpu_idle reached: no GPU did anything for {format_duration(limit)}")
+    return End("stopped", "gpu_idle", f"limits.gpu_idle reached: no GPU did anything for {_duration(limit)}")
 
 
 _STOPPED_AS = {"cancel": "cancelled", "duration": "stopped", "cost": "stopped", "gpu_idle": "stopped"}
 
 
-def decide(job: JobRow, attempts: Sequence[Attempt], now: float) -> End | Start:
-    """What follows upon the newest of the attempts, all of which have ended."""
+def decide(
+    job: JobRow, attempts: Sequence[Attempt], now: float, elsewhere: Sequence[Refused] = ()
+) -> End | Start | Later:
+    """What follows upon the newest of the attempts, all of which have ended.
+
+    `elsewhere`: where other jobs found no capacity of late, see Store.dry_places().
+    """
     last = attempts[-1] if attempts else None
     if last is not None and last.outcome == "succeeded":
         return End("succeeded", "", "", 0)
     end = wanted_end(job, last, now)
     if end is not None:
         return end
-    if last is None:
-        return _start(job, attempts, 0.0, "")
-    return _AFTER[last.outcome](job, attempts)
+    follows = _AFTER[last.outcome](job, attempts) if last is not None else _Again(0.0, "")
+    return follows if isinstance(follows, End) else _where(job, attempts, elsewhere, now, follows)
 
 
-def _after_failure(job: JobRow, attempts: Sequence[Attempt]) -> End | Start:
+def _after_failure(job: JobRow, attempts: Sequence[Attempt]) -> End | _Again:
     last = attempts[-1]
     failures = used(attempts).failures
     if last.cause == "user":
@@ -104,14 +137,14 @@ def _after_failure(job: JobRow, attempts: Sequence[Attempt]) -> End | Start:
     if failures > job.policy.failures:
         return End("failed", "failed", last.reason, last.exit_code)
     reason = f"retry {failures} of {job.policy.failures} after: {last.reason}"
-    return _start(job, attempts, backoff("failed", failures), reason)
+    return _Again(backoff("failed", failures), reason)
 
 
-def _after_error(_job: JobRow, attempts: Sequence[Attempt]) -> End | Start:
+def _after_error(_job: JobRow, attempts: Sequence[Attempt]) -> End | _Again:
     return End("failed", "error", attempts[-1].reason, attempts[-1].exit_code)
 
 
-def _after_interruption(job: JobRow, attempts: Sequence[Attempt]) -> End | Start:
+def _after_interruption(job: JobRow, attempts: Sequence[Attempt]) -> End | _Again:
     last, policy = attempts[-1], job.policy
     interruptions = used(attempts).interruptions
     if policy.preemptions is not None and interruptions > policy.preemptions:
@@ -123,7 +156,12 @@ def _after_interruption(job: JobRow, attempts: Sequence[Attempt]) -> End | Start
         return End("failed", last.outcome, reason, last.exit_code)
     # After the first one at once; when it happens again and again, ever more slowly.
     pause = backoff("lost", fruitless - 1) if fruitless > 1 else 0.0
-    return _start(job, attempts, pause, f"interrupted: {last.reason}")
+    return _Again(pause, f"interrupted: {last.reason}")
+
+
+def _after_refusal(_job: JobRow, attempts: Sequence[Attempt]) -> End | _Again:
+    last = attempts[-1]
+    return _Again(0.0, f"{place(Offer.from_json(last.offer))}: {last.reason}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,13 +196,6 @@ def left_in_place(policy: Policy, attempts: Sequence[Attempt]) -> TriesLeft:
     return TriesLeft(max(0, policy.failures - so_far.failures), interruptions)
 
 
-def _after_refusal(job: JobRow, attempts: Sequence[Attempt]) -> End | Start:
-    last = attempts[-1]
-    if last.cause in _FINAL_REFUSALS:
-        return End("failed", last.cause, f"no machines: {_tried(attempts)}")
-    return _start(job, attempts, 0.0, f"{place(Offer.from_json(last.offer))}: {last.reason}")
-
-
 _AFTER = {
     "failed": _after_failure,
     "error": _after_error,
@@ -175,7 +206,6 @@ _AFTER = {
     "refused": _after_refusal,
 }
 _INTERRUPTIONS = frozenset({"preempted", "again", "lost", "stopped"})
-_FINAL_REFUSALS = frozenset({"auth", "invalid"})
 
 
 def fruitless_in_a_row(attempts: Sequence[Attempt]) -> int:
@@ -184,9 +214,10 @@ def fruitless_in_a_row(attempts: Sequence[Attempt]) -> int:
     Preemptions with a notice are the provider's doing and do not count, but do not break the row either.
     """
     count = 0
-    for index in range(len(attempts) - 1, -1, -1):
-        attempt = attempts[index]
-        before = max((saved_step(earlier) for earlier in attempts[:index]), default=0)
+    ran = [attempt for attempt in attempts if attempt.outcome != "refused"]
+    for index in range(len(ran) - 1, -1, -1):
+        attempt = ran[index]
+        before = max((saved_step(earlier) for earlier in ran[:index]), default=0)
         if attempt.outcome not in _INTERRUPTIONS or saved_step(attempt) > before:
             return count
         count += attempt.outcome != "preempted"
@@ -202,60 +233,47 @@ def saved_step(attempt: Attempt) -> int:
 
 # -- where
 
-_Place = tuple[str, ...]
+SPREAD_S = 30.0
+"""Jobs that wait for the same places ask again within so long of each other: the first one's answer is for all."""
 
 
-def _start(job: JobRow, attempts: Sequence[Attempt], pause_s: float, reason: str) -> End | Start:
-    """The best offer that was not refused; when all were, another round after a pause, unless there is no hope."""
+def _where(
+    job: JobRow, attempts: Sequence[Attempt], elsewhere: Sequence[Refused], now: float, again: _Again
+) -> End | Start | Later:
+    """The best offer that no refusal closes; when all are closed, a pause, unless there is no hope or no more time."""
     offers = [Offer.from_json(offer) for offer in job.offers]
-    refused = [attempt for attempt in attempts if attempt.outcome == "refused"]
-    for ever in (attempt for attempt in refused if attempt.cause in _HOPELESS):
-        offers = [offer for offer in offers if not _covers(ever, offer)]
-    if not offers:
-        return End("failed", "no-machines", f"no machines: {_tried(attempts)}")
-    this_round = [attempt for attempt in refused if attempt.round == job.round and attempt.cause not in _HOPELESS]
-    fresh = [offer for offer in offers if not any(_covers(attempt, offer) for attempt in this_round)]
-    if fresh:
-        return Start(fresh[0], job.round, pause_s, reason)
-    pause = max(pause_s, backoff("round", job.round + 1))
-    return Start(offers[0], job.round + 1, pause, f"every offer was refused; the last: {reason}")
+    asked = [Refused.of(attempt) for attempt in search(attempts)]
+    found = choose(offers, attempts, elsewhere, now)
+    deadline = _patience_ends(job, attempts[: len(attempts) - len(asked)])
+    if isinstance(found, Offer) and (now < deadline or not asked):
+        return Start(found, sum(one.offer == found for one in asked), again.pause_s, again.reason)
+    if found is None:
+        return _no_hope(asked or [Refused.of(one) for one in attempts if one.outcome == "refused"])
+    opens = now if isinstance(found, Offer) else found
+    told = [*asked, *(one for one in elsewhere if any(concerns(one, offer) for offer in offers))]
+    if now >= deadline or (asked and opens > deadline):
+        waited = f"no machines within retry.capacity of {_duration(job.policy.capacity_s or 0)}"
+        return End("failed", "capacity", message(told, waited))
+    until = min(opens + jitter(SPREAD_S, job.id), deadline)
+    return Later(until, f"every place is closed; asked again at {utc(until)}: {message(told)}")
 
 
-_HOPELESS = frozenset({"quota", "not_offered"})
-"""Asking there again is of no use while the job lives."""
+def _patience_ends(job: JobRow, attempts: Sequence[Attempt]) -> float:
+    """When looking for machines is given up. `attempts`: those before the search for them began."""
+    if job.policy.capacity_s is None:
+        return math.inf
+    begun = attempts[-1].ended if attempts else None
+    return (job.created if begun is None else begun) + job.policy.capacity_s
 
 
-def _covers(refused: Attempt, offer: Offer) -> bool:
-    """Whether that refusal speaks of this offer too."""
-    theirs = Offer.from_json(refused.offer)
-    if _machines(theirs) != _machines(offer) and refused.cause != "quota":
-        return False
-    if theirs.market != offer.market:
-        return False
-    depth = {"cloud": 1, "region": 2, "zone": 3}.get(refused.scope, 3)
-    return _place(theirs)[:depth] == _place(offer)[:depth]
+def _no_hope(asked: Sequence[Refused]) -> End:
+    """Waiting is of no use: the cause is the class of the errors if there is one that decided."""
+    kinds = [refusal.kind for refusal in asked] or ["no-machines"]
+    decisive = kinds[-1] in ("auth", "invalid") or len(set(kinds)) == 1
+    return End("failed", kinds[-1] if decisive else "no-machines", message(asked))
 
 
-def _place(offer: Offer) -> _Place:
-    return (offer.cloud, offer.region, offer.zone or "")
+def _duration(seconds: float) -> str:
+    from ..jobspecs.units import format_duration  # here, for it loads Pydantic, which nothing else of a tick needs
 
-
-def _machines(offer: Offer) -> _Place:
-    return tuple(role.machine_type for role in offer.roles)
-
-
-def place(offer: Offer) -> str:
-    """`gcp us-central1-a spot n1-standard-8`; `this machine`."""
-    types = "" if offer.cloud == "local" else "+".join(dict.fromkeys(_machines(offer)))
-    return f"{offer.place} {types}".rstrip()
-
-
-def _tried(attempts: Sequence[Attempt]) -> str:
-    """Every place where machines were asked for in vain since they were last got, each once, with the reason."""
-    tried: dict[str, str] = {}
-    for attempt in attempts:
-        if attempt.outcome == "refused":
-            tried[place(Offer.from_json(attempt.offer))] = attempt.reason
-        else:
-            tried.clear()
-    return "; ".join(f"{where}: {why}" for where, why in tried.items())
+    return format_duration(seconds)

@@ -1,9 +1,9 @@
 """Leases: one process advances a job; when it dies, another goes on.
 
-A lease is an owner and a beat in the job's row. Its holder renews it by counting the beat up; another process takes it
-over when the owner is known to be dead, or when it has watched the same beat for LEASE_S of its own steady time.
-No two computers' clocks are ever compared. A holder that was asleep for too long finds out at its next write, which
-compares the owner.
+A lease is an owner and a beat in the job's row. Its holder renews it by counting the beat up, also while a step of the
+job takes its time; another process takes it over when the owner is known to be dead, or when it has watched the same
+beat for LEASE_S of its own steady time. No two computers' clocks are ever compared. A holder that was asleep for too
+long finds out at its next write, which compares the owner.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from __future__ import annotations
 import os
 import platform
 import secrets
+import threading
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,37 +24,55 @@ LEASE_S = 15.0
 
 
 class Leases:
-    """The leases of one supervisor."""
+    """The leases of one supervisor. Its threads may call all of it at any time."""
 
-    def __init__(self, store: Store, clock: Clock, owner: str) -> None:
+    def __init__(self, store: Store, clock: Clock, owner: str, lease_s: float = LEASE_S) -> None:
         self._store = store
         self._clock = clock
         self.owner = owner
+        self.lease_s = lease_s
+        self._lock = threading.Lock()
         self._renewed: dict[str, float] = {}
+        self._all_renewed = clock.monotonic()
         self._watched: dict[str, tuple[tuple[str, int], float]] = {}
 
     def hold(self, job: JobRow) -> bool:
-        """Whether this process may advance the job; takes or renews the lease if it can and must."""
-        now = self._clock.monotonic()
-        if job.lease_owner == self.owner:
-            if now - self._renewed.get(job.id, -LEASE_S) < LEASE_S / 3:
-                return True
-        elif not self._is_free(job, now):
-            return False
-        if not self._store.take_lease(job, self.owner):
-            return False
-        self._renewed[job.id] = now
-        self._watched.pop(job.id, None)
-        return True
+        """Whether this process may advance the job; takes the lease if it can and must."""
+        with self._lock:
+            now = self._clock.monotonic()
+            if job.lease_owner == self.owner:
+                if now - self._renewed.get(job.id, -self.lease_s) < self.lease_s * 2 / 3:
+                    return True
+            elif not self._is_free(job, now):
+                return False
+            if not self._store.take_lease(job, self.owner):
+                return False
+            self._renewed[job.id] = now
+            self._watched.pop(job.id, None)
+            return True
+
+    def renew(self) -> None:
+        """Count up the beat of every job that is still ours."""
+        with self._lock:
+            now = self._clock.monotonic()
+            self._renewed = dict.fromkeys(self._store.renew_leases(self.owner), now)
+            self._all_renewed = now
+
+    def renew_if_old(self) -> None:
+        """The same, if a third of the lease's time has passed since."""
+        if self._clock.monotonic() - self._all_renewed >= self.lease_s / 3:
+            self.renew()
 
     def forget(self, job_id: str) -> None:
-        self._renewed.pop(job_id, None)
-        self._watched.pop(job_id, None)
+        with self._lock:
+            self._renewed.pop(job_id, None)
+            self._watched.pop(job_id, None)
 
-    def release(self) -> None:
-        """Give all back, so that the next process need not wait."""
-        self._store.release_leases(self.owner)
-        self._renewed.clear()
+    def release(self, but: Collection[str] = ()) -> None:
+        """Give back all `but` these, so that the next process need not wait."""
+        with self._lock:
+            self._store.release_leases(self.owner, but)
+            self._renewed = {job_id: at for job_id, at in self._renewed.items() if job_id in but}
 
     def _is_free(self, job: JobRow, now: float) -> bool:
         if job.lease_owner is None or is_dead(job.lease_owner):
@@ -62,7 +82,7 @@ class Leases:
         if seen != beat:
             self._watched[job.id] = (beat, now)
             return False
-        return now - since >= LEASE_S
+        return now - since >= self.lease_s
 
 
 def new_owner() -> str:

@@ -21,6 +21,10 @@ class Policy:
     """All attempts together."""
     gpu_idle_s: int | None
     """While no GPU does anything."""
+    capacity_s: int | None = None
+    """How long machines are looked for, each time there are none; None: without limit."""
+    least_nodes: int | None = None
+    """With so many machines the program may go on; None: it needs all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +53,7 @@ class JobRow:
     attempt: int
     """Number of the newest attempt; 0: none yet."""
     round: int
-    """How often all offers were tried in vain since machines were last got."""
+    """How often the newest attempt's offer was refused since machines were last got."""
     waits: int
     """Tries in place since machines were last got or asked for elsewhere."""
     not_before: float

@@ -26,6 +26,25 @@ def _load_policy(text: str) -> Policy:
     return Policy(**known | {"cost_usd": _load_decimal(known["cost_usd"])})
 
 
+def _dump_offers(offers: list[dict[str, Any]]) -> str:
+    """Offers that differ only by their zone are one, with all its zones: a job may have a hundred places."""
+    found: list[dict[str, Any]] = []
+    for offer in offers:
+        if found and {**found[-1], "zone": None} == {**offer, "zone": None}:
+            found[-1]["zone"].append(offer["zone"])
+        else:
+            found.append({**offer, "zone": [offer["zone"]]})
+    return _dump_json(found)
+
+
+def _load_offers(text: str) -> list[dict[str, Any]]:
+    return [{**offer, "zone": zone} for offer in json.loads(text) for zone in _listed(offer["zone"])]
+
+
+def _listed(zone: Any) -> list[Any]:  # noqa: ANN401 - one zone, as an earlier version wrote it, or several
+    return zone if isinstance(zone, list) else [zone]
+
+
 def _load_decimal(text: str | None) -> Decimal | None:
     return None if text is None else Decimal(text)
 
@@ -35,7 +54,7 @@ _JSON: _Codec = (_dump_json, json.loads)
 _DECIMAL: _Codec = (str, Decimal)
 _CODECS: dict[str, _Codec] = {
     "spec": _JSON,
-    "offers": _JSON,
+    "offers": (_dump_offers, _load_offers),
     "offer": _JSON,
     "allocation": _JSON,
     "progress": _JSON,
@@ -48,6 +67,11 @@ _CODECS: dict[str, _Codec] = {
     "cost": _DECIMAL,
     "spent": _DECIMAL,
 }
+
+
+def target(offer: str | None) -> str:
+    """The cloud of an offer as the tables hold it; "" without one."""
+    return "" if offer is None else str(json.loads(offer)["cloud"])
 
 
 def encode(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,15 +7,17 @@ change whose ground has shifted raises LostRaceError: read again and decide anew
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import threading
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Engine, Select, and_, func, insert, or_, select, update
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from . import rows, states
 from .errors import ControlError, StoreError
+from .failover import Refused
 from .model import Attempt, Event, JobRow
 from .schema import connect
 from .tables import attempts, events, jobs
@@ -40,11 +42,23 @@ class Change:
     new_attempt: Attempt | None = None
 
 
+class ActiveJob(NamedTuple):
+    """A job that has not ended."""
+
+    id: str
+    updated: float
+    """Epoch seconds."""
+    target: str
+    """Of its newest attempt; "" before there is one."""
+
+
 class Store:
-    """Safe for use by one thread at a time; processes may share the database."""
+    """Threads may share it, and processes the database."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        # SQLite lets one write at a time, and lets the others look whether it is their turn: threads can queue instead.
+        self._writing = threading.Lock()
 
     @classmethod
     def open(cls, url: str | None = None) -> Store:
@@ -70,9 +84,12 @@ class Store:
         query = select(jobs).order_by(jobs.c.created.desc(), jobs.c.id).limit(limit)
         return self._jobs(query.where(jobs.c.ended.is_(None)) if active_only else query)
 
-    def active_jobs(self) -> list[JobRow]:
-        """Oldest first."""
-        return self._jobs(select(jobs).where(jobs.c.ended.is_(None)).order_by(jobs.c.created, jobs.c.id))
+    def active_jobs(self) -> list[ActiveJob]:
+        """Oldest first. Cheap: who supervises a hundred jobs asks often."""
+        newest = and_(attempts.c.job_id == jobs.c.id, attempts.c.number == jobs.c.attempt)
+        query = select(jobs.c.id, jobs.c.updated, attempts.c.offer).outerjoin_from(jobs, attempts, newest)
+        found = self._read(query.where(jobs.c.ended.is_(None)).order_by(jobs.c.created, jobs.c.id))
+        return [ActiveJob(row["id"], row["updated"], rows.target(row["offer"])) for row in found]
 
     def current_attempts(self, of: Sequence[JobRow]) -> dict[str, Attempt]:
         """The newest attempt of each job that has one, in one query."""
@@ -84,6 +101,14 @@ class Store:
 
     def attempts(self, job_id: str) -> list[Attempt]:
         return self._attempts(select(attempts).where(attempts.c.job_id == job_id).order_by(attempts.c.number))
+
+    def dry_places(self, but: JobRow, since: float) -> list[Refused]:
+        """Where the other jobs were refused for lack of capacity since then (epoch seconds); newest last."""
+        theirs = and_(attempts.c.outcome == "refused", attempts.c.cause == "capacity", attempts.c.job_id != but.id)
+        recent = or_(attempts.c.ended >= since, and_(attempts.c.ended.is_(None), attempts.c.created >= since))
+        mine = and_(jobs.c.id == attempts.c.job_id, jobs.c.owner == but.owner)
+        query = select(attempts).join(jobs, mine).where(theirs, recent).order_by(attempts.c.created)
+        return [Refused.of(attempt) for attempt in self._attempts(query)]
 
     def events(self, job_id: str, after: int = 0) -> list[Event]:
         query = select(events).where(events.c.job_id == job_id, events.c.seq > after).order_by(events.c.seq)
@@ -146,9 +171,18 @@ class Store:
             values = {"lease_owner": owner, "lease_beat": job.lease_beat + 1}
             return connection.execute(update(jobs).where(same).values(**values)).rowcount == 1
 
-    def release_leases(self, owner: str) -> None:
+    def renew_leases(self, owner: str) -> list[str]:
+        """Count up the beats of all active jobs that are the owner's; their ids."""
+        held = and_(jobs.c.lease_owner == owner, jobs.c.ended.is_(None))
         with self._transaction() as connection:
-            connection.execute(update(jobs).where(jobs.c.lease_owner == owner).values(lease_owner=None))
+            connection.execute(update(jobs).where(held).values(lease_beat=jobs.c.lease_beat + 1))
+            return list(connection.execute(select(jobs.c.id).where(held)).scalars())
+
+    def release_leases(self, owner: str, but: Collection[str] = ()) -> None:
+        """Of all jobs `but` these."""
+        held = and_(jobs.c.lease_owner == owner, jobs.c.id.not_in(but))
+        with self._transaction() as connection:
+            connection.execute(update(jobs).where(held).values(lease_owner=None))
 
     # -- helpers
 
@@ -159,14 +193,19 @@ class Store:
         return [rows.decode_attempt(row) for row in self._read(query)]
 
     def _read(self, query: Select[Any]) -> Iterable[Mapping[str, Any]]:
-        with self._transaction() as connection:
+        with self._told(), self._engine.begin() as connection:
             return [dict(row) for row in connection.execute(query).mappings()]
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[Connection]:
+        """For writing."""
+        with self._writing, self._told(), self._engine.begin() as connection:
+            yield connection
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
         try:
-            with self._engine.begin() as connection:
-                yield connection
+            yield
         except SQLAlchemyError as error:
             raise StoreError(f"the store {self._engine.url!r} failed: {_cause(error)}") from error
 

@@ -6,7 +6,7 @@ Nothing is decided upon what is only remembered: whoever holds a job's lease com
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ from ..provisioners.base import Provisioner, ProvisionError
 from ..runtime.jobdir import JobDir, JobDirError
 from .clock import Clock, JobTime, SystemClock
 from .errors import StoreError
-from .leases import Leases, new_owner
+from .leases import LEASE_S, Leases, new_owner
 from .model import Attempt, JobRow
 from .steps import Memory, Step, Tools
 from .store import LostRaceError, Store
@@ -29,8 +29,11 @@ PATIENCE_S = 300.0
 
 _PAUSE_S = (1.0, 60.0)
 """After a failed step: at first, and at most."""
-_QUIET_S = (0.1, 2.0)
-"""Between two looks at a job while nothing changes: at first, and at most."""
+_QUIET_S = {"local": (0.1, 2.0)}
+"""By target, between two looks at a job while nothing changes: at first, and at most."""
+_QUIET_CLOUD_S = (1.0, 3.0)
+"""Likewise in a cloud, where each look is paid for, and a hundred jobs are looked at as often as one."""
+_LONGEST_QUIET_S = 2.0
 
 
 @dataclass(slots=True)
@@ -47,10 +50,22 @@ class _Watched:
     """What this process keeps in mind of a job."""
 
     memory: Memory
+    target: str
+    """Of the newest attempt; "" before there is one."""
     due: float = 0.0
     """Steady time of the next look."""
-    quiet_s: float = _QUIET_S[0]
+    quiet_s: float = 0.0
+    """The last pause while nothing changed; 0: something did."""
     trouble: _Trouble | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """A job that is to be looked at."""
+
+    job_id: str
+    target: str
+    """Whose calls the look may make; "": none's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +84,11 @@ def _open_dir(url: str) -> JobDir:
 
 
 class Supervisor:
-    """Advances all jobs of a store."""
+    """Advances all jobs of a store.
+
+    tick() does it alone. Or several threads do (crew.py): then due() and outlook() are for one of them, advance() and
+    hurry() are for one at a time for each job, and the rest is for any.
+    """
 
     def __init__(
         self,
@@ -80,34 +99,77 @@ class Supervisor:
         open_dir: Callable[[str], JobDir] = _open_dir,
         owner: str | None = None,
         patience_s: float = PATIENCE_S,
+        lease_s: float = LEASE_S,
     ) -> None:
         self._clock = clock or SystemClock()
         self._store = store
-        self._leases = Leases(store, self._clock, owner or new_owner())
+        self._leases = Leases(store, self._clock, owner or new_owner(), lease_s)
         self._tools = Tools(store, self._clock, self._leases.owner, provisioner, open_dir)
         self._watched: dict[str, _Watched] = {}
         self._patience_s = patience_s
 
+    @property
+    def lease_s(self) -> float:
+        """renew() is to be called about three times within it."""
+        return self._leases.lease_s
+
     def tick(self, *, woken: bool = False) -> Tick:
         """One step for each job that is due, or for every job if `woken`. Raises StoreError only."""
-        jobs = self._store.active_jobs()
-        attempts = self._store.current_attempts(jobs)
-        for gone in self._watched.keys() - {job.id for job in jobs}:
+        self._leases.renew_if_old()
+        for due in self.due(woken=woken):
+            self.advance(due.job_id)
+        return self.outlook()
+
+    def due(self, *, woken: bool = False) -> list[Due]:
+        """The jobs to be looked at, those that wait for the longest first; if `woken`, all that are not in trouble."""
+        active = self._store.active_jobs()
+        for gone in self._watched.keys() - {job.id for job in active}:
             del self._watched[gone]
             self._leases.forget(gone)
-        for job in jobs:
+        for job in active:
             watched = self._watched.get(job.id)
             if watched is None:
-                watched = self._watched[job.id] = _Watched(Memory(JobTime(self._clock, job.updated)))
-            if self._clock.monotonic() >= watched.due or (woken and watched.trouble is None):
-                self._advance(job, attempts.get(job.id), watched)
+                self._watched[job.id] = _Watched(Memory(JobTime(self._clock, job.updated)), job.target)
+            else:
+                watched.target = job.target
         now = self._clock.monotonic()
-        waits = [max(0.0, watched.due - now) for watched in self._watched.values()]
-        return Tick(active=len(jobs), wait_s=min(waits, default=_QUIET_S[1]))
+        found = [
+            (watched.due, Due(job_id, watched.target))
+            for job_id, watched in self._watched.items()
+            if now >= watched.due or (woken and watched.trouble is None)
+        ]
+        return [due for _, due in sorted(found, key=lambda pair: pair[0])]
 
-    def release(self) -> None:
-        """Give up all leases: another process may go on at once."""
-        self._leases.release()
+    def outlook(self, but: Collection[str] = ()) -> Tick:
+        """How many jobs there are, and when the next look is due, of all `but` those that are being looked at."""
+        now = self._clock.monotonic()
+        waits = [max(0.0, watched.due - now) for job_id, watched in self._watched.items() if job_id not in but]
+        return Tick(active=len(self._watched), wait_s=min(waits, default=_LONGEST_QUIET_S))
+
+    def advance(self, job_id: str) -> None:
+        """One step for a job that is watched, if the lease is ours. Raises StoreError only."""
+        watched = self._watched.get(job_id)
+        if watched is None:
+            return
+        watched.due = self._clock.monotonic() + _PAUSE_S[0]  # whatever happens now, it does not happen without a pause
+        job = self._store.job(job_id)
+        if job is None or job.ended is not None:
+            return
+        self._advance(job, self._store.current_attempts([job]).get(job.id), watched)
+
+    def hurry(self, job_id: str) -> None:
+        """Somebody asked for something while the job was being looked at: look again at once."""
+        watched = self._watched.get(job_id)
+        if watched is not None and watched.trouble is None:
+            watched.due = self._clock.monotonic()
+
+    def renew(self) -> None:
+        """Keep the leases of all jobs that this process holds, however long a step takes. Raises StoreError."""
+        self._leases.renew()
+
+    def release(self, but: Collection[str] = ()) -> None:
+        """Give up all leases, `but` those of jobs in the middle of a step: another process may go on at once."""
+        self._leases.release(but)
 
     def _advance(self, job: JobRow, attempt: Attempt | None, watched: _Watched) -> None:
         """An error in one job is told in its events and never stops the others."""
@@ -129,13 +191,14 @@ class Supervisor:
             return
         watched.trouble = None
         if changed:
-            watched.quiet_s, watched.due = _QUIET_S[0], self._clock.monotonic()
+            watched.quiet_s, watched.due = 0.0, self._clock.monotonic()
         else:
             self._rest(watched)
 
     def _rest(self, watched: _Watched) -> None:
+        first, most = _QUIET_S.get(watched.target, _QUIET_CLOUD_S)
+        watched.quiet_s = min(max(watched.quiet_s * 1.2, first), most)
         watched.due = self._clock.monotonic() + watched.quiet_s
-        watched.quiet_s = min(watched.quiet_s * 1.2, _QUIET_S[1])
 
     def _troubled(
         self, job: JobRow, attempt: Attempt | None, watched: _Watched, message: str, *, by_job_dir: bool

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -23,6 +24,7 @@ _KILL_PAUSE_S = 0.02
 
 # Agents started by this process: they must be waited for, or they stay as zombies.
 _agents: list[subprocess.Popen[bytes]] = []
+_one_at_a_time = threading.Lock()
 
 
 class Machine:
@@ -98,9 +100,13 @@ class Machine:
 
 @contextlib.contextmanager
 def guard(path: Path) -> Iterator[None]:
-    """One verb at a time for a launch, whoever calls; a dead caller's guard is freed by the kernel."""
+    """One verb at a time for a launch, whoever calls; a dead caller's guard is freed by the kernel.
+
+    And one at a time in this process: a child that is being born holds, until it is another program, copies of all
+    locks that other threads have taken, and would keep them taken.
+    """
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with path.open("wb") as file:
+    with _one_at_a_time, path.open("wb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 

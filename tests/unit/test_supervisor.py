@@ -414,7 +414,7 @@ def test_without_quota_anywhere_the_job_fails(world: World) -> None:
     world.cloud.faults["launch"] = [refusal("quota", scope="region") for _ in range(2)]
     job_id = world.submit(make_offer(region="a"), make_offer(region="b"))
     world.finish(job_id)
-    assert (world.job(job_id).state, world.job(job_id).cause) == ("failed", "no-machines")
+    assert (world.job(job_id).state, world.job(job_id).cause) == ("failed", "quota")
 
 
 def test_machines_of_a_half_refused_launch_are_terminated(world: World) -> None:

@@ -1,0 +1,145 @@
+"""Threads that advance jobs: a call that takes its time, or hangs, keeps no other job waiting.
+
+Each target has threads of its own, for what hangs is mostly a target; each job has one at a time. A thread more keeps
+the leases, so that nobody takes a job over in the middle of a long step. Threads are not waited for for ever: a step
+may be abandoned between any two of its calls, as by a kill of the process.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+
+from .errors import StoreError
+from .supervisor import Supervisor, Tick
+
+log = logging.getLogger("cloudgpu.supervisor")
+
+THREADS = 32
+"""Of a target, at most. They mostly wait for answers: a hundred quiet jobs in a cloud are looked at 33 times a second,
+and a look takes some 0.3 s."""
+
+
+class Crew:
+    """Does what Supervisor.tick() does, without waiting for the steps. All methods are for one thread."""
+
+    def __init__(self, supervisor: Supervisor, on_done: Callable[[], None], *, threads: int = THREADS) -> None:
+        """`on_done` is called, in some thread, whenever tick() has something new to find."""
+        self._supervisor = supervisor
+        self._on_done = on_done
+        self._threads = threads
+        self._lock = threading.Lock()
+        self._busy: dict[str, bool] = {}
+        """Jobs that are being advanced, or will be as soon as a thread is free; True: look again at once afterwards."""
+        self._teams: dict[str, _Team] = {}
+        self._failed: StoreError | None = None
+        self._closed = threading.Event()
+        threading.Thread(target=self._keep_leases, name="leases", daemon=True).start()
+
+    def tick(self, *, woken: bool = False) -> Tick:
+        """Have every job advanced that is due, or every job if `woken`. Raises StoreError, also of an earlier step."""
+        failed, self._failed = self._failed, None
+        if failed is not None:
+            raise failed
+        for due in self._supervisor.due(woken=woken):
+            with self._lock:
+                if due.job_id in self._busy:
+                    self._busy[due.job_id] |= woken
+                    continue
+                self._busy[due.job_id] = False
+            team = self._teams.get(due.target) or self._teams.setdefault(due.target, _Team(self._work, self._threads))
+            team.hand(due.job_id)
+        with self._lock:
+            return self._supervisor.outlook(self._busy)
+
+    def close(self, grace_s: float, *, release: bool = True) -> bool:
+        """Begin nothing more; whether every step under way has ended within `grace_s`.
+
+        Leases are released, but for those of jobs in the middle of a step: an abandoned one may still go on.
+        """
+        self._closed.set()
+        end = time.monotonic() + grace_s
+        while (left := self._in_step()) and time.monotonic() < end:
+            time.sleep(_CLOSE_POLL_S)
+        if left:
+            log.warning("steps were abandoned, the next supervisor goes on with them: %s", ", ".join(left))
+        if release:
+            try:
+                self._supervisor.release(left)
+            except StoreError as error:
+                log.warning("%s", error)
+        return not left
+
+    def _in_step(self) -> list[str]:
+        return [job_id for team in list(self._teams.values()) for job_id in team.in_hand()]
+
+    def _work(self, job_id: str) -> None:
+        try:
+            if not self._closed.is_set():
+                self._supervisor.advance(job_id)
+        except StoreError as error:
+            self._failed = error
+        except Exception:  # a bug outside of the step itself: the job's next look will meet it again
+            log.exception("%s: a look failed", job_id)
+        finally:
+            with self._lock:
+                again = self._busy.pop(job_id)
+                if again:
+                    self._supervisor.hurry(job_id)
+            if not self._closed.is_set():
+                self._on_done()
+
+    def _keep_leases(self) -> None:
+        while not self._closed.wait(self._supervisor.lease_s / 3):
+            try:
+                self._supervisor.renew()
+            except StoreError as error:  # who takes over then cannot write either
+                log.warning("leases were not renewed: %s", error)
+            except Exception:
+                log.exception("leases were not renewed")
+
+
+_CLOSE_POLL_S = 0.02
+
+
+class _Team:
+    """The threads of one target; they are started as they are needed."""
+
+    def __init__(self, work: Callable[[str], None], most: int) -> None:
+        self._work = work
+        self._most = most
+        self._waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._size = 0
+        self._handed = 0
+        """Jobs that wait or are in hand."""
+        self._in_hand: set[str] = set()
+
+    def hand(self, job_id: str) -> None:
+        """In turn: whoever waited first is served first."""
+        with self._lock:
+            self._handed += 1
+            grow = self._handed > self._size < self._most
+            self._size += grow
+        self._waiting.put(job_id)
+        if grow:
+            threading.Thread(target=self._run, name=f"steps-{self._size}", daemon=True).start()
+
+    def in_hand(self) -> list[str]:
+        with self._lock:
+            return sorted(self._in_hand)
+
+    def _run(self) -> None:
+        while True:
+            job_id = self._waiting.get()
+            with self._lock:
+                self._in_hand.add(job_id)
+            try:
+                self._work(job_id)
+            finally:
+                with self._lock:
+                    self._in_hand.discard(job_id)
+                    self._handed -= 1
