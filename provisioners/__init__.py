@@ -33,8 +33,8 @@ __all__ = [
     "node_token",
 ]
 
-# target -> "module:class"; imported on first use, so that no cloud's SDK is loaded for another's job.
-_REGISTRY = {"local": ".local:LocalProvisioner"}
+# target -> "module:what makes its provisioner"; imported on first use: no cloud's SDK is loaded for another's job.
+_REGISTRY = {"local": ".local:LocalProvisioner", "aws": ".aws.provisioner:shared"}
 
 
 def launchable() -> frozenset[str]:

@@ -1,0 +1,255 @@
+"""boto3's clients of one account, and what their errors mean.
+
+Credentials, region and endpoint come from where every AWS tool takes them (environment, profile, instance role); the
+only setting that is ours to check is the endpoint: plain http is for this very machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import random
+import threading
+from collections.abc import Callable, Iterator
+from email.utils import parsedate_to_datetime
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from ..base import ProvisionError
+from ..boot.record import is_loopback
+from ..clock import Clock, SystemClock
+from ..errors import classify
+
+if TYPE_CHECKING:
+    from boto3.session import Session
+    from types_boto3_ec2 import EC2Client
+    from types_boto3_iam import IAMClient
+    from types_boto3_pricing import PricingClient
+    from types_boto3_service_quotas import ServiceQuotasClient
+    from types_boto3_ssm import SSMClient
+
+HOME_REGION = "us-east-1"
+"""Asked about the account's regions, where no other is configured."""
+PRICING_REGION = "us-east-1"
+"""The Price List API has endpoints in few regions, each with the prices of all (AWS: Price List Query API)."""
+_SKEW_S = 240.0
+"""AWS takes signatures that are at most five minutes off (Signature Version 4)."""
+_PAUSE_S = (1.0, 15.0)
+_ENCODED = " Encoded authorization failure message:"
+
+_T = TypeVar("_T")
+
+
+class Clients:
+    """The clients of one account: each is made once, and may be used by any thread."""
+
+    def __init__(self, session: Session | None = None, clock: Clock | None = None) -> None:
+        self.clock: Clock = clock or SystemClock()
+        self._session_given = session
+        self._lock = threading.Lock()
+        self._made: dict[tuple[str, str, bool], Any] = {}
+
+    def ec2(self, region: str) -> EC2Client:
+        """Its calls are repeated by the SDK when throttled or unanswered: all are idempotent, but RunInstances."""
+        return cast("EC2Client", self._client("ec2", region))
+
+    def launcher(self, region: str) -> EC2Client:
+        """For RunInstances only: the SDK sends it once. What it repeats by itself is capacity's 500, for seconds."""
+        return cast("EC2Client", self._client("ec2", region, once=True))
+
+    def ssm(self, region: str) -> SSMClient:
+        return cast("SSMClient", self._client("ssm", region))
+
+    def service_quotas(self, region: str) -> ServiceQuotasClient:
+        return cast("ServiceQuotasClient", self._client("service-quotas", region))
+
+    def pricing(self) -> PricingClient:
+        return cast("PricingClient", self._client("pricing", PRICING_REGION))
+
+    def iam(self, region: str) -> IAMClient:
+        """IAM is one for all regions of the region's partition."""
+        return cast("IAMClient", self._client("iam", region))
+
+    def partition(self, region: str) -> str:
+        """`aws`, `aws-us-gov`, `aws-cn`: what ARNs of the region begin with."""
+        return self._session.get_partition_for_region(region)
+
+    def endpoint(self, region: str) -> str | None:
+        """The endpoint that stands for all of AWS, if that is on this machine (a test's); None: AWS's own."""
+        url = self.ec2(region).meta.endpoint_url
+        return url if is_loopback(url) else None
+
+    @cached_property
+    def regions(self) -> dict[str, bool]:
+        """The account's regions, and whether each is enabled. Raises ProvisionError."""
+        home = self._session.region_name or HOME_REGION
+        with told("ask for the account's regions", self.clock):
+            answer = self.ec2(home).describe_regions(AllRegions=True)
+        return {region["RegionName"]: region.get("OptInStatus") != "not-opted-in" for region in answer["Regions"]}
+
+    def check_region(self, region: str) -> None:
+        """Raises ProvisionError for one that does not exist, or is not enabled for the account."""
+        enabled = self.regions.get(region)
+        if enabled is None:
+            close = difflib.get_close_matches(region, self.regions, n=1)
+            meant = f"; did you mean {close[0]}?" if close else f"; there are {', '.join(sorted(self.regions))}"
+            raise ProvisionError("invalid", f"AWS has no region {region} for this account{meant}", scope="region")
+        if not enabled:
+            how = f"`aws account enable-region --region-name {region}` enables it"
+            message = f"{region} is not enabled for this account; {how}, or choose another region"
+            raise ProvisionError("not_offered", message, scope="region", code="OptInRequired")
+
+    @cached_property
+    def _session(self) -> Session:
+        try:
+            import boto3
+        except ImportError as error:
+            message = "the target aws needs boto3: pip install 'cloudgpu[aws]'"
+            raise ProvisionError("invalid", message, scope="cloud", code="boto3") from error
+        with told("read the AWS settings", self.clock):
+            return self._session_given or boto3.session.Session()
+
+    def _client(self, service: str, region: str, *, once: bool = False) -> Any:  # noqa: ANN401 - the callers cast it
+        with self._lock:  # making clients is not thread-safe, using them is
+            key = (service, region, once)
+            if key not in self._made:
+                with told(f"reach {service} in {region}", self.clock):
+                    self._made[key] = self._make(service, region, once=once)
+            return self._made[key]
+
+    def _make(self, service: str, region: str, *, once: bool) -> Any:  # noqa: ANN401
+        from botocore.config import Config
+
+        config = Config(
+            retries={"mode": "standard", "total_max_attempts": 1 if once else 5},
+            connect_timeout=5,
+            read_timeout=60 if once else 20,
+            max_pool_connections=32,
+            user_agent_extra="cloudgpu",
+        )
+        client: Any = self._session.client(cast("Any", service), region_name=region, config=config)
+        url = client.meta.endpoint_url
+        if url.startswith("http:") and not is_loopback(url):
+            message = f"AWS_ENDPOINT_URL: {url} is not encrypted: credentials would be sent in the open; use https"
+            raise ProvisionError("invalid", message, scope="cloud")
+        return client
+
+
+def could_be_used() -> bool:
+    """Whether boto3 is there and finds credentials of some kind; asks nobody but files and the environment."""
+    try:
+        import boto3
+        from botocore.exceptions import BotoCoreError
+    except ImportError:
+        return False
+    try:
+        session = boto3.session.Session()
+        resolver = cast("Any", session)._session.get_component("credential_provider")
+        # The last two ask the network: an instance's role, and that of a container.
+        local = [one for one in resolver.providers if one.METHOD not in ("iam-role", "container-role")]
+        return any(one.load() is not None for one in local)
+    except BotoCoreError:
+        return True  # there is something, and it is wrong: whoever uses it is told what
+
+
+@contextlib.contextmanager
+def told(doing: str, clock: Clock) -> Iterator[None]:
+    """Raise ProvisionError in the place of boto3's errors, with what was being done."""
+    try:
+        yield
+    except ProvisionError:
+        raise
+    except Exception as error:
+        understood = understand(error, doing, clock)
+        if understood is None:
+            raise
+        raise understood from error
+
+
+def understand(error: Exception, doing: str, clock: Clock) -> ProvisionError | None:
+    """What an error of boto3's means; None: it is not one."""
+    from botocore.exceptions import BotoCoreError, ClientError
+    from botocore.exceptions import ConnectionError as BotoConnectionError
+
+    if isinstance(error, ClientError):
+        return _answered(error, doing, clock)
+    if isinstance(error, (BotoCoreError, BotoConnectionError)):
+        return classify("aws", code=_known_name(error), message=str(error), doing=doing)
+    return None
+
+
+class tolerate:  # noqa: N801 - used as a statement: `with tolerate("NoSuchEntity"):`
+    """Take these answers of AWS's for a success: what was to be made is there, what was to be removed is gone."""
+
+    def __init__(self, *codes: str) -> None:
+        self._codes = codes
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _type: object, error: BaseException | None, _at: object) -> bool:
+        from botocore.exceptions import ClientError
+
+        return isinstance(error, ClientError) and error.response.get("Error", {}).get("Code") in self._codes
+
+
+def insist(call: Callable[[], _T], clock: Clock, patience_s: float) -> _T:
+    """Call again, with pauses, while it raises `throttled` or `transient`. Raises the last ProvisionError.
+
+    `call` must be one that may be repeated: with the same client token, say.
+    """
+    until, pause = clock.monotonic() + patience_s, _PAUSE_S[0]
+    while True:
+        try:
+            return call()
+        except ProvisionError as error:
+            wait = max(pause * random.uniform(0.5, 1.0), error.retry_after or 0.0)  # noqa: S311 - spreads callers
+            if error.error_class not in ("throttled", "transient") or clock.monotonic() + wait > until:
+                raise
+        clock.sleep(wait)
+        pause = min(2 * pause, _PAUSE_S[1])
+
+
+def _answered(error: Any, doing: str, clock: Clock) -> ProvisionError:  # noqa: ANN401 - ClientError is imported late
+    """AWS's answer: its code and text; the action that was denied, and a clock that is off, are told."""
+    code = str(error.response.get("Error", {}).get("Code", ""))
+    message = str(error.response.get("Error", {}).get("Message", ""))
+    about = error.response.get("ResponseMetadata", {})
+    headers = {name.lower(): value for name, value in about.get("HTTPHeaders", {}).items()}
+    message = message.partition(_ENCODED)[0]
+    found = classify(
+        "aws",
+        code=code,
+        status=about.get("HTTPStatusCode"),
+        message=message,
+        doing=doing,
+        retry_after=_seconds(headers.get("retry-after")),
+    )
+    if found.error_class != "auth":
+        return found
+    more = "" if error.operation_name in message else f" (the action is {error.operation_name})"
+    skew = _skew_s(headers.get("date"), clock)
+    if abs(skew) > _SKEW_S:
+        where = "ahead of" if skew > 0 else "behind"
+        more += f"; this computer's clock is {abs(skew) / 60:.0f} minutes {where} AWS's"
+    return ProvisionError("auth", f"{found}{more}", scope=found.scope, code=code)
+
+
+def _known_name(error: Exception) -> str:
+    """The class that errors.csv may know: the first that is not a mere base."""
+    from ..errors import rules
+
+    known = {rule.code for rule in rules()}
+    return next((base.__name__ for base in type(error).__mro__ if base.__name__ in known), type(error).__name__)
+
+
+def _skew_s(date: str | None, clock: Clock) -> float:
+    """By how many seconds this computer's clock is ahead of the answer's; 0: not known."""
+    try:
+        return 0.0 if date is None else clock.now() - parsedate_to_datetime(date).timestamp()
+    except ValueError:
+        return 0.0
+
+
+def _seconds(text: str | None) -> float | None:
+    return float(text) if text is not None and text.isdecimal() else None

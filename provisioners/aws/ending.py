@@ -1,0 +1,110 @@
+"""The end of a launch: everything under its token is removed, whether anybody remembers it or not."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from .. import tags
+from ..base import ProvisionError
+from . import network
+from .clients import Clients, told, tolerate
+from .identity import remove_identity
+from .sightings import Sighting, Sightings
+
+log = logging.getLogger("cloudgpu.provisioners.aws")
+
+PATIENCE_S = 300.0
+"""So long machines are waited for to end: large ones take minutes. Whoever wants them gone then asks again."""
+_POLL_S = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """What is to end, in one region. Every step may be repeated; nothing is done for what is gone."""
+
+    clients: Clients
+    sightings: Sightings
+    region: str
+    token: str
+    owner: str
+    """"" if it is not known."""
+    named: Collection[str] = ()
+    """Instances that somebody knows of: they are ended also if no listing shows them yet."""
+
+    def run(self) -> None:
+        """Remove all of it; returns when nothing bills any more. Raises ProvisionError, and may then be run again."""
+        ec2, clock = self.clients.ec2(self.region), self.clients.clock
+        until = clock.monotonic() + PATIENCE_S
+        with told(f"look for the launch in {self.region}", clock):
+            group = network.find_group(ec2, self.token)
+        hidden, since = set(self.named), clock.monotonic()
+        while True:
+            left = self._end_machines(hidden, since)
+            hidden.clear()
+            if not left and (group is None or self._remove_rest(group, hidden)):
+                return
+            if clock.monotonic() > until:
+                names = ", ".join(sorted(left)) or network.name_of(self.token)
+                message = f"{names} in {self.region} was ended {PATIENCE_S:.0f} s ago, and is not gone yet"
+                raise ProvisionError("transient", message, scope="region", code="StillThere")
+            since = clock.monotonic()
+            clock.sleep(_POLL_S)
+
+    def _end_machines(self, hidden: Collection[str], since: float) -> set[str]:
+        """Tell all machines to end; those that have not yet. `hidden` are told even if they are not seen."""
+        seen = self._look(since)
+        left = {one.instance: one for one in seen if not one.is_gone}
+        told_to = {one.instance for one in left.values() if one.state != "shutting-down"}
+        unseen = set(hidden) - {one.instance for one in seen}
+        for batch in (told_to, *({instance} for instance in unseen)):
+            if batch:
+                terminate(self.clients, self.region, batch)
+        return set(left)
+
+    def _look(self, since: float) -> list[Sighting]:
+        if self.owner:
+            seen = self.sightings.of_owner(self.region, self.owner, since=since)
+        else:
+            seen = self.sightings.of_token(self.region, self.token, since=since)
+        return [one for one in seen.values() if one.token == self.token]
+
+    def _remove_rest(self, group: network.Group, hidden: set[str]) -> bool:
+        """What is left when no machine is seen any more, the group last; False: one is still attached to it."""
+        ec2, clock = self.clients.ec2(self.region), self.clients.clock
+        with told(f"remove what {self.token} made in {self.region}", clock):
+            for page in ec2.get_paginator("describe_volumes").paginate(
+                Filters=[
+                    {"Name": f"tag:{tags.TOKEN}", "Values": [self.token]},
+                    {"Name": "status", "Values": ["available"]},
+                ]
+            ):
+                for volume in page["Volumes"]:
+                    with tolerate("InvalidVolume.NotFound"):
+                        ec2.delete_volume(VolumeId=volume["VolumeId"])
+            attached, loose = network.attached_to(ec2, group)
+            hidden.update(attached)
+            for interface in loose:
+                with tolerate("InvalidNetworkInterfaceID.NotFound"):
+                    ec2.delete_network_interface(NetworkInterfaceId=interface)
+            remove_identity(self.clients.iam(self.region), self.token)
+        try:
+            with told(f"remove {network.name_of(self.token)} in {self.region}", clock):
+                if group.has_placement:
+                    network.remove_placement_group(ec2, self.token)
+                network.remove_group(ec2, group)
+        except ProvisionError as error:
+            if error.code in ("DependencyViolation", "InvalidPlacementGroup.InUse", "ResourceInUse"):
+                return False
+            raise
+        return True
+
+
+def terminate(clients: Clients, region: str, instances: Collection[str]) -> None:
+    """Tell machines to end; those that are gone, or not known yet, are nobody's business. Raises ProvisionError."""
+    with (
+        told(f"end {', '.join(sorted(instances))} in {region}", clients.clock),
+        tolerate("InvalidInstanceID.NotFound"),
+    ):
+        clients.ec2(region).terminate_instances(InstanceIds=sorted(instances))

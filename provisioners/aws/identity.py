@@ -1,0 +1,100 @@
+"""Who a launch's machines are: a role that reaches this job's folder of its bucket, and nothing else.
+
+Each launch has a role and an instance profile of its own, named by its token, under the path `/cloudgpu/<owner>/`.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from .. import tags
+from ..base import LaunchRequest, ProvisionError
+from .clients import tolerate
+from .network import name_of
+
+if TYPE_CHECKING:
+    from types_boto3_iam import IAMClient
+    from types_boto3_iam.type_defs import TagTypeDef
+
+PATH = "/cloudgpu/"
+"""Of all roles and profiles that are ours: what a submitter's permissions are limited to."""
+_POLICY = "job"
+_READ = ("s3:GetObject",)
+_WRITE = ("s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload", "s3:ListMultipartUploadParts")
+
+
+def make_identity(iam: IAMClient, request: LaunchRequest, partition: str) -> str:
+    """The instance profile's ARN. Made in four calls; each finds what an earlier try has made."""
+    name, path = name_of(request.token), f"{PATH}{request.owner.name}/"
+    labels: list[TagTypeDef] = [{"Key": key, "Value": value} for key, value in tags.launch_tags(request).items()]
+    with tolerate("EntityAlreadyExists"):
+        iam.create_role(
+            RoleName=name,
+            Path=path,
+            AssumeRolePolicyDocument=json.dumps(trust_policy(partition)),
+            Description=f"machines of cloudgpu job {request.job_id}",
+            Tags=labels,
+        )
+    policy = json.dumps(machine_policy(request, partition))
+    iam.put_role_policy(RoleName=name, PolicyName=_POLICY, PolicyDocument=policy)
+    with tolerate("EntityAlreadyExists"):
+        iam.create_instance_profile(InstanceProfileName=name, Path=path, Tags=labels)
+    profile = iam.get_instance_profile(InstanceProfileName=name)["InstanceProfile"]
+    if not profile["Roles"]:
+        iam.add_role_to_instance_profile(InstanceProfileName=name, RoleName=name)
+    return profile["Arn"]
+
+
+def remove_identity(iam: IAMClient, token: str) -> None:
+    """Role and profile; nothing happens if they are gone."""
+    name = name_of(token)
+    with tolerate("NoSuchEntity"):
+        iam.remove_role_from_instance_profile(InstanceProfileName=name, RoleName=name)
+    with tolerate("NoSuchEntity"):
+        iam.delete_instance_profile(InstanceProfileName=name)
+    with tolerate("NoSuchEntity"):
+        iam.delete_role_policy(RoleName=name, PolicyName=_POLICY)
+    with tolerate("NoSuchEntity"):
+        iam.delete_role(RoleName=name)
+
+
+def trust_policy(partition: str) -> dict[str, Any]:
+    """Only EC2 may hand the role to a machine."""
+    service = "ec2.amazonaws.com.cn" if partition == "aws-cn" else "ec2.amazonaws.com"
+    statement = {"Effect": "Allow", "Principal": {"Service": service}, "Action": "sts:AssumeRole"}
+    return {"Version": "2012-10-17", "Statement": [statement]}
+
+
+def machine_policy(request: LaunchRequest, partition: str) -> dict[str, Any]:
+    """What a machine may do: read and write the job's folder, read its inputs, write its outputs.
+
+    It may list what it may read, by prefix. Where S3 is asked for an object that is not there, it answers 403, not
+    404, to who may not list the whole bucket: JobDir tells the two apart by a listing.
+    """
+    places = [(request.job_dir, (*_READ, *_WRITE)), *((url, _READ) for url in request.reads)]
+    places += [(url, (*_READ, *_WRITE)) for url in request.writes]
+    statements: list[dict[str, Any]] = []
+    for url, actions in places:
+        bucket, prefix = split_url(url)
+        objects = [f"{prefix}/*", prefix] if prefix else ["*"]
+        bucket_arn = f"arn:{partition}:s3:::{bucket}"
+        statements.append(
+            {"Effect": "Allow", "Action": list(actions), "Resource": [f"{bucket_arn}/{key}" for key in objects]}
+        )
+        listing: dict[str, Any] = {"Effect": "Allow", "Action": "s3:ListBucket", "Resource": bucket_arn}
+        if prefix:
+            listing["Condition"] = {"StringLike": {"s3:prefix": objects}}
+        statements.append(listing)
+    return {"Version": "2012-10-17", "Statement": statements}
+
+
+def split_url(url: str) -> tuple[str, str]:
+    """Bucket and prefix of `s3://bucket/prefix`. Raises ProvisionError(invalid) for another URL."""
+    scheme, _, rest = url.partition("://")
+    bucket, _, prefix = rest.partition("/")
+    if scheme != "s3" or not bucket:
+        raise ProvisionError("invalid", f"a machine on aws cannot reach {url}: it must be s3://BUCKET/…", scope="cloud")
+    if any(character in prefix for character in "*?$"):  # IAM would take them for patterns and variables
+        raise ProvisionError("invalid", f"{url}: `*`, `?` and `$` cannot be in it on aws", scope="cloud")
+    return bucket, prefix.strip("/")

@@ -1,0 +1,217 @@
+"""One launch: what it takes is found, then made, then the machines are started; all that are missing, or none."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ..base import LaunchRequest, NodeRequest, ProvisionError, node_token
+from . import network, quotas
+from .clients import Clients, insist, told
+from .ending import Ending, terminate
+from .identity import make_identity
+from .images import Image, Images
+from .request import Place, run_instances, wants_efa
+from .reservations import Reservation, find_reservation
+from .sightings import Sightings
+
+log = logging.getLogger("cloudgpu.provisioners.aws")
+
+PATIENCE_S = 90.0
+"""So long a call is repeated that was throttled or not answered, or that speaks of what was made just now."""
+_UNSEEN_S = 60.0
+"""So long a machine that must be there is looked for."""
+_POLL_S = 3.0
+_TRY_ELSEWHERE = frozenset({"capacity", "not_offered"})
+_UNKNOWN = frozenset({"throttled", "transient"})
+
+
+@dataclass(slots=True)
+class Launch:
+    """A request on its way. run() is called once."""
+
+    clients: Clients
+    images: Images
+    sightings: Sightings
+    request: LaunchRequest
+    machines: dict[str, str] = field(default_factory=dict)
+    """node -> instance, of all that were started under this token and group, also of those that are gone."""
+    zone: str = ""
+    """AZ name of the machines."""
+    group: network.Group | None = None
+
+    def run(self) -> None:
+        """Have all nodes of the request. Raises ProvisionError.
+
+        Then nothing of this call is left if EC2 said no; what was there before it stays. If it is not known what came
+        of a call everything stays: the next launch() with this token finds it, as does terminate().
+        """
+        self._find()
+        missing = [node for node in self.request.nodes if node.node not in self.machines]
+        if not missing:
+            return
+        is_new = not self.machines
+        try:
+            self._start(missing)
+        except ProvisionError as error:
+            if error.error_class not in _UNKNOWN and is_new:
+                self._undo()
+            raise
+
+    # -- what there is
+
+    def _find(self) -> None:
+        request, clock = self.request, self.clients.clock
+        begun = clock.monotonic()
+        with told(f"look for the launch in {request.region}", clock):
+            self.group = network.find_group(self.clients.ec2(request.region), request.token)
+        if self.group is None:
+            return
+        wanted = {node.node for node in request.nodes}
+        for one in self.sightings.of_owner(request.region, request.owner.name, since=begun).values():
+            if one.node in wanted and one.client_token == self._client_token(one.node, one.zone):
+                self.machines[one.node], self.zone = one.instance, one.zone
+
+    def _client_token(self, node: str, zone_name: str) -> str:
+        """A machine's: another after all of a launch was removed, when its group is another. Raises ProvisionError.
+
+        EC2 would answer the same token with the machine that was ended then.
+        """
+        if self.group is None:
+            raise ProvisionError("transient", "the launch has no security group yet", scope="region")
+        return node_token(self.request.token, node, self.group.group, zone_name)
+
+    # -- what is needed
+
+    def _start(self, missing: Sequence[NodeRequest]) -> None:
+        request = self.request
+        images = {node.machine_type: self.images.find(request.region, node.machine_type) for node in missing}
+        subnets, reservations = self._places(missing)
+        types = [node.machine_type for node in missing]
+        quotas.check(
+            self.clients.ec2(request.region),
+            self.clients.service_quotas(request.region),
+            region=request.region,
+            market=request.market,
+            machine_types=types,
+        )
+        profile, placement = self._make(subnets[0].vpc)
+        group = self.group.group if self.group else ""
+        endpoint = self.clients.endpoint(request.region)
+        for subnet in subnets:
+            place = Place(subnet, group, profile, reservations, placement, endpoint)
+            try:
+                self._start_in(place, missing, images)
+            except ProvisionError as error:
+                if error.error_class not in _TRY_ELSEWHERE or subnet is subnets[-1]:
+                    raise self._told_of(error, subnets) from error
+                log.info("%s: %s; trying the next zone", request.job_id, error)
+            else:
+                return
+
+    def _places(self, missing: Sequence[NodeRequest]) -> tuple[list[network.Subnet], Mapping[str, Reservation]]:
+        """Subnets to try, in this order, and the reservations to launch into. Raises ProvisionError."""
+        request = self.request
+        ec2, zone = self.clients.ec2(request.region), self.zone or request.zone
+        reservations: dict[str, Reservation] = {}
+        with told(f"choose a place in {request.region}", self.clients.clock):
+            subnets = network.find_subnets(ec2, request.region)
+            if request.market == "reservation":
+                for machine_type in dict.fromkeys(node.machine_type for node in missing):
+                    machines = sum(node.machine_type == machine_type for node in missing)
+                    found, zone = find_reservation(ec2, machine_type, zone, machines, self.clients.clock)
+                    reservations[machine_type] = found
+        chosen = network.subnets_in(subnets, zone, request.region)
+        # Machines that are there, or on their way, are in the group's VPC, whatever subnets are tagged now.
+        ours = [subnet for subnet in chosen if self.group is None or subnet.vpc == self.group.vpc]
+        if not ours:
+            message = f"{request.region}: the job's machines are in another VPC than its subnets are now"
+            raise ProvisionError("not_offered", message, scope="region")
+        return ours, reservations
+
+    def _make(self, vpc: str) -> tuple[str, str | None]:
+        """Group, role and placement group; the instance profile's ARN and the placement group's name."""
+        request = self.request
+        ec2 = self.clients.ec2(request.region)
+        # A cluster is in one zone: where EC2 chooses it, the first try would bind all others to it.
+        placed = wants_efa(request.nodes) and (request.zone is not None or request.market == "reservation")
+        with told(f"prepare the launch in {request.region}", self.clients.clock):
+            if self.group is None:
+                self.group = network.make_group(ec2, request, vpc, placement=placed)
+            if len(request.nodes) > 1:
+                network.connect_peers(ec2, self.group.group)
+            partition = self.clients.partition(request.region)
+            profile = make_identity(self.clients.iam(request.region), request, partition)
+            placement = network.make_placement_group(ec2, request) if placed else None
+        return profile, placement
+
+    # -- the machines
+
+    def _start_in(self, place: Place, missing: Sequence[NodeRequest], images: Mapping[str, Image]) -> None:
+        """Start them one after the other in one zone: the first that is refused ends those before it."""
+        started: dict[str, str] = {}
+        try:
+            for node in missing:
+                started[node.node] = self._start_one(place, node, images[node.machine_type])
+        except ProvisionError as error:
+            if started and error.error_class not in _UNKNOWN:
+                terminate(self.clients, self.request.region, started.values())
+            raise
+        self.machines |= started
+        self.zone = place.subnet.zone_name
+
+    def _start_one(self, place: Place, node: NodeRequest, image: Image) -> str:
+        """The instance. A call that was throttled or not answered is repeated with the same client token."""
+        request, clock = self.request, self.clients.clock
+        zone = place.subnet.zone_name
+        token = self._client_token(node.node, zone)
+        parameters = run_instances(request, node, place, image, token)
+
+        def start() -> str:
+            with told(f"start {node.node} ({request.market} {node.machine_type}) in {zone}", clock):
+                answer = self.clients.launcher(request.region).run_instances(**parameters)
+            return answer["Instances"][0]["InstanceId"]
+
+        try:
+            return insist(start, clock, PATIENCE_S)
+        except ProvisionError as error:
+            if error.code != "IdempotentParameterMismatch":
+                raise
+            # An earlier call has succeeded, whose answer was lost; since then e.g. the image has become another.
+            return self._started_before(token, error)
+
+    def _started_before(self, token: str, error: ProvisionError) -> str:
+        """The machine that was started with a client token. Raises ProvisionError(transient) if it cannot be seen."""
+        clock, request = self.clients.clock, self.request
+        until = clock.monotonic() + _UNSEEN_S
+        while True:
+            seen = self.sightings.of_owner(request.region, request.owner.name, since=clock.monotonic())
+            for one in seen.values():
+                if one.client_token == token:
+                    return one.instance
+            if clock.monotonic() > until:
+                raise ProvisionError("transient", f"{error}; it cannot be seen yet", code=error.code) from error
+            clock.sleep(_POLL_S)
+
+    # -- what EC2 refused
+
+    def _told_of(self, error: ProvisionError, tried: Sequence[network.Subnet]) -> ProvisionError:
+        """The refusal of the last zone as one of all that were tried; hints as the offers spell zones."""
+        if len(tried) > 1 and error.error_class in _TRY_ELSEWHERE:
+            error.scope = "region"
+        if error.hints:
+            with told("ask for the zones' names", self.clients.clock):
+                ec2 = self.clients.ec2(self.request.region)
+                zones = ec2.describe_availability_zones()["AvailabilityZones"]
+            ids = {zone["ZoneName"]: zone["ZoneId"] for zone in zones}
+            error.hints = tuple(ids.get(name, name) for name in error.hints)
+        return error
+
+    def _undo(self) -> None:
+        """Remove what was made and started; what cannot be removed now is there for terminate()."""
+        request = self.request
+        try:
+            Ending(self.clients, self.sightings, request.region, request.token, request.owner.name).run()
+        except ProvisionError as error:
+            log.warning("%s: after a launch that was refused: %s", request.job_id, error)

@@ -1,0 +1,159 @@
+"""The target `aws`: every node is an EC2 instance. See docs/aws.md.
+
+What a launch makes, in this order: a security group, a role with its instance profile, a placement group where the
+machines have Elastic Fabric Adapters, the instances with their disks and interfaces. The group goes last. All of it is
+tagged with owner, job, attempt and token, and named by the token where it has a name. Nothing is remembered here but
+what was seen a moment ago: any process may call any verb at any time.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from .. import tags
+from ..base import Allocation, LaunchRequest, NodeState, Owner, ProvisionError
+from . import network
+from .clients import Clients, told
+from .ending import Ending
+from .images import Images
+from .launching import Launch
+from .request import check_request
+from .sightings import Sighting, Sightings
+
+if TYPE_CHECKING:
+    from boto3.session import Session
+
+    from ..clock import Clock
+
+log = logging.getLogger("cloudgpu.provisioners.aws")
+
+TARGET = "aws"
+REGION, ZONE, OWNER, LAUNCHED = "region", "zone", "owner", "launched"
+"""In Allocation.details: AWS's name, AZ name, Owner.name, epoch seconds (whole) of the newest launch."""
+
+UNSEEN_S = 300.0
+"""A machine that was just launched may be missing from listings for so long; then it is gone."""
+_REGIONS_AT_ONCE = 8
+_DENIED = frozenset({"UnauthorizedOperation", "AccessDenied"})
+
+
+class AwsProvisioner:
+    """EC2 instances. One for all jobs of a process (shared()); any thread may call any verb."""
+
+    def __init__(self, session: Session | None = None, clock: Clock | None = None) -> None:
+        self._clients = Clients(session, clock)
+        self._images = Images(self._clients)
+        self._sightings = Sightings(self._clients)
+
+    def launch(self, request: LaunchRequest) -> Allocation:
+        """Start the machines that are not there yet, all or none. Idempotent: see Launch.
+
+        Constant in calls: two where all are there, else about a dozen and one for each machine.
+        """
+        check_request(request)
+        self._clients.check_region(request.region)
+        launch = Launch(self._clients, self._images, self._sightings, request)
+        launch.run()
+        details = {
+            REGION: request.region,
+            ZONE: launch.zone,
+            OWNER: request.owner.name,
+            LAUNCHED: str(int(self._clients.clock.now())),
+        }
+        return Allocation(TARGET, request.job_id, request.attempt, request.token, launch.machines, details)
+
+    def observe(self, allocation: Allocation) -> list[NodeState]:
+        """EC2's states, at most a few seconds old; one call a region for all who ask within that time.
+
+        A machine that no listing shows is `pending` while its launch is young, as listings lag; later it is gone: EC2
+        shows those that have ended for about an hour.
+        """
+        region, owner = allocation.details.get(REGION), allocation.details.get(OWNER)
+        if region is None:
+            message = f"the region of launch {allocation.token} is not known: it can be ended, not watched"
+            raise ProvisionError("invalid", message, scope="cloud")
+        seen = self._sightings.of_owner(region, owner) if owner else self._sightings.of_token(region, allocation.token)
+        return [self._state(allocation, node, seen.get(one)) for node, one in allocation.machines.items()]
+
+    def terminate(self, allocation: Allocation) -> None:
+        """Remove everything under the token, also what the allocation does not name. Raises ProvisionError(transient)
+        if machines are still ending after some minutes: call again.
+        """
+        region, owner = allocation.details.get(REGION), allocation.details.get(OWNER, "")
+        for where in [region] if region else self._enabled_regions():
+            machines = allocation.machines.values() if region else ()
+            Ending(self._clients, self._sightings, where, allocation.token, owner, frozenset(machines)).run()
+
+    def find(self, owner: Owner) -> list[Allocation]:
+        """Every launch of which anything is left, in all regions of the account: two calls a region.
+
+        Regions that are not enabled are left out, and so are those where the account's administrators deny everything
+        (with a warning). Any other region that does not answer makes it fail: what is there is then not known.
+        """
+        found: list[Allocation] = []
+        denied: list[ProvisionError] = []
+        regions = self._enabled_regions()
+        with ThreadPoolExecutor(_REGIONS_AT_ONCE, "cloudgpu-find") as pool:
+            looks = [pool.submit(self._find_in, region, owner) for region in regions]
+        for look in looks:
+            try:
+                found += look.result()
+            except ProvisionError as error:
+                if error.code not in _DENIED:
+                    raise
+                denied.append(error)
+        if len(denied) == len(regions):
+            raise denied[0]
+        for refusal in denied:
+            log.warning("left out: %s", refusal)
+        return found
+
+    # -- helpers
+
+    def _state(self, allocation: Allocation, node: str, seen: Sighting | None) -> NodeState:
+        if seen is not None:
+            return seen.as_node(node)
+        age = self._clients.clock.now() - float(allocation.details.get(LAUNCHED) or 0.0)
+        if age < UNSEEN_S:
+            return NodeState(node, "pending", "EC2 does not show it yet")
+        return NodeState(node, "gone", "EC2 does not know it any more")
+
+    def _enabled_regions(self) -> list[str]:
+        return sorted(region for region, enabled in self._clients.regions.items() if enabled)
+
+    def _find_in(self, region: str, owner: Owner) -> list[Allocation]:
+        clock = self._clients.clock
+        begun = clock.monotonic()
+        with told(f"look for launches in {region}", clock):
+            groups = network.groups_of(self._clients.ec2(region), owner.name)
+        seen = self._sightings.of_owner(region, owner.name, since=begun).values()
+        launches: dict[str, Mapping[str, str]] = {group.token: group.tags for group in groups}
+        launches |= {one.token: one.tags for one in seen if not one.is_gone}
+        return [
+            Allocation(
+                TARGET,
+                values.get(tags.JOB, ""),
+                int(values.get(tags.ATTEMPT, "0")) if values.get(tags.ATTEMPT, "0").isdecimal() else 0,
+                token,
+                {one.node: one.instance for one in seen if one.token == token and one.node},
+                {REGION: region, OWNER: owner.name},
+            )
+            for token, values in launches.items()
+            if token
+        ]
+
+
+_shared: dict[frozenset[tuple[str, str]], AwsProvisioner] = {}
+_lock = threading.Lock()
+
+
+def shared() -> AwsProvisioner:
+    """The one of this process, so that its jobs share what was seen; another once the AWS settings are others."""
+    settings = frozenset((name, value) for name, value in os.environ.items() if name.startswith("AWS_"))
+    with _lock:
+        return _shared.setdefault(settings, AwsProvisioner())

@@ -1,0 +1,142 @@
+"""What is there on EC2: one DescribeInstances a region for all jobs of a process, within a short time."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from .. import tags
+from ..base import NodeState
+from .clients import Clients, told
+
+if TYPE_CHECKING:
+    from types_boto3_ec2.type_defs import InstanceTypeDef
+
+WINDOW_S = 3.0
+"""So old a sighting may be for watching; what decides about a launch or an end asks for a fresh one."""
+
+# The phase of each state of an instance. Until `terminated` its disk is there and bills, as it does in `stopped`.
+_PHASES: dict[str, Literal["pending", "running", "gone"]] = {
+    "pending": "pending",
+    "running": "running",
+    "stopping": "running",
+    "stopped": "running",
+    "shutting-down": "running",
+    "terminated": "gone",
+}
+_TAKEN = frozenset({"Server.SpotInstanceTermination", "Server.SpotInstanceShutdown", "Server.ScheduledStop"})
+"""Of the StateReason: the provider took the machine back. Source: EC2 API reference, StateReason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """An instance as it was last seen."""
+
+    instance: str
+    state: str
+    """EC2's word, e.g. `shutting-down`."""
+    tags: Mapping[str, str]
+    client_token: str
+    reason: str
+    """EC2's code for the state, e.g. `Server.SpotInstanceTermination`; "": none."""
+    message: str
+    zone: str
+    """AZ name: an instance does not tell the id."""
+    machine_type: str
+
+    @property
+    def token(self) -> str:
+        """Of the launch."""
+        return self.tags.get(tags.TOKEN, "")
+
+    @property
+    def node(self) -> str:
+        """As in NodeRequest; "" if somebody has removed the tag."""
+        return self.tags.get(tags.NODE, "")
+
+    @property
+    def is_gone(self) -> bool:
+        return _PHASES.get(self.state, "running") == "gone"
+
+    def as_node(self, node: str) -> NodeState:
+        """What it means for a node."""
+        phase = _PHASES.get(self.state, "running")
+        words = self.message or self.reason
+        if self.reason and self.reason not in words:
+            words = f"{self.reason}: {words}"
+        detail = "" if self.state == "running" else ": ".join(part for part in (self.state, words) if part)
+        return NodeState(node, phase, detail, taken=self.reason in _TAKEN)
+
+
+@dataclass(slots=True)
+class _View:
+    """All instances of one filter in one region."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    begun: float = float("-inf")
+    """Steady time at which the look that found `seen` was begun."""
+    seen: dict[str, Sighting] = field(default_factory=dict)
+
+
+class Sightings:
+    """Looks that are shared: whoever asks while another asks gets that one's answer, if it is fresh enough."""
+
+    def __init__(self, clients: Clients) -> None:
+        self._clients = clients
+        self._lock = threading.Lock()
+        self._views: dict[tuple[str, str, str], _View] = {}
+
+    def of_owner(self, region: str, owner: str, *, since: float | None = None) -> Mapping[str, Sighting]:
+        """Instance id -> what was seen, of everything the owner has in a region; EC2 forgets the dead after an hour.
+
+        `since`: no look that was begun before this steady time will do; without, one of the last WINDOW_S does.
+        Raises ProvisionError.
+        """
+        return self._look(region, f"tag:{tags.OWNER}", owner, since)
+
+    def of_token(self, region: str, token: str, *, since: float | None = None) -> Mapping[str, Sighting]:
+        """The same of one launch whose owner is not known."""
+        return self._look(region, f"tag:{tags.TOKEN}", token, since)
+
+    def _look(self, region: str, filter_name: str, value: str, since: float | None) -> Mapping[str, Sighting]:
+        clock = self._clients.clock
+        with self._lock:
+            view = self._views.setdefault((region, filter_name, value), _View())
+        with view.lock:
+            oldest = clock.monotonic() - WINDOW_S if since is None else since
+            if view.begun <= oldest:
+                begun = clock.monotonic()
+                view.seen = self._ask(region, filter_name, value)
+                view.begun = begun
+            return view.seen
+
+    def _ask(self, region: str, filter_name: str, value: str) -> dict[str, Sighting]:
+        with told(f"look at the machines in {region}", self._clients.clock):
+            pages = (
+                self._clients.ec2(region)
+                .get_paginator("describe_instances")
+                .paginate(Filters=[{"Name": filter_name, "Values": [value]}], PaginationConfig={"PageSize": 1_000})
+            )
+            return {
+                instance["InstanceId"]: sighting(instance)
+                for page in pages
+                for reservation in page["Reservations"]
+                for instance in reservation.get("Instances", ())
+            }
+
+
+def sighting(instance: InstanceTypeDef) -> Sighting:
+    """From EC2's answer."""
+    reason = instance.get("StateReason", {})
+    return Sighting(
+        instance=instance["InstanceId"],
+        state=instance["State"]["Name"],
+        tags={tag["Key"]: tag["Value"] for tag in instance.get("Tags", ())},
+        client_token=instance.get("ClientToken", ""),
+        reason=reason.get("Code", ""),
+        message=reason.get("Message", ""),
+        zone=instance.get("Placement", {}).get("AvailabilityZone", ""),
+        machine_type=instance.get("InstanceType", ""),
+    )
