@@ -84,14 +84,10 @@ def view(job: Job, *, machines: bool = True) -> JobView:
 
 def node_views(job: Job, attempt: Attempt) -> list[NodeView]:
     """The machines of an attempt in rank order."""
-    from ..control.nodes import node_requests
-    from ..jobspecs.plan import Offer
+    from ..control.members import every_node
 
     job_dir = job.open_dir()
-    return [
-        _node_view(job_dir, attempt.number, request.node, request.rank)
-        for request in node_requests(Offer.from_json(attempt.offer))
-    ]
+    return [_node_view(job_dir, attempt.number, request.node, request.rank) for request in every_node(attempt)]
 
 
 def _node_view(job_dir: JobDir, attempt: int, node: str, rank: int) -> NodeView:

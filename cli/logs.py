@@ -60,14 +60,13 @@ def command(
 
 def _check_there(job: Job, node: str | None, attempt: int | None) -> None:
     """What will never come shall not look like a program that writes nothing."""
-    from ..control.nodes import node_requests
-    from ..jobspecs.plan import Offer
+    from ..control.members import names_ever
 
     attempts = job.attempts()
     if attempt is not None and attempt > len(attempts):
         count = f"{len(attempts)} attempt{'s' * (len(attempts) != 1)}"
         raise CommandError(f"{job.id} has no attempt {attempt}", hint=f"it has {count}", exit_code=Exit.USAGE)
-    names = [request.node for one in attempts for request in node_requests(Offer.from_json(one.offer))]
+    names = [name for one in attempts for name in names_ever(one)]
     known = list(dict.fromkeys(name.rpartition(".")[0] for name in names))
     if node is not None and node not in known and node not in names:
         raise CommandError(

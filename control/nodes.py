@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..jobspecs.plan import Offer
 from ..provisioners.base import NodeRequest, NodeState
-from ..runtime.jobdir import Generation, Heartbeat, JobDir, NodeRecord, Result, generation_key, node_key
+from ..runtime.jobdir import Generation, Heartbeat, JobDir, Result, generation_key, node_key
+from .members import every_node
 from .model import Attempt
 from .outcomes import NodeEnd, NodeView, end_by_absence, end_by_result, furthest
 
@@ -27,6 +27,7 @@ class Watch:
     progress: dict[str, Any] | None = None
     timeline: dict[str, Any] | None = None
     begun: bool = False
+    waiting: bool = False
     gpu_idle_s: float | None = None
     sequence: int = -1
     heard: float | None = None
@@ -41,31 +42,6 @@ class Watches:
     nodes: dict[str, Watch] = field(default_factory=dict)
 
 
-def node_requests(offer: Offer) -> tuple[NodeRequest, ...]:
-    """The machines of an offer in rank order, each in its first incarnation."""
-    nodes = [(role, index) for role in offer.roles for index in range(role.nodes)]
-    return tuple(
-        NodeRequest(
-            node=f"{role.role}-{index}.1",
-            role=role.role,
-            index=index,
-            rank=rank,
-            machine_type=role.machine_type,
-            accelerator=role.accelerator,
-            count=role.count,
-        )
-        for rank, (role, index) in enumerate(nodes)
-    )
-
-
-def node_records(requests: Sequence[NodeRequest]) -> list[NodeRecord]:
-    """As the machines read them in attempt.json; a part of a GPU is one GPU to its program."""
-    return [
-        NodeRecord(r.node, r.role, r.index, r.rank, gpus=int(r.count) if r.count >= 1 else int(r.count > 0))
-        for r in requests
-    ]
-
-
 def look(
     job_dir: JobDir, watches: Watches, requests: Sequence[NodeRequest], states: Mapping[str, NodeState], now: float
 ) -> list[NodeView]:
@@ -75,21 +51,18 @@ def look(
 
 def read_furthest(job_dir: JobDir, attempt: Attempt) -> Heartbeat | None:
     """The newest heartbeat of the node that got furthest; None: there is none yet."""
-    keys = [
-        node_key(attempt.number, request.node, "heartbeat.json")
-        for request in node_requests(Offer.from_json(attempt.offer))
-    ]
+    keys = [node_key(attempt.number, request.node, "heartbeat.json") for request in every_node(attempt)]
     beats = [Heartbeat.from_bytes(data) for data in map(job_dir.find, keys) if data is not None]
     return furthest(beats) if beats else None
 
 
-def new_generation(job_dir: JobDir, attempt: Attempt, nodes: Sequence[NodeView]) -> Generation | None:
+def new_generation(job_dir: JobDir, attempt: Attempt, nodes: Sequence[NodeView] | None) -> Generation | None:
     """The next restart in place that the attempt's row does not tell of yet; one at a time: each is an event.
 
     A node may have ended before it could beat once more: then the job dir is asked.
     """
     number = len(attempt.generations or []) + 2
-    if not any(node.generation >= number or node.end is not None for node in nodes):
+    if nodes is not None and not any(node.generation >= number or node.end is not None for node in nodes):
         return None
     data = job_dir.find(generation_key(attempt.number, number))
     record = None if data is None else Generation.from_bytes(data)
@@ -111,6 +84,7 @@ def _look_at(job_dir: JobDir, watches: Watches, request: NodeRequest, state: Nod
         has_gpus=request.count > 0,
         gpu_idle_s=watch.gpu_idle_s,
         timeline=watch.timeline,
+        waiting=watch.waiting,
     )
 
 
@@ -121,7 +95,8 @@ def _read_heartbeat(job_dir: JobDir, folder: str, watch: Watch) -> Heartbeat | N
     heartbeat = Heartbeat.from_bytes(data)
     watch.progress = heartbeat.progress or watch.progress
     watch.timeline = heartbeat.timeline or watch.timeline
-    watch.begun = watch.begun or heartbeat.phase != "setup"
+    watch.begun = watch.begun or heartbeat.phase not in ("setup", "waiting")
+    watch.waiting = heartbeat.phase == "waiting"
     watch.gpu_idle_s = heartbeat.gpu_idle_s
     return heartbeat
 

@@ -42,6 +42,8 @@ class NodeView:
     """For how long none of its GPUs has done anything; None: unknown."""
     timeline: dict[str, Any] | None = None
     """runtime.jobdir.Timeline, as it last told."""
+    waiting: bool = False
+    """It came to replace a lost node, and is ready."""
 
     @property
     def generation(self) -> int:

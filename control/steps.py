@@ -13,21 +13,63 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from ..jobspecs.catalog_targets import targets
 from ..jobspecs.plan import Offer
-from ..provisioners.base import Allocation, LaunchRequest, Owner, Provisioner, ProvisionError, launch_token
-from ..runtime.jobdir import JOB_KEY, AttemptRecord, JobDir, JobDirError, Stop, StopReason, attempt_key
+from ..provisioners.base import Allocation, LaunchRequest, NodeRequest, Owner, Provisioner, ProvisionError, launch_token
+from ..runtime.jobdir import (
+    JOB_KEY,
+    AttemptRecord,
+    Generation,
+    JobDir,
+    JobDirError,
+    Stop,
+    StopReason,
+    attempt_key,
+    generation_key,
+)
 from . import cost, states
 from .clock import Clock, JobTime
-from .decisions import GRACE_S, End, Start, backoff, decide, idle_end, left_in_place, place, wanted_end
+from .decisions import (
+    GRACE_S,
+    WAITS_IN_PLACE,
+    End,
+    Later,
+    Start,
+    backoff,
+    decide,
+    idle_end,
+    jitter,
+    left_in_place,
+    wanted_end,
+)
+from .failover import DRY_S
+from .members import (
+    Regroup,
+    Replace,
+    Wait,
+    cure,
+    every_node,
+    member_names,
+    newest_saved,
+    node_records,
+    stored,
+    used,
+    wanted_nodes,
+)
 from .model import Attempt, JobRow
-from .nodes import Watches, look, new_generation, node_records, node_requests
+from .nodes import Watches, look, new_generation
 from .outcomes import NodeView, Verdict, judge, must_stop_peers
 from .store import Change, Store
+from .tried import place
 
 log = logging.getLogger("cloudgpu.supervisor")
 
 LATE_S = 5.0
 """After the deadline of a stop: nodes that kill their program at the deadline have so long to say so."""
+
+
+EXPIRY_S = 3_600.0
+"""What was made for machines may be removed by anybody so long after they have ended themselves."""
 
 
 @dataclass(slots=True)
@@ -87,11 +129,24 @@ class Step:
     # -- between two attempts
 
     def _next(self) -> bool:
-        job = self._job
-        decision = decide(job, self._tools.store.attempts(job.id), self._now)
+        job, store = self._job, self._tools.store
+        if self._now < job.not_before and wanted_end(job, self._attempt, self._now) is None:
+            return False
+        elsewhere = store.dry_places(job, self._now - DRY_S)
+        decision = decide(job, store.attempts(job.id), self._now, elsewhere)
         if isinstance(decision, End):
             return self._end(decision)
-        return self._begin(decision)
+        return self._put_off(decision) if isinstance(decision, Later) else self._begin(decision)
+
+    def _put_off(self, later: Later) -> bool:
+        """Wait without an attempt: what is tried then, and where, is decided then."""
+        values = {
+            "state": "recovering" if self._job.state in ("starting", "running") else self._job.state,
+            "cause": "capacity",
+            "reason": later.reason,
+            "not_before": later.until,
+        }
+        return self._write("waiting", _headline(later.reason), job=values)
 
     def _end(self, end: End) -> bool:
         values = {
@@ -101,7 +156,7 @@ class Step:
             "exit_code": end.exit_code,
             "ended": self._now,
         }
-        return self._write("state", f"{end.state}: {end.reason}" if end.reason else end.state, job=values)
+        return self._write("state", f"{end.state}: {_headline(end.reason)}" if end.reason else end.state, job=values)
 
     def _begin(self, start: Start) -> bool:
         job, number = self._job, self._job.attempt + 1
@@ -153,7 +208,7 @@ class Step:
             return self._prepare(attempt)
         offer = Offer.from_json(attempt.offer)
         try:
-            allocation = self._provisioner(attempt).launch(self._request(attempt, offer))
+            allocation = self._provisioner(attempt).launch(self._request(attempt, offer, wanted_nodes(attempt)))
         except ProvisionError as error:
             return self._refused(attempt, error)
         values = {"state": "starting", "round": 0, "waits": 0, "not_before": 0.0, "cause": "", "reason": ""}
@@ -167,16 +222,17 @@ class Step:
         if found is None or hashlib.sha256(found).hexdigest() != self._job.job_sha256:
             state = "is missing" if found is None else "is not the one that was submitted"
             return self._conclude(attempt, Verdict("error", f"{self._job.job_dir}/{JOB_KEY} {state}", None, None))
-        nodes = [dataclasses.asdict(record) for record in node_records(node_requests(offer))]
+        nodes = [dataclasses.asdict(record) for record in node_records(wanted_nodes(attempt))]
         left = left_in_place(self._job.policy, self._tools.store.attempts(self._job.id))
-        record = AttemptRecord(attempt.number, attempt.offer, nodes, left.failures, left.interruptions)
+        heals = len(nodes) > 1 and targets()[offer.cloud].replaces_nodes
+        record = AttemptRecord(attempt.number, attempt.offer, nodes, left.failures, left.interruptions, heals)
         if not job_dir.create(attempt_key(attempt.number), record.to_bytes()):
             reason = f"{attempt_key(attempt.number)} was written by somebody else"
             return self._conclude(attempt, Verdict("error", reason, None, None))
         return self._write("", "", attempt={"launched": self._now})
 
-    def _request(self, attempt: Attempt, offer: Offer) -> LaunchRequest:
-        job = self._job
+    def _request(self, attempt: Attempt, offer: Offer, nodes: tuple[NodeRequest, ...]) -> LaunchRequest:
+        job, lifetime = self._job, self._lifetime(attempt)
         return LaunchRequest(
             job_id=job.id,
             attempt=attempt.number,
@@ -188,38 +244,58 @@ class Step:
             zone=offer.zone,
             market=offer.market,
             disk_gb=offer.disk_gb,
-            nodes=node_requests(offer),
-            lifetime_s=self._lifetime(attempt),
+            nodes=nodes,
+            lifetime_s=lifetime,
+            expires=None if lifetime is None or attempt.launched is None else attempt.launched + lifetime + EXPIRY_S,
         )
 
     def _lifetime(self, attempt: Attempt) -> int | None:
-        """After so long the machine ends itself, should nobody be there to end it: the limits, and time to stop."""
+        """After so long the machine ends itself, should nobody be there to end it: the limits, and time to stop.
+
+        It is the same however often the launch is repeated: a provider that knows its token refuses another request.
+        """
         policy = self._job.policy
+        begun = attempt.created if attempt.launched is None else attempt.launched
         lives: list[float] = []
         if policy.duration_s is not None:
-            lives.append(self._job.created + policy.duration_s - self._now + GRACE_S["duration"])
-        already = cost.spent(self._job, attempt, self._now)
-        if policy.cost_usd is not None and attempt.price is not None and already is not None:
-            left = cost.seconds_left(policy.cost_usd, already, attempt.price)
+            lives.append(self._job.created + policy.duration_s - begun + GRACE_S["duration"])
+        if policy.cost_usd is not None and attempt.price is not None and self._job.spent is not None:
+            left = cost.seconds_left(policy.cost_usd, self._job.spent, attempt.price)
             lives += [] if left is None else [left]
         return max(1, round(min(lives) + LATE_S)) if lives else None
 
     def _refused(self, attempt: Attempt, error: ProvisionError) -> bool:
         """The reaction to each class of error: another try here, another place, or the end (see decisions.py)."""
         kind, reason = error.error_class, str(error)
-        if kind in ("throttled", "transient"):
-            return self._wait(kind, reason, {})
-        if kind == "capacity" and len(self._job.offers) == 1 and self._allocation(attempt) is None:
+        alone = len(self._job.offers) == 1
+        if kind in ("throttled", "transient") and (alone or self._job.waits < WAITS_IN_PLACE):
+            return self._wait(kind, reason, {}, at_least_s=error.retry_after or 0.0)
+        if kind == "capacity" and alone and self._is_queue(attempt):
             return self._wait(kind, reason, {"launched": None})  # nothing was got: this waiting costs nothing
-        changes = {"cause": kind, "scope": error.scope}
+        changes = {"cause": kind, "scope": error.scope, "hints": list(error.hints)}
         return self._conclude(attempt, Verdict("refused", reason, None, None), changes)
 
-    def _wait(self, kind: str, reason: str, changes: Mapping[str, Any]) -> bool:
-        """Another try in place, with the same token."""
+    def _is_queue(self, attempt: Attempt) -> bool:
+        """This machine is waited for within one attempt: its GPUs come free one by one, and it costs nothing to ask."""
+        patience = self._job.policy.capacity_s
+        over = patience is not None and self._now - attempt.created >= patience
+        return attempt.offer["cloud"] == "local" and not over and self._allocation(attempt) is None
+
+    def _wait(
+        self,
+        kind: str,
+        reason: str,
+        changes: Mapping[str, Any],
+        pause: str = "wait",
+        *,
+        at_least_s: float = 0.0,
+    ) -> bool:
+        """Another try in place, with the same token, after a pause of that kind (see decisions.backoff)."""
         tries = self._job.waits + 1
+        pause_s = max(backoff(pause, tries), at_least_s)
         values = {
             "waits": tries,
-            "not_before": self._now + backoff("wait", tries),
+            "not_before": self._now + pause_s + jitter(pause_s / 4, self._job.id, tries),
             "cause": kind,
             "reason": reason,
         }
@@ -233,13 +309,17 @@ class Step:
         end = wanted_end(self._job, attempt, self._now)
         if end is not None:
             return self._begin_stop(attempt, end.cause, end.reason)
-        nodes = self._look(attempt, self._allocation(attempt))
+        seen = self._look(attempt, self._allocation(attempt))
+        nodes = _members(attempt, seen)
         if self._job.state == "starting" and any(node.begun for node in nodes):
             return self._write("state", "running", job={"state": "running"})
-        if self._take_generation(attempt, nodes):
+        if self._take_generation(attempt, seen):
             return True
         if all(node.end is not None for node in nodes):
             return self._conclude(attempt, judge(nodes))
+        healing = self._heal(attempt, seen)
+        if healing is not None:
+            return healing
         why = self._of_no_use(nodes)
         return why is not None and self._begin_stop(attempt, *why)
 
@@ -251,14 +331,81 @@ class Step:
         idle = idle_end(self._job, nodes)
         return None if idle is None else (idle.cause, idle.reason)
 
-    def _take_generation(self, attempt: Attempt, nodes: Sequence[NodeView]) -> bool:
-        """Write down that the machines have started the program again by themselves; whether there was anything."""
-        record = new_generation(self._job_dir(), attempt, nodes)
-        if record is None:
-            return False
-        again = f"the program starts again in place (generation {record.generation})"
+    def _take_generation(self, attempt: Attempt, nodes: Sequence[NodeView], *, known: bool = False) -> bool:
+        """Write down that the machines have started the program again by themselves; whether there was anything.
+
+        `known`: there is a record. Else it is looked for only when a node's word or end says that there may be.
+        """
+        record = new_generation(self._job_dir(), attempt, None if known else nodes)
+        return record is not None and self._write_generation(attempt, record)
+
+    def _write_generation(self, attempt: Attempt, record: Generation) -> bool:
+        whose = "" if record.kind == "members" else f"{record.node}: "
+        message = f"{whose}{record.reason}; the program starts again in place (generation {record.generation})"
         known = [*(attempt.generations or []), dataclasses.asdict(record)]
-        return self._write("restarted", f"{record.node}: {record.reason}; {again}", attempt={"generations": known})
+        return self._write("restarted", message, attempt={"generations": known})
+
+    # -- healing
+
+    def _heal(self, attempt: Attempt, seen: Sequence[NodeView]) -> bool | None:
+        """Replace what was lost, or do without it; whether anything changed. None: there is nothing to heal."""
+        if not targets()[attempt.offer["cloud"]].replaces_nodes:
+            return None
+        policy, nodes = self._job.policy, {view.node: view for view in seen}
+        left = left_in_place(policy, self._tools.store.attempts(self._job.id)).interruptions
+        found = cure(attempt, nodes, policy.least_nodes, left)
+        if isinstance(found, Replace):
+            names = ", ".join(request.node for request in found.nodes if request not in wanted_nodes(attempt))
+            message = f"{found.reason}; {names} is to take its place"
+            return self._write("replacing", message, attempt={"nodes": stored(found.nodes)})
+        if isinstance(found, Regroup):
+            return self._regroup(attempt, found, nodes)
+        return self._add_machines(attempt) or (False if isinstance(found, Wait) else None)
+
+    def _regroup(self, attempt: Attempt, regroup: Regroup, nodes: Mapping[str, NodeView]) -> bool:
+        """Tell the machines who goes on; if one of them has begun something else meanwhile, that is taken note of."""
+        failures, interruptions = used(attempt, nodes, regroup)
+        number = len(attempt.generations or []) + 2
+        record = Generation(
+            generation=number,
+            kind="members",
+            node=regroup.node,
+            group=True,
+            reason=regroup.reason,
+            pause_s=0.0,
+            failures=failures,
+            interruptions=interruptions,
+            time=self._tools.clock.now(),
+            nonce=self._tools.owner,
+            nodes=[dataclasses.asdict(one) for one in node_records(regroup.nodes)],
+            grace_s=regroup.grace_s,
+            saved_step=newest_saved(nodes.values()),
+        )
+        if self._job_dir().create(generation_key(attempt.number, number), record.to_bytes()):
+            return self._write_generation(attempt, record)
+        return self._take_generation(attempt, list(nodes.values()), known=True)
+
+    def _add_machines(self, attempt: Attempt) -> bool | None:
+        """Ask for the machines that the attempt shall have and has not; None: it has all, or it is not time to."""
+        allocation = self._allocation(attempt)
+        missing = tuple(node for node in wanted_nodes(attempt) if allocation and node.node not in allocation.machines)
+        if allocation is None or not missing or self._now < self._job.not_before:
+            return None
+        names = ", ".join(node.node for node in missing)
+        request = self._request(attempt, Offer.from_json(attempt.offer), missing)
+        try:
+            got = self._provisioner(attempt).launch(request)
+        except ProvisionError as error:
+            if error.error_class in ("throttled", "transient"):
+                return self._wait(error.error_class, str(error), {})
+            if self._job.policy.least_nodes is None:
+                return self._begin_stop(attempt, "peer", f"{names} cannot be got: {error}")
+            return self._wait(error.error_class, f"{names} cannot be got: {error}", {}, "round")
+        merged = dataclasses.replace(
+            got, machines={**allocation.machines, **got.machines}, details={**allocation.details, **got.details}
+        )
+        values = {"waits": 0, "not_before": 0.0, "cause": "", "reason": ""}
+        return self._write("launched", f"got {names}", job=values, attempt={"allocation": merged.to_json()})
 
     # -- stopping
 
@@ -277,7 +424,7 @@ class Step:
         deadline = attempt.deadline or 0.0
         try:
             self._tell(attempt, deadline)
-            nodes = self._look(attempt, self._allocation(attempt))
+            nodes = _members(attempt, self._look(attempt, self._allocation(attempt)))
             if self._take_generation(attempt, nodes):
                 return True
         except JobDirError as error:
@@ -322,7 +469,8 @@ class Step:
         before = self._job.spent
         spent = None if before is None or charged is None else before + charged
         changes = {"state": "ended", "ended": paid or self._now, "cost": charged}
-        return self._write("ended", "all machines are gone", job={"spent": spent}, attempt=changes)
+        values = {"spent": spent, "not_before": 0.0}
+        return self._write("ended", "all machines are gone", job=values, attempt=changes)
 
     def _release(self, attempt: Attempt) -> bool:
         """Terminate what there is of an attempt; whether it is all gone."""
@@ -351,9 +499,8 @@ class Step:
         self._memory.machines_gone = all(state.phase == "gone" for state in observed.values())
         if self._memory.watches.attempt != attempt.number:
             self._memory.watches = Watches(attempt.number)
-        requests = node_requests(Offer.from_json(attempt.offer))
         steady = self._tools.clock.monotonic()
-        return look(self._job_dir(), self._memory.watches, requests, observed, steady)
+        return look(self._job_dir(), self._memory.watches, every_node(attempt), observed, steady)
 
     def _provisioner(self, attempt: Attempt) -> Provisioner:
         return self._tools.provisioner(attempt.offer["cloud"])
@@ -386,3 +533,14 @@ class Step:
         if message:
             log.info("%s: %s", self._job.id, message)
         return True
+
+
+def _members(attempt: Attempt, seen: Sequence[NodeView]) -> list[NodeView]:
+    """Those that the program runs on: what becomes of others says nothing about the attempt."""
+    names = member_names(attempt)
+    return [view for view in seen if view.node in names]
+
+
+def _headline(reason: str) -> str:
+    """What of a reason stands in an event: `status` shows all of it."""
+    return reason.partition("\n")[0]

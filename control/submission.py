@@ -188,6 +188,7 @@ def _row(job_id: str, spec: JobSpec, offers: list[Offer], url: str, sha256: str)
             duration_s=limits.duration,
             cost_usd=limits.cost,
             gpu_idle_s=limits.gpu_idle,
+            least_nodes=spec.least_nodes,
         ),
         offers=[offer.to_json() for offer in offers],
         job_dir=url,

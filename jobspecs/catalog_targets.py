@@ -24,13 +24,15 @@ class Target(NamedTuple):
     """Parts of a GPU."""
     zones: bool
     """Machines are placed in a zone of the caller's choice; otherwise the provider places them in the region."""
+    replaces_nodes: bool
+    """A single lost machine of several can be got again while the others go on."""
     launchers: frozenset[str]
 
 
 @cache
 def targets() -> dict[str, Target]:
     """By name, `local` first."""
-    flags = ("multi_node", "roles", "image", "gpu_idle", "fractional", "zones")
+    flags = ("multi_node", "roles", "image", "gpu_idle", "fractional", "zones", "replaces_nodes")
     found = {}
     for name, markets, launchers, *cells in read.rows("targets", "target", "markets", "launchers", *flags):
         found[name] = Target(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import hashlib
 import os
 import sys
@@ -26,7 +27,6 @@ from .heartbeat import Heart, read_progress
 from .jobdir import (
     JOB_KEY,
     AttemptRecord,
-    Claim,
     JobDir,
     JobDirError,
     JobRecord,
@@ -49,6 +49,7 @@ from .node_program import Node, NodeProgram, UnmetError
 from .notices import CLOUDS, CloudNotices, NodeDir, Order, Orders, Watcher
 from .program import MARKER, Process, adopt_orphans
 from .restart import Budget, scope
+from .resume import Before, OwnClaim, look_back
 from .runner import PEER_S, Conduct, Interrupted, Runner, Vanished, Wakeup
 from .timeline import History
 
@@ -56,6 +57,8 @@ DONE, BUG, CLAIMED, JOB_DIR_LOST, VANISHED, SUPERSEDED = 0, 1, 3, 4, 5, 6
 """Exit codes of the agent: result written; unforeseen error; another agent has this node; no result could be written;
 the machine was taken away; a newer attempt has begun."""
 
+REBOOTING = "rebooting"
+"""A file of this name in the machine's folder says that it comes back: provisioners/boot/bootstrap.py makes it."""
 PATIENCE_S = 60.0
 _LAST_LINES_S = 30.0
 _SUPERSEDED = "superseded"
@@ -94,12 +97,15 @@ class Agent:
         self._wakeup.listen_to_signals()
         self._state.mkdir(parents=True, exist_ok=True)
         job_data = self._insist(lambda: self._job_dir.get(JOB_KEY))
-        claim = Claim(self._marker, uuid.uuid4().hex, time.time())
-        if not self._insist(lambda: self._job_dir.create(self._key("claim"), claim.to_bytes())):
+        claim = OwnClaim(self._home, self._marker)
+        if not claim.is_held or not self._insist(lambda: self._job_dir.create(self._key("claim"), claim.content)):
             note(f"{self._node} of attempt {self._attempt} is run by another agent")
             return CLAIMED
-        self._history = History()
-        self._log = LogWriter(self._job_dir, self._attempt, self._node)
+        before = self._insist(lambda: look_back(self._job_dir, self._attempt, self._node)) if claim.is_old else Before()
+        if before.has_ended:
+            return DONE
+        self._history = History(before.heartbeat)
+        self._log = LogWriter(self._job_dir, self._attempt, self._node, before.chunk)
         self._watcher = Watcher(self._job_dir, self._attempt, self._node, self._orders, self._log.say)
         self._cloud = CloudNotices(
             self._notices_of,
@@ -118,6 +124,7 @@ class Agent:
             on_lost=self._on_lost,
             on_superseded=self._on_superseded,
             patience_s=self._patience_s,
+            sequence=before.sequence,
         )
         try:
             ending = self._work(job_data)
@@ -128,6 +135,8 @@ class Agent:
         except Vanished as gone:
             note(gone.order.reason)
             return SUPERSEDED if gone.order.word == _SUPERSEDED else VANISHED
+        if ending.outcome == "preempted" and (self._home / REBOOTING).exists():
+            return self._pause()
         return self._finish(ending)
 
     # --- the steps -----------------------------------------------------------------------------------------------
@@ -135,7 +144,7 @@ class Agent:
     def _work(self, job_data: bytes) -> Ending:
         if hashlib.sha256(job_data).hexdigest() != self._sha256:
             raise _ErrorEnd(f"{JOB_KEY} is not the one this machine was started for: its sha256 differs")
-        place, budget = self._place(job_data)
+        place, budget, heals = self._place(job_data)
         self._fetch_code(place.job)
         try:
             choice = choose_launcher(place.job, place.nodes, self._code)
@@ -150,7 +159,7 @@ class Agent:
             return failure
         self._history.is_ready()
         reach = scope(launcher, place.nodes, place.node)
-        ledger = Ledger(self._job_dir, self._attempt, self._node, budget, reach)
+        ledger = Ledger(self._job_dir, self._attempt, self._node, budget, reach, heals=heals)
         try:
             return NodeProgram(self._parts(), place, launcher, ledger).run()
         except (OSError, ValueError, LauncherError) as error:  # ValueError: a NUL in an argument or a variable
@@ -175,13 +184,13 @@ class Agent:
             insist=self._insist,
         )
 
-    def _place(self, job_data: bytes) -> tuple[Place, Budget]:
+    def _place(self, job_data: bytes) -> tuple[Place, Budget, bool]:
         attempt_data = self._insist(lambda: self._job_dir.find(attempt_key(self._attempt)))
         try:
             job = JobRecord.from_bytes(job_data)
             attempt = AttemptRecord.from_bytes(attempt_data or b"")
             nodes = sorted((NodeRecord(**node) for node in attempt.nodes), key=lambda node: node.rank)
-            own = next(node for node in nodes if node.node == self._node)
+            own = next(node for node in nodes if _place_of(node.node) == _place_of(self._node))
         except (JobDirError, TypeError) as error:
             raise _ErrorEnd(f"the job dir holds no usable description of attempt {self._attempt}: {error}") from error
         except StopIteration:
@@ -190,13 +199,13 @@ class Agent:
             job,
             self._job_dir.url,
             self._attempt,
-            own,
+            dataclasses.replace(own, node=self._node),
             nodes,
             self._state,
             market=str(attempt.offer.get("market") or ""),
             max_restarts=attempt.failures_left,
         )
-        return place, Budget(attempt.failures_left, attempt.interruptions_left)
+        return place, Budget(attempt.failures_left, attempt.interruptions_left), attempt.heals
 
     @property
     def _code(self) -> Path:
@@ -214,6 +223,8 @@ class Agent:
             self._insist(lambda: self._job_dir.download(code_key(sha256), packed))
             unpack(packed, self._code, sha256)
             packed.unlink()
+            if self._notices_of != "none":  # a cloud's machine may be reset, and then this folder is not looked into
+                os.sync()
         except MissingError as error:
             raise _ErrorEnd(f"the code archive is missing: {error}") from error
         except (ArchiveError, OSError) as error:
@@ -268,6 +279,15 @@ class Agent:
                 time.sleep(pause)
                 pause = min(pause * 2, 5.0)
 
+    def _pause(self) -> int:
+        """This machine comes back, and the node goes on then: it has no result yet."""
+        self._heart.stop()
+        self._watcher.stop()
+        self._cloud.stop()
+        self._tell("the machine reboots")
+        self._log.close(min(_LAST_LINES_S, self._patience_s))
+        return VANISHED
+
     def _finish(self, ending: Ending) -> int:
         """The last lines first, the result last: whoever sees the result sees all."""
         self._heart.stop()
@@ -300,6 +320,11 @@ class Agent:
         """A line in the job's log and in the machine's own."""
         note(text)
         self._log.say(text)
+
+
+def _place_of(node: str) -> str:
+    """`worker-0` of `worker-0.2`, which came to replace `worker-0.1`."""
+    return node.rpartition(".")[0]
 
 
 def note(text: str) -> None:

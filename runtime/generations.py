@@ -9,12 +9,12 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
 
-from .jobdir import Generation, GenerationKind, JobDir, JobDirError, generation_key
-from .notices import Orders
+from .jobdir import Generation, GenerationKind, JobDir, JobDirError, NodeRecord, generation_key
+from .notices import Order, Orders
 from .restart import Budget, Scope, Wish, allowed
 
 _LOOK_S = {"file": 0.1}
@@ -22,21 +22,58 @@ _LOOK_FAR_S = 1.0  # in an object store, where looking costs money
 
 
 class Ledger:
-    """The generations of one attempt, as one node reads and writes them."""
+    """The generations of one attempt, as one node reads and writes them.
 
-    def __init__(self, job_dir: JobDir, attempt: int, node: str, budget: Budget, scope: Scope) -> None:
+    `heals`: the supervisor replaces lost nodes, or does without them. Then nobody closes the row for being preempted:
+    the others are to go on.
+    """
+
+    def __init__(
+        self, job_dir: JobDir, attempt: int, node: str, budget: Budget, scope: Scope, *, heals: bool = False
+    ) -> None:
         self._job_dir, self._attempt, self._node, self._budget = job_dir, attempt, node, budget
-        self.scope = scope
+        self.scope, self.heals = scope, heals
         self.newest: Generation | None = None
+        self.newest_of_group = 1
+        """The number under which all nodes have last met."""
+        self.members: Sequence[NodeRecord] | None = None
+        """The nodes since somebody has said that they are others; None: those of attempt.json."""
 
     @property
     def following(self) -> int:
         """The number of the next one."""
         return 2 if self.newest is None else self.newest.generation + 1
 
+    @property
+    def every_s(self) -> float:
+        """How often to look for the next one."""
+        return _LOOK_S.get(self._job_dir.url.partition(":")[0], _LOOK_FAR_S)
+
+    def follow(self, record: Generation) -> None:
+        """It is the newest."""
+        self.newest = record
+        if record.group and record.kind != "closed":
+            self.newest_of_group = record.generation
+        if record.nodes is not None:
+            self.members = [NodeRecord(**node) for node in record.nodes]
+
+    def catch_up(self) -> Generation | None:
+        """The newest that there is. Raises JobDirError."""
+        while (record := self.look(self.following)) is not None:
+            self.follow(record)
+        return self.newest
+
+    def is_replaced_after(self, order: Order) -> bool:
+        """Whether the others go on without this node, once it has ended upon this order."""
+        return self.heals and order.outcome == "preempted"
+
+    def grants(self, wanted: Wish | None) -> bool:
+        """Whether the budget allows what is wished for."""
+        return wanted is not None and allowed(wanted, self._budget, self.newest) is not None
+
     def could_restart(self) -> bool:
         """Whether a failure could be answered by another generation."""
-        return allowed(Wish("failure", "", 0.0), self._budget, self.newest) is not None
+        return self.grants(Wish("failure", "", 0.0))
 
     def settle(self, wanted: Wish | None, *, may_follow: bool) -> Generation | None:
         """What follows upon the end of this node's processes; None: nothing. Raises JobDirError.
@@ -48,7 +85,8 @@ class Ledger:
             if record is None and self.scope != "group":
                 return None
             record = record or self._make("closed", "", 0.0, *self._used())
-            self.newest = stands = self._take(record)
+            stands = self._take(record)
+            self.follow(stands)
             if stands.nonce == record.nonce:
                 return None if record.kind == "closed" else stands
             if stands.kind == "closed":
@@ -56,6 +94,22 @@ class Ledger:
             if stands.group and may_follow:
                 return stands
             # Another node has started its own processes again, or ours may not go on: the next number.
+
+    def rejoin(self, reason: str) -> Generation | None:
+        """This node's machine was restarted, and its program with it: all that talk to it start again.
+
+        None: they have ended, or the budget does not allow it. Raises JobDirError.
+        """
+        used = allowed(Wish("interruption", reason, 0.0), self._budget, self.newest)
+        while used is not None:
+            record = self._make("interruption", reason, 0.0, *used, group=self.scope != "lone")
+            stands = self._take(record)
+            self.follow(stands)
+            if stands.kind == "closed":
+                return None
+            if stands.group or stands.nonce == record.nonce:
+                return stands
+        return None
 
     def close(self) -> Generation:
         """This node will end: no generation shall begin that counts on it. Returns what stands. Raises JobDirError."""
@@ -82,12 +136,21 @@ class Ledger:
     def _used(self) -> tuple[int, int]:
         return (0, 0) if self.newest is None else (self.newest.failures, self.newest.interruptions)
 
-    def _make(self, kind: GenerationKind, reason: str, pause_s: float, failures: int, interruptions: int) -> Generation:
+    def _make(
+        self,
+        kind: GenerationKind,
+        reason: str,
+        pause_s: float,
+        failures: int,
+        interruptions: int,
+        *,
+        group: bool | None = None,
+    ) -> Generation:
         return Generation(
             generation=self.following,
             kind=kind,
             node=self._node,
-            group=self.scope == "group",
+            group=self.scope == "group" if group is None else group,
             reason=reason,
             pause_s=pause_s,
             failures=failures,
@@ -100,12 +163,12 @@ class Ledger:
 class Lookout:
     """While the program runs on several nodes: looks, from a thread of its own, for the generation that ends it here.
 
-    Once this node has been ordered to end, it closes the row, so that its peers do not start again without it.
+    Once this node has been ordered to end, it closes the row, so that its peers do not start again without it; unless
+    it is only this machine that goes, and somebody will replace it.
     """
 
-    def __init__(self, ledger: Ledger, url: str, orders: Orders, wake: Callable[[], None]) -> None:
+    def __init__(self, ledger: Ledger, orders: Orders, wake: Callable[[], None]) -> None:
         self._ledger, self._orders, self._wake = ledger, orders, wake
-        self._every_s = _LOOK_S.get(url.partition(":")[0], _LOOK_FAR_S)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="generations", daemon=True)
         self.found: Generation | None = None
@@ -119,10 +182,11 @@ class Lookout:
 
     def _run(self) -> None:
         number = self._ledger.following
-        while not self._stopping.wait(self._every_s):
+        while not self._stopping.wait(self._ledger.every_s):
             try:
-                if self._orders.deciding is not None:
-                    if self._ledger.scope == "group":
+                order = self._orders.deciding
+                if order is not None:
+                    if self._ledger.scope == "group" and not self._ledger.is_replaced_after(order):
                         self._ledger.close()
                     return
                 stands = self._ledger.look(number)

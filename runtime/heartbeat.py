@@ -14,7 +14,7 @@ from typing import Any, Literal
 from .jobdir import JOB_KEY, Heartbeat, JobDir, JobDirError, Progress, attempt_key
 from .timeline import History
 
-Phase = Literal["setup", "running", "stopping"]
+Phase = Literal["setup", "waiting", "running", "stopping"]
 INTERVAL_S = 1.0
 _PROGRESS_BYTES = 64 << 10  # a longer file is not the Checkpointer's
 
@@ -38,7 +38,10 @@ class Heart:
         on_lost: Callable[[str], None],
         on_superseded: Callable[[], None],
         patience_s: float,
+        sequence: int = 0,
     ) -> None:
+        """`sequence`: of the last beat there is, where the node was started before."""
+        self._sequence = sequence
         self._job_dir, self._key, self._progress, self._history = job_dir, key, progress, history
         self._on_lost, self._patience_s = on_lost, patience_s
         self._on_superseded, self._next_attempt = on_superseded, attempt_key(attempt + 1)
@@ -64,13 +67,13 @@ class Heart:
         self._changed.set()
 
     def _run(self) -> None:
-        sequence, missing, last_written, lost, superseded = 0, 0, time.monotonic(), False, False
+        missing, last_written, lost, superseded = 0, time.monotonic(), False, False
         while not self._stopping:
-            sequence += 1
+            self._sequence += 1
             try:
                 missing = 0 if self._job_dir.exists(JOB_KEY) else missing + 1
                 if missing == 0:
-                    self._beat(sequence)
+                    self._beat()
                     last_written = time.monotonic()
                 if not superseded and self._job_dir.exists(self._next_attempt):
                     superseded = True
@@ -85,12 +88,12 @@ class Heart:
             self._changed.wait(INTERVAL_S)
             self._changed.clear()
 
-    def _beat(self, sequence: int) -> None:
+    def _beat(self) -> None:
         generation = self._history.generation
         progress = read_progress(self._progress)
         self._history.see(progress, generation)
         timeline = self._history.to_json()
-        beat = Heartbeat(sequence, time.time(), self._phase, progress, self._gpu_idle_s, timeline)
+        beat = Heartbeat(self._sequence, time.time(), self._phase, progress, self._gpu_idle_s, timeline)
         self._job_dir.put(self._key, beat.to_bytes())
 
 

@@ -139,23 +139,26 @@ class AttemptRecord(Record):
     """How many failures of the program may be answered by starting it again on the same machines."""
     interruptions_left: int | None = 0
     """Likewise, when the program asks to be run again; None: without limit."""
+    heals: bool = False
+    """A lost node is replaced, or done without: those that are left wait for the Generation that says so."""
 
 
-GenerationKind = Literal["failure", "interruption", "closed"]
+GenerationKind = Literal["failure", "interruption", "members", "closed"]
 
 
 @dataclass(frozen=True, slots=True)
 class Generation(Record):
     """generations/<g>.json, create-only: what follows upon generation g - 1 of an attempt's program.
 
-    They are numbered from 2 and without gaps. Each begins with a process that died, and says what the attempt has used
-    of its budget by then; `closed` is the last: the program has ended on some node and is not started again anywhere.
+    They are numbered from 2 and without gaps. Each says what the attempt has used of its budget by then. `failure` and
+    `interruption` begin with a process that died, on the nodes there are. `members` is the supervisor's word: from then
+    on the nodes are others. `closed` is the last: the program has ended on some node and starts nowhere again.
     """
 
     generation: int
     kind: GenerationKind
     node: str
-    """Whose process died, or which node has ended."""
+    """Whose process died, or which node has ended, was lost or has joined."""
     group: bool
     """All nodes start anew; else this one only."""
     reason: str
@@ -168,6 +171,12 @@ class Generation(Record):
     """Epoch seconds, by the node's clock."""
     nonce: str
     """Whose it is: two nodes may find one and the same end."""
+    nodes: list[dict[str, Any]] | None = None
+    """NodeRecord objects as JSON, in rank order, of all nodes from now on; None: they are those of before."""
+    grace_s: float = 0.0
+    """What a program that still runs has to save and end by itself before it is killed."""
+    saved_step: int = 0
+    """Of `members`: steps in the newest checkpoint the nodes had told of by then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +229,8 @@ class Heartbeat(Record):
 
     sequence: int
     time: float
-    phase: Literal["setup", "running", "stopping"]
+    phase: Literal["setup", "waiting", "running", "stopping"]
+    """waiting: it came to replace a lost node, and is ready to be a member."""
     progress: dict[str, Any] | None = None
     gpu_idle_s: float | None = None
     """For how long no GPU of this node has done anything while the program ran; None: not watched, or unknown."""

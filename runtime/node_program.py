@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import os
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +19,9 @@ from .heartbeat import Heart, read_progress
 from .jobdir import Address, Generation, JobDir, node_key
 from .launchers import LOOPBACK, Place, free_port, machine_environment, needs_addresses, own_host, processes
 from .logs import LogWriter
+from .members import WORD_S, Begun, LeftOutError, adopt, is_member, lost_peer, wait_for
 from .node_writer import NodeWriter, writer_environment
-from .notices import Orders
+from .notices import Order, Orders
 from .program import Exit, Process, kill_leftovers
 from .restart import fruitless_in_a_row, wish
 from .runner import PEER_S, POLL_S, Conduct, Runner, Wakeup
@@ -88,18 +90,25 @@ class NodeProgram:
         self._place = dataclasses.replace(place, writer=str(self._writer.path))
         self._known: dict[str, Address] = {}
         """Addresses of the last rendezvous."""
+        self._begun = Begun(node.state)
         told = place.job.env.get(INTERRUPTED_EXIT, "")
         self._interrupted_exit = int(told) if told.isdecimal() else None
 
     def run(self) -> Ending:
         """Raises Interrupted, Vanished, JobDirError, LauncherError, OSError, ValueError."""
-        generation = 1
         try:
+            generation = self._enter()
             while True:
-                ending, following = self._run_generation(generation)
+                addresses = self._meet(dataclasses.replace(self._place, generation=generation))
+                if isinstance(addresses, Generation):
+                    generation = self._prepare(addresses)
+                    continue
+                ending, following = self._run_generation(generation, addresses)
                 if following is None:
                     return ending
                 generation = self._prepare(following)
+        except LeftOutError as error:
+            return Ending("again", None, str(error))
         finally:
             self._writer.drain(self._seconds_left, self._node.wakeup.wait, self._node.wakeup.wake)
             self._writer.end()
@@ -109,18 +118,43 @@ class NodeProgram:
     def _seconds_left(self) -> float:
         return self._node.runner.seconds_left(DRAIN_S)
 
+    def _enter(self) -> int:
+        """The generation to begin with: the first, or, on a machine that comes late or was restarted, a later one.
+
+        Raises LeftOutError, Interrupted, JobDirError.
+        """
+        node, ledger = self._node, self._ledger
+        newest = node.insist(ledger.catch_up)
+        following: Generation | None = None
+        if newest is not None and newest.kind == "closed":
+            raise LeftOutError("the program has ended on the other nodes")
+        if not is_member(self._place, ledger):
+            node.heart.set_phase("waiting")
+            node.log.say("ready to take a lost node's place")
+            following = wait_for(ledger, node.runner, lambda _: is_member(self._place, ledger), WORD_S)
+        elif self._begun:
+            following = node.insist(lambda: ledger.rejoin(f"{node.name} was restarted"))
+        else:
+            self._place = adopt(self._place, ledger.members)
+            return ledger.newest_of_group
+        if following is None:
+            raise LeftOutError(f"the others do not go on with {node.name}")
+        return self._prepare(following)
+
     def _prepare(self, following: Generation) -> int:
+        """Raises LeftOutError, Interrupted."""
+        self._place = adopt(self._place, self._ledger.members)
         where = "all processes start" if following.group else "it starts"
         pause = f" in {following.pause_s:.0f} s" if following.pause_s else ""
         self._node.log.say(f"{following.reason}; {where} again in place{pause} (generation {following.generation})")
         self._node.runner.pause(following.pause_s)
         return following.generation
 
-    def _run_generation(self, generation: int) -> tuple[Ending, Generation | None]:
+    def _run_generation(self, generation: int, addresses: dict[str, Address]) -> tuple[Ending, Generation | None]:
         """How it ended, and the generation that follows upon it here."""
         node = self._node
         place = dataclasses.replace(self._place, generation=generation)
-        started = processes(self._launcher, place, self._machine_env, self._meet(place))
+        started = processes(self._launcher, place, self._machine_env, addresses)
         outcomes = {process.rank: node.state / f"outcome-{process.rank}.json" for process in started}
         for path in (place.notice, place.listening, place.progress, *outcomes.values()):
             path.unlink(missing_ok=True)
@@ -128,6 +162,7 @@ class NodeProgram:
             dataclasses.replace(process, env={**process.env, "CLOUDGPU_OUTCOME": str(outcomes[process.rank])})
             for process in started
         ]
+        self._begun.note()
         node.history.begin(generation)
         node.heart.set_phase("running")
         exits, signalled, elsewhere = self._watch(wanted, place)
@@ -141,32 +176,49 @@ class NodeProgram:
         )
         node.history.see(read_progress(place.progress), generation)
         node.history.end(ending.reason if elsewhere is None else elsewhere.reason)
-        return ending, self._what_follows(ending, elsewhere)
+        return ending, self._what_follows(ending, elsewhere, place)
 
     def _watch(self, wanted: Sequence[Process], place: Place) -> tuple[list[Exit], bool, Generation | None]:
         node, conduct = self._node, _ProgramConduct(place, self._writer, self._ledger)
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._idle_watch(place))
-            if len(place.nodes) > 1 and self._ledger.scope != "lone":
-                conduct.lookout = stack.enter_context(
-                    Lookout(self._ledger, node.job_dir.url, node.orders, node.wakeup.wake)
-                )
+            alone = len(place.nodes) == 1 and not self._ledger.heals  # where nodes are replaced, others may join
+            if not alone and self._ledger.scope != "lone":
+                conduct.lookout = stack.enter_context(Lookout(self._ledger, node.orders, node.wakeup.wake))
             self._writer.begin()
             exits, signalled = node.runner.run(wanted, node.code, conduct, node.log, node.heart)
         return exits, signalled, conduct.lookout.found if conduct.lookout else None
 
-    def _what_follows(self, ending: Ending, elsewhere: Generation | None) -> Generation | None:
+    def _what_follows(self, ending: Ending, elsewhere: Generation | None, place: Place) -> Generation | None:
         """Orders go before everything: what was told to end does not begin again."""
-        ordered = self._node.orders.deciding is not None
-        may_follow = not ordered and not ending.final
+        node, ledger = self._node, self._ledger
+        order = node.orders.deciding
+        if order is not None and ledger.is_replaced_after(order):
+            return None
+        may_follow = order is None and not ending.final
         if elsewhere is not None and may_follow:
-            self._ledger.newest = elsewhere
+            ledger.follow(elsewhere)
             return elsewhere
-        wanted = None if ordered else wish(ending, fruitless_in_a_row(self._node.history.told))
-        return self._node.insist(lambda: self._ledger.settle(wanted, may_follow=may_follow))
+        wanted = None if order is not None else wish(ending, fruitless_in_a_row(node.history.told))
+        if may_follow and ending.outcome != "succeeded" and not ledger.grants(wanted) and self._waits_for_word(place):
+            return wait_for(ledger, node.runner, lambda record: record.group, WORD_S)
+        return node.insist(lambda: ledger.settle(wanted, may_follow=may_follow))
 
-    def _meet(self, place: Place) -> dict[str, Address]:
-        """The addresses that this generation's processes need; new ports, for the old ones may still be in use."""
+    def _waits_for_word(self, place: Place) -> bool:
+        """Whether the program may have died of another node's loss, which the supervisor will heal."""
+        node = self._node
+        if not self._ledger.heals or self._ledger.scope != "group" or len(place.nodes) == 1:
+            return False
+        peer = node.insist(lambda: lost_peer(node.job_dir, node.attempt, place, node.runner))
+        if peer is not None:
+            node.log.say(f"{peer} seems to be lost: waiting for what takes its place")
+        return peer is not None
+
+    def _meet(self, place: Place) -> dict[str, Address] | Generation:
+        """The addresses that this generation's processes need, or the generation that has overtaken it.
+
+        New ports, for the old ones may still be in use.
+        """
         node = self._node
         needed = needs_addresses(self._launcher, place.nodes)
         if not needed:
@@ -176,17 +228,36 @@ class NodeProgram:
         own = Address(node.host or own_host(), free_port())
         name = "address.json" if place.generation == 1 else f"address-{place.generation:04d}.json"
         node.insist(lambda: node.job_dir.put(node.key(name), own.to_bytes()))
-        self._known = {node.name: own, **{other.node: self._address(other.node, name) for other in needed}}
-        return self._known
+        met = {node.name: own}
+        for other in needed:
+            found = self._address(other.node, name)
+            if isinstance(found, Generation):
+                return found
+            met[other.node] = found
+        self._known = met
+        return met
 
-    def _address(self, other: str, name: str) -> Address:
-        """Where a node can be reached, once it has told."""
-        node = self._node
+    def _address(self, other: str, name: str) -> Address | Generation:
+        """Where a node can be reached, once it has told; or a newer generation, which may do without it."""
+        node, ledger = self._node, self._ledger
         key = node_key(node.attempt, other, name)
-        data = node.runner.insist(lambda: node.insist(lambda: node.job_dir.find(key)), ADDRESS_S)
-        if data is None:
-            raise UnmetError(f"{other} has not told its address in {ADDRESS_S:.0f} s")
-        return Address.from_bytes(data)
+
+        def look() -> Address | Generation | None:
+            data = node.insist(lambda: node.job_dir.find(key))
+            if data is not None:
+                return Address.from_bytes(data)
+            record = None if ledger.scope == "lone" else node.insist(lambda: ledger.look(ledger.following))
+            if record is not None:
+                ledger.follow(record)
+            return record if record is not None and record.group else None
+
+        limit_s = WORD_S if ledger.heals else ADDRESS_S
+        found: Address | Generation | None = node.runner.insist(look, limit_s, ledger.every_s)
+        if found is None:
+            raise UnmetError(f"{other} has not told its address in {limit_s:.0f} s")
+        if isinstance(found, Generation) and found.kind == "closed":
+            raise LeftOutError("the program has ended on another node")
+        return found
 
     def _idle_watch(self, place: Place) -> contextlib.AbstractContextManager[object]:
         """While the program runs, beats tell for how long the GPUs have been idle, if the job has a limit on that."""
@@ -217,7 +288,14 @@ class _ProgramConduct(Conduct):
         return min(self._writer.keep_up(), POLL_S)
 
     def is_over(self) -> bool:
-        return self.lookout is not None and self.lookout.found is not None
+        found = None if self.lookout is None else self.lookout.found
+        return found is not None and found.grace_s == 0.0
+
+    def parting(self) -> Order | None:
+        found = None if self.lookout is None else self.lookout.found
+        if found is None or found.grace_s == 0.0:
+            return None
+        return Order("again", "members", found.reason, time.monotonic() + found.grace_s)
 
     def write_s(self) -> float:
         """Only who uses the Checkpointer tells of saves."""

@@ -89,6 +89,10 @@ class Conduct:
         """What still runs is of no more use."""
         return False
 
+    def parting(self) -> Order | None:
+        """The program is to save and end, for it will start again with other nodes; None: it goes on."""
+        return None
+
     def write_s(self) -> float:
         """What must be left before a deadline, after the program's end, to write what it has staged."""
         return 0.0
@@ -166,6 +170,7 @@ class Runner:
         peer: Order | None = None
         while program.running and not conduct.is_over():
             now = time.monotonic()
+            peer = peer or conduct.parting()
             ends, due = self._next_end(now, peer, conduct)
             if now >= ends:
                 break

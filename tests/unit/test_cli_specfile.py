@@ -57,7 +57,7 @@ def test_flags_win_over_the_file(tmp_path: Path) -> None:
     assert spec.name == "other"
     assert spec.resources.region == ("us-east1", "us-west1")
     assert str(spec.resources.accelerator[0]) == "T4:2"
-    assert spec.resources.nodes == 2
+    assert spec.resources.nodes.most == 2
     assert spec.resources.market == ("spot",)
     assert spec.env == {"A": "1", "B": "x=y: [1]", "C": ""}
     assert spec.limits.cost == Decimal(5)

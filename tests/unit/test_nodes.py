@@ -5,7 +5,7 @@ from __future__ import annotations
 from decimal import Decimal
 from fractions import Fraction
 
-from cloudgpu.control.nodes import node_requests
+from cloudgpu.control.members import node_requests
 from cloudgpu.jobspecs.plan import Offer, RoleOffer
 
 

@@ -1,0 +1,176 @@
+"""One of several nodes is lost: it alone is replaced, or, with `nodes: 1..2`, the others go on without it meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from cloudgpu.control.jobs import Job, list_jobs, submit
+from cloudgpu.control.nodes import read_furthest
+from cloudgpu.jobspecs.loader import load_text
+from cloudgpu.jobspecs.plan import Plan
+from cloudgpu.provisioners.local_machine import marked
+from cloudgpu.tests.standins.control import make_offer
+from cloudgpu.tests.standins.local_jobs import home_processes, stop_supervisor
+
+pytest.importorskip("torch")
+
+WAIT_S = 120.0
+STEPS = 150
+
+TRAIN = """\
+import hashlib, os, sys, time
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from cloudgpu.runtime import Checkpointer, write_output
+
+torch.manual_seed(7)
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+rank, world = dist.get_rank(), dist.get_world_size()
+model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 2))
+model = DistributedDataParallel(model)
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+ckpt = Checkpointer(model=model, optimizer=optimizer, every=8)
+done = 0
+for step in ckpt.steps(int(sys.argv[1])):
+    if not done:
+        print(f"world {world} from step {step}", flush=True)
+    done += 1
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    loss = torch.nn.functional.cross_entropy(
+        model(torch.randn(8, 16, generator=generator)), torch.randint(0, 2, (8,), generator=generator)
+    )
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    time.sleep(float(sys.argv[2]))
+if rank == 0:
+    weights = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
+    write_output("weights.sha256", hashlib.sha256(weights).hexdigest())
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    folder = tmp_path / "home"
+    monkeypatch.setenv("CLOUDGPU_HOME", str(folder))
+    yield folder
+    for job in list_jobs(active_only=True):
+        job.cancel()
+        job.wait(timeout_s=WAIT_S)
+    stop_supervisor()
+    _, left = psutil.wait_procs(list(home_processes(folder)), timeout=10)
+    assert left == []
+
+
+def start(folder: Path, nodes: str, step_s: float, more: str = "") -> Job:
+    code = folder / "code"
+    code.mkdir(exist_ok=True)
+    (code / "train.py").write_text(TRAIN)
+    command = [sys.executable, "train.py", str(STEPS), str(step_s)]
+    text = (
+        f"name: pair\nresources: {{accelerator: none, cloud: local, nodes: {nodes}}}\nlauncher: torchrun\n"
+        f"retry: {{failure: 0}}\nrun: {command}\n{more}"
+    )
+    loaded = load_text(text.replace("'", '"'), base=code)
+    return submit(loaded, Plan((make_offer(nodes=loaded.spec.resources.nodes.most),)))
+
+
+def told(job: Job) -> list[str]:
+    return [event.message for event in job.events()]
+
+
+def until(job: Job, met: Callable[[], bool], what: str) -> None:
+    end = time.monotonic() + WAIT_S
+    while not met():
+        assert time.monotonic() < end and not job.refresh().done, f"{what}: {told(job)}"
+        time.sleep(0.1)
+
+
+def saved(job: Job) -> int:
+    attempt = job.attempts()[-1:]
+    beat = read_furthest(job.open_dir(), attempt[0]) if attempt else None
+    return 0 if beat is None or beat.progress is None else int(beat.progress["saved_step"] or 0)
+
+
+def lose(job: Job, node: str) -> None:
+    """As when a machine loses power."""
+    (attempt,) = job.attempts()
+    processes = marked(f"{attempt.token}/{node}")
+    assert len(processes) > 1
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):  # its parent's end was its own
+            os.kill(process, signal.SIGKILL)
+
+
+def finish(job: Job) -> str:
+    assert job.wait(timeout_s=WAIT_S), told(job)
+    assert job.refresh().state == "succeeded", told(job)
+    assert len(job.attempts()) == 1, told(job)
+    return job.open_dir().get("outputs/weights.sha256").decode()
+
+
+def worlds(job: Job) -> list[tuple[int, int]]:
+    """(number of ranks, first step) of every process that began to train, in the order of time."""
+    found, _ = job.logs().read()
+    words = [line.text.split() for line in found if line.text.startswith("world ")]
+    return [(int(word[1]), int(word[4])) for word in words]
+
+
+@pytest.fixture
+def undisturbed(tmp_path: Path, home: Path) -> str:
+    return finish(start(tmp_path, "2", 0.0))
+
+
+@pytest.mark.parametrize("how", ["lost", "preempted"])
+def test_only_the_lost_node_is_replaced(tmp_path: Path, home: Path, undisturbed: str, how: str) -> None:
+    job = start(tmp_path, "2", 0.06)
+    until(job, lambda: saved(job) >= 16, "never saved")
+    if how == "lost":
+        lose(job, "worker-1.1")
+    else:
+        job.preempt(10, "worker-1")
+    assert finish(job) == undisturbed
+    (attempt,) = job.attempts()
+    assert list((attempt.allocation or {})["machines"]) == ["worker-0.1", "worker-1.1", "worker-1.2"]
+    members = [record for record in attempt.generations or [] if record["kind"] == "members"]
+    assert [[node["node"] for node in record["nodes"]] for record in members] == [["worker-0.1", "worker-1.2"]]
+    last = (attempt.generations or [])[-1]
+    assert (last["failures"], last["interruptions"]) == (0, 1), "the survivor's own end is not the program's failure"
+
+
+@pytest.mark.parametrize("victim", ["worker-0.1", "worker-1.1"])
+def test_with_a_range_of_nodes_those_that_are_left_go_on(tmp_path: Path, home: Path, victim: str) -> None:
+    """The new machine's setup lasts until the others have trained without it."""
+    ready = tmp_path / "ready"
+    slow = f"case $CLOUDGPU_NODE in *.2) until [ -e {ready} ]; do sleep 0.1; done;; esac"
+    job = start(tmp_path, "1..2", 0.1, f"setup: {slow}\n")
+    until(job, lambda: saved(job) >= 16, "never saved")
+    lose(job, victim)
+    until(job, lambda: len(worlds(job)) == 3, "nobody went on alone")
+    before = saved(job)
+    until(job, lambda: saved(job) > before, "nothing was saved alone")
+    ready.touch()
+    finish(job)
+    assert [ranks for ranks, _ in worlds(job)] == [2, 2, 1, 2, 2], told(job)
+    steps = [step for _, step in worlds(job)]
+    assert steps == sorted(steps), "nobody began before a step that had been saved"
+    (attempt,) = job.attempts()
+    members = [record for record in attempt.generations or [] if record["kind"] == "members"]
+    replaced = f"{victim[:-1]}2"
+    left = ({"worker-0.1", "worker-1.1"} - {victim}).pop()
+    named = [[node["node"] for node in record["nodes"]] for record in members]
+    assert named == [[left], sorted([left, replaced])]
+    assert (members[-1]["failures"], members[-1]["interruptions"]) == (0, 1), "growing again costs nothing"
+    assert steps[-1] > before, "what was trained alone was saved before the new one joined"
