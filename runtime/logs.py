@@ -72,7 +72,8 @@ class LogWriter:
     training goes on: the oldest waiting lines are dropped, and a line says how many.
     """
 
-    def __init__(self, job_dir: JobDir, attempt: int, node: str) -> None:
+    def __init__(self, job_dir: JobDir, attempt: int, node: str, chunk: int = 1) -> None:
+        """`chunk`: the object to begin with, see next_chunk()."""
         self._job_dir, self._attempt, self._node = job_dir, attempt, node
         self._clock = SteadyClock()
         self._lines: deque[bytes] = deque()
@@ -81,7 +82,7 @@ class LogWriter:
         self._failing = False
         self._closing = False
         self._changed = threading.Condition()
-        self._chunk, self._content = 1, b""
+        self._chunk, self._content = chunk, b""
         self._member = b""  # on its way; kept until written, since a write may have worked though its answer was lost
         self._thread = threading.Thread(target=self._run, name="log", daemon=True)
         self._thread.start()
@@ -262,6 +263,12 @@ class LogReader:
                 text = f"{entry.key} is damaged from byte {place} on: {error}"
                 lines, data = [[entry.modified, None, "agent", text]], b""
             yield lines, place, entry.size - len(data)
+
+
+def next_chunk(job_dir: JobDir, attempt: int, node: str) -> int:
+    """For who goes on with a node's log: the number after those of all objects it has. Raises JobDirError."""
+    numbers = map(_chunk_number, job_dir.list(node_key(attempt, node, "log")))
+    return max((number for number in numbers if number is not None), default=0) + 1
 
 
 def _chunk_key(attempt: int, node: str, chunk: int) -> str:

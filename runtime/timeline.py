@@ -6,25 +6,32 @@ import dataclasses
 import threading
 from typing import Any
 
-from .jobdir import Span, Timeline
+from .jobdir import Heartbeat, Span, Timeline
 from .logs import SteadyClock
 
 
 class History:
     """Begins when the node is claimed."""
 
-    def __init__(self) -> None:
+    def __init__(self, earlier: Heartbeat | None = None) -> None:
+        """`earlier`: the last that was told before this machine was restarted; what ran then ended about that time."""
         self._now = SteadyClock()
         self._lock = threading.Lock()
         self._times = Timeline(claimed=self._now())
         self._spans: list[Span] = []
+        if earlier is not None and earlier.timeline is not None:
+            self._times = Timeline(**earlier.timeline)
+            self._spans = [Span(**span) for span in self._times.spans]
+            if self._spans and self._spans[-1].ended is None:
+                last = dataclasses.replace(self._spans[-1], ended=earlier.time, reason="the machine was restarted")
+                self._spans[-1] = last
 
     def setup_begins(self) -> None:
-        self._times = dataclasses.replace(self._times, setup=self._now())
+        self._times = dataclasses.replace(self._times, setup=self._times.setup or self._now())
 
     def is_ready(self) -> None:
         """The setup is done, or there was none to do."""
-        self._times = dataclasses.replace(self._times, ready=self._now())
+        self._times = dataclasses.replace(self._times, ready=self._times.ready or self._now())
 
     def begin(self, generation: int) -> None:
         """A generation of the program is about to be started."""

@@ -61,18 +61,20 @@ def ask(request: urllib.request.Request, timeout: float = 60.0) -> Any:  # noqa:
     return urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=timeout)
 
 
-def credentials() -> dict[str, str]:
-    """Of the machine's role, from the instance metadata service, version 2."""
+def metadata(path: str) -> str:
+    """From the instance metadata service, version 2."""
     given = os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT") or "http://169.254.169.254"
-    base, path = given.rstrip("/") + "/latest", "/meta-data/iam/security-credentials/"
-    headers = {"X-aws-ec2-metadata-token-ttl-seconds": "600"}
+    base = given.rstrip("/") + "/latest"
+    headers = {"X-aws-ec2-metadata-token-ttl-seconds": "60"}
     token = ask(urllib.request.Request(f"{base}/api/token", headers=headers, method="PUT"), 5).read().decode()
+    request = urllib.request.Request(f"{base}/meta-data/{path}", headers={"X-aws-ec2-metadata-token": token})
+    return str(ask(request, 5).read().decode())
 
-    def get(path: str) -> str:
-        request = urllib.request.Request(base + path, headers={"X-aws-ec2-metadata-token": token})
-        return str(ask(request, 5).read().decode())
 
-    known: dict[str, str] = json.loads(get(path + get(path).split()[0]))
+def credentials() -> dict[str, str]:
+    """Of the machine's role."""
+    path = "iam/security-credentials/"
+    known: dict[str, str] = json.loads(metadata(path + metadata(path).split()[0]))
     return known
 
 
@@ -177,11 +179,12 @@ class Machine:
             self.rebooting.unlink()
         signal.signal(signal.SIGTERM, self.on_sigterm)
         left = self.limit_life()
+        name = insist("this machine does not learn its name", lambda: metadata("instance-id"), PATIENCE_S)
         file = HOME / "agent.pyz"
         if sha256_of(file) != self.record["agent_sha256"]:
             insist("the agent file cannot be fetched", lambda: self.fetch(file), PATIENCE_S)
         for _ in range(AGENT_TRIES):
-            code = self.run_agent(file, left)
+            code = self.run_agent(file, name, left)
             if code == 0 or code in WORDLESS or self.going_down:
                 say(f"the agent has ended with exit code {code}")
                 return
@@ -209,8 +212,8 @@ class Machine:
             )
         write(file, data)
 
-    def run_agent(self, file: Path, left: float | None) -> int:
-        """Until it ends; its exit code."""
+    def run_agent(self, file: Path, name: str, left: float | None) -> int:
+        """Until it ends; its exit code. All processes of the machine carry its name."""
         record = self.record
         line = [sys.executable, "-I", str(file), "--home", str(HOME), "--notices", record["notices"]]
         line += ["--job-dir", record["job_dir"], "--job-sha256", record["job_sha256"]]
@@ -218,7 +221,7 @@ class Machine:
         line += [] if left is None else ["--lifetime-s", str(left)]
         ends = record["capacity_block_end"]
         line += [] if ends is None else ["--capacity-block-end", str(ends)]
-        environment = {"HOME": "/root", "AWS_DEFAULT_REGION": record["region"], **os.environ}
+        environment = {"HOME": "/root", "AWS_DEFAULT_REGION": record["region"], **os.environ, "CLOUDGPU_MACHINE": name}
         if record["endpoint"]:
             environment["AWS_ENDPOINT_URL"] = record["endpoint"]
         with (HOME / "agent.log").open("ab") as log:
