@@ -16,6 +16,7 @@ ACCOUNT = "123456789012"
 # "DLAMI release notes" and of Canonical's "Find Ubuntu images with SSM"; ids are made up, one for each region.
 _DEEP_LEARNING = "/aws/service/deeplearning/ami/{architecture}/{name}/latest/ami-id"
 _UBUNTU = "/aws/service/canonical/ubuntu/server/{version}/stable/current/{architecture}/hvm/ebs-gp3/ami-id"
+_NEURON = "/aws/service/neuron/dlami/base/ubuntu-{version}/latest/image_id"
 _AMAZON = "/aws/service/ami-amazon-linux-latest/al2023-ami-kernel-default-{architecture}"
 IMAGES: dict[str, tuple[str, str]] = {  # parameter -> architecture, root device
     **{
