@@ -1,55 +1,166 @@
-"""`cloudgpu gc`: machines that no job needs any more."""
+"""`cloudgpu gc`: what was made for jobs and is needed by none any more."""
 
 from __future__ import annotations
 
+import time
+from collections import Counter
+from collections.abc import Sequence
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
 import click
 
+from .errors import CommandError
 from .exits import Exit
 from .options import json_option, yes_option
-from .output import Column, can_ask, echo_json, echo_table, remark
+from .output import Column, can_ask, echo_json, echo_table, remark, warning
+from .text import duration, money
 
-_MACHINES = (
-    Column("target"),
-    Column("job"),
-    Column("attempt", right=True),
-    Column("machines", right=True),
-    Column("ids", least=16),
+if TYPE_CHECKING:
+    from ..control.leftovers import Judged
+
+_HEADS = (
+    Column("where"),
+    Column("job", least=10),
+    Column("attempt", right=True, spare=4),
+    Column("what", least=18),
+    Column("age", right=True, spare=2),
+    Column("expires in", right=True, spare=3),
+    Column("USD/h", right=True),
+    Column("owner", least=8),
+    Column("state"),
 )
 
 
 @click.command()
-@click.option("-n", "--dry-run", is_flag=True, help="Only show them.")
+@click.option("-n", "--dry-run", is_flag=True, help="Only show it.")
+@click.option("--cloud", "clouds", metavar="TARGET", multiple=True, help="Only there; else wherever you may look.")
+@click.option("--region", "regions", metavar="REGION", multiple=True, help="Only these; else all that are enabled.")
+@click.option("--expired-only", is_flag=True, help="Remove nothing that may still be of use to its owner.")
+@click.option("--others", is_flag=True, help="Remove also what other users of the account left, once it has expired.")
 @yes_option
 @json_option
-def command(*, dry_run: bool, yes: bool, as_json: bool) -> Exit | None:
-    """Find machines tagged as cloudgpu's whose job has ended or is unknown, and end them.
+def command(
+    *,
+    dry_run: bool,
+    clouds: tuple[str, ...],
+    regions: tuple[str, ...],
+    expired_only: bool,
+    others: bool,
+    yes: bool,
+    as_json: bool,
+) -> Exit | None:
+    """Find everything tagged as cloudgpu's that no job needs any more, say what it costs, and remove it.
 
     \b
     cloudgpu gc --dry-run
-    cloudgpu gc --yes
+    cloudgpu gc --cloud aws --region us-east-1 --yes
+    cloudgpu gc --others --expired-only --yes
 
-    Without --yes they are shown and asked for; where nobody can be asked, nothing is ended.
+    It looks in all regions and needs no local state; what a job of this store needs is never touched. Everything
+    carries a time after which anybody may remove it: what belongs to other users stays until then, and after that goes
+    with --others only. Without --yes it is asked for; where nobody can be asked, nothing is removed.
     """
-    from ..control.jobs import orphans, terminate_orphan
+    from ..control import leftovers
 
-    found = orphans()
+    now = time.time()
+    found, missed = leftovers.find(_targets(clouds), regions, now)
+    shown = [one for one in found if one.verdict != "in use"]
+    going = [one for one in shown if one.may_go(others=others, expired_only=expired_only)]
     if as_json:
-        echo_json([allocation.to_json() for allocation in found])
-    elif found:
-        echo_table(
-            _MACHINES,
-            [[a.target, a.job_id, str(a.attempt), str(len(a.machines)), ", ".join(a.machines.values())] for a in found],
-        )
-    else:
-        remark("nothing to do: every machine belongs to a job that runs")
-    if not found or dry_run:
-        return None
-    if not yes:
-        if not can_ask():
-            remark("nothing was ended: add --yes")
+        echo_json([_json(one, goes=one in going) for one in shown])
+    elif shown:
+        echo_table(_HEADS, [_row(one, now) for one in shown])
+        remark(_costs(shown))
+    elif not missed:
+        remark("nothing to do: everything that is tagged belongs to a job that runs")
+    for place, why in missed.items():
+        warning(f"{place} was not looked at: {why}")
+    if going and not dry_run:
+        if not yes and not can_ask():
+            remark("nothing was removed: add --yes")
             return Exit.USAGE
-        click.confirm(f"end the machines of {len(found)} attempts?", err=True, abort=True)
-    for allocation in found:
-        terminate_orphan(allocation)
-        remark(f"ended {len(allocation.machines)} machines of {allocation.job_id}, attempt {allocation.attempt}")
-    return None
+        if not yes:
+            click.confirm(f"remove what is left of {len(going)} launches?", err=True, abort=True)
+        _remove(going, now, others=others, expired_only=expired_only)
+    return Exit.UNAVAILABLE if missed else None
+
+
+def _targets(asked: Sequence[str]) -> list[str]:
+    from ..provisioners import launchable, leftovers
+
+    known = sorted(launchable())
+    for name in asked:
+        if name not in known:
+            hint = f"known: {', '.join(known)}"
+            raise CommandError(f"--cloud {name}: nothing is launched there", hint=hint, exit_code=Exit.USAGE)
+    return list(dict.fromkeys(asked)) or [target for target in known if leftovers.usable(target)]
+
+
+def _remove(going: Sequence[Judged], now: float, *, others: bool, expired_only: bool) -> None:
+    """All that can be removed; then raises CommandError for what could not."""
+    from ..control import leftovers
+    from ..provisioners import ProvisionError
+
+    failed = []
+    for one in going:
+        name = f"{one.leftover.job_id or one.leftover.things[0].id}, attempt {one.leftover.attempt}"
+        try:
+            if leftovers.remove(one, now, others=others, expired_only=expired_only):
+                remark(f"removed what was left of {name}: {_what(one)}")
+        except ProvisionError as error:
+            failed.append(f"{name}: {error}")
+    if failed:
+        reasons = "\n".join(f"  {line}" for line in failed)
+        raise CommandError(
+            f"{len(failed)} of {len(going)} could not be removed:\n{reasons}",
+            hint="run the command again: what is gone already does no harm",
+            exit_code=Exit.UNAVAILABLE,
+        )
+
+
+def _row(one: Judged, now: float) -> list[str]:
+    left = one.leftover
+    expires = "never" if left.expires is None else duration(left.expires - now)
+    return [
+        " ".join([left.target, *left.regions]),
+        left.job_id or "-",
+        str(left.attempt or "-"),
+        _what(one),
+        "-" if left.created is None else duration(now - left.created),
+        "past" if one.is_expired else expires,
+        "unknown" if left.price is None else f"{left.price:.4f}",
+        left.owner if one.verdict in ("another's", "expired") else "this store",
+        one.verdict,
+    ]
+
+
+def _what(one: Judged) -> str:
+    """`1 instance, 2 volumes`."""
+    kinds = Counter(thing.kind for thing in one.leftover.things)
+    return ", ".join(f"{count} {kind}{'s' if count > 1 else ''}" for kind, count in kinds.items())
+
+
+def _costs(shown: Sequence[Judged]) -> str:
+    known = sum((one.leftover.price or Decimal(0) for one in shown), Decimal(0))
+    unknown = sum(one.leftover.price is None for one in shown)
+    more = f", and {unknown} of them by an unknown price" if unknown else ""
+    return f"together {money(known)}/h by the tables{more}"
+
+
+def _json(one: Judged, *, goes: bool) -> dict[str, Any]:
+    left = one.leftover
+    return {
+        "target": left.target,
+        "regions": left.regions,
+        "job_id": left.job_id,
+        "attempt": left.attempt,
+        "token": left.token,
+        "owner": left.owner,
+        "state": one.verdict,
+        "removable": goes,
+        "created": left.created,
+        "expires": left.expires,
+        "price_usd_h": None if left.price is None else str(left.price),
+        "things": [thing.to_json() for thing in left.things],
+    }

@@ -261,14 +261,15 @@ def list_jobs(active_only: bool = False, limit: int = 50) -> list[Job]:
 
 def orphans() -> list[Allocation]:
     """Machines tagged as ours whose job or attempt has ended, or is unknown. Raises ProvisionError."""
-    from ..provisioners import get_provisioner, launchable
+    from ..provisioners import get_provisioner, launchable, leftovers
     from ..provisioners.base import Owner
     from .submission import owner_name
 
-    store = _store(paths.database_url())
+    store = open_store()
     found = [
         allocation
         for target in sorted(launchable())
+        if leftovers.usable(target)
         for allocation in get_provisioner(target).find(Owner(owner_name()))
     ]
     # The store is read after the machines: one that was being got meanwhile is known by now.
@@ -287,6 +288,11 @@ def _is_orphan(store: Store, allocation: Allocation) -> bool:
     attempts = {attempt.number: attempt for attempt in store.attempts(allocation.job_id)}
     attempt = attempts.get(allocation.attempt)
     return attempt is None or attempt.state in states.ATTEMPT_END or attempt.token != allocation.token
+
+
+def open_store() -> Store:
+    """The store of this user's jobs. Raises StoreError."""
+    return _store(paths.database_url())
 
 
 def _choose(nodes: list[str], wanted: str | None) -> list[str]:

@@ -1,0 +1,296 @@
+"""Everything on AWS that carries our tags, in every region and of every owner, and how to remove it: for `cloudgpu gc`.
+
+What a launch makes is removed by AwsProvisioner.terminate(); here is what it takes to find things without any local
+state, and to remove those that terminate() does not make (a volume by itself, an open Spot request), or that somebody
+has torn from their launch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ...jobspecs import catalog
+from .. import tags
+from ..base import Allocation, ProvisionError
+from ..leftovers import Found, Leftover, Thing
+from .clients import HOME_REGION, Clients, could_be_used, told, tolerate
+from .identity import PATH
+
+if TYPE_CHECKING:
+    from types_boto3_ec2 import EC2Client
+    from types_boto3_iam import IAMClient
+
+__all__ = ["could_be_used", "find", "remove"]
+
+_REGIONS_AT_ONCE = 8
+_ENDING_S = 300.0
+"""So long remove() waits for machines that it has ended by itself."""
+_POLL_S = 3.0
+_OURS: Any = [{"Name": "tag-key", "Values": [tags.OWNER]}]
+_MARKETS = {"spot": "spot", "capacity-block": "reservation"}
+_ALIVE: Any = {"Name": "instance-state-name", "Values": ["pending", "running", "stopping", "stopped"]}
+_OPEN: Any = {"Name": "state", "Values": ["open", "active"]}
+
+
+class _Tagged(NamedTuple):
+    """A thing with its tags."""
+
+    thing: Thing
+    tags: Mapping[str, str]
+
+
+# --- find -------------------------------------------------------------------------------------------------------------
+
+
+def find(regions: Sequence[str], clients: Clients | None = None) -> Found:
+    """Of every owner, in these regions (none: all that the account has enabled). Raises ProvisionError."""
+    clients = clients or Clients()
+    for region in regions:
+        clients.check_region(region)
+    asked = list(dict.fromkeys(regions)) or [name for name, enabled in clients.regions.items() if enabled]
+    missed: dict[str, str] = {}
+    found: list[_Tagged] = []
+
+    def look(place: str) -> list[_Tagged]:
+        with told(f"look for what is tagged in {place}", clients.clock):
+            return list(_identities(clients.iam(asked[0])) if place == _IAM else _in_region(clients.ec2(place), place))
+
+    with ThreadPoolExecutor(_REGIONS_AT_ONCE) as pool:
+        futures = {place: pool.submit(look, place) for place in (*asked, _IAM)}
+        for place, future in futures.items():
+            try:
+                found += future.result()
+            except ProvisionError as error:
+                missed[place] = str(error)
+    return Found(_launches(found), missed)
+
+
+_IAM = "iam"
+
+
+def _launches(found: Sequence[_Tagged]) -> list[Leftover]:
+    """What has the same token belongs together; without a token every thing is by itself."""
+    groups: dict[str, list[_Tagged]] = {}
+    for one in found:
+        groups.setdefault(one.tags.get(tags.TOKEN) or one.thing.id, []).append(one)
+    return [_leftover(group) for group in groups.values()]
+
+
+def _leftover(group: Sequence[_Tagged]) -> Leftover:
+    def first(name: str) -> str:
+        return next((one.tags[name] for one in group if one.tags.get(name)), "")
+
+    expiries = [float(text) for one in group if (text := one.tags.get(tags.EXPIRES, "")).isdecimal()]
+    attempt = first(tags.ATTEMPT)
+    return Leftover(
+        target="aws",
+        owner=first(tags.OWNER),
+        job_id=first(tags.JOB),
+        attempt=int(attempt) if attempt.isdecimal() else 0,
+        token=first(tags.TOKEN),
+        # A machine that was added later expires later, and needs the others until then.
+        expires=max(expiries, default=None),
+        things=tuple(one.thing for one in group),
+    )
+
+
+def _in_region(ec2: EC2Client, region: str) -> Iterator[_Tagged]:
+    for listing in (_spot_requests, _instances, _volumes, _interfaces, _placement_groups, _security_groups):
+        yield from listing(ec2, region)
+
+
+def _instances(ec2: EC2Client, region: str) -> Iterator[_Tagged]:
+    for page in ec2.get_paginator("describe_instances").paginate(Filters=[*_OURS, _ALIVE]):
+        for item in (item for reservation in page["Reservations"] for item in reservation["Instances"]):
+            machine_type, state = item["InstanceType"], item["State"]["Name"]
+            market = _MARKETS.get(item.get("InstanceLifecycle", ""), "on-demand")
+            thing = Thing(
+                "instance",
+                item["InstanceId"],
+                region,
+                f"{machine_type} {market}, {state}",
+                Decimal(0) if state == "stopped" else _machine_price(machine_type, region, market),
+                item["LaunchTime"].timestamp(),
+            )
+            yield _Tagged(thing, _tags(item))
+
+
+def _volumes(ec2: EC2Client, region: str) -> Iterator[_Tagged]:
+    for page in ec2.get_paginator("describe_volumes").paginate(Filters=_OURS):
+        for item in page["Volumes"]:
+            price = catalog.disk_price("aws", region)
+            thing = Thing(
+                "volume",
+                item["VolumeId"],
+                region,
+                f"{item['Size']} GB, {item['State']}",
+                None if price is None else round(price.amount * item["Size"], 6),
+                item["CreateTime"].timestamp(),
+            )
+            yield _Tagged(thing, _tags(item))
+
+
+def _interfaces(ec2: EC2Client, region: str) -> Iterator[_Tagged]:
+    for page in ec2.get_paginator("describe_network_interfaces").paginate(Filters=_OURS):
+        for item in page["NetworkInterfaces"]:
+            thing = Thing("network interface", item["NetworkInterfaceId"], region, item.get("Status", ""))
+            yield _Tagged(thing, _tags(item, "TagSet"))
+
+
+def _security_groups(ec2: EC2Client, region: str) -> Iterator[_Tagged]:
+    for page in ec2.get_paginator("describe_security_groups").paginate(Filters=_OURS):
+        for item in page["SecurityGroups"]:
+            yield _Tagged(Thing("security group", item["GroupId"], region, item["GroupName"]), _tags(item))
+
+
+def _placement_groups(ec2: EC2Client, region: str) -> Iterator[_Tagged]:
+    for item in ec2.describe_placement_groups(Filters=_OURS)["PlacementGroups"]:
+        yield _Tagged(Thing("placement group", item["GroupName"], region), _tags(item))
+
+
+def _spot_requests(ec2: EC2Client, region: str) -> Iterator[_Tagged]:
+    for page in ec2.get_paginator("describe_spot_instance_requests").paginate(Filters=[*_OURS, _OPEN]):
+        for item in page["SpotInstanceRequests"]:
+            thing = Thing("Spot request", item["SpotInstanceRequestId"], region, str(item.get("State", "")))
+            yield _Tagged(thing, _tags(item))
+
+
+def _identities(iam: IAMClient) -> Iterator[_Tagged]:
+    """Roles and instance profiles under our path. Listings leave out tags: each is asked for its own."""
+    for roles in iam.get_paginator("list_roles").paginate(PathPrefix=PATH):
+        for name in [role["RoleName"] for role in roles["Roles"]]:
+            with tolerate("NoSuchEntity"):
+                role = iam.get_role(RoleName=name)["Role"]
+                yield _Tagged(Thing("role", name, "", created=role["CreateDate"].timestamp()), _tags(role))
+    for profiles in iam.get_paginator("list_instance_profiles").paginate(PathPrefix=PATH):
+        for name in [profile["InstanceProfileName"] for profile in profiles["InstanceProfiles"]]:
+            with tolerate("NoSuchEntity"):
+                profile = iam.get_instance_profile(InstanceProfileName=name)["InstanceProfile"]
+                created = profile["CreateDate"].timestamp()
+                yield _Tagged(Thing("instance profile", name, "", created=created), _tags(profile))
+
+
+def _tags(item: Mapping[str, Any], key: str = "Tags") -> dict[str, str]:
+    return {tag["Key"]: tag["Value"] for tag in item.get(key) or ()}
+
+
+def _machine_price(machine_type: str, region: str, market: str) -> Decimal | None:
+    for machine in catalog.machine_types("aws").get(machine_type, ()):
+        found = catalog.price("aws", machine_type, machine.accelerator, machine.counts[0], region, market)
+        return None if found is None else found.amount
+    return None
+
+
+# --- remove -----------------------------------------------------------------------------------------------------------
+
+
+def remove(leftover: Leftover, clients: Clients | None = None) -> None:
+    """All of it; idempotent; returns when nothing of it bills any more. Raises ProvisionError."""
+    clients = clients or Clients()
+    if leftover.token:
+        _terminate_launch(leftover)
+    for region in leftover.regions:
+        _remove_things(clients, region, leftover)
+    _remove_things(clients, "", leftover)
+
+
+def _terminate_launch(leftover: Leftover) -> None:
+    """As its own supervisor would have done."""
+    from .provisioner import OWNER, REGION, AwsProvisioner
+
+    for region in leftover.regions:
+        details = {REGION: region, OWNER: leftover.owner}
+        launch = Allocation("aws", leftover.job_id, leftover.attempt, leftover.token, {}, details)
+        AwsProvisioner().terminate(launch)
+
+
+def _remove_things(clients: Clients, region: str, leftover: Leftover) -> None:
+    """Those of one region (or of none), kind by kind: what others depend on goes last."""
+    here = [thing for thing in leftover.things if thing.region == region]
+    for kind, delete in _DELETE.items():
+        if kind == "volume":
+            _end(clients, region, [thing.id for thing in here if thing.kind == "instance"])
+        for name in (thing.id for thing in here if thing.kind == kind):
+            with told(f"remove {kind} {name}" + (f" of {region}" if region else ""), clients.clock):
+                delete(clients, region, name)
+
+
+def _end(clients: Clients, region: str, instances: Sequence[str]) -> None:
+    """Terminate, and wait for the end: until then their disks bill, and groups cannot be removed."""
+    until = clients.clock.monotonic() + _ENDING_S
+    left = _alive(clients, region, instances) if instances else []
+    if left:
+        with told(f"end {', '.join(left)} of {region}", clients.clock):
+            clients.ec2(region).terminate_instances(InstanceIds=left)
+    while left := _alive(clients, region, left) if left else []:
+        if clients.clock.monotonic() > until:
+            message = f"{', '.join(left)} of {region} were told to end {_ENDING_S:.0f} s ago, and are still there"
+            raise ProvisionError("transient", message, scope="region")
+        clients.clock.sleep(_POLL_S)
+
+
+def _alive(clients: Clients, region: str, instances: Sequence[str]) -> list[str]:
+    with told(f"look at the machines in {region}", clients.clock):
+        pages = (
+            clients.ec2(region)
+            .get_paginator("describe_instances")
+            .paginate(Filters=[{"Name": "instance-id", "Values": list(instances)}])
+        )
+        items = [item for page in pages for reservation in page["Reservations"] for item in reservation["Instances"]]
+    return [item["InstanceId"] for item in items if item["State"]["Name"] != "terminated"]
+
+
+def _cancel_spot_request(clients: Clients, region: str, name: str) -> None:
+    with tolerate("InvalidSpotInstanceRequestID.NotFound"):
+        clients.ec2(region).cancel_spot_instance_requests(SpotInstanceRequestIds=[name])
+
+
+def _delete_volume(clients: Clients, region: str, name: str) -> None:
+    with tolerate("InvalidVolume.NotFound"):
+        clients.ec2(region).delete_volume(VolumeId=name)
+
+
+def _delete_interface(clients: Clients, region: str, name: str) -> None:
+    with tolerate("InvalidNetworkInterfaceID.NotFound"):
+        clients.ec2(region).delete_network_interface(NetworkInterfaceId=name)
+
+
+def _delete_placement_group(clients: Clients, region: str, name: str) -> None:
+    with tolerate("InvalidPlacementGroup.Unknown"):
+        clients.ec2(region).delete_placement_group(GroupName=name)
+
+
+def _delete_security_group(clients: Clients, region: str, name: str) -> None:
+    with tolerate("InvalidGroup.NotFound"):
+        clients.ec2(region).delete_security_group(GroupId=name)
+
+
+def _delete_profile(clients: Clients, region: str, name: str) -> None:
+    iam = clients.iam(region or HOME_REGION)
+    with tolerate("NoSuchEntity"):
+        for role in iam.get_instance_profile(InstanceProfileName=name)["InstanceProfile"]["Roles"]:
+            iam.remove_role_from_instance_profile(InstanceProfileName=name, RoleName=role["RoleName"])
+        iam.delete_instance_profile(InstanceProfileName=name)
+
+
+def _delete_role(clients: Clients, region: str, name: str) -> None:
+    iam = clients.iam(region or HOME_REGION)
+    with tolerate("NoSuchEntity"):
+        for policy in iam.list_role_policies(RoleName=name)["PolicyNames"]:
+            iam.delete_role_policy(RoleName=name, PolicyName=policy)
+        iam.delete_role(RoleName=name)
+
+
+_DELETE: dict[str, Callable[[Clients, str, str], None]] = {
+    "Spot request": _cancel_spot_request,
+    "volume": _delete_volume,
+    "network interface": _delete_interface,
+    "placement group": _delete_placement_group,
+    "security group": _delete_security_group,
+    "instance profile": _delete_profile,
+    "role": _delete_role,
+}
+"""In this order; machines end before the first volume."""

@@ -1,0 +1,132 @@
+"""Everything of ours that a target has, found by its tags alone: for `cloudgpu gc`, which may know of no job.
+
+A launch leaves more than machines: disks, interfaces, security groups, roles ... What belongs to one launch is one
+Leftover. Whether it may go is not decided here (control/leftovers.py).
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Any, Protocol, cast
+
+from . import get_provisioner
+from .base import Allocation, Owner
+
+# cloud -> module that is a Collector; imported on first use. Other targets have machines only: find() tells all.
+_COLLECTORS = {"aws": ".aws.collect"}
+
+
+@dataclass(frozen=True, slots=True)
+class Thing:
+    """One thing that exists."""
+
+    kind: str
+    """e.g. "instance", "volume", "role"."""
+    id: str
+    region: str
+    """"": it belongs to no region."""
+    detail: str = ""
+    """e.g. "g4dn.xlarge spot, running"."""
+    price: Decimal | None = Decimal(0)
+    """US dollars an hour by the tables; None: unknown."""
+    created: float | None = None
+    """Epoch seconds; None: the target does not tell."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "kind": self.kind,
+            "id": self.id,
+            "region": self.region,
+            "detail": self.detail,
+            "price_usd_h": None if self.price is None else str(self.price),
+            "created": self.created,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """What is there of one launch."""
+
+    target: str
+    owner: str
+    """As in Owner.name."""
+    job_id: str
+    """"": its tag is gone; so with attempt 0."""
+    attempt: int
+    token: str
+    expires: float | None
+    """Epoch seconds after which anybody may remove it; None: never."""
+    things: tuple[Thing, ...]
+
+    @property
+    def price(self) -> Decimal | None:
+        """US dollars an hour of all; None: that of a part is unknown."""
+        prices = [thing.price for thing in self.things]
+        return None if None in prices else sum((price for price in prices if price is not None), Decimal(0))
+
+    @property
+    def created(self) -> float | None:
+        """Of the oldest thing."""
+        return min((thing.created for thing in self.things if thing.created is not None), default=None)
+
+    @property
+    def regions(self) -> list[str]:
+        return sorted({thing.region for thing in self.things if thing.region})
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a look at a target has found."""
+
+    leftovers: list[Leftover]
+    missed: Mapping[str, str] = field(default_factory=dict)
+    """Where nobody could look ("eu-west-3", "roles") -> why."""
+
+
+class Collector(Protocol):
+    """A cloud's module for it."""
+
+    def find(self, regions: Sequence[str]) -> Found:
+        """Of every owner, in these regions (none: all that are enabled). Raises ProvisionError."""
+
+    def remove(self, leftover: Leftover) -> None:
+        """All of it; idempotent; returns when nothing bills any more. Raises ProvisionError."""
+
+    def could_be_used(self) -> bool:
+        """Whether there are credentials of some kind; asks nobody but files and the environment."""
+
+
+def usable(target: str) -> bool:
+    """Whether it makes sense to look there without being told to."""
+    return target not in _COLLECTORS or _collector(target).could_be_used()
+
+
+def find(target: str, owner: Owner, regions: Sequence[str] = ()) -> Found:
+    """What a target has with our tags: of every owner in a cloud, of this one elsewhere. Raises ProvisionError."""
+    if target in _COLLECTORS:
+        return _collector(target).find(regions)
+    return Found([_leftover(allocation, owner) for allocation in get_provisioner(target).find(owner)])
+
+
+def remove(leftover: Leftover) -> None:
+    """Remove all of it; idempotent. Raises ProvisionError."""
+    if leftover.target in _COLLECTORS:
+        _collector(leftover.target).remove(leftover)
+        return
+    machines = {thing.detail: thing.id for thing in leftover.things}
+    allocation = Allocation(leftover.target, leftover.job_id, leftover.attempt, leftover.token, machines)
+    get_provisioner(leftover.target).terminate(allocation)
+
+
+def _leftover(allocation: Allocation, owner: Owner) -> Leftover:
+    things = tuple(Thing("machine", machine, "", node) for node, machine in allocation.machines.items())
+    return Leftover(
+        allocation.target, owner.name, allocation.job_id, allocation.attempt, allocation.token, None, things
+    )
+
+
+def _collector(target: str) -> Collector:
+    return cast("Collector", importlib.import_module(_COLLECTORS[target], __package__))
