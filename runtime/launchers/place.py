@@ -81,7 +81,11 @@ def machine_environment(environ: Mapping[str, str], marker: str) -> dict[str, st
 def environment(place: Place, machine_env: Mapping[str, str]) -> dict[str, str]:
     """The machine's variables, then the user's, then ours, which a program must be able to rely on."""
     path = {} if place.job.search_path is None else {"PATH": place.job.search_path}
-    return {**machine_env, **path, **place.job.env, **_job_env(place)}
+    whole = {**machine_env, **path, **place.job.env, **_job_env(place)}
+    own, machines = place.job.env.get("PYTHONPATH"), machine_env.get("PYTHONPATH")
+    if own and machines:  # by the machine's, cloudgpu.runtime is found
+        whole["PYTHONPATH"] = f"{own}{os.pathsep}{machines}"
+    return whole
 
 
 def _job_env(place: Place) -> dict[str, str]:

@@ -25,6 +25,8 @@ class Request:
     key: str
     query: dict[str, str]
     headers: Mapping[str, str] = field(default_factory=dict, compare=False)
+    target: str = field(default="", compare=False)
+    """Path and query as they were sent."""
 
     @property
     def kind(self) -> str:
@@ -212,7 +214,7 @@ def _handler(store: S3) -> type[BaseHTTPRequestHandler]:
             parts = urlsplit(self.path)
             key = unquote(parts.path).removeprefix("/bucket").lstrip("/")
             query = {name: values[0] for name, values in parse_qs(parts.query, keep_blank_values=True).items()}
-            request = Request(self.command, key, query, self.headers)
+            request = Request(self.command, key, query, self.headers, self.path)
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             fault = store.fault_for(request)
             if fault and fault.hang:
@@ -235,8 +237,8 @@ def _handler(store: S3) -> type[BaseHTTPRequestHandler]:
         do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = handle_one  # noqa: N815
 
         def answer(self, status: int, content: bytes, headers: dict[str, str]) -> None:
-            self.send_response(status)
-            for name, value in headers.items():
+            self.send_response_only(status)
+            for name, value in {"Date": self.date_time_string(), **headers}.items():
                 self.send_header(name, value)
             self.send_header("Content-Length", str(len(content)))
             self.end_headers()
