@@ -1,0 +1,204 @@
+"""What is done about lost nodes: table by table, without a machine."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from cloudgpu.control.members import (
+    FRUITLESS,
+    JOIN_GRACE_S,
+    Regroup,
+    Replace,
+    Wait,
+    cure,
+    every_node,
+    member_names,
+    names_ever,
+    node_records,
+    stored,
+    used,
+    wanted_nodes,
+)
+from cloudgpu.control.model import Attempt
+from cloudgpu.control.outcomes import NodeEnd, NodeView
+from cloudgpu.runtime.jobdir import NodeRecord
+from cloudgpu.tests.standins.control import make_offer
+
+W0, W1, W2 = "worker-0.1", "worker-1.1", "worker-2.1"
+
+
+def attempt(
+    nodes: int = 3, wanted: list[str] | None = None, generations: list[dict[str, Any]] | None = None
+) -> Attempt:
+    offer = make_offer(nodes=nodes).to_json()
+    blank = {field.name: None for field in dataclasses.fields(Attempt)}
+    made = Attempt(**blank | {"job_id": "j", "number": 1, "offer": offer, "generations": generations})  # type: ignore[arg-type]
+    if wanted is None:
+        return made
+    requests = [dataclasses.replace(one, node=name) for one, name in zip(wanted_nodes(made), wanted, strict=True)]
+    return dataclasses.replace(made, nodes=stored(requests))
+
+
+def members(*names: str, number: int = 2, **more: Any) -> dict[str, Any]:
+    """A record of the supervisor's."""
+    return {"generation": number, "kind": "members", "nodes": [{"node": name} for name in names], **more}
+
+
+def seen(made: Attempt, **ends: str) -> dict[str, NodeView]:
+    """Every node: `w1="lost"` by its end, or `w1="waiting"`; the others are well. Second incarnations are `w1_2`."""
+    said = {f"worker-{key[1]}.{key[3:] or 1}": word for key, word in ends.items()}
+    return {
+        request.node: NodeView(
+            request.node,
+            "worker",
+            NodeEnd(said[request.node], "gone") if said.get(request.node, "waiting") != "waiting" else None,
+            begun=True,
+            progress=None,
+            waiting=said.get(request.node) == "waiting",
+        )
+        for request in every_node(made)
+    }
+
+
+def names(found: Replace | Regroup) -> list[str]:
+    return [request.node for request in found.nodes]
+
+
+@pytest.mark.parametrize("end", ["lost", "preempted"])
+def test_what_was_lost_is_got_again(end: str) -> None:
+    made = attempt()
+    found = cure(made, seen(made, w1=end), None, None)
+    assert isinstance(found, Replace)
+    assert names(found) == [W0, "worker-1.2", W2]
+    assert found.reason == f"{W1} {end}: gone"
+
+
+def test_several_at_once() -> None:
+    made = attempt()
+    found = cure(made, seen(made, w0="lost", w2="preempted"), None, None)
+    assert isinstance(found, Replace)
+    assert names(found) == ["worker-0.2", W1, "worker-2.2"]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "ends", "least", "left"),
+    [
+        (3, {}, None, None),  # nothing was lost
+        (1, {"w0": "lost"}, None, None),  # there is nobody to wait for it
+        (3, {"w0": "lost", "w1": "lost", "w2": "preempted"}, None, None),
+        (3, {"w1": "failed"}, None, None),  # the program's own end
+        (3, {"w0": "succeeded", "w1": "lost"}, None, None),
+        (3, {"w0": "stopped", "w1": "lost"}, 1, None),
+        (3, {"w1": "lost"}, None, 0),  # retry.preemption is used up
+        (3, {"w1": "lost", "w2": "lost"}, 1, 1),
+    ],
+)
+def test_what_is_not_healed(nodes: int, ends: dict[str, str], least: int | None, left: int | None) -> None:
+    made = attempt(nodes)
+    assert cure(made, seen(made, **ends), least, left) is None
+
+
+def test_until_the_new_one_is_ready_the_others_wait() -> None:
+    made = attempt(wanted=[W0, "worker-1.2", W2])
+    assert [request.node for request in every_node(made)] == [W0, W1, "worker-1.2", W2]
+    assert isinstance(cure(made, seen(made, w1="lost"), None, None), Wait)
+    found = cure(made, seen(made, w1="lost", w1_2="waiting"), None, None)
+    assert isinstance(found, Regroup)
+    assert (names(found), found.lost, found.grace_s) == ([W0, "worker-1.2", W2], 1, 0.0)
+
+
+def test_a_new_one_that_is_lost_before_it_was_of_use_ends_the_attempt() -> None:
+    made = attempt(wanted=[W0, "worker-1.2", W2])
+    assert cure(made, seen(made, w1="lost", w1_2="lost"), None, None) is None
+    assert cure(made, seen(made, w1="lost", w1_2="failed"), None, None) is None
+
+
+def test_with_a_range_those_that_are_left_go_on_first() -> None:
+    made = attempt()
+    found = cure(made, seen(made, w1="lost"), 2, None)
+    assert isinstance(found, Regroup)
+    assert (names(found), found.lost, found.grace_s) == ([W0, W2], 1, 0.0)
+    assert found.reason == f"{W1} lost: gone; 2 of 3 nodes go on"
+    fewer = attempt(generations=[members(W0, W2)])
+    assert isinstance(replaced := cure(fewer, seen(fewer, w1="lost"), 2, None), Replace)
+    assert names(replaced) == [W0, "worker-1.2", W2]
+
+
+def test_too_few_wait_although_there_is_a_range() -> None:
+    made = attempt()
+    found = cure(made, seen(made, w0="lost", w1="lost"), 2, None)
+    assert isinstance(found, Replace)
+
+
+def test_one_that_joins_lets_the_others_save_first() -> None:
+    made = attempt(wanted=[W0, "worker-1.2", W2], generations=[members(W0, W2)])
+    assert cure(made, seen(made), 2, None) is None, "they train, it boots"
+    found = cure(made, seen(made, w1_2="waiting"), 2, 0)
+    assert isinstance(found, Regroup)
+    assert (names(found), found.lost, found.grace_s) == ([W0, "worker-1.2", W2], 0, JOIN_GRACE_S)
+
+
+def test_with_a_range_a_lost_newcomer_is_got_again_and_a_failed_one_is_not() -> None:
+    made = attempt(wanted=[W0, "worker-1.2", W2], generations=[members(W0, W2)])
+    found = cure(made, seen(made, w1_2="lost"), 2, None)
+    assert isinstance(found, Replace)
+    assert names(found) == [W0, "worker-1.3", W2]
+    assert cure(made, seen(made, w1_2="failed"), 2, None) is None
+
+
+def test_changes_without_a_new_checkpoint_come_to_an_end() -> None:
+    changes = [members(W0, W1, W2, number=number, saved_step=7) for number in range(2, 2 + FRUITLESS)]
+    made = attempt(generations=changes)
+    nodes = seen(made, w1="lost")
+    nodes[W0] = dataclasses.replace(nodes[W0], progress={"saved_step": 7})
+    assert cure(made, nodes, None, None) is None
+    nodes[W0] = dataclasses.replace(nodes[W0], progress={"saved_step": 8})
+    assert isinstance(cure(made, nodes, None, None), Replace)
+    made = attempt(generations=changes[1:])
+    assert isinstance(cure(made, seen(made, w1="lost"), None, None), Replace)
+
+
+def _began(view: NodeView, generation: int) -> NodeView:
+    return dataclasses.replace(view, timeline={"spans": [{"generation": generation}]})
+
+
+@pytest.mark.parametrize(
+    ("record", "lost_began", "expected"),
+    [
+        (None, 1, (0, 1)),
+        ({"generation": 2, "kind": "failure", "failures": 1, "interruptions": 0}, 1, (0, 1)),  # died of the loss
+        ({"generation": 2, "kind": "failure", "failures": 1, "interruptions": 0}, 2, (1, 1)),  # was lost after it
+        ({"generation": 2, "kind": "interruption", "failures": 0, "interruptions": 1}, 1, (0, 1)),
+        ({"generation": 2, "kind": "members", "failures": 1, "interruptions": 4}, 1, (1, 5)),
+    ],
+)
+def test_a_loss_counts_once(record: dict[str, Any] | None, lost_began: int, expected: tuple[int, int]) -> None:
+    made = attempt(generations=[record] if record else None)
+    nodes = seen(made, w1="lost")
+    nodes[W1] = _began(nodes[W1], lost_began)
+    assert used(made, nodes, Regroup(wanted_nodes(made), 1, W1, "", 0.0)) == expected
+
+
+def test_records_are_numbered_without_gaps() -> None:
+    requests = [request for request in wanted_nodes(attempt(4)) if request.node != W1]
+    assert node_records(requests) == [
+        NodeRecord(W0, "worker", 0, 0, 0),
+        NodeRecord(W2, "worker", 1, 1, 0),
+        NodeRecord("worker-3.1", "worker", 2, 2, 0),
+    ]
+
+
+def test_the_newest_word_says_who_is_a_member() -> None:
+    later = [members(W0), {"generation": 3, "kind": "failure", "nodes": None}]
+    made = attempt(wanted=[W0, "worker-1.2", W2], generations=later)
+    assert member_names(made) == [W0]
+    machines = {"machines": {W0: "a", W1: "b", W2: "c", "worker-1.2": "d"}}
+    assert names_ever(dataclasses.replace(made, allocation=machines)) == [W0, W1, W2, "worker-1.2"]
+
+
+def test_what_is_stored_is_read_again() -> None:
+    made = attempt(2)
+    assert wanted_nodes(dataclasses.replace(made, nodes=stored(wanted_nodes(made)))) == wanted_nodes(made)
