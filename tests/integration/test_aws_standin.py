@@ -150,10 +150,10 @@ def test_the_caller_is_killed(account: Account, fault: Fault, groups: int) -> No
 
 
 def test_what_nobody_implements_is_loud(account: Account) -> None:
-    code, status, text = refusal(lambda: account.client("ec2", tries=5).describe_capacity_reservations())
+    code, status, text = refusal(lambda: account.client("ec2", tries=5).describe_fpga_images())
     assert (code, status) == ("StandinNotImplemented", 501)
-    assert "DescribeCapacityReservations" in text
-    assert len(account.control.calls("DescribeCapacityReservations")) == 1
+    assert "DescribeFpgaImages" in text
+    assert len(account.control.calls("DescribeFpgaImages")) == 1
     account.run()
     filters = [{"Name": "no-such-filter", "Values": ["x"]}]
     assert refusal(lambda: account.ec2.describe_instances(Filters=filters))[0] == "StandinNotImplemented"
@@ -292,6 +292,37 @@ def test_prices(account: Account) -> None:
     filters = [{"Type": "TERM_MATCH", "Field": "instanceType", "Value": TYPE}]
     listed = account.client("pricing").get_products(ServiceCode="AmazonEC2", Filters=filters)["PriceList"]
     assert any('"USD": "0.6000000000"' in one and '"us-east-1"' in one for one in listed)
+
+
+def test_reservations(account: Account) -> None:
+    block = account.control.reserve(TYPE, "us-east-1a", 1, end_s=3_600)
+    account.control.reserve(TYPE, "us-east-1a", 1, start_s=60)
+    filters = [{"Name": "instance-type", "Values": [TYPE]}]
+
+    def described() -> list[tuple[str, str, int]]:
+        found = account.ec2.describe_capacity_reservations(Filters=filters)["CapacityReservations"]
+        return [(one["ReservationType"], one["State"], one["AvailableInstanceCount"]) for one in found]
+
+    assert described() == [("capacity-block", "active", 1), ("default", "scheduled", 1)]
+    into: Any = {
+        "CapacityReservationSpecification": {"CapacityReservationTarget": {"CapacityReservationId": block}},
+        "InstanceMarketOptions": {"MarketType": "capacity-block"},
+    }
+    account.control.set_capacity(TYPE, "us-east-1a", "on-demand", 0)  # what is reserved is not taken from there
+    instance = account.run(**into)
+    assert described()[0] == ("capacity-block", "active", 0)
+    assert refusal(lambda: account.run(**into))[0] == "ReservationCapacityExceeded"
+    account.ec2.terminate_instances(InstanceIds=[instance["InstanceId"]])
+    assert described()[0] == ("capacity-block", "active", 1)
+
+
+def test_interfaces_of_further_network_cards_leave_nothing_behind(account: Account) -> None:
+    subnet = account.subnets["us-east-1a"]
+    cards = [{"SubnetId": subnet, "DeviceIndex": int(card > 0), "NetworkCardIndex": card} for card in range(4)]
+    request = {"ImageId": account.image, "InstanceType": "p4d.24xlarge", "NetworkInterfaces": cards}
+    instance = account.ec2.run_instances(**request, MinCount=1, MaxCount=1)["Instances"][0]
+    account.ec2.terminate_instances(InstanceIds=[instance["InstanceId"]])
+    assert account.ec2.describe_network_interfaces()["NetworkInterfaces"] == []
 
 
 # -- what may not be deleted, and what EC2 learns late

@@ -16,6 +16,7 @@ from ..faults import CONTROL, Fault, Ledger, Rule
 from . import moto_side, spot
 from .boot import Ending, Machine, free_disk
 from .capacity import Capacity
+from .reservations import Reservations
 from .tokens import Tokens
 
 GONE = ("terminated", "shutting-down")
@@ -36,6 +37,7 @@ class Account:
     def _forget(self) -> None:
         self.capacity = Capacity()
         self.tokens = Tokens()
+        self.reservations = Reservations()
         self.machines: dict[str, Machine] = {}
         self.launched: dict[str, float] = {}
         """instance -> when, for as long as it may be lagging; monotonic."""
@@ -93,6 +95,11 @@ class Account:
 
     def set_price(self, machine_type: str, place: str, amount: str) -> None:
         self.prices[machine_type, place] = Decimal(amount)
+
+    def reserve(self, machine_type: str, zone: str, places: int, start_s: float, end_s: float | None) -> str:
+        now = time.time()
+        end = None if end_s is None else now + end_s
+        return self.reservations.make(machine_type, zone, places, start=now + start_s, end=end)
 
     def set_lag(self, seconds: float, profiles: float) -> None:
         self.lag_s, self.profile_lag_s = seconds, profiles
@@ -276,7 +283,8 @@ class Told:
 # fmt: off
 VERBS = frozenset({
     "fail", "heal", "calls", "forget", "reset", "set_capacity", "set_quota", "set_price", "set_lag", "set_stopping",
-    "enforce", "interrupt", "recommend_rebalance", "schedule_event", "reboot", "crash", "instances", "command",
+    "enforce", "reserve", "interrupt", "recommend_rebalance", "schedule_event", "reboot", "crash", "instances",
+    "command",
 })
 # fmt: on
 

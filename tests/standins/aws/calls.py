@@ -81,6 +81,12 @@ def _is_nth(name: str, prefix: str) -> bool:
     return name.startswith(prefix + ".") and name[len(prefix) + 1 :].isdecimal()
 
 
+def filters(params: Mapping[str, str]) -> list[tuple[str, list[str]]]:
+    """Names and values of `Filter.<n>`."""
+    names = {key: value for key, value in params.items() if re.fullmatch(r"Filter\.\d+\.Name", key)}
+    return [(name, numbered(params, key.replace(".Name", ".Value"))) for key, name in names.items()]
+
+
 def tags_for(params: Mapping[str, str], resource: str) -> dict[str, str]:
     """TagSpecification.<n> for this type of resource."""
     tags: dict[str, str] = {}

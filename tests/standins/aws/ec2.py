@@ -17,7 +17,7 @@ from ..faults import Call
 from . import moto_side, spot
 from .account import Account
 from .answers import Answer, RefusedError, ec2_answer
-from .calls import numbered, tags_for
+from .calls import filters, numbered, tags_for
 
 Forward = Callable[..., Answer]
 Handler = Callable[[Account, Call, Forward], Answer]
@@ -52,20 +52,26 @@ def run_instances(account: Account, call: Call, forward: Forward) -> Answer:
     _check_profile(account, params)
     least, most = int(params.get("MinCount", "1")), int(params.get("MaxCount", "1"))
     market = "spot" if params.get("InstanceMarketOptions.MarketType") == "spot" else "on-demand"
-    count = account.capacity.admit(
-        params.get("InstanceType", ""),
-        region=call.region,
-        zone=call.zone,
-        market=market,
-        least=least,
-        most=most,
-        there=account.running(call.region),
-    )
-    # Written anew only where moto would launch another number than asked for: a signature then no longer fits.
-    answer = forward() if count == least else forward({**params, "MinCount": str(count), "MaxCount": str(count)})
+    reservation = account.reservations.target(call, account.running(call.region))
+    count = least
+    if reservation is None:
+        count = account.capacity.admit(
+            params.get("InstanceType", ""),
+            region=call.region,
+            zone=call.zone,
+            market=market,
+            least=least,
+            most=most,
+            there=account.running(call.region),
+        )
+    # Written anew only where moto would not do what is asked for: a signature then no longer fits.
+    wanted = _first_card_only({**params, "MinCount": str(count), "MaxCount": str(count)})
+    answer = forward(None if wanted == {**params, "MaxCount": str(count)} else wanted)
     if answer.status != 200:
         return _profile_unknown(answer, params)
     for instance_id in dict.fromkeys(_ID.findall(answer.body.decode())):
+        if reservation is not None:
+            account.reservations.use(instance_id, reservation)
         answer = _settle(account, call, instance_id, market, answer)
     account.tokens.keep(call.caller, call.region, call.zone, params, answer)
     return answer
@@ -182,6 +188,10 @@ def describe_spot_price_history(account: Account, call: Call, forward: Forward) 
     return ec2_answer(call.action, f"<spotPriceHistorySet>{items}</spotPriceHistorySet><nextToken></nextToken>")
 
 
+def describe_capacity_reservations(account: Account, call: Call, forward: Forward) -> Answer:
+    return account.reservations.describe(call, account.running(call.region))
+
+
 # -- placement groups
 
 
@@ -223,7 +233,7 @@ def describe_placement_groups(account: Account, call: Call, forward: Forward) ->
         for name, group in here.items()
         if (not names or name in names)
         and (not ids or group["groupId"] in ids)
-        and all(_group_passes(group, name_, values) for name_, values in _filters(call.params))
+        and all(_group_passes(group, name_, values) for name_, values in filters(call.params))
     ]
     items = "".join(f"<item>{_group_xml(group)}</item>" for group in found)
     return ec2_answer(call.action, f"<placementGroupSet>{items}</placementGroupSet>")
@@ -337,14 +347,19 @@ def _settle(account: Account, call: Call, instance_id: str, market: str, answer:
     return answer
 
 
+def _first_card_only(params: Mapping[str, str]) -> dict[str, str]:
+    """moto tells interfaces apart by their device index alone: those of further cards would overwrite others."""
+    further = {
+        key.removesuffix("NetworkCardIndex")
+        for key, value in params.items()
+        if re.fullmatch(r"NetworkInterface\.\d+\.NetworkCardIndex", key) and value != "0"
+    }
+    return {key: value for key, value in params.items() if not key.startswith(tuple(further))}
+
+
 def _current_state(account: Account, found: re.Match[str]) -> str:
     instance = account.instance(found[2])
     return f"{found[1]}<code>{instance.state_code}</code><name>{instance.state}</name>{found[4]}"
-
-
-def _filters(params: Mapping[str, str]) -> list[tuple[str, list[str]]]:
-    names = {key: value for key, value in params.items() if re.fullmatch(r"Filter\.\d+\.Name", key)}
-    return [(name, numbered(params, key.replace(".Name", ".Value"))) for key, name in names.items()]
 
 
 def _own_filters(params: Mapping[str, str]) -> tuple[list[str], list[str], dict[str, str]]:
@@ -358,7 +373,7 @@ def _own_filters(params: Mapping[str, str]) -> tuple[list[str], list[str], dict[
             dropped.add(prefix + ".")
     if not dropped:
         return [], [], dict(params)
-    left = [(name, values) for name, values in _filters(params) if name not in own]
+    left = [(name, values) for name, values in filters(params) if name not in own]
     rest = {key: value for key, value in params.items() if not key.startswith("Filter.")}
     for number, (name, values) in enumerate(left, 1):
         rest[f"Filter.{number}.Name"] = name
@@ -380,4 +395,5 @@ HANDLERS: dict[str, Handler] = {
     "CreatePlacementGroup": create_placement_group,
     "DeletePlacementGroup": delete_placement_group,
     "DescribePlacementGroups": describe_placement_groups,
+    "DescribeCapacityReservations": describe_capacity_reservations,
 }

@@ -109,6 +109,12 @@ def zones_offering(region: str, machine_type: str) -> list[str]:
     return sorted(offer["Location"] for offer in offers if offer["InstanceType"] == machine_type)
 
 
+def zone_id(zone: str) -> str:
+    """`use1-az1` of `us-east-1a`, as this account has it."""
+    zones = ec2(zone[:-1]).describe_availability_zones()
+    return next(str(one.zone_id) for one in zones if one.name == zone)
+
+
 def seed(region: str) -> None:
     """Put the images and the parameters that name them into a region."""
     from moto.ec2.models.amis import Ami
