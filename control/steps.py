@@ -229,7 +229,12 @@ class Step:
         if not job_dir.create(attempt_key(attempt.number), record.to_bytes()):
             reason = f"{attempt_key(attempt.number)} was written by somebody else"
             return self._conclude(attempt, Verdict("error", reason, None, None))
-        return self._write("", "", attempt={"launched": self._now})
+        price = self._provisioner(attempt).price(offer)
+        if price is None or price == attempt.price:
+            return self._write("", "", attempt={"launched": self._now})
+        planned = "unknown" if attempt.price is None else f"{attempt.price} USD/h"
+        message = f"attempt {attempt.number} costs {price} USD/h now; planned: {planned}"
+        return self._write("price", message, attempt={"launched": self._now, "price": price})
 
     def _request(self, attempt: Attempt, offer: Offer, nodes: tuple[NodeRequest, ...]) -> LaunchRequest:
         job, lifetime = self._job, self._lifetime(attempt)

@@ -5,8 +5,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from decimal import Decimal
 from fractions import Fraction
 from typing import Any, Literal, Protocol
+
+from ..jobspecs.plan import Offer
 
 ErrorClass = Literal["capacity", "quota", "auth", "invalid", "throttled", "transient", "not_offered"]
 Scope = Literal["zone", "region", "cloud"]
@@ -140,7 +143,7 @@ class ProvisionError(Exception):
 
 
 class Provisioner(Protocol):
-    """The four verbs of a target. Every one may be called again after a crash at any point."""
+    """The four verbs of a target, and its price. Every one may be called again after a crash at any point."""
 
     def launch(self, request: LaunchRequest) -> Allocation:
         """Start the machines. Idempotent: the same token gives the same machines. Raises ProvisionError."""
@@ -153,6 +156,12 @@ class Provisioner(Protocol):
 
     def find(self, owner: Owner) -> list[Allocation]:
         """Every allocation tagged with this owner, without local state: for gc and after a crash."""
+
+    def price(self, offer: Offer) -> Decimal | None:
+        """US dollars an hour of the whole offer at this moment; None: nothing newer than the plan is known.
+
+        Asked just before launch(), and frozen with the attempt. Never raises: a price that is not told stops nothing.
+        """
 
 
 def launch_token(job_id: str, attempt: int, region: str, zone: str | None) -> str:

@@ -21,7 +21,7 @@ from decimal import Decimal, InvalidOperation
 from pathlib import Path
 
 from ..jobspecs.home import home
-from ..jobspecs.plan import LocalMachine
+from ..jobspecs.plan import LocalMachine, Offer
 from .base import Allocation, LaunchRequest, NodeRequest, NodeState, Owner, ProvisionError
 from .local_gpus import find_gpus, hold
 from .local_machine import Machine, guard, kill_marked, marked, reap_agents
@@ -102,6 +102,10 @@ class LocalProvisioner:
                 if value["owner"] == owner.name:
                     found.append(Allocation.from_json(value["allocation"]))
         return found
+
+    def price(self, offer: Offer) -> Decimal | None:  # noqa: ARG002 - the protocol's
+        """What this machine costs its owner does not change by the hour."""
+        return None
 
     def _to_start(
         self, request: LaunchRequest, stack: contextlib.ExitStack

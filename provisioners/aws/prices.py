@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import datetime
 import json
-import logging
 from collections.abc import Iterable, Iterator, Mapping
 from decimal import Decimal, InvalidOperation
-from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...jobspecs.plan import Offer
+from ..base import ProvisionError
+from ..clock import Clock
+from .clients import told
 
 if TYPE_CHECKING:
     from types_boto3_ec2 import EC2Client
     from types_boto3_pricing import PricingClient
-
-log = logging.getLogger("cloudgpu.provisioners.aws")
 
 _MICRO = Decimal("0.000001")
 _LINUX = "Linux/UNIX"
@@ -124,23 +123,21 @@ def _amount(text: str, machine_type: str, *, free: bool = False) -> Decimal:
     return amount.normalize()
 
 
-def offer_price(ec2: EC2Client, offer: Offer, now: datetime.datetime) -> Decimal | None:
+def offer_price(ec2: EC2Client, offer: Offer, clock: Clock) -> Decimal | None:
     """What the whole offer costs an hour at this moment, disks included; None: as planned, nothing newer is known.
 
     List prices hardly move; a Spot price does, and is the zone's own. Where EC2 chooses the zone, the dearest counts.
-    A missing permission or answer is logged once and is no error. One or two read-only calls
-    (ec2:DescribeSpotPriceHistory, ec2:DescribeAvailabilityZones).
+    Raises ProvisionError. Read-only calls: ec2:DescribeSpotPriceHistory, ec2:DescribeAvailabilityZones.
     """
-    from botocore.exceptions import BotoCoreError, ClientError
-
     if offer.market != "spot" or offer.disk_price is None:
         return None
     machine_types = {role.machine_type for role in offer.roles}
-    try:
-        found = spot_prices(ec2, machine_types, zone_ids(ec2), now)
-    except (BotoCoreError, ClientError, OddPriceError) as error:
-        _say_once(offer.region, f"{type(error).__name__}: {error}")
-        return None
+    now = datetime.datetime.fromtimestamp(clock.now(), datetime.UTC)
+    with told(f"ask for Spot prices in {offer.region}", clock):
+        try:
+            found = spot_prices(ec2, machine_types, zone_ids(ec2), now)
+        except OddPriceError as error:
+            raise ProvisionError("transient", f"Spot prices in {offer.region}: {error}", scope="region") from error
     dearest: dict[str, Decimal] = {}
     for price in found:
         if offer.zone in {None, price.zone}:
@@ -149,8 +146,3 @@ def offer_price(ec2: EC2Client, offer: Offer, now: datetime.datetime) -> Decimal
         return None
     machines = sum((dearest[role.machine_type] * role.nodes for role in offer.roles), Decimal(0))
     return (machines + offer.disk_price).quantize(_MICRO)
-
-
-@cache
-def _say_once(region: str, reason: str) -> None:
-    log.warning("Spot prices of %s are taken from the plan: %s", region, reason)

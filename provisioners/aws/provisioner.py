@@ -13,11 +13,13 @@ import os
 import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from decimal import Decimal
 from typing import TYPE_CHECKING
 
+from ...jobspecs.plan import Offer
 from .. import tags
 from ..base import Allocation, LaunchRequest, NodeState, Owner, ProvisionError
-from . import network
+from . import network, prices
 from .clients import Clients, told
 from .ending import Ending
 from .images import Images
@@ -112,6 +114,15 @@ class AwsProvisioner:
         for refusal in denied:
             log.warning("left out: %s", refusal)
         return found
+
+    def price(self, offer: Offer) -> Decimal | None:
+        """The Spot price of this moment in the offer's zone; list prices are as planned. Two calls at most."""
+        clients = self._clients
+        try:
+            return prices.offer_price(clients.ec2(offer.region), offer, clients.clock)
+        except ProvisionError as error:
+            log.warning("the price of %s is taken from the plan: %s", offer.place, error)
+            return None
 
     # -- helpers
 

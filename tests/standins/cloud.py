@@ -9,8 +9,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import Any
 
+from cloudgpu.jobspecs.plan import Offer
 from cloudgpu.provisioners.base import Allocation, LaunchRequest, NodeState, Owner, ProvisionError
 from cloudgpu.runtime.jobdir import (
     Generation,
@@ -109,6 +111,8 @@ class FakeCloud:
     launches: list[LaunchRequest] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)
     saved_step: int = 0
+    prices: dict[str, Decimal] = field(default_factory=dict)
+    """zone -> US dollars an hour of the whole offer, at this moment."""
 
     # -- the four verbs
 
@@ -141,6 +145,10 @@ class FakeCloud:
         self._raise("find")
         requests = {machine.request.token: machine.request for machine in self._alive()}
         return [self._allocation(request) for request in requests.values() if request.owner == owner]
+
+    def price(self, offer: Offer) -> Decimal | None:
+        """As set; None: as planned."""
+        return self.prices.get(offer.zone or "")
 
     # -- the machines
 
