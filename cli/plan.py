@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -12,6 +13,9 @@ from .options import json_option
 from .output import echo_json, remark, style
 from .program_args import ProgramArgsCommand
 from .specfile import load_spec, overrides, plan_spec, say_remarks, say_tables, spec_options
+
+if TYPE_CHECKING:
+    from ..jobspecs.loader import LoadedSpec
 
 
 @click.command(cls=ProgramArgsCommand)
@@ -45,16 +49,16 @@ def command(ctx: click.Context, *, file: Path, show_all: bool, as_json: bool) ->
         click.echo(plan_text(plan, loaded.spec, show_all=show_all))
     if plan.best is not None:
         say_launcher(loaded, plan.best)
-        _say_if_not_launchable(plan.best.cloud)
+        _say_obstacle(plan.best.cloud, loaded)
         return Exit.OK
     click.echo(f"{style('error', 'bad', err=True)}: nothing can run this job", err=True)
     return Exit.IMPOSSIBLE
 
 
-def _say_if_not_launchable(cloud: str) -> None:
-    """A plan may be for a cloud on which this version cannot start machines yet."""
-    from ..provisioners import launchable
+def _say_obstacle(cloud: str, loaded: LoadedSpec) -> None:
+    """A plan may be for a cloud that `submit` cannot use from here; whether credentials are there is not looked at."""
+    from ..control.usable import obstacle
 
-    targets = launchable()
-    if cloud not in targets:
-        remark(f"note: this version plans for {cloud}, but launches only on: {', '.join(sorted(targets))}")
+    why = obstacle(loaded.spec, cloud, look=False)
+    if why:
+        remark(f"note: {why}")

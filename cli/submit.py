@@ -70,7 +70,7 @@ def command(
     say_tables()
     if dry_run:
         return _show_plan(plan, loaded, as_json=as_json)
-    offer = _launchable_offer(plan)
+    offer = _first_offer(plan, loaded)
     remark(f"{loaded.spec.name}: {offer_text(offer)}")
     say_launcher(loaded, offer)
     _confirm(offer, loaded, yes=yes)
@@ -108,23 +108,14 @@ def _show_plan(plan: Plan, loaded: LoadedSpec, *, as_json: bool) -> Exit:
     return Exit.OK if plan.offers else Exit.IMPOSSIBLE
 
 
-def _launchable_offer(plan: Plan) -> Offer:
-    """The offer the job starts on. Raises CommandError, with nothing created, if this version cannot launch it."""
-    from ..provisioners import launchable
-
+def _first_offer(plan: Plan, loaded: LoadedSpec) -> Offer:
+    """The offer the job starts on. Raises CommandError or SubmitError, with nothing created, if there is none."""
     if plan.best is None:
         click.echo(refusals_text(plan), err=True)
         raise CommandError("nothing can run this job", hint=_HINT_ALL, exit_code=Exit.IMPOSSIBLE)
-    targets = launchable()
-    if plan.best.cloud in targets:
-        return plan.best
-    known = ", ".join(sorted(targets))
-    raise CommandError(
-        f"the best offer is on {offer_text(plan.best)}: "
-        f"this version plans for {plan.best.cloud}, but launches only on: {known}",
-        hint=f"--cloud {known.partition(',')[0]} runs it there, if it fits; nothing was created",
-        exit_code=Exit.IMPOSSIBLE,
-    )
+    from ..control.usable import usable_offers
+
+    return usable_offers(loaded.spec, plan)[0]
 
 
 _HINT_ALL = "`cloudgpu plan FILE --all` shows every way that was looked at"

@@ -16,17 +16,16 @@ import time
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import unquote
 
 from ..jobspecs.plan import Offer, Plan
-from ..provisioners import launchable
 from ..runtime.archive import Archive, ArchiveError, pack
 from ..runtime.jobdir import JOB_KEY, SCHEMES, JobDir, JobRecord, code_key, local_url
 from . import paths
-from .decisions import place
 from .errors import SubmitError
 from .model import JobRow, Policy
+from .usable import usable_offers
 
 if TYPE_CHECKING:
     from ..jobspecs.loader import LoadedSpec
@@ -35,8 +34,9 @@ if TYPE_CHECKING:
 ProgressCallback = Callable[[str, int, int], None]
 """(what: "packing" | "uploading" | "submitting", bytes done, bytes in all)."""
 
-MAX_OFFERS = 40
-"""Kept with the job: so many places are tried at most."""
+CAPACITY_S = 86_400
+"""How long machines are looked for, where the job file does not say. Shortages go with the hours of work, and a day has
+them all; looking costs nothing, but nobody should be surprised by machines, and their bill, weeks later."""
 MASK = "***"
 """Stands for the value of an environment variable in the store, which may be shared; job.json alone has them."""
 
@@ -44,7 +44,7 @@ MASK = "***"
 def prepare(loaded: LoadedSpec, plan: Plan, on_progress: ProgressCallback) -> JobRow:
     """Ship the code and job.json; the row is not stored yet. Raises SubmitError, JobDirError, StoreError."""
     spec = loaded.spec
-    offers = _usable_offers(spec, plan)
+    offers = usable_offers(spec, plan)
     program = _program(spec)
     job_id = f"{spec.name}-{_random_suffix()}"
     url = _job_dir_url(loaded, job_id)
@@ -67,23 +67,6 @@ def owner_name() -> str:
     if url.get_backend_name() == "sqlite":  # a file: there may be one of that name elsewhere
         parts += [platform.node(), str(os.getuid())]
     return f"cloudgpu-{hashlib.sha256('|'.join(parts).encode()).hexdigest()[:16]}"
-
-
-def _usable_offers(spec: JobSpec, plan: Plan) -> list[Offer]:
-    """Those this version can launch and the limits can be kept on. Raises SubmitError if there is none."""
-    if not plan.offers:
-        raise SubmitError("nothing can run this job: `cloudgpu plan` shows every refusal")
-    able = [offer for offer in plan.offers if offer.cloud in launchable()]
-    if not able:
-        clouds = ", ".join(dict.fromkeys(offer.cloud for offer in plan.offers))
-        known = ", ".join(sorted(launchable()))
-        raise SubmitError(f"this version cannot launch on {clouds}, only on: {known}")
-    if spec.limits.cost is not None:
-        priced = [offer for offer in able if offer.price is not None]
-        if not priced:
-            raise SubmitError(f"limits.cost cannot be kept: the price of {place(able[0])} is unknown")
-        able = priced
-    return able[:MAX_OFFERS]
 
 
 def _program(spec: JobSpec) -> str | list[str]:
@@ -188,6 +171,7 @@ def _row(job_id: str, spec: JobSpec, offers: list[Offer], url: str, sha256: str)
             duration_s=limits.duration,
             cost_usd=limits.cost,
             gpu_idle_s=limits.gpu_idle,
+            capacity_s=_capacity_s(retry.capacity, offers),
             least_nodes=spec.least_nodes,
         ),
         offers=[offer.to_json() for offer in offers],
@@ -205,6 +189,13 @@ def _row(job_id: str, spec: JobSpec, offers: list[Offer], url: str, sha256: str)
         lease_owner=None,
         lease_beat=0,
     )
+
+
+def _capacity_s(asked: Literal["unlimited"] | int | None, offers: list[Offer]) -> int | None:
+    """Jobs for this machine alone stand in a queue: unless their user says so, they do not leave it."""
+    if asked is None:
+        return None if all(offer.cloud == "local" for offer in offers) else CAPACITY_S
+    return None if asked == "unlimited" else asked
 
 
 def _masked(stored: dict[str, Any]) -> dict[str, Any]:

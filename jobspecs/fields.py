@@ -206,6 +206,10 @@ Command = Annotated[
 """A text is run by the shell, a list is executed as it is."""
 SaveInterval = Annotated[Literal["auto"] | int, *_word_or("auto", parse_duration, format_duration, DURATION_SCHEMA)]
 """Seconds, or auto."""
+CapacityPatience = Annotated[
+    Literal["unlimited"] | int, *_word_or("unlimited", parse_duration, format_duration, DURATION_SCHEMA)
+]
+"""Seconds, or unlimited."""
 PreemptionRetries = Annotated[
     Literal["unlimited"] | int,
     *_word_or("unlimited", lambda value: parse_whole(value, 0, MAX_RETRIES), int, whole_schema(0, MAX_RETRIES)),

@@ -125,7 +125,7 @@ class Resources(_Model):
     """The machines: top-level fields describe the one role `worker`; a job with `roles:` leaves them out."""
 
     accelerator: AcceleratorList = Field(default=(), description="In order of preference; `none` for the CPU only")
-    cloud: fields.Clouds | None = Field(default=None, description="One or a list; omitted: every cloud")
+    cloud: fields.Clouds | None = Field(default=None, description="One or a list; omitted: all that are set up")
     region: fields.Places | None = Field(default=None, description="One or a list; omitted: anywhere")
     zone: fields.Places | None = Field(default=None, description="One or a list; omitted: any zone of the region")
     machine_type: fields.MachineTypeName | None = Field(
@@ -158,6 +158,9 @@ class Retry(_Model):
         default="unlimited", description="After the provider took a machine away"
     )
     failure: fields.RetryCount = Field(default=1, description="After the program failed")
+    capacity: fields.CapacityPatience | None = Field(
+        default=None, description="How long machines are looked for; omitted: a day, without limit on this machine"
+    )
 
 
 class Limits(_Model):

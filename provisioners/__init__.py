@@ -28,6 +28,7 @@ __all__ = [
     "ProvisionError",
     "Provisioner",
     "get_provisioner",
+    "is_set_up",
     "launch_token",
     "launchable",
     "node_token",
@@ -35,6 +36,9 @@ __all__ = [
 
 # target -> "module:what makes its provisioner"; imported on first use: no cloud's SDK is loaded for another's job.
 _REGISTRY = {"local": ".local:LocalProvisioner", "aws": ".aws.provisioner:shared"}
+
+# Those that need to be set up -> "module:whether they seem to be", without a call over the network.
+_SET_UP = {"aws": ".aws.clients:could_be_used"}
 
 
 def launchable() -> frozenset[str]:
@@ -47,5 +51,14 @@ def get_provisioner(target: str) -> Provisioner:
     if target not in _REGISTRY:
         known = ", ".join(sorted(_REGISTRY))
         raise ProvisionError("invalid", f"this version cannot launch on {target}, only on: {known}", scope="cloud")
-    module, _, name = _REGISTRY[target].partition(":")
-    return cast("Provisioner", getattr(importlib.import_module(module, __name__), name)())
+    return cast("Provisioner", _call(_REGISTRY[target]))
+
+
+def is_set_up(target: str) -> bool:
+    """Whether the target's SDK is there and finds credentials of some kind on this computer; nobody else is asked."""
+    return target not in _SET_UP or bool(_call(_SET_UP[target]))
+
+
+def _call(name: str) -> object:
+    module, _, function = name.partition(":")
+    return getattr(importlib.import_module(module, __name__), function)()

@@ -189,7 +189,7 @@ def test_what_cannot_be_submitted_leaves_nothing(home: Path, code: Path) -> None
     loaded = load_text("name: codeless\ncode: .\nrun: 'true'\n", base=code)
     with pytest.raises(SubmitError, match="nothing can run"):
         submit(loaded, Plan(()))
-    with pytest.raises(SubmitError, match="cannot launch on gcp"):
+    with pytest.raises(SubmitError, match="launches only on"):
         submit(loaded, Plan((make_offer()._replace(cloud="gcp"),)))
     limited = load_text("name: dear\nrun: 'true'\nlimits: {cost: 1 USD}\n", base=code)
     with pytest.raises(SubmitError, match=r"price .* is unknown"):
