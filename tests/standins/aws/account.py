@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 import tempfile
 import threading
 import time
@@ -12,10 +13,11 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from ..faults import CONTROL, Fault, Ledger, Rule
+from ..faults import Fault, Ledger, Rule
+from ..machine import Ending, Machine
 from . import moto_side, spot
-from .boot import Ending, Machine, free_disk
 from .capacity import Capacity
+from .imds import InstanceMetadata
 from .reservations import Reservations
 from .tokens import Tokens
 
@@ -38,7 +40,7 @@ class Account:
         self.capacity = Capacity()
         self.tokens = Tokens()
         self.reservations = Reservations()
-        self.machines: dict[str, Machine] = {}
+        self.machines: dict[str, Ec2Machine] = {}
         self.launched: dict[str, float] = {}
         """instance -> when, for as long as it may be lagging; monotonic."""
         self.groups: dict[str, dict[str, Any]] = {}
@@ -85,7 +87,7 @@ class Account:
             self._forget()
         for machine in machines:
             machine.dispose()
-            free_disk(machine.root)
+            shutil.rmtree(machine.root, ignore_errors=True)
 
     def set_capacity(self, machine_type: str, zone: str, market: str, places: int | None) -> None:
         self.capacity.set_places(machine_type, zone, market, places)
@@ -145,10 +147,6 @@ class Account:
         with self.lock:
             return [self._told(instance) for instance in self._all()]
 
-    def command(self, instance_id: str, command: list[str]) -> tuple[int, str]:
-        """A machine's systemctl, shutdown, poweroff, reboot."""
-        return self.machines[instance_id].command(command)
-
     # -- what the handlers of the API ask
 
     def instance(self, instance_id: str) -> Any:
@@ -172,9 +170,7 @@ class Account:
             return
         root = Path(self._folder.name) / instance.id
         root.mkdir()
-        machine = self.machines[instance.id] = Machine(
-            instance, root, url=self.url, shim_url=f"{self.url}{CONTROL}command", ended=self._ended_itself
-        )
+        machine = self.machines[instance.id] = Ec2Machine(instance, root, self.url, self._ended_itself)
         machine.power_on()
 
     def end(self, instance_id: str, code: str, message: str, spot_status: str = spot.BY_USER) -> None:
@@ -250,6 +246,22 @@ class Account:
         timer.start()
 
 
+class Ec2Machine(Machine):
+    """With the instance's metadata service."""
+
+    def __init__(self, instance: Any, root: Path, url: str, ended: Callable[[str, Ending], None]) -> None:
+        self.imds = InstanceMetadata(instance)
+        # What stands for 169.254.169.254, and for AWS's own names.
+        environ = {"AWS_EC2_METADATA_SERVICE_ENDPOINT": self.imds.url, "AWS_ENDPOINT_URL": url}
+        user_data = instance.user_data.decode() if instance.user_data else ""
+        super().__init__(root, user_data, environ, lambda ending: ended(instance.id, ending))
+        self.imds.__enter__()
+
+    def dispose(self) -> None:
+        super().dispose()
+        self.imds.__exit__(None, None, None)
+
+
 @dataclasses.dataclass(frozen=True)
 class Told:
     """An instance, as Control.instances() shows it."""
@@ -284,7 +296,6 @@ class Told:
 VERBS = frozenset({
     "fail", "heal", "calls", "forget", "reset", "set_capacity", "set_quota", "set_price", "set_lag", "set_stopping",
     "enforce", "reserve", "interrupt", "recommend_rebalance", "schedule_event", "reboot", "crash", "instances",
-    "command",
 })
 # fmt: on
 

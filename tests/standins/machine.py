@@ -1,21 +1,21 @@
-"""A launched machine: its user data really runs, as processes of this computer, in a folder that is its disk.
+"""A cloud's machine: its user data really runs, as processes of this computer, in a folder that is its disk.
 
     <root>/            the disk: absolute paths of files that user data wrote are looked for here first
     <root>/root        HOME
     <root>/.shims      before everything else on PATH: systemctl, shutdown, poweroff, reboot, halt; python3
     <root>/console.log what all of it printed
 
-Its environment holds nothing of the tester's: PATH, HOME, LANG, TMPDIR, and two variables that stand for the network a
-real machine is in: AWS_EC2_METADATA_SERVICE_ENDPOINT for 169.254.169.254, AWS_ENDPOINT_URL for AWS's own names.
-Cutting the power is SIGKILL for every process that descends from it, has its environment, or works in its folder.
+Of the tester's environment it has nothing: PATH, HOME, LANG, TMPDIR, and what the stand-in of a cloud gives it, which
+stands for the network that a real machine is in. Its python3 is that of no virtual environment.
+Cutting the power is SIGKILL for every process that descends from it, has its HOME, or works in its folder.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -23,52 +23,60 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import psutil
 
 from . import cloud_config, systemd
-from .imds import InstanceMetadata
+from .metadata import Answer, MetadataServer, Request
 
 SHIMS = ("systemctl", "shutdown", "poweroff", "reboot", "halt")
+# A program of its own, for which Python is started without anything of the machine's.
 _SHIM = """\
 #!{python} -IS
 import json, sys, urllib.request
-told = json.dumps({{"instance_id": "{instance}", "command": ["{name}", *sys.argv[1:]]}}).encode()
-request = urllib.request.Request("{url}", told, {{"Content-Type": "application/json"}})
 opener = urllib.request.build_opener(urllib.request.ProxyHandler({{}}))
-with opener.open(request, timeout=30) as answer:
+words = json.dumps(["{name}", *sys.argv[1:]]).encode()
+with opener.open(urllib.request.Request("{url}", words), timeout=30) as answer:
     code, text = json.load(answer)
 print(text, end="", file=sys.stderr if code else sys.stdout)
 sys.exit(code)
 """
 _SYSTEM = Path("/etc/systemd/system")
+PYTHON: str = getattr(sys, "_base_executable", sys.executable)
 
 Ending = Literal["off", "reboot"]
 
 
+class _Commands(MetadataServer):
+    """Where the shims hand over what they were called with."""
+
+    def __init__(self, obey: Callable[[Sequence[str]], tuple[int, str]]) -> None:
+        super().__init__()
+        self._obey = obey
+
+    def answer(self, request: Request) -> Answer:
+        return Answer(body=json.dumps(self._obey(json.loads(request.body))))
+
+
 class Machine:
-    """One instance that boots. `ended` is called once when it powers itself off, or reboots itself."""
+    """One machine. `ended` is called when it powers itself off, or reboots itself; it is off then."""
 
     def __init__(
-        self,
-        instance: Any,
-        root: Path,
-        *,
-        url: str,
-        shim_url: str,
-        ended: Callable[[str, Ending], None],
+        self, root: Path, user_data: str, environ: Mapping[str, str], ended: Callable[[Ending], None] | None = None
     ) -> None:
-        self.instance_id: str = instance.id
         self.root = root
-        self.imds = InstanceMetadata(instance)
         self.trouble: list[str] = []
         """What would have gone wrong on a real machine; tests assert that it is empty."""
-        self._user_data = instance.user_data.decode() if instance.user_data else ""
-        self._url, self._shim_url, self._ended = url, shim_url, ended
+        self.calls: list[str] = []
+        """What the shims were called with, a line each."""
+        self._user_data, self._environ, self._ended = user_data, dict(environ), ended
+        self._commands = _Commands(self._command)
         self._lock = threading.RLock()
         self._boots = 0
         self._on = False
+        self._going = ""
+        """The systemd target that it is on its way to."""
         self._enabled: list[str] = []
         self._services: dict[str, subprocess.Popen[bytes]] = {}
         self._timer: threading.Timer | None = None
@@ -79,9 +87,9 @@ class Machine:
         """Boot, in the background. What was enabled and written before is still there."""
         with self._lock:
             if self._boots == 0:
-                self.imds.__enter__()
+                self._commands.__enter__()
                 self._install()
-            self._boots, self._on = self._boots + 1, True
+            self._boots, self._on, self._going = self._boots + 1, True, ""
             threading.Thread(target=self._boot, args=(self._boots,), daemon=True).start()
 
     def cut_power(self) -> None:
@@ -100,7 +108,12 @@ class Machine:
         """It will not boot again; the disk is deleted by whoever made the folder it lies in."""
         self.cut_power()
         if self._boots:
-            self.imds.__exit__(None, None, None)
+            self._boots = 0
+            self._commands.__exit__(None, None, None)
+
+    @property
+    def is_on(self) -> bool:
+        return self._on
 
     @property
     def console(self) -> str:
@@ -169,24 +182,22 @@ class Machine:
             "HOME": str(self.root / "root"),
             "LANG": "C.UTF-8",
             "TMPDIR": str(self.root / "tmp"),
-            "AWS_EC2_METADATA_SERVICE_ENDPOINT": self.imds.url,
-            "AWS_ENDPOINT_URL": self._url,
+            **self._environ,
         }
 
     def _install(self) -> None:
         for folder in (".shims", "root", "tmp"):
             (self.root / folder).mkdir(parents=True)
         for name in SHIMS:
-            text = _SHIM.format(python=sys.executable, instance=self.instance_id, name=name, url=self._shim_url)
+            text = _SHIM.format(python=PYTHON, name=name, url=self._commands.url)
             self._write(cloud_config.File(f"/.shims/{name}", text.encode(), 0o755))
-        # Not a link: an interpreter finds its environment from the path it is called by.
-        python = f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n'
-        self._write(cloud_config.File("/.shims/python3", python.encode(), 0o755))
+        (self.root / ".shims/python3").symlink_to(PYTHON)
 
     # -- commands that the shims hand over
 
-    def command(self, words: Sequence[str]) -> tuple[int, str]:
+    def _command(self, words: Sequence[str]) -> tuple[int, str]:
         """Exit code and output of one of SHIMS."""
+        self.calls.append(shlex.join(words))
         name, *arguments = words
         if name == "systemctl":
             return self._systemctl(arguments)
@@ -201,6 +212,8 @@ class Machine:
             self._later(0.0, "reboot" if verb == "reboot" else "off")
         elif verb == "daemon-reload" and not rest:
             pass
+        elif verb == "list-jobs" and not rest:
+            return 0, f"12 {self._going}.target start waiting\n" if self._going else ""
         elif verb in ("enable", "start") and rest:
             try:
                 for name in rest:
@@ -248,6 +261,7 @@ class Machine:
         with self._lock:
             if not self._on:
                 return
+            self._going = "reboot" if ending == "reboot" else "poweroff"
             services = [(self._service(name), process) for name, process in self._services.items()]
         for service, process in services:
             if process.poll() is None:
@@ -255,7 +269,8 @@ class Machine:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(service.stop_s)
         self.cut_power()
-        self._ended(self.instance_id, ending)
+        if self._ended is not None:
+            self._ended(ending)
 
     # -- services
 
@@ -293,7 +308,7 @@ class Machine:
                     process.kill()
             psutil.wait_procs(found, timeout=1.0)
             if time.monotonic() > end:
-                raise RuntimeError(f"processes of {self.instance_id} do not end: {found}")
+                raise RuntimeError(f"processes of {self.root} do not end: {found}")
 
     def _processes(self) -> Iterator[psutil.Process]:
         seen: set[int] = {os.getpid()}
@@ -308,13 +323,8 @@ class Machine:
 
     def _is_mine(self, process: psutil.Process) -> bool:
         with contextlib.suppress(psutil.Error):
-            if process.environ().get("AWS_EC2_METADATA_SERVICE_ENDPOINT") == self.imds.url:
+            if process.environ().get("HOME") == str(self.root / "root"):
                 return True
         with contextlib.suppress(psutil.Error):
             return Path(process.cwd()).is_relative_to(self.root)
         return False
-
-
-def free_disk(root: Path) -> None:
-    """A terminated machine's volume is deleted."""
-    shutil.rmtree(root, ignore_errors=True)
