@@ -6,6 +6,7 @@ Nothing else knows obstore; what is S3's own is in s3.py.
 from __future__ import annotations
 
 import datetime
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import quote, unquote
 
 import obstore
-from obstore.exceptions import AlreadyExistsError, BaseError, NotFoundError
+from obstore.exceptions import AlreadyExistsError, BaseError, NotFoundError, PermissionDeniedError
 from obstore.store import LocalStore, from_url
 
 from . import s3
@@ -36,6 +37,11 @@ _RETRY: RetryConfig = {"max_retries": 3, "retry_timeout": datetime.timedelta(sec
 # Of large objects: UPLOADS parts share a slow link, and so do the ranges that many threads read at a time.
 _BULK_CLIENT: ClientConfig = _CLIENT | {"timeout": "90s"}
 _BULK_RETRY: RetryConfig = {"max_retries": 3, "retry_timeout": datetime.timedelta(seconds=120)}
+
+_HIDES_S = 60.0
+
+OnProgress = Callable[[int, int], None]
+"""(bytes done, bytes in all)."""
 
 _T = TypeVar("_T")
 
@@ -73,6 +79,8 @@ class JobDir:
         self._store: ObjectStore | None = None
         self._bulk: ObjectStore | None = None
         """The same for large objects, with more patience, once it is needed."""
+        self._hides_until = 0.0
+        """Until then a refusal to read is taken to mean that there is nothing to be read; monotonic."""
         scheme, colon, rest = self.url.partition("://")
         if not colon or scheme not in SCHEMES:
             raise JobDirError(f"{url} cannot be used as a job dir: expected a URL of {', '.join(SCHEMES)}")
@@ -110,6 +118,25 @@ class JobDir:
             lambda: obstore.put(self._large(self._writable()), key, pieces, chunk_size=PART, max_concurrency=UPLOADS),
         )
 
+    def upload_file(self, key: str, path: Path, on_progress: OnProgress) -> None:
+        """upload() of a local file, telling how much of it has been taken. OSError is of the local file."""
+        size, sent = path.stat().st_size, 0
+
+        def pieces() -> Iterator[memoryview]:
+            nonlocal sent
+            while piece := file.read(PART):
+                yield memoryview(piece)
+                sent += len(piece)
+                on_progress(sent, size)
+
+        on_progress(0, size)
+        with path.open("rb") as file:
+            self.upload(key, pieces())
+
+    def copy(self, key: str, to: str) -> None:
+        """Write an object under another key, within the store. Raises MissingError."""
+        self._call(f"copying {key} to {to}", lambda: obstore.copy(self._large(self._writable()), key, to))
+
     def create(self, key: str, data: bytes) -> bool:
         """Write only if nothing has this key; True if the object there is this one.
 
@@ -124,12 +151,13 @@ class JobDir:
 
     def get(self, key: str) -> bytes:
         """The object's bytes; raises MissingError."""
-        return self._call(f"reading {key}", lambda: bytes(obstore.get(self._readable(), key).bytes()))
+        return self._fetch(f"reading {key}", key, lambda: bytes(obstore.get(self._readable(), key).bytes()))
 
     def get_range(self, key: str, start: int, end: int) -> bytes:
         """The bytes from `start` up to `end`, which must lie inside the object; raises MissingError."""
-        return self._call(
+        return self._fetch(
             f"reading {key}",
+            key,
             lambda: bytes(obstore.get_range(self._large(self._readable()), key, start=start, end=end)),
         )
 
@@ -147,16 +175,15 @@ class JobDir:
     def size(self, key: str) -> int | None:
         """The object's bytes, or None if there is no such object."""
         try:
-            return self._call(f"looking for {key}", lambda: obstore.head(self._readable(), key)["size"])
+            return self._fetch(f"looking for {key}", key, lambda: obstore.head(self._readable(), key)["size"])
         except MissingError:
             return None
 
     def download(self, key: str, path: Path) -> None:
         """Write the object into a local file, a piece at a time. Raises MissingError; OSError is of the local file."""
         doing = f"reading {key}"
-        pieces = iter(
-            self._call(doing, lambda: obstore.get(self._large(self._readable()), key).stream(min_chunk_size=1 << 20))
-        )
+        begun = self._fetch(doing, key, lambda: obstore.get(self._large(self._readable()), key))
+        pieces = iter(begun.stream(min_chunk_size=1 << 20))
         with path.open("wb") as file:
             while (piece := self._call(doing, lambda: next(pieces, None))) is not None:
                 file.write(piece)
@@ -234,6 +261,35 @@ class JobDir:
             return from_url(self.url, client_options=client, retry_config=retry, **s3.connection(self.url))
         except (BaseError, ValueError, OSError, s3.CredentialsError) as error:
             raise JobDirError(f"{self.url} cannot be used as a job dir: {_cause(error)}") from error
+
+    def _fetch(self, doing: str, key: str, call: Callable[[], _T]) -> _T:
+        """Where S3 is asked for what is not there, it answers 403 to whoever may not list the whole bucket."""
+
+        def fetch() -> _T:
+            try:
+                return call()
+            except PermissionDeniedError as error:
+                if self._store is None or not self._hides_missing(self._store, key):
+                    raise
+                raise FileNotFoundError(key) from error
+
+        return self._call(doing, fetch)
+
+    def _hides_missing(self, store: ObjectStore, key: str) -> bool:
+        """Whether a refusal to read means that there is no such object, by a listing of where it would be.
+
+        A listing costs a dozen times as much as a look: while one has shown it lately, it is taken to be so.
+        """
+        if time.monotonic() < self._hides_until:
+            return True
+        try:
+            listed = obstore.list_with_delimiter(store, key.rpartition("/")[0])["objects"]
+        except (BaseError, OSError):
+            return False
+        if any(meta["path"] == key for meta in listed):
+            return False
+        self._hides_until = time.monotonic() + _HIDES_S
+        return True
 
     def _call(self, doing: str, call: Callable[[], _T]) -> _T:
         try:

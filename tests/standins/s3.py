@@ -36,6 +36,8 @@ class Request:
         for (method, parameter), name in names.items():
             if self.method == method and parameter in self.query:
                 return name
+        if "x-amz-copy-source" in self.headers:
+            return "copy"
         return "list" if "list-type" in self.query else self.method
 
 
@@ -113,6 +115,14 @@ class S3:
             self.objects[key] = body
         return 200, b"", {"ETag": _etag(body)}
 
+    def copy(self, source: str, key: str) -> tuple[int, bytes, dict[str, str]]:
+        with self.lock:
+            body = self.objects.get(unquote(source).removeprefix("/").removeprefix("bucket/"))
+            if body is None:
+                return 404, _error("NoSuchKey"), {}
+            self.objects[key] = body
+        return 200, _xml("CopyObjectResult", f"<ETag>{escape(_etag(body))}</ETag>"), {}
+
     def get(self, key: str, span: str | None) -> tuple[int, bytes, dict[str, str]]:
         body = self.objects.get(key)
         if body is None:
@@ -184,6 +194,7 @@ class S3:
             "part": lambda: self.part(query["uploadId"], int(query["partNumber"]), body),
             "complete": lambda: self.complete(key, query["uploadId"]),
             "list": lambda: self.listing(query["prefix"], query["delimiter"], query["start-after"]),
+            "copy": lambda: self.copy(headers["x-amz-copy-source"], key),
             "PUT": lambda: self.put(key, body, create=headers.get("If-None-Match") == "*"),
             "GET": lambda: self.get(key, headers.get("Range")),
             "HEAD": lambda: self.get(key, None),

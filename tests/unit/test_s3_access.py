@@ -184,3 +184,65 @@ class TestRefusals:
         with pytest.raises(JobDirError, match=f"s3://bucket/job: .*{says}.*{code}") as caught:
             calls[kind]()
         assert not isinstance(caught.value, MissingError)
+
+
+class TestMachinesThatMayNotListTheBucket:
+    """A machine's role may list its job's folder only: S3 then answers 403 for what is not there."""
+
+    @pytest.fixture
+    def narrow(self, keys: s3.S3) -> s3.S3:
+        keys.faults.append(
+            s3.Fault(lambda request: request.kind in ("GET", "HEAD") and request.key not in keys.objects, status=403)
+        )
+        return keys
+
+    def test_what_is_not_there_is_missing(self, narrow: s3.S3) -> None:
+        job_dir = JobDir(narrow.url)
+        job_dir.put("a/there", b"1")
+        assert job_dir.find("a/not") is None
+        assert not job_dir.exists("not")
+        assert job_dir.get("a/there") == b"1"
+        with pytest.raises(MissingError):
+            job_dir.download("a/not", Path("/nowhere"))
+
+    def test_looking_again_and_again_costs_no_listing_each_time(self, narrow: s3.S3) -> None:
+        job_dir = JobDir(narrow.url)
+        for _ in range(20):
+            assert job_dir.find("stop.json") is None
+        assert narrow.count("list") == 1
+
+    @pytest.mark.parametrize("kind", ["GET", "HEAD"])
+    def test_what_is_there_and_may_not_be_read_is_denied(self, keys: s3.S3, kind: str) -> None:
+        job_dir = JobDir(keys.url)
+        job_dir.put("a", b"1")
+        keys.fail("GET", status=403, code="AccessDenied")
+        keys.fail("HEAD", status=403)
+        with pytest.raises(JobDirError) as caught:
+            job_dir.get("a") if kind == "GET" else job_dir.size("a")
+        assert not isinstance(caught.value, MissingError)
+
+    def test_who_may_not_even_list_is_denied(self, keys: s3.S3) -> None:
+        keys.fail("GET", status=403, code="AccessDenied")
+        keys.fail("list", status=403, code="AccessDenied")
+        with pytest.raises(JobDirError, match="access denied"):
+            JobDir(keys.url).get("a")
+
+
+class TestLargeFiles:
+    def test_they_are_sent_in_parts_and_told_of(self, keys: s3.S3, tmp_path: Path) -> None:
+        (tmp_path / "large").write_bytes(os.urandom(1 << 20) * 21)
+        told: list[tuple[int, int]] = []
+        JobDir(keys.url).upload_file("large", tmp_path / "large", lambda done, total: told.append((done, total)))
+        assert keys.objects["job/large"] == (tmp_path / "large").read_bytes()
+        assert keys.count("part") == 3
+        assert told[0] == (0, 21 << 20)
+        assert told[-1] == (21 << 20, 21 << 20)
+
+    def test_a_copy_is_made_within_the_store(self, keys: s3.S3) -> None:
+        job_dir = JobDir(keys.url)
+        job_dir.put("a b", b"1")
+        job_dir.copy("a b", "c/d")
+        assert job_dir.get("c/d") == b"1"
+        assert keys.count("GET") == 1
+        with pytest.raises(MissingError):
+            job_dir.copy("not", "e")
