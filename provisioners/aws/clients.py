@@ -7,7 +7,6 @@ only setting that is ours to check is the endpoint: plain http is for this very 
 from __future__ import annotations
 
 import contextlib
-import difflib
 import random
 import threading
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ from email.utils import parsedate_to_datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from ...jobspecs.suggest import did_you_mean
 from ..base import ProvisionError
 from ..boot.record import is_loopback
 from ..clock import Clock, SystemClock
@@ -91,9 +91,8 @@ class Clients:
         """Raises ProvisionError for one that does not exist, or is not enabled for the account."""
         enabled = self.regions.get(region)
         if enabled is None:
-            close = difflib.get_close_matches(region, self.regions, n=1)
-            meant = f"; did you mean {close[0]}?" if close else f"; there are {', '.join(sorted(self.regions))}"
-            raise ProvisionError("invalid", f"AWS has no region {region} for this account{meant}", scope="region")
+            meant = did_you_mean(region, self.regions) or f"there are {', '.join(sorted(self.regions))}"
+            raise ProvisionError("invalid", f"AWS has no region {region} for this account; {meant}", scope="region")
         if not enabled:
             how = f"`aws account enable-region --region-name {region}` enables it"
             message = f"{region} is not enabled for this account; {how}, or choose another region"

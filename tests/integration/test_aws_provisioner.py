@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from typing import Any
 
@@ -13,7 +14,8 @@ import pytest
 
 from cloudgpu.provisioners import AgentFile, LaunchRequest, NodeRequest, Owner, ProvisionError
 from cloudgpu.provisioners.aws.provisioner import AwsProvisioner
-from cloudgpu.tests.standins.aws import Aws
+from cloudgpu.tests.standins.aws import Aws, calls
+from cloudgpu.tests.standins.faults import HTML, LOSE, RESET, Fault, error
 
 OWNER = Owner("cloudgpu-tester")
 BUCKET = "jobs-of-tests"
@@ -84,6 +86,22 @@ def ec2(region: str = "us-east-1") -> Any:
     return boto3.client("ec2", region_name=region)
 
 
+def zone_name(zone: str, region: str = "us-east-1") -> str:
+    """The account's name of an AZ id."""
+    zones = ec2(region).describe_availability_zones()["AvailabilityZones"]
+    return next(one["ZoneName"] for one in zones if one["ZoneId"] == zone)
+
+
+def tags_sent(params: dict[str, str], kind: str) -> dict[str, str]:
+    """Of one TagSpecification of a call."""
+    return calls.tags_for(params, kind)
+
+
+def ours(client: Any) -> list[Any]:
+    """Security groups of launches."""
+    return [one for one in client.describe_security_groups()["SecurityGroups"] if one["GroupName"] != "default"]
+
+
 def left(region: str = "us-east-1") -> dict[str, list[str]]:
     """What there is of ours."""
     client, iam = ec2(region), boto3.client("iam")
@@ -122,3 +140,348 @@ def test_a_machine_is_launched_watched_and_removed_with_all_that_was_made_for_it
     [state] = provisioner.observe(allocation)
     assert state.phase == "gone" and "Client.UserInitiatedShutdown" in state.detail
     assert left() == {}
+
+
+# --- what a machine is launched with ----------------------------------------------------------------------------------
+
+
+def test_the_machine_is_as_asked_for_and_everything_is_tagged_from_the_start(
+    aws: Aws, provisioner: AwsProvisioner
+) -> None:
+    allocation = provisioner.launch(request(market="spot"))
+    [instance_id] = allocation.machines.values()
+    [reservation] = ec2().describe_instances(InstanceIds=[instance_id])["Reservations"]
+    [instance] = reservation["Instances"]
+    assert instance["InstanceLifecycle"] == "spot"
+    assert instance["MetadataOptions"]["HttpTokens"] == "required"
+    assert instance["MetadataOptions"]["HttpPutResponseHopLimit"] == 1
+    assert instance["Placement"]["AvailabilityZone"] == zone_name("use1-az1")
+    [volume] = ec2().describe_volumes()["Volumes"]
+    assert (volume["VolumeType"], volume["Size"], volume["Encrypted"]) == ("gp3", 100, True)
+    [sent] = aws.control.calls("RunInstances")
+    assert sent.params["InstanceInitiatedShutdownBehavior"] == "terminate"
+    assert sent.params["InstanceMarketOptions.SpotOptions.SpotInstanceType"] == "one-time"
+    wanted = {
+        "cloudgpu-owner": OWNER.name,
+        "cloudgpu-job": "digits-abc",
+        "cloudgpu-attempt": "1",
+        "cloudgpu-token": request().token,
+        "cloudgpu-expires": "2000000000",
+        "cloudgpu-node": "worker-0.1",
+        "cloudgpu-rank": "0",
+    }
+    for kind in ("instance", "volume", "network-interface", "spot-instances-request"):
+        assert wanted.items() <= tags_sent(sent.params, kind).items(), kind
+    assert not aws.control.calls("CreateTags"), "tags come with the call that makes the thing"
+    provisioner.terminate(allocation)
+    assert left() == {}
+
+
+def test_the_role_reaches_the_jobs_folder_only(provisioner: AwsProvisioner) -> None:
+    provisioner.launch(request(reads=("s3://data/set",), writes=("s3://results",)))
+    iam = boto3.client("iam")
+    [role] = iam.list_roles(PathPrefix="/cloudgpu/")["Roles"]
+    policy = iam.get_role_policy(RoleName=role["RoleName"], PolicyName="job")["PolicyDocument"]
+    job, _, data, _, results, _ = policy["Statement"]
+    assert job["Resource"] == [f"arn:aws:s3:::{BUCKET}/jobs/digits-abc/*", f"arn:aws:s3:::{BUCKET}/jobs/digits-abc"]
+    assert data["Action"] == ["s3:GetObject"]
+    assert data["Resource"] == ["arn:aws:s3:::data/set/*", "arn:aws:s3:::data/set"]
+    assert "s3:PutObject" in results["Action"] and results["Resource"] == ["arn:aws:s3:::results/*"]
+    assert policy["Statement"][1]["Condition"]["StringLike"]["s3:prefix"] == ["jobs/digits-abc/*", "jobs/digits-abc"]
+    assert role["AssumeRolePolicyDocument"]["Statement"][0]["Principal"] == {"Service": "ec2.amazonaws.com"}
+
+
+def test_nothing_may_come_in_but_from_the_jobs_own_machines(provisioner: AwsProvisioner) -> None:
+    provisioner.launch(request())
+    [group] = ours(ec2())
+    assert group["IpPermissions"] == []
+    other = request(node(), node("worker-1.1", rank=1), token="e" * 32)
+    provisioner.launch(other)
+    [group] = [group for group in ours(ec2()) if group["GroupName"].endswith("eee")]
+    [rule] = group["IpPermissions"]
+    assert rule["IpProtocol"] == "-1" and rule["IpRanges"] == []
+    assert [pair["GroupId"] for pair in rule["UserIdGroupPairs"]] == [group["GroupId"]]
+
+
+def test_machines_with_fabric_adapters_are_placed_together(aws: Aws, provisioner: AwsProvisioner) -> None:
+    machines = [node(f"worker-{rank}.1", "g4dn.8xlarge", rank) for rank in range(2)]
+    allocation = provisioner.launch(request(*machines))
+    sent = aws.control.calls("RunInstances")[0].params
+    assert sent["Placement.GroupName"] == f"cloudgpu-{request().token}"
+    assert sent["NetworkInterface.1.InterfaceType"] == "efa"
+    provisioner.terminate(allocation)
+    assert left() == {}
+
+
+# --- again and again --------------------------------------------------------------------------------------------------
+
+
+def test_the_same_request_gives_the_same_machines(aws: Aws, provisioner: AwsProvisioner) -> None:
+    first = provisioner.launch(request())
+    again = AwsProvisioner(clock=FastClock()).launch(request(lifetime_s=1_800))
+    assert again.machines == first.machines
+    assert len(aws.control.calls("RunInstances")) == 1
+
+
+def test_a_node_that_was_lost_is_replaced_and_nothing_else_is_touched(provisioner: AwsProvisioner, aws: Aws) -> None:
+    first = provisioner.launch(request(node(), node("worker-1.1", rank=1)))
+    aws.control.crash(first.machines["worker-1.1"])
+    states = {state.node: state for state in AwsProvisioner(clock=FastClock()).observe(first)}
+    assert states["worker-0.1"].phase == "running" and states["worker-1.1"].phase == "gone"
+    again = provisioner.launch(request(node(), node("worker-1.1", rank=1)))
+    assert again.machines == first.machines, "what was started once and is gone is not started again"
+    second = provisioner.launch(request(node(), node("worker-1.2", rank=1)))
+    assert second.machines["worker-0.1"] == first.machines["worker-0.1"]
+    assert len(aws.control.instances(running=True)) == 2
+    provisioner.terminate(second)
+    assert left() == {}
+
+
+def test_after_its_end_a_launch_with_the_same_token_begins_anew(aws: Aws, provisioner: AwsProvisioner) -> None:
+    first = provisioner.launch(request())
+    provisioner.terminate(first)
+    second = provisioner.launch(request())
+    assert second.machines != first.machines
+    assert [state.phase for state in AwsProvisioner(clock=FastClock()).observe(second)] == ["running"]
+
+
+@pytest.mark.parametrize("fault", [LOSE, RESET, HTML, error("RequestLimitExceeded", 503), error("InternalError", 500)])
+def test_what_came_of_a_call_is_not_known(aws: Aws, provisioner: AwsProvisioner, fault: Fault) -> None:
+    aws.control.fail("RunInstances", fault, times=2)
+    allocation = provisioner.launch(request())
+    assert [one.instance_id for one in aws.control.instances()] == list(allocation.machines.values())
+    assert len({call.params["ClientToken"] for call in aws.control.calls("RunInstances")}) == 1
+
+
+def test_the_answer_was_lost_and_the_caller_died_then_the_image_changed(aws: Aws, provisioner: AwsProvisioner) -> None:
+    """The next caller's parameters are others: EC2 refuses the token, and the machine is found by it."""
+    aws.control.set_lag(1.0)
+    aws.control.fail("RunInstances", LOSE, times=None)
+    with pytest.raises(ProvisionError) as caught:
+        provisioner.launch(request())
+    assert caught.value.error_class == "transient"
+    aws.control.heal()
+    allocation = AwsProvisioner(clock=FastClock()).launch(request(lifetime_s=60))
+    assert [one.instance_id for one in aws.control.instances()] == list(allocation.machines.values())
+
+
+# --- what EC2 refuses -------------------------------------------------------------------------------------------------
+
+
+def test_no_capacity_leaves_nothing_and_names_other_zones_as_offers_do(aws: Aws, provisioner: AwsProvisioner) -> None:
+    aws.control.set_capacity("g4dn.xlarge", zone_name("use1-az1"), "on-demand", 0)
+    refusal = refused(provisioner, request())
+    assert (refusal.error_class, refusal.scope, refusal.code) == ("capacity", "zone", "InsufficientInstanceCapacity")
+    assert refusal.hints and all(hint.startswith("use1-az") for hint in refusal.hints)
+    assert "use1-az1" not in refusal.hints
+    assert "start worker-0.1 (on-demand g4dn.xlarge)" in str(refusal)
+    assert len(aws.control.calls("RunInstances")) == 1, "no capacity is an answer, though it comes with status 500"
+    assert left() == {}
+
+
+def test_all_machines_or_none(aws: Aws, provisioner: AwsProvisioner) -> None:
+    aws.control.set_capacity("g4dn.xlarge", zone_name("use1-az1"), "on-demand", 1)
+    asked = request(node(), node("worker-1.1", rank=1))
+    assert refused(provisioner, asked).error_class == "capacity"
+    assert left() == {}
+    aws.control.set_capacity("g4dn.xlarge", zone_name("use1-az1"), "on-demand", 2)
+    allocation = provisioner.launch(asked)
+    assert {state.phase for state in AwsProvisioner(clock=FastClock()).observe(allocation)} == {"running"}
+
+
+def test_a_replacement_that_cannot_be_had_leaves_the_others_alone(aws: Aws, provisioner: AwsProvisioner) -> None:
+    first = provisioner.launch(request(node(), node("worker-1.1", rank=1), node("worker-2.1", rank=2)))
+    for lost in ("worker-1.1", "worker-2.1"):
+        aws.control.crash(first.machines[lost])
+    aws.control.set_capacity("g4dn.xlarge", zone_name("use1-az1"), "on-demand", 2)
+    asked = request(node(), node("worker-1.2", rank=1), node("worker-2.2", rank=2))
+    assert refused(provisioner, asked).error_class == "capacity"
+    [alive] = aws.control.instances(running=True)
+    assert alive.instance_id == first.machines["worker-0.1"]
+
+
+def test_without_a_zone_all_of_the_region_are_tried(aws: Aws, provisioner: AwsProvisioner) -> None:
+    zones = [one["ZoneName"] for one in ec2().describe_availability_zones()["AvailabilityZones"]]
+    for zone in zones:
+        aws.control.set_capacity("g4dn.xlarge", zone, "spot", 0)
+    refusal = refused(provisioner, request(zone=None, market="spot"))
+    assert (refusal.error_class, refusal.scope) == ("capacity", "region")
+    aws.control.set_capacity("g4dn.xlarge", zone_name("use1-az4"), "spot", 2)
+    allocation = provisioner.launch(request(node(), node("worker-1.1", rank=1), zone=None, market="spot"))
+    assert {one.zone for one in aws.control.instances(running=True)} == {zone_name("use1-az4")}
+    again = provisioner.launch(request(node(), node("worker-1.1", rank=1), zone=None, market="spot"))
+    assert again.machines == allocation.machines
+
+
+def test_too_small_a_quota_is_told_before_anything_is_made(aws: Aws, provisioner: AwsProvisioner) -> None:
+    aws.control.set_quota("us-east-1", "L-DB2E81BA", 4)
+    refusal = refused(provisioner, request(node(), node("worker-1.1", rank=1)))
+    assert (refusal.error_class, refusal.scope) == ("quota", "region")
+    assert not aws.control.calls("RunInstances") and not aws.control.calls("Create*")
+
+
+def test_a_new_profile_that_is_not_known_everywhere_is_waited_for(aws: Aws, provisioner: AwsProvisioner) -> None:
+    aws.control.set_lag(0.0, profiles=0.3)
+    assert len(provisioner.launch(request()).machines) == 1
+    assert len(aws.control.calls("RunInstances")) > 1
+
+
+def test_machines_that_listings_do_not_show_yet_are_pending_and_end_all_the_same(
+    aws: Aws, provisioner: AwsProvisioner
+) -> None:
+    aws.control.set_lag(0.5)
+    allocation = provisioner.launch(request())
+    assert [state.phase for state in provisioner.observe(allocation)] == ["pending"]
+    provisioner.terminate(allocation)
+    time.sleep(0.6)
+    assert left() == {}
+
+
+def test_what_nobody_remembers_is_ended_and_found(aws: Aws, provisioner: AwsProvisioner) -> None:
+    """The answer was lost and so was the caller: no allocation names the machine."""
+    aws.control.fail("RunInstances", LOSE, times=None)
+    with pytest.raises(ProvisionError):
+        provisioner.launch(request())
+    aws.control.heal()
+    other = AwsProvisioner(clock=FastClock())
+    [found] = other.find(OWNER)
+    assert (found.job_id, found.attempt, found.token) == ("digits-abc", 1, request().token)
+    assert list(found.machines) == ["worker-0.1"]
+    assert other.find(Owner("somebody-else")) == []
+    nameless = dataclasses.replace(found, machines={})
+    other.terminate(nameless)
+    assert left() == {} and other.find(OWNER) == []
+
+
+def test_terminate_waits_until_the_machines_are_gone(aws: Aws, provisioner: AwsProvisioner) -> None:
+    allocation = provisioner.launch(request())
+    aws.control.set_stopping(0.5)
+    begun = time.monotonic()
+    provisioner.terminate(allocation)
+    assert time.monotonic() - begun >= 0.5
+    assert left() == {}
+    aws.control.forget()
+    provisioner.terminate(allocation)
+    assert {call.action for call in aws.control.calls()} <= {"DescribeSecurityGroups", "DescribeInstances"}
+
+
+def test_a_spot_machine_that_was_taken_says_so(aws: Aws, provisioner: AwsProvisioner) -> None:
+    allocation = provisioner.launch(request(market="spot"))
+    aws.control.interrupt(allocation.machines["worker-0.1"], seconds=0)
+    deadline = time.monotonic() + 10
+    while (state := AwsProvisioner(clock=FastClock()).observe(allocation)[0]).phase != "gone":
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert state.taken and "Server.SpotInstanceTermination" in state.detail
+
+
+# --- many jobs --------------------------------------------------------------------------------------------------------
+
+
+def test_watching_a_hundred_jobs_costs_one_call(aws: Aws, provisioner: AwsProvisioner) -> None:
+    first = provisioner.launch(request())
+    jobs = [dataclasses.replace(first, token=f"{number:032x}") for number in range(100)]
+    time.sleep(0.01)
+    aws.control.forget()
+    fresh = AwsProvisioner(clock=FastClock())
+    with ThreadPoolExecutor(20) as pool:
+        states = list(pool.map(fresh.observe, jobs))
+    assert all(state.phase == "running" for [state] in states)
+    assert len(aws.control.calls()) == 1
+
+
+# --- what is wrong with the account -----------------------------------------------------------------------------------
+
+
+def test_no_credentials(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    refusal = refused(AwsProvisioner(clock=FastClock()), request())
+    assert (refusal.error_class, refusal.scope) == ("auth", "cloud")
+    assert "AWS_ACCESS_KEY_ID" in str(refusal) and "Unable to locate credentials" in str(refusal)
+
+
+@pytest.mark.parametrize(
+    ("denied", "says"),
+    [
+        (error("ExpiredToken", 400, "The provided token has expired."), "aws sso login"),
+        (error("AuthFailure", 401, "AWS was not able to validate the provided access credentials"), "access key"),
+        (error("RequestExpired", 400, "Request has expired."), "clock"),
+        (
+            error("UnauthorizedOperation", 403, "You are not authorized to perform this operation."),
+            "aws-permissions.md",
+        ),
+    ],
+    ids=lambda value: getattr(value, "code", ""),
+)
+@pytest.mark.parametrize("action", ["DescribeRegions", "DescribeSubnets", "CreateSecurityGroup", "RunInstances"])
+def test_credentials_that_are_refused_leave_nothing(
+    aws: Aws, provisioner: AwsProvisioner, denied: Fault, says: str, action: str
+) -> None:
+    aws.control.fail(action, denied, times=None)
+    refusal = refused(provisioner, request())
+    assert refusal.error_class == "auth"
+    for text in (denied.code, denied.message.rstrip("."), says, action):
+        assert text in str(refusal)
+    assert left() == {}
+
+
+def test_a_clock_that_is_wrong_is_told(aws: Aws) -> None:
+    class Late(FastClock):
+        def now(self) -> float:
+            return time.time() - 1_200
+
+    aws.control.fail("DescribeRegions", error("AuthFailure", 401, "could not be validated"), times=None)
+    assert "clock is 20 minutes behind AWS's" in str(refused(AwsProvisioner(clock=Late()), request()))
+
+
+def test_a_region_that_does_not_exist(provisioner: AwsProvisioner) -> None:
+    refusal = refused(provisioner, request(region="us-esat-1", zone=None))
+    assert refusal.error_class == "invalid"
+    assert "did you mean us-east-1" in str(refusal)
+
+
+def test_no_default_vpc(aws: Aws, provisioner: AwsProvisioner) -> None:
+    client = ec2()
+    for subnet in client.describe_subnets()["Subnets"]:
+        client.delete_subnet(SubnetId=subnet["SubnetId"])
+    refusal = refused(provisioner, request())
+    assert (refusal.error_class, refusal.scope) == ("invalid", "region")
+    assert "aws ec2 create-default-vpc" in str(refusal)
+    assert not aws.control.calls("CreateSecurityGroup")
+
+
+def test_subnets_that_are_tagged_are_used(aws: Aws, provisioner: AwsProvisioner) -> None:
+    client = ec2()
+    vpc = client.create_vpc(CidrBlock="10.9.0.0/16")["Vpc"]["VpcId"]
+    subnet = client.create_subnet(VpcId=vpc, CidrBlock="10.9.0.0/24", AvailabilityZone=zone_name("use1-az1"))
+    client.create_tags(Resources=[subnet["Subnet"]["SubnetId"]], Tags=[{"Key": "cloudgpu-subnet", "Value": ""}])
+    provisioner.launch(request())
+    [sent] = aws.control.calls("RunInstances")
+    assert sent.params["NetworkInterface.1.SubnetId"] == subnet["Subnet"]["SubnetId"]
+    assert sent.params["NetworkInterface.1.AssociatePublicIpAddress"] == "false"
+
+
+def test_an_endpoint_that_is_not_encrypted_is_refused(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://aws.example.com")
+    refusal = refused(AwsProvisioner(clock=FastClock()), request())
+    assert refusal.error_class == "invalid" and "not encrypted" in str(refusal)
+
+
+def test_find_leaves_out_regions_that_are_denied_and_fails_where_one_does_not_answer(
+    aws: Aws, provisioner: AwsProvisioner
+) -> None:
+    provisioner.launch(request())
+    aws.control.fail(
+        "DescribeSecurityGroups", error("UnauthorizedOperation", 403), where={"region": "eu-*"}, times=None
+    )
+    assert len(provisioner.find(OWNER)) == 1
+    aws.control.fail("DescribeSecurityGroups", error("InternalError", 500), where={"region": "sa-*"}, times=None)
+    with pytest.raises(ProvisionError, match="sa-east-1"):
+        provisioner.find(OWNER)
+
+
+def refused(provisioner: AwsProvisioner, asked: LaunchRequest) -> ProvisionError:
+    with pytest.raises(ProvisionError) as caught:
+        provisioner.launch(asked)
+    return caught.value
