@@ -59,6 +59,7 @@ from .members import (
 from .model import Attempt, JobRow
 from .nodes import Watches, look, new_generation
 from .outcomes import NodeView, Verdict, judge, must_stop_peers
+from .shipping import agent_for
 from .store import Change, Store
 from .tried import place
 
@@ -252,6 +253,7 @@ class Step:
             nodes=nodes,
             lifetime_s=lifetime,
             expires=None if lifetime is None or attempt.launched is None else attempt.launched + lifetime + EXPIRY_S,
+            agent=agent_for(offer, job.policy.agents or {}),
         )
 
     def _lifetime(self, attempt: Attempt) -> int | None:
@@ -479,12 +481,21 @@ class Step:
 
     def _release(self, attempt: Attempt) -> bool:
         """Terminate what there is of an attempt; whether it is all gone."""
-        allocation = self._allocation(attempt)
-        if allocation is None:
+        if attempt.launched is None:
             return True
+        allocation = self._known_or_not(attempt)
         provisioner = self._provisioner(attempt)
         provisioner.terminate(allocation)
         return all(state.phase == "gone" for state in provisioner.observe(allocation))
+
+    def _known_or_not(self, attempt: Attempt) -> Allocation:
+        """To be ended. Of a launch whose answer nobody has, token and region tell enough: the whole account, with
+        everything that its other jobs have, need not be looked through for each place that has no machines."""
+        if attempt.allocation is not None:
+            return Allocation.from_json(attempt.allocation)
+        job, offer = self._job, attempt.offer
+        details = {"region": offer["region"], "owner": job.owner}
+        return Allocation(offer["cloud"], job.id, attempt.number, attempt.token, {}, details)
 
     # -- helpers
 

@@ -97,6 +97,7 @@ class Allocation:
     machines: dict[str, str]
     """node -> the target's id of its machine."""
     details: dict[str, str] = field(default_factory=dict)
+    """What else the target must know; of a launch whose answer nobody has: `region`, and `owner` as in Owner.name."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
