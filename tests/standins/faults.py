@@ -161,7 +161,7 @@ class Control:
     """A test's hold on a stand-in, by its URL."""
 
     def __init__(self, url: str) -> None:
-        self._url = url
+        self.url = url
 
     def fail(
         self,
@@ -195,7 +195,7 @@ class Control:
     def do(self, verb: str, **arguments: Any) -> Any:
         """Any verb of the stand-in's own."""
         request = urllib.request.Request(
-            f"{self._url}{CONTROL}{verb}", json.dumps(arguments).encode(), {"Content-Type": "application/json"}
+            f"{self.url}{CONTROL}{verb}", json.dumps(arguments).encode(), {"Content-Type": "application/json"}
         )
         try:
             with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=60) as answer:

@@ -1,0 +1,63 @@
+"""The stand-in in a process of its own, ended with the test that started it; what there is of ours in the account."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from .control import KEY, AwsControl
+
+
+@contextlib.contextmanager
+def aws_process(*, boot: bool = True) -> Iterator[AwsControl]:
+    """Its control. The stand-in ends when this process does, however that comes."""
+    command = [sys.executable, "-m", "cloudgpu.tests.standins.aws", "--with-parent", *(["--boot"] if boot else [])]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            yield AwsControl(process.stdout.readline().strip())
+        finally:
+            process.stdin.close()
+            process.wait(60)
+
+
+class Remains:
+    """Looks for everything of ours that is there, in a region: as a user would, through the API."""
+
+    def __init__(self, url: str, region: str = "us-east-1") -> None:
+        import boto3
+
+        session = boto3.session.Session(KEY, "secret", region_name=region)
+        self._ec2: Any = session.client("ec2", endpoint_url=url)
+        self._iam: Any = session.client("iam", endpoint_url=url)
+
+    def find(self) -> dict[str, list[str]]:
+        """Ids by kind; kinds of which nothing is there are left out."""
+        ec2, iam = self._ec2, self._iam
+        states = ["pending", "running", "shutting-down", "stopping", "stopped"]
+        alive = [{"Name": "instance-state-name", "Values": states}]
+        there = ec2.describe_instances(Filters=alive)["Reservations"]
+        found = {
+            "instances": [one["InstanceId"] for reservation in there for one in reservation["Instances"]],
+            "volumes": [one["VolumeId"] for one in ec2.describe_volumes()["Volumes"]],
+            "interfaces": [one["NetworkInterfaceId"] for one in ec2.describe_network_interfaces()["NetworkInterfaces"]],
+            "spot requests": [
+                one["SpotInstanceRequestId"]
+                for one in ec2.describe_spot_instance_requests()["SpotInstanceRequests"]
+                if one["State"] in ("open", "active")
+            ],
+            "groups": [
+                one["GroupName"]
+                for one in ec2.describe_security_groups()["SecurityGroups"]
+                if one["GroupName"] != "default"
+            ],
+            "placement groups": [one["GroupName"] for one in ec2.describe_placement_groups()["PlacementGroups"]],
+            "roles": [one["RoleName"] for one in iam.list_roles()["Roles"]],
+            "profiles": [one["InstanceProfileName"] for one in iam.list_instance_profiles()["InstanceProfiles"]],
+        }
+        return {kind: names for kind, names in found.items() if names}
