@@ -97,11 +97,14 @@ class RankManifest:
     chunk_size: int = CHUNK
     format: str = FORMAT
 
-    def to_bytes(self) -> bytes:
-        """JSON; pieces as lists, for there may be ten thousand of them and the training waits."""
-        record = {name: getattr(self, name) for name in self.__slots__}
-        record["pieces"] = [[p.key, p.dtype, p.shape, p.at, p.whole, p.starts] for p in self.pieces]
-        return json.dumps(record, separators=(",", ":"), allow_nan=True).encode()
+    def to_bytes(self, pieces: str | None = None) -> bytes:
+        """JSON; pieces as lists, for there may be ten thousand of them and the training waits.
+
+        pieces: what pieces_to_json() gave for them, if they are those of the save before
+        """
+        record = {name: getattr(self, name) for name in self.__slots__} | {"pieces": None}
+        head, _, tail = _compact(record).partition('"pieces":null')
+        return f'{head}"pieces":{pieces or pieces_to_json(self.pieces)}{tail}'.encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> RankManifest:
@@ -130,6 +133,15 @@ class RankManifest:
                 raise ValueError(f"{piece.key} lies outside of the data file")
             if not _inside(piece):
                 raise ValueError(f"{piece.key} lies outside of the tensor that it is a part of")
+
+
+def pieces_to_json(pieces: Sequence[Piece]) -> str:
+    """As they stand in a manifest."""
+    return _compact([[p.key, p.dtype, p.shape, p.at, p.whole, p.starts] for p in pieces])
+
+
+def _compact(value: Any) -> str:  # noqa: ANN401 - any JSON value
+    return json.dumps(value, separators=(",", ":"), allow_nan=True)
 
 
 def _piece(fields: Sequence[Any]) -> Piece:

@@ -194,7 +194,15 @@ class Saver:
         memory, ranks, name = self.client.slot(slot), self._ranks, str(save.name)
         manifest = RankManifest(name, ranks.rank, ranks.world, content.step, layout.size, layout.pieces, tree)
         rows = content.rows(name) if ranks.rank == 0 else b""
-        message = Save(save.name, slot, layout.size, manifest.to_bytes(), save.finished, keep=self._keep, rows=rows)
+        message = Save(
+            save.name,
+            slot,
+            layout.size,
+            manifest.to_bytes(layout.pieces_json),
+            save.finished,
+            keep=self._keep,
+            rows=rows,
+        )
 
         def hand_over(*, live: bool) -> None:
             self._stale.check(content.step, layout.pieces, memory, live=live)

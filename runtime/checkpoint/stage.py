@@ -13,11 +13,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from .cuda import DeviceCopies
 from .errors import CheckpointError
-from .manifest import ALIGN, Piece
+from .manifest import ALIGN, Piece, pieces_to_json
 from .placement import local_box
 
 
@@ -37,13 +38,18 @@ class _Part:
         return self.key, self.dtype, tuple(self.local.shape), self.whole, self.starts
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Layout:
     """Where in the slot each piece lies."""
 
     pieces: list[Piece]
     size: int
     """Bytes."""
+
+    @cached_property
+    def pieces_json(self) -> str:
+        """The pieces as a manifest has them, made once for all saves alike."""
+        return pieces_to_json(self.pieces)
 
 
 class Stager:

@@ -21,7 +21,9 @@ STRETCH = 256
 STILL = 100
 """Steps for which nothing at all may stay as it is (gradients are accumulated) before that is suspicious."""
 COMPARED = 4
-"""Live tensors of each object that are compared with what was staged, at each save others."""
+"""Live tensors of each object that are compared with what was staged, each time others."""
+OFTEN, SELDOM = 3, 8
+"""They are compared at so many saves at first, then at every so manieth: what is no live state never was."""
 
 
 class StaleSaves:
@@ -37,11 +39,16 @@ class StaleSaves:
         """Step of the last save in which an optimizer was seen to have changed: buffers change without training."""
         self._told: set[str] = set()
         self._turn = 0
+        self._grouped: tuple[Sequence[Piece], dict[str, list[Piece]]] = [], {}
+        """The pieces of the last save, and the same by object: mostly they are those of the next as well."""
 
     def check(self, step: int, pieces: Sequence[Piece], memory: memoryview, *, live: bool) -> None:
         """A save of this step lies in the slot, before it is handed over. live: nothing has been changed since."""
         self._turn += 1
-        mine = _by_object(pieces)
+        if self._grouped[0] is not pieces:
+            self._grouped = pieces, _by_object(pieces)
+        mine = self._grouped[1]
+        live = live and (self._turn <= OFTEN or self._turn % SELDOM == 0)
         for name in [name for name in self._objects if name not in self._told]:
             own = mine.get(name, [])
             if own and _should_change(self._objects[name]):

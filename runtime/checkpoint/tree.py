@@ -28,6 +28,8 @@ _FACTORIES: dict[str, type] = {kind.__name__: kind for kind in (bool, dict, floa
 _EXACT = frozenset((type(None), bool, int, str))
 """What JSON gives back as it was."""
 _SEQUENCES: dict[type, str] = {tuple: "!tuple", set: "!set", frozenset: "!frozenset"}
+_KNOWN: set[Any] = set()
+"""torch.dtypes that can be saved, as they were met: torch makes their text anew each time."""
 _LAYOUTS = ("sparse_coo", "sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc")
 
 
@@ -119,7 +121,7 @@ class _Flattening:
     def _tensor(self, value: Any, path: str) -> dict[str, Any]:  # noqa: ANN401
         if value.layout is not self._torch.strided:
             return self._sparse(value, path)
-        if str(value.dtype)[6:] not in ITEM_SIZE:
+        if value.dtype not in _KNOWN and not _is_known(value.dtype):
             raise CheckpointError(f"{path} is a tensor of {value.dtype}, which cannot be saved: dequantise it first")
         address = value.data_ptr()
         if not address:
@@ -197,6 +199,12 @@ class _Flattening:
             return {"!scalar": name, "bytes": _to_text(value.tobytes())}
         leaf = value if known else np.frombuffer(value.tobytes(), dtype=np.uint8)
         return {"!array": self.add(leaf, path), "dtype": name, "shape": list(value.shape)}
+
+
+def _is_known(dtype: Any) -> bool:  # noqa: ANN401
+    if str(dtype)[6:] in ITEM_SIZE:
+        _KNOWN.add(dtype)
+    return dtype in _KNOWN
 
 
 def _ordered(flattening: _Flattening, value: Any, path: str) -> dict[str, Any]:  # noqa: ANN401

@@ -85,9 +85,13 @@ def send(connection: socket.socket, message: Message, descriptors: Sequence[int]
 
 def receive(connection: socket.socket) -> tuple[Message, list[int]] | None:
     """The next message and what came with it; None if there is none yet. Raises ClosedError."""
-    flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
     try:
-        packet, descriptors, _, _ = socket.recv_fds(connection, _PACKET, _DESCRIPTORS, flags)
+        try:
+            packet, descriptors = _receive(connection)
+        except ConnectionResetError:
+            # The other side has died without having read all of ours: the kernel tells that first, and once. What it
+            # said before that is still there.
+            packet, descriptors = _receive(connection)
     except BlockingIOError:
         return None
     except OSError as error:
@@ -100,6 +104,12 @@ def receive(connection: socket.socket) -> tuple[Message, list[int]] | None:
         close_all(descriptors)
         raise ClosedError(f"not a message: {error}") from error
     return message, descriptors
+
+
+def _receive(connection: socket.socket) -> tuple[bytes, list[int]]:
+    flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
+    packet, descriptors, _, _ = socket.recv_fds(connection, _PACKET, _DESCRIPTORS, flags)
+    return packet, descriptors
 
 
 def close_all(descriptors: Sequence[int]) -> None:

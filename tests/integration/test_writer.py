@@ -21,9 +21,13 @@ from cloudgpu.runtime.checkpoint.errors import FencedError
 from cloudgpu.runtime.checkpoint.manifest import manifest_file
 from cloudgpu.runtime.checkpoint.writer_client import finish_earlier
 from cloudgpu.runtime.checkpoint.writer_protocol import (
+    ClosedError,
     SaveResult,
+    close_all,
     is_listened_to,
     own_addresses,
+    receive,
+    send,
     wait_until_durable,
 )
 from cloudgpu.runtime.jobdir import local_url
@@ -273,6 +277,23 @@ for step in range(20, 23):
     assert one.save(step).committed
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_what_the_dead_said_is_heard_though_they_have_not_heard_all() -> None:
+    """Linux tells ECONNRESET before what is still to be read, and the last save may be in that."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours:
+        with theirs:
+            for number in range(3):
+                send(theirs, {"op": "save", "number": number}, [ours.fileno()])
+            send(ours, {"op": "ready"})
+        for number in range(3):
+            received = receive(ours)
+            assert received is not None
+            assert received[0]["number"] == number
+            close_all(received[1])
+        with pytest.raises(ClosedError):
+            receive(ours)
 
 
 def test_what_a_dead_trainer_staged_is_committed(tmp_path: Path) -> None:

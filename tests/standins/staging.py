@@ -130,7 +130,7 @@ def main(url: str, rank: int, world: int, steps: int, size: int) -> None:
         while training.stage(step) is None:
             for line in _results(training, last=False):
                 print(line, flush=True)
-        print("staged", step, flush=True)
+        print(f"staged {step}", flush=True)  # one write, also where PYTHONUNBUFFERED is set: a kill leaves no half
     for line in _results(training, last=True):
         print(line, flush=True)
     training.client.close()
