@@ -24,6 +24,10 @@ _UNSEEN_S = 60.0
 """So long a machine that must be there is looked for."""
 _POLL_S = 3.0
 _TRY_ELSEWHERE = frozenset({"capacity", "not_offered"})
+_ONE_ADAPTER = (
+    "%s: the subnets of %s are public, where a machine can use one Elastic Fabric Adapter at most; tag private subnets "
+    "with %s to use all of them"
+)
 _UNKNOWN = frozenset({"throttled", "transient"})
 
 
@@ -96,6 +100,8 @@ class Launch:
             market=request.market,
             machine_types=types,
         )
+        if wants_efa(request.nodes) and subnets[0].public:
+            log.warning(_ONE_ADAPTER, request.job_id, request.region, network.SUBNET_TAG)
         profile, placement = self._make(subnets[0].vpc)
         group = self.group.group if self.group else ""
         endpoint = self.clients.endpoint(request.region)

@@ -86,10 +86,14 @@ def ec2(region: str = "us-east-1") -> Any:
     return boto3.client("ec2", region_name=region)
 
 
+def iam_client() -> Any:
+    return boto3.client("iam")
+
+
 def zone_name(zone: str, region: str = "us-east-1") -> str:
     """The account's name of an AZ id."""
     zones = ec2(region).describe_availability_zones()["AvailabilityZones"]
-    return next(one["ZoneName"] for one in zones if one["ZoneId"] == zone)
+    return str(next(one["ZoneName"] for one in zones if one["ZoneId"] == zone))
 
 
 def tags_sent(params: dict[str, str], kind: str) -> dict[str, str]:
@@ -104,7 +108,7 @@ def ours(client: Any) -> list[Any]:
 
 def left(region: str = "us-east-1") -> dict[str, list[str]]:
     """What there is of ours."""
-    client, iam = ec2(region), boto3.client("iam")
+    client, iam = ec2(region), iam_client()
     alive = [
         instance["InstanceId"]
         for reservation in client.describe_instances()["Reservations"]
@@ -179,7 +183,7 @@ def test_the_machine_is_as_asked_for_and_everything_is_tagged_from_the_start(
 
 def test_the_role_reaches_the_jobs_folder_only(provisioner: AwsProvisioner) -> None:
     provisioner.launch(request(reads=("s3://data/set",), writes=("s3://results",)))
-    iam = boto3.client("iam")
+    iam = iam_client()
     [role] = iam.list_roles(PathPrefix="/cloudgpu/")["Roles"]
     policy = iam.get_role_policy(RoleName=role["RoleName"], PolicyName="job")["PolicyDocument"]
     job, _, data, _, results, _ = policy["Statement"]
@@ -485,3 +489,32 @@ def refused(provisioner: AwsProvisioner, asked: LaunchRequest) -> ProvisionError
     with pytest.raises(ProvisionError) as caught:
         provisioner.launch(asked)
     return caught.value
+
+
+# --- reservations -----------------------------------------------------------------------------------------------------
+
+
+def test_a_capacity_block_is_launched_into(aws: Aws, provisioner: AwsProvisioner) -> None:
+    block = aws.control.reserve("p5.4xlarge", zone_name("use1-az1"), 1, end_s=7_200)
+    asked = request(node(machine_type="p5.4xlarge"), market="reservation")
+    allocation = provisioner.launch(asked)
+    [sent] = aws.control.calls("RunInstances")
+    key = "CapacityReservationSpecification.CapacityReservationTarget.CapacityReservationId"
+    assert (sent.params[key], sent.params["InstanceMarketOptions.MarketType"]) == (block, "capacity-block")
+    provisioner.terminate(allocation)
+    assert left() == {}
+
+
+def test_a_reservation_that_begins_later_says_when(aws: Aws, provisioner: AwsProvisioner) -> None:
+    aws.control.reserve("p5.4xlarge", zone_name("use1-az1"), 1, start_s=600, end_s=7_200)
+    refusal = refused(provisioner, request(node(machine_type="p5.4xlarge"), market="reservation"))
+    assert refusal.error_class == "capacity" and "begins at" in str(refusal)
+    assert refusal.retry_after is not None and 500 < refusal.retry_after <= 600
+
+
+def test_without_a_reservation_that_is_large_enough_nothing_is_made(aws: Aws, provisioner: AwsProvisioner) -> None:
+    aws.control.reserve("p5.4xlarge", zone_name("use1-az1"), 1)
+    pair = [node(f"worker-{rank}.1", "p5.4xlarge", rank) for rank in range(2)]
+    refusal = refused(provisioner, request(*pair, market="reservation"))
+    assert refusal.error_class == "capacity" and "no reservation has more than 1 free" in str(refusal)
+    assert not aws.control.calls("Create*")
