@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What of the spec the supervisor acts upon, as plain numbers, fixed at submit."""
+    """What of the job the supervisor acts upon, as plain values, fixed at submit."""
 
     preemptions: int | None
     """How often the job may be started again after an interruption; None: without limit."""
@@ -25,6 +25,8 @@ class Policy:
     """How long machines are looked for, each time there are none; None: without limit."""
     least_nodes: int | None = None
     """With so many machines the program may go on; None: it needs all of them."""
+    agents: dict[str, str] | None = None
+    """The agent files in the job dir: architecture -> sha256; none for this machine."""
 
 
 @dataclass(frozen=True, slots=True)

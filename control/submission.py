@@ -13,26 +13,23 @@ import platform
 import secrets
 import sys
 import time
-from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import unquote
 
 from ..jobspecs.plan import Offer, Plan
-from ..runtime.archive import Archive, ArchiveError, pack
-from ..runtime.jobdir import JOB_KEY, SCHEMES, JobDir, JobRecord, code_key, local_url
+from ..runtime.jobdir import JOB_KEY, SCHEMES, JobDir, JobRecord, local_url
 from . import paths
 from .errors import SubmitError
 from .model import JobRow, Policy
+from .shipping import Shipper
 from .usable import usable_offers
 
 if TYPE_CHECKING:
     from ..jobspecs.loader import LoadedSpec
     from ..jobspecs.models import JobSpec
-
-ProgressCallback = Callable[[str, int, int], None]
-"""(what: "packing" | "uploading" | "submitting", bytes done, bytes in all)."""
+    from .shipping import ProgressCallback
 
 CAPACITY_S = 86_400
 """How long machines are looked for, where the job file does not say. Shortages go with the hours of work, and a day has
@@ -48,14 +45,15 @@ def prepare(loaded: LoadedSpec, plan: Plan, on_progress: ProgressCallback) -> Jo
     program = _program(spec)
     job_id = f"{spec.name}-{_random_suffix()}"
     url = _job_dir_url(loaded, job_id)
-    job_dir = JobDir(url)
-    code = _ship_code(loaded, job_dir, on_progress)
+    shipper = Shipper(url, on_progress)
+    code = None if spec.code is None else shipper.code(loaded.base / Path(spec.code).expanduser())
+    agents = shipper.agents(offers)
     on_progress("submitting", 0, 0)
     search_path = _search_path() if any(offer.cloud == "local" for offer in offers) else None
     record = _job_record(job_id, spec, program, code, search_path).to_bytes()
-    if not job_dir.create(JOB_KEY, record):
+    if not JobDir(url).create(JOB_KEY, record):
         raise SubmitError(f"{url} holds another job already")
-    return _row(job_id, spec, offers, url, hashlib.sha256(record).hexdigest())
+    return _row(job_id, spec, offers, url, hashlib.sha256(record).hexdigest(), agents=agents)
 
 
 def owner_name() -> str:
@@ -98,30 +96,6 @@ def _job_dir_url(loaded: LoadedSpec, job_id: str) -> str:
     return local_url(paths.make_private(parent.absolute() / job_id))
 
 
-def _ship_code(loaded: LoadedSpec, job_dir: JobDir, on_progress: ProgressCallback) -> str | None:
-    """sha256 of the code archive in the job dir; None: the job ships none."""
-    if loaded.spec.code is None:
-        return None
-    folder = loaded.base / Path(loaded.spec.code).expanduser()
-    on_progress("packing", 0, 0)
-    try:
-        archive = pack(folder, lambda done, total: on_progress("packing", done, total))
-    except ArchiveError as error:
-        raise SubmitError(f"code: {error}") from error
-    try:
-        _upload(archive, job_dir, on_progress)
-    finally:
-        archive.path.unlink(missing_ok=True)
-    return archive.sha256
-
-
-def _upload(archive: Archive, job_dir: JobDir, on_progress: ProgressCallback) -> None:
-    # The key names the content and the folder is ours alone: nothing else can be there.
-    on_progress("uploading", 0, archive.size)
-    job_dir.put(code_key(archive.sha256), archive.path)
-    on_progress("uploading", archive.size, archive.size)
-
-
 def _search_path() -> str:
     """PATH as in the submitter's shell, not as in the one that happened to start the supervisor.
 
@@ -153,7 +127,7 @@ def _job_record(
     )
 
 
-def _row(job_id: str, spec: JobSpec, offers: list[Offer], url: str, sha256: str) -> JobRow:
+def _row(job_id: str, spec: JobSpec, offers: list[Offer], url: str, sha256: str, *, agents: dict[str, str]) -> JobRow:
     now = time.time()
     retry, limits = spec.retry, spec.limits
     return JobRow(
@@ -173,6 +147,7 @@ def _row(job_id: str, spec: JobSpec, offers: list[Offer], url: str, sha256: str)
             gpu_idle_s=limits.gpu_idle,
             capacity_s=_capacity_s(retry.capacity, offers),
             least_nodes=spec.least_nodes,
+            agents=agents,
         ),
         offers=[offer.to_json() for offer in offers],
         job_dir=url,

@@ -189,6 +189,8 @@ class Agent:
         try:
             job = JobRecord.from_bytes(job_data)
             attempt = AttemptRecord.from_bytes(attempt_data or b"")
+            if attempt.offer.get("cloud", "local") != "local":  # where the submitter's programs are says nothing here
+                job = dataclasses.replace(job, search_path=None)
             nodes = sorted((NodeRecord(**node) for node in attempt.nodes), key=lambda node: node.rank)
             own = next(node for node in nodes if _place_of(node.node) == _place_of(self._node))
         except (JobDirError, TypeError) as error:

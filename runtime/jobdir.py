@@ -3,6 +3,7 @@
     <job_dir>/<job id>/
       job.json                          the resolved spec; its sha256 is what a machine is told at boot
       code/<sha256>.tar.gz
+      agent/<sha256>.pyz                what a machine in a cloud fetches first, and runs
       attempts/0001/attempt.json        offer, nodes, ranks
       attempts/0001/stop.json           what is wanted of this attempt's machines: Stop
       attempts/0001/nodes/worker-0.1/   claim (create-only), address.json, notice.json, heartbeat.json,
@@ -48,6 +49,7 @@ __all__ = [
     "Stop",
     "StopReason",
     "Timeline",
+    "agent_key",
     "attempt_key",
     "code_key",
     "generation_key",
@@ -60,6 +62,10 @@ JOB_KEY = "job.json"
 
 def code_key(sha256: str) -> str:
     return f"code/{sha256}.tar.gz"
+
+
+def agent_key(sha256: str) -> str:
+    return f"agent/{sha256}.pyz"
 
 
 def attempt_key(attempt: int, name: str = "attempt.json") -> str:

@@ -1,0 +1,99 @@
+"""What a job's machines need, on its way into the job dir: the code, and the agent for machines in clouds.
+
+Both are named by their content. In an object store each content is uploaded once, into `shared/` beside the jobs'
+folders, and copied from there by the store itself: machines may read their own job's folder only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..provisioners.base import AgentFile
+from ..runtime.archive import ArchiveError, pack
+from ..runtime.jobdir import JobDir, agent_key, code_key
+from .errors import SubmitError
+
+if TYPE_CHECKING:
+    from ..jobspecs.plan import Offer
+
+ProgressCallback = Callable[[str, int, int], None]
+"""(what: "packing" | "uploading" | "submitting", bytes done, bytes in all)."""
+
+SHARED = "shared"
+"""Folder beside the jobs' own; no job's id is without a suffix. It may be deleted at any time."""
+
+
+class Shipper:
+    """Puts files into a job's folder. `url` is the folder's, `<job_dir>/<job id>`."""
+
+    def __init__(self, url: str, on_progress: ProgressCallback) -> None:
+        self._parent_url, _, self._job = url.rpartition("/")
+        self._job_dir = JobDir(url)
+        self._on_progress = on_progress
+
+    def code(self, folder: Path) -> str:
+        """Pack a folder and ship it; the archive's sha256. Raises SubmitError, JobDirError."""
+        self._on_progress("packing", 0, 0)
+        try:
+            archive = pack(folder, lambda done, total: self._on_progress("packing", done, total))
+        except ArchiveError as error:
+            raise SubmitError(f"code: {error}") from error
+        try:
+            self._ship(code_key(archive.sha256), archive.path, archive.size)
+        finally:
+            archive.path.unlink(missing_ok=True)
+        return archive.sha256
+
+    def agents(self, offers: Sequence[Offer]) -> dict[str, str]:
+        """Ship the agent for every machine in a cloud; architecture -> sha256. Raises SubmitError, JobDirError."""
+        needed = sorted({architecture for offer in offers for architecture in architectures(offer)})
+        if not needed:
+            return {}
+        from ..provisioners.boot.agent_file import AgentFileError, build_agent_file
+
+        self._on_progress("preparing", 0, 0)
+        try:
+            built = [build_agent_file(architecture) for architecture in needed]
+        except AgentFileError as error:
+            raise SubmitError(str(error)) from error
+        for file in built:
+            self._ship(agent_key(file.sha256), file.path, file.size)
+        return {file.architecture: file.sha256 for file in built}
+
+    def _ship(self, key: str, path: Path, size: int) -> None:
+        """The key names the content: what is there under it, in full, is this."""
+        if self._job_dir.folder is not None:
+            self._upload(self._job_dir, key, path)
+            return
+        parent = JobDir(self._parent_url)
+        if parent.size(f"{SHARED}/{key}") != size:
+            self._upload(parent, f"{SHARED}/{key}", path)
+        parent.copy(f"{SHARED}/{key}", f"{self._job}/{key}")
+
+    def _upload(self, store: JobDir, key: str, path: Path) -> None:
+        try:
+            store.upload_file(key, path, lambda done, total: self._on_progress("uploading", done, total))
+        except OSError as error:
+            raise SubmitError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def architectures(offer: Offer) -> Sequence[str]:
+    """Of the machines of an offer; none on this machine, which has an agent."""
+    if offer.cloud != "aws":
+        return ()
+    from ..provisioners.aws.images import architecture_of
+
+    return tuple(dict.fromkeys(architecture_of(role.machine_type) for role in offer.roles))
+
+
+def agent_for(offer: Offer, shipped: dict[str, str]) -> AgentFile | None:
+    """The agent file for the machines of an offer; None: the target has its own.
+
+    An offer with machines of two architectures gets that of the first, and is refused by the provisioner.
+    """
+    for architecture in architectures(offer):
+        if architecture in shipped:
+            return AgentFile(agent_key(shipped[architecture]), shipped[architecture], architecture)
+    return None
