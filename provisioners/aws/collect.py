@@ -1,8 +1,8 @@
 """Everything on AWS that carries our tags, in every region and of every owner, and how to remove it: for `cloudgpu gc`.
 
-What a launch makes is removed by AwsProvisioner.terminate(); here is what it takes to find things without any local
-state, and to remove those that terminate() does not make (a volume by itself, an open Spot request), or that somebody
-has torn from their launch.
+What a launch makes is removed as its own supervisor would have done (ending.py); here is what it takes to find things
+without any local state, and to remove what no security group leads to any more: a role of a launch that died early, a
+volume that was kept, an open Spot request.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...jobspecs import catalog
 from .. import tags
-from ..base import Allocation, ProvisionError
+from ..base import ProvisionError
 from ..leftovers import Found, Leftover, Thing
 from .clients import HOME_REGION, Clients, could_be_used, told, tolerate
+from .ending import Ending
 from .identity import PATH
+from .sightings import Sightings
 
 if TYPE_CHECKING:
     from types_boto3_ec2 import EC2Client
@@ -190,21 +192,11 @@ def _machine_price(machine_type: str, region: str, market: str) -> Decimal | Non
 def remove(leftover: Leftover, clients: Clients | None = None) -> None:
     """All of it; idempotent; returns when nothing of it bills any more. Raises ProvisionError."""
     clients = clients or Clients()
-    if leftover.token:
-        _terminate_launch(leftover)
     for region in leftover.regions:
+        if leftover.token:
+            Ending(clients, Sightings(clients), region, leftover.token, leftover.owner).run()
         _remove_things(clients, region, leftover)
     _remove_things(clients, "", leftover)
-
-
-def _terminate_launch(leftover: Leftover) -> None:
-    """As its own supervisor would have done."""
-    from .provisioner import OWNER, REGION, AwsProvisioner
-
-    for region in leftover.regions:
-        details = {REGION: region, OWNER: leftover.owner}
-        launch = Allocation("aws", leftover.job_id, leftover.attempt, leftover.token, {}, details)
-        AwsProvisioner().terminate(launch)
 
 
 def _remove_things(clients: Clients, region: str, leftover: Leftover) -> None:

@@ -1,0 +1,265 @@
+"""`cloudgpu gc` on AWS: one leaked thing of each kind is found without local state, and removed; nobody else's is."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+
+from cloudgpu.control.submission import owner_name
+from cloudgpu.provisioners import leftovers, tags
+from cloudgpu.provisioners.aws import collect
+from cloudgpu.provisioners.aws.clients import Clients
+from cloudgpu.provisioners.base import Owner
+from cloudgpu.tests.standins.aws import Aws
+from cloudgpu.tests.standins.faults import HTML, LOSE, error
+
+CLOUDGPU = str(Path(sys.executable).with_name("cloudgpu"))
+REGION = "eu-west-1"
+TOKEN = "0123456789abcdef" * 2
+NAME = f"cloudgpu-{TOKEN}"
+POLICY = {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "s3:GetObject", "Resource": "*"}]}
+
+
+class NoPauses:
+    """Real time without pauses."""
+
+    def __init__(self) -> None:
+        self._skipped = 0.0
+
+    def now(self) -> float:
+        return time.time()
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self._skipped
+
+    def sleep(self, seconds: float) -> None:
+        self._skipped += seconds
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Aws]:
+    with Aws() as aws:
+        yield aws
+
+
+@pytest.fixture
+def aws(server: Aws, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Aws:
+    server.control.reset()
+    for name, value in {**server.environ, "CLOUDGPU_HOME": str(tmp_path / "home"), "COLUMNS": "100"}.items():
+        monkeypatch.setenv(name, value)
+    return server
+
+
+def labels(owner: str | None = None, expires: float | None = None, token: str = TOKEN) -> list[dict[str, str]]:
+    values = {
+        tags.OWNER: owner or owner_name(),
+        tags.JOB: "ghost-abcdefgh",
+        tags.ATTEMPT: "2",
+        tags.TOKEN: token,
+        **({} if expires is None else {tags.EXPIRES: str(int(expires))}),
+    }
+    return [{"Key": key, "Value": value} for key, value in values.items()]
+
+
+def tagged(kind: str, **changes: Any) -> list[dict[str, Any]]:
+    return [{"ResourceType": kind, "Tags": labels(**changes)}]
+
+
+def ec2(region: str = REGION) -> Any:
+    return boto3.client("ec2", region_name=region)
+
+
+def make_instance() -> None:
+    client = ec2()
+    # Of a subnet that has no machines of its own kind: moto forgets an instance's interfaces otherwise.
+    image = client.describe_images()["Images"][0]["ImageId"]
+    client.run_instances(
+        ImageId=image,
+        InstanceType="g4dn.xlarge",
+        MinCount=1,
+        MaxCount=1,
+        TagSpecifications=[*tagged("instance"), *tagged("volume"), *tagged("network-interface")],
+    )
+
+
+def make_spot_request() -> None:
+    client = ec2()
+    image = client.describe_images()["Images"][0]["ImageId"]
+    client.run_instances(
+        ImageId=image,
+        InstanceType="g4dn.xlarge",
+        MinCount=1,
+        MaxCount=1,
+        InstanceMarketOptions={"MarketType": "spot"},
+        TagSpecifications=tagged("spot-instances-request"),  # the machine itself is nobody's
+    )
+
+
+def make_volume(**changes: Any) -> None:
+    ec2().create_volume(AvailabilityZone="eu-west-1a", Size=100, TagSpecifications=tagged("volume", **changes))
+
+
+def make_interface() -> None:
+    subnet = ec2().describe_subnets()["Subnets"][0]["SubnetId"]
+    ec2().create_network_interface(SubnetId=subnet, TagSpecifications=tagged("network-interface"))
+
+
+def make_security_group() -> None:
+    vpc = ec2().describe_vpcs()["Vpcs"][0]["VpcId"]
+    ec2().create_security_group(
+        GroupName=NAME, Description="leaked", VpcId=vpc, TagSpecifications=tagged("security-group")
+    )
+
+
+def make_placement_group() -> None:
+    ec2().create_placement_group(GroupName=NAME, Strategy="cluster", TagSpecifications=tagged("placement-group"))
+
+
+def make_role() -> None:
+    iam, path = boto3.client("iam"), f"/cloudgpu/{owner_name()}/"
+    iam.create_role(RoleName=NAME, Path=path, AssumeRolePolicyDocument="{}", Tags=labels())
+    iam.put_role_policy(RoleName=NAME, PolicyName="job", PolicyDocument=json.dumps(POLICY))
+
+
+def make_profile() -> None:
+    make_role()
+    iam, path = boto3.client("iam"), f"/cloudgpu/{owner_name()}/"
+    iam.create_instance_profile(InstanceProfileName=NAME, Path=path, Tags=labels())
+    iam.add_role_to_instance_profile(InstanceProfileName=NAME, RoleName=NAME)
+
+
+LEAKS: dict[str, Callable[[], None]] = {
+    "instance": make_instance,
+    "Spot request": make_spot_request,
+    "volume": make_volume,
+    "network interface": make_interface,
+    "security group": make_security_group,
+    "placement group": make_placement_group,
+    "role": make_role,
+    "instance profile": make_profile,
+}
+
+
+def gc(*arguments: str, regions: tuple[str, ...] = (REGION,)) -> subprocess.CompletedProcess[str]:
+    where = [word for region in regions for word in ("--region", region)]
+    command = [CLOUDGPU, "gc", "--cloud", "aws", *where, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+
+def found(clients: Clients | None = None) -> list[leftovers.Leftover]:
+    return collect.find([REGION], clients).leftovers
+
+
+def kinds(left: leftovers.Leftover) -> set[str]:
+    return {thing.kind for thing in left.things}
+
+
+def test_every_kind_that_can_be_removed_is_leaked_here(aws: Aws) -> None:
+    assert set(LEAKS) == set(collect._DELETE) | {"instance"}
+
+
+@pytest.mark.parametrize("kind", LEAKS)
+def test_a_leak_of_each_kind_is_found_and_removed(aws: Aws, kind: str) -> None:
+    LEAKS[kind]()
+    [left] = found()
+    assert kind in kinds(left)
+    assert (left.owner, left.job_id, left.attempt, left.token) == (owner_name(), "ghost-abcdefgh", 2, TOKEN)
+    collect.remove(left, Clients(clock=NoPauses()))
+    assert found() == []
+    collect.remove(left, Clients(clock=NoPauses()))  # what is gone already does no harm
+
+
+def test_all_that_a_launch_left_is_one_and_goes_in_one_command(aws: Aws) -> None:
+    for make in (make_instance, make_volume, make_security_group, make_placement_group, make_profile):
+        make()
+    [one] = json.loads(gc("--dry-run", "--json").stdout)
+    assert {thing["kind"] for thing in one["things"]} >= {"instance", "volume", "security group", "role"}
+    assert (one["state"], one["removable"], one["regions"]) == ("orphaned", True, ["eu-west-1"])
+    refused = gc()
+    assert (refused.returncode, "add --yes" in refused.stderr) == (2, True)
+    done = gc("--yes")
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
+    assert "removed what was left of ghost-abcdefgh, attempt 2" in done.stderr
+    assert found() == []
+    assert "nothing to do" in gc().stderr
+
+
+def test_prices_ages_and_expiries_are_shown(aws: Aws) -> None:
+    make_instance()
+    make_volume(token="f" * 32, expires=time.time() + 7_200)
+    [machine, volume] = sorted(found(), key=lambda left: left.token)
+    assert machine.price is not None and 0.5 < machine.price < 1.0  # a g4dn.xlarge in Ireland, with a disk
+    assert volume.price is not None and 0 < volume.price < machine.price
+    assert volume.created is not None and time.time() - volume.created < 60
+    shown = gc("--dry-run").stdout
+    assert "1h 59m" in shown
+    assert all(len(line) <= 100 for line in shown.splitlines())
+
+
+def test_what_belongs_to_others_goes_only_once_it_has_expired_and_only_when_asked_for(aws: Aws) -> None:
+    make_volume(owner="cloudgpu-somebody", expires=time.time() - 60, token="a" * 32)
+    make_volume(owner="cloudgpu-somebody", expires=time.time() + 3_600, token="b" * 32)
+    make_volume(owner="cloudgpu-somebody", token="c" * 32)
+    states = {one["token"][0]: one["state"] for one in json.loads(gc("--dry-run", "--json").stdout)}
+    assert states == {"a": "expired", "b": "another's", "c": "another's"}
+    gc("--yes")
+    assert len(found()) == 3
+    gc("--yes", "--others")
+    assert {left.token[0] for left in found()} == {"b", "c"}
+
+
+def test_expired_only_leaves_what_its_owner_may_still_want(aws: Aws) -> None:
+    make_volume(token="a" * 32, expires=time.time() - 60)
+    make_volume(token="b" * 32, expires=time.time() + 3_600)
+    make_volume(token="c" * 32)
+    gc("--yes", "--expired-only")
+    assert {left.token[0] for left in found()} == {"b", "c"}
+
+
+def test_all_regions_are_looked_at_but_those_that_deny_it_which_are_named(aws: Aws) -> None:
+    make_volume()
+    ec2("ap-south-1").create_volume(
+        AvailabilityZone="ap-south-1a", Size=1, TagSpecifications=tagged("volume", token="b" * 32)
+    )
+    aws.control.fail("Describe*", error("UnauthorizedOperation", 403), where={"region": "us-west-2"}, times=None)
+    done = gc("--yes", regions=())
+    assert done.returncode == 6
+    assert "aws us-west-2 was not looked at" in done.stderr
+    assert "us-west-1 was not" not in done.stderr
+    aws.control.heal()
+    assert collect.find([REGION, "ap-south-1"]).leftovers == []
+
+
+def test_only_the_regions_asked_for_are_looked_at(aws: Aws) -> None:
+    make_volume()
+    assert "nothing to do" in gc("--yes", regions=("us-east-1",)).stderr
+    [left] = found()
+    assert left.regions == [REGION]
+    refused = gc(regions=("eu-west-11",))
+    assert "eu-west-11" in refused.stderr
+    assert refused.returncode in {4, 6}
+
+
+@pytest.mark.parametrize("fault", [LOSE, HTML], ids=lambda fault: fault.kind)
+def test_lost_answers_and_5xx_do_no_harm(aws: Aws, fault: Any) -> None:
+    make_instance()
+    make_profile()
+    for action in ("TerminateInstances", "DeleteVolume", "DeleteRole", "DeleteInstanceProfile", "Describe*"):
+        aws.control.fail(action, fault)
+    clients = Clients(clock=NoPauses())
+    for left in found(clients):
+        collect.remove(left, clients)
+    aws.control.heal()
+    assert found() == []
+
+
+def test_a_target_without_a_collector_tells_its_machines(aws: Aws) -> None:
+    assert leftovers.find("local", Owner(owner_name())).leftovers == []
