@@ -69,7 +69,7 @@ def test_no_capacity_then_a_spot_notice_then_resumed_elsewhere(jobs: AwsJobs) ->
     job = jobs.submit(counting(150), text=RESOURCES + OFTEN)
     machine = jobs.wait_for(lambda: jobs.instances(job, running=True), job)[0]
     assert (machine.zone, machine.market) == (second, "spot")
-    jobs.wait_for(lambda: jobs.job_dir(job).list("checkpoints"), job)
+    jobs.wait_for(lambda: jobs.is_saved(job), job)
 
     jobs.control.set_capacity(TYPE, second, "spot", 0)
     jobs.control.interrupt(machine.instance_id, 20.0)
@@ -87,11 +87,11 @@ def test_no_capacity_then_a_spot_notice_then_resumed_elsewhere(jobs: AwsJobs) ->
 def test_a_reboot_resumes_in_place(jobs: AwsJobs) -> None:
     job = jobs.submit(counting(100), text=RESOURCES + OFTEN)
     machine = jobs.wait_for(lambda: jobs.instances(job, running=True), job)[0]
-    jobs.wait_for(lambda: jobs.job_dir(job).list("checkpoints"), job)
+    jobs.wait_for(lambda: jobs.is_saved(job), job)
     jobs.control.reboot(machine.instance_id)
     jobs.finish(job)
     assert [attempt.outcome for attempt in job.attempts()] == ["succeeded"], jobs.story(job)
     assert len(jobs.instances(job)) == 1
     begins = [line for line in jobs.log(job) if "begins at" in line]
-    assert len(begins) == 2 and "begins at 0 " not in begins[1]
+    assert len(begins) == 2 and "begins at 0 " not in begins[1], jobs.story(job)
     assert total(100) in jobs.log(job)

@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from ..faults import CONTROL, Call, Fault, kill_peer
-from . import ec2, prices
+from . import ec2, iam, prices
 from .account import VERBS, Account
 from .answers import Answer, RefusedError, refuse, refuse_with
 from .calls import read_call
@@ -85,7 +85,7 @@ class App:
                 return own(self._account, call) if own is not None else forward()
             with self._account.lock:
                 self._account.seed(call.region)
-                handler = ec2.HANDLERS.get(call.action) if call.service == "ec2" else None
+                handler = {"ec2": ec2.HANDLERS, "iam": iam.HANDLERS}.get(call.service, {}).get(call.action)
                 return handler(self._account, call, forward) if handler is not None else forward()
         except RefusedError as refusal:
             return refuse(call, refusal.code, refusal.message, refusal.status)

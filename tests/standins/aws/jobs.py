@@ -64,6 +64,10 @@ class AwsJobs:
     def job_dir(self, job: Job) -> JobDir:
         return JobDir(job.row.job_dir)
 
+    def is_saved(self, job: Job) -> bool:
+        """Whether a whole checkpoint is in the bucket."""
+        return any(key.endswith("/COMMIT.json") for key in self.job_dir(job).list("checkpoints"))
+
     def log(self, job: Job) -> list[str]:
         return [line.text for line in LogReader(self.job_dir(job)).read()[0]]
 
