@@ -233,7 +233,8 @@ class Saver:
         self._overlap.start(lambda: self._stager.copy_pairs(*rest), *rest)
 
     def attach(self) -> None:
-        """The loop begins: see overlap.py."""
+        """The loop begins: see overlap.py. The agent's writer is there from now on."""
+        self.client.wait_for_writer()
         self._overlap.attach(self.join)
 
     def join(self) -> None:

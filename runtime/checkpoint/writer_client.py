@@ -8,8 +8,9 @@
     ...
     for result in client.poll(): ...         # at a later step boundary
 
-No method but wait(), drain() and cached() waits for the writer, and none for the store, however slow, hung or dead they
-are. A client belongs to the process and the thread that made it; in a forked child it is closed.
+No method but wait(), wait_for_writer(), drain() and cached() waits for the writer, and none for the store, however
+slow, hung or dead they are. A client belongs to the process and the thread that made it; in a forked child it is
+closed.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from .errors import logger
 from .names import Name
 from .slots import Slot, content_file, read_content
 from .store import CheckpointStore
-from .writer_link import Links, WriterLink
+from .writer_link import AGENT_PATIENCE_S, Links, WriterLink
 from .writer_protocol import (
     VERSION,
     ClosedError,
@@ -184,6 +185,17 @@ class WriterClient:
         while self._flights and (left := end - time.monotonic()) > 0:
             self._wait_for_message(left)
         return self.poll()
+
+    def wait_for_writer(self) -> bool:
+        """Until there is one that hears what is staged; False: none could be had.
+
+        The agent's may still be starting: what a program stages before it hangs, or dies, would be told to nobody.
+        """
+        end = time.monotonic() + AGENT_PATIENCE_S + _LOOK_S  # after that, one of our own was tried
+        self._pump()
+        while self._link is None and self._links.keeps_slots and (left := end - time.monotonic()) > 0:
+            self._wait_for_message(left)
+        return self._link is not None
 
     def abandon(self, name: Name) -> None:
         """This save will never be complete (another rank failed): rank 0's writer need not wait, and removes it."""

@@ -425,6 +425,36 @@ def test_the_nodes_writer_serves_all_ranks_and_ends_when_told(tmp_path: Path, mo
     assert wait_until_durable(str(path), 60)  # nobody there: nothing staged
 
 
+def test_training_begins_when_the_node_writer_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a program that dies at once, or hangs, has told nobody of what it staged."""
+    path = tmp_path / "writer"
+    monkeypatch.setenv("CLOUDGPU_WRITER", str(path))
+    code = """
+import os, signal
+import numpy as np
+from cloudgpu.runtime import Checkpointer
+class Box:
+    def __init__(self): self.data = np.zeros(100)
+    def state_dict(self): return {"data": self.data}
+    def load_state_dict(self, state): self.data[:] = state["data"]
+box = Box()
+ckpt = Checkpointer(box=box, every=1, folder="there")
+print("made", flush=True)
+for step in ckpt.steps(10):
+    box.data[:] = step
+    if step == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+    program = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=tmp_path)
+    assert program.stdout
+    assert program.stdout.readline() == "made\n"
+    time.sleep(0.5)
+    with node_writer(path):
+        assert program.wait(60) == -signal.SIGKILL
+        assert wait_until_durable(str(path), 60)
+    assert [path.parent.name[:8] for path in tmp_path.glob("there/*/COMMIT.json")] == ["00000001"]
+
+
 def test_a_new_process_restores_from_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "writer"
     url = local_url(tmp_path)
