@@ -42,7 +42,8 @@ def make_identity(iam: IAMClient, request: LaunchRequest, partition: str) -> str
         iam.create_instance_profile(InstanceProfileName=name, Path=path, Tags=labels)
     profile = iam.get_instance_profile(InstanceProfileName=name)["InstanceProfile"]
     if not profile["Roles"]:
-        iam.add_role_to_instance_profile(InstanceProfileName=name, RoleName=name)
+        with tolerate("LimitExceeded"):  # a profile holds one role: then it is there, and the answer was lost
+            iam.add_role_to_instance_profile(InstanceProfileName=name, RoleName=name)
     return profile["Arn"]
 
 

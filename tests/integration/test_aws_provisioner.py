@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from typing import Any
@@ -12,10 +12,10 @@ from typing import Any
 import boto3
 import pytest
 
-from cloudgpu.provisioners import AgentFile, LaunchRequest, NodeRequest, Owner, ProvisionError
+from cloudgpu.provisioners import AgentFile, Allocation, LaunchRequest, NodeRequest, Owner, ProvisionError
 from cloudgpu.provisioners.aws.provisioner import AwsProvisioner
 from cloudgpu.tests.standins.aws import Aws, calls
-from cloudgpu.tests.standins.faults import HTML, LOSE, RESET, Fault, error
+from cloudgpu.tests.standins.faults import HTML, LOSE, RESET, Call, Fault, error
 
 OWNER = Owner("cloudgpu-tester")
 BUCKET = "jobs-of-tests"
@@ -54,7 +54,12 @@ def aws(server: Aws, monkeypatch: pytest.MonkeyPatch) -> Aws:
 
 @pytest.fixture
 def provisioner(aws: Aws) -> AwsProvisioner:
-    return AwsProvisioner(clock=FastClock())
+    return another()
+
+
+def another(clock: FastClock | None = None) -> AwsProvisioner:
+    """A provisioner that has seen nothing yet, as that of another process."""
+    return AwsProvisioner(clock=clock or FastClock())
 
 
 def node(name: str = "worker-0.1", machine_type: str = "g4dn.xlarge", rank: int = 0) -> NodeRequest:
@@ -222,7 +227,7 @@ def test_machines_with_fabric_adapters_are_placed_together(aws: Aws, provisioner
 
 def test_the_same_request_gives_the_same_machines(aws: Aws, provisioner: AwsProvisioner) -> None:
     first = provisioner.launch(request())
-    again = AwsProvisioner(clock=FastClock()).launch(request(lifetime_s=1_800))
+    again = another().launch(request(lifetime_s=1_800))
     assert again.machines == first.machines
     assert len(aws.control.calls("RunInstances")) == 1
 
@@ -230,7 +235,7 @@ def test_the_same_request_gives_the_same_machines(aws: Aws, provisioner: AwsProv
 def test_a_node_that_was_lost_is_replaced_and_nothing_else_is_touched(provisioner: AwsProvisioner, aws: Aws) -> None:
     first = provisioner.launch(request(node(), node("worker-1.1", rank=1)))
     aws.control.crash(first.machines["worker-1.1"])
-    states = {state.node: state for state in AwsProvisioner(clock=FastClock()).observe(first)}
+    states = {state.node: state for state in another().observe(first)}
     assert states["worker-0.1"].phase == "running" and states["worker-1.1"].phase == "gone"
     again = provisioner.launch(request(node(), node("worker-1.1", rank=1)))
     assert again.machines == first.machines, "what was started once and is gone is not started again"
@@ -246,7 +251,7 @@ def test_after_its_end_a_launch_with_the_same_token_begins_anew(aws: Aws, provis
     provisioner.terminate(first)
     second = provisioner.launch(request())
     assert second.machines != first.machines
-    assert [state.phase for state in AwsProvisioner(clock=FastClock()).observe(second)] == ["running"]
+    assert [state.phase for state in another().observe(second)] == ["running"]
 
 
 @pytest.mark.parametrize("fault", [LOSE, RESET, HTML, error("RequestLimitExceeded", 503), error("InternalError", 500)])
@@ -265,8 +270,81 @@ def test_the_answer_was_lost_and_the_caller_died_then_the_image_changed(aws: Aws
         provisioner.launch(request())
     assert caught.value.error_class == "transient"
     aws.control.heal()
-    allocation = AwsProvisioner(clock=FastClock()).launch(request(lifetime_s=60))
+    allocation = another().launch(request(lifetime_s=60))
     assert [one.instance_id for one in aws.control.instances()] == list(allocation.machines.values())
+
+
+def test_a_token_that_was_used_with_other_parameters_is_its_machines(aws: Aws, provisioner: AwsProvisioner) -> None:
+    """The same, before any listing shows the machine: EC2 knows the token, and refuses it."""
+    aws.control.set_lag(60.0)
+    aws.control.fail("RunInstances", LOSE, times=None)
+    refused(provisioner, request())
+    aws.control.heal()
+    aws.control.forget()
+    with ThreadPoolExecutor(1) as pool:
+        launch = pool.submit(another().launch, request(lifetime_s=60))
+        wait_for(lambda: any(call.status == 400 for call in aws.control.calls("RunInstances")))
+        aws.control.set_lag(0.0)
+        allocation = launch.result()
+    assert [one.instance_id for one in aws.control.instances()] == list(allocation.machines.values())
+
+
+def test_what_cannot_be_seen_is_not_taken_for_gone_nor_launched_twice(aws: Aws, provisioner: AwsProvisioner) -> None:
+    aws.control.set_lag(60.0)
+    aws.control.fail("RunInstances", LOSE, times=None)
+    refused(provisioner, request())
+    aws.control.heal()
+    assert refused(another(), request(lifetime_s=60)).error_class == "transient"
+    assert len(aws.control.instances()) == 1
+    aws.control.set_lag(0.0)
+    assert len(another().launch(request(lifetime_s=60)).machines) == 1
+    assert len(aws.control.instances()) == 1
+
+
+def test_what_no_listing_shows_is_ended_by_what_it_is_attached_to(aws: Aws, provisioner: AwsProvisioner) -> None:
+    """Nobody knows the machine's id, and no listing shows it: it is attached to the launch's security group."""
+    aws.control.fail("RunInstances", LOSE, times=None)
+    refused(provisioner, request())
+    aws.control.heal()
+    [lost] = aws.control.instances()
+    aws.control.set_lag(60.0)
+    details = {"region": "us-east-1", "owner": OWNER.name}
+    with ThreadPoolExecutor(1) as pool:
+        end = pool.submit(another().terminate, Allocation("aws", "digits-abc", 1, request().token, {}, details))
+        wait_for(lambda: bool(aws.control.calls("TerminateInstances")))
+        aws.control.set_lag(0.0)
+        end.result()
+    assert {call.params["InstanceId.1"] for call in aws.control.calls("TerminateInstances")} == {lost.instance_id}
+    assert left() == {}
+
+
+@pytest.mark.parametrize("fault", [LOSE, RESET, HTML], ids=lambda fault: fault.kind)
+def test_every_call_of_a_life_fails_once(aws: Aws, provisioner: AwsProvisioner, fault: Fault) -> None:
+    actions = {call.action for call in life(aws, provisioner)}
+    for action in sorted(actions):
+        aws.control.fail(action, fault)
+    life(aws, another())
+    assert {call.fault for call in aws.control.calls()} == {"", fault.kind}
+
+
+def life(aws: Aws, provisioner: AwsProvisioner) -> list[Call]:
+    """From launch to end; the calls. Nothing is left."""
+    aws.control.forget()
+    before = {one.instance_id for one in aws.control.instances()}
+    allocation = provisioner.launch(request(node(), node("worker-1.1", rank=1)))
+    assert {one.instance_id for one in aws.control.instances()} - before == set(allocation.machines.values())
+    provisioner.observe(allocation)
+    provisioner.terminate(allocation)
+    called = aws.control.calls()
+    assert left() == {}
+    return called
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.01)
 
 
 # --- what EC2 refuses -------------------------------------------------------------------------------------------------
@@ -290,7 +368,7 @@ def test_all_machines_or_none(aws: Aws, provisioner: AwsProvisioner) -> None:
     assert left() == {}
     aws.control.set_capacity("g4dn.xlarge", zone_name("use1-az1"), "on-demand", 2)
     allocation = provisioner.launch(asked)
-    assert {state.phase for state in AwsProvisioner(clock=FastClock()).observe(allocation)} == {"running"}
+    assert {state.phase for state in another().observe(allocation)} == {"running"}
 
 
 def test_a_replacement_that_cannot_be_had_leaves_the_others_alone(aws: Aws, provisioner: AwsProvisioner) -> None:
@@ -347,7 +425,7 @@ def test_what_nobody_remembers_is_ended_and_found(aws: Aws, provisioner: AwsProv
     with pytest.raises(ProvisionError):
         provisioner.launch(request())
     aws.control.heal()
-    other = AwsProvisioner(clock=FastClock())
+    other = another()
     [found] = other.find(OWNER)
     assert (found.job_id, found.attempt, found.token) == ("digits-abc", 1, request().token)
     assert list(found.machines) == ["worker-0.1"]
@@ -372,10 +450,8 @@ def test_terminate_waits_until_the_machines_are_gone(aws: Aws, provisioner: AwsP
 def test_a_spot_machine_that_was_taken_says_so(aws: Aws, provisioner: AwsProvisioner) -> None:
     allocation = provisioner.launch(request(market="spot"))
     aws.control.interrupt(allocation.machines["worker-0.1"], seconds=0)
-    deadline = time.monotonic() + 10
-    while (state := AwsProvisioner(clock=FastClock()).observe(allocation)[0]).phase != "gone":
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_for(lambda: another().observe(allocation)[0].phase == "gone")
+    [state] = another().observe(allocation)
     assert state.taken and "Server.SpotInstanceTermination" in state.detail
 
 
@@ -387,11 +463,26 @@ def test_watching_a_hundred_jobs_costs_one_call(aws: Aws, provisioner: AwsProvis
     jobs = [dataclasses.replace(first, token=f"{number:032x}") for number in range(100)]
     time.sleep(0.01)
     aws.control.forget()
-    fresh = AwsProvisioner(clock=FastClock())
+    fresh = another()
     with ThreadPoolExecutor(20) as pool:
         states = list(pool.map(fresh.observe, jobs))
     assert all(state.phase == "running" for [state] in states)
     assert len(aws.control.calls()) == 1
+
+
+def test_launches_and_ends_at_once_share_their_looks(aws: Aws, provisioner: AwsProvisioner) -> None:
+    jobs = [request(token=f"{number:032x}", job_id=f"job-{number}") for number in range(12)]
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        allocations = list(pool.map(provisioner.launch, jobs))
+        assert len({machine for one in allocations for machine in one.machines.values()}) == len(jobs)
+        launched = len(aws.control.calls())
+        assert launched <= 1 + 16 * len(jobs)
+        aws.control.set_stopping(0.3)
+        list(pool.map(provisioner.terminate, allocations))
+    assert left() == {}
+    ends = aws.control.calls()[launched:]
+    looks = [call for call in ends if call.action == "DescribeInstances"]
+    assert len(looks) < 2 * len(jobs), "each job looks for itself"
 
 
 # --- what is wrong with the account -----------------------------------------------------------------------------------
@@ -400,7 +491,7 @@ def test_watching_a_hundred_jobs_costs_one_call(aws: Aws, provisioner: AwsProvis
 def test_no_credentials(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-    refusal = refused(AwsProvisioner(clock=FastClock()), request())
+    refusal = refused(another(), request())
     assert (refusal.error_class, refusal.scope) == ("auth", "cloud")
     assert "AWS_ACCESS_KEY_ID" in str(refusal) and "Unable to locate credentials" in str(refusal)
 
@@ -430,13 +521,21 @@ def test_credentials_that_are_refused_leave_nothing(
     assert left() == {}
 
 
+def test_what_is_meant_for_decoding_is_left_out_of_the_message(aws: Aws, provisioner: AwsProvisioner) -> None:
+    words = "User: arn:aws:iam::1:user/x is not authorized to perform: ec2:RunInstances on resource: y"
+    told = f"{words} Encoded authorization failure message: {'k' * 500}"
+    aws.control.fail("RunInstances", error("UnauthorizedOperation", 403, told), times=None)
+    refusal = refused(provisioner, request())
+    assert words in str(refusal) and "kkk" not in str(refusal)
+
+
 def test_a_clock_that_is_wrong_is_told(aws: Aws) -> None:
     class Late(FastClock):
         def now(self) -> float:
             return time.time() - 1_200
 
     aws.control.fail("DescribeRegions", error("AuthFailure", 401, "could not be validated"), times=None)
-    assert "clock is 20 minutes behind AWS's" in str(refused(AwsProvisioner(clock=Late()), request()))
+    assert "clock is 20 minutes behind AWS's" in str(refused(another(Late()), request()))
 
 
 def test_a_region_that_does_not_exist(provisioner: AwsProvisioner) -> None:
@@ -468,7 +567,7 @@ def test_subnets_that_are_tagged_are_used(aws: Aws, provisioner: AwsProvisioner)
 
 def test_an_endpoint_that_is_not_encrypted_is_refused(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://aws.example.com")
-    refusal = refused(AwsProvisioner(clock=FastClock()), request())
+    refusal = refused(another(), request())
     assert refusal.error_class == "invalid" and "not encrypted" in str(refusal)
 
 

@@ -1,0 +1,21 @@
+"""IAM where moto falls short of it. Source: IAM API reference, RemoveRoleFromInstanceProfile."""
+
+from __future__ import annotations
+
+from ..faults import Call
+from . import moto_side
+from .account import Account
+from .answers import Answer, RefusedError
+from .ec2 import Forward, Handler
+
+
+def remove_role_from_instance_profile(account: Account, call: Call, forward: Forward) -> Answer:
+    """moto breaks where the profile does not have the role."""
+    name, role = call.params.get("InstanceProfileName", ""), call.params.get("RoleName", "")
+    profile = moto_side.profile(name)
+    if profile is not None and role not in [one.name for one in profile.roles]:
+        raise RefusedError("NoSuchEntity", f"Role {role} is not in instance profile {name}", 404)
+    return forward()
+
+
+HANDLERS: dict[str, Handler] = {"RemoveRoleFromInstanceProfile": remove_role_from_instance_profile}
