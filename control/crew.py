@@ -18,9 +18,9 @@ from .supervisor import Supervisor, Tick
 
 log = logging.getLogger("cloudgpu.supervisor")
 
-THREADS = 32
-"""Of a target, at most. They mostly wait for answers: a hundred quiet jobs in a cloud are looked at 33 times a second,
-and a look takes some 0.3 s."""
+THREADS = 128
+"""Of a target, at most. They do nothing but wait: for the answers of a hundred jobs that are looked at every 3 s, or,
+when all of these are cancelled at once, for a hundred machines to end, which takes minutes."""
 
 
 class Crew:
@@ -54,6 +54,12 @@ class Crew:
             team.hand(due.job_id)
         with self._lock:
             return self._supervisor.outlook(self._busy)
+
+    @property
+    def busy(self) -> int:
+        """How many jobs are being advanced, or wait for a thread."""
+        with self._lock:
+            return len(self._busy)
 
     def close(self, grace_s: float, *, release: bool = True) -> bool:
         """Begin nothing more; whether every step under way has ended within `grace_s`.
