@@ -15,9 +15,10 @@ from ..provisioners.base import Provisioner, ProvisionError
 from ..runtime.jobdir import JobDir, JobDirError
 from .clock import Clock, JobTime, SystemClock
 from .errors import StoreError
+from .job_step import Memory, Tools
 from .leases import LEASE_S, Leases, new_owner
 from .model import Attempt, JobRow
-from .steps import Memory, Step, Tools
+from .steps import Step
 from .store import LostRaceError, Store
 
 log = logging.getLogger("cloudgpu.supervisor")

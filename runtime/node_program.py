@@ -16,7 +16,7 @@ from .ending import INTERRUPTED_EXIT, Ending, judge, read_outcome
 from .generations import Ledger, Lookout
 from .gpu_idle import VISIBLE, IdleWatch, read_utilisation
 from .heartbeat import Heart, read_progress
-from .jobdir import Address, Generation, JobDir, node_key
+from .jobdir import Address, Generation, JobDir, Record, node_key
 from .launchers import LOOPBACK, Place, free_port, machine_environment, needs_addresses, own_host, processes
 from .logs import LogWriter
 from .members import WORD_S, Begun, LeftOutError, adopt, is_member, lost_peer, wait_for
@@ -242,7 +242,7 @@ class NodeProgram:
         node, ledger = self._node, self._ledger
         key = node_key(node.attempt, other, name)
 
-        def look() -> Address | Generation | None:
+        def look() -> Record | None:
             data = node.insist(lambda: node.job_dir.find(key))
             if data is not None:
                 return Address.from_bytes(data)
@@ -252,12 +252,12 @@ class NodeProgram:
             return record if record is not None and record.group else None
 
         limit_s = WORD_S if ledger.heals else ADDRESS_S
-        found: Address | Generation | None = node.runner.insist(look, limit_s, ledger.every_s)
-        if found is None:
+        found = node.runner.insist(look, limit_s, ledger.every_s)
+        if isinstance(found, Address) or (isinstance(found, Generation) and found.kind != "closed"):
+            return found
+        if found is None and not ledger.heals:
             raise UnmetError(f"{other} has not told its address in {limit_s:.0f} s")
-        if isinstance(found, Generation) and found.kind == "closed":
-            raise LeftOutError("the program has ended on another node")
-        return found
+        raise LeftOutError(f"{other} never came" if found is None else "the program has ended on another node")
 
     def _idle_watch(self, place: Place) -> contextlib.AbstractContextManager[object]:
         """While the program runs, beats tell for how long the GPUs have been idle, if the job has a limit on that."""
