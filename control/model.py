@@ -27,6 +27,8 @@ class Policy:
     """With so many machines the program may go on; None: it needs all of them."""
     agents: dict[str, str] | None = None
     """The agent files in the job dir: architecture -> sha256; none for this machine."""
+    reads: list[str] | None = None
+    """URLs that the machines must be able to read, besides the job dir."""
 
 
 @dataclass(frozen=True, slots=True)

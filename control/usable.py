@@ -68,6 +68,10 @@ def obstacle(spec: JobSpec, cloud: str, *, look: bool) -> str:
         needed = " or ".join(f"{scheme}://BUCKET/FOLDER" for scheme in _REACHES[cloud])
         where = "a folder of this computer" if spec.job_dir is None else spec.job_dir
         return f"machines of {cloud} cannot reach the job dir, {where}: write job_dir: {needed}"
+    for path, url in spec.inputs.items():
+        if url.partition("://")[0] not in _REACHES[cloud]:
+            needed = " or ".join(f"{scheme}://" for scheme in _REACHES[cloud])
+            return f"machines of {cloud} cannot reach inputs.{path}, {url}: they read from {needed}"
     if look and not is_set_up(cloud):
         return _HOW_TO_SET_UP[cloud]
     return ""

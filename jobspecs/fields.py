@@ -163,6 +163,51 @@ def _env_problem(name: str, text: object) -> Problem | None:
     return None
 
 
+def _check_inputs(value: Any) -> Any:  # noqa: ANN401
+    if not isinstance(value, Mapping):
+        return value
+    if len(value) > _MAX_LIST:
+        raise mistake("too-long", f"there are {len(value)} inputs, more than {_MAX_LIST}")
+    problems = [
+        problem
+        for path, url in value.items()
+        if (problem := _path_problem(str(path), absolute=True) or _url_problem(str(path), url)) is not None
+    ]
+    if problems:
+        raise MistakesError(*problems)
+    return value
+
+
+def _url_problem(path: str, url: object) -> Problem | None:
+    scheme, separator, rest = str(url).partition("://")
+    if isinstance(url, str) and separator and scheme in JOB_DIR_SCHEMES and rest.strip("/"):
+        return None
+    allowed = one_of([f"{known}://" for known in JOB_DIR_SCHEMES])
+    return Problem((path,), "bad-input", f"expected {allowed} and a folder", f"write {path}: s3://BUCKET/FOLDER")
+
+
+def _check_outputs(value: tuple[str, ...]) -> tuple[str, ...]:
+    problems = [
+        Problem((place,), problem.code, problem.message, problem.hint)
+        for place, path in enumerate(value)
+        if (problem := _path_problem(path, absolute=False)) is not None
+    ]
+    if problems:
+        raise MistakesError(*problems)
+    return value
+
+
+def _path_problem(path: str, *, absolute: bool) -> Problem | None:
+    """A path on the machine: within the code's folder, or, if allowed, from the root."""
+    parts = path.split("/")
+    if ".." in parts or "\0" in path or not path.strip("/."):
+        return Problem((path,), "bad-path", f"{quote(path)} leads out of the job's folder, or nowhere", in_key=absolute)
+    if path.startswith("/") and not absolute:
+        message = f"{quote(path)} is not in the job's folder"
+        return Problem((path,), "bad-path", message, "write it relative to the folder of the code")
+    return None
+
+
 def _word_or(word: str, parse: Any, write: Any, schema: dict[str, Any]) -> tuple[Any, ...]:  # noqa: ANN401
     """The pieces of a field which takes one word, or a value that `parse` reads."""
 
@@ -198,6 +243,8 @@ Clouds = Annotated[tuple[Cloud, ...], *_list_of(Cloud)]
 Places = Annotated[tuple[PlaceName, ...], *_list_of(PlaceName)]
 Markets = Annotated[tuple[_Market, ...], *_list_of(_Market)]
 EnvVars = Annotated[dict[str, Word], Field(max_length=_MAX_ENV), BeforeValidator(_check_env)]
+Inputs = Annotated[dict[str, JobDirUrl], Field(max_length=_MAX_LIST), BeforeValidator(_check_inputs)]
+Outputs = Annotated[tuple[FolderPath, ...], *_list_of(FolderPath), AfterValidator(_check_outputs)]
 Command = Annotated[
     Annotated[str, *_text(1_000_000, least=1), Tag("(text)")]
     | Annotated[tuple[Word, ...], Field(min_length=1, max_length=10_000), Tag("(list)")],

@@ -186,6 +186,14 @@ class JobSpec(_Model):
     code: fields.FolderPath | None = Field(
         default=".", description="Folder to ship, relative to the job file; null ships nothing"
     )
+    inputs: fields.Inputs = Field(
+        default={},
+        description="Path on the machine -> s3://, gs:// or az:// folder fetched there before `setup`",
+        examples=[{"data": "s3://bucket/digits"}],
+    )
+    outputs: fields.Outputs | None = Field(
+        default=None, description="Files and folders of the program, copied to the job dir's outputs/ when it has ended"
+    )
     setup: fields.Command | None = Field(default=None, description="Runs once per machine before the program")
     run: fields.Command | None = Field(
         default=None,

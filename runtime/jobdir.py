@@ -116,6 +116,10 @@ class JobRecord(Record):
     checkpoint_every: str | int = "auto"
     """"auto" or seconds."""
     checkpoint_keep: int = 3
+    inputs: dict[str, str] = field(default_factory=dict)
+    """Path on the machine, relative to the code's folder or absolute -> URL of what is fetched there."""
+    outputs: list[str] = field(default_factory=list)
+    """Paths relative to the code's folder: copied to outputs/ when the program has ended."""
     gpu_idle_s: int | None = None
     """The job is stopped when its GPUs do nothing for so long: nodes with GPUs tell for how long theirs have."""
     spec: dict[str, Any] = field(default_factory=dict)
