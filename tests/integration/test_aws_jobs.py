@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -95,3 +96,50 @@ def test_a_reboot_resumes_in_place(jobs: AwsJobs) -> None:
     begins = [line for line in jobs.log(job) if "begins at" in line]
     assert len(begins) == 2 and "begins at 0 " not in begins[1], jobs.story(job)
     assert total(100) in jobs.log(job)
+
+
+# On several machines: every rank counts what all of them have. Its Python is the tests' own, which has torch.
+TOGETHER = """
+import os, time
+import torch
+import torch.distributed as dist
+from cloudgpu.runtime import Checkpointer
+
+class Total:
+    value = 0
+    def state_dict(self):
+        return {"value": self.value}
+    def load_state_dict(self, state):
+        self.value = state["value"]
+
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+total = Total()
+ckpt = Checkpointer(total=total)
+print(f"{os.environ['CLOUDGPU_NODE']} begins at {ckpt.step}", flush=True)
+for step in ckpt.steps(STEPS):
+    both = torch.tensor([float(step)])
+    dist.all_reduce(both)
+    total.value += int(both.item())
+    time.sleep(0.1)
+print(f"{os.environ['CLOUDGPU_NODE']} has {total.value}", flush=True)
+dist.destroy_process_group()
+"""
+
+
+def test_only_the_interrupted_machine_of_two_is_replaced(jobs: AwsJobs) -> None:
+    two = RESOURCES.replace("{", "{nodes: 2, ", 1) + OFTEN + "launcher: torchrun\n"
+    job = jobs.submit(TOGETHER.replace("STEPS", "150"), python=sys.executable, text=two)
+    jobs.wait_for(lambda: jobs.is_saved(job), job)
+    lost = next(one for one in jobs.instances(job) if one.tags["cloudgpu-node"] == "worker-1.1")
+    jobs.control.interrupt(lost.instance_id, 15.0)
+    jobs.finish(job, limit_s=90.0)
+
+    assert [attempt.outcome for attempt in job.attempts()] == ["succeeded"], jobs.story(job)
+    nodes = [one.tags["cloudgpu-node"] for one in jobs.instances(job)]
+    assert nodes == ["worker-0.1", "worker-1.1", "worker-1.2"], jobs.story(job)
+    log = jobs.log(job)
+    assert {"worker-0.1 begins at 0", "worker-1.1 begins at 0"} <= set(log)
+    again = [line for line in log if "begins at" in line and not line.endswith(" 0")]
+    assert {line.split()[0] for line in again} == {"worker-0.1", "worker-1.2"}
+    assert {f"worker-0.1 has {2 * sum(range(150))}", f"worker-1.2 has {2 * sum(range(150))}"} <= set(log)
