@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from decimal import Decimal
 from fractions import Fraction
+from functools import cache
 from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -354,22 +355,31 @@ def _machine(item: Mapping[str, Any]) -> Machine | None:
     )
 
 
+@cache
 def _table_names() -> frozenset[str]:
     """Machine types of the shipped table."""
     return frozenset(name for (name,) in _shipped("machine_types_aws", MACHINE_TYPES, 1))
 
 
 def _accelerator(name: str, memory_gb: float) -> str | None:
-    """Canonical name. EC2 calls both sizes of the A100 and of the V100 alike: the memory tells them apart."""
-    found = find_accelerator(name) if name else None
-    if found is None:
-        return None
-    stem = found.name.partition("-")[0]
-    sizes = [one for one in accelerators().values() if one.name == found.name or one.name.startswith(f"{stem}-")]
-    nearest = min(sizes, key=lambda one: (abs(one.memory_gb - memory_gb), one.name != found.name))
-    if len(sizes) > 1 and abs(nearest.memory_gb - memory_gb) > _MEMORY_TOLERANCE * memory_gb:
-        return None
-    return nearest.name if len(sizes) > 1 else found.name
+    """Canonical name; None: not known. EC2 calls both sizes of the A100 and of the V100 alike: the memory tells."""
+    known = _provider_names().get(name, set())
+    found = find_accelerator(name) if name and not known else None
+    sizes = [accelerators()[one] for one in sorted(known)] or ([found] if found else [])
+    if len(sizes) < 2:
+        return sizes[0].name if sizes else None
+    nearest = min(sizes, key=lambda one: abs(one.memory_gb - memory_gb))
+    return nearest.name if abs(nearest.memory_gb - memory_gb) <= _MEMORY_TOLERANCE * memory_gb else None
+
+
+@cache
+def _provider_names() -> dict[str, set[str]]:
+    """EC2's name of an accelerator -> ours, as in the shipped table."""
+    names: dict[str, set[str]] = {}
+    text = read.shipped_text("machine_types_aws")
+    for theirs, ours in read.parse(text, "provider_accelerator", "accelerator"):
+        names.setdefault(theirs, set()).add(ours)
+    return names
 
 
 def _offered(ec2: EC2Client) -> dict[str, set[str]]:
