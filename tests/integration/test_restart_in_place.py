@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
+from dataclasses import asdict
 from typing import Any
 
 import pytest
 
-from cloudgpu.runtime.jobdir import Generation, attempt_key, generation_key, node_key
+from cloudgpu.runtime.jobdir import Generation, NodeRecord, attempt_key, generation_key, node_key
 from cloudgpu.tests.standins.agents import World, until, world
 
 __all__ = ["world"]
@@ -187,3 +189,95 @@ def test_a_node_that_hears_of_a_restart_late_takes_part_in_it(world: World) -> N
     ports = {world.dir.get(node_key(1, "worker-0.1", name)) for name in ("address.json", "address-0002.json")}
     assert len({json.loads(data)["port"] for data in ports}) == 2, "a new rendezvous"
     assert world.dir.exists(attempt_key(1))
+
+
+# --- nodes that come back, are lost, or come instead (who decides is tested in test_members.py and test_lost_node.py)
+
+
+def members(world: World, number: int, *names: str, **more: Any) -> None:
+    """The supervisor's word."""
+    records = [NodeRecord(name, "worker", rank, rank, 0) for rank, name in enumerate(names)]
+    record = Generation(
+        number,
+        "members",
+        names[0],
+        True,
+        "others go on",
+        0.0,
+        0,
+        1,
+        time.time(),
+        "supervisor",
+        list(map(asdict, records)),
+        **more,
+    )
+    assert world.dir.create(generation_key(1, number), record.to_bytes())
+
+
+def replacement(world: World, index: int) -> None:
+    """An agent in a lost one's place: the next incarnation."""
+    world.start(index, "--node", f"worker-{index}.2", home=world.folder / "homes" / f"{index}.2")
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_machine_that_was_restarted_begins_a_generation_with_all(world: World, nodes: int) -> None:
+    start(world, "all=sleep", "all=0", nodes=nodes, launcher="torchrun", interruptions_left=None)
+    until(lambda: len(world.texts()) == nodes)
+    last = nodes - 1
+    world.lose_power(last)
+    world.agents[last] = world.start(last)
+    world.agents.pop()
+    assert finish(world) == ["succeeded"] * nodes
+    record = generations(world)[0]
+    assert (record.kind, record.node, record.group) == ("interruption", f"worker-{last}.1", True)
+    assert world.texts().count("2: all=0") == nodes
+
+
+def test_those_that_are_left_wait_for_the_word_and_go_on(world: World) -> None:
+    """Their program died of the loss, and no failure is allowed."""
+    start(world, "0=3", "0=0", nodes=2, launcher="torchrun", heals=True)
+    until(lambda: len(world.texts()) == 2)
+    world.lose_power(1)
+    until(lambda: "worker-1.1 seems to be lost: waiting for what takes its place" in world.texts("agent"), 40)
+    members(world, 2, "worker-0.1")
+    assert world.agents[0].wait(60) == 0
+    assert world.result(0).outcome == "succeeded"
+    assert "2: 0=0" in world.texts()
+
+
+def test_a_failure_among_nodes_that_are_well_is_one(world: World) -> None:
+    start(world, "1=3", nodes=2, launcher="torchrun", heals=True)
+    assert world.agents[1].wait(60) == 0
+    assert world.result(1).outcome == "failed"
+    world.stop(5, "peer")
+    finish(world)
+
+
+def test_a_new_machine_waits_until_it_is_named(world: World) -> None:
+    start(world, "all=sleep", "all=0", nodes=2, launcher="torchrun", heals=True, interruptions_left=None)
+    until(lambda: len(world.texts()) == 2)
+    world.lose_power(1)
+    replacement(world, 1)
+    until(lambda: "ready to take a lost node's place" in world.texts("agent"))
+    members(world, 2, "worker-0.1", "worker-1.2")
+    assert [world.agents[index].wait(60) for index in (0, 2)] == [0, 0]
+    assert world.result(0).outcome == "succeeded"
+    assert sorted(line.node for line in world.lines() if line.text == "2: all=0") == ["worker-0.1", "worker-1.2"]
+
+
+def test_one_that_is_left_out_ends(world: World) -> None:
+    start(world, "all=sleep", "all=0", nodes=2, launcher="torchrun", heals=True)
+    until(lambda: len(world.texts()) == 2)
+    members(world, 2, "worker-0.1")
+    assert finish(world) == ["succeeded", "again"]
+    assert "no member" in world.result(1).reason
+
+
+def test_a_program_may_save_before_others_join(world: World) -> None:
+    """It is told as by a notice, and killed when it does not end."""
+    start(world, "all=sleep", "all=0", nodes=1, launcher="torchrun", heals=True)
+    until(lambda: len(world.texts()) == 1)
+    begun = time.monotonic()
+    members(world, 2, "worker-0.1", grace_s=30.0)
+    assert finish(world) == ["succeeded"]
+    assert time.monotonic() - begun < 25, "SIGTERM ended it"

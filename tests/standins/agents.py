@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import os
@@ -57,6 +58,7 @@ class World:
         gpus: int = 0,
         failures_left: int = 0,
         interruptions_left: int | None = 0,
+        heals: bool = False,
         **more: Any,
     ) -> None:
         """Write what a submitted job has in its job dir, and its first attempt."""
@@ -73,12 +75,14 @@ class World:
         self.sha256 = hashlib.sha256(data).hexdigest()
         self.dir.put(JOB_KEY, data)
         self.records = [dataclasses.asdict(NodeRecord(f"worker-{i}.1", "worker", i, i, gpus)) for i in range(nodes)]
-        self.attempt(1, failures_left, interruptions_left)
+        self.attempt(1, failures_left, interruptions_left, heals=heals)
 
-    def attempt(self, number: int, failures_left: int = 0, interruptions_left: int | None = 0) -> None:
+    def attempt(
+        self, number: int, failures_left: int = 0, interruptions_left: int | None = 0, *, heals: bool = False
+    ) -> None:
         """Write what the machines of an attempt read."""
         offer = {"market": "spot", "cloud": "local"}
-        record = AttemptRecord(number, offer, self.records, failures_left, interruptions_left)
+        record = AttemptRecord(number, offer, self.records, failures_left, interruptions_left, heals)
         self.dir.put(attempt_key(number), record.to_bytes())
 
     def home(self, index: int = 0) -> Path:
@@ -150,6 +154,14 @@ class World:
             except psutil.Error:
                 continue
         return found
+
+    def lose_power(self, index: int) -> None:
+        """Everything of a node is gone at once; its disk is not."""
+        for process in self.processes():
+            with contextlib.suppress(psutil.Error):
+                if process.environ()[MARKER] == f"{self.token}/{index}":
+                    process.kill()
+        self.agents[index].wait()
 
     def notice(self, after_s: float) -> None:
         notice = Notice("preempt", time.time() + after_s, "test")
