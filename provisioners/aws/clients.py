@@ -7,11 +7,14 @@ only setting that is ours to check is the endpoint: plain http is for this very 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
+import os
 import random
 import threading
 from collections.abc import Callable, Iterator
 from email.utils import parsedate_to_datetime
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from ...jobspecs.suggest import did_you_mean
@@ -35,6 +38,9 @@ PRICING_REGION = "us-east-1"
 _SKEW_S = 240.0
 """AWS takes signatures that are at most five minutes off (Signature Version 4)."""
 _PAUSE_S = (1.0, 15.0)
+_OVER_THE_NETWORK = frozenset({"iam-role", "container-role"})
+"""Providers of credentials that ask a machine's or container's metadata service."""
+_VENDOR = Path("/sys/devices/virtual/dmi/id/sys_vendor")
 _ENCODED = " Encoded authorization failure message:"
 
 _T = TypeVar("_T")
@@ -136,19 +142,28 @@ class Clients:
 
 def could_be_used() -> bool:
     """Whether boto3 is there and finds credentials of some kind; asks nobody but files and the environment."""
-    try:
-        import boto3
-        from botocore.exceptions import BotoCoreError
-    except ImportError:
+    if importlib.util.find_spec("boto3") is None:
         return False
+    from botocore.exceptions import BotoCoreError
+    from botocore.session import Session as Settings
+
     try:
-        session = boto3.session.Session()
-        resolver = cast("Any", session)._session.get_component("credential_provider")
-        # The last two ask the network: an instance's role, and that of a container.
-        local = [one for one in resolver.providers if one.METHOD not in ("iam-role", "container-role")]
-        return any(one.load() is not None for one in local)
+        providers = Settings().get_component("credential_provider").providers
+        found = any(one.load() is not None for one in providers if one.METHOD not in _OVER_THE_NETWORK)
+        return found or _has_role()
     except BotoCoreError:
         return True  # there is something, and it is wrong: whoever uses it is told what
+
+
+def _has_role() -> bool:
+    """Whether this may be a container or an EC2 instance that has a role."""
+    if any(os.environ.get(f"AWS_CONTAINER_CREDENTIALS_{kind}_URI") for kind in ("RELATIVE", "FULL")):
+        return True
+    if os.environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true":
+        return False
+    with contextlib.suppress(OSError):
+        return _VENDOR.read_text().strip() == "Amazon EC2"
+    return False
 
 
 @contextlib.contextmanager

@@ -18,6 +18,7 @@ log = logging.getLogger("cloudgpu.provisioners.aws")
 PATIENCE_S = 300.0
 """So long machines are waited for to end: large ones take minutes. Whoever wants them gone then asks again."""
 _POLL_S = 3.0
+_STILL_USED = frozenset({"DependencyViolation", "InvalidGroup.InUse", "InvalidPlacementGroup.InUse"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,7 @@ class Ending:
                     network.remove_placement_group(ec2, self.token)
                 network.remove_group(ec2, group)
         except ProvisionError as error:
-            if error.code in ("DependencyViolation", "InvalidPlacementGroup.InUse", "ResourceInUse"):
+            if error.code in _STILL_USED:
                 return False
             raise
         return True

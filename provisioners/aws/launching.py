@@ -44,6 +44,8 @@ class Launch:
     zone: str = ""
     """AZ name of the machines."""
     group: network.Group | None = None
+    zone_ids: dict[str, str] = field(default_factory=dict)
+    """AZ name -> AZ id, of the zones in which machines can be attached."""
 
     def run(self) -> None:
         """Have all nodes of the request. Raises ProvisionError.
@@ -128,6 +130,7 @@ class Launch:
                     machines = sum(node.machine_type == machine_type for node in missing)
                     found, zone = find_reservation(ec2, machine_type, zone, machines, self.clients.clock)
                     reservations[machine_type] = found
+        self.zone_ids = {subnet.zone_name: subnet.zone for subnet in subnets}
         chosen = network.subnets_in(subnets, zone, request.region)
         # Machines that are there, or on their way, are in the group's VPC, whatever subnets are tagged now.
         ours = [subnet for subnet in chosen if self.group is None or subnet.vpc == self.group.vpc]
@@ -206,12 +209,7 @@ class Launch:
         """The refusal of the last zone as one of all that were tried; hints as the offers spell zones."""
         if len(tried) > 1 and error.error_class in _TRY_ELSEWHERE:
             error.scope = "region"
-        if error.hints:
-            with told("ask for the zones' names", self.clients.clock):
-                ec2 = self.clients.ec2(self.request.region)
-                zones = ec2.describe_availability_zones()["AvailabilityZones"]
-            ids = {zone["ZoneName"]: zone["ZoneId"] for zone in zones}
-            error.hints = tuple(ids.get(name, name) for name in error.hints)
+        error.hints = tuple(self.zone_ids[name] for name in error.hints if name in self.zone_ids)
         return error
 
     def _undo(self) -> None:

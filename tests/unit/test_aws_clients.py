@@ -1,0 +1,133 @@
+"""boto3 is optional, and what its exceptions mean is told in one line."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import botocore.exceptions as boto
+import pytest
+
+from cloudgpu.provisioners import ProvisionError
+from cloudgpu.provisioners.aws.clients import could_be_used, insist, told, understand
+
+
+class Clock:
+    """Time that only passes in sleep()."""
+
+    def __init__(self) -> None:
+        self.time = 1_000.0
+
+    def now(self) -> float:
+        return self.time
+
+    def monotonic(self) -> float:
+        return self.time
+
+    def sleep(self, seconds: float) -> None:
+        self.time += seconds
+
+
+def run(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    return done.stdout.strip()
+
+
+def test_boto3_is_loaded_by_nothing_but_a_call() -> None:
+    code = "import sys, cloudgpu.provisioners as p; p.get_provisioner('aws'); print({'boto3', 'botocore'} & {*sys.modules})"
+    assert run(code) == "set()"
+
+
+def test_without_boto3_it_is_said_what_to_install() -> None:
+    code = """
+import sys
+sys.modules["boto3"] = None
+from cloudgpu.provisioners import Owner, ProvisionError, get_provisioner
+try:
+    get_provisioner("aws").find(Owner("x"))
+except ProvisionError as error:
+    print(error.error_class, error)
+"""
+    assert run(code) == "invalid the target aws needs boto3: pip install 'cloudgpu[aws]'"
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "says"),
+    [
+        (boto.NoCredentialsError(), "auth", "AWS_PROFILE"),
+        (boto.PartialCredentialsError(provider="env", cred_var="secret"), "auth", "AWS_PROFILE"),
+        (boto.ProfileNotFound(profile="nobody"), "auth", "nobody"),
+        (boto.SSOTokenLoadError(error_msg="expired"), "auth", "aws sso login"),
+        (boto.UnauthorizedSSOTokenError(), "auth", "aws sso login"),
+        (boto.EndpointConnectionError(endpoint_url="https://ec2.us-esat-1.amazonaws.com"), "transient", "us-esat-1"),
+        (boto.ConnectTimeoutError(endpoint_url="https://x"), "transient", "check the network"),
+        (boto.ReadTimeoutError(endpoint_url="https://x"), "transient", "check the network"),
+        (boto.SSLError(endpoint_url="https://x", error="bad"), "transient", "AWS_CA_BUNDLE"),
+        (boto.ParamValidationError(report="Unknown parameter"), "invalid", "Unknown parameter"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,
+)
+def test_exceptions_of_the_sdk(error: Exception, kind: str, says: str) -> None:
+    with pytest.raises(ProvisionError, match="launch") as caught, told("launch", Clock()):
+        raise error
+    assert caught.value.error_class == kind
+    assert says in str(caught.value)
+
+
+def test_a_bug_is_no_error_of_the_providers() -> None:
+    assert understand(KeyError("x"), "launch", Clock()) is None
+    with pytest.raises(KeyError), told("launch", Clock()):
+        raise KeyError("x")
+
+
+def test_only_what_may_pass_is_tried_again_and_not_for_ever() -> None:
+    clock, calls = Clock(), []
+
+    def fails(error_class: str) -> None:
+        calls.append(clock.time)
+        raise ProvisionError(error_class, "no")  # type: ignore[arg-type]
+
+    with pytest.raises(ProvisionError):
+        insist(lambda: fails("capacity"), clock, 60)
+    assert len(calls) == 1
+    with pytest.raises(ProvisionError):
+        insist(lambda: fails("throttled"), clock, 60)
+    assert 5 < len(calls) < 30
+    assert clock.time <= 1_060.0
+
+
+def test_the_provider_says_when_to_come_back() -> None:
+    clock, calls = Clock(), []
+
+    def busy() -> str:
+        calls.append(clock.time)
+        if len(calls) == 1:
+            raise ProvisionError("throttled", "later", retry_after=30.0)
+        return "done"
+
+    assert insist(busy, clock, 60) == "done"
+    assert clock.time == 1_030.0
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, False),
+        ({"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}, True),
+        ({"AWS_ACCESS_KEY_ID": "a"}, True),  # half of it: using it says what is missing
+        ({"AWS_PROFILE": "nobody"}, True),
+        ({"AWS_CONTAINER_CREDENTIALS_RELATIVE_URI": "/role"}, True),
+    ],
+)
+def test_whether_it_could_be_used_is_seen_without_asking_anybody(
+    settings: dict[str, str], expected: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    for name, value in {**settings, "HOME": str(tmp_path), "AWS_CONFIG_FILE": str(tmp_path / "none")}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    assert could_be_used() is expected
