@@ -69,12 +69,13 @@ class Healing(JobStep):
 
     def _add_machines(self, attempt: Attempt) -> bool | None:
         """Ask for the machines that the attempt shall have and has not; None: it has all, or it is not time to."""
-        allocation = self._allocation(attempt)
-        missing = tuple(node for node in wanted_nodes(attempt) if allocation and node.node not in allocation.machines)
+        allocation, wanted = self._allocation(attempt), wanted_nodes(attempt)
+        missing = [node.node for node in wanted if allocation and node.node not in allocation.machines]
         if allocation is None or not missing or self._now < self._job.not_before:
             return None
-        names = ", ".join(node.node for node in missing)
-        request = self._request(attempt, Offer.from_json(attempt.offer), missing)
+        names = ", ".join(missing)
+        # All that shall be there, not only what is missing: the target is to know whom the new one belongs to.
+        request = self._request(attempt, Offer.from_json(attempt.offer), wanted)
         try:
             got = self._provisioner(attempt).launch(request)
         except ProvisionError as error:
