@@ -6,6 +6,8 @@ Nothing else knows obstore; what is S3's own is in s3.py.
 from __future__ import annotations
 
 import datetime
+import errno
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -44,6 +46,16 @@ OnProgress = Callable[[int, int], None]
 """(bytes done, bytes in all)."""
 
 _T = TypeVar("_T")
+
+
+NO_LINKS = (
+    "this file system has no hard links, without which no file can be created exactly once (buckets mounted as folders "
+    "have none, nor do some network shares): give the bucket's own URL (s3://, gs://, az://), or another folder"
+)
+NO_LINK_CODES = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP)
+"""What link(2) ends with there."""
+_NOT_LINKED = re.compile(rf"Unable to rename file.*\(os error ({'|'.join(map(str, NO_LINK_CODES))})\)")
+"""How obstore says so, whose create-only write of a local file is a link."""
 
 
 class JobDirError(Exception):
@@ -147,6 +159,10 @@ class JobDir:
             self._call(f"creating {key}", lambda: obstore.put(self._writable(), key, data, mode="create"))
         except _ExistsError:
             return self.get(key) == data
+        except JobDirError as error:
+            if self._folder is not None and _NOT_LINKED.search(str(error)):
+                raise JobDirError(f"{self.url}: creating {key} failed: {NO_LINKS}") from error
+            raise
         return True
 
     def get(self, key: str) -> bytes:

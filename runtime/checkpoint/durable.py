@@ -9,6 +9,8 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from ..objects import NO_LINK_CODES, NO_LINKS
+
 WRITE = 8 << 20
 """Bytes per write(2)."""
 _NO_FALLOCATE = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
@@ -41,6 +43,10 @@ def create(path: Path, data: bytes, *, replace: bool) -> bool:
                 path.hardlink_to(temporary)
             except FileExistsError:
                 return False
+            except OSError as error:
+                if error.errno in NO_LINK_CODES:
+                    raise OSError(error.errno, NO_LINKS) from error
+                raise
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)

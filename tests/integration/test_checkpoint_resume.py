@@ -338,6 +338,31 @@ def test_read_only_folder(program: Path, undisturbed: str, tmp_path: Path) -> No
     assert finish(start(program, folder)) == undisturbed  # allowed to write again, it goes on from what was kept
 
 
+NO_LINKS = """
+#include <errno.h>
+int link(const char *old, const char *new) { errno = CODE; return -1; }
+int linkat(int a, const char *old, int b, const char *new, int flags) { errno = CODE; return -1; }
+"""
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler, to take link(2) away from a program")
+@pytest.mark.parametrize("code", ["EPERM", "ENOSYS", "EOPNOTSUPP"])
+def test_a_file_system_without_hard_links_is_called_so(code: str, program: Path, tmp_path: Path) -> None:
+    library = tmp_path / "no_links.so"
+    command = ["cc", "-shared", "-fPIC", f"-DCODE={code}", "-x", "c", "-o", str(library), "-"]
+    subprocess.run(command, input=NO_LINKS, text=True, check=True)
+    command = [sys.executable, str(program), str(tmp_path / "checkpoints"), "50"]
+    result = subprocess.run(
+        command, check=False, capture_output=True, text=True, timeout=120, env=os.environ | {"LD_PRELOAD": str(library)}
+    )
+    assert result.returncode == 74, result.stderr
+    for line in ("nothing may be saved", "there is NO checkpoint: "):
+        assert any(
+            line in said and "this file system has no hard links" in said for said in result.stderr.splitlines()
+        ), result.stderr
+    assert "Traceback" not in result.stderr
+
+
 def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
