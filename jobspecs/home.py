@@ -8,6 +8,7 @@ from pathlib import Path
 
 HOME_VARIABLE = "CLOUDGPU_HOME"
 _NAME = "cloudgpu"
+_ON_LINUX: bool = sys.platform == "linux"
 
 
 def home() -> Path:
@@ -15,7 +16,7 @@ def home() -> Path:
     given = os.environ.get(HOME_VARIABLE)
     if given:
         return Path(given).expanduser().absolute()
-    if sys.platform == "linux":  # as platformdirs says (a test compares them), whose import takes a third of `pass`
+    if _ON_LINUX:  # as platformdirs says (a test compares them), whose import takes a third of `pass`
         data = os.environ.get("XDG_DATA_HOME", "").strip()
         return (Path(data) if os.path.isabs(data) else Path("~/.local/share").expanduser()) / _NAME  # noqa: PTH117
     import platformdirs

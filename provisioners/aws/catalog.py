@@ -66,7 +66,7 @@ class Machine(NamedTuple):
     """The API's name; "": it tells of none."""
     accelerator: str | None
     """Canonical; None: not in our tables."""
-    count: Fraction
+    gpus: Fraction
 
 
 class _IncompleteError(Exception):
@@ -198,7 +198,7 @@ class _Asking:
         names = self._sold("on-demand")
         pricing = self._clients.pricing()
         answers = self._calls.each("prices of", names, lambda name: on_demand_prices(pricing, name))
-        found = {
+        found: dict[Row, Row] = {
             (name, region): (name, region, _decimal(amount), "", SOURCE, self._today)
             for name, amounts in answers.items()
             for region, amount in amounts.items()
@@ -215,7 +215,7 @@ class _Asking:
             [region for region in self._regions if there[region]],
             lambda region: self._spot_in(region, there[region]),
         )
-        found = {
+        found: dict[Row, Row] = {
             (name, region): (name, region, _decimal(amount), SOURCE, self._today)
             for region, amounts in answers.items()
             for name, amount in amounts.items()
@@ -271,7 +271,7 @@ class _Asking:
         row = {
             "machine_type": machine.name,
             "accelerator": before.get("accelerator", machine.accelerator or ""),
-            "counts": before.get("counts", str(machine.count)),
+            "counts": before.get("counts", str(machine.gpus)),
             "vcpus": str(machine.vcpus),
             "memory_gb": f"{machine.memory_gb:g}",
             "arch": machine.arch,
@@ -351,7 +351,7 @@ def _machine(item: Mapping[str, Any]) -> Machine | None:
         markets=frozenset(_MARKETS[word] for word in item["SupportedUsageClasses"] if word in _MARKETS),
         provider_accelerator=name,
         accelerator=_accelerator(name, device.get("MemoryInfo", {}).get("SizeInMiB", 0) / 1024 / float(part)),
-        count=part * device.get("LogicalGpuCount", 1) if part < 1 else Fraction(device.get("Count", 0)),
+        gpus=part * device.get("LogicalGpuCount", 1) if part < 1 else Fraction(device.get("Count", 0)),
     )
 
 

@@ -77,9 +77,12 @@ def ec2(region: str = REGION) -> Any:
     return boto3.client("ec2", region_name=region)
 
 
+def identities() -> Any:
+    return boto3.client("iam")
+
+
 def make_instance() -> None:
     client = ec2()
-    # Of a subnet that has no machines of its own kind: moto forgets an instance's interfaces otherwise.
     image = client.describe_images()["Images"][0]["ImageId"]
     client.run_instances(
         ImageId=image,
@@ -124,14 +127,14 @@ def make_placement_group() -> None:
 
 
 def make_role() -> None:
-    iam, path = boto3.client("iam"), f"/cloudgpu/{owner_name()}/"
+    iam, path = identities(), f"/cloudgpu/{owner_name()}/"
     iam.create_role(RoleName=NAME, Path=path, AssumeRolePolicyDocument="{}", Tags=labels())
     iam.put_role_policy(RoleName=NAME, PolicyName="job", PolicyDocument=json.dumps(POLICY))
 
 
 def make_profile() -> None:
     make_role()
-    iam, path = boto3.client("iam"), f"/cloudgpu/{owner_name()}/"
+    iam, path = identities(), f"/cloudgpu/{owner_name()}/"
     iam.create_instance_profile(InstanceProfileName=NAME, Path=path, Tags=labels())
     iam.add_role_to_instance_profile(InstanceProfileName=NAME, RoleName=NAME)
 
