@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from .events import event_json, event_line
 from .job_view import JobView, attempt_place, attempt_seconds, job_json, view
 from .output import STATE_TONES, Column, clean, columns, style, table
 from .report_view import report_json, report_lines
-from .text import ago, duration, iso, money
+from .text import ago, clock, duration, iso, money
 
 if TYPE_CHECKING:
     from ..control.jobs import Job
@@ -71,7 +72,7 @@ def list_json(jobs: Sequence[Job]) -> list[dict[str, Any]]:
 def job_text(job: Job) -> str:
     """Everything of one job, in paragraphs."""
     seen = view(job)
-    parts = [_head(seen), _attempts(seen)]
+    parts = [_head(seen), _attempts(seen), _refused(seen)]
     if not job.done and seen.nodes:
         parts.append(_nodes(seen))
     events = [event_line(event, columns() - 2) for event in job.events()[-_EVENTS:]]
@@ -132,7 +133,13 @@ def _head(seen: JobView) -> str:
     state = style(job.state, STATE_TONES[job.state]) if job.state in STATE_TONES else job.state
     reason = f": {clean(job.reason)}" if job.reason else ""
     ended = f", ended {ago(job.ended, seen.now)}, lasted {duration(seen.lasted)}" if job.ended is not None else ""
+    waits = not job.done and job.row.not_before > seen.now
     facts = [
+        *(
+            [("next try", f"in {duration(job.row.not_before - seen.now)}, at {clock(job.row.not_before)}")]
+            if waits
+            else []
+        ),
         ("submitted", f"{ago(job.created, seen.now)}{ended}"),
         ("where", seen.job.offer.place),
         ("cost", money(seen.cost) + ("" if job.done else " so far")),
@@ -142,21 +149,57 @@ def _head(seen: JobView) -> str:
 
 
 def _attempts(seen: JobView) -> str:
+    """A line for each; those that were refused one after the other have one together, see _refused()."""
+    rows: list[list[str]] = []
+    for was_refused, found in groupby(seen.attempts, key=lambda attempt: attempt.outcome == "refused"):
+        attempts = list(found)
+        rows += [_refused_row(attempts, seen.now)] if was_refused else [_attempt_row(seen, one) for one in attempts]
+    return table(_ATTEMPTS, rows, indent=2) if rows else ""
+
+
+def _refused_row(attempts: Sequence[Attempt], now: float) -> list[str]:
+    from ..control.cost import total
+    from ..control.failover import Refused
+    from ..control.tried import CLASSES, group
+
+    first, last = attempts[0].number, attempts[-1].number
+    groups = group([Refused.of(attempt) for attempt in attempts])
+    places = {attempt_place(attempt) for attempt in attempts}
+    return [
+        str(first) if first == last else f"{first}-{last}",
+        "refused",
+        places.pop() if len(places) == 1 else f"{len(places)} places",
+        duration(None),
+        money(total(attempts, now)),
+        _number(None),
+        ", ".join(dict.fromkeys(CLASSES.get(one.kind, one.kind) for one in groups)),
+    ]
+
+
+def _refused(seen: JobView) -> str:
+    """Every place that was asked in vain, when and why; nothing if the job's reason tells it already."""
+    from ..control.failover import Refused
+    from ..control.tried import group, lines
+
+    found = [Refused.of(attempt) for attempt in seen.attempts if attempt.outcome == "refused"]
+    if not found or "\n" in seen.job.reason:
+        return ""
+    told = [f"  {line}" for line in lines(group(found), clock)]
+    return "\n".join([style("no machines at", "title"), *map(clean, told)])
+
+
+def _attempt_row(seen: JobView, attempt: Attempt) -> list[str]:
     from ..control.cost import attempt_cost
 
-    rows = [
-        [
-            str(attempt.number),
-            attempt.outcome or attempt.state,
-            attempt_place(attempt),
-            duration(attempt_seconds(attempt, seen.now)),
-            money(attempt_cost(attempt, seen.now)),
-            _number(seen.step_of(attempt)),
-            _reason(attempt),
-        ]
-        for attempt in seen.attempts
+    return [
+        str(attempt.number),
+        attempt.outcome or attempt.state,
+        attempt_place(attempt),
+        duration(attempt_seconds(attempt, seen.now)),
+        money(attempt_cost(attempt, seen.now)),
+        _number(seen.step_of(attempt)),
+        _reason(attempt),
     ]
-    return table(_ATTEMPTS, rows, indent=2) if rows else ""
 
 
 def _reason(attempt: Attempt) -> str:

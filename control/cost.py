@@ -29,6 +29,16 @@ def attempt_cost(attempt: Attempt, now: float) -> Decimal | None:
     return charge(attempt.price, (now if attempt.ended is None else attempt.ended) - attempt.launched)
 
 
+def was_free(attempt: Attempt) -> bool:
+    """Whether nothing was paid for although machines were asked for: the one that was wanted was clearly refused.
+
+    Of several, the first may have run until the others were refused; and what gave no answer may have started them.
+    """
+    machines = sum(role["nodes"] for role in attempt.offer["roles"])
+    clear = attempt.outcome == "refused" and attempt.cause not in ("throttled", "transient")
+    return clear and machines == 1 and attempt.allocation is None
+
+
 def total(attempts: Iterable[Attempt], now: float) -> Decimal | None:
     """Of all; None as soon as one is unknown, for a sum that leaves something out would be a lie."""
     costs = [attempt_cost(attempt, now) for attempt in attempts]

@@ -255,7 +255,7 @@ def _where(
         waited = f"no machines within retry.capacity of {_duration(job.policy.capacity_s or 0)}"
         return End("failed", "capacity", message(told, waited))
     until = min(opens + jitter(SPREAD_S, job.id), deadline)
-    return Later(until, f"every place is closed; asked again at {utc(until)}: {message(told)}")
+    return Later(until, message(told, f"no machines anywhere for now, asked again at {utc(until)}"))
 
 
 def _patience_ends(job: JobRow, attempts: Sequence[Attempt]) -> float:

@@ -25,6 +25,9 @@ log = logging.getLogger("cloudgpu.supervisor")
 
 LATE_S = 5.0
 """After the deadline of a stop: nodes that kill their program at the deadline have so long to say so."""
+LONGEST_S = 30 * 86_400.0
+"""A machine in a cloud ends itself after so long in any case: nobody may be left to end it. A job that lives goes on
+with another."""
 EXPIRY_S = 3_600.0
 """What was made for machines may be removed by anybody so long after they have ended themselves."""
 
@@ -142,7 +145,7 @@ class JobStep:
         """
         policy = self._job.policy
         begun = attempt.created if attempt.launched is None else attempt.launched
-        lives: list[float] = []
+        lives = [] if attempt.offer["cloud"] == "local" else [LONGEST_S]
         if policy.duration_s is not None:
             lives.append(self._job.created + policy.duration_s - begun + GRACE_S["duration"])
         if policy.cost_usd is not None and attempt.price is not None and self._job.spent is not None:

@@ -226,8 +226,8 @@ def submit(
     loaded: LoadedSpec, plan: Plan, *, on_progress: ProgressCallback | None = None, supervise: bool = True
 ) -> Job:
     """Ship the code, store the job, and see to it that a supervisor runs. Raises SubmitError."""
-    from .decisions import place
     from .submission import prepare
+    from .tried import place
 
     store = _store(paths.database_url())
     row = prepare(loaded, plan, on_progress or (lambda _what, _done, _total: None))

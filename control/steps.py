@@ -257,11 +257,11 @@ class Step(Healing):
     def _terminate(self, attempt: Attempt) -> bool:
         if not self._release(attempt):
             return False
-        paid = None if attempt.launched is None else self._now
-        charged = cost.attempt_cost(attempt, self._now)
+        free: dict[str, Any] = {"launched": None} if cost.was_free(attempt) else {}
+        charged = cost.attempt_cost(dataclasses.replace(attempt, **free), self._now)
         before = self._job.spent
         spent = None if before is None or charged is None else before + charged
-        changes = {"state": "ended", "ended": paid or self._now, "cost": charged}
+        changes = {"state": "ended", "ended": self._now, "cost": charged, **free}
         values = {"spent": spent, "not_before": 0.0}
         return self._write("ended", "all machines are gone", job=values, attempt=changes)
 

@@ -73,11 +73,12 @@ def message(refusals: Sequence[Refused], headline: str = "no machines") -> str:
         return headline
     groups = group(refusals)
     places = len({place(asked.offer) for one in groups for asked in one.places})
-    first, last = min(one.time for one in refusals), max(one.time for one in refusals)
+    first, last = utc(min(one.time for one in refusals)), utc(max(one.time for one in refusals))
+    day = last[:11]
     tries = f"{len(refusals)} tries at {places} place{'s' * (places > 1)}" if len(refusals) > 1 else "1 try"
-    span = f"from {utc(first)} to {utc(last)}" if utc(first) != utc(last) else f"at {utc(first)}"
+    span = f"at {last}" if first == last else f"from {first.removesuffix(' UTC')} to {last.removeprefix(first[:11])}"
     whys = ", ".join(dict.fromkeys(CLASSES.get(one.kind, one.kind) for one in groups))
-    told = lines(groups, lambda moment: utc(moment).removeprefix(utc(last)[:11]).removesuffix(" UTC"))
+    told = lines(groups, lambda moment: utc(moment).removeprefix(day).removesuffix(" UTC"))
     return "\n".join([f"{headline}: {tries} {span}: {whys}", *(f"  {line}" for line in told)])
 
 
@@ -92,11 +93,9 @@ def utc(moment: float) -> str:
     return datetime.datetime.fromtimestamp(moment, tz=datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
-def _alike(refusal: Refused) -> str:
-    plain = refusal.reason
-    for name in (refusal.offer.zone, refusal.offer.region, *(role.machine_type for role in refusal.offer.roles)):
-        plain = plain.replace(name, "…") if name else plain
-    return _SEVERAL.sub("…", _NAMES.sub("…", plain))
+def _alike(refused: Refused) -> str:
+    plain = _NAMES.sub("…", refused.reason.replace(refused.offer.market, "…"))
+    return _SEVERAL.sub("…", plain)
 
 
 def _asked(refusals: Sequence[Refused]) -> tuple[Asked, ...]:
