@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 HOME_REGION = "us-east-1"
 """Asked about the account's regions, where no other is configured."""
+_HOMES = {"aws": HOME_REGION, "aws-us-gov": "us-gov-west-1", "aws-cn": "cn-north-1"}
 PRICING_REGION = "us-east-1"
 """The Price List API has endpoints in few regions, each with the prices of all (AWS: Price List Query API)."""
 _SKEW_S = 240.0
@@ -88,9 +89,8 @@ class Clients:
     @cached_property
     def regions(self) -> dict[str, bool]:
         """The account's regions, and whether each is enabled. Raises ProvisionError."""
-        home = self._session.region_name or HOME_REGION
         with told("ask for the account's regions", self.clock):
-            answer = self.ec2(home).describe_regions(AllRegions=True)
+            answer = self.ec2(self._home()).describe_regions(AllRegions=True)
         return {region["RegionName"]: region.get("OptInStatus") != "not-opted-in" for region in answer["Regions"]}
 
     def check_region(self, region: str) -> None:
@@ -103,6 +103,20 @@ class Clients:
             how = f"`aws account enable-region --region-name {region}` enables it"
             message = f"{region} is not enabled for this account; {how}, or choose another region"
             raise ProvisionError("not_offered", message, scope="region", code="OptInRequired")
+
+    def forget(self) -> None:
+        """Read the AWS settings anew: whoever's credentials had expired may have logged in again."""
+        with self._lock:
+            self._made.clear()
+            if self._session_given is None:
+                self.__dict__.pop("_session", None)
+
+    def _home(self) -> str:
+        """The configured region, or one of the same partition if there is no such region."""
+        named = self._session.region_name or HOME_REGION
+        partition = self._session.get_partition_for_region(named)
+        known = self._session.get_available_regions("ec2", partition_name=partition)
+        return named if named in known or not known else _HOMES.get(partition, named)
 
     @cached_property
     def _session(self) -> Session:

@@ -8,10 +8,11 @@ what was seen a moment ago: any process may call any verb at any time.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from typing import TYPE_CHECKING
@@ -58,9 +59,10 @@ class AwsProvisioner:
         Constant in calls: two where all are there, else about a dozen and one for each machine.
         """
         check_request(request)
-        self._clients.check_region(request.region)
         launch = Launch(self._clients, self._images, self._sightings, request)
-        launch.run()
+        with self._logged_in():
+            self._clients.check_region(request.region)
+            launch.run()
         details = {
             REGION: request.region,
             ZONE: launch.zone,
@@ -79,7 +81,11 @@ class AwsProvisioner:
         if region is None:
             message = f"the region of launch {allocation.token} is not known: it can be ended, not watched"
             raise ProvisionError("invalid", message, scope="cloud")
-        seen = self._sightings.of_owner(region, owner) if owner else self._sightings.of_token(region, allocation.token)
+        with self._logged_in():
+            if owner:
+                seen = self._sightings.of_owner(region, owner)
+            else:
+                seen = self._sightings.of_token(region, allocation.token)
         return [self._state(allocation, node, seen.get(one)) for node, one in allocation.machines.items()]
 
     def terminate(self, allocation: Allocation) -> None:
@@ -87,9 +93,10 @@ class AwsProvisioner:
         if machines are still ending after some minutes: call again.
         """
         region, owner = allocation.details.get(REGION), allocation.details.get(OWNER, "")
-        for where in [region] if region else self._enabled_regions():
-            machines = allocation.machines.values() if region else ()
-            Ending(self._clients, self._sightings, where, allocation.token, owner, frozenset(machines)).run()
+        machines = frozenset(allocation.machines.values() if region else ())
+        with self._logged_in():
+            for where in [region] if region else self._enabled_regions():
+                Ending(self._clients, self._sightings, where, allocation.token, owner, machines).run()
 
     def find(self, owner: Owner) -> list[Allocation]:
         """Every launch of which anything is left, in all regions of the account: two calls a region.
@@ -97,6 +104,22 @@ class AwsProvisioner:
         Regions that are not enabled are left out, and so are those where the account's administrators deny everything
         (with a warning). Any other region that does not answer makes it fail: what is there is then not known.
         """
+        with self._logged_in():
+            return self._find(owner)
+
+    # -- helpers
+
+    @contextlib.contextmanager
+    def _logged_in(self) -> Iterator[None]:
+        """Credentials that were refused are not used again: the next call reads the settings anew."""
+        try:
+            yield
+        except ProvisionError as error:
+            if error.error_class == "auth":
+                self._clients.forget()
+            raise
+
+    def _find(self, owner: Owner) -> list[Allocation]:
         found: list[Allocation] = []
         denied: list[ProvisionError] = []
         regions = self._enabled_regions()

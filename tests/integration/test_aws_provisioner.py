@@ -521,6 +521,21 @@ def test_credentials_that_are_refused_leave_nothing(
     assert left() == {}
 
 
+def test_who_logs_in_again_need_not_start_anything_anew(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> None:
+    provisioner = another()
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    assert refused(provisioner, request()).error_class == "auth"
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", aws.environ["AWS_ACCESS_KEY_ID"])
+    assert len(provisioner.launch(request()).machines) == 1
+
+
+def test_a_configured_region_that_does_not_exist_does_not_matter(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_REGION", "AWS_DEFAULT_REGION"):
+        monkeypatch.setenv(name, "us-esat-1")
+    another().launch(request())
+    assert {call.region for call in aws.control.calls("DescribeRegions")} == {"us-east-1"}
+
+
 def test_what_is_meant_for_decoding_is_left_out_of_the_message(aws: Aws, provisioner: AwsProvisioner) -> None:
     words = "User: arn:aws:iam::1:user/x is not authorized to perform: ec2:RunInstances on resource: y"
     told = f"{words} Encoded authorization failure message: {'k' * 500}"

@@ -36,8 +36,8 @@ def run(code: str) -> str:
 
 
 def test_boto3_is_loaded_by_nothing_but_a_call() -> None:
-    code = "import sys, cloudgpu.provisioners as p; p.get_provisioner('aws'); print({'boto3', 'botocore'} & {*sys.modules})"
-    assert run(code) == "set()"
+    code = "import sys; from cloudgpu.provisioners import get_provisioner; get_provisioner('aws')"
+    assert run(f"{code}; print({{'boto3', 'botocore'}} & set(sys.modules))") == "set()"
 
 
 def test_without_boto3_it_is_said_what_to_install() -> None:
@@ -64,7 +64,7 @@ except ProvisionError as error:
         (boto.EndpointConnectionError(endpoint_url="https://ec2.us-esat-1.amazonaws.com"), "transient", "us-esat-1"),
         (boto.ConnectTimeoutError(endpoint_url="https://x"), "transient", "check the network"),
         (boto.ReadTimeoutError(endpoint_url="https://x"), "transient", "check the network"),
-        (boto.SSLError(endpoint_url="https://x", error="bad"), "transient", "AWS_CA_BUNDLE"),
+        (boto.SSLError(endpoint_url="https://x", error=OSError("bad")), "transient", "AWS_CA_BUNDLE"),
         (boto.ParamValidationError(report="Unknown parameter"), "invalid", "Unknown parameter"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,

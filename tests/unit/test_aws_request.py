@@ -56,7 +56,9 @@ def request(*machine_types: str, **changes: Any) -> LaunchRequest:
 def parameters(asked: LaunchRequest, subnet: Subnet = PUBLIC, **place: Any) -> dict[str, Any]:
     there = Place(**({"subnet": subnet, "group": "sg-1", "profile_arn": "arn:p", "reservations": {}} | place))
     found = run_instances(asked, asked.nodes[0], there, IMAGE, "t" * 32)
-    report = ParamValidator().validate(found, ServiceModel(EC2).operation_model("RunInstances").input_shape)
+    shape = ServiceModel(EC2).operation_model("RunInstances").input_shape
+    assert shape is not None
+    report = ParamValidator().validate(found, shape)
     assert not report.has_errors(), report.generate_report()
     return found
 
