@@ -111,7 +111,7 @@ def _read_end(job_dir: JobDir, folder: str, watch: Watch, state: NodeState | Non
         return end_by_result(result)
     if state is None or state.phase != "gone":
         return None
-    return end_by_absence(job_dir.exists(f"{folder}notice.json"), state.detail)
+    return end_by_absence(job_dir.exists(f"{folder}notice.json"), state.detail, taken=state.taken)
 
 
 def _end_by_silence(watch: Watch, heartbeat: Heartbeat | None, now: float) -> NodeEnd | None:

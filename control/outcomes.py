@@ -81,11 +81,13 @@ def end_by_result(result: Result) -> NodeEnd:
     return NodeEnd(result.outcome, result.reason, result.exit_code, result.ended, result.final)
 
 
-def end_by_absence(noticed: bool, detail: str) -> NodeEnd:
-    """What must be said of a node that is gone without a word."""
+def end_by_absence(noticed: bool, detail: str, *, taken: bool = False) -> NodeEnd:
+    """What must be said of a node that is gone without a word; `taken` as in NodeState."""
     tail = f": {detail}" if detail else ""
     if noticed:
         return NodeEnd("preempted", f"the machine was taken after a notice{tail}")
+    if taken:
+        return NodeEnd("preempted", f"the provider took the machine back{tail}")
     return NodeEnd("lost", f"the machine vanished without a result{tail}")
 
 
