@@ -1,0 +1,213 @@
+"""Failover as the supervisor does it: places, memory across jobs, patience, money, and what is told of it."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+
+import pytest
+
+from cloudgpu.control.failover import DRY_S
+from cloudgpu.control.job_step import EXPIRY_S, LONGEST_S
+from cloudgpu.jobspecs.plan import Offer
+from cloudgpu.provisioners.base import ProvisionError
+from cloudgpu.tests.standins.cloud import TAKEN, Life, lives
+from cloudgpu.tests.standins.control import World, make_offer, make_policy
+
+
+def aws(zone: str, market: str = "spot", **more: object) -> Offer:
+    region = more.pop("region", "us-1")
+    return make_offer(region=region, zone=zone, market=market, **more)._replace(cloud="aws")  # type: ignore[arg-type]
+
+
+def refusal(kind: str, scope: str = "zone", **more: object) -> ProvisionError:
+    return ProvisionError(kind, f"{kind}!", scope=scope, **more)  # type: ignore[arg-type]
+
+
+def asked(world: World, job_id: str) -> list[str | None]:
+    return [attempt.offer["zone"] for attempt in world.attempts(job_id)]
+
+
+def test_a_dry_place_is_remembered_by_the_other_jobs_of_the_store(world: World) -> None:
+    world.cloud.full = {"az1"}
+    first = world.submit(aws("az1"), aws("az2"))
+    world.finish(first)
+    second = world.submit(aws("az1"), aws("az2"))
+    world.finish(second)
+    assert asked(world, first) == ["az1", "az2"]
+    assert asked(world, second) == ["az2"]
+    world.clock.advance(DRY_S)
+    third = world.submit(aws("az1"), aws("az2"))
+    world.finish(third)
+    assert asked(world, third) == ["az1", "az2"]
+
+
+def test_another_supervisor_remembers_as_well(world: World) -> None:
+    world.cloud.full = {"az1"}
+    world.finish(world.submit(aws("az1"), aws("az2")))
+    job_id = world.submit(aws("az1"), aws("az2"))
+    world.drive(world.supervisor("elsewhere/2/b"))
+    assert asked(world, job_id) == ["az2"]
+
+
+def test_many_jobs_do_not_all_ask_full_places_again(world: World) -> None:
+    world.cloud.full = {"az1", "az2"}
+    for number in range(30):
+        world.submit(aws("az1"), aws("az2"), name=f"j{number}", policy=make_policy(capacity_s=3600))
+    supervisor = world.supervisor()
+    world.drive(supervisor, until=lambda: world.clock.monotonic() > 2 * DRY_S + 60, for_s=4_000)
+    made = [len(world.attempts(job.id)) for job in world.store.list_jobs(active_only=True, limit=200)]
+    # At first all ask at once; each time the places open again, the first to ask tells the others.
+    assert len(made) == 30
+    assert 60 + 2 * 2 <= sum(made) <= 60 + 2 * 2 * 8
+
+
+def test_zones_that_the_provider_names_are_asked_first(world: World) -> None:
+    world.cloud.faults["launch"] = [refusal("capacity", hints=["az3"])]
+    job_id = world.submit(aws("az1"), aws("az2"), aws("az3"))
+    world.finish(job_id)
+    assert asked(world, job_id) == ["az1", "az3"]
+    assert world.attempts(job_id)[0].hints == ["az3"]
+
+
+def test_after_a_preemption_it_goes_elsewhere(world: World) -> None:
+    world.cloud.script = lives(TAKEN, Life())
+    job_id = world.submit(aws("az1"), aws("az2"))
+    world.finish(job_id)
+    assert asked(world, job_id) == ["az1", "az2"]
+
+
+@pytest.mark.parametrize("kind", ["quota", "auth"])
+def test_spot_and_on_demand_have_quotas_of_their_own_but_the_same_credentials(world: World, kind: str) -> None:
+    world.cloud.faults["launch"] = [refusal(kind, "region" if kind == "quota" else "cloud")]
+    job_id = world.submit(aws("az1"), aws("az2"), aws("az1", "on-demand"))
+    world.drive(world.supervisor(), for_s=7_200)
+    state = world.job(job_id).state
+    assert (state, asked(world, job_id)) == (("succeeded", ["az1", "az1"]) if kind == "quota" else ("failed", ["az1"]))
+
+
+def test_retry_capacity_keeps_looking_and_then_ends_the_job(world: World) -> None:
+    world.cloud.full = {"az1", "az2"}
+    job_id = world.submit(aws("az1"), aws("az2"), policy=make_policy(capacity_s=3600))
+    begin = world.clock.monotonic()
+    supervisor = world.supervisor()
+    world.drive(supervisor, until=lambda: world.job(job_id).not_before > world.clock.now())
+    waiting = world.job(job_id)
+    assert (waiting.state, waiting.cause) == ("queued", "capacity")
+    assert waiting.reason.startswith("no machines anywhere for now, asked again at ")
+    world.drive(supervisor, for_s=7_200)
+    job = world.job(job_id)
+    assert (job.state, job.cause) == ("failed", "capacity")
+    assert 3600 - DRY_S < world.clock.monotonic() - begin <= 3600 + 5
+    assert 4 <= asked(world, job_id).count("az1") <= 6
+    headline, *told = job.reason.splitlines()
+    assert headline.startswith("no machines within retry.capacity of 1h: ")
+    assert told[0].startswith("  no capacity, 2 places: ")
+    assert told[1].startswith("    aws us-1 spot local: az1 ") and ", az2 " in told[1]
+    assert job.spent == Decimal(0)
+    ended = [event.message for event in world.store.events(job_id) if event.kind == "state"]
+    assert ended == [f"failed: {headline}"]
+    world.check_clean()
+
+
+def test_the_look_out_can_be_cancelled_and_is_limited(world: World) -> None:
+    world.cloud.full = {"az1"}
+    cancelled = world.submit(aws("az1"))
+    limited = world.submit(aws("az1"), policy=make_policy(duration_s=900))
+    supervisor = world.supervisor()
+    world.drive(supervisor, until=lambda: all(world.job(one).cause == "capacity" for one in (cancelled, limited)))
+    world.store.set_goal(cancelled, "cancel", "cancel", world.clock.now())
+    world.drive(supervisor)
+    assert world.job(cancelled).state == "cancelled"
+    assert (world.job(limited).state, world.job(limited).cause) == ("stopped", "duration")
+
+
+def test_a_recovering_job_looks_on_as_recovering(world: World) -> None:
+    world.cloud.script = lives(TAKEN)
+    job_id = world.submit(aws("az1"))
+    supervisor = world.supervisor()
+    world.drive(supervisor, until=lambda: world.job(job_id).state == "running")
+    world.cloud.full = {"az1"}
+    world.drive(supervisor, until=lambda: world.job(job_id).cause == "capacity")
+    assert world.job(job_id).state == "recovering"
+    world.cloud.full = set()
+    world.cloud.script = lives(Life())
+    world.drive(supervisor)
+    assert world.job(job_id).state == "succeeded"
+
+
+def test_a_place_that_does_not_answer_is_left_if_there_is_another(world: World) -> None:
+    world.cloud.faults["launch"] = [refusal("transient", "region") for _ in range(10)]
+    job_id = world.submit(aws("az1"), aws("az1", region="eu-1"))
+    world.finish(job_id)
+    assert [attempt.offer["region"] for attempt in world.attempts(job_id)] == ["us-1", "eu-1"]
+    alone = world.submit(aws("az9"))
+    world.cloud.faults["launch"] = [refusal("transient", "region") for _ in range(30)]
+    world.finish(alone)
+    assert asked(world, alone) == ["az9"]
+
+
+def test_the_provider_says_when_to_ask_again(world: World) -> None:
+    world.cloud.faults["launch"] = [refusal("throttled", retry_after=42.0)]
+    job_id = world.submit(aws("az1"))
+    world.finish(job_id)
+    [attempt] = world.attempts(job_id)
+    [machine] = world.cloud.machines
+    assert machine.launched - (attempt.launched or 0) >= 42
+
+
+@pytest.mark.parametrize("limits", [{}, {"duration_s": 3600}, {"cost_usd": Decimal(5)}])
+def test_a_launch_that_is_repeated_asks_for_the_same(world: World, limits: dict[str, object]) -> None:
+    """Else the provider, which remembers the token, refuses the second as another request."""
+    seen = []
+    launch = world.cloud.launch
+    world.cloud.faults["launch"] = [refusal("transient"), refusal("throttled")]
+
+    class Noting:
+        def __getattr__(self, name: str) -> object:
+            return getattr(world.cloud, name)
+
+        def launch(self, request: object) -> object:
+            seen.append(request)
+            return launch(request)  # type: ignore[arg-type]
+
+    world.wrap = lambda what, it: Noting() if what == "cloud" else it
+    world.finish(world.submit(aws("az1"), policy=make_policy(**limits)))
+    assert len(seen) == 3
+    assert seen[0] == seen[1] == seen[2]
+
+
+def test_machines_in_a_cloud_end_and_expire_whatever_happens(world: World) -> None:
+    world.finish(world.submit(aws("az1")), world.submit(make_offer()))
+    by_cloud = {request.zone: request for request in world.cloud.launches}
+    request = by_cloud["az1"]
+    assert request.lifetime_s is not None and abs(request.lifetime_s - LONGEST_S) <= 5
+    [attempt] = [a for job in world.store.list_jobs(active_only=False, limit=9) for a in world.attempts(job.id)][-1:]
+    assert request.expires is not None and request.expires >= request.lifetime_s + EXPIRY_S
+    assert by_cloud[None].lifetime_s is None and by_cloud[None].expires is None
+    assert attempt.launched is not None
+
+
+@pytest.mark.parametrize(("nodes", "kind", "free"), [(1, "capacity", True), (2, "capacity", False), (1, "quota", True)])
+def test_what_was_clearly_refused_costs_nothing(world: World, nodes: int, kind: str, free: bool) -> None:
+    world.cloud.faults["launch"] = [refusal(kind, "region")]
+    world.cloud.faults["terminate"] = [refusal("transient")]  # so that time passes
+    job_id = world.submit(aws("az1", nodes=nodes), aws("az1", nodes=nodes, region="eu-1"))
+    world.finish(job_id)
+    first = world.attempts(job_id)[0]
+    assert (first.launched is None) == free
+    assert (first.cost == 0) == free
+
+
+def test_what_gave_no_answer_is_paid_for(world: World) -> None:
+    world.cloud.faults["launch"] = [refusal("transient", "region") for _ in range(10)]
+    job_id = world.submit(aws("az1"), aws("az1", region="eu-1"))
+    world.finish(job_id)
+    first = world.attempts(job_id)[0]
+    assert first.cost is not None and first.cost > 0
+
+
+def test_places_with_all_their_zones_come_back_from_the_store(world: World) -> None:
+    zoned = [aws("az1"), aws("az2"), aws("az1", "on-demand"), aws("az1", region="eu-1"), aws("az3")]
+    offers = [*zoned, make_offer(), make_offer(region="there")]
+    job_id = world.submit(*offers)
+    assert [Offer.from_json(offer) for offer in world.job(job_id).offers] == offers

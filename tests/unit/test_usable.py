@@ -1,0 +1,149 @@
+"""Which offers a job is submitted with: what is set up, what reaches the job dir, what is kept of many places."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+
+import pytest
+
+from cloudgpu.control.errors import SubmitError
+from cloudgpu.control.submission import CAPACITY_S, _capacity_s
+from cloudgpu.control.usable import MAX_WAYS, keep, obstacle, usable_offers
+from cloudgpu.jobspecs.models import JobSpec
+from cloudgpu.jobspecs.plan import Offer, Plan
+from cloudgpu.jobspecs.planner import plan
+from cloudgpu.provisioners import is_set_up
+from cloudgpu.tests.standins.control import make_offer
+
+TODAY = datetime.date(2026, 11, 21)
+AWS, GCP, LOCAL = (make_offer()._replace(cloud=cloud, region="r") for cloud in ("aws", "gcp", "local"))
+
+
+def spec(job_dir: str | None = "s3://bucket/jobs", **resources: object) -> JobSpec:
+    values = {"name": "job", "run": "x", "resources": resources, **({"job_dir": job_dir} if job_dir else {})}
+    return JobSpec.model_validate(values)
+
+
+@pytest.fixture(autouse=True)
+def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Credentials for aws, and none of whoever runs the tests."""
+    for name in ("AWS_PROFILE", "AWS_ROLE_ARN", "AWS_WEB_IDENTITY_TOKEN_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIATEST")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+
+
+@pytest.fixture
+def nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No credentials anywhere."""
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+
+
+def test_an_omitted_cloud_is_every_one_that_is_set_up() -> None:
+    assert usable_offers(spec(), Plan((GCP, AWS, LOCAL))) == [AWS, LOCAL]
+
+
+def test_an_omitted_cloud_that_cannot_reach_the_job_dir_is_left_out() -> None:
+    assert usable_offers(spec(None), Plan((AWS, LOCAL))) == [LOCAL]
+    assert usable_offers(spec("runs"), Plan((AWS, LOCAL))) == [LOCAL]
+
+
+@pytest.mark.usefixtures("nobody")
+def test_an_omitted_cloud_without_credentials_is_left_out() -> None:
+    assert not is_set_up("aws")
+    assert is_set_up("local")
+    assert usable_offers(spec(), Plan((AWS, LOCAL))) == [LOCAL]
+
+
+@pytest.mark.parametrize("job_dir", [None, "runs", "file:///data/jobs", "gs://bucket/jobs"])
+def test_a_named_cloud_that_cannot_reach_the_job_dir_is_refused_with_advice(job_dir: str | None) -> None:
+    with pytest.raises(SubmitError, match=r"aws cannot reach the job dir, .*: write job_dir: s3://BUCKET/FOLDER"):
+        usable_offers(spec(job_dir, cloud=["aws", "local"]), Plan((LOCAL, AWS)))
+
+
+@pytest.mark.usefixtures("nobody")
+def test_a_named_cloud_that_is_not_set_up_is_refused_with_advice() -> None:
+    with pytest.raises(SubmitError, match=r"aws is not set up here: .*aws configure"):
+        usable_offers(spec(cloud="aws"), Plan((AWS,)))
+
+
+def test_when_nothing_is_usable_every_reason_is_told() -> None:
+    with pytest.raises(SubmitError) as told:
+        usable_offers(spec(None), Plan((GCP, AWS)))
+    assert "plans for gcp, but launches only on: aws, local" in str(told.value)
+    assert "machines of aws cannot reach the job dir, a folder of this computer" in str(told.value)
+
+
+def test_a_plan_says_so_without_looking_for_credentials() -> None:
+    assert obstacle(spec(), "aws", look=False) == ""
+    assert "s3://" in obstacle(spec(None), "aws", look=False)
+    assert "launches only on" in obstacle(spec(), "gcp", look=False)
+
+
+def test_offers_of_unknown_price_cannot_be_held_to_a_cost() -> None:
+    limited = JobSpec.model_validate({"name": "job", "run": "x", "limits": {"cost": "5 USD"}})
+    dear = LOCAL._replace(price=None)
+    assert usable_offers(limited, Plan((dear, LOCAL))) == [LOCAL]
+    with pytest.raises(SubmitError, match=r"the price of .* is unknown"):
+        usable_offers(limited, Plan((dear,)))
+
+
+# -- which places are kept
+
+
+def planned(**resources: object) -> list[Offer]:
+    return list(plan(spec(**resources), machine=None, today=TODAY).offers)
+
+
+@pytest.mark.parametrize(
+    "resources",
+    [
+        {"accelerator": "T4:1", "cloud": "aws", "market": ["spot", "on-demand"]},
+        {"accelerator": ["T4:1", "L4:1", "A10G:1"], "cloud": "aws", "market": ["spot", "on-demand"]},
+        {"accelerator": "A100:8", "cloud": "aws", "market": ["spot", "on-demand"]},
+        {"accelerator": ["L4:1", "T4:1"], "cloud": "aws", "market": "on-demand"},
+    ],
+)
+def test_no_region_and_no_kind_of_machine_is_cut_away(resources: dict[str, object]) -> None:
+    offers = planned(**resources)
+    kept = keep(offers)
+    ways = {offer._replace(zone=None) for offer in kept}
+    assert len(ways) <= MAX_WAYS
+    assert {offer.region for offer in kept} == {offer.region for offer in offers}
+    kinds = {(offer.market, offer.roles[0].accelerator) for offer in offers}
+    assert {(offer.market, offer.roles[0].accelerator) for offer in kept} == kinds
+    assert kept == [offer for offer in offers if offer in set(kept)], "the plan's order"
+    assert kept[0] == offers[0]
+    assert set(kept) == {offer for offer in offers if offer._replace(zone=None) in ways}, "with all zones"
+
+
+def test_few_places_are_all_kept() -> None:
+    offers = planned(accelerator="T4:1", cloud="aws", region=["us-east-1", "us-west-2"])
+    assert keep(offers) == offers
+
+
+def test_in_a_long_list_the_better_ones_are_kept() -> None:
+    offers = [make_offer(region=f"r{number}", zone="a") for number in range(100)]
+    assert keep(offers) == offers[:MAX_WAYS]
+
+
+# -- patience
+
+
+def test_how_long_machines_are_looked_for() -> None:
+    assert _capacity_s(None, [LOCAL]) is None
+    assert _capacity_s(None, [LOCAL, AWS]) == CAPACITY_S
+    assert _capacity_s("unlimited", [AWS]) is None
+    assert _capacity_s(7200, [LOCAL]) == 7200
+
+
+@pytest.mark.parametrize(("text", "value"), [("2h", 7200), ("unlimited", "unlimited"), ("90s", 90)])
+def test_retry_capacity_is_read_and_stored(text: str, value: object) -> None:
+    read = JobSpec.model_validate({"name": "job", "run": "x", "retry": {"capacity": text}})
+    assert read.retry.capacity == value
+    assert JobSpec.from_stored(read.to_stored()).retry.capacity == value
+    assert JobSpec.model_validate({"name": "job", "run": "x"}).retry.capacity is None
