@@ -42,11 +42,14 @@ class Account:
         self.reservations = Reservations()
         self.machines: dict[str, Ec2Machine] = {}
         self.launched: dict[str, float] = {}
-        """instance -> when, for as long as it may be lagging; monotonic."""
+        """instance -> when; monotonic."""
+        self.gone: dict[str, float] = {}
+        """Likewise, its end."""
         self.groups: dict[str, dict[str, Any]] = {}
         """Placement groups by region/name."""
         self.prices: dict[tuple[str, str], Decimal] = {}
         """(machine type, zone or region) -> US dollars an hour."""
+        self.enforcing = False
         self.lag_s = self.profile_lag_s = self.stopping_s = 0.0
         self._timers: list[threading.Timer] = []
         self._seeded: set[str] = set()
@@ -110,6 +113,7 @@ class Account:
         self.stopping_s = seconds
 
     def enforce(self, on: bool) -> None:
+        self.enforcing = on
         moto_side.enforce_policies(on=on)
 
     def interrupt(self, instance_id: str, seconds: float) -> None:
@@ -183,6 +187,7 @@ class Account:
 
     def ended(self, instance: Any, code: str, message: str, spot_status: str = spot.BY_USER) -> None:
         """moto has terminated it: the rest of what then happens."""
+        self.gone.setdefault(instance.id, time.monotonic())
         instance.state_reason.code, instance.state_reason.message = code, message
         request = spot.request_of(instance)
         if request is not None and request.state == "active":
@@ -217,6 +222,8 @@ class Account:
                 keys=list(machine.imds.keys) if machine else [],
                 root=str(machine.root) if machine else "",
                 imds=machine.imds.url if machine else "",
+                launched=self.launched[instance.id],
+                gone=self.gone.get(instance.id),
             )
         )
 
@@ -286,6 +293,10 @@ class Told:
     """The folder that is its disk."""
     imds: str
     """URL of its metadata service."""
+    launched: float
+    """Steady time of the stand-in's computer."""
+    gone: float | None
+    """Likewise: when it was ended, or ended itself."""
 
     @property
     def running(self) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from ..faults import CONTROL, Call, Fault, kill_peer
-from . import ec2, iam, prices
+from . import ec2, iam, permissions, prices
 from .account import VERBS, Account
 from .answers import Answer, RefusedError, refuse, refuse_with
 from .calls import read_call
@@ -80,6 +80,10 @@ class App:
             return _forward(self._moto, environ, call)
 
         try:
+            if self._account.enforcing:
+                headers = {"X-Amz-Security-Token": environ.get("HTTP_X_AMZ_SECURITY_TOKEN", "")}
+                with self._account.lock:
+                    permissions.check(self._account, call, headers)
             if call.service not in _LOCKED:
                 own = prices.HANDLERS.get((call.service, call.action))
                 return own(self._account, call) if own is not None else forward()

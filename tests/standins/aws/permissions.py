@@ -1,0 +1,193 @@
+"""IAM's decision about a call: the caller's policies by action, resource and condition, and what a call implies.
+
+moto decides by the action's name alone, for what moto itself answers; for S3, bucket and key as well, and that is left
+to moto. Here every other call is judged, with the resources it is about, the tags it sends and those that are there:
+iam:PassRole for an instance profile, ec2:CreateTags for what is tagged while it is made, and so on.
+
+Sources: Service Authorization Reference (actions, resources and condition keys of EC2, IAM, SSM); EC2 user guide,
+"Grant permission to tag resources during creation"; IAM user guide, "Policy evaluation logic". What is not here:
+service control policies, permissions boundaries, policies of resources, operators but StringEquals and StringLike.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..faults import Call
+from . import moto_side
+from .answers import RefusedError
+from .calls import numbered, tags_for
+
+if TYPE_CHECKING:
+    from .account import Account
+
+_RUN_ON = ("image", "subnet", "security-group")
+_RUN_MADE = ("instance", "volume", "network-interface")
+_PARAMETER_OF = {  # the parameter that names what an action is about -> the resource's type
+    "InstanceId": "instance",
+    "VolumeId": "volume",
+    "GroupId": "security-group",
+    "NetworkInterfaceId": "network-interface",
+    "SpotInstanceRequestId": "spot-instances-request",
+}
+_MADE_BY = {"CreateSecurityGroup": "security-group", "CreatePlacementGroup": "placement-group"}
+
+
+class _Ask(NamedTuple):
+    """May the caller do this to that?"""
+
+    action: str
+    resource: str = "*"
+    context: Mapping[str, str] = {}
+
+
+def check(account: Account, call: Call, headers: Mapping[str, str]) -> None:
+    """Raise RefusedError, as AWS words it, for a call that the caller's policies do not allow."""
+    if call.service in ("s3", "sts"):
+        return
+    statements = [one for policy in _policies(call, headers) for one in _statements(policy)]
+    for ask in _asks(account, call):
+        matching = [one for one in statements if _matches(one, ask)]
+        if not matching or any(one["Effect"] == "Deny" for one in matching):
+            raise _denied(call, ask)
+
+
+def _policies(call: Call, headers: Mapping[str, str]) -> list[Any]:
+    from moto.iam.access_control import CreateAccessKeyFailure, create_access_key
+
+    try:
+        key = create_access_key(moto_side.ACCOUNT, "aws", call.caller, dict(headers))
+    except CreateAccessKeyFailure as unknown:
+        code = "AuthFailure" if call.service == "ec2" else "InvalidClientTokenId"
+        text = "AWS was not able to validate the provided access credentials"
+        raise RefusedError(code, text, 401 if call.service == "ec2" else 403) from unknown
+    return list(key.collect_policies())
+
+
+def _statements(policy: Any) -> list[dict[str, Any]]:
+    document = policy if isinstance(policy, str) else getattr(policy, "document", None) or policy["policy_document"]
+    found = json.loads(document)["Statement"]
+    return found if isinstance(found, list) else [found]
+
+
+def _matches(statement: Mapping[str, Any], ask: _Ask) -> bool:
+    return (
+        any(fnmatchcase(ask.action.lower(), glob.lower()) for glob in _listed(statement["Action"]))
+        and any(fnmatchcase(ask.resource, glob) for glob in _listed(statement["Resource"]))
+        and all(
+            any(_fits(operator, ask.context.get(key), value) for value in _listed(values))
+            for operator, conditions in statement.get("Condition", {}).items()
+            for key, values in conditions.items()
+        )
+    )
+
+
+def _fits(operator: str, value: str | None, wanted: str) -> bool:
+    if operator not in ("StringEquals", "StringLike"):
+        raise RefusedError("StandinNotImplemented", f"the condition operator {operator}", 501)
+    return value is not None and (fnmatchcase(value, wanted) if operator == "StringLike" else value == wanted)
+
+
+def _listed(value: Any) -> list[str]:
+    return value if isinstance(value, list) else [value]
+
+
+def _denied(call: Call, ask: _Ask) -> RefusedError:
+    codes = {"ec2": "UnauthorizedOperation", "iam": "AccessDenied"}
+    text = f"User: {call.caller} is not authorized to perform: {ask.action}"
+    if ask.resource != "*":
+        text += f" on resource: {ask.resource}"
+    text += f" because no identity-based policy allows the {ask.action} action"
+    if call.service == "ec2":
+        text = f"You are not authorized to perform this operation. {text}"
+    return RefusedError(codes.get(call.service, "AccessDeniedException"), text, 400 if call.service == "ssm" else 403)
+
+
+# --- what a call asks for ---------------------------------------------------------------------------------------------
+
+
+def _asks(account: Account, call: Call) -> Iterator[_Ask]:
+    name = f"{call.service}:{call.action}"
+    if call.service == "iam":
+        yield from _iam(call, name)
+    elif call.service == "ssm":
+        for parameter in (value for key, value in call.params.items() if key.startswith("Name")):
+            yield _Ask(name, f"arn:aws:ssm:{call.region}::parameter{parameter}")
+    elif call.service != "ec2" or call.action.startswith("Describe"):
+        yield _Ask(name)
+    elif call.action == "RunInstances":
+        yield from _run_instances(call, name)
+    elif call.action in _MADE_BY:
+        yield from _made(call, name, _MADE_BY[call.action])
+        if call.action == "CreateSecurityGroup":
+            yield _Ask(name, _arn(call, "vpc", call.params.get("VpcId", "")))
+    else:
+        yield from _about(account, call, name)
+
+
+def _run_instances(call: Call, name: str) -> Iterator[_Ask]:
+    for kind in _RUN_ON:
+        yield _Ask(name, _arn(call, kind, "any", account="" if kind == "image" else moto_side.ACCOUNT))
+    spot = call.params.get("InstanceMarketOptions.MarketType") == "spot"
+    for kind in (*_RUN_MADE, *(["spot-instances-request"] if spot else [])):
+        yield from _made(call, name, kind)
+    if "Placement.GroupName" in call.params:
+        yield _Ask(name, _arn(call, "placement-group", call.params["Placement.GroupName"]))
+    reservation = call.params.get("CapacityReservationSpecification.CapacityReservationTarget.CapacityReservationId")
+    if reservation:
+        yield _Ask(name, _arn(call, "capacity-reservation", reservation))
+    profile = call.params.get("IamInstanceProfile.Arn") or call.params.get("IamInstanceProfile.Name")
+    if profile and (found := moto_side.profile(profile)) is not None:
+        for role in found.roles:
+            yield _Ask("iam:PassRole", role.arn, {"iam:PassedToService": "ec2.amazonaws.com"})
+
+
+def _made(call: Call, name: str, kind: str) -> Iterator[_Ask]:
+    """Something new, perhaps with tags."""
+    tags = tags_for(call.params, kind)
+    context = {f"aws:RequestTag/{key}": value for key, value in tags.items()}
+    yield _Ask(name, _arn(call, kind, "new"), context)
+    if tags:
+        yield _Ask("ec2:CreateTags", _arn(call, kind, "new"), {**context, "ec2:CreateAction": call.action})
+
+
+def _about(account: Account, call: Call, name: str) -> Iterator[_Ask]:
+    """Something that is there; what is not there is refused as such, by whoever answers the call."""
+    for parameter, kind in _PARAMETER_OF.items():
+        named = [call.params[parameter]] if parameter in call.params else numbered(call.params, parameter)
+        for one in named:
+            yield _Ask(name, _arn(call, kind, one), _tags(moto_side.ec2(call.region).tags.get(one, {})))
+    if "GroupName" in call.params:
+        group = account.groups.get(f"{call.region}/{call.params['GroupName']}", {"tags": {}})
+        yield _Ask(name, _arn(call, "placement-group", call.params["GroupName"]), _tags(group["tags"]))
+
+
+def _iam(call: Call, name: str) -> Iterator[_Ask]:
+    params = call.params
+    resources = []
+    if "InstanceProfileName" in params:
+        profile = moto_side.profile(params["InstanceProfileName"])
+        path = params.get("Path") or (profile.path if profile else "/")
+        resources.append(f"arn:aws:iam::{moto_side.ACCOUNT}:instance-profile{path}{params['InstanceProfileName']}")
+    if "RoleName" in params and not resources:
+        path = params.get("Path") or moto_side.role_path(params["RoleName"])
+        resources.append(f"arn:aws:iam::{moto_side.ACCOUNT}:role{path}{params['RoleName']}")
+    tagged = {"CreateRole": "iam:TagRole", "CreateInstanceProfile": "iam:TagInstanceProfile"}.get(call.action)
+    for resource in resources or ["*"]:
+        yield _Ask(name, resource)
+        if tagged and any(key.startswith("Tags.") for key in params):
+            yield _Ask(tagged, resource)
+    if call.action == "AddRoleToInstanceProfile":
+        role = f"arn:aws:iam::{moto_side.ACCOUNT}:role{moto_side.role_path(params['RoleName'])}{params['RoleName']}"
+        yield _Ask("iam:PassRole", role, {"iam:PassedToService": "ec2.amazonaws.com"})
+
+
+def _arn(call: Call, kind: str, name: str, account: str = moto_side.ACCOUNT) -> str:
+    return f"arn:aws:ec2:{call.region}:{account}:{kind}/{name}"
+
+
+def _tags(tags: Mapping[str, str]) -> dict[str, str]:
+    return {f"aws:ResourceTag/{key}": value for key, value in tags.items()}
