@@ -109,7 +109,8 @@ class Clients:
         with self._lock:
             self._made.clear()
             if self._session_given is None:
-                self.__dict__.pop("_session", None)
+                for known in ("_session", "regions"):
+                    self.__dict__.pop(known, None)
 
     def _home(self) -> str:
         """The configured region, or one of the same partition if there is no such region."""

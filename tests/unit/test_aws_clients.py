@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import botocore.exceptions as boto
 import pytest
 
-from cloudgpu.provisioners import ProvisionError
+from cloudgpu.provisioners import ProvisionError, get_provisioner
 from cloudgpu.provisioners.aws.clients import could_be_used, insist, told, understand
 
 
@@ -131,3 +132,12 @@ def test_whether_it_could_be_used_is_seen_without_asking_anybody(
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     assert could_be_used() is expected
+
+
+def test_a_process_has_one_provisioner_until_the_settings_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        [first] = set(pool.map(lambda _: get_provisioner("aws"), range(32)))
+    monkeypatch.setenv("AWS_PROFILE", "another")
+    assert get_provisioner("aws") is not first
+    monkeypatch.undo()
+    assert get_provisioner("aws") is first
