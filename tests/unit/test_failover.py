@@ -6,6 +6,7 @@ import dataclasses
 import math
 from decimal import Decimal
 from fractions import Fraction
+from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -135,6 +136,11 @@ CLOSES: dict[tuple[str, str], tuple[float, set[str]]] = {
 def test_every_class_has_a_reaction() -> None:
     assert set(REACTIONS) == set(CLASSES)
     assert set(CLOSES) == {(kind, scope) for kind in CLASSES for scope in ("zone", "region", "cloud")}
+
+
+def test_every_class_is_documented() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "failover.md").read_text()
+    assert [kind for kind in CLASSES if f"`{kind}`" not in page] == []
 
 
 @pytest.mark.parametrize(("kind", "scope"), CLOSES)
