@@ -61,6 +61,8 @@ REBOOTING = "rebooting"
 """A file of this name in the machine's folder says that it comes back: provisioners/boot/bootstrap.py makes it."""
 PATIENCE_S = 60.0
 _LAST_LINES_S = 30.0
+_OUTPUTS_S = 6 * 3_600.0  # for outputs, where no order ends the node before
+_RESULT_S = 2.0  # of a deadline, for the last lines and the result
 _SUPERSEDED = "superseded"
 _ACKNOWLEDGE_S = 30.0  # what the first node of an attempt waits for the others, to tell the provider that all are saved
 
@@ -154,6 +156,7 @@ class Agent:
             self._log.say(f"launcher: {choice.launcher}; {choice.reason}")
         launcher = choice.launcher
         self._history.setup_begins()
+        self._fetch_inputs(place.job)
         failure = self._run_setup(setup_process(place, machine_environment(os.environ, self._marker)))
         if failure is not None:
             return failure
@@ -161,11 +164,16 @@ class Agent:
         reach = scope(launcher, place.nodes, place.node)
         ledger = Ledger(self._job_dir, self._attempt, self._node, budget, reach, heals=heals)
         try:
-            return NodeProgram(self._parts(), place, launcher, ledger).run()
+            ending = NodeProgram(self._parts(), place, launcher, ledger).run()
+            self._ship_outputs(place)
+        except Interrupted:
+            self._ship_outputs(place)
+            raise
         except (OSError, ValueError, LauncherError) as error:  # ValueError: a NUL in an argument or a variable
             raise _ErrorEnd(f"the program cannot be started: {error}") from error
         except UnmetError as error:
             raise _ErrorEnd(str(error)) from error
+        return ending
 
     def _parts(self) -> Node:
         return Node(
@@ -231,6 +239,33 @@ class Agent:
             raise _ErrorEnd(f"the code archive is missing: {error}") from error
         except (ArchiveError, OSError) as error:
             raise _ErrorEnd(f"the code cannot be unpacked: {error}") from error
+
+    def _fetch_inputs(self, job: JobRecord) -> None:
+        if not job.inputs:
+            return
+        from .inputs import InputsError, fetch_inputs
+
+        try:
+            fetch_inputs(job.inputs, self._code, self._home / "inputs.done", self._runner.check, self._log.say)
+        except (InputsError, JobDirError) as error:
+            raise _ErrorEnd(str(error)) from error
+        except OSError as error:
+            raise _ErrorEnd(f"the inputs cannot be written: {error}") from error
+
+    def _ship_outputs(self, place: Place) -> None:
+        if not place.job.outputs:
+            return
+        from .outputs import upload_outputs
+
+        upload_outputs(
+            place.job.outputs,
+            self._code,
+            self._job_dir,
+            attempt=self._attempt,
+            prefix="outputs" if place.node.rank == 0 else f"outputs/nodes/{_place_of(self._node)}",
+            seconds_left=lambda: self._runner.seconds_left(_OUTPUTS_S) - _RESULT_S,
+            say=self._log.say,
+        )
 
     def _run_setup(self, process: Process | None) -> Ending | None:
         done = self._home / "setup.done"

@@ -22,6 +22,7 @@ from obstore.store import LocalStore, from_url
 from . import s3
 
 if TYPE_CHECKING:
+    from obstore import GetOptions, ObjectMeta
     from obstore.store import ClientConfig, ObjectStore, RetryConfig
 
 SCHEMES = ("file", "s3", "gs", "az")
@@ -74,6 +75,12 @@ class Entry:
     size: int
     modified: float
     """Epoch seconds, by the store's clock."""
+    etag: str = ""
+    """Changes with the content; "" where the store has none."""
+
+    @classmethod
+    def of(cls, meta: ObjectMeta) -> Entry:
+        return cls(meta["path"], meta["size"], meta["last_modified"].timestamp(), meta["e_tag"] or "")
 
 
 class JobDir:
@@ -169,13 +176,22 @@ class JobDir:
         """The object's bytes; raises MissingError."""
         return self._fetch(f"reading {key}", key, lambda: bytes(obstore.get(self._readable(), key).bytes()))
 
-    def get_range(self, key: str, start: int, end: int) -> bytes:
-        """The bytes from `start` up to `end`, which must lie inside the object; raises MissingError."""
-        return self._fetch(
-            f"reading {key}",
-            key,
-            lambda: bytes(obstore.get_range(self._large(self._readable()), key, start=start, end=end)),
-        )
+    def get_range(self, key: str, start: int, end: int, etag: str = "") -> bytes:
+        """The bytes from `start` up to `end`, which must lie inside the object; raises MissingError.
+
+        With an `etag`, of the object that has it: one that was replaced meanwhile is an error.
+        """
+        options: GetOptions = {"range": (start, end)}
+        if etag:
+            options["if_match"] = etag
+
+        def get() -> bytes:
+            store = self._large(self._readable())
+            if start == end:
+                return b""
+            return bytes(obstore.get(store, key, options=options).bytes())
+
+        return self._fetch(f"reading {key}", key, get)
 
     def find(self, key: str) -> bytes | None:
         """The object's bytes, or None if there is no such object."""
@@ -190,8 +206,13 @@ class JobDir:
 
     def size(self, key: str) -> int | None:
         """The object's bytes, or None if there is no such object."""
+        found = self.entry(key)
+        return None if found is None else found.size
+
+    def entry(self, key: str) -> Entry | None:
+        """The object as a listing shows it, or None if there is no such object."""
         try:
-            return self._fetch(f"looking for {key}", key, lambda: obstore.head(self._readable(), key)["size"])
+            return self._fetch(f"looking for {key}", key, lambda: Entry.of(obstore.head(self._readable(), key)))
         except MissingError:
             return None
 
@@ -237,7 +258,7 @@ class JobDir:
     def _entries(self, prefix: str, after: str | None) -> Iterator[Entry]:
         for batch in obstore.list(self._readable(), prefix.rstrip("/") + "/", offset=after, chunk_size=1_000):
             for meta in batch:
-                yield Entry(meta["path"], meta["size"], meta["last_modified"].timestamp())
+                yield Entry.of(meta)
 
     def _open_folder(self) -> ObjectStore | None:
         """The store of a local folder, once the folder is there."""

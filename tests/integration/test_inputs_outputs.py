@@ -1,0 +1,94 @@
+"""Inputs and outputs of a real node: there before the setup, copied after the program, whatever became of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from cloudgpu.runtime import agent as agent_module
+from cloudgpu.runtime.jobdir import AttemptRecord, attempt_key
+
+from ..standins import s3
+from ..standins.agents import World, until, world
+
+__all__ = ["world"]
+
+WRITE = "mkdir -p results/deep && echo loss > results/deep/loss.txt && echo model > model.pt"
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[s3.S3]:
+    with s3.running() as standin:
+        for name, value in standin.environment.items():
+            monkeypatch.setenv(name, value)
+        yield standin
+
+
+def test_inputs_are_there_before_the_setup(world: World, store: s3.S3) -> None:
+    store.objects["data/digits/a"] = b"seven\n"
+    world.job("cat data/a", setup="cat data/a", inputs={"data": "s3://bucket/data/digits"})
+    assert world.run().outcome == "succeeded"
+    assert world.texts() == ["seven", "seven"]
+
+
+def test_inputs_that_are_not_there_end_the_job_with_a_reason(world: World, store: s3.S3) -> None:
+    world.job("true", inputs={"data": "s3://bucket/nowhere"})
+    result = world.run()
+    assert (result.outcome, result.reason) == ("error", "there is nothing at s3://bucket/nowhere")
+
+
+@pytest.mark.parametrize("end", ["true", "exit 3"])
+def test_outputs_are_copied_however_the_program_ends(world: World, end: str) -> None:
+    world.job(f"{WRITE}; {end}", outputs=["results", "model.pt", "missing"])
+    assert world.run().outcome == ("succeeded" if end == "true" else "failed")
+    assert world.dir.get("outputs/results/deep/loss.txt") == b"loss\n"
+    assert world.dir.get("outputs/model.pt") == b"model\n"
+    assert world.dir.list("outputs") == ["outputs/model.pt", "outputs/results/deep/loss.txt"]
+    assert "outputs: there is no missing" in world.texts("agent")
+
+
+@pytest.mark.parametrize("stopped", [True, False])
+def test_outputs_are_copied_when_the_node_is_told_to_end(world: World, stopped: bool) -> None:
+    world.job(f"trap 'exit 75' TERM; {WRITE}; while :; do sleep 0.1; done", outputs=["results"])
+    agent = world.start(0)
+    until((world.home() / "code/model.pt").exists)
+    if stopped:
+        world.stop(20.0)
+    else:
+        world.notice(20.0)
+    assert agent.wait(30) == agent_module.DONE
+    assert world.result().outcome == ("stopped" if stopped else "preempted")
+    assert world.dir.get("outputs/results/deep/loss.txt") == b"loss\n"
+
+
+def test_what_leads_out_of_the_folder_is_not_copied(world: World) -> None:
+    world.job(f"{WRITE}; ln -s /etc/passwd results/link; ln -s . results/round", outputs=["results"])
+    world.run()
+    assert world.dir.list("outputs") == ["outputs/results/deep/loss.txt"]
+
+
+def test_a_machine_that_was_superseded_copies_nothing(world: World) -> None:
+    world.job(f"{WRITE}; while [ ! -e ../go ]; do sleep 0.05; done", outputs=["results"])
+    agent = world.start(0)
+    until((world.home() / "code/model.pt").exists)
+    world.dir.put(attempt_key(2), AttemptRecord(2, {}, []).to_bytes())
+    (world.home() / "go").touch()
+    assert agent.wait(30) in (agent_module.DONE, agent_module.SUPERSEDED)
+    assert world.dir.list("outputs") == []
+
+
+def test_outputs_that_take_too_long_do_not_cost_the_result(
+    world: World, store: s3.S3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from cloudgpu.runtime.jobdir import JobDir
+
+    world.dir = JobDir(store.url)
+    store.fail("PUT", "outputs/", hang=True)
+    world.job(f"trap 'exit 75' TERM; {WRITE}; while :; do sleep 0.1; done", outputs=["results"])
+    agent = world.start(0)
+    until((world.home() / "code/model.pt").exists)
+    world.stop(6.0)
+    assert agent.wait(30) == agent_module.DONE
+    assert world.result().outcome == "stopped"
+    assert any("could not be written in time" in text for text in world.texts("agent"))
