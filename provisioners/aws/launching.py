@@ -107,16 +107,17 @@ class Launch:
         profile, placement = self._make(subnets[0].vpc)
         group = self.group.group if self.group else ""
         endpoint = self.clients.endpoint(request.region)
+        refusals: list[ProvisionError] = []
         for subnet in subnets:
             place = Place(subnet, group, profile, reservations, placement, endpoint)
             try:
-                self._start_in(place, missing, images)
+                return self._start_in(place, missing, images)
             except ProvisionError as error:
-                if error.error_class not in _TRY_ELSEWHERE or subnet is subnets[-1]:
-                    raise self._told_of(error, subnets) from error
-                log.info("%s: %s; trying the next zone", request.job_id, error)
-            else:
-                return
+                if error.error_class not in _TRY_ELSEWHERE:
+                    raise
+                log.info("%s: %s", request.job_id, error)
+                refusals.append(error)
+        raise self._summary(refusals)
 
     def _places(self, missing: Sequence[NodeRequest]) -> tuple[list[network.Subnet], Mapping[str, Reservation]]:
         """Subnets to try, in this order, and the reservations to launch into. Raises ProvisionError."""
@@ -205,12 +206,16 @@ class Launch:
 
     # -- what EC2 refused
 
-    def _told_of(self, error: ProvisionError, tried: Sequence[network.Subnet]) -> ProvisionError:
-        """The refusal of the last zone as one of all that were tried; hints as the offers spell zones."""
-        if len(tried) > 1 and error.error_class in _TRY_ELSEWHERE:
-            error.scope = "region"
-        error.hints = tuple(self.zone_ids[name] for name in error.hints if name in self.zone_ids)
-        return error
+    def _summary(self, refusals: Sequence[ProvisionError]) -> ProvisionError:
+        """One refusal for all zones that were tried: of use again if one of them was only full.
+
+        Hints are as offers spell zones.
+        """
+        full = next((one for one in refusals if one.error_class == "capacity"), refusals[-1])
+        if len(refusals) > 1:
+            full.scope = "region"
+        full.hints = tuple(self.zone_ids[name] for name in full.hints if name in self.zone_ids)
+        return full
 
     def _undo(self) -> None:
         """Remove what was made and started; what cannot be removed now is there for terminate()."""

@@ -107,6 +107,15 @@ class AwsProvisioner:
         with self._logged_in():
             return self._find(owner)
 
+    def price(self, offer: Offer) -> Decimal | None:
+        """The Spot price of this moment in the offer's zone; list prices are as planned. Two calls at most."""
+        clients = self._clients
+        try:
+            return prices.offer_price(clients.ec2(offer.region), offer, clients.clock)
+        except ProvisionError as error:
+            log.warning("the price of %s is taken from the plan: %s", offer.place, error)
+            return None
+
     # -- helpers
 
     @contextlib.contextmanager
@@ -137,17 +146,6 @@ class AwsProvisioner:
         for refusal in denied:
             log.warning("left out: %s", refusal)
         return found
-
-    def price(self, offer: Offer) -> Decimal | None:
-        """The Spot price of this moment in the offer's zone; list prices are as planned. Two calls at most."""
-        clients = self._clients
-        try:
-            return prices.offer_price(clients.ec2(offer.region), offer, clients.clock)
-        except ProvisionError as error:
-            log.warning("the price of %s is taken from the plan: %s", offer.place, error)
-            return None
-
-    # -- helpers
 
     def _state(self, allocation: Allocation, node: str, seen: Sighting | None) -> NodeState:
         if seen is not None:
@@ -190,4 +188,6 @@ def shared() -> AwsProvisioner:
     """The one of this process, so that its jobs share what was seen; another once the AWS settings are others."""
     settings = frozenset((name, value) for name, value in os.environ.items() if name.startswith("AWS_"))
     with _lock:
-        return _shared.setdefault(settings, AwsProvisioner())
+        if settings not in _shared:
+            _shared[settings] = AwsProvisioner()
+        return _shared[settings]

@@ -395,6 +395,17 @@ def test_without_a_zone_all_of_the_region_are_tried(aws: Aws, provisioner: AwsPr
     assert again.machines == allocation.machines
 
 
+def test_a_region_that_is_full_where_the_type_is_sold_is_full(aws: Aws, provisioner: AwsProvisioner) -> None:
+    offers = ec2().describe_instance_type_offerings(
+        LocationType="availability-zone", Filters=[{"Name": "instance-type", "Values": ["p6-b200.48xlarge"]}]
+    )["InstanceTypeOfferings"]
+    assert 0 < len(offers) < 6
+    for offer in offers:
+        aws.control.set_capacity("p6-b200.48xlarge", offer["Location"], "on-demand", 0)
+    refusal = refused(provisioner, request(node(machine_type="p6-b200.48xlarge"), zone=None))
+    assert (refusal.error_class, refusal.scope) == ("capacity", "region")
+
+
 def test_too_small_a_quota_is_told_before_anything_is_made(aws: Aws, provisioner: AwsProvisioner) -> None:
     aws.control.set_quota("us-east-1", "L-DB2E81BA", 4)
     refusal = refused(provisioner, request(node(), node("worker-1.1", rank=1)))
