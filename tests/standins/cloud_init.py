@@ -61,7 +61,7 @@ class Machine:
             (root / "bin" / name).write_text(text.format(root=root))
             (root / "bin" / name).chmod(0o755)
         # The image's Python: it has neither cloudgpu nor what cloudgpu needs.
-        (root / "bin/python3").symlink_to(python or getattr(sys, "_base_executable", sys.executable))
+        (root / "bin/python3").symlink_to(python or str(getattr(sys, "_base_executable", sys.executable)))
 
     def first_boot(self, user_data: bytes) -> None:
         """Raises ValueError for user data that cloud-init would not understand."""

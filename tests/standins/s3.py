@@ -9,7 +9,7 @@ import re
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -24,7 +24,8 @@ class Request:
     method: str
     key: str
     query: dict[str, str]
-    headers: Mapping[str, str] = field(default_factory=dict, compare=False)
+    headers: Any = field(default_factory=dict, compare=False)
+    """A mapping, by names in any case."""
     target: str = field(default="", compare=False)
     """Path and query as they were sent."""
 

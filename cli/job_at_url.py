@@ -1,0 +1,102 @@
+"""A job that is known by its folder only: its log can be read from wherever the folder can, without the store."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from .errors import CommandError
+from .exits import Exit
+
+if TYPE_CHECKING:
+    from ..control.model import Event
+    from ..jobspecs.plan import Offer
+    from ..runtime.logs import LogReader
+
+LINGER_S = 60.0
+"""Whether a job that failed is tried once more, its supervisor knows: so long another attempt is waited for."""
+
+
+class JobAtUrl:
+    """Looks like a job of the store, as far as following its log goes. Raises CommandError, JobDirError."""
+
+    def __init__(self, url: str, clock: Callable[[], float] = time.monotonic) -> None:
+        from ..jobspecs.plan import Offer
+        from ..runtime.jobdir import JOB_KEY, AttemptRecord, JobDir, JobRecord, attempt_key
+
+        self.job_dir, self._clock = url.rstrip("/"), clock
+        self._dir = JobDir(self.job_dir, make=False)
+        data = self._dir.find(JOB_KEY)
+        if data is None:
+            raise CommandError(
+                f"there is no job at {url}",
+                hint="give the folder that holds job.json: the job's own, <job_dir>/<job id>",
+                exit_code=Exit.UNAVAILABLE,
+            )
+        self.id = JobRecord.from_bytes(data).job_id
+        self.created = time.time()
+        self._numbers: list[int] = []
+        self._results: dict[str, str] = {}
+        """Of the newest attempt's nodes: how each has ended."""
+        self._ended_at: float | None = None
+        self.refresh()
+        described = self._dir.find(attempt_key(max(self._numbers, default=1)))
+        if described is None:
+            raise CommandError(f"{self.id} has no attempt yet", hint="try again later", exit_code=Exit.UNAVAILABLE)
+        self.offer: Offer = Offer.from_json(AttemptRecord.from_bytes(described).offer)
+
+    @property
+    def state(self) -> str:
+        return "ended" if self._ended_at is not None else "running"
+
+    @property
+    def done(self) -> bool:
+        """Every node of the newest attempt has ended: well, or so long ago that nothing more is to be expected."""
+        if self._ended_at is None:
+            return False
+        well = set(self._results.values()) <= {"succeeded"}
+        return well or self._clock() - self._ended_at > LINGER_S
+
+    @property
+    def results(self) -> dict[str, str]:
+        """Node -> outcome, of the newest attempt."""
+        return dict(self._results)
+
+    def refresh(self) -> JobAtUrl:
+        """Look again who has ended."""
+        from ..runtime.jobdir import Result, node_key
+
+        numbers = sorted(int(name) for name in self._dir.folders("attempts") if name.isdecimal())
+        if numbers != self._numbers:
+            self._numbers, self._results, self._ended_at = numbers, {}, None
+        if not numbers:
+            return self
+        nodes = self._newest_incarnations(numbers[-1])
+        for node in nodes:
+            data = None if node in self._results else self._dir.find(node_key(numbers[-1], node, "result.json"))
+            if data is not None:
+                self._results[node] = Result.from_bytes(data).outcome
+        has_ended = bool(nodes) and self._results.keys() >= set(nodes)
+        if not has_ended:
+            self._ended_at = None
+        elif self._ended_at is None:
+            self._ended_at = self._clock()
+        return self
+
+    def logs(self) -> LogReader:
+        from ..runtime.logs import LogReader
+
+        return LogReader(self._dir)
+
+    def events(self, after: int = 0) -> Sequence[Event]:  # noqa: ARG002 - they are in the store only
+        return ()
+
+    def _newest_incarnations(self, attempt: int) -> Sequence[str]:
+        """Of each of the attempt's places: `worker-0.2` has replaced `worker-0.1`."""
+        newest: dict[str, int] = {}
+        for name in self._dir.folders(f"attempts/{attempt:04d}/nodes"):
+            place, _, incarnation = name.rpartition(".")
+            if incarnation.isdecimal():
+                newest[place] = max(newest.get(place, 0), int(incarnation))
+        return [f"{place}.{incarnation}" for place, incarnation in newest.items()]
