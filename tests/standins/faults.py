@@ -88,7 +88,10 @@ class Call:
 
 @dataclass
 class Rule:
-    """`action` and the values of `where` are globs; a leading `!` negates. Skips `skip` calls, then hits `times`."""
+    """`action` and the values of `where` are globs; `a|b` is either, a leading `!` negates all.
+
+    Skips `skip` calls, then hits `times`.
+    """
 
     action: str
     fault: Fault
@@ -106,7 +109,8 @@ class Rule:
 
 
 def _fits(value: str, glob: str) -> bool:
-    return not fnmatchcase(value, glob[1:]) if glob.startswith("!") else fnmatchcase(value, glob)
+    globs = glob.removeprefix("!").split("|")
+    return any(fnmatchcase(value, one) for one in globs) is not glob.startswith("!")
 
 
 class Ledger:

@@ -81,7 +81,8 @@ class App:
 
         try:
             if self._account.enforcing:
-                headers = {"X-Amz-Security-Token": environ.get("HTTP_X_AMZ_SECURITY_TOKEN", "")}
+                token = environ.get("HTTP_X_AMZ_SECURITY_TOKEN")
+                headers = {} if token is None else {"X-Amz-Security-Token": token}
                 with self._account.lock:
                     permissions.check(self._account, call, headers)
             if call.service not in _LOCKED:
