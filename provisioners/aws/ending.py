@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from .. import tags
 from ..base import ProvisionError
@@ -13,7 +13,9 @@ from .clients import Clients, told, tolerate
 from .identity import remove_identity
 from .sightings import Sighting, Sightings
 
-log = logging.getLogger("cloudgpu.provisioners.aws")
+if TYPE_CHECKING:
+    from types_boto3_ec2 import EC2Client
+    from types_boto3_ec2.type_defs import FilterTypeDef
 
 PATIENCE_S = 300.0
 """So long machines are waited for to end: large ones take minutes. Whoever wants them gone then asks again."""
@@ -72,23 +74,13 @@ class Ending:
         return [one for one in seen.values() if one.token == self.token]
 
     def _remove_rest(self, group: network.Group, hidden: set[str]) -> bool:
-        """What is left when no machine is seen any more, the group last; False: one is still attached to it."""
+        """What is left when no machine is seen any more, the group last; False: something is still attached to it.
+
+        Machines among that are put into `hidden`.
+        """
         ec2, clock = self.clients.ec2(self.region), self.clients.clock
         with told(f"remove what {self.token} made in {self.region}", clock):
-            for page in ec2.get_paginator("describe_volumes").paginate(
-                Filters=[
-                    {"Name": f"tag:{tags.TOKEN}", "Values": [self.token]},
-                    {"Name": "status", "Values": ["available"]},
-                ]
-            ):
-                for volume in page["Volumes"]:
-                    with tolerate("InvalidVolume.NotFound"):
-                        ec2.delete_volume(VolumeId=volume["VolumeId"])
-            attached, loose = network.attached_to(ec2, group)
-            hidden.update(attached)
-            for interface in loose:
-                with tolerate("InvalidNetworkInterfaceID.NotFound"):
-                    ec2.delete_network_interface(NetworkInterfaceId=interface)
+            self._delete_volumes(ec2)
             remove_identity(self.clients.iam(self.region), self.token)
         try:
             with told(f"remove {network.name_of(self.token)} in {self.region}", clock):
@@ -96,10 +88,24 @@ class Ending:
                     network.remove_placement_group(ec2, self.token)
                 network.remove_group(ec2, group)
         except ProvisionError as error:
-            if error.code in _STILL_USED:
-                return False
-            raise
-        return True
+            if error.code not in _STILL_USED:
+                raise
+        else:
+            return True
+        with told(f"look for what uses {network.name_of(self.token)} in {self.region}", clock):
+            hidden.update(network.free(ec2, group))
+        return False
+
+    def _delete_volumes(self, ec2: EC2Client) -> None:
+        """Disks that somebody has taken off a machine: the others are gone with theirs."""
+        where: list[FilterTypeDef] = [
+            {"Name": f"tag:{tags.TOKEN}", "Values": [self.token]},
+            {"Name": "status", "Values": ["available"]},
+        ]
+        for page in ec2.get_paginator("describe_volumes").paginate(Filters=where):
+            for volume in page["Volumes"]:
+                with tolerate("InvalidVolume.NotFound"):
+                    ec2.delete_volume(VolumeId=volume["VolumeId"])
 
 
 def terminate(clients: Clients, region: str, instances: Collection[str]) -> None:

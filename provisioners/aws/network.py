@@ -163,20 +163,19 @@ def remove_group(ec2: EC2Client, group: Group) -> None:
         ec2.delete_security_group(GroupId=group.group)
 
 
-def attached_to(ec2: EC2Client, group: Group) -> tuple[list[str], list[str]]:
-    """Instances attached to a group, and its network interfaces that are attached to nothing."""
-    instances, loose = [], []
-    pages = ec2.get_paginator("describe_network_interfaces").paginate(
-        Filters=[{"Name": "group-id", "Values": [group.group]}]
-    )
-    for page in pages:
+def free(ec2: EC2Client, group: Group) -> set[str]:
+    """Delete the group's interfaces that are attached to nothing; the instances that the others are attached to."""
+    instances = set()
+    where: list[FilterTypeDef] = [{"Name": "group-id", "Values": [group.group]}]
+    for page in ec2.get_paginator("describe_network_interfaces").paginate(Filters=where):
         for interface in page["NetworkInterfaces"]:
             instance = interface.get("Attachment", {}).get("InstanceId")
             if instance:
-                instances.append(instance)
+                instances.add(instance)
             elif interface.get("Status") == "available":
-                loose.append(interface["NetworkInterfaceId"])
-    return instances, loose
+                with tolerate("InvalidNetworkInterfaceID.NotFound"):
+                    ec2.delete_network_interface(NetworkInterfaceId=interface["NetworkInterfaceId"])
+    return instances
 
 
 def _groups(ec2: EC2Client, where: FilterTypeDef) -> Iterator[Group]:
