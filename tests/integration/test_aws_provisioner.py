@@ -466,6 +466,18 @@ def test_a_spot_machine_that_was_taken_says_so(aws: Aws, provisioner: AwsProvisi
     assert state.taken and "Server.SpotInstanceTermination" in state.detail
 
 
+def test_what_somebody_added_to_the_group_or_took_off_a_machine_goes_too(provisioner: AwsProvisioner) -> None:
+    allocation = provisioner.launch(request())
+    client = ec2()
+    [group] = ours(client)
+    subnet = client.describe_subnets()["Subnets"][0]["SubnetId"]
+    client.create_network_interface(SubnetId=subnet, Groups=[group["GroupId"]])
+    labels = [{"ResourceType": "volume", "Tags": [{"Key": "cloudgpu-token", "Value": request().token}]}]
+    client.create_volume(AvailabilityZone="us-east-1a", Size=1, TagSpecifications=labels)
+    provisioner.terminate(allocation)
+    assert left() == {}
+
+
 # --- many jobs --------------------------------------------------------------------------------------------------------
 
 

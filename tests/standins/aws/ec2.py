@@ -150,8 +150,11 @@ def get_console_output(account: Account, call: Call, forward: Forward) -> Answer
 
 
 def delete_security_group(account: Account, call: Call, forward: Forward) -> Answer:
-    """Not while an instance uses it, shutting-down ones included, nor another group's rule."""
+    """Not while an instance uses it, shutting-down ones included, nor an interface by itself, nor another's rule."""
     group = call.params.get("GroupId", "")
+    loose = [eni for eni in moto_side.ec2(call.region).enis.values() if not eni.attachment_id]
+    if any(group in [used.id for used in eni.group_set] for eni in loose):
+        raise RefusedError("DependencyViolation", f"resource {group} has a dependent object")
     for instance in moto_side.ec2(call.region).all_instances():
         used = {g.id for g in instance.security_groups} | {
             g.id for nic in instance.nics.values() for g in nic.group_set
