@@ -137,7 +137,7 @@ class Agent:
         except Vanished as gone:
             note(gone.order.reason)
             return SUPERSEDED if gone.order.word == _SUPERSEDED else VANISHED
-        if ending.outcome == "preempted" and (self._home / REBOOTING).exists():
+        if ending.outcome == "preempted" and self._is_rebooting():
             return self._pause()
         return self._finish(ending)
 
@@ -162,7 +162,9 @@ class Agent:
             return failure
         self._history.is_ready()
         reach = scope(launcher, place.nodes, place.node)
-        ledger = Ledger(self._job_dir, self._attempt, self._node, budget, reach, heals=heals)
+        ledger = Ledger(
+            self._job_dir, self._attempt, self._node, budget, reach, heals=heals, comes_back=self._is_rebooting
+        )
         try:
             ending = NodeProgram(self._parts(), place, launcher, ledger).run()
             self._ship_outputs(place)
@@ -315,6 +317,9 @@ class Agent:
                     raise
                 time.sleep(pause)
                 pause = min(pause * 2, 5.0)
+
+    def _is_rebooting(self) -> bool:
+        return (self._home / REBOOTING).exists()
 
     def _pause(self) -> int:
         """This machine comes back, and the node goes on then: it has no result yet."""

@@ -29,9 +29,19 @@ class Ledger:
     """
 
     def __init__(
-        self, job_dir: JobDir, attempt: int, node: str, budget: Budget, scope: Scope, *, heals: bool = False
+        self,
+        job_dir: JobDir,
+        attempt: int,
+        node: str,
+        budget: Budget,
+        scope: Scope,
+        *,
+        heals: bool = False,
+        comes_back: Callable[[], bool] = lambda: False,
     ) -> None:
+        """`comes_back`: this machine goes down, but only to reboot."""
         self._job_dir, self._attempt, self._node, self._budget = job_dir, attempt, node, budget
+        self._comes_back = comes_back
         self.scope, self.heals = scope, heals
         self.newest: Generation | None = None
         self.newest_of_group = 1
@@ -64,8 +74,8 @@ class Ledger:
         return self.newest
 
     def is_replaced_after(self, order: Order) -> bool:
-        """Whether the others go on without this node, once it has ended upon this order."""
-        return self.heals and order.outcome == "preempted"
+        """Whether the others go on without this node, once it has ended upon this order; or with it, after a reboot."""
+        return order.outcome == "preempted" and (self.heals or self._comes_back())
 
     def grants(self, wanted: Wish | None) -> bool:
         """Whether the budget allows what is wished for."""

@@ -256,7 +256,7 @@ def power_off() -> None:
 def command(*words: str) -> str:
     """What it prints; trouble is said, never raised."""
     try:
-        done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=30, check=False)
+        done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         say(f"{' '.join(words)}: {error}")
         return ""

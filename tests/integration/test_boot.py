@@ -312,8 +312,8 @@ class TestReboot:
 
     RUN = "echo start >> ../starts; echo started $(wc -l < ../starts); test $(wc -l < ../starts) -gt 1 || sleep 60"
 
-    def job(self, world: World) -> Machine:
-        world.job(self.RUN, setup="echo prepared >> ../prepared")
+    def job(self, world: World, launcher: str = "none") -> Machine:
+        world.job(self.RUN, setup="echo prepared >> ../prepared", launcher=launcher)
         machine = world.boot()
         world.until(lambda: "started 1" in world.log())
         world.until(lambda: world.dir.exists(node_key(1, NODE, "heartbeat.json")))
@@ -338,8 +338,9 @@ class TestReboot:
         assert [span["reason"] for span in spans] == ["the machine was restarted", ""]
         assert machine.is_off
 
-    def test_a_reboot_is_no_end(self, world: World) -> None:
-        machine = self.job(world)
+    @pytest.mark.parametrize("launcher", ["none", "torchrun"])  # one that starts alone, one that starts with others
+    def test_a_reboot_is_no_end(self, world: World, launcher: str) -> None:
+        machine = self.job(world, launcher)
         assert machine.shut_down(reboot=True) == 0
         assert not machine.is_off
         assert not world.dir.exists(node_key(1, NODE, "result.json"))
