@@ -91,7 +91,7 @@ class Leaks:
         self.run(job)
         self.actions: dict[str, set[str]] = defaultdict(set)
         """Of a launch and a teardown in which nothing goes wrong, by service."""
-        for call in self.control.calls(**CALLS):
+        for call in self.control.calls("*" if LONG else CHANGES, **CALLS):
             self.actions[call.service].add(call.action)
 
     def submit(self) -> Job:
@@ -104,7 +104,7 @@ class Leaks:
         """Until all jobs have ended or it is killed; the exit code."""
         environ = dict(os.environ)
         if LONG:
-            command = [sys.executable, "-m", "cloudgpu", "supervise", "--idle-exit", "0s"]
+            command = [sys.executable, "-m", "cloudgpu", "supervise", "--idle-exit", "1s"]
             return subprocess.run(
                 command, env=environ, stderr=subprocess.DEVNULL, timeout=END_S, check=False
             ).returncode
@@ -163,6 +163,8 @@ def test_killed_at_every_call(leaks: Leaks, fault: Fault, cancel: bool) -> None:
         assert job.state == "succeeded" or cancel, leaks.jobs.story(job)
         assert len(job.attempts()) == 1, leaks.jobs.story(job)
         killed_at += [call.action for call in leaks.control.calls(**CALLS) if call.fault == fault.kind]
+        if cancel and killed_at[-1] == "TerminateInstances" and not LONG:
+            return  # from here on it ends the same
     assert {"CreateSecurityGroup", "RunInstances", "TerminateInstances", "DeleteSecurityGroup"} <= set(killed_at)
     assert killed_at.count("RunInstances") == NODES
     assert len(killed_at) > (30 if LONG else 14), killed_at
@@ -185,7 +187,7 @@ SWEEPS: dict[str, tuple[Mapping[str, Fault], int]] = {
 
 @pytest.mark.parametrize("sweep", SWEEPS)
 def test_every_call_goes_wrong(leaks: Leaks, sweep: str) -> None:
-    """All of them in one launch and teardown, each action as often as the sweep says."""
+    """All that change something (all, in the long run) in one launch and teardown, each as often as the sweep says."""
     faults, times = SWEEPS[sweep]
     job = leaks.submit()
     for service, fault in faults.items():
