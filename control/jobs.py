@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ..runtime.jobdir import Heartbeat, JobDir
     from ..runtime.logs import LogReader
     from .report import Report
-    from .submission import ProgressCallback
+    from .shipping import ProgressCallback
 
 __all__ = ["Job", "ensure_supervisor", "get_job", "list_jobs", "orphans", "submit", "terminate_orphan"]
 
@@ -83,6 +83,12 @@ class Job:
     @property
     def ended(self) -> float | None:
         return self.row.ended
+
+    @property
+    def next_try(self) -> float | None:
+        """Epoch seconds of the next try to get machines, while the job waits for it."""
+        waits = not self.done and self.row.not_before > time.time()
+        return self.row.not_before if waits else None
 
     @property
     def job_dir(self) -> str:
@@ -206,6 +212,7 @@ class Job:
             "exit_code": row.exit_code,
             "created": row.created,
             "ended": row.ended,
+            "next_try": self.next_try,
             "attempt": row.attempt,
             "job_dir": row.job_dir,
             "cost_usd": None if spent is None else str(spent),

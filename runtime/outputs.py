@@ -67,8 +67,8 @@ def upload_outputs(
         late = wait(late, timeout=min(left, _LOOK_S)).not_done
     pool.shutdown(wait=False, cancel_futures=True)
     for future in uploads.keys() - late:
-        if (error := future.exception()) is not None:
-            say(f"{uploads[future]} could not be written: {error}")
+        if (failed := future.exception()) is not None:
+            say(f"{uploads[future]} could not be written: {failed}")
     if late:
         say(f"outputs: {len(late)} of {len(files)} files could not be written in time")
     else:

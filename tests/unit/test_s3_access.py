@@ -6,7 +6,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -137,7 +137,7 @@ class TestRegion:
         keys.faults.append(s3.Fault(wrong, status=status, code=code))
         keys.faults.append(s3.Fault(lambda request: "Authorization" not in request.headers, status=301, headers=home))
         job_dir = JobDir(f"s3://{bucket}/job")
-        calls = {
+        calls: dict[str, Callable[[], object]] = {
             "PUT": lambda: job_dir.put("a", b"1"),
             "GET": lambda: job_dir.find("a"),
             "HEAD": lambda: job_dir.exists("a"),
@@ -172,7 +172,7 @@ class TestRefusals:
         for each in ("PUT", "GET", "HEAD", "list"):
             keys.fail(each, status=status, code=code)
         job_dir = JobDir(keys.url)
-        calls = {
+        calls: dict[str, Callable[[], object]] = {
             "PUT": lambda: job_dir.put("a", b"1"),
             "GET": lambda: job_dir.get("a"),
             "HEAD": lambda: job_dir.exists("a"),
