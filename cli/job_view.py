@@ -105,7 +105,8 @@ def _node_view(job_dir: JobDir, attempt: int, node: str, rank: int) -> NodeView:
 
 def job_json(job: Job) -> dict[str, Any]:
     """A job as every command prints it for scripts; times as in the rest of the JSON output."""
-    return {**job.to_json(), "created": iso(job.created), "ended": iso(job.ended)}
+    times = {"created": iso(job.created), "ended": iso(job.ended), "next_try": iso(job.next_try)}
+    return {**job.to_json(), **times}
 
 
 def attempt_seconds(attempt: Attempt, now: float) -> float | None:

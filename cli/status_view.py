@@ -114,6 +114,7 @@ def _json(seen: JobView) -> dict[str, Any]:
                 "attempt": attempt.number,
                 "state": attempt.state,
                 "outcome": attempt.outcome or None,
+                "cause": attempt.cause or None,
                 "reason": attempt.reason,
                 "exit_code": attempt.exit_code,
                 "offer": attempt.offer,
@@ -133,13 +134,9 @@ def _head(seen: JobView) -> str:
     state = style(job.state, STATE_TONES[job.state]) if job.state in STATE_TONES else job.state
     reason = f": {clean(job.reason)}" if job.reason else ""
     ended = f", ended {ago(job.ended, seen.now)}, lasted {duration(seen.lasted)}" if job.ended is not None else ""
-    waits = not job.done and job.row.not_before > seen.now
+    then = job.next_try
     facts = [
-        *(
-            [("next try", f"in {duration(job.row.not_before - seen.now)}, at {clock(job.row.not_before)}")]
-            if waits
-            else []
-        ),
+        *([] if then is None else [("next try", f"in {duration(then - seen.now)}, at {clock(then)}")]),
         ("submitted", f"{ago(job.created, seen.now)}{ended}"),
         ("where", seen.job.offer.place),
         ("cost", money(seen.cost) + ("" if job.done else " so far")),
@@ -164,11 +161,11 @@ def _refused_row(attempts: Sequence[Attempt], now: float) -> list[str]:
 
     first, last = attempts[0].number, attempts[-1].number
     groups = group([Refused.of(attempt) for attempt in attempts])
-    places = {attempt_place(attempt) for attempt in attempts}
+    places = sorted({(attempt_place(attempt), attempt.offer["region"]) for attempt in attempts})
     return [
         str(first) if first == last else f"{first}-{last}",
         "refused",
-        places.pop() if len(places) == 1 else f"{len(places)} places",
+        places[0][0] if len(places) == 1 else f"{len(places)} places",
         duration(None),
         money(total(attempts, now)),
         _number(None),

@@ -72,7 +72,7 @@ def message(refusals: Sequence[Refused], headline: str = "no machines") -> str:
     if not refusals:
         return headline
     groups = group(refusals)
-    places = len({place(asked.offer) for one in groups for asked in one.places})
+    places = len({_name(asked.offer) for one in groups for asked in one.places})
     first, last = utc(min(one.time for one in refusals)), utc(max(one.time for one in refusals))
     day = last[:11]
     tries = f"{len(refusals)} tries at {places} place{'s' * (places > 1)}" if len(refusals) > 1 else "1 try"
@@ -99,12 +99,16 @@ def _alike(refused: Refused) -> str:
 
 
 def _asked(refusals: Sequence[Refused]) -> tuple[Asked, ...]:
-    found: dict[str, Asked] = {}
+    found: dict[tuple[str, str], Asked] = {}
     for refusal in refusals:
-        name = place(refusal.offer)
+        name = _name(refusal.offer)
         times = found[name].times if name in found else 0
         found[name] = Asked(refusal.offer, times + 1, refusal.time)
     return tuple(found.values())
+
+
+def _name(offer: Offer) -> tuple[str, str]:
+    return offer.region, place(offer)
 
 
 def _by_region(places: Sequence[Asked]) -> dict[str, list[Asked]]:
