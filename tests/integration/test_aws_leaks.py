@@ -97,7 +97,8 @@ class Leaks:
     def submit(self) -> Job:
         self.control.heal()
         self.control.forget()
-        loaded = load_text(JOB, base=self.jobs.folder)
+        (code := self.jobs.folder / "code").mkdir(exist_ok=True)
+        loaded = load_text(JOB, base=code)
         return submit(loaded, plan(loaded.spec, machine=None, today=datetime.date(2026, 11, 1)), supervise=False)
 
     def supervise(self) -> int:

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import boto3
@@ -242,7 +243,7 @@ def test_a_new_machine_is_not_found_at_once(account: Account) -> None:
     instance = account.run(TagSpecifications=[{"ResourceType": "instance", "Tags": [{"Key": "k", "Value": "v"}]}])
     identity = [instance["InstanceId"]]
     for call in (account.ec2.describe_instances, account.ec2.terminate_instances):
-        assert refusal(lambda call=call: call(InstanceIds=identity))[:2] == ("InvalidInstanceID.NotFound", 400)
+        assert refusal(partial(call, InstanceIds=identity))[:2] == ("InvalidInstanceID.NotFound", 400)
     filters = [{"Name": "tag:k", "Values": ["v"]}]
     assert account.ec2.describe_instances(Filters=filters)["Reservations"] == []
     wait_for(lambda: account.ec2.describe_instances(Filters=filters)["Reservations"])

@@ -58,7 +58,7 @@ class Aws:
 def _quiet() -> Any:
     from moto.moto_server.werkzeug_app import MotoRequestHandler
 
-    class Handler(MotoRequestHandler):  # type: ignore[misc]
+    class Handler(MotoRequestHandler):
         """One that does not print, and lets a client that was sent away go."""
 
         def log(self, *_what: object) -> None:

@@ -21,12 +21,17 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: ended.set())
     if given.with_parent:
-        threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()
+        threading.Thread(target=_follow_parent, args=(ended,), daemon=True).start()
     with Aws(boot=given.boot, port=given.port) as aws:
         print(aws.url, flush=True)
         for name, value in aws.environ.items():
             print(f"export {name}={value}", file=sys.stderr)
         ended.wait()
+
+
+def _follow_parent(ended: threading.Event) -> None:
+    sys.stdin.read()
+    ended.set()
 
 
 main()

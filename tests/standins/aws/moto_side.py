@@ -62,10 +62,10 @@ def enforce_policies(*, on: bool) -> None:
     moto verifies signatures, and judges S3's calls; all others are judged by permissions.py, which knows resources.
     """
     from moto import settings
-    from moto.core.responses import ActionAuthenticatorMixin
+    from moto.core.authorization import ActionAuthenticatorMixin
     from moto.iam.access_control import IAMRequest
 
-    IAMRequest.check_action_permitted = lambda _self, _resource: None  # type: ignore[method-assign]
+    IAMRequest.check_action_permitted = lambda _self, _resource: None  # type: ignore[assignment,method-assign]
     settings.INITIAL_NO_AUTH_ACTION_COUNT = 0.0 if on else float("inf")
     ActionAuthenticatorMixin.request_count = 0
 
@@ -130,10 +130,11 @@ def zone_id(zone: str) -> str:
 
 def seed(region: str) -> None:
     """Put the images and the parameters that name them into a region."""
+    from moto.core.utils import utcnow
     from moto.ec2.models.amis import Ami
-    from moto.ssm.models import Parameter, ssm_backends
+    from moto.ssm import models
 
-    backend, parameters = ec2(region), ssm_backends[ACCOUNT][region]._parameters
+    backend, parameters = ec2(region), models.ssm_backends[ACCOUNT][region]._parameters
     for name, (architecture, root) in IMAGES.items():
         ami = "ami-" + hashlib.sha256(f"{region}{name}".encode()).hexdigest()[:17]
         backend.amis[ami] = Ami(
@@ -151,7 +152,7 @@ def seed(region: str) -> None:
             region_name=region,
         )
         parameters[name].append(
-            Parameter(
+            models.Parameter(  # type: ignore[abstract]
                 account_id=ACCOUNT,
                 name=name,
                 value=ami,
@@ -159,7 +160,7 @@ def seed(region: str) -> None:
                 description="",
                 allowed_pattern=None,
                 keyid=None,
-                last_modified_date=None,
+                last_modified_date=utcnow(),
                 version=1,
                 data_type="aws:ec2:image",
             )

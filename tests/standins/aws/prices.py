@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ..faults import Call
 from . import moto_side
 from .answers import Answer, RefusedError, json_answer
-from .capacity import FAMILIES
+from .capacity import FAMILIES, vcpus_of
 
 if TYPE_CHECKING:
     from .account import Account
@@ -24,8 +24,8 @@ def on_demand_price(account: Account, machine_type: str, region: str) -> Decimal
     if (machine_type, region) in account.prices:
         return account.prices[machine_type, region]
     info = moto_side.machine_types()[machine_type]
-    gpus = sum(gpu.get("Count", 0) for gpu in info.get("GpuInfo", {}).get("Gpus", []))
-    return Decimal(info["VCpuInfo"]["DefaultVCpus"]) * Decimal("0.05") + gpus * Decimal("0.35")
+    gpus: int = sum(gpu.get("Count", 0) for gpu in info.get("GpuInfo", {}).get("Gpus", []))
+    return vcpus_of(machine_type) * Decimal("0.05") + gpus * Decimal("0.35")
 
 
 def spot_price(account: Account, machine_type: str, zone: str) -> Decimal:

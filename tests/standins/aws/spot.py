@@ -28,7 +28,7 @@ def open_request(instance: Any, region: str, tags: Mapping[str, str], max_price:
     from moto.ec2.models.spot_requests import LaunchSpecification, SpotInstanceRequest
     from moto.ec2.utils import random_spot_request_id
 
-    class Request(SpotInstanceRequest):  # type: ignore[misc]
+    class Request(SpotInstanceRequest):
         """One that did not launch its instance itself."""
 
         def __init__(self) -> None:
