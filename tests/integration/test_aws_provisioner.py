@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,7 @@ import pytest
 from cloudgpu.provisioners import AgentFile, Allocation, LaunchRequest, NodeRequest, Owner, ProvisionError
 from cloudgpu.provisioners.aws.provisioner import AwsProvisioner
 from cloudgpu.tests.standins.aws import Aws, calls
+from cloudgpu.tests.standins.aws.control import KEY
 from cloudgpu.tests.standins.faults import HTML, LOSE, RESET, Call, Fault, error
 
 OWNER = Owner("cloudgpu-tester")
@@ -57,9 +59,15 @@ def provisioner(aws: Aws) -> AwsProvisioner:
     return another()
 
 
+@functools.cache
+def session() -> boto3.Session:
+    """One for all: reading the SDK's models takes half a second each time."""
+    return boto3.Session(aws_access_key_id=KEY, aws_secret_access_key="secret", region_name="us-east-1")
+
+
 def another(clock: FastClock | None = None) -> AwsProvisioner:
     """A provisioner that has seen nothing yet, as that of another process."""
-    return AwsProvisioner(clock=clock or FastClock())
+    return AwsProvisioner(session(), clock or FastClock())
 
 
 def node(name: str = "worker-0.1", machine_type: str = "g4dn.xlarge", rank: int = 0) -> NodeRequest:
@@ -88,11 +96,11 @@ def request(*nodes: NodeRequest, **changes: Any) -> LaunchRequest:
 
 
 def ec2(region: str = "us-east-1") -> Any:
-    return boto3.client("ec2", region_name=region)
+    return session().client("ec2", region_name=region)
 
 
 def iam_client() -> Any:
-    return boto3.client("iam")
+    return session().client("iam")
 
 
 def zone_name(zone: str, region: str = "us-east-1") -> str:
@@ -514,7 +522,7 @@ def test_launches_and_ends_at_once_share_their_looks(aws: Aws, provisioner: AwsP
 def test_no_credentials(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-    refusal = refused(another(), request())
+    refusal = refused(AwsProvisioner(clock=FastClock()), request())
     assert (refusal.error_class, refusal.scope) == ("auth", "cloud")
     assert "AWS_ACCESS_KEY_ID" in str(refusal) and "Unable to locate credentials" in str(refusal)
 
@@ -545,7 +553,7 @@ def test_credentials_that_are_refused_leave_nothing(
 
 
 def test_who_logs_in_again_need_not_start_anything_anew(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> None:
-    provisioner = another()
+    provisioner = AwsProvisioner(clock=FastClock())
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     assert refused(provisioner, request()).error_class == "auth"
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", aws.environ["AWS_ACCESS_KEY_ID"])
@@ -555,7 +563,7 @@ def test_who_logs_in_again_need_not_start_anything_anew(aws: Aws, monkeypatch: p
 def test_a_configured_region_that_does_not_exist_does_not_matter(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_REGION", "AWS_DEFAULT_REGION"):
         monkeypatch.setenv(name, "us-esat-1")
-    another().launch(request())
+    AwsProvisioner(clock=FastClock()).launch(request())
     assert {call.region for call in aws.control.calls("DescribeRegions")} == {"us-east-1"}
 
 
