@@ -18,6 +18,10 @@ DRY_S = 600.0
 """A place without capacity is not asked again for so long, by no job of the store."""
 _DRY_S = {"local": 30.0}
 """Instead, by target: to ask this machine costs nothing, and its GPUs come free one by one."""
+WEARY_S = 3_600.0
+WEARY_FACTOR = 3
+"""A job that has looked for so long in vain leaves each place alone for so many times as long: each try is a launch
+that is prepared and undone, and a day has many."""
 
 Lasts = Literal["dry", "search", "ever"]
 
@@ -128,7 +132,8 @@ def choose(
         *(Refused.of(one) for one in newest),
         *elsewhere,
     ]
-    opens = [(opening(offer, known), offer) for offer in offers]
+    begun = newest[0].created if newest else now
+    opens = [(opening(offer, known, begun), offer) for offer in offers]
     now_open = [offer for when, offer in opens if when <= now]
     if now_open:
         return _ordered(now_open, offers, known, attempts, now)[0]
@@ -136,9 +141,9 @@ def choose(
     return None if soonest == math.inf else soonest
 
 
-def opening(offer: Offer, refusals: Sequence[Refused]) -> float:
-    """Epoch seconds from which the offer may be asked for; math.inf: never."""
-    return max((_until(refusal) for refusal in refusals if concerns(refusal, offer)), default=0.0)
+def opening(offer: Offer, refusals: Sequence[Refused], begun: float = math.inf) -> float:
+    """Epoch seconds from which the offer may be asked for; math.inf: never. `begun`: when the job began to look."""
+    return max((_until(refusal, begun) for refusal in refusals if concerns(refusal, offer)), default=0.0)
 
 
 def concerns(refusal: Refused, offer: Offer) -> bool:
@@ -148,10 +153,11 @@ def concerns(refusal: Refused, offer: Offer) -> bool:
     return _place(refusal.offer)[:parts] == _place(offer)[:parts] and reaction.concerns(offer, refusal.offer)
 
 
-def _until(refusal: Refused) -> float:
+def _until(refusal: Refused, begun: float) -> float:
     if REACTIONS[refusal.kind].lasts != "dry":
         return math.inf
-    return refusal.time + _DRY_S.get(refusal.offer.cloud, DRY_S)
+    dry_s = _DRY_S.get(refusal.offer.cloud, DRY_S)
+    return refusal.time + (dry_s if refusal.time - begun < WEARY_S else dry_s * WEARY_FACTOR)
 
 
 def _outlives_search(attempt: Attempt) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from decimal import Decimal
 from fractions import Fraction
@@ -253,6 +254,21 @@ def test_when_all_is_dry_the_next_try_is_when_the_first_opens() -> None:
     assert "2 tries at 2 places" in decision.reason
     again = decide(job(*zones), tried, decision.until)
     assert isinstance(again, Start) and (again.offer, again.round) == (zones[0], 1)
+
+
+def test_after_an_hour_in_vain_it_asks_less_often() -> None:
+    tried, now, asked = [], NOW, []
+    while now < NOW + 3 * 3600:
+        decision = decide(job(HERE, created=NOW), tried, now)
+        if isinstance(decision, Later):
+            now = decision.until
+        else:
+            assert isinstance(decision, Start) and decision.round == len(tried)
+            asked.append(now - NOW)
+            tried.append(attempt(len(tried) + 1, HERE, at=now))
+    pauses = [round(later - earlier, -2) for earlier, later in itertools.pairwise(asked)]
+    assert pauses == [600] * 6 + [1800] * len(pauses[6:])
+    assert len(pauses) >= 9
 
 
 def test_waiting_jobs_come_back_apart() -> None:
