@@ -12,7 +12,7 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from typing import TYPE_CHECKING
@@ -22,7 +22,7 @@ from .. import tags
 from ..base import Allocation, LaunchRequest, NodeState, Owner, ProvisionError
 from . import network, prices
 from .clients import Clients, told
-from .ending import Ending
+from .ending import Ending, terminate
 from .images import Images
 from .launching import Launch
 from .request import check_request
@@ -69,7 +69,8 @@ class AwsProvisioner:
             OWNER: request.owner.name,
             LAUNCHED: str(int(self._clients.clock.now())),
         }
-        return Allocation(TARGET, request.job_id, request.attempt, request.token, launch.machines, details)
+        machines = {node.node: launch.machines[node.node] for node in request.nodes}
+        return Allocation(TARGET, request.job_id, request.attempt, request.token, machines, details)
 
     def observe(self, allocation: Allocation) -> list[NodeState]:
         """EC2's states, at most a few seconds old; one call a region for all who ask within that time.
@@ -97,6 +98,12 @@ class AwsProvisioner:
         with self._logged_in():
             for where in [region] if region else self._enabled_regions():
                 Ending(self._clients, self._sightings, where, allocation.token, owner, machines).run()
+
+    def remove(self, allocation: Allocation, nodes: Collection[str]) -> None:
+        """A call for each: EC2 ends none if it does not know one of them any more."""
+        with self._logged_in():
+            for node in nodes:
+                terminate(self._clients, allocation.details[REGION], [allocation.machines[node]])
 
     def find(self, owner: Owner) -> list[Allocation]:
         """Every launch of which anything is left, in all regions of the account: two calls a region.

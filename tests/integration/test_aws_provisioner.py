@@ -379,6 +379,18 @@ def test_all_machines_or_none(aws: Aws, provisioner: AwsProvisioner) -> None:
     assert {state.phase for state in another().observe(allocation)} == {"running"}
 
 
+def test_many_machines_are_asked_for_at_once_but_not_before_one_was_got(aws: Aws, provisioner: AwsProvisioner) -> None:
+    zone, nodes = zone_name("use1-az1"), [node(f"worker-{rank}.1", rank=rank) for rank in range(10)]
+    aws.control.set_capacity("g4dn.xlarge", zone, "on-demand", 7)
+    assert refused(provisioner, request(*nodes)).error_class == "capacity"
+    assert len(aws.control.calls("RunInstances")) == 9, "one, four, and four of which two were refused"
+    assert left() == {}
+    aws.control.set_capacity("g4dn.xlarge", zone, "on-demand", 10)
+    allocation = provisioner.launch(request(*nodes))
+    assert list(allocation.machines) == [one.node for one in nodes]
+    assert len(aws.control.instances(running=True)) == 10
+
+
 def test_a_replacement_that_cannot_be_had_leaves_the_others_alone(aws: Aws, provisioner: AwsProvisioner) -> None:
     first = provisioner.launch(request(node(), node("worker-1.1", rank=1), node("worker-2.1", rank=2)))
     for lost in ("worker-1.1", "worker-2.1"):
