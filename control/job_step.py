@@ -43,6 +43,8 @@ class Memory:
     """The attempt whose stop.json this process has written."""
     machines_gone: bool = False
     """All machines of the attempt, when they were last looked at."""
+    unasked: int = 0
+    """The attempt that this process is going to be the first to ask machines for."""
 
 
 @dataclass(slots=True)

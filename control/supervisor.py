@@ -176,6 +176,7 @@ class Supervisor:
         """An error in one job is told in its events and never stops the others."""
         try:
             if not self._leases.hold(job):
+                watched.memory.unasked = 0  # somebody else may ask
                 self._rest(watched)
                 return
             changed = Step(self._tools, watched.memory, job, attempt).take()
