@@ -87,11 +87,15 @@ class Record:
     def from_bytes(cls, data: bytes) -> Self:
         """Raises JobDirError if the bytes are no such record."""
         try:
-            value: Mapping[str, Any] = json.loads(data)
-            fields = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]  # every Record is a dataclass
-            return cls(**{name: value[name] for name in value if name in fields})
+            return cls.from_value(json.loads(data))
         except (ValueError, TypeError) as error:
             raise JobDirError(f"not a {cls.__name__}: {error}") from error
+
+    @classmethod
+    def from_value(cls, value: Mapping[str, Any]) -> Self:
+        """From what was JSON in another record. Raises TypeError if it is no such record."""
+        fields = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]  # every Record is a dataclass
+        return cls(**{name: value[name] for name in value if name in fields})
 
     def to_bytes(self) -> bytes:
         return json.dumps(dataclasses.asdict(self), sort_keys=True, separators=(",", ":")).encode()  # type: ignore[call-overload]
@@ -235,7 +239,10 @@ class Progress(Record):
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat(Record):
-    """heartbeat.json, rewritten about once a second; `sequence` tells a live node without comparing clocks."""
+    """heartbeat.json, rewritten every second or, in an object store, every 3.
+
+    `sequence` tells a live node without comparing clocks.
+    """
 
     sequence: int
     time: float

@@ -32,6 +32,7 @@ BUFFER_BYTES = 8 << 20
 
 _GATHER_S = 0.05  # a line waits so long for others to go with it
 _INTERVAL_S = (0.15, 1.0)  # between two writes: at first, and when the output goes on and on
+_FAR_INTERVAL_S = (0.15, 1.5)  # likewise in an object store, where each costs money
 _IDLE_S = 3.0  # after so long a silence the interval is short again
 _RETRY_S = (0.2, 5.0)
 _CLOCKS_APART_S = 600.0  # how far a machine's clock and the store's may differ
@@ -117,10 +118,11 @@ class LogWriter:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        interval, last = _INTERVAL_S[0], -_IDLE_S
+        least, most = _INTERVAL_S if self._job_dir.folder is not None else _FAR_INTERVAL_S
+        interval, last = least, -_IDLE_S
         while self._wait_for_lines(last, interval):
             idle = time.monotonic() - last > _IDLE_S
-            interval = _INTERVAL_S[0] if idle else min(interval * 1.25, _INTERVAL_S[1])
+            interval = least if idle else min(interval * 1.25, most)
             self._member = self._next_member()
             self._write_member()
             last = time.monotonic()
