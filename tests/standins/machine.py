@@ -71,6 +71,8 @@ class Machine:
         self.calls: list[str] = []
         """What the shims were called with, a line each."""
         self._user_data, self._environ, self._ended = user_data, dict(environ), ended
+        self.booted = threading.Event()
+        """Set once cloud-init has done its part."""
         self._commands = _Commands(self._command)
         self._lock = threading.RLock()
         self._boots = 0
@@ -90,6 +92,7 @@ class Machine:
                 self._commands.__enter__()
                 self._install()
             self._boots, self._on, self._going = self._boots + 1, True, ""
+            self.booted.clear()
             threading.Thread(target=self._boot, args=(self._boots,), daemon=True).start()
 
     def cut_power(self) -> None:
@@ -103,6 +106,23 @@ class Machine:
         for process in self._services.values():
             process.wait()
         self._services.clear()
+
+    def shut_down(self, ending: Ending = "off") -> list[int]:
+        """Services are asked to end, as at any shutdown, then the power goes; the services' exit codes."""
+        with self._lock:
+            if not self._on:
+                return []
+            self._going = "reboot" if ending == "reboot" else "poweroff"
+            services = [(self._service(name), process) for name, process in self._services.items()]
+        for service, process in services:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(service.stop_s)
+        self.cut_power()
+        if self._ended is not None:
+            self._ended(ending)
+        return [process.returncode for _, process in services]
 
     def dispose(self) -> None:
         """It will not boot again; the disk is deleted by whoever made the folder it lies in."""
@@ -137,6 +157,8 @@ class Machine:
         except (cloud_config.UserDataError, systemd.UnitError, OSError) as error:
             if self._on:
                 self._complain(str(error))
+        finally:
+            self.booted.set()
 
     def _per_boot(self) -> Sequence[Path]:
         folder = self.root / "var/lib/cloud/scripts/per-boot"
@@ -252,25 +274,9 @@ class Machine:
         with self._lock:
             if self._timer is not None:
                 self._timer.cancel()
-            self._timer = threading.Timer(seconds, self._end, args=(ending,))
+            self._timer = threading.Timer(seconds, self.shut_down, args=(ending,))
             self._timer.daemon = True
             self._timer.start()
-
-    def _end(self, ending: Ending) -> None:
-        """Services are asked to end, as at any shutdown; then the power goes."""
-        with self._lock:
-            if not self._on:
-                return
-            self._going = "reboot" if ending == "reboot" else "poweroff"
-            services = [(self._service(name), process) for name, process in self._services.items()]
-        for service, process in services:
-            if process.poll() is None:
-                process.send_signal(signal.SIGTERM)
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(service.stop_s)
-        self.cut_power()
-        if self._ended is not None:
-            self._ended(ending)
 
     # -- services
 
