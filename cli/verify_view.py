@@ -20,6 +20,10 @@ _CAUSES = (
     ("variable ", "is not saved: keep it in ckpt.state if the training depends on it"),
 )
 """What an unsaved thing's kind means; the likeliest causes first."""
+_NONE_FOUND = (
+    "none was found in what the program holds: look at random augmentation inside of DataLoader workers (SeededDataset "
+    "makes it repeatable), and at files and threads of the program's own"
+)
 _SOURCES = (
     ("random/python", "Python's random"),
     ("random/numpy", "NumPy's global generator"),
@@ -66,17 +70,18 @@ def likely_causes(verdict: Verdict) -> list[str]:
     drawn = [name for prefix, name in _SOURCES if any(key.startswith(prefix) for key in keys)]
     if drawn:
         found.append(f"{' and '.join(drawn)} went another way: what draws, or how often, differs after resuming")
-    return found[:_SHOWN] or ["none was found in what the program holds: look at files and threads of its own"]
+    return found[:_SHOWN] or [_NONE_FOUND]
 
 
 def _of_chance(comparison: dict[str, Any], keys: list[str]) -> list[str]:
     drawn = [name for prefix, name in _SOURCES if any(key.startswith(prefix) for key in keys)]
     suspects = [name for name in comparison["suspects"] if name.startswith("generator ")]
+    unseeded = [name for prefix, name in _SOURCES if any(key.startswith(prefix) for key in comparison["unseeded"])]
+    seeds = list(dict.fromkeys(unseeded + drawn + suspects))
     if comparison["first_step"] == 0:
-        seeds = drawn + suspects
         return [f"not seeded, or by chance: {', '.join(seeds)}"] if seeds else ["the program begins from other values"]
     return [
-        *(f"{name} is not seeded" for name in suspects),
+        *(f"{name} is not seeded" for name in unseeded + suspects),
         *(f"{name} goes another way each time" for name in drawn),
         "kernels that are not deterministic (torch.use_deterministic_algorithms), threads, the time, or set order",
     ]

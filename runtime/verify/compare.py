@@ -54,6 +54,10 @@ class Comparison:
     """Tensors and values compared in the final checkpoint."""
     metrics: list[str] = field(default_factory=list)
     """What differs in the metrics."""
+    unseeded: list[str] = field(default_factory=list)
+    """Random generators, such as "random/python", that were in other states from the start: that they differ says
+    nothing by itself, for a program need not seed what it does not use.
+    """
 
 
 def compare(a: Path, b: Path) -> Comparison:
@@ -66,9 +70,11 @@ def compare(a: Path, b: Path) -> Comparison:
     if ours is None or theirs is None:
         result.problem = f"{'the undisturbed' if ours is None else 'the resumed'} run has left no final checkpoint"
         return result
-    result.final, result.compared = _differences(ours, theirs)
+    traces = list(read_trace(a / "trace.jsonl")), list(read_trace(b / "trace.jsonl"))
+    result.unseeded = _unseeded(*traces)
+    result.final, result.compared = _differences(ours, theirs, aside=result.unseeded)
     result.metrics = _metric_differences(_rows(a), _rows(b))
-    _compare_traces(result, list(read_trace(a / "trace.jsonl")), list(read_trace(b / "trace.jsonl")))
+    _compare_traces(result, *traces)
     result.agree = not result.final and not result.metrics
     return result
 
@@ -86,9 +92,11 @@ def _final(run: Path) -> dict[str, Any] | None:
     return load(Files(store, names[0], commit), 0, 1, Placements({}), None) if commit.finished else None
 
 
-def _differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> tuple[list[dict[str, Any]], int]:
+def _differences(
+    ours: Mapping[str, Any], theirs: Mapping[str, Any], *, aside: Sequence[str]
+) -> tuple[list[dict[str, Any]], int]:
     a, b = digests_of(ours), digests_of(theirs)
-    keys = [key for key in [*a, *(key for key in b if key not in a)] if _is_result(key)]
+    keys = [key for key in [*a, *(key for key in b if key not in a)] if _is_result(key) and _source(key) not in aside]
     different = [key for key in keys if a.get(key) != b.get(key)]
     _, leaves = flatten(dict(ours), "")
     _, others = flatten(dict(theirs), "")
@@ -145,12 +153,28 @@ def _compare_traces(result: Comparison, a: Sequence[Moment], b: Sequence[Moment]
             aside = (key for key in different if key in known and key.startswith((UNSAVED, *_OWN)))
             suspects.update(dict.fromkeys(key for key in aside if not begun or not key.startswith(_VARIABLE)))
             begun = True
-        saved = [key for key in different if not key.startswith((UNSAVED, *_OWN))]
+        # What a program under `run` does not read: its place is in objects/program/place.
+        unread = ("position/",) if any(key.startswith(_OWN) for key in ours.digests) else ()
+        saved = [key for key in different if not key.startswith((UNSAVED, *_OWN, *unread))]
+        saved = [key for key in saved if _source(key) not in result.unseeded]
         if any(not key.startswith("position/") for key in saved):  # a place that nobody reads may be told otherwise
             result.first_step = theirs.step
             result.first_keys = sorted(saved, key=lambda key: not key.startswith(_STATE))[:_SHOWN]
             break
     result.suspects = [key.removeprefix(UNSAVED) for key in suspects][:_SHOWN]
+
+
+def _unseeded(a: Sequence[Moment], b: Sequence[Moment]) -> list[str]:
+    if not a or not b:
+        return []
+    different = _different(a[0].digests, b[0].digests) if a[0].step == b[0].step else ()
+    return sorted({_source(key) for key in different if key.startswith("random/")})
+
+
+def _source(key: str) -> str:
+    """Of what is below "random/", now or at the epoch's start, the generator."""
+    parts = key.removeprefix("position/").split("/")
+    return "/".join(parts[:3] if parts[1:2] in (["cuda"], ["generators"]) else parts[:2])
 
 
 def _different(a: Mapping[str, str], b: Mapping[str, str]) -> Iterator[str]:

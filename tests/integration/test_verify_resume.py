@@ -166,5 +166,17 @@ def _running_in(folder: Path) -> list[str]:
 @pytest.mark.parametrize(("kind", "cause"), [("scheduler", "scheduler __main__.sched"), ("ema", "model __main__.ema")])
 def test_objects_that_were_forgotten_are_named(tmp_path: Path, kind: str, cause: str) -> None:
     code, found = verify(tmp_path, kind, "--at", "6", text=TORCH)
-    assert (code, found["outcome"]) == (1, "differ")
-    assert found["causes"][0].startswith(cause)
+    assert (code, found["outcome"]) == (1, "differ"), found
+    assert found["causes"][0].startswith(cause), found
+
+
+@pytest.mark.parametrize(("kind", "code", "outcome"), [("exact", 0, "agree"), ("uses", 4, "not-deterministic")])
+def test_what_is_not_seeded_counts_only_where_it_is_used(tmp_path: Path, kind: str, code: int, outcome: str) -> None:
+    program = PROGRAM.replace("random.seed(1); np.random.seed(2)", "")
+    program = program.replace(
+        "drawn = random.random() + np.random.rand()", "drawn = step if kind == 'exact' else random.random()"
+    )
+    got, found = verify(tmp_path, kind, text=program)
+    assert (got, found["outcome"]) == (code, outcome), found
+    assert found["comparison"]["unseeded"] == ["random/numpy", "random/python"]
+    assert not found["causes"] or "Python's random" in found["causes"][0]
