@@ -340,7 +340,7 @@ class JobDir:
         except (BaseError, OSError, ValueError) as error:
             if self._is_moved(error):
                 return self._call(doing, call)
-            raise JobDirError(f"{self.url}: {doing} failed: {self._explain(error)}") from error
+            raise JobDirError(f"{self.url}: {doing} failed: {self._explain(error, doing)}") from error
 
     def _is_moved(self, error: Exception) -> bool:
         """Whether the bucket was looked for in a wrong region; it is asked where it is from now on."""
@@ -349,18 +349,21 @@ class JobDir:
         self._store, self._bulk = self._connect(_CLIENT, _RETRY), None
         return True
 
-    def _explain(self, error: Exception) -> str:
-        return s3.explain(self.url, self._in_full(error)) if self.url.startswith("s3:") else _cause(error)
+    def _explain(self, error: Exception, doing: str) -> str:
+        return s3.explain(self.url, self._in_full(error), doing) if self.url.startswith("s3:") else _cause(error)
 
     def _in_full(self, error: Exception) -> str:
-        """What the store says; an answer to HEAD says nothing, so it is asked again in another way."""
-        text = _cause(error)
+        """All that the store says; an answer to HEAD says nothing, so it is asked again in another way.
+
+        All of it: S3's word of what is wrong stands behind a line break of its XML.
+        """
+        text = str(error).strip()
         if self._store is None or s3.has_code(text) or "Error performing HEAD" not in text:
             return text
         try:
             obstore.list_with_delimiter(self._store, "")
         except (BaseError, OSError) as told:
-            return _cause(told)
+            return str(told).strip()
         return text
 
 

@@ -46,7 +46,15 @@ ADVICE: Mapping[str, str] = {
 }
 """Code of S3's answer -> what is wrong and what to do. Codes: S3 API reference, "Error responses"."""
 
-_CODE = re.compile("<Code>(.*?)</Code>")
+_CODE = re.compile(r"<Code>(\w+)</Code>|\(code: (\w+)\)")
+_ACTIONS = {
+    "reading": "s3:GetObject",
+    "creating": "s3:PutObject",
+    "writing": "s3:PutObject",
+    "listing": "s3:ListBucket",
+    "deleting": "s3:DeleteObject",
+}
+"""What is being done -> the permission it takes."""
 _ELSEWHERE = re.compile("redirect without LOCATION|AuthorizationHeaderMalformed|PermanentRedirect|IllegalLocation")
 _PROVIDER = re.compile(r"External AWS credential provider: \w+: (.*)")
 _IMDS = re.compile("/latest/(api/token|meta-data/iam)")
@@ -132,11 +140,15 @@ def find_region(bucket: str) -> str | None:
         return None
 
 
-def explain(url: str, message: str) -> str:
-    """What S3's or obstore's message means to people; the message itself, where nothing better is known."""
-    code = _CODE.search(message)
-    if code and code[1] in ADVICE:
-        return f"{ADVICE[code[1]]} ({code[1]})"
+def explain(url: str, message: str, doing: str = "") -> str:
+    """What S3's or obstore's whole message means to people; its first line, where nothing better is known.
+
+    `doing` begins with a word of _ACTIONS, such as "reading job.json".
+    """
+    code = next((word for found in _CODE.finditer(message) for word in found.groups() if word), "")
+    if code in ADVICE:
+        action = _ACTIONS.get(doing.partition(" ")[0], "") if code == "AccessDenied" else ""
+        return f"{ADVICE[code]} ({code}{f': {action}' if action else ''})"
     provider = _PROVIDER.search(message)
     if provider:
         return f"no AWS credentials can be had: {provider[1]}"
@@ -145,7 +157,7 @@ def explain(url: str, message: str) -> str:
         return f"{NO_CREDENTIALS}{hint}"
     if _ELSEWHERE.search(message):
         return f"the bucket {_bucket(url)} is in another region than the one asked: set AWS_REGION to the bucket's"
-    return message
+    return message.partition("\n")[0]
 
 
 def has_code(message: str) -> bool:

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ...jobspecs import catalog
 from ..base import ProvisionError
+from ..clock import SystemClock
+from .clients import told
 
 if TYPE_CHECKING:
     from types_boto3_ec2 import EC2Client
@@ -82,13 +84,12 @@ def limit(service_quotas: ServiceQuotasClient, quota: Quota) -> float:
 
 
 def _check_one(ec2: EC2Client, service_quotas: ServiceQuotasClient, region: str, quota: Quota, needed: int) -> None:
-    from botocore.exceptions import BotoCoreError, ClientError
-
     try:
-        allowed = limit(service_quotas, quota)
-        used = _used(ec2, quota) if needed <= allowed else 0
-    except (BotoCoreError, ClientError, KeyError) as error:
-        _say_once(region, quota.code, f"{type(error).__name__}: {error}")
+        with told(f"ask for quota {quota.code} of {region}", SystemClock()):
+            allowed = limit(service_quotas, quota)
+            used = _used(ec2, quota) if needed <= allowed else 0
+    except (ProvisionError, KeyError) as error:
+        _say_once(str(error))
         return
     if used + needed <= allowed:
         return
@@ -142,5 +143,5 @@ def _rows() -> Iterator[dict[str, str]]:
 
 
 @cache
-def _say_once(region: str, code: str, reason: str) -> None:
-    log.warning("quota %s of %s is not checked before launching: %s", code, region, reason)
+def _say_once(reason: str) -> None:
+    log.warning("not checked before launching: %s", reason)

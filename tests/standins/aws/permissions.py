@@ -155,14 +155,19 @@ def _made(call: Call, name: str, kind: str) -> Iterator[_Ask]:
 
 
 def _about(account: Account, call: Call, name: str) -> Iterator[_Ask]:
-    """Something that is there; what is not there is refused as such, by whoever answers the call."""
+    """Something that is there; what is not there has no tags. (How EC2 judges that is written nowhere.)"""
+    asked = False
     for parameter, kind in _PARAMETER_OF.items():
         named = [call.params[parameter]] if parameter in call.params else numbered(call.params, parameter)
         for one in named:
+            asked = True
             yield _Ask(name, _arn(call, kind, one), _tags(moto_side.ec2(call.region).tags.get(one, {})))
     if "GroupName" in call.params:
+        asked = True
         group = account.groups.get(f"{call.region}/{call.params['GroupName']}", {"tags": {}})
         yield _Ask(name, _arn(call, "placement-group", call.params["GroupName"]), _tags(group["tags"]))
+    if not asked:
+        yield _Ask(name)
 
 
 def _iam(call: Call, name: str) -> Iterator[_Ask]:

@@ -1,0 +1,413 @@
+"""docs/aws-permissions.md, enforced over the wire: its policies are enough, and no action in them is too much.
+
+The policies are read from the page. Every action belongs to the step that needs it; without it, that step complains,
+names the action and the page, and leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import logging
+import re
+import time
+from collections.abc import Callable, Iterator
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+
+import cloudgpu
+from cloudgpu.jobspecs.plan import Offer, RoleOffer
+from cloudgpu.provisioners import AgentFile, Allocation, LaunchRequest, NodeRequest, Owner, ProvisionError, tags
+from cloudgpu.provisioners.aws import catalog, collect, quotas
+from cloudgpu.provisioners.aws.clients import Clients
+from cloudgpu.provisioners.aws.identity import machine_policy
+from cloudgpu.provisioners.aws.provisioner import AwsProvisioner
+from cloudgpu.runtime.jobdir import JobDir, JobDirError
+from cloudgpu.tests.standins.aws import Aws
+
+PAGE = Path(cloudgpu.__file__).parent / "docs" / "aws-permissions.md"
+ALL = "docs/aws-permissions.md"
+BUCKET = "my-bucket"
+TOKEN = "0123456789abcdef" * 2
+REGION = "us-east-1"
+Policy = dict[str, Any]
+
+
+def policies() -> dict[str, Policy]:
+    """Heading of the page -> the policy below it."""
+    sections = re.split(r"^## ", PAGE.read_text(), flags=re.MULTILINE)[1:]
+    found = {}
+    for section in sections:
+        blocks = re.findall(r"```json\n(.*?)```", section, re.DOTALL)
+        assert len(blocks) <= 1
+        if blocks:
+            found[section.partition("\n")[0]] = json.loads(blocks[0])
+    return found
+
+
+LAUNCH, S3, MORE, MACHINES = policies().values()
+
+
+def actions(policy: Policy) -> set[str]:
+    listed = [statement["Action"] for statement in policy["Statement"]]
+    return {action for one in listed for action in (one if isinstance(one, list) else [one])}
+
+
+def without(policy: Policy, action: str) -> Policy:
+    """The policy without one of its actions; and as moto can judge it.
+
+    It knows no s3:prefix, and judges S3's DeleteObjects (many keys in a call) by the bucket instead of by the keys.
+    """
+    changed = copy.deepcopy(policy)
+    for statement in list(changed["Statement"]):
+        listed = statement["Action"] if isinstance(statement["Action"], list) else [statement["Action"]]
+        statement["Action"] = [one for one in listed if one != action] or ["none:Nothing"]
+        if "s3:ListBucket" in listed:
+            statement.pop("Condition", None)
+        if "s3:DeleteObject" in statement["Action"]:
+            changed["Statement"].append(
+                {"Effect": "Allow", "Action": "s3:DeleteObject", "Resource": f"arn:aws:s3:::{BUCKET}"}
+            )
+    return changed
+
+
+class FastClock:
+    """Real time, but pauses are short."""
+
+    def __init__(self) -> None:
+        self._skipped = 0.0
+
+    def now(self) -> float:
+        return time.time()
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self._skipped
+
+    def sleep(self, seconds: float) -> None:
+        self._skipped += seconds
+
+
+class Account:
+    """The stand-in, with a user who has nothing but the page's policies."""
+
+    def __init__(self, aws: Aws) -> None:
+        self.aws = aws
+        aws.control.reset()
+        boto3.client("s3").create_bucket(Bucket=BUCKET)
+        self.iam: Any = boto3.client("iam")
+        self.ec2: Any = boto3.client("ec2")
+        self.iam.create_user(UserName="submitter")
+        self.key = self.iam.create_access_key(UserName="submitter")["AccessKey"]
+        self.clock = FastClock()
+
+    def permit(self, monkeypatch: pytest.MonkeyPatch, action: str = "") -> None:
+        """From now on whoever calls is that user, without one action."""
+        for name, policy in {"launch": LAUNCH, "bucket": S3, "more": MORE}.items():
+            document = json.dumps(without(policy, action))
+            self.iam.put_user_policy(UserName="submitter", PolicyName=name, PolicyDocument=document)
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", self.key["AccessKeyId"])
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", self.key["SecretAccessKey"])
+        self.aws.control.enforce()
+
+    def relax(self) -> None:
+        self.aws.control.enforce(False)
+
+    def provisioner(self) -> AwsProvisioner:
+        return AwsProvisioner(clock=self.clock)
+
+    def clients(self) -> Clients:
+        return Clients(clock=self.clock)
+
+    def left(self) -> list[str]:
+        """What there is of ours."""
+        self.relax()
+        return [f"{thing.kind} {thing.id}" for left in collect.find([REGION]).leftovers for thing in left.things]
+
+
+def request(**changes: Any) -> LaunchRequest:
+    """Two machines with Elastic Fabric Adapters on Spot: there is nothing that a launch makes and this does not."""
+    nodes = tuple(
+        NodeRequest(f"worker-{index}.1", "worker", index, index, "p4d.24xlarge", "A100-40GB", Fraction(8))
+        for index in range(2)
+    )
+    base = LaunchRequest(
+        job_id="digits-k3v9x2ma",
+        attempt=1,
+        token=TOKEN,
+        owner=Owner("cloudgpu-tester"),
+        job_dir=f"s3://{BUCKET}/jobs/digits-k3v9x2ma",
+        job_sha256="0" * 64,
+        region=REGION,
+        zone="use1-az2",
+        market="spot",
+        disk_gb=100.0,
+        nodes=nodes,
+        lifetime_s=3_600,
+        expires=2_000_000_000.0,
+        agent=AgentFile("agent/abc.pyz", "a" * 64, "x86_64"),
+    )
+    return dataclasses.replace(base, **changes)
+
+
+def labels() -> list[dict[str, str]]:
+    return [{"Key": key, "Value": value} for key, value in tags.launch_tags(request()).items()]
+
+
+# --- the steps: each returns what it complains of ---------------------------------------------------------------------
+
+
+def launch(account: Account) -> list[str]:
+    try:
+        account.provisioner().launch(request())
+    except ProvisionError as error:
+        assert error.error_class == "auth"
+        return [str(error)]
+    return []
+
+
+def launch_reserved(account: Account) -> list[str]:
+    try:
+        account.provisioner().launch(request(market="reservation"))
+    except ProvisionError as error:
+        return [str(error)] if error.error_class == "auth" else []
+    return []
+
+
+def launched() -> Allocation:
+    details = {"region": REGION, "owner": "cloudgpu-tester"}
+    return Allocation("aws", "digits-k3v9x2ma", 1, TOKEN, {"worker-0.1": "i-0"}, details)
+
+
+def observe(account: Account) -> list[str]:
+    try:
+        account.provisioner().observe(launched())
+    except ProvisionError as error:
+        return [str(error)]
+    return []
+
+
+def terminate(account: Account) -> list[str]:
+    try:
+        account.provisioner().terminate(dataclasses.replace(launched(), machines={}))
+    except ProvisionError as error:
+        return [str(error)]
+    return []
+
+
+def check_quota(account: Account) -> list[str]:
+    clients = account.clients()
+    quotas._say_once.cache_clear()
+    quotas.check(
+        clients.ec2(REGION),
+        clients.service_quotas(REGION),
+        region=REGION,
+        market="spot",
+        machine_types=["g4dn.xlarge"],
+    )
+    return []
+
+
+def ask_price(account: Account) -> list[str]:
+    role = RoleOffer("worker", 1, "g4dn.xlarge", "T4", Fraction(1), 4, 16.0, None)
+    offer = Offer("aws", REGION, None, "spot", (role,), 100.0, Decimal("0.01"), None, None)
+    account.provisioner().price(offer)
+    return []
+
+
+def collect_all(account: Account) -> list[str]:
+    clients = account.clients()
+    found = collect.find([REGION], clients)
+    complaints = list(found.missed.values())
+    for left in found.leftovers:
+        try:
+            collect.remove(left, clients)
+        except ProvisionError as error:
+            complaints.append(str(error))
+    return complaints
+
+
+def refresh(account: Account) -> list[str]:
+    outcomes = catalog.refresh([REGION], lambda _done, _of: None, account.clients())
+    with_lock = list(outcomes)
+    return [outcome.reason for outcome in with_lock if outcome.state == "kept"]
+
+
+def use_job_dir(account: Account) -> list[str]:
+    try:
+        job_dir = JobDir(f"s3://{BUCKET}/jobs/digits-k3v9x2ma")
+        job_dir.put("job.json", b"{}")
+        assert job_dir.find("job.json") == b"{}"
+        assert job_dir.list("") == ["job.json"]
+        job_dir.delete("job.json")
+    except JobDirError as error:
+        return [str(error)]
+    return []
+
+
+STEPS: dict[str, tuple[Callable[[Account], list[str]], str]] = {
+    "launch": (
+        launch,
+        """ec2:AuthorizeSecurityGroupEgress ec2:AuthorizeSecurityGroupIngress ec2:CreatePlacementGroup
+        ec2:CreateSecurityGroup ec2:CreateTags ec2:DescribeImages ec2:DescribeRegions
+        ec2:DescribeSecurityGroups ec2:DescribeSubnets ec2:RunInstances iam:AddRoleToInstanceProfile
+        iam:CreateInstanceProfile iam:CreateRole iam:GetInstanceProfile iam:PassRole iam:PutRolePolicy
+        iam:TagInstanceProfile iam:TagRole ssm:GetParameters""",
+    ),
+    "observe": (observe, "ec2:DescribeInstances"),
+    "launch into a reservation": (launch_reserved, "ec2:DescribeCapacityReservations"),
+    "terminate": (
+        terminate,
+        """ec2:DeleteNetworkInterface ec2:DeletePlacementGroup ec2:DeleteSecurityGroup ec2:DeleteVolume
+        ec2:DescribeNetworkInterfaces ec2:DescribeVolumes ec2:TerminateInstances iam:DeleteInstanceProfile
+        iam:DeleteRole iam:DeleteRolePolicy iam:RemoveRoleFromInstanceProfile""",
+    ),
+    "quota": (check_quota, "servicequotas:GetServiceQuota"),
+    "price": (ask_price, "ec2:DescribeAvailabilityZones ec2:DescribeSpotPriceHistory"),
+    "gc": (
+        collect_all,
+        """ec2:CancelSpotInstanceRequests ec2:DescribePlacementGroups ec2:DescribeSpotInstanceRequests iam:GetRole
+        iam:ListInstanceProfiles iam:ListRolePolicies iam:ListRoles""",
+    ),
+    "catalog": (refresh, "ec2:DescribeInstanceTypeOfferings ec2:DescribeInstanceTypes pricing:GetProducts"),
+    "job dir": (use_job_dir, "s3:DeleteObject s3:GetObject s3:ListBucket s3:PutObject"),
+}
+UNTESTED = {"s3:AbortMultipartUpload"}
+"""The page says so: moto does not judge it."""
+TOLD_IN_LOG = {"quota", "price"}
+"""Steps that go on without."""
+PREPARED = {"terminate", "gc"}
+"""Steps that begin with machines that run."""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Aws]:
+    with Aws() as aws:
+        yield aws
+
+
+@pytest.fixture
+def account(server: Aws, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Account]:
+    server.control.reset()
+    for name, value in {**server.environ, "CLOUDGPU_HOME": str(tmp_path / "home")}.items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "home" / "catalog").mkdir(parents=True)
+    yield Account(server)
+    server.control.enforce(False)
+
+
+def prepare(account: Account) -> None:
+    """Machines that run, and what only an accident leaves."""
+    account.provisioner().launch(request())
+
+    def tagged(kind: str) -> list[Any]:
+        return [{"ResourceType": kind, "Tags": labels()}]
+
+    account.ec2.create_volume(AvailabilityZone="us-east-1a", Size=1, TagSpecifications=tagged("volume"))
+    [group] = [
+        one["GroupId"]
+        for one in account.ec2.describe_security_groups()["SecurityGroups"]
+        if one["GroupName"].endswith(TOKEN)
+    ]
+    subnet = account.ec2.describe_subnets()["Subnets"][0]["SubnetId"]
+    account.ec2.create_network_interface(SubnetId=subnet, Groups=[group], TagSpecifications=tagged("network-interface"))
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.message for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def run(account: Account, step: str, monkeypatch: pytest.MonkeyPatch, without_action: str = "") -> list[str]:
+    if step in PREPARED:
+        prepare(account)
+    account.permit(monkeypatch, without_action)
+    return STEPS[step][0](account)
+
+
+def test_every_action_of_the_page_belongs_to_a_step() -> None:
+    told = {action for _, listed in STEPS.values() for action in listed.split()}
+    assert told | UNTESTED == actions(LAUNCH) | actions(S3) | actions(MORE)
+    everything = [action for _, listed in STEPS.values() for action in listed.split()]
+    assert len(everything) == len(told)
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_with_the_policies_everything_works(
+    account: Account, step: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert run(account, step, monkeypatch) == []
+    assert step not in TOLD_IN_LOG or warnings(caplog) == []
+    if step in PREPARED:
+        assert account.left() == []
+
+
+@pytest.mark.parametrize(
+    ("step", "action"), [(step, action) for step, (_, listed) in STEPS.items() for action in listed.split()]
+)
+def test_without_an_action_its_step_names_it(
+    account: Account, step: str, action: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    complaints = run(account, step, monkeypatch, action)
+    complaints += warnings(caplog) if step in TOLD_IN_LOG else []
+    assert complaints, f"{step} works without {action}: it is too much"
+    told = [one for one in complaints if action.partition(":")[2] in one]
+    assert told, complaints
+    assert ALL in told[0]
+    if step == "launch":
+        assert account.left() == []
+
+
+def test_a_submitter_can_neither_touch_other_machines_nor_launch_untagged_ones(
+    account: Account, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image = account.ec2.describe_images()["Images"][0]["ImageId"]
+    one = {"ImageId": image, "InstanceType": "t3.micro", "MinCount": 1, "MaxCount": 1}
+    [foreign] = account.ec2.run_instances(**one)["Instances"]
+    account.iam.create_role(RoleName="admin", AssumeRolePolicyDocument="{}")
+    account.permit(monkeypatch)
+    user = boto3.session.Session()
+    ec2: Any = user.client("ec2")
+    iam: Any = user.client("iam")
+    for call in (
+        lambda: ec2.terminate_instances(InstanceIds=[foreign["InstanceId"]]),
+        lambda: ec2.run_instances(**one),
+        lambda: ec2.create_tags(Resources=[foreign["InstanceId"]], Tags=labels()),
+        lambda: iam.put_role_policy(RoleName="admin", PolicyName="more", PolicyDocument="{}"),
+        lambda: iam.delete_role(RoleName="admin"),
+    ):
+        with pytest.raises(ec2.exceptions.ClientError, match=r"UnauthorizedOperation|AccessDenied"):
+            call()
+
+
+# --- the machines -----------------------------------------------------------------------------------------------------
+
+
+def test_the_page_shows_the_machines_policy_as_it_is_made() -> None:
+    assert machine_policy(request(), "aws") == MACHINES
+
+
+@pytest.mark.parametrize("action", ["", "s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:ListBucket"])
+def test_a_machine_reaches_its_job_s_folder_and_nothing_else(
+    account: Account, action: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    s3: Any = boto3.client("s3")
+    s3.put_object(Bucket=BUCKET, Key="jobs/other-job/job.json", Body=b"secret")
+    document = json.dumps(without(MACHINES, action))
+    account.iam.put_user_policy(UserName="submitter", PolicyName="machine", PolicyDocument=document)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", account.key["AccessKeyId"])
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", account.key["SecretAccessKey"])
+    account.aws.control.enforce()
+    complaints = use_job_dir(account)
+    assert bool(complaints) == bool(action), complaints
+    if not action:
+        other = JobDir(f"s3://{BUCKET}/jobs/other-job")
+        with pytest.raises(JobDirError):
+            other.put("job.json", b"changed")
+        clients = account.clients()
+        with pytest.raises(clients.ec2(REGION).exceptions.ClientError, match="not authorized"):
+            clients.ec2(REGION).describe_instances()
