@@ -78,15 +78,8 @@ class AwsProvisioner:
         A machine that no listing shows is `pending` while its launch is young, as listings lag; later it is gone: EC2
         shows those that have ended for about an hour.
         """
-        region, owner = allocation.details.get(REGION), allocation.details.get(OWNER)
-        if region is None:
-            message = f"the region of launch {allocation.token} is not known: it can be ended, not watched"
-            raise ProvisionError("invalid", message, scope="cloud")
         with self._logged_in():
-            if owner:
-                seen = self._sightings.of_owner(region, owner)
-            else:
-                seen = self._sightings.of_token(region, allocation.token)
+            _, seen = self._seen(allocation)
         return [self._state(allocation, node, seen.get(one)) for node, one in allocation.machines.items()]
 
     def terminate(self, allocation: Allocation) -> None:
@@ -100,10 +93,12 @@ class AwsProvisioner:
                 Ending(self._clients, self._sightings, where, allocation.token, owner, machines).run()
 
     def remove(self, allocation: Allocation, nodes: Collection[str]) -> None:
-        """A call for each: EC2 ends none if it does not know one of them any more."""
+        """A call for each that is not seen to be gone: EC2 ends none if it does not know one of them any more."""
         with self._logged_in():
-            for node in nodes:
-                terminate(self._clients, allocation.details[REGION], [allocation.machines[node]])
+            region, seen = self._seen(allocation)
+            for instance in (allocation.machines[node] for node in nodes):
+                if instance not in seen or not seen[instance].is_gone:
+                    terminate(self._clients, region, [instance])
 
     def find(self, owner: Owner) -> list[Allocation]:
         """Every launch of which anything is left, in all regions of the account: two calls a region.
@@ -153,6 +148,16 @@ class AwsProvisioner:
         for refusal in denied:
             log.warning("left out: %s", refusal)
         return found
+
+    def _seen(self, allocation: Allocation) -> tuple[str, Mapping[str, Sighting]]:
+        """The allocation's region, and what was seen there of its owner's machines."""
+        region, owner = allocation.details.get(REGION), allocation.details.get(OWNER)
+        if region is None:
+            message = f"the region of launch {allocation.token} is not known: it can be ended, not watched"
+            raise ProvisionError("invalid", message, scope="cloud")
+        if owner:
+            return region, self._sightings.of_owner(region, owner)
+        return region, self._sightings.of_token(region, allocation.token)
 
     def _state(self, allocation: Allocation, node: str, seen: Sighting | None) -> NodeState:
         if seen is not None:

@@ -254,6 +254,15 @@ def test_a_node_that_was_lost_is_replaced_and_nothing_else_is_touched(provisione
     assert left() == {}
 
 
+def test_a_machine_that_is_of_no_more_use_is_ended_alone(aws: Aws, provisioner: AwsProvisioner) -> None:
+    allocation = provisioner.launch(request(node(), node("worker-1.1", rank=1)))
+    for _ in range(2):
+        another().remove(allocation, ["worker-1.1"])
+    assert len(aws.control.calls("TerminateInstances")) == 1
+    [alive] = aws.control.instances(running=True)
+    assert alive.instance_id == allocation.machines["worker-0.1"]
+
+
 def test_after_its_end_a_launch_with_the_same_token_begins_anew(aws: Aws, provisioner: AwsProvisioner) -> None:
     first = provisioner.launch(request())
     provisioner.terminate(first)
