@@ -199,7 +199,7 @@ class Machine:
         if not path.exists():
             write(path, str(time.time() + lifetime_s).encode())
         left = min(lifetime_s, max(1.0, float(path.read_text()) - time.time()))
-        command("shutdown", "-P", f"+{max(1, -int(-left // 60))}")
+        command("shutdown", "-P", f"+{max(1, -int(-left // 60))}")  # the agent ends itself as well
         return float(left)
 
     def fetch(self, file: Path) -> None:
@@ -232,7 +232,7 @@ class Machine:
         """The machine is going down: whether for good is for systemd to say."""
         self.going_down = True
         jobs = command("systemctl", "list-jobs", "--no-legend")
-        if re.search(r"\b(reboot|kexec|soft-reboot)\.target\s+start", jobs):
+        if re.search(r"\b(reboot|kexec|soft-reboot)\.target\s+start", jobs or ""):
             self.rebooting.touch()
         if self.agent is None:
             sys.exit(0)
@@ -248,21 +248,23 @@ class Machine:
 
 def power_off() -> None:
     """The instance is then terminated, for it was launched so."""
-    with contextlib.suppress(AttributeError):
-        os.sync()
-    command("shutdown", "-P", "now")
+    os.sync()
+    for words in (("shutdown", "-P", "now"), ("systemctl", "poweroff", "--force"), ("poweroff", "-f")):
+        if command(*words) is not None:
+            return
 
 
-def command(*words: str) -> str:
-    """What it prints; trouble is said, never raised."""
+def command(*words: str) -> str | None:
+    """What it prints; None if it fails, which is said and never raised."""
     try:
         done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         say(f"{' '.join(words)}: {error}")
-        return ""
+        return None
     text = done.stdout.decode(errors="replace")
     if done.returncode:
         say(f"{' '.join(words)}: exit code {done.returncode}: {text.strip()}")
+        return None
     return text
 
 

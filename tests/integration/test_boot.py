@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+import dataclasses
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -12,6 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from email.utils import formatdate
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -241,6 +245,31 @@ class TestBoot:
         world.ends(world.boot())
         paths = next(line for line in world.log() if line.startswith("/somewhere"))
         assert paths.endswith("/needs")
+
+    def test_a_machine_whose_shutdown_fails_ends_all_the_same(self, world: World) -> None:
+        world.job("sleep 1")
+        machine = world.boot(lifetime_s=None)
+        machine.broken.add("shutdown")
+        world.ends(machine)
+        assert "systemctl poweroff --force" in machine.calls[machine.calls.index("shutdown -P now") :]
+
+    def test_images_with_an_old_python_can_read_the_bootstrap(self) -> None:
+        """It looks for a newer one by itself."""
+        script = files("cloudgpu.provisioners.boot").joinpath("bootstrap.py").read_text()
+        ast.parse(script, feature_version=(3, 8))
+
+    def test_an_image_with_none_that_is_new_enough_says_so(self, world: World, tmp_path: Path) -> None:
+        old = shutil.which("python3.9")
+        if old is None or subprocess.run([old, "-V"], capture_output=True, check=False).returncode:
+            pytest.skip("NOT CHECKED: there is no Python 3.9 here")
+        world.job("true")
+        script = files("cloudgpu.provisioners.boot").joinpath("bootstrap.py").read_text()
+        (tmp_path / "bootstrap.py").write_text(script)
+        (tmp_path / "boot.json").write_text(json.dumps(dataclasses.asdict(world.record())))
+        environ = {"PATH": str(tmp_path), "AWS_EC2_METADATA_SERVICE_ENDPOINT": world.imds.url}
+        real = subprocess.run([old, "-c", "import sys; print(sys.executable)"], capture_output=True, check=True).stdout
+        subprocess.run([real.decode().strip(), tmp_path / "bootstrap.py"], env=environ, capture_output=True, check=True)
+        assert "the image has Python 3.9" in world.result().reason
 
     def test_what_failed_says_so(self, world: World) -> None:
         world.job("exit 3")

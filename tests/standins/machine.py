@@ -70,6 +70,8 @@ class Machine:
         """What would have gone wrong on a real machine; tests assert that it is empty."""
         self.calls: list[str] = []
         """What the shims were called with, a line each."""
+        self.broken: set[str] = set()
+        """Those of SHIMS that fail."""
         self._user_data, self._environ, self._ended = user_data, dict(environ), ended
         self.booted = threading.Event()
         """Set once cloud-init has done its part."""
@@ -221,6 +223,8 @@ class Machine:
         """Exit code and output of one of SHIMS."""
         self.calls.append(shlex.join(words))
         name, *arguments = words
+        if name in self.broken:
+            return 1, f"{name}: it is broken\n"
         if name == "systemctl":
             return self._systemctl(arguments)
         if name == "shutdown":
