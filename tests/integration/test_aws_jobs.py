@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from cloudgpu.control.jobs import ensure_supervisor
 from cloudgpu.tests.standins.aws.jobs import TYPE, AwsJobs, aws_jobs
+from cloudgpu.tests.standins.local_jobs import stop_supervisor
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -96,6 +100,23 @@ def test_a_reboot_resumes_in_place(jobs: AwsJobs) -> None:
     begins = [line for line in jobs.log(job) if "begins at" in line]
     assert len(begins) == 2 and "begins at 0 " not in begins[1], jobs.story(job)
     assert total(100) in jobs.log(job)
+
+
+def test_the_submitters_computer_may_be_off_meanwhile(jobs: AwsJobs, tmp_path: Path) -> None:
+    job = jobs.submit(counting(30), text=RESOURCES + OFTEN)
+    jobs.wait_for(lambda: job.refresh().state == "running", job)
+    stop_supervisor()
+    jobs.wait_for(lambda: not jobs.instances(job, running=True), job)
+    assert [one.reason for one in jobs.instances(job)] == ["Client.InstanceInitiatedShutdown"]
+
+    command = [sys.executable, "-m", "cloudgpu", "logs", job.row.job_dir]
+    elsewhere = {**os.environ, "CLOUDGPU_HOME": str(tmp_path / "elsewhere")}
+    done = subprocess.run(command, env=elsewhere, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert total(30) in done.stdout
+
+    ensure_supervisor()
+    jobs.finish(job)
 
 
 # On several machines: every rank counts what all of them have. Its Python is the tests' own, which has torch.

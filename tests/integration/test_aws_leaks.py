@@ -4,8 +4,8 @@ kill -9 at every call of a launch and of a teardown that changes something: the 
 such call when it has done it, for every n until there is none. Then every answer is lost once, each call throttled
 twice, and answered with errors of the server. Machines do not boot here: a thread writes what agents would.
 
-With CLOUDGPU_LONG=1 machines boot, supervisors are `cloudgpu supervise`, kills fall before and after every call, also
-those that only look, and each fault hits one call at a time.
+With CLOUDGPU_LONG=1 supervisors are `cloudgpu supervise`, with pauses of full length, kills fall before and after every
+call, also those that only look, and each fault hits one call at a time as well.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def leaks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Leaks]:
     folder = tmp_path_factory.mktemp("leaks")
     (agents := folder / "agents").mkdir()
     zygote = Zygote(*IMPORTS)
-    with aws_jobs(folder, agents, boot=LONG) as jobs, contextlib.nullcontext() if LONG else Agents(jobs):
+    with aws_jobs(folder, agents, boot=False) as jobs, Agents(jobs):
         yield Leaks(jobs, zygote)
     zygote.close()
 
