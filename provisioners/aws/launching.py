@@ -107,7 +107,7 @@ class Launch:
         )
         if wants_efa(request.nodes) and subnets[0].public:
             log.warning(_ONE_ADAPTER, request.job_id, request.region, network.SUBNET_TAG)
-        profile, placement = self._make(subnets[0].vpc)
+        profile, placement = insist(lambda: self._make(subnets[0].vpc), self.clients.clock, PATIENCE_S)
         group = self.group.group if self.group else ""
         endpoint = self.clients.endpoint(request.region)
         refusals: list[ProvisionError] = []
@@ -144,7 +144,10 @@ class Launch:
         return ours, reservations
 
     def _make(self, vpc: str) -> tuple[str, str | None]:
-        """Group, role and placement group; the instance profile's ARN and the placement group's name."""
+        """Group, role and placement group; the instance profile's ARN and the placement group's name.
+
+        It may be repeated, and has to be: AWS may not know yet, in one call, what it has made in the one before.
+        """
         request = self.request
         ec2 = self.clients.ec2(request.region)
         # A cluster is in one zone: where EC2 chooses it, the first try would bind all others to it.

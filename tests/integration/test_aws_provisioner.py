@@ -442,6 +442,17 @@ def test_too_small_a_quota_is_told_before_anything_is_made(aws: Aws, provisioner
     assert not aws.control.calls("RunInstances") and not aws.control.calls("Create*")
 
 
+def test_what_was_made_just_now_may_not_be_known_to_the_next_call(aws: Aws, provisioner: AwsProvisioner) -> None:
+    for action in ("PutRolePolicy", "GetInstanceProfile", "AddRoleToInstanceProfile"):
+        aws.control.fail(action, error("NoSuchEntity", 404))
+    aws.control.fail("AuthorizeSecurityGroupIngress", error("InvalidGroup.NotFound", 400))
+    aws.control.fail("RunInstances", error("InvalidParameterValue", 400, "Profile x has no associated IAM Roles"))
+    allocation = provisioner.launch(request(node(), node("worker-1.1", rank=1)))
+    assert len(aws.control.instances()) == 2
+    provisioner.terminate(allocation)
+    assert left() == {}
+
+
 def test_a_new_profile_that_is_not_known_everywhere_is_waited_for(aws: Aws, provisioner: AwsProvisioner) -> None:
     aws.control.set_lag(0.0, profiles=0.3)
     assert len(provisioner.launch(request()).machines) == 1

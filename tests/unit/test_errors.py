@@ -64,6 +64,8 @@ CASES = [
         "transient",
         "region",
     ),
+    Case("aws", "InvalidParameterValue", 400, 'Profile "x" has no associated IAM Roles', "transient", "region"),
+    Case("aws", "NoSuchEntity", 404, "Instance Profile x cannot be found.", "transient", "region"),
     Case("aws", "InvalidParameterValue", 400, "Invalid value '0' for size", "invalid", "cloud"),
     Case("aws", "InvalidParameterValue", 400, "Invalid value 'p9.large' for InstanceType.", "not_offered", "region"),
     Case("aws", "AuthFailure.ServiceLinkedRoleCreationNotPermitted", 403, "no permission", "auth", "cloud"),
