@@ -119,6 +119,17 @@ def test_the_submitters_computer_may_be_off_meanwhile(jobs: AwsJobs, tmp_path: P
     jobs.finish(job)
 
 
+def test_a_machine_that_fails_is_replaced_by_another(jobs: AwsJobs) -> None:
+    job = jobs.submit(counting(60), text=RESOURCES + OFTEN)
+    jobs.wait_for(lambda: jobs.is_saved(job), job)
+    jobs.control.crash(jobs.instances(job)[0].instance_id)
+    jobs.finish(job)
+    assert [attempt.outcome for attempt in job.attempts()] == ["lost", "succeeded"], jobs.story(job)
+    begins = [line for line in jobs.log(job) if "begins at" in line]
+    assert "begins at 0 " not in begins[-1]
+    assert total(60) in jobs.log(job)
+
+
 # On several machines: every rank counts what all of them have. Its Python is the tests' own, which has torch.
 TOGETHER = """
 import os, time

@@ -17,6 +17,7 @@ import pytest
 from botocore.config import Config
 from botocore.exceptions import ClientError, ReadTimeoutError
 
+from cloudgpu.runtime.notices.aws import looks
 from cloudgpu.tests.standins.aws import Aws, AwsControl
 from cloudgpu.tests.standins.aws.control import KEY, environ
 from cloudgpu.tests.standins.faults import HANG, HTML, KILL_AFTER, KILL_BEFORE, LOSE, RESET, Fault, error
@@ -512,6 +513,30 @@ def test_a_notice_is_seen_on_the_machine_before_it_goes(account: Account) -> Non
     account.control.interrupt(instance["InstanceId"], 1.5)
     wait_for(lambda: '"action": "terminate"' in told(account, instance).console)
     wait_for(lambda: account.state(instance) == "terminated")
+
+
+def test_every_kind_of_notice_is_what_the_agent_looks_for(account: Account) -> None:
+    instance = boots(account, "sleep 600", spot=True)
+    identity, url = instance["InstanceId"], told(account, instance).imds
+    account.control.recommend_rebalance(identity)
+    event = {"Code": "system-reboot", "EventId": "e-1", "State": "active", "NotBefore": "21 Jan 2027 09:00:43 GMT"}
+    account.control.schedule_event(identity, event)
+    account.control.interrupt(identity)
+    asked = looks({"AWS_EC2_METADATA_SERVICE_ENDPOINT": url}, lambda _text: None)
+    assert {notice.kind for look in asked for notice in look.look()} == {
+        "spot-terminate",
+        "rebalance-recommendation",
+        "system-reboot",
+    }
+
+
+def test_a_crash_comes_without_notice(account: Account) -> None:
+    instance = boots(account, "echo here; sleep 600", spot=True)
+    root = wait_for(lambda: "here" in (seen := told(account, instance)).console and seen).root
+    account.control.crash(instance["InstanceId"])
+    assert processes_in(root) == []
+    seen = told(account, instance)
+    assert (seen.state, seen.reason, seen.running) == ("terminated", "Server.InternalError", False)
 
 
 @pytest.mark.parametrize(

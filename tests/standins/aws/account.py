@@ -144,7 +144,7 @@ class Account:
 
     def crash(self, instance_id: str) -> None:
         """The hardware fails: it is gone without a notice."""
-        self.end(instance_id, "Server.InternalError", "Server.InternalError: Internal error on launch")
+        self.end(instance_id, "Server.InternalError", "Server.InternalError: Internal error")
 
     def instances(self) -> list[dict[str, Any]]:
         """All that were launched, with what tests ask."""
