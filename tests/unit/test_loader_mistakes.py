@@ -14,6 +14,27 @@ HEAD = "name: job\nrun: python train.py\ncode: null\n"
 @pytest.mark.parametrize(
     ("added", "place", "message", "hint"),
     [
+        # inputs and outputs
+        (
+            "inputs: {data: bucket/digits}",
+            "4:16 bad-input",
+            "expected file://, s3://, gs:// or az:// and a folder, not `bucket/digits`",
+            "write data: s3://BUCKET/FOLDER",
+        ),
+        ("inputs: {../data: s3://b/d}", "4:10 bad-path", "`../data` leads out of the job's folder, or nowhere", ""),
+        (
+            "inputs: [data]",
+            "4:9 wrong-type",
+            "expected keys and values, not a list",
+            "write each as KEY: VALUE on its own line",
+        ),
+        (
+            "outputs: [results, /tmp/model]",
+            "4:20 bad-path",
+            "`/tmp/model` is not in the job's folder",
+            "write it relative to the folder of the code",
+        ),
+        ("outputs: .", "4:10 bad-path", "`.` leads out of the job's folder, or nowhere", ""),
         # keys
         (
             "acelerator: L4",
@@ -61,8 +82,8 @@ HEAD = "name: job\nrun: python train.py\ncode: null\n"
             "4:1 unknown-key",
             "there is no key `1` here",
             (
-                "known here: name, resources, roles, image, code, setup, run, args, env, launcher, job_dir, "
-                "checkpoint, retry, limits"
+                "known here: name, resources, roles, image, code, inputs, outputs, setup, run, args, env, launcher, "
+                "job_dir, checkpoint, retry, limits"
             ),
         ),
         # values out of their domain

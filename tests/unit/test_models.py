@@ -67,6 +67,8 @@ FULL: dict[str, Any] = {
         "disk": "1.5TB",
     },
     "code": None,
+    "inputs": {"data": "s3://bucket/digits", "/mnt/weights.pt": "gs://bucket/first.pt"},
+    "outputs": ["results", "model.pt"],
     "setup": ["pip", "install", "."],
     "run": "python train.py",
     "args": ["--epochs", "10"],

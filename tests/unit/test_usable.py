@@ -84,6 +84,13 @@ def test_a_plan_says_so_without_looking_for_credentials() -> None:
     assert "launches only on" in obstacle(spec(), "gcp", look=False)
 
 
+def test_inputs_that_machines_cannot_reach_are_refused() -> None:
+    job = {"name": "job", "run": "x", "job_dir": "s3://bucket/jobs", "inputs": {"data": "gs://bucket/data"}}
+    found = obstacle(JobSpec.model_validate(job), "aws", look=False)
+    assert found == "machines of aws cannot reach inputs.data, gs://bucket/data: they read from s3://"
+    assert obstacle(JobSpec.model_validate(job), "local", look=False) == ""
+
+
 def test_offers_of_unknown_price_cannot_be_held_to_a_cost() -> None:
     limited = JobSpec.model_validate({"name": "job", "run": "x", "limits": {"cost": "5 USD"}})
     dear = LOCAL._replace(price=None)
