@@ -1,9 +1,9 @@
 """What an error of a provider means: errors.csv says it, as data, for every cloud.
 
-Columns: `cloud` (`*`: any); `code`, `status` and `pattern` are what must be met, where they are not empty (`status` a
-number or `5xx`, `pattern` a regular expression that is searched for in the message, whatever its case); `class` and
-`scope` as in ProvisionError; `advice`: what the user can do; `source`: who says so. The first row that fits decides, so
-what is special stands before what is general. A group named `hints` in a pattern names zones that have capacity.
+Columns: `cloud` (`*`: any); `code` (one of several, separated by blanks), `status` (a number, or `5xx`) and `pattern`
+(a regular expression, searched for in the message whatever its case) are what must be met, where they are not empty;
+`class` and `scope` as in ProvisionError; `advice`: what the user can do; `source`: who says so. The first row that fits
+decides, so what is special stands before what is general. A group named `hints` in a pattern names zones with capacity.
 
 Codes that begin with `Client.` or `Server.` are reasons for which EC2 ended a machine; those that look like classes
 are botocore's exceptions. Codes rank before the status: EC2 answers 500 where it has no capacity.
@@ -28,7 +28,8 @@ class Rule(NamedTuple):
     """A row of errors.csv."""
 
     cloud: str
-    code: str
+    codes: frozenset[str]
+    """Empty: any."""
     status: str
     pattern: re.Pattern[str] | None
     error_class: ErrorClass
@@ -38,7 +39,7 @@ class Rule(NamedTuple):
 
     def match(self, cloud: str, code: str, status: int | None, message: str) -> re.Match[str] | None:
         """Whether the row speaks of this error, and where its pattern was found in the message; None: it does not."""
-        if self.cloud not in (cloud, "*") or self.code not in (code, "") or not self._fits(status):
+        if self.cloud not in (cloud, "*") or not self._fits(status) or (self.codes and code not in self.codes):
             return None
         return (self.pattern or _ANYTHING).search(message)
 
@@ -97,7 +98,7 @@ def _rule(row: dict[str, str]) -> Rule:
         raise ValueError(f"errors.csv: unknown class or scope in {row}")
     return Rule(
         cloud=row["cloud"],
-        code=row["code"],
+        codes=frozenset(row["code"].split()),
         status=row["status"],
         pattern=re.compile(row["pattern"], re.IGNORECASE) if row["pattern"] else None,
         error_class=cast("ErrorClass", row["class"]),

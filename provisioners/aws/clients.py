@@ -268,7 +268,7 @@ def _known_name(error: Exception) -> str:
     """The class that errors.csv may know: the first that is not a mere base."""
     from ..errors import rules
 
-    known = {rule.code for rule in rules()}
+    known = frozenset[str]().union(*(rule.codes for rule in rules()))
     return next((base.__name__ for base in type(error).__mro__ if base.__name__ in known), type(error).__name__)
 
 
