@@ -87,14 +87,14 @@ def command(
 
 
 def _targets(asked: Sequence[str]) -> list[str]:
-    from ..provisioners import launchable, leftovers
+    from ..provisioners import is_set_up, launchable
 
     known = sorted(launchable())
     for name in asked:
         if name not in known:
             hint = f"known: {', '.join(known)}"
             raise CommandError(f"--cloud {name}: nothing is launched there", hint=hint, exit_code=Exit.USAGE)
-    return list(dict.fromkeys(asked)) or [target for target in known if leftovers.usable(target)]
+    return list(dict.fromkeys(asked)) or [target for target in known if is_set_up(target)]
 
 
 def _remove(going: Sequence[Judged], now: float, *, others: bool, expired_only: bool) -> None:

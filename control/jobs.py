@@ -268,7 +268,7 @@ def list_jobs(active_only: bool = False, limit: int = 50) -> list[Job]:
 
 def orphans() -> list[Allocation]:
     """Machines tagged as ours whose job or attempt has ended, or is unknown. Raises ProvisionError."""
-    from ..provisioners import get_provisioner, launchable, leftovers
+    from ..provisioners import get_provisioner, is_set_up, launchable
     from ..provisioners.base import Owner
     from .submission import owner_name
 
@@ -276,7 +276,7 @@ def orphans() -> list[Allocation]:
     found = [
         allocation
         for target in sorted(launchable())
-        if leftovers.usable(target)
+        if is_set_up(target)
         for allocation in get_provisioner(target).find(Owner(owner_name()))
     ]
     # The store is read after the machines: one that was being got meanwhile is known by now.

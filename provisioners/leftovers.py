@@ -95,14 +95,6 @@ class Collector(Protocol):
     def remove(self, leftover: Leftover) -> None:
         """All of it; idempotent; returns when nothing bills any more. Raises ProvisionError."""
 
-    def could_be_used(self) -> bool:
-        """Whether there are credentials of some kind; asks nobody but files and the environment."""
-
-
-def usable(target: str) -> bool:
-    """Whether it makes sense to look there without being told to."""
-    return target not in _COLLECTORS or _collector(target).could_be_used()
-
 
 def find(target: str, owner: Owner, regions: Sequence[str] = ()) -> Found:
     """What a target has with our tags: of every owner in a cloud, of this one elsewhere. Raises ProvisionError."""

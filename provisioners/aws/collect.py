@@ -16,7 +16,7 @@ from ...jobspecs import catalog
 from .. import tags
 from ..base import ProvisionError
 from ..leftovers import Found, Leftover, Thing
-from .clients import HOME_REGION, Clients, could_be_used, told, tolerate
+from .clients import HOME_REGION, Clients, told, tolerate
 from .ending import Ending
 from .identity import PATH
 from .sightings import Sightings
@@ -24,8 +24,6 @@ from .sightings import Sightings
 if TYPE_CHECKING:
     from types_boto3_ec2 import EC2Client
     from types_boto3_iam import IAMClient
-
-__all__ = ["could_be_used", "find", "remove"]
 
 _REGIONS_AT_ONCE = 8
 _ENDING_S = 300.0

@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import boto3
+import botocore.session
 import pytest
+from botocore.loaders import create_loader
 
 import cloudgpu
 from cloudgpu.jobspecs.plan import Offer, RoleOffer
@@ -77,6 +79,16 @@ def without(policy: Policy, action: str) -> Policy:
     return changed
 
 
+LOADER = create_loader()
+"""Of botocore's models: a tenth of a second each, and every step has clients of its own."""
+
+
+def session() -> boto3.session.Session:
+    made = botocore.session.get_session()
+    made.register_component("data_loader", LOADER)
+    return boto3.session.Session(botocore_session=made)
+
+
 class FastClock:
     """Real time, but pauses are short."""
 
@@ -119,15 +131,16 @@ class Account:
         self.aws.control.enforce(False)
 
     def provisioner(self) -> AwsProvisioner:
-        return AwsProvisioner(clock=self.clock)
+        return AwsProvisioner(session(), self.clock)
 
     def clients(self) -> Clients:
-        return Clients(clock=self.clock)
+        return Clients(session(), self.clock)
 
     def left(self) -> list[str]:
         """What there is of ours."""
         self.relax()
-        return [f"{thing.kind} {thing.id}" for left in collect.find([REGION]).leftovers for thing in left.things]
+        found = collect.find([REGION], self.clients()).leftovers
+        return [f"{thing.kind} {thing.id}" for left in found for thing in left.things]
 
 
 def request(**changes: Any) -> LaunchRequest:
