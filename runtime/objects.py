@@ -41,7 +41,8 @@ _RETRY: RetryConfig = {"max_retries": 3, "retry_timeout": datetime.timedelta(sec
 _BULK_CLIENT: ClientConfig = _CLIENT | {"timeout": "90s"}
 _BULK_RETRY: RetryConfig = {"max_retries": 3, "retry_timeout": datetime.timedelta(seconds=120)}
 
-_HIDES_S = 60.0
+_HIDDEN_S = 60.0  # so long a listing that did not show a key is relied upon
+_HIDDEN_KEYS = 1_000  # that are remembered
 
 OnProgress = Callable[[int, int], None]
 """(bytes done, bytes in all)."""
@@ -98,8 +99,8 @@ class JobDir:
         self._store: ObjectStore | None = None
         self._bulk: ObjectStore | None = None
         """The same for large objects, with more patience, once it is needed."""
-        self._hides_until = 0.0
-        """Until then a refusal to read is taken to mean that there is nothing to be read; monotonic."""
+        self._hidden: dict[str, float] = {}
+        """Keys that a listing did not show; until then (monotonic) a refusal to read one means that it is not there."""
         scheme, colon, rest = self.url.partition("://")
         if not colon or scheme not in SCHEMES:
             raise JobDirError(f"{url} cannot be used as a job dir: expected a URL of {', '.join(SCHEMES)}")
@@ -315,9 +316,11 @@ class JobDir:
     def _hides_missing(self, store: ObjectStore, key: str) -> bool:
         """Whether a refusal to read means that there is no such object, by a listing of where it would be.
 
-        A listing costs a dozen times as much as a look: while one has shown it lately, it is taken to be so.
+        A listing costs a dozen times as much as a look: for a key that is looked for again and again it is made
+        once a minute.
         """
-        if time.monotonic() < self._hides_until:
+        now = time.monotonic()
+        if now < self._hidden.get(key, 0.0):
             return True
         try:
             listed = obstore.list_with_delimiter(store, key.rpartition("/")[0])["objects"]
@@ -325,7 +328,9 @@ class JobDir:
             return False
         if any(meta["path"] == key for meta in listed):
             return False
-        self._hides_until = time.monotonic() + _HIDES_S
+        if len(self._hidden) >= _HIDDEN_KEYS:
+            self._hidden.clear()
+        self._hidden[key] = now + _HIDDEN_S
         return True
 
     def _call(self, doing: str, call: Callable[[], _T]) -> _T:

@@ -211,6 +211,17 @@ class TestMachinesThatMayNotListTheBucket:
             assert job_dir.find("stop.json") is None
         assert narrow.count("list") == 1
 
+    def test_a_moment_of_refusal_makes_nothing_vanish(self, narrow: s3.S3) -> None:
+        """Else a machine would take its job for deleted."""
+        job_dir = JobDir(narrow.url)
+        job_dir.put("job.json", b"1")
+        assert not job_dir.exists("stop.json")
+        narrow.fail("HEAD", "job.json", status=403, times=1)
+        with pytest.raises(JobDirError) as caught:
+            job_dir.exists("job.json")
+        assert not isinstance(caught.value, MissingError)
+        assert job_dir.exists("job.json")
+
     @pytest.mark.parametrize("kind", ["GET", "HEAD"])
     def test_what_is_there_and_may_not_be_read_is_denied(self, keys: s3.S3, kind: str) -> None:
         job_dir = JobDir(keys.url)
