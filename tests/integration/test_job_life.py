@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
 
-import psutil
 import pytest
 
 from cloudgpu.control import paths, presence
@@ -26,23 +25,16 @@ from cloudgpu.jobspecs.plan import Plan
 from cloudgpu.provisioners import LaunchRequest, NodeRequest, Owner, get_provisioner
 from cloudgpu.runtime.jobdir import JobDir
 from cloudgpu.tests.standins.control import make_offer
-from cloudgpu.tests.standins.local_jobs import home_processes, stop_supervisor, submit_text
+from cloudgpu.tests.standins.local_jobs import home_processes, state_directory, stop_supervisor, submit_text
 
 WAIT_S = 60.0
 
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A state directory with odd characters in its name; afterwards no process may be left in it."""
-    folder = tmp_path / "my home; $(x) #1 é"
-    monkeypatch.setenv("CLOUDGPU_HOME", str(folder))
-    yield folder
-    for job in list_jobs(active_only=True):
-        job.cancel()
-        job.wait(timeout_s=WAIT_S)
-    stop_supervisor()
-    _, left = psutil.wait_procs(list(home_processes(folder)), timeout=10)
-    assert left == []
+    """One with odd characters in its name."""
+    with state_directory(tmp_path / "my home; $(x) #1 é", monkeypatch) as folder:
+        yield folder
 
 
 @pytest.fixture
@@ -162,8 +154,7 @@ exit 75
 def test_a_machine_that_is_taken_kills_the_program(home: Path, code: Path) -> None:
     """It alone: the other one goes on, and another machine takes its place."""
     (code / "main.sh").write_text(
-        f'touch {code}/started {code}/$CLOUDGPU_NODE; trap "" TERM; '
-        f"until [ -e {code}/worker-1.2 ]; do sleep 0.1; done"
+        f'touch {code}/started {code}/$CLOUDGPU_NODE; trap "" TERM; until [ -e {code}/worker-1.2 ]; do sleep 0.1; done'
     )
     job = submit_text("name: taken\nlauncher: none\nrun: exec sh main.sh\n", code, nodes=2)
     until_running(job, code)

@@ -5,21 +5,21 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from cloudgpu.cli.specfile import plan_spec
-from cloudgpu.control.jobs import Job, list_jobs, submit
+from cloudgpu.control.jobs import Job, submit
 from cloudgpu.jobspecs.loader import load_text
-from cloudgpu.tests.standins.local_jobs import home_processes, stop_supervisor
+from cloudgpu.tests.standins.local_jobs import home
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is missing: pip install tensorflow-cpu"
 )
 WAIT_S = 180.0
+
+__all__ = ["home"]
 
 ALL_REDUCE = """
 import json, os
@@ -68,20 +68,6 @@ for _ in range(5):
 coordinator.join()
 print(json.dumps(["chief", float(weight), weight.device]))
 """
-
-
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A state directory; afterwards no process may be left in it."""
-    folder = tmp_path / "home"
-    monkeypatch.setenv("CLOUDGPU_HOME", str(folder))
-    yield folder
-    for job in list_jobs(active_only=True):
-        job.cancel()
-        job.wait(timeout_s=WAIT_S)
-    stop_supervisor()
-    _, left = psutil.wait_procs(list(home_processes(folder)), timeout=10)
-    assert left == []
 
 
 def run(folder: Path, program: str, job_file: str) -> Job:

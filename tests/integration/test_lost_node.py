@@ -7,21 +7,22 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
-import psutil
 import pytest
 
-from cloudgpu.control.jobs import Job, list_jobs, submit
+from cloudgpu.control.jobs import Job, submit
 from cloudgpu.control.nodes import read_furthest
 from cloudgpu.jobspecs.loader import load_text
 from cloudgpu.jobspecs.plan import Plan
 from cloudgpu.provisioners.local_machine import marked
 from cloudgpu.tests.standins.control import make_offer
-from cloudgpu.tests.standins.local_jobs import home_processes, stop_supervisor
+from cloudgpu.tests.standins.local_jobs import home
 
 pytest.importorskip("torch")
+
+__all__ = ["home"]
 
 WAIT_S = 120.0
 STEPS = 150
@@ -59,19 +60,6 @@ if rank == 0:
     write_output("weights.sha256", hashlib.sha256(weights).hexdigest())
 dist.destroy_process_group()
 """
-
-
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    folder = tmp_path / "home"
-    monkeypatch.setenv("CLOUDGPU_HOME", str(folder))
-    yield folder
-    for job in list_jobs(active_only=True):
-        job.cancel()
-        job.wait(timeout_s=WAIT_S)
-    stop_supervisor()
-    _, left = psutil.wait_procs(list(home_processes(folder)), timeout=10)
-    assert left == []
 
 
 def start(folder: Path, nodes: str, step_s: float, more: str = "") -> Job:

@@ -7,21 +7,21 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
-from cloudgpu.control.jobs import Job, list_jobs
+from cloudgpu.control.jobs import Job
 from cloudgpu.control.store import Store
-from cloudgpu.tests.standins.local_jobs import home_processes, start_supervisor, stop_supervisor, submit_text
+from cloudgpu.tests.standins.local_jobs import home, start_supervisor, submit_text
 
 pytestmark = pytest.mark.timeout(1_800)
 
 LONG = bool(os.environ.get("CLOUDGPU_LONG"))
 KILLS = 50 if LONG else 6
 END_S = 120.0
+
+__all__ = ["home"]
 
 # Writes down when it runs. The first attempt asks to be run again, the second fails, the third succeeds; the machines
 # start it again twice by themselves before they give up.
@@ -46,19 +46,6 @@ while (tick := supervisor.tick()).active:
     print("tick", flush=True)
     time.sleep(min(tick.wait_s, 0.1))
 """
-
-
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    folder = tmp_path / "home"
-    monkeypatch.setenv("CLOUDGPU_HOME", str(folder))
-    yield folder
-    for job in list_jobs(active_only=True):
-        job.cancel()
-        job.wait(timeout_s=END_S)
-    stop_supervisor()
-    _, left = psutil.wait_procs(list(home_processes(folder)), timeout=10)
-    assert left == []
 
 
 def submit_journalled(tmp_path: Path, seconds: float, name: str = "killed") -> tuple[Job, Path]:

@@ -12,14 +12,27 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
+import pytest
 
 from cloudgpu.control import paths, presence
-from cloudgpu.control.jobs import Job, submit
+from cloudgpu.control.jobs import Job, list_jobs, submit
 from cloudgpu.jobspecs.loader import load_text
 from cloudgpu.jobspecs.plan import Offer, Plan, RoleOffer
 from cloudgpu.tests.standins.control import make_offer
 
-__all__ = ["Offer", "RoleOffer", "home_processes", "start_supervisor", "stop_supervisor", "submit_text"]
+END_S = 120.0
+"""Within which a job that was cancelled ends."""
+
+__all__ = [
+    "Offer",
+    "RoleOffer",
+    "home",
+    "home_processes",
+    "start_supervisor",
+    "state_directory",
+    "stop_supervisor",
+    "submit_text",
+]
 
 
 def submit_text(text: str, folder: Path, *, nodes: int = 1, price: str = "0", supervise: bool = True) -> Job:
@@ -27,6 +40,25 @@ def submit_text(text: str, folder: Path, *, nodes: int = 1, price: str = "0", su
     head = "resources: {accelerator: none, cloud: local}\n"
     loaded = load_text(head + text, base=folder)
     return submit(loaded, Plan((make_offer(nodes=nodes, price=price),)), supervise=supervise)
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    with state_directory(tmp_path / "home", monkeypatch) as folder:
+        yield folder
+
+
+@contextlib.contextmanager
+def state_directory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Everybody's CLOUDGPU_HOME; afterwards its jobs are ended, and no process may be left in it."""
+    monkeypatch.setenv("CLOUDGPU_HOME", str(folder))
+    yield folder
+    for job in list_jobs(active_only=True):
+        job.cancel()
+        job.wait(timeout_s=END_S)
+    stop_supervisor()
+    _, left = psutil.wait_procs(list(home_processes(folder)), timeout=10)
+    assert left == []
 
 
 def start_supervisor(*more: str) -> subprocess.Popen[bytes]:
