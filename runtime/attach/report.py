@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,11 @@ _NAMES = 12
 
 
 class Report:
-    """path: where the JSON goes; None: nowhere."""
+    """path: where the JSON goes; None: nowhere. Of several ranks, which are alike, the first tells what is saved."""
 
     def __init__(self, path: Path | None) -> None:
-        self._path = path
+        self._first = int(os.environ.get("RANK") or 0) == 0
+        self._path = path if self._first else None
         self.open = True
         """Nothing has been told yet."""
         self._told: dict[str, Any] = {"resumable": False, "reason": "no optimizer has made a step"}
@@ -57,6 +59,8 @@ class Report:
             "left_out_when_resuming": dict(left_out),
         }
         told = self._told
+        if not self._first:
+            return
         log = logger()
         log.info(f"run: saved are {_names([f'{name} ({kind})' for name, kind in told['objects'].items()])}")
         log.info(f"run: the place in the data is that of `{told['data']}`")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -119,6 +120,57 @@ def test_an_unmodified_loop_ends_in_the_same_bits(
     third = run(folder, *words, options=options)
     assert (third.returncode, third.stdout) == (0, "")
     assert "nothing left to do" in third.stderr
+
+
+RANKS = """
+import os, sys, torch, torch.distributed as dist
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+torch.set_num_threads(1)
+x = torch.randn(96, 4)
+data = TensorDataset(x, x.sum(1, keepdim=True))
+sampler = DistributedSampler(data, shuffle=True)
+loader = DataLoader(data, batch_size=4, sampler=sampler)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+step = 0
+for epoch in range(3):
+    sampler.set_epoch(epoch)
+    for a, b in loader:
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(model(a), b).backward()
+        optimizer.step()
+        step += 1
+        if step == 20 and dist.get_rank() == 1 and not os.path.exists("ended"):
+            open("ended", "w").close()
+            os.kill(os.getpid(), int(sys.argv[1]))
+weights = sum(p.double().sum().item() for p in model.parameters()).hex()
+os.write(1, f"end {dist.get_rank()} {step} {weights}\\n".encode())  # both write into one pipe
+dist.destroy_process_group()
+"""
+
+
+@LONG
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_ranks_of_torchrun_end_in_the_same_bits(tmp_path: Path, number: signal.Signals) -> None:
+    (tmp_path / "train.py").write_text(RANKS)
+
+    def start(*words: str) -> tuple[int, list[str], str]:
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *words]
+        command += ["train.py", str(int(number))]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=200)
+        return done.returncode, sorted(re.findall(r"end \d .*", done.stdout)), done.stderr
+
+    attached = ("-m", "cloudgpu.runtime", "run", "--every", "5", "--report", "report.json", "--")
+    code, ends, says = start(*attached)
+    assert (code, ends) == (1, []), says  # torchrun's, whatever ours is
+    assert number == signal.SIGKILL or "stopped at step 20, saved as" in says
+    code, ends, says = start(*attached)
+    assert (code, len(ends)) == (0, 2), says
+    assert says.count("run: saved are model") == 1
+    assert json.loads((tmp_path / "report.json").read_text())["resumed_at_step"] == {9: 15, 15: 20}[number]
+    assert (0, ends) == start()[:2]
 
 
 @pytest.mark.parametrize(
