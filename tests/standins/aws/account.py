@@ -31,7 +31,7 @@ class Account:
         self.boot, self.url = boot, url
         self.ledger = Ledger()
         self.lock = threading.RLock()
-        """moto is not made for threads: one call of EC2, IAM, STS, SSM at a time."""
+        """moto is not made for threads: one call at a time, but for those of S3."""
         self.over = threading.Event()
         self._folder = tempfile.TemporaryDirectory(prefix="cloudgpu-aws-")
         self._forget()

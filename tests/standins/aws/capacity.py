@@ -1,7 +1,7 @@
 """What there is to be had: places by machine type, zone and market; vCPU quotas by family, market and region.
 
-Codes, statuses and messages: facts page §7 (real traces of InsufficientInstanceCapacity with HTTP 500) and the EC2 user
-guide's "Troubleshoot instance launch issues"; the short messages for Spot are not verified.
+Codes, statuses and messages: real traces of InsufficientInstanceCapacity with HTTP 500 (see README.md), and the EC2
+user guide's "Troubleshoot instance launch issues"; the short messages for Spot are not verified.
 """
 
 from __future__ import annotations

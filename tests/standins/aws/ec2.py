@@ -1,6 +1,6 @@
 """EC2 where moto falls short of it. Each function is one action; `forward` hands the call, or another, to moto.
 
-Sources: the facts page §2.1 (what moto does), §2.2 and §7 (what EC2 does), the EC2 API reference's error codes.
+Sources: the table in tests/standins/README.md; codes and messages as in the EC2 API reference.
 """
 
 from __future__ import annotations
@@ -8,19 +8,14 @@ from __future__ import annotations
 import base64
 import re
 import time
-import uuid
-from collections.abc import Callable, Mapping
-from typing import Any
-from xml.sax.saxutils import escape
+from collections.abc import Mapping
 
 from ..faults import Call
 from . import moto_side, spot
 from .account import Account
 from .answers import Answer, RefusedError, ec2_answer
 from .calls import filters, numbered, tags_for
-
-Forward = Callable[..., Answer]
-Handler = Callable[[Account, Call, Forward], Answer]
+from .handlers import Forward, Handler
 
 USER_DATA_BYTES = 16_384
 _ID = re.compile(r"<instanceId>(i-[0-9a-f]+)</instanceId>")
@@ -185,89 +180,8 @@ def cancel_spot_instance_requests(account: Account, call: Call, forward: Forward
     return ec2_answer(call.action, f"<spotInstanceRequestSet>{items}</spotInstanceRequestSet>")
 
 
-def describe_spot_price_history(account: Account, call: Call, forward: Forward) -> Answer:
-    """One price for each type and zone: the one that was set, else a third of what is made up for on-demand."""
-    from .prices import spot_price
-
-    types = numbered(call.params, "InstanceType")
-    stamp = time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime(time.time() - 3_600))
-    items = "".join(
-        f"<item><instanceType>{machine_type}</instanceType><productDescription>Linux/UNIX</productDescription>"
-        f"<spotPrice>{spot_price(account, machine_type, zone)}</spotPrice><timestamp>{stamp}</timestamp>"
-        f"<availabilityZone>{zone}</availabilityZone></item>"
-        for machine_type in types
-        for zone in moto_side.zones_offering(call.region, machine_type)
-    )
-    return ec2_answer(call.action, f"<spotPriceHistorySet>{items}</spotPriceHistorySet><nextToken></nextToken>")
-
-
 def describe_capacity_reservations(account: Account, call: Call, forward: Forward) -> Answer:
     return account.reservations.describe(call, account.running(call.region))
-
-
-# -- placement groups
-
-
-def create_placement_group(account: Account, call: Call, forward: Forward) -> Answer:
-    name, key = call.params.get("GroupName", ""), f"{call.region}/{call.params.get('GroupName', '')}"
-    if key in account.groups:
-        raise RefusedError("InvalidPlacementGroup.Duplicate", f"Placement Group '{name}' already exists.")
-    account.groups[key] = {
-        "groupName": name,
-        "strategy": call.params.get("Strategy", "cluster"),
-        "state": "available",
-        "groupId": f"pg-{uuid.uuid4().hex[:17]}",
-        "groupArn": f"arn:aws:ec2:{call.region}:{moto_side.ACCOUNT}:placement-group/{name}",
-        "tags": tags_for(call.params, "placement-group"),
-    }
-    return ec2_answer(call.action, f"<placementGroup>{_group_xml(account.groups[key])}</placementGroup>")
-
-
-def delete_placement_group(account: Account, call: Call, forward: Forward) -> Answer:
-    name = call.params.get("GroupName", "")
-    if f"{call.region}/{name}" not in account.groups:
-        raise RefusedError("InvalidPlacementGroup.Unknown", f"The Placement Group '{name}' is unknown.")
-    for instance in moto_side.ec2(call.region).all_instances():
-        if instance.state != "terminated" and instance.placement.group_name == name:
-            raise RefusedError(
-                "InvalidPlacementGroup.InUse", f"The placement group '{name}' is in use and may not be deleted."
-            )
-    del account.groups[f"{call.region}/{name}"]
-    return ec2_answer(call.action, "<return>true</return>")
-
-
-def describe_placement_groups(account: Account, call: Call, forward: Forward) -> Answer:
-    names, ids = set(numbered(call.params, "GroupName")), set(numbered(call.params, "GroupId"))
-    here = {key.partition("/")[2]: group for key, group in account.groups.items() if key.startswith(call.region + "/")}
-    for name in names - set(here):
-        raise RefusedError("InvalidPlacementGroup.Unknown", f"The Placement Group '{name}' is unknown.")
-    found = [
-        group
-        for name, group in here.items()
-        if (not names or name in names)
-        and (not ids or group["groupId"] in ids)
-        and all(_group_passes(group, name_, values) for name_, values in filters(call.params))
-    ]
-    items = "".join(f"<item>{_group_xml(group)}</item>" for group in found)
-    return ec2_answer(call.action, f"<placementGroupSet>{items}</placementGroupSet>")
-
-
-def _group_passes(group: Mapping[str, Any], name: str, values: list[str]) -> bool:
-    known = {"group-name": [group["groupName"]], "state": [group["state"]], "strategy": [group["strategy"]]}
-    known["tag-key"] = list(group["tags"])
-    if name.startswith("tag:"):
-        known[name] = [value for key, value in group["tags"].items() if key == name[4:]]
-    if name not in known:
-        raise RefusedError("InvalidParameterValue", f"The filter '{name}' is invalid")
-    return bool(set(known[name]) & set(values))
-
-
-def _group_xml(group: Mapping[str, Any]) -> str:
-    tags = "".join(
-        f"<item><key>{escape(key)}</key><value>{escape(value)}</value></item>" for key, value in group["tags"].items()
-    )
-    fields = "".join(f"<{name}>{escape(group[name])}</{name}>" for name in group if name != "tags")
-    return f"{fields}<tagSet>{tags}</tagSet>"
 
 
 # -- checks that moto does not make
@@ -394,19 +308,15 @@ def _own_filters(params: Mapping[str, str]) -> tuple[list[str], list[str], dict[
     return own["client-token"], own["instance-lifecycle"], rest
 
 
-HANDLERS: dict[str, Handler] = {
-    "RunInstances": run_instances,
-    "TerminateInstances": terminate_instances,
-    "DescribeInstances": describe_instances,
-    "DescribeInstanceStatus": known_only,
-    "CreateTags": known_only,
-    "RebootInstances": reboot_instances,
-    "GetConsoleOutput": get_console_output,
-    "DeleteSecurityGroup": delete_security_group,
-    "CancelSpotInstanceRequests": cancel_spot_instance_requests,
-    "DescribeSpotPriceHistory": describe_spot_price_history,
-    "CreatePlacementGroup": create_placement_group,
-    "DeletePlacementGroup": delete_placement_group,
-    "DescribePlacementGroups": describe_placement_groups,
-    "DescribeCapacityReservations": describe_capacity_reservations,
+HANDLERS: dict[tuple[str, str], Handler] = {
+    ("ec2", "RunInstances"): run_instances,
+    ("ec2", "TerminateInstances"): terminate_instances,
+    ("ec2", "DescribeInstances"): describe_instances,
+    ("ec2", "DescribeInstanceStatus"): known_only,
+    ("ec2", "CreateTags"): known_only,
+    ("ec2", "RebootInstances"): reboot_instances,
+    ("ec2", "GetConsoleOutput"): get_console_output,
+    ("ec2", "DeleteSecurityGroup"): delete_security_group,
+    ("ec2", "CancelSpotInstanceRequests"): cancel_spot_instance_requests,
+    ("ec2", "DescribeCapacityReservations"): describe_capacity_reservations,
 }

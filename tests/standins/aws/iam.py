@@ -6,7 +6,7 @@ from ..faults import Call
 from . import moto_side
 from .account import Account
 from .answers import Answer, RefusedError
-from .ec2 import Forward, Handler
+from .handlers import Forward, Handler
 
 
 def remove_role_from_instance_profile(account: Account, call: Call, forward: Forward) -> Answer:
@@ -18,4 +18,4 @@ def remove_role_from_instance_profile(account: Account, call: Call, forward: For
     return forward()
 
 
-HANDLERS: dict[str, Handler] = {"RemoveRoleFromInstanceProfile": remove_role_from_instance_profile}
+HANDLERS: dict[tuple[str, str], Handler] = {("iam", "RemoveRoleFromInstanceProfile"): remove_role_from_instance_profile}

@@ -1,22 +1,23 @@
-"""Service Quotas and the Price List, which moto lacks: shapes from botocore's service models, values from the tests.
+"""Spot price history, Service Quotas and the Price List, which moto lacks or makes up.
 
-A price that no test has set is made up from the type's vCPUs, memory and GPUs: plausible, and never a real one.
+Shapes are those of botocore's service models, values those of the tests. A price that no test has set is made up from
+the type's vCPUs and GPUs: plausible, and never a real one.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import time
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..faults import Call
 from . import moto_side
-from .answers import Answer, RefusedError, json_answer
+from .account import Account
+from .answers import Answer, RefusedError, ec2_answer, json_answer
+from .calls import numbered
 from .capacity import FAMILIES, vcpus_of
-
-if TYPE_CHECKING:
-    from .account import Account
+from .handlers import Forward, Handler
 
 
 def on_demand_price(account: Account, machine_type: str, region: str) -> Decimal:
@@ -35,11 +36,25 @@ def spot_price(account: Account, machine_type: str, zone: str) -> Decimal:
     return (on_demand_price(account, machine_type, zone[:-1]) / 3).quantize(Decimal("0.000001"))
 
 
-def get_service_quota(account: Account, call: Call) -> Answer:
+def describe_spot_price_history(account: Account, call: Call, forward: Forward) -> Answer:
+    """One price for each type and zone: the one that was set, else a third of what is made up for on-demand."""
+    types = numbered(call.params, "InstanceType")
+    stamp = time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime(time.time() - 3_600))
+    items = "".join(
+        f"<item><instanceType>{machine_type}</instanceType><productDescription>Linux/UNIX</productDescription>"
+        f"<spotPrice>{spot_price(account, machine_type, zone)}</spotPrice><timestamp>{stamp}</timestamp>"
+        f"<availabilityZone>{zone}</availabilityZone></item>"
+        for machine_type in types
+        for zone in moto_side.zones_offering(call.region, machine_type)
+    )
+    return ec2_answer(call.action, f"<spotPriceHistorySet>{items}</spotPriceHistorySet><nextToken></nextToken>")
+
+
+def get_service_quota(account: Account, call: Call, forward: Forward) -> Answer:
     return json_answer({"Quota": _quota(account, call, call.params.get("QuotaCode", ""))})
 
 
-def list_service_quotas(account: Account, call: Call) -> Answer:
+def list_service_quotas(account: Account, call: Call, forward: Forward) -> Answer:
     codes = dict.fromkeys(code for _, *pair in FAMILIES for code in pair if code)
     return json_answer({"Quotas": [_quota(account, call, code) for code in codes]})
 
@@ -60,7 +75,7 @@ def _quota(account: Account, call: Call, code: str) -> dict[str, Any]:
     }
 
 
-def get_products(account: Account, call: Call) -> Answer:
+def get_products(account: Account, call: Call, forward: Forward) -> Answer:
     """On-demand Linux prices of one type, in all regions where it is sold; filters are obeyed."""
     wanted = {
         value: call.params[key.replace(".Field", ".Value")]
@@ -124,7 +139,8 @@ def _product(account: Account, machine_type: str, region: str) -> dict[str, Any]
     }
 
 
-HANDLERS: dict[tuple[str, str], Callable[[Account, Call], Answer]] = {
+HANDLERS: dict[tuple[str, str], Handler] = {
+    ("ec2", "DescribeSpotPriceHistory"): describe_spot_price_history,
     ("servicequotas", "GetServiceQuota"): get_service_quota,
     ("servicequotas", "ListServiceQuotas"): list_service_quotas,
     ("pricing", "GetProducts"): get_products,
