@@ -41,6 +41,7 @@ _RETRY: RetryConfig = {"max_retries": 3, "retry_timeout": datetime.timedelta(sec
 _BULK_CLIENT: ClientConfig = _CLIENT | {"timeout": "90s"}
 _BULK_RETRY: RetryConfig = {"max_retries": 3, "retry_timeout": datetime.timedelta(seconds=120)}
 
+_CREATE_PAUSES_S = (0.1, 0.3, 1.0, 3.0)  # after a refusal by what is not there
 _HIDDEN_S = 60.0  # so long a listing that did not show a key is relied upon
 _HIDDEN_KEYS = 1_000  # that are remembered
 
@@ -161,17 +162,17 @@ class JobDir:
         """Write only if nothing has this key; True if the object there is this one.
 
         A retried write whose first answer was lost finds its own object: so equal content counts as won, and content
-        that decides something must name its writer.
+        that decides something must name its writer. S3 also refuses while another write of the key is under way, of
+        which nothing may come: then it is tried again.
         """
-        try:
-            self._call(f"creating {key}", lambda: obstore.put(self._writable(), key, data, mode="create"))
-        except _ExistsError:
-            return self.get(key) == data
-        except JobDirError as error:
-            if self._folder is not None and _NOT_LINKED.search(str(error)):
-                raise JobDirError(f"{self.url}: creating {key} failed: {NO_LINKS}") from error
-            raise
-        return True
+        for pause in _CREATE_PAUSES_S:
+            if self._put_new(key, data):
+                return True
+            found = self.find(key)
+            if found is not None:
+                return found == data
+            time.sleep(pause)
+        raise JobDirError(f"{self.url}: creating {key} failed: others are writing it all the time")
 
     def get(self, key: str) -> bytes:
         """The object's bytes; raises MissingError."""
@@ -255,6 +256,17 @@ class JobDir:
             self._call(f"deleting {key}", lambda: obstore.delete(self._readable(), key))
         except MissingError:
             return
+
+    def _put_new(self, key: str, data: bytes) -> bool:
+        try:
+            self._call(f"creating {key}", lambda: obstore.put(self._writable(), key, data, mode="create"))
+        except _ExistsError:
+            return False
+        except JobDirError as error:
+            if self._folder is not None and _NOT_LINKED.search(str(error)):
+                raise JobDirError(f"{self.url}: creating {key} failed: {NO_LINKS}") from error
+            raise
+        return True
 
     def _entries(self, prefix: str, after: str | None) -> Iterator[Entry]:
         for batch in obstore.list(self._readable(), prefix.rstrip("/") + "/", offset=after, chunk_size=1_000):

@@ -239,6 +239,25 @@ class TestMachinesThatMayNotListTheBucket:
             JobDir(keys.url).get("a")
 
 
+class TestCreating:
+    def test_a_conflict_with_nothing_there_is_tried_again(self, keys: s3.S3) -> None:
+        """S3 answers 409 where another write of the key was under way, whatever became of that."""
+        keys.fail("PUT", "claim", status=409, code="ConditionalRequestConflict", times=1)
+        assert JobDir(keys.url).create("claim", b"mine")
+        assert keys.objects["job/claim"] == b"mine"
+
+    def test_a_conflict_that_another_has_won_is_lost(self, keys: s3.S3) -> None:
+        keys.objects["job/claim"] = b"another's"
+        keys.fail("PUT", "claim", status=409, code="ConditionalRequestConflict", times=1)
+        assert not JobDir(keys.url).create("claim", b"mine")
+
+    def test_one_that_never_ends_is_an_error(self, keys: s3.S3) -> None:
+        keys.fail("PUT", "claim", status=409, code="ConditionalRequestConflict")
+        with pytest.raises(JobDirError, match="creating claim failed") as caught:
+            JobDir(keys.url).create("claim", b"mine")
+        assert not isinstance(caught.value, MissingError)
+
+
 class TestLargeFiles:
     def test_they_are_sent_in_parts_and_told_of(self, keys: s3.S3, tmp_path: Path) -> None:
         (tmp_path / "large").write_bytes(os.urandom(1 << 20) * 21)
