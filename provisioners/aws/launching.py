@@ -44,6 +44,8 @@ class Launch:
     request: LaunchRequest
     machines: dict[str, str] = field(default_factory=dict)
     """node -> instance, of all that were started under this token and group, also of those that are gone."""
+    started: tuple[str, ...] = ()
+    """Nodes of them that this call has started; the others were seen."""
     zone: str = ""
     """AZ name of the machines."""
     group: network.Group | None = None
@@ -184,6 +186,7 @@ class Launch:
                     break
         if not refusals:
             self.machines |= started
+            self.started = tuple(started)
             self.zone = place.subnet.zone_name
             return
         final = next((error for error in refusals if error.error_class not in _UNKNOWN), None)

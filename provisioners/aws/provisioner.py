@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("cloudgpu.provisioners.aws")
 
 TARGET = "aws"
-REGION, ZONE, OWNER, LAUNCHED = "region", "zone", "owner", "launched"
-"""In Allocation.details: AWS's name, AZ name, Owner.name, epoch seconds (whole) of the newest launch."""
+REGION, ZONE, OWNER, LAUNCHED = "region", "zone", "owner", "launched:"
+"""In Allocation.details: AWS's name, AZ name, Owner.name; followed by a node, epoch seconds (whole) of its launch."""
 
 UNSEEN_S = 300.0
 """A machine that was just launched may be missing from listings for so long; then it is gone."""
@@ -63,20 +63,17 @@ class AwsProvisioner:
         with self._logged_in():
             self._clients.check_region(request.region)
             launch.run()
-        details = {
-            REGION: request.region,
-            ZONE: launch.zone,
-            OWNER: request.owner.name,
-            LAUNCHED: str(int(self._clients.clock.now())),
-        }
+        now = str(int(self._clients.clock.now()))
+        details = {REGION: request.region, ZONE: launch.zone, OWNER: request.owner.name}
+        details |= {f"{LAUNCHED}{node}": now for node in launch.started}
         machines = {node.node: launch.machines[node.node] for node in request.nodes}
         return Allocation(TARGET, request.job_id, request.attempt, request.token, machines, details)
 
     def observe(self, allocation: Allocation) -> list[NodeState]:
         """EC2's states, at most a few seconds old; one call a region for all who ask within that time.
 
-        A machine that no listing shows is `pending` while its launch is young, as listings lag; later it is gone: EC2
-        shows those that have ended for about an hour.
+        A machine that no listing shows is `pending` while it is young, as listings lag; later it is gone: EC2 shows
+        those that have ended for about an hour.
         """
         with self._logged_in():
             _, seen = self._seen(allocation)
@@ -162,7 +159,7 @@ class AwsProvisioner:
     def _state(self, allocation: Allocation, node: str, seen: Sighting | None) -> NodeState:
         if seen is not None:
             return seen.as_node(node)
-        age = self._clients.clock.now() - float(allocation.details.get(LAUNCHED) or 0.0)
+        age = self._clients.clock.now() - float(allocation.details.get(f"{LAUNCHED}{node}", "0"))
         if age < UNSEEN_S:
             return NodeState(node, "pending", "EC2 does not show it yet")
         return NodeState(node, "gone", "EC2 does not know it any more")

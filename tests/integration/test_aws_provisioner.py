@@ -470,6 +470,17 @@ def test_machines_that_listings_do_not_show_yet_are_pending_and_end_all_the_same
     assert left() == {}
 
 
+def test_what_ec2_has_forgotten_is_gone_though_another_was_launched_just_now(provisioner: AwsProvisioner) -> None:
+    """EC2 shows a machine for about an hour after its end; its successor is young."""
+    now = provisioner.launch(request(node("worker-0.2")))
+    merged = dataclasses.replace(now, machines={"worker-0.1": "i-0123456789abcdef0", **now.machines})
+    states = {state.node: state.phase for state in another().observe(merged)}
+    assert states == {"worker-0.1": "gone", "worker-0.2": "running"}
+    young = {**now.details, "launched:worker-0.1": str(int(time.time()))}
+    [first, _] = another().observe(dataclasses.replace(merged, details=young))
+    assert first.phase == "pending"
+
+
 def test_what_nobody_remembers_is_ended_and_found(aws: Aws, provisioner: AwsProvisioner) -> None:
     """The answer was lost and so was the caller: no allocation names the machine."""
     aws.control.fail("RunInstances", LOSE, times=None)
