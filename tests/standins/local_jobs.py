@@ -52,12 +52,14 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def state_directory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Everybody's CLOUDGPU_HOME; afterwards its jobs are ended, and no process may be left in it."""
     monkeypatch.setenv("CLOUDGPU_HOME", str(folder))
-    yield folder
-    for job in list_jobs(active_only=True):
-        job.cancel()
-        job.wait(timeout_s=END_S)
-    stop_supervisor()
-    _, left = psutil.wait_procs(list(home_processes(folder)), timeout=10)
+    try:
+        yield folder
+    finally:
+        for job in list_jobs(active_only=True):
+            job.cancel()
+            job.wait(timeout_s=END_S)
+        stop_supervisor()
+        _, left = psutil.wait_procs(list(home_processes(folder)), timeout=10)
     assert left == []
 
 

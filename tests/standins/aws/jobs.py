@@ -10,14 +10,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-import psutil
 import pytest
 
-from cloudgpu.control.jobs import Job, get_job, list_jobs
+from cloudgpu.control.jobs import Job, get_job
 from cloudgpu.runtime.jobdir import JobDir
 from cloudgpu.runtime.logs import LogReader
 
-from ..local_jobs import home_processes, stop_supervisor
+from ..local_jobs import state_directory
 from .account import Told
 from .control import KEY, AwsControl
 from .control import environ as aws_environ
@@ -45,7 +44,7 @@ class AwsJobs:
         self.zones = {zone["ZoneId"]: zone["ZoneName"] for zone in zones}
         """AZ id, as in plans -> the account's name of it."""
 
-    def submit(self, program: str, *, python: str = "python3", text: str = "", supervise: bool = True) -> Job:
+    def submit(self, program: str, *, python: str = "python3", text: str = "") -> Job:
         """`cloudgpu submit --detach` of a job that runs this program; `text` adds to the job file."""
         code = self.folder / f"code-{time.monotonic_ns()}"
         code.mkdir()
@@ -112,14 +111,6 @@ def aws_jobs(folder: Path, agents: Path, *, boot: bool = True) -> Iterator[AwsJo
         (jobs.home / "agents").symlink_to(agents)
         for name, value in aws_environ(control.url).items():
             patch.setenv(name, value)
-        patch.setenv("CLOUDGPU_HOME", str(jobs.home))
         patch.setenv("CLOUDGPU_AGENT_PYTHONS", OWN_PYTHON)  # nothing is fetched for the machines' Python then
-        try:
+        with state_directory(jobs.home, patch):
             yield jobs
-        finally:
-            for job in list_jobs(active_only=True):
-                job.cancel()
-                job.wait(timeout_s=PATIENT_S)
-            stop_supervisor()
-            _, left = psutil.wait_procs(list(home_processes(jobs.home)), timeout=10)
-            assert left == []
