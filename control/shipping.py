@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from ..jobspecs.plan import Offer
 
 ProgressCallback = Callable[[str, int, int], None]
-"""(what: "packing" | "uploading" | "submitting", bytes done, bytes in all)."""
+"""(what, bytes done, bytes in all), what being "packing", "uploading" (the code, both), "preparing agent",
+"uploading agent" or "submitting"."""
 
 SHARED = "shared"
 """Folder beside the jobs' own; no job's id is without a suffix. It may be deleted at any time."""
@@ -41,7 +42,7 @@ class Shipper:
         except ArchiveError as error:
             raise SubmitError(f"code: {error}") from error
         try:
-            self._ship(code_key(archive.sha256), archive.path, archive.size)
+            self._ship("uploading", code_key(archive.sha256), archive.path, archive.size)
         finally:
             archive.path.unlink(missing_ok=True)
         return archive.sha256
@@ -53,28 +54,28 @@ class Shipper:
             return {}
         from ..provisioners.boot.agent_file import AgentFileError, build_agent_file
 
-        self._on_progress("preparing", 0, 0)
+        self._on_progress("preparing agent", 0, 0)
         try:
             built = [build_agent_file(architecture) for architecture in needed]
         except AgentFileError as error:
             raise SubmitError(str(error)) from error
         for file in built:
-            self._ship(agent_key(file.sha256), file.path, file.size)
+            self._ship("uploading agent", agent_key(file.sha256), file.path, file.size)
         return {file.architecture: file.sha256 for file in built}
 
-    def _ship(self, key: str, path: Path, size: int) -> None:
+    def _ship(self, what: str, key: str, path: Path, size: int) -> None:
         """The key names the content: what is there under it, in full, is this."""
         if self._job_dir.folder is not None:
-            self._upload(self._job_dir, key, path)
+            self._upload(what, self._job_dir, key, path)
             return
         parent = JobDir(self._parent_url)
         if parent.size(f"{SHARED}/{key}") != size:
-            self._upload(parent, f"{SHARED}/{key}", path)
+            self._upload(what, parent, f"{SHARED}/{key}", path)
         parent.copy(f"{SHARED}/{key}", f"{self._job}/{key}")
 
-    def _upload(self, store: JobDir, key: str, path: Path) -> None:
+    def _upload(self, what: str, store: JobDir, key: str, path: Path) -> None:
         try:
-            store.upload_file(key, path, lambda done, total: self._on_progress("uploading", done, total))
+            store.upload_file(key, path, lambda done, total: self._on_progress(what, done, total))
         except OSError as error:
             raise SubmitError(f"{path} cannot be read: {error.strerror or error}") from error
 
