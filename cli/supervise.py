@@ -23,6 +23,8 @@ def command(idle_exit: float | None) -> Exit:
     from ..control.daemon import run
 
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    for library in ("botocore", "boto3", "urllib3"):  # they tell where they found each setting, for every client
+        logging.getLogger(library).setLevel(logging.WARNING)
     if not run(idle_exit_s=idle_exit):
         remark("a supervisor runs already")
     return Exit.OK
