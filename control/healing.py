@@ -5,24 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from ..jobspecs.catalog_targets import targets
 from ..jobspecs.plan import Offer
-from ..provisioners.base import ProvisionError
+from ..provisioners.base import Allocation, ProvisionError
 from ..runtime.jobdir import Generation, generation_key
-from .decisions import left_in_place
+from .decisions import WAITS_IN_PLACE, left_in_place
 from .job_step import JobStep
-from .members import (
-    Regroup,
-    Replace,
-    Wait,
-    cure,
-    newest_saved,
-    node_records,
-    stored,
-    used,
-    wanted_nodes,
-)
+from .members import Regroup, Replace, cure, forgiven, newest_saved, node_records, stored, wanted_nodes
 from .model import Attempt
+from .nodes import is_closed
 from .outcomes import NodeView
 
 
@@ -31,23 +21,33 @@ class Healing(JobStep):
 
     def _heal(self, attempt: Attempt, seen: Sequence[NodeView]) -> bool | None:
         """Replace what was lost, or do without it; whether anything changed. None: there is nothing to heal."""
-        if not targets()[attempt.offer["cloud"]].replaces_nodes:
+        if attempt.nodes is None:
             return None
-        policy, nodes = self._job.policy, {view.node: view for view in seen}
-        left = left_in_place(policy, self._tools.store.attempts(self._job.id)).interruptions
-        found = cure(attempt, nodes, policy.least_nodes, left)
+        attempt, nodes = forgiven(attempt, seen), {view.node: view for view in seen}
+        found = cure(attempt, nodes, self._job.policy.least_nodes, self._interruptions_left(attempt, seen))
+        if found is None or is_closed(self._job_dir(), attempt):
+            return None
         if isinstance(found, Replace):
             names = ", ".join(request.node for request in found.nodes if request not in wanted_nodes(attempt))
             message = f"{found.reason}; {names} is to take its place"
-            return self._write("replacing", message, attempt={"nodes": stored(found.nodes)})
+            at_once = {"waits": 0, "not_before": 0.0}
+            return self._write("replacing", message, job=at_once, attempt={"nodes": stored(found.nodes)})
         if isinstance(found, Regroup):
             return self._regroup(attempt, found, nodes)
-        return self._add_machines(attempt) or (False if isinstance(found, Wait) else None)
+        return self._add_machines(attempt, idle=found.idle) or (False if found.idle else None)
+
+    def _interruptions_left(self, attempt: Attempt, seen: Sequence[NodeView]) -> int | None:
+        """None: without limit, or nobody asks."""
+        policy = self._job.policy
+        if policy.preemptions is None or all(view.end is None for view in seen):
+            return None
+        earlier = [one for one in self._tools.store.attempts(self._job.id) if one.number != attempt.number]
+        return left_in_place(policy, [*earlier, attempt]).interruptions
 
     def _regroup(self, attempt: Attempt, regroup: Regroup, nodes: Mapping[str, NodeView]) -> bool:
         """Tell the machines who goes on; if one of them has begun something else meanwhile, that is taken note of."""
-        failures, interruptions = used(attempt, nodes, regroup)
         number = len(attempt.generations or []) + 2
+        before = (attempt.generations or [{}])[-1]
         record = Generation(
             generation=number,
             kind="members",
@@ -55,8 +55,8 @@ class Healing(JobStep):
             group=True,
             reason=regroup.reason,
             pause_s=0.0,
-            failures=failures,
-            interruptions=interruptions,
+            failures=before.get("failures", 0),
+            interruptions=before.get("interruptions", 0) + regroup.lost,
             time=self._tools.clock.now(),
             nonce=self._tools.owner,
             nodes=[dataclasses.asdict(one) for one in node_records(regroup.nodes)],
@@ -67,25 +67,38 @@ class Healing(JobStep):
             return self._write_generation(attempt, record)
         return self._take_generation(attempt, list(nodes.values()), known=True)
 
-    def _add_machines(self, attempt: Attempt) -> bool | None:
-        """Ask for the machines that the attempt shall have and has not; None: it has all, or it is not time to."""
-        allocation, wanted = self._allocation(attempt), wanted_nodes(attempt)
+    def _add_machines(self, attempt: Attempt, *, idle: bool) -> bool:
+        """Get the machines that the attempt shall have and has not; whether anything changed.
+
+        `idle`: nothing trains meanwhile, so that the others are not kept for long if there are none.
+        """
+        allocation = self._allocation(attempt)
+        wanted = wanted_nodes(attempt)
         missing = [node.node for node in wanted if allocation and node.node not in allocation.machines]
         if allocation is None or not missing or self._now < self._job.not_before:
-            return None
-        names = ", ".join(missing)
+            return False
         # All that shall be there, not only what is missing: the target is to know whom the new one belongs to.
         request = self._request(attempt, Offer.from_json(attempt.offer), wanted)
+        retired = allocation.machines.keys() - {node.node for node in wanted}
+        provisioner = self._provisioner(attempt)
         try:
-            got = self._provisioner(attempt).launch(request)
+            provisioner.remove(allocation, retired)
+            got = provisioner.launch(request)
         except ProvisionError as error:
-            if error.error_class in ("throttled", "transient"):
-                return self._wait(error.error_class, str(error), {})
-            if self._job.policy.least_nodes is None:
-                return self._begin_stop(attempt, "peer", f"{names} cannot be got: {error}")
-            return self._wait(error.error_class, f"{names} cannot be got: {error}", {}, "round")
-        merged = dataclasses.replace(
-            got, machines={**allocation.machines, **got.machines}, details={**allocation.details, **got.details}
-        )
+            return self._none_got(attempt, ", ".join(missing), error, idle=idle)
         values = {"waits": 0, "not_before": 0.0, "cause": "", "reason": ""}
-        return self._write("launched", f"got {names}", job=values, attempt={"allocation": merged.to_json()})
+        changes = {"allocation": _merged(allocation, got).to_json()}
+        return self._write("launched", f"got {', '.join(missing)}", job=values, attempt=changes)
+
+    def _none_got(self, attempt: Attempt, names: str, error: ProvisionError, *, idle: bool) -> bool:
+        passing, reason = error.error_class in ("throttled", "transient"), f"{names} cannot be got: {error}"
+        if idle and (not passing or self._job.waits >= WAITS_IN_PLACE):
+            return self._begin_stop(attempt, "peer", reason)
+        pause = "wait" if passing else "round"
+        return self._wait(error.error_class, reason, {}, pause, at_least_s=error.retry_after or 0.0)
+
+
+def _merged(had: Allocation, got: Allocation) -> Allocation:
+    """So that what is ended in the end is every machine there ever was."""
+    machines, details = {**had.machines, **got.machines}, {**had.details, **got.details}
+    return dataclasses.replace(got, machines=machines, details=details)

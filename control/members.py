@@ -50,7 +50,10 @@ class Regroup:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """A lost node is being replaced: those that are left are of use."""
+    """Machines are to come, or come, in the place of lost ones."""
+
+    idle: bool
+    """Nothing trains meanwhile."""
 
 
 Cure = Replace | Regroup | Wait
@@ -171,7 +174,7 @@ def _join(
     if not newcomers:
         return None
     if not all(nodes[request.node].waiting for request in newcomers):
-        return Wait() if gone else None
+        return Wait(idle=bool(gone))
     names = ", ".join(request.node for request in newcomers)
     grace = 0.0 if gone else JOIN_GRACE_S
     return Regroup(tuple(wanted), len(gone), newcomers[0].node, f"{names} joins", grace)
@@ -201,17 +204,25 @@ def _is_fruitless(attempt: Attempt, nodes: Mapping[str, NodeView]) -> bool:
     return len(changes) == FRUITLESS and all(record.get("saved_step", 0) >= now for record in changes)
 
 
-def used(attempt: Attempt, nodes: Mapping[str, NodeView], cured: Regroup) -> tuple[int, int]:
-    """Failures and interruptions of the attempt after a Regroup.
+def forgiven(attempt: Attempt, nodes: Iterable[NodeView]) -> Attempt:
+    """The attempt without what its nodes have used of the budgets because others were lost: the loss itself counts.
 
-    A generation that the lost nodes never began was the others' answer to the loss: it does not count beside it.
+    A generation of all that a lost node never began was the others' answer to its end.
     """
-    known = attempt.generations or []
-    gone = [nodes[name] for name in member_names(attempt) if nodes[name].end is not None]
-    if known and gone and known[-1]["kind"] != "members":
-        known = known[:-1] if all(node.generation < known[-1]["generation"] for node in gone) else known
-    last = known[-1] if known else {}
-    return last.get("failures", 0), last.get("interruptions", 0) + cured.lost
+    known, names = attempt.generations or [], member_names(attempt)
+    begun = [node.generation for node in nodes if node.node in names and _is_lost(node)]
+    counted = len(known)
+    while counted and _is_answer(known[counted - 1], begun):
+        counted -= 1
+    if counted == len(known):
+        return attempt
+    before = known[counted - 1] if counted else {}
+    used = {name: before.get(name, 0) for name in ("failures", "interruptions")}
+    return dataclasses.replace(attempt, generations=[*known[:-1], {**known[-1], **used}])
+
+
+def _is_answer(record: Mapping[str, Any], begun: Sequence[int]) -> bool:
+    return record["kind"] != "members" and record["group"] and any(own < record["generation"] for own in begun)
 
 
 def newest_saved(nodes: Iterable[NodeView]) -> int:

@@ -112,7 +112,8 @@ class Attempt:
     timeline: dict[str, Any] | None = None
     """runtime.jobdir.Timeline of the node that got furthest, when it ended."""
     nodes: list[dict[str, Any]] | None = None
-    """provisioners.NodeRequest of the machines it shall have by now, in rank order; None: those of the offer."""
+    """provisioners.NodeRequest of the machines it shall have by now, in rank order; None: those of the offer, and a
+    lost one is not replaced (there is one only, the target cannot, or an older version has begun it)."""
     hints: list[str] | None = None
     """Zones that the refusal of its launch named as worth a try."""
 

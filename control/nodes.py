@@ -69,12 +69,20 @@ def new_generation(job_dir: JobDir, attempt: Attempt, nodes: Sequence[NodeView] 
     return None if record is None or record.kind == "closed" else record
 
 
+def is_closed(job_dir: JobDir, attempt: Attempt) -> bool:
+    """Whether a node has ended, or will, and has said that the program starts nowhere again."""
+    data = job_dir.find(generation_key(attempt.number, len(attempt.generations or []) + 2))
+    return data is not None and Generation.from_bytes(data).kind == "closed"
+
+
 def _look_at(job_dir: JobDir, watches: Watches, request: NodeRequest, state: NodeState | None, now: float) -> NodeView:
     watch = watches.nodes.setdefault(request.node, Watch())
     if watch.end is None:
         folder = node_key(watches.attempt, request.node, "")
         heartbeat = _read_heartbeat(job_dir, folder, watch)
-        watch.end = _read_end(job_dir, folder, watch, state) or _end_by_silence(watch, heartbeat, now)
+        watch.end = _read_end(job_dir, folder, watch, state)
+        if watch.end is None and state is not None:  # what has not been got yet is not silent
+            watch.end = _end_by_silence(watch, heartbeat, now)
     return NodeView(
         node=request.node,
         role=request.role,

@@ -21,12 +21,16 @@ from .decisions import WAITS_IN_PLACE, End, Later, Start, decide, idle_end, left
 from .failover import DRY_S
 from .healing import Healing
 from .job_step import LATE_S
-from .members import member_names, node_records, wanted_nodes
+from .members import forgiven, member_names, node_records, stored, wanted_nodes
 from .model import Attempt
 from .outcomes import NodeView, Verdict, judge, must_stop_peers
 from .tried import place
 
 log = logging.getLogger("cloudgpu.supervisor")
+
+
+_SHUT_OUT = frozenset({"auth", "invalid"})
+"""Errors that the end of a launch may meet as well as its beginning: credentials, settings."""
 
 
 class Step(Healing):
@@ -130,12 +134,14 @@ class Step(Healing):
         if self._now < self._job.not_before:
             return False
         if attempt.launched is None:
-            return self._prepare(attempt)
+            prepared, self._memory.unasked = self._prepare(attempt), attempt.number
+            return prepared
         offer = Offer.from_json(attempt.offer)
+        first, self._memory.unasked = self._memory.unasked == attempt.number and not self._job.waits, 0
         try:
             allocation = self._provisioner(attempt).launch(self._request(attempt, offer, wanted_nodes(attempt)))
         except ProvisionError as error:
-            return self._refused(attempt, error)
+            return self._refused(attempt, error, first=first)
         values = {"state": "starting", "round": 0, "waits": 0, "not_before": 0.0, "cause": "", "reason": ""}
         changes = {"state": "running", "allocation": allocation.to_json()}
         return self._write("launched", f"got its machines: {place(offer)}", job=values, attempt=changes)
@@ -147,29 +153,36 @@ class Step(Healing):
         if found is None or hashlib.sha256(found).hexdigest() != self._job.job_sha256:
             state = "is missing" if found is None else "is not the one that was submitted"
             return self._conclude(attempt, Verdict("error", f"{self._job.job_dir}/{JOB_KEY} {state}", None, None))
-        nodes = [dataclasses.asdict(record) for record in node_records(wanted_nodes(attempt))]
+        wanted = wanted_nodes(attempt)
+        nodes = [dataclasses.asdict(record) for record in node_records(wanted)]
         left = left_in_place(self._job.policy, self._tools.store.attempts(self._job.id))
         heals = len(nodes) > 1 and targets()[offer.cloud].replaces_nodes
+        changes = {"launched": self._now, "nodes": stored(wanted) if heals else None}
         record = AttemptRecord(attempt.number, attempt.offer, nodes, left.failures, left.interruptions, heals)
         if not job_dir.create(attempt_key(attempt.number), record.to_bytes()):
             reason = f"{attempt_key(attempt.number)} was written by somebody else"
             return self._conclude(attempt, Verdict("error", reason, None, None))
         price = self._provisioner(attempt).price(offer)
         if price is None or price == attempt.price:
-            return self._write("", "", attempt={"launched": self._now})
+            return self._write("", "", attempt=changes)
         planned = "unknown" if attempt.price is None else f"{attempt.price} USD/h"
         message = f"attempt {attempt.number} costs {price} USD/h now; planned: {planned}"
-        return self._write("price", message, attempt={"launched": self._now, "price": price})
+        return self._write("price", message, attempt={**changes, "price": price})
 
-    def _refused(self, attempt: Attempt, error: ProvisionError) -> bool:
-        """The reaction to each class of error: another try here, another place, or the end (see decisions.py)."""
+    def _refused(self, attempt: Attempt, error: ProvisionError, *, first: bool) -> bool:
+        """The reaction to each class of error: another try here, another place, or the end (see decisions.py).
+
+        `first`: nobody had asked for these machines before.
+        """
         kind, reason = error.error_class, str(error)
         alone = len(self._job.offers) == 1
         if kind in ("throttled", "transient") and (alone or self._job.waits < WAITS_IN_PLACE):
             return self._wait(kind, reason, {}, at_least_s=error.retry_after or 0.0)
         if kind == "capacity" and alone and self._is_queue(attempt):
             return self._wait(kind, reason, {"launched": None})  # nothing was got: this waiting costs nothing
-        changes = {"cause": kind, "scope": error.scope, "hints": list(error.hints)}
+        changes: dict[str, Any] = {"cause": kind, "scope": error.scope, "hints": list(error.hints)}
+        if first and kind in _SHUT_OUT:
+            changes["launched"] = None  # so nothing of it runs: see _release()
         return self._conclude(attempt, Verdict("refused", reason, None, None), changes)
 
     def _is_queue(self, attempt: Attempt) -> bool:
@@ -191,7 +204,7 @@ class Step(Healing):
         if self._take_generation(attempt, seen):
             return True
         if all(node.end is not None for node in nodes):
-            return self._conclude(attempt, judge(nodes))
+            return self._conclude(forgiven(attempt, nodes), judge(nodes))
         healing = self._heal(attempt, seen)
         if healing is not None:
             return healing
@@ -226,7 +239,7 @@ class Step(Healing):
             reason = f"terminated without being told, for the job dir cannot be used: {error}"
             return self._conclude(attempt, Verdict("stopped", reason, None, None))
         if all(node.end is not None for node in nodes) or self._now >= deadline + LATE_S:
-            return self._conclude(attempt, judge(nodes))
+            return self._conclude(forgiven(attempt, nodes), judge(nodes))
         return False
 
     def _tell(self, attempt: Attempt, deadline: float) -> None:
@@ -248,6 +261,7 @@ class Step(Healing):
             "exit_code": verdict.exit_code,
             "progress": verdict.progress,
             "timeline": verdict.timeline,
+            "generations": attempt.generations,
             **({"cause": "user"} if verdict.final else {}),
             **(more or {}),
         }
@@ -267,12 +281,18 @@ class Step(Healing):
 
     def _release(self, attempt: Attempt) -> bool:
         """Terminate what there is of an attempt; whether it is all gone."""
-        if attempt.launched is None:
+        shut_out = attempt.outcome == "refused" and attempt.cause in _SHUT_OUT
+        if attempt.launched is None and not shut_out:
             return True
         allocation = self._known_or_not(attempt)
         provisioner = self._provisioner(attempt)
-        provisioner.terminate(allocation)
-        return all(state.phase == "gone" for state in provisioner.observe(allocation))
+        try:
+            provisioner.terminate(allocation)
+            return all(state.phase == "gone" for state in provisioner.observe(allocation))
+        except ProvisionError as error:
+            if attempt.launched is None and error.error_class == attempt.cause:
+                return True  # whoever may not even look had nothing made
+            raise
 
     def _known_or_not(self, attempt: Attempt) -> Allocation:
         """To be ended. Of a launch whose answer nobody has, token and region tell enough: the whole account, with

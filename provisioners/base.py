@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from decimal import Decimal
 from fractions import Fraction
@@ -144,7 +144,7 @@ class ProvisionError(Exception):
 
 
 class Provisioner(Protocol):
-    """The four verbs of a target, and its price. Every one may be called again after a crash at any point."""
+    """The verbs of a target, and its price. Every one may be called again after a crash at any point."""
 
     def launch(self, request: LaunchRequest) -> Allocation:
         """Start the machines. Idempotent: the same token gives the same machines. Raises ProvisionError."""
@@ -154,6 +154,10 @@ class Provisioner(Protocol):
 
     def terminate(self, allocation: Allocation) -> None:
         """End the machines. Idempotent; returns when nothing bills any more. Raises ProvisionError."""
+
+    def remove(self, allocation: Allocation, nodes: Collection[str]) -> None:
+        """End some of the machines, and nothing else: those of lost nodes, which may still be there. Idempotent; does
+        not wait for their end. Raises ProvisionError."""
 
     def find(self, owner: Owner) -> list[Allocation]:
         """Every allocation tagged with this owner, without local state: for gc and after a crash."""

@@ -16,7 +16,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 
@@ -85,11 +85,17 @@ class LocalProvisioner:
             finally:  # a full disk keeps nothing alive, though this must then be done once more
                 left = kill_marked(f"{allocation.token}/", _KILL_S)
             if left:
-                pids = ", ".join(map(str, left))
-                raise ProvisionError("transient", f"processes {pids} were killed {_KILL_S:.0f} s ago, but do not end")
+                raise _undying(left)
             for node in allocation.machines:
                 self._machine(allocation.token, node).clean()
             (folder / "ended").touch()
+
+    def remove(self, allocation: Allocation, nodes: Collection[str]) -> None:
+        """Kill all processes of these nodes. Raises ProvisionError if some do not die."""
+        with _told("end the machines"), self._guard(allocation.token):
+            left = [pid for node in nodes for pid in kill_marked(f"{allocation.token}/{node}", _KILL_S)]
+        if left:
+            raise _undying(left)
 
     def find(self, owner: Owner) -> list[Allocation]:
         """Launches that have not been terminated, from the folders; a damaged one is told by its processes only."""
@@ -148,6 +154,11 @@ class LocalProvisioner:
 
     def _guard(self, token: str) -> contextlib.AbstractContextManager[None]:
         return guard(self._root / "guards" / token)
+
+
+def _undying(processes: Sequence[int]) -> ProvisionError:
+    pids = ", ".join(map(str, processes))
+    return ProvisionError("transient", f"processes {pids} were killed {_KILL_S:.0f} s ago, but do not end")
 
 
 def inspect_machine() -> LocalMachine:

@@ -45,6 +45,7 @@ from .launchers import (
     setup_process,
 )
 from .logs import LogWriter
+from .members import LeftOutError
 from .node_program import Node, NodeProgram, UnmetError
 from .notices import CLOUDS, CloudNotices, NodeDir, Order, Orders, Watcher
 from .program import MARKER, Process, adopt_orphans
@@ -165,12 +166,15 @@ class Agent:
         ledger = Ledger(
             self._job_dir, self._attempt, self._node, budget, reach, heals=heals, comes_back=self._is_rebooting
         )
+        program = NodeProgram(self._parts(), place, launcher, ledger)
         try:
-            ending = NodeProgram(self._parts(), place, launcher, ledger).run()
-            self._ship_outputs(place)
+            ending = program.run()
+            self._ship_outputs(program.place)
         except Interrupted:
-            self._ship_outputs(place)
+            self._ship_outputs(program.place)
             raise
+        except LeftOutError as error:
+            return Ending("again", None, str(error))
         except (OSError, ValueError, LauncherError) as error:  # ValueError: a NUL in an argument or a variable
             raise _ErrorEnd(f"the program cannot be started: {error}") from error
         except UnmetError as error:
@@ -201,7 +205,7 @@ class Agent:
             attempt = AttemptRecord.from_bytes(attempt_data or b"")
             if attempt.offer.get("cloud", "local") != "local":  # where the submitter's programs are says nothing here
                 job = dataclasses.replace(job, search_path=None)
-            nodes = sorted((NodeRecord(**node) for node in attempt.nodes), key=lambda node: node.rank)
+            nodes = sorted((NodeRecord.from_value(node) for node in attempt.nodes), key=lambda node: node.rank)
             own = next(node for node in nodes if _place_of(node.node) == _place_of(self._node))
         except (JobDirError, TypeError) as error:
             raise _ErrorEnd(f"the job dir holds no usable description of attempt {self._attempt}: {error}") from error

@@ -65,7 +65,7 @@ class Ledger:
         if record.group and record.kind != "closed":
             self.newest_of_group = record.generation
         if record.nodes is not None:
-            self.members = [NodeRecord(**node) for node in record.nodes]
+            self.members = [NodeRecord.from_value(node) for node in record.nodes]
 
     def catch_up(self) -> Generation | None:
         """The newest that there is. Raises JobDirError."""
@@ -76,6 +76,12 @@ class Ledger:
     def is_replaced_after(self, order: Order) -> bool:
         """Whether the others go on without this node, once it has ended upon this order; or with it, after a reboot."""
         return order.outcome == "preempted" and (self.heals or self._comes_back())
+
+    def concerns(self, record: Generation) -> bool:
+        """Whether this node's program starts again with it, or must end, for the others go on without it."""
+        if self.scope == "lone":
+            return record.nodes is not None and self._node not in [node["node"] for node in record.nodes]
+        return record.group and record.kind != "closed"
 
     def grants(self, wanted: Wish | None) -> bool:
         """Whether the budget allows what is wished for."""
@@ -101,7 +107,7 @@ class Ledger:
                 return None if record.kind == "closed" else stands
             if stands.kind == "closed":
                 return None
-            if stands.group and may_follow:
+            if may_follow and self.concerns(stands):
                 return stands
             # Another node has started its own processes again, or ours may not go on: the next number.
 
@@ -110,14 +116,14 @@ class Ledger:
 
         None: they have ended, or the budget does not allow it. Raises JobDirError.
         """
-        used = allowed(Wish("interruption", reason, 0.0), self._budget, self.newest)
-        while used is not None:
+        wanted = Wish("interruption", reason, 0.0)
+        while (used := allowed(wanted, self._budget, self.newest)) is not None:
             record = self._make("interruption", reason, 0.0, *used, group=self.scope != "lone")
             stands = self._take(record)
             self.follow(stands)
             if stands.kind == "closed":
                 return None
-            if stands.group or stands.nonce == record.nonce:
+            if stands.nonce == record.nonce or self.concerns(stands):
                 return stands
         return None
 
@@ -206,8 +212,8 @@ class Lookout:
                 continue
             if stands.kind == "closed":
                 return
-            if stands.group:
+            if self._ledger.concerns(stands):
                 self.found = stands
                 self._wake()
                 return
-            number += 1  # another node's own
+            number += 1  # the others' own

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from .generations import Ledger
-from .jobdir import Generation, Heartbeat, JobDir, JobDirError, NodeRecord, Result, node_key
+from .jobdir import Generation, Heartbeat, JobDir, JobDirError, Result, node_key
 from .launchers import Place
 from .runner import Runner
 
 SILENT_S = 8.0
 """A peer that tells nothing for so long may be lost; whether it is, says the supervisor."""
+AGAIN_S = 20.0
+"""How often to look whether the lost one has come back."""
 WORD_S = 3_600.0
 """How long to wait for the supervisor's word: it may be getting a machine that takes long to boot."""
 
@@ -22,14 +25,14 @@ class LeftOutError(Exception):
     """This node is no member any more: another one has taken its place, or the others do without it."""
 
 
-def adopt(place: Place, members: Sequence[NodeRecord] | None) -> Place:
+def adopt(place: Place, ledger: Ledger) -> Place:
     """The place among the members there are now. Raises LeftOutError."""
-    if members is None:
-        return place
-    own = next((node for node in members if node.node == place.node.node), None)
-    if own is None:
+    if not is_member(place, ledger):
         raise LeftOutError(f"{place.node.node} is no member of the attempt any more")
-    return dataclasses.replace(place, nodes=list(members), node=own)
+    if ledger.members is None or ledger.scope == "lone":  # alone, it keeps its rank whoever else is there
+        return place
+    own = next(node for node in ledger.members if node.node == place.node.node)
+    return dataclasses.replace(place, nodes=list(ledger.members), node=own)
 
 
 def is_member(place: Place, ledger: Ledger) -> bool:
@@ -38,7 +41,7 @@ def is_member(place: Place, ledger: Ledger) -> bool:
 
 
 def wait_for(ledger: Ledger, runner: Runner, wanted: Callable[[Generation], bool], limit_s: float) -> Generation | None:
-    """The first new generation that is wanted; None: the row was closed, or nobody wrote one. Raises Interrupted."""
+    """The first new generation that is wanted, or that closes the row; None: nobody wrote one. Raises Interrupted."""
 
     def look() -> Generation | None:
         try:
@@ -49,37 +52,48 @@ def wait_for(ledger: Ledger, runner: Runner, wanted: Callable[[Generation], bool
             ledger.follow(record)
         return record if record is not None and (record.kind == "closed" or wanted(record)) else None
 
-    found = runner.insist(look, limit_s, ledger.every_s)
-    return None if found is None or found.kind == "closed" else found
+    return runner.insist(look, limit_s, ledger.every_s)
 
 
 def lost_peer(job_dir: JobDir, attempt: int, place: Place, runner: Runner) -> str | None:
-    """Another node that has been taken, or tells nothing new for SILENT_S; None: all live, or ended by themselves.
+    """Another node that is being taken, or tells nothing new for SILENT_S; None: all live, or ended by themselves.
 
     Raises JobDirError, Interrupted.
     """
     others = [node.node for node in place.nodes if node.node != place.node.node]
-    first = {name: _pulse(job_dir, attempt, name) for name in others}
-    until = time.monotonic() + SILENT_S
-    while time.monotonic() < until:
-        taken = next((name for name in others if _outcome(job_dir, attempt, name) == "preempted"), None)
-        if taken is not None:
-            return taken
-        if all(_pulse(job_dir, attempt, name) != first[name] for name in others):
-            return None
+    until, first = time.monotonic() + SILENT_S, dict.fromkeys(others, -1)
+    while True:
+        signs = {name: _Sign.read(job_dir, attempt, name) for name in others}
+        leaving = next((name for name, sign in signs.items() if sign.leaves), None)
+        if leaving is not None:
+            return leaving
+        first = {name: signs[name].pulse if pulse < 0 else pulse for name, pulse in first.items()}
+        silent = [name for name, sign in signs.items() if sign.outcome is None and sign.pulse == first[name]]
+        if not silent or time.monotonic() >= until:
+            return silent[0] if silent else None
         runner.pause(1.0)
-    silent = (name for name in others if _pulse(job_dir, attempt, name) == first[name])
-    return next((name for name in silent if _outcome(job_dir, attempt, name) is None), None)
 
 
-def _pulse(job_dir: JobDir, attempt: int, node: str) -> int:
-    data = job_dir.find(node_key(attempt, node, "heartbeat.json"))
-    return 0 if data is None else Heartbeat.from_bytes(data).sequence
+@dataclass(frozen=True, slots=True)
+class _Sign:
+    """What another node tells of itself."""
 
+    pulse: int
+    """0: nothing yet."""
+    phase: str
+    outcome: str | None
 
-def _outcome(job_dir: JobDir, attempt: int, node: str) -> str | None:
-    data = job_dir.find(node_key(attempt, node, "result.json"))
-    return None if data is None else Result.from_bytes(data).outcome
+    @classmethod
+    def read(cls, job_dir: JobDir, attempt: int, node: str) -> _Sign:
+        beat, end = (job_dir.find(node_key(attempt, node, name)) for name in ("heartbeat.json", "result.json"))
+        told = None if beat is None else Heartbeat.from_bytes(beat)
+        outcome = None if end is None else Result.from_bytes(end).outcome
+        return cls(told.sequence if told else 0, told.phase if told else "", outcome)
+
+    @property
+    def leaves(self) -> bool:
+        """It was ordered to end, and this one was not: its machine goes."""
+        return self.outcome == "preempted" or (self.outcome is None and self.phase == "stopping")
 
 
 class Begun:

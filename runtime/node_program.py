@@ -19,7 +19,7 @@ from .heartbeat import Heart, read_progress
 from .jobdir import Address, Generation, JobDir, Record, node_key
 from .launchers import LOOPBACK, Place, free_port, machine_environment, needs_addresses, own_host, processes
 from .logs import LogWriter
-from .members import WORD_S, Begun, LeftOutError, adopt, is_member, lost_peer, wait_for
+from .members import AGAIN_S, WORD_S, Begun, LeftOutError, adopt, is_member, lost_peer, wait_for
 from .node_writer import NodeWriter, writer_environment
 from .notices import Order, Orders
 from .program import Exit, Process, kill_leftovers
@@ -87,7 +87,8 @@ class NodeProgram:
         self._machine_env = machine_environment(os.environ, node.marker)
         env = writer_environment(self._machine_env, place.job.env)
         self._writer = NodeWriter(node.state / "writer.sock", env, node.log.say)
-        self._place = dataclasses.replace(place, writer=str(self._writer.path))
+        self.place = dataclasses.replace(place, writer=str(self._writer.path))
+        """Where the program runs, or ran last."""
         self._known: dict[str, Address] = {}
         """Addresses of the last rendezvous."""
         self._begun = Begun(node.state)
@@ -95,11 +96,11 @@ class NodeProgram:
         self._interrupted_exit = int(told) if told.isdecimal() else None
 
     def run(self) -> Ending:
-        """Raises Interrupted, Vanished, JobDirError, LauncherError, OSError, ValueError."""
+        """Raises LeftOutError, Interrupted, Vanished, JobDirError, LauncherError, OSError, ValueError."""
         try:
             generation = self._enter()
             while True:
-                addresses = self._meet(dataclasses.replace(self._place, generation=generation))
+                addresses = self._meet(dataclasses.replace(self.place, generation=generation))
                 if isinstance(addresses, Generation):
                     generation = self._prepare(addresses)
                     continue
@@ -107,8 +108,6 @@ class NodeProgram:
                 if following is None:
                     return ending
                 generation = self._prepare(following)
-        except LeftOutError as error:
-            return Ending("again", None, str(error))
         finally:
             self._writer.drain(self._seconds_left, self._node.wakeup.wait, self._node.wakeup.wake)
             self._writer.end()
@@ -128,22 +127,22 @@ class NodeProgram:
         following: Generation | None = None
         if newest is not None and newest.kind == "closed":
             raise LeftOutError("the program has ended on the other nodes")
-        if not is_member(self._place, ledger):
+        if not is_member(self.place, ledger):
             node.heart.set_phase("waiting")
             node.log.say("ready to take a lost node's place")
-            following = wait_for(ledger, node.runner, lambda _: is_member(self._place, ledger), WORD_S)
+            following = wait_for(ledger, node.runner, lambda _: is_member(self.place, ledger), WORD_S)
         elif self._begun:
             following = node.insist(lambda: ledger.rejoin(f"{node.name} was restarted"))
         else:
-            self._place = adopt(self._place, ledger.members)
+            self.place = adopt(self.place, ledger)
             return ledger.newest_of_group
-        if following is None:
+        if following is None or following.kind == "closed":
             raise LeftOutError(f"the others do not go on with {node.name}")
         return self._prepare(following)
 
     def _prepare(self, following: Generation) -> int:
         """Raises LeftOutError, Interrupted."""
-        self._place = adopt(self._place, self._ledger.members)
+        self.place = adopt(self.place, self._ledger)
         where = "all processes start" if following.group else "it starts"
         pause = f" in {following.pause_s:.0f} s" if following.pause_s else ""
         self._node.log.say(f"{following.reason}; {where} again in place{pause} (generation {following.generation})")
@@ -153,7 +152,7 @@ class NodeProgram:
     def _run_generation(self, generation: int, addresses: dict[str, Address]) -> tuple[Ending, Generation | None]:
         """How it ended, and the generation that follows upon it here."""
         node = self._node
-        place = dataclasses.replace(self._place, generation=generation)
+        place = dataclasses.replace(self.place, generation=generation)
         started = processes(self._launcher, place, self._machine_env, addresses)
         outcomes = {process.rank: node.state / f"outcome-{process.rank}.json" for process in started}
         for path in (place.notice, place.listening, place.progress, *outcomes.values()):
@@ -182,8 +181,8 @@ class NodeProgram:
         node, conduct = self._node, _ProgramConduct(place, self._writer, self._ledger)
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._idle_watch(place))
-            alone = len(place.nodes) == 1 and not self._ledger.heals  # where nodes are replaced, others may join
-            if not alone and self._ledger.scope != "lone":
+            # Where nodes are replaced, others may join, or this one be left out.
+            if self._ledger.heals or (len(place.nodes) > 1 and self._ledger.scope != "lone"):
                 conduct.lookout = stack.enter_context(Lookout(self._ledger, node.orders, node.wakeup.wake))
             self._writer.begin()
             exits, signalled = node.runner.run(wanted, node.code, conduct, node.log, node.heart)
@@ -200,19 +199,29 @@ class NodeProgram:
             ledger.follow(elsewhere)
             return elsewhere
         wanted = None if order is not None else wish(ending, fruitless_in_a_row(node.history.told))
-        if may_follow and ending.outcome != "succeeded" and not ledger.grants(wanted) and self._waits_for_word(place):
-            return wait_for(ledger, node.runner, lambda record: record.group, WORD_S)
+        if may_follow and ending.outcome != "succeeded" and not ledger.grants(wanted):
+            word = self._word(place)
+            if word is not None:
+                return None if word.kind == "closed" else word
         return node.insist(lambda: ledger.settle(wanted, may_follow=may_follow))
 
-    def _waits_for_word(self, place: Place) -> bool:
-        """Whether the program may have died of another node's loss, which the supervisor will heal."""
-        node = self._node
-        if not self._ledger.heals or self._ledger.scope != "group" or len(place.nodes) == 1:
-            return False
-        peer = node.insist(lambda: lost_peer(node.job_dir, node.attempt, place, node.runner))
-        if peer is not None:
-            node.log.say(f"{peer} seems to be lost: waiting for what takes its place")
-        return peer is not None
+    def _word(self, place: Place) -> Generation | None:
+        """What is decided upon another node's loss, of which the program may have died; None: there is none lost."""
+        node, ledger = self._node, self._ledger
+        if not ledger.heals or ledger.scope != "group" or len(place.nodes) == 1:
+            return None
+        until, said = time.monotonic() + WORD_S, ""
+        while time.monotonic() < until:
+            peer = node.insist(lambda: lost_peer(node.job_dir, node.attempt, place, node.runner))
+            if peer is None:
+                return None
+            if peer != said:
+                node.log.say(f"{peer} seems to be lost: waiting for what takes its place")
+                said = peer
+            word = wait_for(ledger, node.runner, ledger.concerns, AGAIN_S)
+            if word is not None:
+                return word
+        return None
 
     def _meet(self, place: Place) -> dict[str, Address] | Generation:
         """The addresses that this generation's processes need, or the generation that has overtaken it.

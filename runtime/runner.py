@@ -176,7 +176,8 @@ class Runner:
                 break
             if due is not None and due is not told:
                 told = due
-                heart.set_phase("stopping")
+                if due is not peer:  # that one is this node's own business
+                    heart.set_phase("stopping")
                 heard = (
                     self._tell(due, conduct.listening) or heard
                 )  # one that is leaving no longer says that it listens

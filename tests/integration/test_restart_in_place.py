@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import time
 from dataclasses import asdict
 from typing import Any
@@ -216,7 +217,7 @@ def members(world: World, number: int, *names: str, **more: Any) -> None:
 
 def replacement(world: World, index: int) -> None:
     """An agent in a lost one's place: the next incarnation."""
-    world.start(index, "--node", f"worker-{index}.2", home=world.folder / "homes" / f"{index}.2")
+    world.start(index, "--node", f"worker-{index}.2", home=world.folder / "homes" / f"{index}.2", machine=f"{index}.2")
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
@@ -281,3 +282,65 @@ def test_a_program_may_save_before_others_join(world: World) -> None:
     members(world, 2, "worker-0.1", grace_s=30.0)
     assert finish(world) == ["succeeded"]
     assert time.monotonic() - begun < 25, "SIGTERM ended it"
+
+
+def test_those_that_are_left_wait_for_one_that_is_leaving(world: World) -> None:
+    """It was told that its machine goes, still saves, and lives as long."""
+    slow = "import signal, time; signal.signal(15, lambda *_: (time.sleep(5), exit(75))); print('up'); time.sleep(300)"
+    run = f'[ $CLOUDGPU_NODE = worker-0.1 ] && exec python -c "{slow}"; sleep 3; [ $CLOUDGPU_GENERATION = 2 ] || exit 3'
+    world.job(run, nodes=2, launcher="torchrun", heals=True)
+    world.start(0)
+    until(lambda: "up" in world.texts())
+    world.start(1)
+    until(lambda: world.heartbeat(1) is not None and world.heartbeat(1).phase == "running")
+    world.notice(30)
+    until(lambda: world.has_result(0), 30)
+    assert world.result(0).outcome == "preempted"
+    assert not world.has_result(1), "its program failed while the other one was leaving"
+    members(world, 2, "worker-1.1")
+    assert world.agents[1].wait(60) == 0
+    assert world.result(1).outcome == "succeeded"
+
+
+def test_nobody_waits_for_a_word_on_one_that_has_come_back(world: World) -> None:
+    start(world, "0=3", nodes=2, launcher="torchrun", heals=True)
+    until(lambda: len(world.texts()) >= 1)
+    world.agents[1].send_signal(signal.SIGSTOP)
+    until(lambda: "worker-1.1 seems to be lost: waiting for what takes its place" in world.texts("agent"), 40)
+    world.agents[1].send_signal(signal.SIGCONT)
+    assert world.agents[0].wait(60) == 0
+    assert (world.result(0).outcome, [record.kind for record in generations(world)]) == ("failed", ["closed"])
+    world.stop(5, "peer")
+    finish(world)
+
+
+def test_where_nodes_are_on_their_own_each_keeps_its_rank(world: World) -> None:
+    """One is lost, and the others are told so; one of those dies by itself, which counts, and goes on as the same."""
+    run = "echo $CLOUDGPU_GENERATION: rank $CLOUDGPU_RANK; [ $CLOUDGPU_GENERATION = 1 ] && exec sleep 300; true"
+    world.job(run, nodes=3, launcher="none", heals=True, failures_left=1)
+    for index in range(3):
+        world.start(index)
+    until(lambda: len(world.texts()) == 3)
+    members(world, 2, "worker-0.1", "worker-2.1")
+    assert world.agents[1].wait(60) == 0
+    assert "no member" in world.result(1).reason
+    for process in world.processes():
+        if process.environ()["CLOUDGPU_MACHINE"].endswith("/2") and process.name() == "sleep":
+            process.kill()
+    assert world.agents[2].wait(60) == 0
+    assert "3: rank 2" in world.texts(), "nobody else is rank 2, though it is the second of two"
+    assert [(record.kind, record.failures) for record in generations(world)] == [("members", 0), ("failure", 1)]
+    world.stop(5)
+    finish(world)
+
+
+def test_outputs_are_those_of_the_first_of_the_nodes_that_are_left(world: World) -> None:
+    run = "echo $CLOUDGPU_NODE > made; [ $CLOUDGPU_GENERATION = 2 ] || sleep 300"
+    world.job(run, nodes=2, launcher="torchrun", heals=True, outputs=["made"], code={"x": ""})
+    for index in range(2):
+        world.start(index)
+    until(lambda: all(beat is not None and beat.phase == "running" for beat in map(world.heartbeat, range(2))))
+    members(world, 2, "worker-1.1")
+    assert finish(world) == ["again", "succeeded"]
+    assert world.dir.get("outputs/made").split() == [b"worker-1.1"]
+    assert not world.dir.exists("outputs/nodes/worker-0/made"), "it was left out"

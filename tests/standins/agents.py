@@ -89,7 +89,13 @@ class World:
         return self.folder / "homes" / str(index)
 
     def start(
-        self, index: int = 0, *options: str, home: Path | None = None, attempt: int = 1, **popen: Any
+        self,
+        index: int = 0,
+        *options: str,
+        home: Path | None = None,
+        attempt: int = 1,
+        machine: str | None = None,
+        **popen: Any,
     ) -> subprocess.Popen[bytes]:
         """An agent for one node."""
         command = [sys.executable, "-P", "-m", "cloudgpu.runtime.agent", "--job-dir", self.dir.url]
@@ -106,7 +112,8 @@ class World:
         home = home or self.home(index)
         home.mkdir(parents=True, exist_ok=True)
         command += ["--home", str(home), *options]
-        marker = f"{self.token}/{index}" if attempt == 1 else f"{self.token}/{index}-attempt-{attempt}"
+        machine = machine or (f"{index}" if attempt == 1 else f"{index}-attempt-{attempt}")
+        marker = f"{self.token}/{machine}"
         env = {**os.environ, MARKER: marker, "CLOUDGPU_DATABASE_URL": "postgresql://secret"}
         with (home / "agent.log").open("ab") as log:
             started = subprocess.Popen(
@@ -185,6 +192,7 @@ def world(tmp_path: Path) -> Iterator[World]:
     made = World(folder)
     yield made
     for process in made.processes():
-        process.kill()
+        with contextlib.suppress(psutil.Error):  # it ended meanwhile
+            process.kill()
     for agent in made.agents:
         agent.wait(10)

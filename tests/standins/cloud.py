@@ -7,15 +7,17 @@ every time two machines held the same rank of a job at once.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import Any
+from typing import Any, Literal
 
 from cloudgpu.jobspecs.plan import Offer
 from cloudgpu.provisioners.base import Allocation, LaunchRequest, NodeState, Owner, ProvisionError
 from cloudgpu.runtime.jobdir import (
     Generation,
+    GenerationKind,
     Heartbeat,
     JobDir,
     JobDirError,
@@ -57,7 +59,7 @@ class Life:
     run_s: float = 10.0
     end: str = "succeeded"
     """A Result's outcome; "vanish": gone without a word; "taken": gone after a notice; "hang": silent but there;
-    "serve": runs until it is told to stop."""
+    "freeze": likewise, from run_s on; "serve": runs until it is told to stop."""
     exit_code: int | None = 0
     reason: str = ""
     obeys: bool = True
@@ -70,6 +72,8 @@ class Life:
     """The result says that running it again is of no use."""
     restarts: int = 0
     """How often its program dies, and is started again in place; one second after the other, from boot_s on."""
+    answer: GenerationKind | None = None
+    """How its program is started again when another node was lost; None: it waits for the supervisor's word."""
 
 
 SUCCEED = Life()
@@ -90,10 +94,26 @@ class Machine:
     done: bool = False
     sequence: int = 0
     generation: int = 1
+    newest: Generation | None = None
+    """Of the generations; None: there is the first one only."""
+    members: list[str] | None = None
+    """Since somebody has said who they are."""
+    spans: list[Span] = field(default_factory=list)
+    halted: float | None = None
+    """Another node was lost then."""
 
     @property
     def rank(self) -> tuple[str, str]:
-        return (self.request.job_id, self.node)
+        """No two may have it at once."""
+        return (self.request.job_id, self.node.rpartition(".")[0])
+
+    @property
+    def is_member(self) -> bool:
+        return self.node.endswith(".1") if self.members is None else self.node in self.members
+
+    @property
+    def is_lost(self) -> bool:
+        return (self.gone and not self.done) or (self.done and self.life.end == "preempted")
 
 
 @dataclass
@@ -114,7 +134,7 @@ class FakeCloud:
     prices: dict[str, Decimal] = field(default_factory=dict)
     """zone -> US dollars an hour of the whole offer, at this moment."""
 
-    # -- the four verbs
+    # -- the verbs
 
     def launch(self, request: LaunchRequest) -> Allocation:
         existing = {machine.node for machine in self.machines if machine.request.token == request.token}
@@ -139,6 +159,12 @@ class FakeCloud:
         self._raise("terminate")
         for machine in self.machines:
             if machine.request.token == allocation.token:
+                machine.gone = True
+
+    def remove(self, allocation: Allocation, nodes: Collection[str]) -> None:
+        self._raise("remove")
+        for machine in self.machines:
+            if machine.request.token == allocation.token and machine.node in nodes:
                 machine.gone = True
 
     def find(self, owner: Owner) -> list[Allocation]:
@@ -178,24 +204,65 @@ class FakeCloud:
                 self._end(machine, job_dir, "stopped", 0, f"told to stop: {Stop.from_bytes(stop).reason}")
             elif stop is not None and self.clock.now() >= Stop.from_bytes(stop).deadline:
                 self._end(machine, job_dir, "stopped", -9, "killed at the deadline")
-            elif machine.generation <= min(life.restarts, int(age - life.boot_s)):
-                self._restart(machine, job_dir)
-            elif age >= life.run_s and life.end != "serve":
+            elif not self._follow(machine):
+                self._end(machine, job_dir, "again", None, "left out")
+            elif machine.is_member and machine.generation <= min(life.restarts, int(age - life.boot_s)):
+                self._restart(machine, "failure", "SIGKILL")
+            elif age >= life.run_s and self._may_end(machine):
                 self._finish(machine, job_dir)
             else:
                 self._beat(machine, job_dir)
         except JobDirError:
             machine.gone = True
 
-    def _restart(self, machine: Machine, job_dir: JobDir) -> None:
-        machine.generation += 1
-        number, used = machine.generation, machine.generation - 1
-        record = Generation(number, "failure", machine.node, True, "SIGKILL", 0.0, used, 0, self.clock.now(), "")
-        job_dir.create(generation_key(machine.request.attempt, number), record.to_bytes())
-        self._beat(machine, job_dir)
+    def _follow(self, machine: Machine) -> bool:
+        """Begin what others have decided upon; False: it goes on without this machine."""
+        begun = bool(machine.spans)
+        while data := machine.job_dir.find(generation_key(machine.request.attempt, machine.generation + 1)):
+            self._take(machine, Generation.from_bytes(data))
+        if machine.is_member and not machine.spans:
+            self._begin(machine)
+        lost = [one for one in self._peers(machine) if one.is_lost]
+        if lost and machine.halted is None and machine.is_member:
+            machine.halted = self.clock.now()
+            if machine.life.answer is not None and (machine.newest is None or machine.newest.kind == "members"):
+                self._restart(machine, machine.life.answer, "connection reset")
+                machine.halted = self.clock.now()
+        return machine.is_member or not begun
+
+    def _take(self, machine: Machine, record: Generation) -> None:
+        machine.generation, machine.newest = record.generation, record
+        if record.nodes is not None:
+            machine.members = [node["node"] for node in record.nodes]
+        if machine.is_member:
+            self._begin(machine)
+
+    def _begin(self, machine: Machine) -> None:
+        machine.restored, machine.halted = self.saved_step, None
+        machine.spans.append(Span(machine.generation, self.clock.now()))
+
+    def _peers(self, machine: Machine) -> list[Machine]:
+        alike = [one for one in self.machines if one.request.token == machine.request.token and one is not machine]
+        return [one for one in alike if (one.node in machine.members if machine.members else one.node.endswith(".1"))]
+
+    def _may_end(self, machine: Machine) -> bool:
+        """A program that has lost others does not come to its end, nor does a machine that waits to be of use."""
+        end = machine.life.end
+        trains = machine.is_member and machine.halted is None
+        return end != "serve" and (trains or end in ("vanish", "taken", "freeze", "failed", "preempted"))
+
+    def _restart(self, machine: Machine, kind: GenerationKind, reason: str) -> None:
+        last, now = machine.newest, self.clock.now()
+        failures, interruptions = (0, 0) if last is None else (last.failures, last.interruptions)
+        used = (failures + 1, interruptions) if kind == "failure" else (failures, interruptions + 1)
+        number = machine.generation + 1
+        record = Generation(number, kind, machine.node, True, reason, 0.0, *used, now, "")
+        if machine.job_dir.create(generation_key(machine.request.attempt, number), record.to_bytes()):
+            self._take(machine, record)
+        self._beat(machine, machine.job_dir)
 
     def _timeline(self, machine: Machine) -> dict[str, Any]:
-        spans = [dataclasses.asdict(Span(number + 1, machine.launched)) for number in range(machine.generation)]
+        spans = [dataclasses.asdict(span) for span in machine.spans]
         return dataclasses.asdict(Timeline(machine.launched, spans=spans))
 
     def _finish(self, machine: Machine, job_dir: JobDir) -> None:
@@ -206,12 +273,15 @@ class FakeCloud:
             job_dir.put(node_key(machine.request.attempt, machine.node, "notice.json"), notice)
         if life.end in ("taken", "vanish"):
             machine.gone = True
+        elif life.end == "freeze":
+            machine.life = dataclasses.replace(life, end="hang")
         else:
             self._end(machine, job_dir, life.end, life.exit_code, life.reason)
 
     def _progress(self, machine: Machine) -> dict[str, Any]:
-        age = min(self.clock.now() - machine.launched, machine.life.run_s)
-        seconds = max(0.0, age - machine.life.boot_s)
+        end = min(self.clock.now(), machine.launched + machine.life.run_s, machine.halted or math.inf)
+        begun = machine.spans[-1].started if machine.spans else end
+        seconds = max(0.0, end - max(begun, machine.launched + machine.life.boot_s))
         step = machine.restored + int(seconds * machine.life.steps_per_s)
         if machine.life.saves:
             self.saved_step = max(self.saved_step, step // 10 * 10)
@@ -220,10 +290,11 @@ class FakeCloud:
 
     def _beat(self, machine: Machine, job_dir: JobDir) -> None:
         machine.sequence += 1
+        phase: Literal["waiting", "running"] = "running" if machine.is_member else "waiting"
         since, age = machine.life.idle_from_s, self.clock.now() - machine.launched
         idle = None if since is None else max(0.0, age - since)
         beat = Heartbeat(
-            machine.sequence, self.clock.now(), "running", self._progress(machine), idle, self._timeline(machine)
+            machine.sequence, self.clock.now(), phase, self._progress(machine), idle, self._timeline(machine)
         )
         job_dir.put(node_key(machine.request.attempt, machine.node, "heartbeat.json"), beat.to_bytes())
 

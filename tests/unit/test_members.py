@@ -15,11 +15,11 @@ from cloudgpu.control.members import (
     Wait,
     cure,
     every_node,
+    forgiven,
     member_names,
     names_ever,
     node_records,
     stored,
-    used,
     wanted_nodes,
 )
 from cloudgpu.control.model import Attempt
@@ -104,7 +104,7 @@ def test_what_is_not_healed(nodes: int, ends: dict[str, str], least: int | None,
 def test_until_the_new_one_is_ready_the_others_wait() -> None:
     made = attempt(wanted=[W0, "worker-1.2", W2])
     assert [request.node for request in every_node(made)] == [W0, W1, "worker-1.2", W2]
-    assert isinstance(cure(made, seen(made, w1="lost"), None, None), Wait)
+    assert cure(made, seen(made, w1="lost"), None, None) == Wait(idle=True)
     found = cure(made, seen(made, w1="lost", w1_2="waiting"), None, None)
     assert isinstance(found, Regroup)
     assert (names(found), found.lost, found.grace_s) == ([W0, "worker-1.2", W2], 1, 0.0)
@@ -135,7 +135,7 @@ def test_too_few_wait_although_there_is_a_range() -> None:
 
 def test_one_that_joins_lets_the_others_save_first() -> None:
     made = attempt(wanted=[W0, "worker-1.2", W2], generations=[members(W0, W2)])
-    assert cure(made, seen(made), 2, None) is None, "they train, it boots"
+    assert cure(made, seen(made), 2, None) == Wait(idle=False), "they train, it boots"
     found = cure(made, seen(made, w1_2="waiting"), 2, 0)
     assert isinstance(found, Regroup)
     assert (names(found), found.lost, found.grace_s) == ([W0, "worker-1.2", W2], 0, JOIN_GRACE_S)
@@ -165,21 +165,35 @@ def _began(view: NodeView, generation: int) -> NodeView:
     return dataclasses.replace(view, timeline={"spans": [{"generation": generation}]})
 
 
+def own(number: int, kind: str, failures: int, interruptions: int, *, group: bool = True) -> dict[str, Any]:
+    """A record of the nodes'."""
+    used = {"failures": failures, "interruptions": interruptions}
+    return {"generation": number, "kind": kind, "group": group, "nodes": None, **used}
+
+
 @pytest.mark.parametrize(
-    ("record", "lost_began", "expected"),
+    ("records", "lost_began", "expected"),
     [
-        (None, 1, (0, 1)),
-        ({"generation": 2, "kind": "failure", "failures": 1, "interruptions": 0}, 1, (0, 1)),  # died of the loss
-        ({"generation": 2, "kind": "failure", "failures": 1, "interruptions": 0}, 2, (1, 1)),  # was lost after it
-        ({"generation": 2, "kind": "interruption", "failures": 0, "interruptions": 1}, 1, (0, 1)),
-        ({"generation": 2, "kind": "members", "failures": 1, "interruptions": 4}, 1, (1, 5)),
+        ([], 1, []),
+        ([own(2, "failure", 1, 0)], 1, [(0, 0)]),  # died of the loss
+        ([own(2, "failure", 1, 0)], 2, [(1, 0)]),  # was lost after it
+        ([own(2, "interruption", 0, 1)], 1, [(0, 0)]),
+        ([own(2, "interruption", 0, 1), own(3, "failure", 1, 1)], 1, [(0, 1), (0, 0)]),  # again and again
+        ([own(2, "failure", 1, 0), own(3, "failure", 2, 0)], 2, [(1, 0), (1, 0)]),
+        ([own(2, "failure", 1, 0, group=False)], 1, [(1, 0)]),  # that node's own
+        ([members(W0, W1, failures=1, interruptions=4)], 1, [(1, 4)]),
     ],
 )
-def test_a_loss_counts_once(record: dict[str, Any] | None, lost_began: int, expected: tuple[int, int]) -> None:
-    made = attempt(generations=[record] if record else None)
+def test_what_the_others_did_because_of_a_loss_does_not_count(
+    records: list[dict[str, Any]], lost_began: int, expected: list[tuple[int, int]]
+) -> None:
+    made = attempt(generations=records or None)
     nodes = seen(made, w1="lost")
     nodes[W1] = _began(nodes[W1], lost_began)
-    assert used(made, nodes, Regroup(wanted_nodes(made), 1, W1, "", 0.0)) == expected
+    found = forgiven(made, nodes.values()).generations or []
+    assert [(record["failures"], record["interruptions"]) for record in found] == expected
+    well = seen(made)
+    assert forgiven(made, well.values()) == made, "nothing was lost"
 
 
 def test_records_are_numbered_without_gaps() -> None:

@@ -80,11 +80,55 @@ def _is_stopped(world: World) -> str:
     return world.submit(policy=make_policy(duration_s=20))
 
 
+def _replaces_a_lost_node(world: World) -> str:
+    world.cloud.script = lives(Life(run_s=20), nodes=[((1, "worker-1.1"), VANISH)])
+    return world.submit(make_offer(nodes=2), policy=make_policy(preemptions=1))
+
+
+def _goes_on_without_it(world: World) -> str:
+    """Two are lost, one after the other; what comes in their place is not there at once."""
+    lost = {
+        (1, "worker-1.1"): Life(run_s=3, end="taken"),
+        (1, "worker-2.1"): Life(run_s=12, end="vanish", answer="failure"),
+    }
+    late = {(1, node): Life(boot_s=5, run_s=40) for node in ("worker-1.2", "worker-2.2")}
+    world.cloud.script = lives(Life(run_s=60, answer="failure"), nodes=(lost | late).items())
+    return world.submit(make_offer(nodes=3), policy=make_policy(least_nodes=2, failures=1, preemptions=2))
+
+
+def _cannot_replace_it(world: World) -> str:
+    """Its machines' zone is full by then."""
+
+    def script(attempt: int, node: str) -> Life:
+        world.cloud.full = {"a-1"} if attempt == 1 and node == "worker-1.1" else world.cloud.full
+        return VANISH if (attempt, node) == (1, "worker-1.1") else Life(run_s=20)
+
+    world.cloud.script = script
+    return world.submit(make_offer(nodes=2, zone="a-1"), make_offer(nodes=2, zone="a-2"))
+
+
+def _is_stopped_while_it_heals(world: World) -> str:
+    lost = {(1, "worker-1.1"): VANISH, (1, "worker-1.2"): Life(boot_s=1e6)}
+    world.cloud.script = lives(Life(run_s=1e6), nodes=lost.items())
+    return world.submit(make_offer(nodes=2), policy=make_policy(duration_s=20))
+
+
+def _replaces_a_silent_node(world: World) -> str:
+    """It may come back to life: it must not be there beside the one that came in its place."""
+    world.cloud.script = lives(Life(run_s=300), nodes=[((1, "worker-0.1"), Life(run_s=3, end="freeze"))])
+    return world.submit(make_offer(nodes=2))
+
+
 SCENARIOS: dict[str, tuple[Scenario, str, list[str]]] = {
     "recovers": (_recovers, "succeeded", ["lost", "succeeded"]),
     "is refused": (_is_refused, "succeeded", ["refused", "succeeded"]),
     "fails": (_fails, "failed", ["failed", "failed"]),
     "is stopped": (_is_stopped, "stopped", ["stopped"]),
+    "replaces a lost node": (_replaces_a_lost_node, "succeeded", ["succeeded"]),
+    "goes on without it": (_goes_on_without_it, "succeeded", ["succeeded"]),
+    "cannot replace it": (_cannot_replace_it, "succeeded", ["lost", "succeeded"]),
+    "is stopped while it heals": (_is_stopped_while_it_heals, "stopped", ["lost"]),
+    "replaces a silent node": (_replaces_a_silent_node, "succeeded", ["succeeded"]),
 }
 
 
@@ -124,8 +168,8 @@ def test_a_supervisor_that_dies_at_any_call_loses_nothing(
         where = f"crash at call {at}, {whole.trace[at - 1]}"
         assert (job.state, ended) == SCENARIOS[name][1:], where
         world.check_clean()
-        tokens = [request.token for request in world.cloud.launches]
-        assert len(tokens) == len(set(tokens)), where
+        asked = [(request.token, request.nodes) for request in world.cloud.launches]
+        assert len(asked) == len(set(asked)), where
         assert len(world.store.events(job_id)) >= len(ended) + 2
         world.store.close()
         shutil.rmtree(tmp_path / str(at))
