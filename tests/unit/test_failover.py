@@ -257,7 +257,9 @@ def test_when_all_is_dry_the_next_try_is_when_the_first_opens() -> None:
 
 
 def test_after_an_hour_in_vain_it_asks_less_often() -> None:
-    tried, now, asked = [], NOW, []
+    tried: list[Attempt] = []
+    asked: list[float] = []
+    now = NOW
     while now < NOW + 3 * 3600:
         decision = decide(job(HERE, created=NOW), tried, now)
         if isinstance(decision, Later):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -102,7 +103,7 @@ def test_offers_of_unknown_price_cannot_be_held_to_a_cost() -> None:
 # -- which places are kept
 
 
-def planned(**resources: object) -> list[Offer]:
+def planned(**resources: Any) -> list[Offer]:
     return list(plan(spec(**resources), machine=None, today=TODAY).offers)
 
 
@@ -115,7 +116,7 @@ def planned(**resources: object) -> list[Offer]:
         {"accelerator": ["L4:1", "T4:1"], "cloud": "aws", "market": "on-demand"},
     ],
 )
-def test_no_region_and_no_kind_of_machine_is_cut_away(resources: dict[str, object]) -> None:
+def test_no_region_and_no_kind_of_machine_is_cut_away(resources: dict[str, Any]) -> None:
     offers = planned(**resources)
     kept = keep(offers)
     ways = {offer._replace(zone=None) for offer in kept}
