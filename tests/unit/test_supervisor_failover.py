@@ -211,3 +211,64 @@ def test_places_with_all_their_zones_come_back_from_the_store(world: World) -> N
     offers = [*zoned, make_offer(), make_offer(region="there")]
     job_id = world.submit(*offers)
     assert [Offer.from_json(offer) for offer in world.job(job_id).offers] == offers
+
+
+# -- shut out: who is refused by his credentials may not look for what he left either
+
+
+def shut_out(world: World) -> None:
+    """From now on, and for a while."""
+    for verb in ("launch", "observe", "terminate", "find"):
+        world.cloud.faults[verb] = [refusal("auth", "cloud") for _ in range(50)]
+
+
+def test_bad_credentials_end_the_job_although_nothing_can_be_looked_for(world: World) -> None:
+    shut_out(world)
+    job_id = world.submit(aws("az1"), aws("az2"))
+    world.drive(world.supervisor(), for_s=60)
+    job, [attempt] = world.job(job_id), world.attempts(job_id)
+    assert (job.state, job.cause, attempt.state) == ("failed", "auth", "ended")
+    assert attempt.cost == 0
+    assert "not permitted, 1 place: auth!" in job.reason
+    assert world.cloud.machines == []
+
+
+def test_bad_credentials_of_a_first_cloud_lead_to_the_second_at_once(world: World) -> None:
+    shut_out(world)
+    supervisor = world.supervisor()
+    job_id = world.submit(aws("az1"), aws("az1")._replace(cloud="gcp"))
+    world.drive(supervisor, until=lambda: len(world.attempts(job_id)) == 2, for_s=60)
+    world.cloud.faults.clear()
+    world.drive(supervisor)
+    assert world.job(job_id).state == "succeeded"
+
+
+def test_what_may_have_been_launched_is_not_forgotten_for_bad_credentials(world: World) -> None:
+    """The supervisor died in its launch: machines may be there, until somebody has looked."""
+    job_id = world.submit(aws("az1"))
+    first = world.supervisor("elsewhere/1/a")
+    while not world.attempts(job_id) or world.attempts(job_id)[0].launched is None:
+        first.tick()
+    shut_out(world)
+    second = world.supervisor("elsewhere/2/b")
+    world.drive(second, until=lambda: world.attempts(job_id)[0].outcome == "refused", for_s=60)
+    with pytest.raises(AssertionError, match="still not there"):
+        world.drive(second, for_s=600)
+    assert world.attempts(job_id)[0].state == "terminating"
+    troubles = [event.message for event in world.store.events(job_id) if event.kind == "trouble"]
+    assert troubles == ["auth!"]
+    world.cloud.faults.clear()
+    world.drive(second)
+    assert (world.job(job_id).state, world.job(job_id).cause) == ("failed", "auth")
+
+
+def test_the_same_after_a_launch_that_gave_no_answer(world: World) -> None:
+    job_id = world.submit(aws("az1"))
+    supervisor = world.supervisor()
+    world.cloud.faults["launch"] = [refusal("transient"), refusal("auth", "cloud")]
+    world.cloud.faults["terminate"] = [refusal("auth", "cloud")]
+    world.drive(supervisor, until=lambda: [a.state for a in world.attempts(job_id)] == ["terminating"])
+    supervisor.tick()
+    assert world.attempts(job_id)[0].state == "terminating"
+    world.drive(supervisor)
+    assert world.job(job_id).cause == "auth"
