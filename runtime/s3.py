@@ -58,6 +58,7 @@ _ACTIONS = {
 _ELSEWHERE = re.compile("redirect without LOCATION|AuthorizationHeaderMalformed|PermanentRedirect|IllegalLocation")
 _PROVIDER = re.compile(r"External AWS credential provider: \w+: (.*)")
 _IMDS = re.compile("/latest/(api/token|meta-data/iam)")
+_UNREACHABLE = re.compile(r"[A-Z]+ (https?://[^/\s]+)\S* .*error sending request", re.DOTALL)
 
 
 class Connection(TypedDict, total=False):
@@ -155,6 +156,9 @@ def explain(url: str, message: str, doing: str = "") -> str:
     if _IMDS.search(message):
         hint = "" if _has_botocore() else f"; {_NEEDS_BOTO3}"
         return f"{NO_CREDENTIALS}{hint}"
+    unreachable = _UNREACHABLE.search(message)
+    if unreachable:
+        return f"{unreachable[1]} cannot be reached from here: check the network, AWS_ENDPOINT_URL and proxies"
     if _ELSEWHERE.search(message):
         return f"the bucket {_bucket(url)} is in another region than the one asked: set AWS_REGION to the bucket's"
     return message.partition("\n")[0]

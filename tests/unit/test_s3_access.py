@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -184,6 +185,15 @@ class TestRefusals:
         with pytest.raises(JobDirError, match=f"s3://bucket/job: .*{says}.*{code}") as caught:
             calls[kind]()
         assert not isinstance(caught.value, MissingError)
+
+
+def test_a_store_that_nothing_answers_for(keys: s3.S3, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as nobody:  # bound, and not listening
+        nobody.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{nobody.getsockname()[1]}"
+        monkeypatch.setenv("AWS_ENDPOINT_URL", url)
+        with pytest.raises(JobDirError, match=f"{url} cannot be reached from here"):
+            JobDir(keys.url).get("a")
 
 
 class TestMachinesThatMayNotListTheBucket:
