@@ -73,6 +73,7 @@ def machines() -> Iterator[list[str]]:
 
 @pytest.mark.parametrize(("launcher", "program"), [("mpi", MPI), ("torchrun", TORCH)])
 def test_ranks_meet_across_machines(world: World, machines: list[str], launcher: str, program: str) -> None:
+    pytest.importorskip({"mpi": "mpi4py", "torchrun": "torch"}[launcher])
     command = [sys.executable, "main.py"]
     env = {"GLOO_SOCKET_IFNAME": "eth0"}  # gloo would look up the host's name, which no server here knows
     world.job(command, code={"main.py": program}, nodes=NODES, gpus=2, launcher=launcher, env=env)
