@@ -143,12 +143,14 @@ class Job:
     def preempt(self, after_s: float, node: str | None = None) -> list[str]:
         """Give the machines a notice that they go in `after_s` seconds; returns the nodes. Raises NotRunningError."""
         from ..runtime.jobdir import Notice, node_key
+        from .members import every_node
 
         self.refresh()
         current = self._current()
         if current is None or current.state != "running" or current.allocation is None:
             raise NotRunningError(f"{self.id} is {self.state}: only machines that run can be given a notice")
-        nodes = _choose(sorted(current.allocation["machines"]), node)
+        there = current.allocation["machines"]
+        nodes = _choose([request.node for request in every_node(current) if request.node in there], node)
         job_dir = self.open_dir()
         ended = [name for name in nodes if job_dir.exists(node_key(current.number, name, "result.json"))]
         nodes = [name for name in nodes if name not in ended]

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..provisioners.base import NodeRequest, NodeState
 from ..runtime.jobdir import Generation, Heartbeat, JobDir, Result, generation_key, node_key
-from .members import every_node
+from .members import every_node, names_ever
 from .model import Attempt
 from .outcomes import NodeEnd, NodeView, end_by_absence, end_by_result, furthest
+from .times import merge_timelines
 
 BOOT_S = 1_200.0
 """A machine that has not reported by then never will."""
@@ -50,10 +52,29 @@ def look(
 
 
 def read_furthest(job_dir: JobDir, attempt: Attempt) -> Heartbeat | None:
-    """The newest heartbeat of the node that got furthest; None: there is none yet."""
-    keys = [node_key(attempt.number, request.node, "heartbeat.json") for request in every_node(attempt)]
-    beats = [Heartbeat.from_bytes(data) for data in map(job_dir.find, keys) if data is not None]
-    return furthest(beats) if beats else None
+    """The newest heartbeat of the node that got furthest; None: there is none yet.
+
+    Its timeline is that of the whole attempt, where nodes have come and gone. Raises JobDirError.
+    """
+    beats = _beats(job_dir, attempt, [request.node for request in every_node(attempt)])
+    if not beats:
+        return None
+    timeline = read_whole_timeline(job_dir, attempt)
+    found = furthest(beats)
+    return found if timeline is None else dataclasses.replace(found, timeline=timeline)
+
+
+def read_whole_timeline(job_dir: JobDir, attempt: Attempt) -> dict[str, Any] | None:
+    """Of an attempt whose nodes were changed; None: they were not, so each node's tells all. Raises JobDirError."""
+    if not any(record["kind"] == "members" for record in attempt.generations or []):
+        return None
+    told = [beat.timeline for beat in _beats(job_dir, attempt, names_ever(attempt)) if beat.timeline is not None]
+    return merge_timelines(told) if told else None
+
+
+def _beats(job_dir: JobDir, attempt: Attempt, names: Sequence[str]) -> list[Heartbeat]:
+    keys = [node_key(attempt.number, name, "heartbeat.json") for name in names]
+    return [Heartbeat.from_bytes(data) for data in map(job_dir.find, keys) if data is not None]
 
 
 def new_generation(job_dir: JobDir, attempt: Attempt, nodes: Sequence[NodeView] | None) -> Generation | None:

@@ -23,6 +23,7 @@ from .healing import Healing
 from .job_step import LATE_S
 from .members import forgiven, member_names, node_records, stored, wanted_nodes
 from .model import Attempt
+from .nodes import read_whole_timeline
 from .outcomes import NodeView, Verdict, judge, must_stop_peers
 from .tried import place
 
@@ -204,7 +205,7 @@ class Step(Healing):
         if self._take_generation(attempt, seen):
             return True
         if all(node.end is not None for node in nodes):
-            return self._conclude(forgiven(attempt, nodes), judge(nodes))
+            return self._judge(attempt, nodes)
         healing = self._heal(attempt, seen)
         if healing is not None:
             return healing
@@ -239,7 +240,7 @@ class Step(Healing):
             reason = f"terminated without being told, for the job dir cannot be used: {error}"
             return self._conclude(attempt, Verdict("stopped", reason, None, None))
         if all(node.end is not None for node in nodes) or self._now >= deadline + LATE_S:
-            return self._conclude(forgiven(attempt, nodes), judge(nodes))
+            return self._judge(attempt, nodes)
         return False
 
     def _tell(self, attempt: Attempt, deadline: float) -> None:
@@ -251,6 +252,12 @@ class Step(Healing):
             self._memory.told = attempt.number
 
     # -- terminating
+
+    def _judge(self, attempt: Attempt, nodes: Sequence[NodeView]) -> bool:
+        """All of its members have ended, or have had their time."""
+        verdict = judge(nodes)
+        timeline = read_whole_timeline(self._job_dir(), attempt) or verdict.timeline
+        return self._conclude(forgiven(attempt, nodes), dataclasses.replace(verdict, timeline=timeline))
 
     def _conclude(self, attempt: Attempt, verdict: Verdict, more: Mapping[str, Any] | None = None) -> bool:
         """Write how the attempt ended while its machines may still be there: what we end is not to be judged again."""

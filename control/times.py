@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from typing import Any, TypeVar
@@ -78,6 +78,23 @@ def read_timeline(attempt: Attempt, live: dict[str, Any] | None = None) -> Timel
     """None: no machine of the attempt reported, or an older version of the agent ran there."""
     told = attempt.timeline or live
     return None if told is None else _record(Timeline, told)
+
+
+def merge_timelines(told: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Those of several nodes, of which some have come late or were lost early, as one: each generation is told by the
+    node that got furthest in it, what was before by the first node there was."""
+    spans: dict[int, Any] = {}
+    for span in (span for timeline in told for span in timeline.get("spans") or ()):
+        number = span["generation"]
+        if number not in spans or _steps(span) > _steps(spans[number]):
+            spans[number] = span
+    first = min(told, key=lambda timeline: timeline["claimed"])
+    ended = max((timeline.get("ended") or 0.0 for timeline in told), default=0.0) or None
+    return {**first, "spans": [spans[number] for number in sorted(spans)], "ended": ended}
+
+
+def _steps(span: Mapping[str, Any]) -> int:
+    return int((span.get("progress") or {}).get("step") or 0)
 
 
 def read_runs(attempt: Attempt, timeline: Timeline | None, live: dict[str, Any] | None = None) -> list[Run]:

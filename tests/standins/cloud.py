@@ -139,9 +139,9 @@ class FakeCloud:
     def launch(self, request: LaunchRequest) -> Allocation:
         existing = {machine.node for machine in self.machines if machine.request.token == request.token}
         fault = self._fault("launch")
-        if request.zone in self.full:
-            fault = ProvisionError("capacity", f"{request.zone} is full")
         wanted = [node.node for node in request.nodes if node.node not in existing]
+        if wanted and request.zone in self.full:
+            fault = ProvisionError("capacity", f"{request.zone} is full")
         for node in wanted[: 1 if self.partial_launch else 0] if fault else wanted:
             self._start(request, node)
         if fault:
@@ -238,6 +238,9 @@ class FakeCloud:
             self._begin(machine)
 
     def _begin(self, machine: Machine) -> None:
+        if machine.spans:
+            told = self._progress(machine)
+            machine.spans[-1] = dataclasses.replace(machine.spans[-1], ended=self.clock.now(), progress=told)
         machine.restored, machine.halted = self.saved_step, None
         machine.spans.append(Span(machine.generation, self.clock.now()))
 
@@ -262,7 +265,9 @@ class FakeCloud:
         self._beat(machine, machine.job_dir)
 
     def _timeline(self, machine: Machine) -> dict[str, Any]:
-        spans = [dataclasses.asdict(span) for span in machine.spans]
+        told = self._progress(machine)
+        newest = [dataclasses.replace(span, progress=told) for span in machine.spans[-1:]]
+        spans = [dataclasses.asdict(span) for span in (*machine.spans[:-1], *newest)]
         return dataclasses.asdict(Timeline(machine.launched, spans=spans))
 
     def _finish(self, machine: Machine, job_dir: JobDir) -> None:
