@@ -389,6 +389,27 @@ def test_each_node_gets_its_own_gpu(world: World, gpus: tuple[LocalGpu, ...]) ->
     assert sorted(world.texts()) == sorted(mine)
 
 
+def test_a_silent_node_is_removed_alone_and_its_gpu_is_the_next_ones(world: World, gpus: tuple[LocalGpu, ...]) -> None:
+    name = accelerator_of(gpus[0])
+    mine = [gpu.uuid for gpu in gpus if accelerator_of(gpu) == name]
+    if len(mine) < 2:
+        pytest.skip("needs two GPUs of a kind")
+    request = world.request("echo $CUDA_VISIBLE_DEVICES; sleep 300", len(mine), name, 1)
+    allocation = world.target.launch(request)
+    until(lambda: len(world.texts()) == len(mine))
+    for process in marked(f"{world.token}/worker-1.1"):
+        os.kill(process, signal.SIGSTOP)
+    nodes = tuple(dataclasses.replace(one, node=one.node.replace("1.1", "1.2")) for one in request.nodes)
+    with pytest.raises(ProvisionError, match="0 are free on this machine"):
+        world.target.launch(dataclasses.replace(request, nodes=nodes))
+    for _ in range(2):
+        world.target.remove(allocation, ["worker-1.1"])
+    assert [state.node for state in world.target.observe(allocation) if state.phase == "gone"] == ["worker-1.1"]
+    replaced = world.target.launch(dataclasses.replace(request, nodes=nodes))
+    assert set(world.phases(replaced)) == {"running"}
+    assert world.phases(allocation).count("gone") == 1, "what was removed stays so"
+
+
 def test_what_this_machine_has(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = inspect_machine()
     assert machine.cpus == len(os.sched_getaffinity(0))
