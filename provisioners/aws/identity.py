@@ -6,6 +6,7 @@ Each launch has a role and an instance profile of its own, named by its token, u
 from __future__ import annotations
 
 import json
+import os
 from typing import TYPE_CHECKING, Any
 
 from .. import tags
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 PATH = "/cloudgpu/"
 """Of all roles and profiles that are ours: what a submitter's permissions are limited to."""
+BOUNDARY_VARIABLE = "CLOUDGPU_AWS_BOUNDARY"
+"""ARN of a policy: no role that is made can do more than it allows (IAM's permissions boundary)."""
 _POLICY = "job"
 _READ = ("s3:GetObject",)
 _WRITE = ("s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload", "s3:ListMultipartUploadParts")
@@ -28,6 +31,8 @@ def make_identity(iam: IAMClient, request: LaunchRequest, partition: str) -> str
     """The instance profile's ARN. Made in four calls; each finds what an earlier try has made."""
     name, path = name_of(request.token), f"{PATH}{request.owner.name}/"
     labels: list[TagTypeDef] = [{"Key": key, "Value": value} for key, value in tags.launch_tags(request).items()]
+    boundary = os.environ.get(BOUNDARY_VARIABLE)
+    within: dict[str, Any] = {"PermissionsBoundary": boundary} if boundary else {}
     with tolerate("EntityAlreadyExists"):
         iam.create_role(
             RoleName=name,
@@ -35,6 +40,7 @@ def make_identity(iam: IAMClient, request: LaunchRequest, partition: str) -> str
             AssumeRolePolicyDocument=json.dumps(trust_policy(partition)),
             Description=f"machines of cloudgpu job {request.job_id}",
             Tags=labels,
+            **within,
         )
     policy = json.dumps(machine_policy(request, partition))
     iam.put_role_policy(RoleName=name, PolicyName=_POLICY, PolicyDocument=policy)

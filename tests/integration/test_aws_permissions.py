@@ -386,15 +386,42 @@ def test_a_submitter_can_neither_touch_other_machines_nor_launch_untagged_ones(
     user = boto3.session.Session()
     ec2: Any = user.client("ec2")
     iam: Any = user.client("iam")
-    for call in (
+    calls: tuple[Callable[[], Any], ...] = (
         lambda: ec2.terminate_instances(InstanceIds=[foreign["InstanceId"]]),
         lambda: ec2.run_instances(**one),
         lambda: ec2.create_tags(Resources=[foreign["InstanceId"]], Tags=labels()),
         lambda: iam.put_role_policy(RoleName="admin", PolicyName="more", PolicyDocument="{}"),
         lambda: iam.delete_role(RoleName="admin"),
-    ):
+    )
+    for call in calls:
         with pytest.raises(ec2.exceptions.ClientError, match=r"UnauthorizedOperation|AccessDenied"):
             call()
+
+
+def test_a_submitter_may_be_kept_to_roles_within_a_boundary(account: Account, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page's way: CreateRole and PutRolePolicy on condition of the boundary."""
+    boundary = "arn:aws:iam::123456789012:policy/cloudgpu-machines"
+    [roles] = [one for one in LAUNCH["Statement"] if one["Sid"] == "RolesOfMachines"]
+    bound = ["iam:CreateRole", "iam:PutRolePolicy"]
+    others = {**roles, "Action": [action for action in roles["Action"] if action not in bound]}
+    within = {
+        **roles,
+        "Sid": "WithinBounds",
+        "Action": bound,
+        "Condition": {"StringEquals": {"iam:PermissionsBoundary": boundary}},
+    }
+    policy = {**LAUNCH, "Statement": [*(one for one in LAUNCH["Statement"] if one != roles), others, within]}
+    account.permit(monkeypatch)
+    account.relax()
+    document = json.dumps(policy)
+    account.iam.put_user_policy(UserName="submitter", PolicyName="launch", PolicyDocument=document)
+    account.aws.control.enforce()
+    [complaint] = launch(account)
+    assert "iam:CreateRole" in complaint
+    monkeypatch.setenv("CLOUDGPU_AWS_BOUNDARY", boundary)
+    assert launch(account) == []
+    assert terminate(account) == []
+    assert account.left() == []
 
 
 # --- the machines -----------------------------------------------------------------------------------------------------

@@ -92,6 +92,14 @@ def role_path(name: str) -> str:
     return next((role.path for role in found if role.name == name), "/")
 
 
+def role_boundary(name: str) -> str:
+    """ARN of a role's permissions boundary; "" without."""
+    from moto.iam.models import iam_backends
+
+    found = (role for role in iam_backends[ACCOUNT]["aws"].roles.values() if role.name == name)
+    return next((role.permissions_boundary_arn or "" for role in found), "")
+
+
 def profile(name: str) -> Any:
     """An instance profile, or None."""
     from moto.iam.models import iam_backends

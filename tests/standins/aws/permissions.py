@@ -6,7 +6,8 @@ iam:PassRole for an instance profile, ec2:CreateTags for what is tagged while it
 
 Sources: Service Authorization Reference (actions, resources and condition keys of EC2, IAM, SSM); EC2 user guide,
 "Grant permission to tag resources during creation"; IAM user guide, "Policy evaluation logic". What is not here:
-service control policies, permissions boundaries, policies of resources, operators but StringEquals and StringLike.
+service control policies, what a permissions boundary cuts off, policies of resources, operators but StringEquals and
+StringLike.
 """
 
 from __future__ import annotations
@@ -181,8 +182,10 @@ def _iam(call: Call, name: str) -> Iterator[_Ask]:
         path = params.get("Path") or moto_side.role_path(params["RoleName"])
         resources.append(f"arn:aws:iam::{moto_side.ACCOUNT}:role{path}{params['RoleName']}")
     tagged = {"CreateRole": "iam:TagRole", "CreateInstanceProfile": "iam:TagInstanceProfile"}.get(call.action)
+    boundary = params.get("PermissionsBoundary") or moto_side.role_boundary(params.get("RoleName", ""))
+    within = {"iam:PermissionsBoundary": boundary} if boundary else {}
     for resource in resources or ["*"]:
-        yield _Ask(name, resource)
+        yield _Ask(name, resource, within)
         if tagged and any(key.startswith("Tags.") for key in params):
             yield _Ask(tagged, resource)
     if call.action == "AddRoleToInstanceProfile":
