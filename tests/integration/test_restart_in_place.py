@@ -254,16 +254,24 @@ def test_a_failure_among_nodes_that_are_well_is_one(world: World) -> None:
     finish(world)
 
 
-def test_a_new_machine_waits_until_it_is_named(world: World) -> None:
-    start(world, "all=sleep", "all=0", nodes=2, launcher="torchrun", heals=True, interruptions_left=None)
+@pytest.mark.parametrize("launcher", ["torchrun", "tensorflow", "none", "mpi"])
+def test_a_new_machine_waits_until_it_is_named(world: World, launcher: str) -> None:
+    if launcher == "mpi" and shutil.which("mpirun") is None:
+        pytest.skip("mpi needs Open MPI")
+    start(world, "all=sleep", "all=0", nodes=2, launcher=launcher, heals=True, interruptions_left=None)
     until(lambda: len(world.texts()) == 2)
     world.lose_power(1)
     replacement(world, 1)
     until(lambda: "ready to take a lost node's place" in world.texts("agent"))
     members(world, 2, "worker-0.1", "worker-1.2")
-    assert [world.agents[index].wait(60) for index in (0, 2)] == [0, 0]
-    assert world.result(0).outcome == "succeeded"
-    assert sorted(line.node for line in world.lines() if line.text == "2: all=0") == ["worker-0.1", "worker-1.2"]
+    assert world.agents[2].wait(60) == 0
+    if launcher == "none":  # the others' business is their own
+        assert not world.has_result(0)
+        world.stop(5)
+    assert world.agents[0].wait(60) == 0
+    assert world.result(0).outcome == ("stopped" if launcher == "none" else "succeeded")
+    began = sorted(line.node for line in world.lines() if line.text == "2: all=0")
+    assert began == (["worker-1.2"] if launcher == "none" else ["worker-0.1", "worker-1.2"])
 
 
 def test_one_that_is_left_out_ends(world: World) -> None:
