@@ -300,7 +300,7 @@ def test_those_that_are_left_wait_for_one_that_is_leaving(world: World) -> None:
     world.start(0)
     until(lambda: "up" in world.texts())
     world.start(1)
-    until(lambda: world.heartbeat(1) is not None and world.heartbeat(1).phase == "running")
+    until(lambda: (beat := world.heartbeat(1)) is not None and beat.phase == "running")
     world.notice(30)
     until(lambda: world.has_result(0), 30)
     assert world.result(0).outcome == "preempted"
