@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 _MICRO = Decimal("0.000001")
 _LINUX = "Linux/UNIX"
+_CLOCKS_DIFFER = datetime.timedelta(hours=1)
+"""This computer's clock may be ahead of AWS's, which knows no prices of the future."""
 _SOLD_AS = {
     "operatingSystem": "Linux",
     "tenancy": "Shared",
@@ -58,7 +60,7 @@ def spot_prices(
     pages = ec2.get_paginator("describe_spot_price_history").paginate(
         InstanceTypes=sorted(machine_types),  # type: ignore[arg-type]  # the stubs list the types of their day
         ProductDescriptions=[_LINUX],
-        StartTime=now,
+        StartTime=now - _CLOCKS_DIFFER,  # also told: the price that held then, so one is always there
     )
     for page in pages:
         for item in page["SpotPriceHistory"]:

@@ -1,0 +1,93 @@
+"""What `cloudgpu gc` may remove: a table of owners, attempts and expiries."""
+
+from __future__ import annotations
+
+import dataclasses
+from decimal import Decimal
+
+import pytest
+
+from cloudgpu.control.leftovers import judge
+from cloudgpu.control.model import Attempt
+from cloudgpu.provisioners.leftovers import Leftover, Thing
+from cloudgpu.tests.standins.control import make_offer
+
+NOW = 1_000.0
+MINE, THEIRS = "cloudgpu-mine", "cloudgpu-theirs"
+ATTEMPT = Attempt(
+    job_id="job",
+    number=2,
+    state="running",
+    round=0,
+    offer=make_offer().to_json(),
+    price=None,
+    token="t",
+    allocation=None,
+    cause="",
+    scope="",
+    deadline=None,
+    outcome="",
+    reason="",
+    exit_code=None,
+    progress=None,
+    created=0.0,
+    launched=1.0,
+    ended=None,
+    cost=None,
+)
+
+
+def leftover(owner: str = MINE, expires: float | None = None, token: str = "t", attempt: int = 2) -> Leftover:
+    return Leftover("aws", owner, "job", attempt, token, expires, (Thing("volume", "vol-1", "us-east-1"),))
+
+
+@pytest.mark.parametrize(
+    ("left", "state", "verdict"),
+    [
+        (leftover(), "running", "in use"),
+        (leftover(), "launching", "in use"),
+        (leftover(), "terminating", "in use"),
+        (leftover(expires=NOW - 1), "running", "in use"),
+        (leftover(), "ended", "orphaned"),
+        (leftover(token="another"), "running", "orphaned"),
+        (leftover(attempt=1), "running", "orphaned"),
+        (leftover(THEIRS), "running", "another's"),
+        (leftover(THEIRS, NOW + 1), "running", "another's"),
+        (leftover(THEIRS, NOW), "running", "expired"),
+    ],
+)
+def test_whose_it_is_and_who_needs_it(left: Leftover, state: str, verdict: str) -> None:
+    assert judge(left, [dataclasses.replace(ATTEMPT, state=state)], MINE, NOW).verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("left", "plain", "expired_only", "others", "both"),
+    [
+        (leftover(attempt=9), True, False, True, False),
+        (leftover(attempt=9, expires=NOW - 1), True, True, True, True),
+        (leftover(), False, False, False, False),
+        (leftover(THEIRS), False, False, False, False),
+        (leftover(THEIRS, NOW + 1), False, False, False, False),
+        (leftover(THEIRS, NOW - 1), False, False, True, True),
+    ],
+)
+def test_what_goes_by_which_flag(left: Leftover, plain: bool, expired_only: bool, others: bool, both: bool) -> None:
+    judged = judge(left, [ATTEMPT], MINE, NOW)
+    found = [judged.may_go(others=o, expired_only=e) for o, e in ((0, 0), (0, 1), (1, 0), (1, 1))]
+    assert found == [plain, expired_only, others, both]
+
+
+def test_a_job_that_the_store_does_not_know_is_nobody_s() -> None:
+    assert judge(leftover(), [], MINE, NOW).verdict == "orphaned"
+
+
+def test_prices_add_up_and_an_unknown_one_makes_the_sum_unknown() -> None:
+    things = (
+        Thing("instance", "i", "us-east-1", price=Decimal("0.5"), created=20.0),
+        Thing("volume", "v", "us-east-2", price=Decimal("0.25"), created=10.0),
+        Thing("role", "r", ""),
+    )
+    left = dataclasses.replace(leftover(), things=things)
+    assert (left.price, left.created, left.regions) == (Decimal("0.75"), 10.0, ["us-east-1", "us-east-2"])
+    unknown = dataclasses.replace(left, things=(*things, Thing("instance", "j", "us-east-1", price=None)))
+    assert unknown.price is None
