@@ -283,6 +283,8 @@ def test_a_step_that_does_not_end_is_abandoned_and_its_lease_stays(many: Many) -
     gate = many.watch.held["cloud.launch stuck"] = threading.Event()
     stuck, other = many.world.submit(cloudy(), name="stuck"), many.world.submit(cloudy(), name="other")
     many.drive(lambda: many.world.job(other).state == "starting", hanging=1)
+    many.until_held()
+    many.turn(hanging=1)
     assert not many.crew.close(0.1)
     assert many.world.job(other).lease_owner is None
     assert many.world.job(stuck).lease_owner == "elsewhere/1/a"
