@@ -73,7 +73,7 @@ def test_whose_it_is_and_who_needs_it(left: Leftover, state: str, verdict: str) 
 )
 def test_what_goes_by_which_flag(left: Leftover, plain: bool, expired_only: bool, others: bool, both: bool) -> None:
     judged = judge(left, [ATTEMPT], MINE, NOW)
-    found = [judged.may_go(others=o, expired_only=e) for o, e in ((0, 0), (0, 1), (1, 0), (1, 1))]
+    found = [judged.may_go(others=o, expired_only=e) for o in (False, True) for e in (False, True)]
     assert found == [plain, expired_only, others, both]
 
 
