@@ -24,7 +24,7 @@ from .process import Remains, aws_process
 
 BUCKET = "jobs-of-tests"
 TYPE = "g4dn.xlarge"
-PATIENT_S = 60.0
+PATIENT_S = 120.0
 OWN_PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 _T = TypeVar("_T")
