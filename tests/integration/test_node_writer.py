@@ -6,6 +6,7 @@ import re
 import signal
 import sys
 import time
+from typing import Any
 
 import psutil
 import pytest
@@ -47,7 +48,7 @@ for step in ckpt.steps(10_000):
 """
 
 
-def train(world: World, act: str, end: int, megabytes: int = MEGABYTES, **more: int) -> None:
+def train(world: World, act: str, end: int, megabytes: int = MEGABYTES, **more: Any) -> None:
     program = [sys.executable, "train.py", str(megabytes), act, str(end)]
     world.job(program, code={"train.py": TRAIN}, **more)
 

@@ -127,6 +127,7 @@ class Counting:
     """A data file in memory that knows what was read of it."""
 
     threads = 2
+    path: Path | None = None
 
     def __init__(self, content: bytes) -> None:
         self._content, self.bytes = content, 0
