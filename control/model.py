@@ -21,6 +21,8 @@ class Policy:
     """All attempts together."""
     gpu_idle_s: int | None
     """While no GPU does anything."""
+    price_usd: Decimal | None = None
+    """Per hour of all machines together, when they are asked for."""
     capacity_s: int | None = None
     """How long machines are looked for, each time there are none; None: without limit."""
     least_nodes: int | None = None

@@ -17,13 +17,17 @@ def _dump_json(value: Any) -> str:  # noqa: ANN401 - any JSON value
 
 def _dump_policy(policy: Policy) -> str:
     values = dataclasses.asdict(policy)
-    return _dump_json(values | {"cost_usd": None if policy.cost_usd is None else str(policy.cost_usd)})
+    return _dump_json(values | {name: None if values[name] is None else str(values[name]) for name in _AMOUNTS})
 
 
 def _load_policy(text: str) -> Policy:
     values = json.loads(text)
     known = {field.name: values.get(field.name) for field in dataclasses.fields(Policy)}
-    return Policy(**known | {"cost_usd": _load_decimal(known["cost_usd"])})
+    return Policy(**known | {name: _load_decimal(known[name]) for name in _AMOUNTS})
+
+
+_AMOUNTS = ("cost_usd", "price_usd")
+"""Of Policy: decimals, which JSON has none of."""
 
 
 def _dump_offers(offers: list[dict[str, Any]]) -> str:

@@ -166,6 +166,10 @@ class Step(Healing):
         price = self._provisioner(attempt).price(offer)
         if price is None or price == attempt.price:
             return self._write("", "", attempt=changes)
+        most = self._job.policy.price_usd
+        if most is not None and price > most:
+            message = f"{place(offer)} costs {price} USD/h now, more than limits.price, {most} USD/h"
+            return self._refused(attempt, ProvisionError("capacity", message), first=True)
         planned = "unknown" if attempt.price is None else f"{attempt.price} USD/h"
         message = f"attempt {attempt.number} costs {price} USD/h now; planned: {planned}"
         return self._write("price", message, attempt={**changes, "price": price})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from decimal import Decimal
 
 from cloudgpu.provisioners.base import ProvisionError
-from cloudgpu.tests.standins.control import World, make_offer
+from cloudgpu.tests.standins.control import World, make_offer, make_policy
 
 
 def test_the_target_s_price_of_the_moment_is_frozen_and_paid(world: World) -> None:
@@ -44,3 +44,16 @@ def test_without_news_the_plan_s_price_stays_and_nothing_is_said(world: World) -
     world.finish(job_id)
     assert world.attempts(job_id)[0].price == 5
     assert [event for event in world.store.events(job_id) if event.kind == "price"] == []
+
+
+def test_a_place_that_has_become_dearer_than_the_limit_is_not_taken(world: World) -> None:
+    world.cloud.prices = {"a": Decimal(9), "b": Decimal(5)}
+    offers = (make_offer(zone="a", price="4"), make_offer(zone="b", price="4"))
+    job_id = world.submit(*offers, policy=make_policy(price_usd=Decimal(5)))
+    world.finish(job_id)
+    assert [(attempt.outcome, attempt.price) for attempt in world.attempts(job_id)] == [
+        ("refused", Decimal(4)),
+        ("succeeded", Decimal(5)),
+    ]
+    assert "costs 9 USD/h now, more than limits.price, 5 USD/h" in world.attempts(job_id)[0].reason
+    assert [request.zone for request in world.cloud.launches] == ["b"]
