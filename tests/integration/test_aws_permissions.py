@@ -11,7 +11,6 @@ import dataclasses
 import json
 import logging
 import re
-import time
 from collections.abc import Callable, Iterator
 from decimal import Decimal
 from fractions import Fraction
@@ -32,6 +31,7 @@ from cloudgpu.provisioners.aws.identity import machine_policy
 from cloudgpu.provisioners.aws.provisioner import AwsProvisioner
 from cloudgpu.runtime.jobdir import JobDir, JobDirError
 from cloudgpu.tests.standins.aws import Aws
+from cloudgpu.tests.standins.clocks import FastClock
 
 PAGE = Path(cloudgpu.__file__).parent / "docs" / "aws-permissions.md"
 ALL = "docs/aws-permissions.md"
@@ -87,22 +87,6 @@ def session() -> boto3.session.Session:
     made = botocore.session.get_session()
     made.register_component("data_loader", LOADER)
     return boto3.session.Session(botocore_session=made)
-
-
-class FastClock:
-    """Real time, but pauses are short."""
-
-    def __init__(self) -> None:
-        self._skipped = 0.0
-
-    def now(self) -> float:
-        return time.time()
-
-    def monotonic(self) -> float:
-        return time.monotonic() + self._skipped
-
-    def sleep(self, seconds: float) -> None:
-        self._skipped += seconds
 
 
 class Account:

@@ -17,27 +17,11 @@ from cloudgpu.provisioners import AgentFile, Allocation, LaunchRequest, NodeRequ
 from cloudgpu.provisioners.aws.provisioner import AwsProvisioner
 from cloudgpu.tests.standins.aws import Aws, calls
 from cloudgpu.tests.standins.aws.control import KEY
+from cloudgpu.tests.standins.clocks import FastClock
 from cloudgpu.tests.standins.faults import HTML, LOSE, RESET, Call, Fault, error
 
 OWNER = Owner("cloudgpu-tester")
 BUCKET = "jobs-of-tests"
-
-
-class FastClock:
-    """Real time, but pauses take a fiftieth of what they count."""
-
-    def __init__(self) -> None:
-        self._skipped = 0.0
-
-    def now(self) -> float:
-        return time.time()
-
-    def monotonic(self) -> float:
-        return time.monotonic() + self._skipped
-
-    def sleep(self, seconds: float) -> None:
-        time.sleep(seconds / 50)
-        self._skipped += seconds * 49 / 50
 
 
 @pytest.fixture(scope="module")
