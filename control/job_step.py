@@ -70,13 +70,8 @@ class JobStep:
         self._now = memory.time.now()
 
     def _allocation(self, attempt: Attempt) -> Allocation | None:
-        """The attempt's machines: as written, or, if we died between launch() and writing, as the target knows them."""
-        if attempt.allocation is not None:
-            return Allocation.from_json(attempt.allocation)
-        if attempt.launched is None:
-            return None
-        found = self._provisioner(attempt).find(Owner(self._job.owner))
-        return next((allocation for allocation in found if allocation.token == attempt.token), None)
+        """The attempt's machines; None: launch() has not answered yet, or the answer was lost."""
+        return None if attempt.allocation is None else Allocation.from_json(attempt.allocation)
 
     def _look(self, attempt: Attempt, allocation: Allocation | None) -> Sequence[NodeView]:
         if allocation is None:

@@ -308,8 +308,9 @@ class Step(Healing):
     def _known_or_not(self, attempt: Attempt) -> Allocation:
         """To be ended. Of a launch whose answer nobody has, token and region tell enough: the whole account, with
         everything that its other jobs have, need not be looked through for each place that has no machines."""
-        if attempt.allocation is not None:
-            return Allocation.from_json(attempt.allocation)
+        known = self._allocation(attempt)
+        if known is not None:
+            return known
         job, offer = self._job, attempt.offer
         details = {"region": offer["region"], "owner": job.owner}
         return Allocation(offer["cloud"], job.id, attempt.number, attempt.token, {}, details)
