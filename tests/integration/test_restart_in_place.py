@@ -311,9 +311,13 @@ def test_those_that_are_left_wait_for_one_that_is_leaving(world: World) -> None:
 
 
 def test_nobody_waits_for_a_word_on_one_that_has_come_back(world: World) -> None:
-    start(world, "0=3", nodes=2, launcher="torchrun", heals=True)
-    until(lambda: len(world.texts()) >= 1)
+    waits = "echo up; until [ -e fail ]; do sleep 0.1; done; exit 3"
+    world.job(f"[ $CLOUDGPU_RANK = 1 ] && exec sleep 300; {waits}", nodes=2, launcher="torchrun", heals=True)
+    for index in range(2):
+        world.start(index)
+    until(lambda: "up" in world.texts() and (beat := world.heartbeat(1)) is not None and beat.phase == "running")
     world.agents[1].send_signal(signal.SIGSTOP)
+    (world.home(0) / "code" / "fail").touch()
     until(lambda: "worker-1.1 seems to be lost: waiting for what takes its place" in world.texts("agent"), 40)
     world.agents[1].send_signal(signal.SIGCONT)
     assert world.agents[0].wait(60) == 0
