@@ -19,6 +19,7 @@ from cloudgpu.provisioners.aws import collect
 from cloudgpu.provisioners.aws.clients import Clients
 from cloudgpu.provisioners.base import Owner
 from cloudgpu.tests.standins.aws import Aws
+from cloudgpu.tests.standins.clocks import FastClock
 from cloudgpu.tests.standins.faults import HTML, LOSE, error
 
 CLOUDGPU = str(Path(sys.executable).with_name("cloudgpu"))
@@ -26,22 +27,6 @@ REGION = "eu-west-1"
 TOKEN = "0123456789abcdef" * 2
 NAME = f"cloudgpu-{TOKEN}"
 POLICY = {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "s3:GetObject", "Resource": "*"}]}
-
-
-class NoPauses:
-    """Real time without pauses."""
-
-    def __init__(self) -> None:
-        self._skipped = 0.0
-
-    def now(self) -> float:
-        return time.time()
-
-    def monotonic(self) -> float:
-        return time.monotonic() + self._skipped
-
-    def sleep(self, seconds: float) -> None:
-        self._skipped += seconds
 
 
 @pytest.fixture(scope="module")
@@ -175,9 +160,9 @@ def test_a_leak_of_each_kind_is_found_and_removed(aws: Aws, kind: str) -> None:
     [left] = found()
     assert kind in kinds(left)
     assert (left.owner, left.job_id, left.attempt, left.token) == (owner_name(), "ghost-abcdefgh", 2, TOKEN)
-    collect.remove(left, Clients(clock=NoPauses()))
+    collect.remove(left, Clients(clock=FastClock()))
     assert found() == []
-    collect.remove(left, Clients(clock=NoPauses()))  # what is gone already does no harm
+    collect.remove(left, Clients(clock=FastClock()))  # what is gone already does no harm
 
 
 def test_all_that_a_launch_left_is_one_and_goes_in_one_command(aws: Aws) -> None:
@@ -257,7 +242,7 @@ def test_lost_answers_and_5xx_do_no_harm(aws: Aws, fault: Any) -> None:
     make_profile()
     for action in ("TerminateInstances", "DeleteVolume", "DeleteRole", "DeleteInstanceProfile", "Describe*"):
         aws.control.fail(action, fault)
-    clients = Clients(clock=NoPauses())
+    clients = Clients(clock=FastClock())
     for left in found(clients):
         collect.remove(left, clients)
     aws.control.heal()

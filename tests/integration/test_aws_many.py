@@ -11,7 +11,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from decimal import Decimal
 from pathlib import Path
 
 import pytest
@@ -27,7 +26,7 @@ from cloudgpu.tests.standins.aws.control import AwsControl
 from cloudgpu.tests.standins.aws.control import environ as aws_environ
 from cloudgpu.tests.standins.aws.jobs import BUCKET
 from cloudgpu.tests.standins.aws.process import LOOKER, Remains, aws_process
-from cloudgpu.tests.standins.control import make_offer, make_policy
+from cloudgpu.tests.standins.control import make_job, make_offer, make_policy
 from cloudgpu.tests.standins.faults import error
 
 pytestmark = pytest.mark.timeout(600)
@@ -60,31 +59,14 @@ class Many:
         url = f"s3://{BUCKET}/jobs/{job_id}"
         record = JobRecord(job_id=job_id, name="many", run="true").to_bytes()
         JobDir(url).put(JOB_KEY, record)
-        now = time.time()
-        row = JobRow(
-            id=job_id,
-            name="many",
-            state="queued",
-            goal="run",
-            cause="",
-            reason="",
-            exit_code=None,
-            spec={"name": "many", "run": "true"},
+        row = make_job(
+            job_id,
+            url,
+            offers,
+            now=time.time(),
             policy=make_policy(agents={"x86_64": "a" * 64}, capacity_s=3600),
-            offers=[offer.to_json() for offer in offers],
-            job_dir=url,
             job_sha256=hashlib.sha256(record).hexdigest(),
             owner="cloudgpu-many",
-            attempt=0,
-            round=0,
-            waits=0,
-            not_before=0.0,
-            spent=Decimal(0),
-            created=now,
-            updated=now,
-            ended=None,
-            lease_owner=None,
-            lease_beat=0,
         )
         self.store.insert_job(row, "submitted")
         return row

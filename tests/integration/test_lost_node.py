@@ -18,6 +18,7 @@ from cloudgpu.jobspecs.loader import load_text
 from cloudgpu.jobspecs.plan import Plan
 from cloudgpu.provisioners.local_machine import marked
 from cloudgpu.tests.standins.control import make_offer
+from cloudgpu.tests.standins.ddp import TRAIN, beginnings
 from cloudgpu.tests.standins.local_jobs import home
 
 pytest.importorskip("torch")
@@ -26,40 +27,6 @@ __all__ = ["home"]
 
 WAIT_S = 120.0
 STEPS = 150
-
-TRAIN = """\
-import hashlib, os, sys, time
-import torch
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
-from cloudgpu.runtime import Checkpointer, write_output
-
-torch.manual_seed(7)
-torch.set_num_threads(1)
-dist.init_process_group("gloo")
-rank, world = dist.get_rank(), dist.get_world_size()
-model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 2))
-model = DistributedDataParallel(model)
-optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-ckpt = Checkpointer(model=model, optimizer=optimizer, every=8)
-done = 0
-for step in ckpt.steps(int(sys.argv[1])):
-    if not done:
-        print(f"world {world} from step {step}", flush=True)
-    done += 1
-    generator = torch.Generator().manual_seed(1000 * step + rank)
-    loss = torch.nn.functional.cross_entropy(
-        model(torch.randn(8, 16, generator=generator)), torch.randint(0, 2, (8,), generator=generator)
-    )
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-    time.sleep(float(sys.argv[2]))
-if rank == 0:
-    weights = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
-    write_output("weights.sha256", hashlib.sha256(weights).hexdigest())
-dist.destroy_process_group()
-"""
 
 
 def start(folder: Path, nodes: str, step_s: float, more: str = "") -> Job:
@@ -112,8 +79,7 @@ def finish(job: Job) -> str:
 def worlds(job: Job) -> list[tuple[int, int]]:
     """(number of ranks, first step) of every process that began to train, in the order of time."""
     found, _ = job.logs().read()
-    words = [line.text.split() for line in found if line.text.startswith("world ")]
-    return [(int(word[1]), int(word[4])) for word in words]
+    return beginnings([line.text for line in found])
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ import pytest
 
 from cloudgpu.runtime.jobdir import Generation, generation_key
 from cloudgpu.tests.standins.agents import World, until, world
+from cloudgpu.tests.standins.ddp import TRAIN, beginnings
 
 pytest.importorskip("torch")
 
@@ -25,38 +26,6 @@ __all__ = ["world"]
 
 LONG = os.environ.get("CLOUDGPU_LONG") == "1"
 STEPS = 120
-
-TRAIN = """\
-import hashlib, os, sys, time
-import torch
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
-from cloudgpu.runtime import Checkpointer, write_output
-
-torch.manual_seed(7)
-torch.set_num_threads(1)
-dist.init_process_group("gloo")
-rank, world = dist.get_rank(), dist.get_world_size()
-model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.Dropout(0.2), torch.nn.ReLU(), torch.nn.Linear(32, 2))
-model = DistributedDataParallel(model)
-optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-torch.manual_seed(100 + rank)
-ckpt = Checkpointer(model=model, optimizer=optimizer, every=8)
-print(f"from step {ckpt.step}", flush=True)
-for step in ckpt.steps(int(sys.argv[1])):
-    generator = torch.Generator().manual_seed(1000 * step + rank)
-    inputs = torch.randn(8, 16, generator=generator)
-    labels = torch.randint(0, 2, (8,), generator=generator)
-    loss = torch.nn.functional.cross_entropy(model(inputs), labels)
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-    time.sleep(float(sys.argv[2]))
-if rank == 0:
-    weights = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
-    write_output("weights.sha256", hashlib.sha256(weights).hexdigest())
-dist.destroy_process_group()
-"""
 
 
 def train(world: World, nodes: int, per_node: int, step_s: float) -> None:
@@ -110,7 +79,7 @@ def trainers(world: World) -> dict[int, psutil.Process]:
 
 def steps_begun(world: World) -> list[int]:
     """Where each process began."""
-    return [int(text.rpartition(" ")[2]) for text in world.texts() if text.startswith("from step")]
+    return [step for _, step in beginnings(world.texts())]
 
 
 def furthest(world: World) -> int:

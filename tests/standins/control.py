@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
@@ -51,6 +51,34 @@ def make_policy(**changes: Any) -> Policy:
     return dataclasses.replace(policy, **changes)
 
 
+def make_job(job_id: str, url: str, offers: Iterable[Offer], *, now: float, **more: Any) -> JobRow:
+    """A row as `submit` leaves it."""
+    name = job_id.rpartition("-")[0] or job_id
+    blank: dict[str, Any] = {
+        "state": "queued",
+        "goal": "run",
+        "cause": "",
+        "reason": "",
+        "exit_code": None,
+        "spec": {"name": name, "run": "true"},
+        "policy": make_policy(),
+        "job_sha256": "",
+        "owner": "tester",
+        "attempt": 0,
+        "round": 0,
+        "waits": 0,
+        "not_before": 0.0,
+        "spent": Decimal(0),
+        "created": now,
+        "updated": now,
+        "ended": None,
+        "lease_owner": None,
+        "lease_beat": 0,
+    }
+    listed = [offer.to_json() for offer in offers]
+    return JobRow(id=job_id, name=name, job_dir=url, offers=listed, **{**blank, **more})
+
+
 def make_template(folder: Path) -> Path:
     """An empty store to copy: migrating takes longer than most tests of the supervisor."""
     path = folder / "empty.db"
@@ -79,30 +107,13 @@ class World:
         url = local_url(self.folder / "jobs" / job_id)
         record = JobRecord(job_id=job_id, name=name, run="true").to_bytes()
         JobDir(url).put(JOB_KEY, record)
-        row = JobRow(
-            id=job_id,
-            name=name,
-            state="queued",
-            goal="run",
-            cause="",
-            reason="",
-            exit_code=None,
-            spec={"name": name, "run": "true"},
+        row = make_job(
+            job_id,
+            url,
+            offers or (make_offer(),),
+            now=self.clock.now(),
             policy=policy or make_policy(),
-            offers=[offer.to_json() for offer in offers or (make_offer(),)],
-            job_dir=url,
             job_sha256=hashlib.sha256(record).hexdigest(),
-            owner="tester",
-            attempt=0,
-            round=0,
-            waits=0,
-            not_before=0.0,
-            spent=Decimal(0),
-            created=self.clock.now(),
-            updated=self.clock.now(),
-            ended=None,
-            lease_owner=None,
-            lease_beat=0,
         )
         self.store.insert_job(row, "submitted")
         return job_id

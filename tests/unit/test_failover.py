@@ -18,7 +18,7 @@ from cloudgpu.control.failover import DRY_S, REACTIONS, Refused, choose, opening
 from cloudgpu.control.model import Attempt, JobRow
 from cloudgpu.jobspecs.plan import Offer, RoleOffer
 from cloudgpu.provisioners.base import ErrorClass
-from cloudgpu.tests.standins.control import make_policy
+from cloudgpu.tests.standins.control import make_job, make_policy
 
 NOW = 1_700_000_000.0
 CLASSES = get_args(ErrorClass)
@@ -69,31 +69,8 @@ def attempt(
 
 
 def job(*offers: Offer, capacity_s: int | None = None, created: float = NOW - 1000) -> JobRow:
-    return JobRow(
-        id="job-1",
-        name="job",
-        state="queued",
-        goal="run",
-        cause="",
-        reason="",
-        exit_code=None,
-        spec={},
-        policy=make_policy(capacity_s=capacity_s),
-        offers=[one.to_json() for one in offers],
-        job_dir="s3://b/j",
-        job_sha256="",
-        owner="me",
-        attempt=0,
-        round=0,
-        waits=0,
-        not_before=0.0,
-        spent=Decimal(0),
-        created=created,
-        updated=created,
-        ended=None,
-        lease_owner=None,
-        lease_beat=0,
-    )
+    policy = make_policy(capacity_s=capacity_s)
+    return make_job("job-1", "s3://b/j", offers, now=created, policy=policy)
 
 
 HERE = offer("aws/us-1/az1")
