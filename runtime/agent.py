@@ -219,7 +219,7 @@ class Agent:
             nodes,
             self._state,
             market=str(attempt.offer.get("market") or ""),
-            max_restarts=attempt.failures_left,
+            max_failures=attempt.failures_left,
         )
         return place, Budget(attempt.failures_left, attempt.interruptions_left), attempt.heals
 

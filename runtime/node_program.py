@@ -152,7 +152,8 @@ class NodeProgram:
     def _run_generation(self, generation: int, addresses: dict[str, Address]) -> tuple[Ending, Generation | None]:
         """How it ended, and the generation that follows upon it here."""
         node = self._node
-        place = dataclasses.replace(self.place, generation=generation)
+        newest = self._ledger.newest
+        place = dataclasses.replace(self.place, generation=generation, failures=newest.failures if newest else 0)
         started = processes(self._launcher, place, self._machine_env, addresses)
         outcomes = {process.rank: node.state / f"outcome-{process.rank}.json" for process in started}
         for path in (place.notice, place.listening, place.progress, *outcomes.values()):

@@ -39,8 +39,10 @@ class Place:
     """Socket of the node's checkpoint writer, if the agent runs one."""
     generation: int = 1
     """One more for each restart in place."""
-    max_restarts: int = 0
-    """How many restarts in place there may be."""
+    failures: int = 0
+    """How many of the restarts in place, by now, answered a failure of the program."""
+    max_failures: int = 0
+    """How many may be answered so."""
 
     @property
     def notice(self) -> Path:

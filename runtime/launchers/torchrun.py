@@ -111,8 +111,8 @@ def _elastic_variables(place: Place) -> dict[str, str]:
         "ROLE_NAME": place.node.role,
         "ROLE_WORLD_SIZE": str(layout.role_world),
         "TORCHELASTIC_RUN_ID": f"{place.job.job_id}-{place.attempt}",
-        "TORCHELASTIC_RESTART_COUNT": str(place.generation - 1),
-        "TORCHELASTIC_MAX_RESTARTS": str(place.max_restarts),
+        "TORCHELASTIC_RESTART_COUNT": str(place.failures),
+        "TORCHELASTIC_MAX_RESTARTS": str(place.max_failures),
         "TORCHELASTIC_USE_AGENT_STORE": "False",  # rank 0 opens the store itself, as under torchrun's static rendezvous
     }
 

@@ -75,10 +75,10 @@ def test_ranks_within_a_role(tmp_path: Path) -> None:
 
 
 def test_restarts_are_counted(tmp_path: Path) -> None:
-    where = place(tmp_path, 0, generation=3, max_restarts=5)
+    where = place(tmp_path, 0, generation=3, failures=1, max_failures=5)
     (process,) = processes("torchrun", where, {}, {"worker-0.1": Address("127.0.0.1", 1)})
     names = ("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "CLOUDGPU_GENERATION")
-    assert [process.env[name] for name in names] == ["2", "5", "3"]
+    assert [process.env[name] for name in names] == ["1", "5", "3"]
 
 
 def test_the_machine_and_the_job_decide_on_what_is_only_a_default(tmp_path: Path) -> None:
