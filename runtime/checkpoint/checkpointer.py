@@ -137,4 +137,8 @@ class Checkpointer(Session):
         return source
 
     def _is_over(self, goal: int) -> bool:
-        return self.finished and goal <= self._goal
+        """Whether nothing is left to do; then what follows the loop finds the random state of the end."""
+        over = self.finished and goal <= self._goal
+        if over:
+            self._restore_random()
+        return over

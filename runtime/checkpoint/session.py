@@ -131,9 +131,7 @@ class Session:
         self._running = True
         self.finished = False
         try:
-            if self._random is not None:
-                random_state.restore(self._random, random_state.generators_of(self._loader))
-                self._random = None
+            self._restore_random()
             self._interruption.listen()
             self._interruption.handle_signals()
             self._saver.attach()
@@ -194,6 +192,12 @@ class Session:
                 self._obey(notice)
             self._save_or_prepare(save and self._saver.staged != (self.step, False))
         self._accumulation.next_step()
+
+    def _restore_random(self) -> None:
+        """Once, as late as may be: what the program has drawn until then is not of the training."""
+        if self._random is not None:
+            random_state.restore(self._random, random_state.generators_of(self._loader))
+            self._random = None
 
     def _save_or_prepare(self, save: bool) -> None:
         free = save and self._saver.can_stage()

@@ -21,21 +21,9 @@ from .errors import CheckpointError
 from .manifest import ALIGN, Piece, pieces_to_json
 from .placement import local_box
 
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """What of a leaf is here: all of an ordinary tensor, this rank's part of a DTensor."""
-
-    key: str
-    local: Any
-    """Tensor or NumPy array."""
-    dtype: str
-    whole: tuple[int, ...] | None = None
-    starts: tuple[int, ...] | None = None
-
-    @property
-    def form(self) -> tuple[object, ...]:
-        return self.key, self.dtype, tuple(self.local.shape), self.whole, self.starts
+_Form = tuple[str, str, Sequence[int], tuple[int, ...] | None, tuple[int, ...] | None]
+"""What is staged of a leaf, but for its values: key, dtype, shape; and of a part of a DTensor Piece.whole and .starts.
+A plain tuple: one is made of every tensor at every save, while training waits."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +44,7 @@ class Stager:
     """One per process."""
 
     def __init__(self) -> None:
-        self._forms: list[tuple[object, ...]] = []
+        self._forms: list[_Form] = []
         self._layout = Layout([], 0)
         self._views: dict[int, tuple[Layout, int, list[Any]]] = {}
         """By slot: the destinations there, and for which layout and memory they were made."""
@@ -64,11 +52,14 @@ class Stager:
 
     def lay_out(self, leaves: Mapping[str, Any], absent: Collection[str] = ()) -> tuple[Layout, list[Any]]:
         """The layout, and what to copy where its pieces lie. `absent`: keys that another rank saves."""
-        parts = list(_parts(leaves, absent))
-        forms = [part.form for part in parts]
+        forms: list[_Form] = []
+        sources: list[Any] = []
+        for form, source in _parts(leaves, absent):
+            forms.append(form)
+            sources.append(source)
         if forms != self._forms:
-            self._forms, self._layout = forms, _layout(parts)
-        return self._layout, [part.local for part in parts]
+            self._forms, self._layout = forms, _layout(forms)
+        return self._layout, sources
 
     def copy(self, layout: Layout, sources: Sequence[Any], slot: int, memory: memoryview) -> None:
         """Fill the slot; returns when all is there."""
@@ -119,7 +110,8 @@ def copy(destinations: Sequence[Any], sources: Sequence[Any], cuda: DeviceCopies
         cuda.wait()
 
 
-def _parts(leaves: Mapping[str, Any], absent: Collection[str]) -> Iterator[_Part]:
+def _parts(leaves: Mapping[str, Any], absent: Collection[str]) -> Iterator[tuple[_Form, Any]]:
+    """What of each leaf is here: all of an ordinary tensor or array, this rank's part of a DTensor."""
     torch: Any = sys.modules.get("torch")
     plain = (torch.Tensor, torch.nn.Parameter) if torch else ()
     distributed: Any = sys.modules.get("torch.distributed.tensor")
@@ -131,9 +123,10 @@ def _parts(leaves: Mapping[str, Any], absent: Collection[str]) -> Iterator[_Part
             if part is not None:
                 yield part
         elif hasattr(leaf, "data_ptr"):
-            yield _Part(key, leaf.detach(), _DTYPE_NAMES.get(leaf.dtype) or _name_of(leaf.dtype))
+            dtype = _DTYPE_NAMES.get(leaf.dtype) or _name_of(leaf.dtype)
+            yield (key, dtype, leaf.shape, None, None), leaf.detach() if leaf.requires_grad else leaf
         else:
-            yield _Part(key, leaf, leaf.dtype.name)
+            yield (key, leaf.dtype.name, leaf.shape, None, None), leaf
 
 
 _DTYPE_NAMES: dict[Any, str] = {}
@@ -144,7 +137,7 @@ def _name_of(dtype: Any) -> str:  # noqa: ANN401
     return _DTYPE_NAMES.setdefault(dtype, str(dtype).removeprefix("torch."))
 
 
-def _part_of(key: str, tensor: Any) -> _Part | None:  # noqa: ANN401
+def _part_of(key: str, tensor: Any) -> tuple[_Form, Any] | None:  # noqa: ANN401
     """This rank's part of a DTensor; None if another rank saves it, or nothing of it is here."""
     coordinate = tensor.device_mesh.get_coordinate()
     if coordinate is None:
@@ -158,13 +151,13 @@ def _part_of(key: str, tensor: Any) -> _Part | None:  # noqa: ANN401
         raise CheckpointError(f"{key} is sharded in a way that cannot be saved: {tensor.placements}")
     if not local.numel() and tensor.numel():
         return None
-    return _Part(key, local, _name_of(local.dtype), tuple(tensor.shape), tuple(box.starts))
+    return (key, _name_of(local.dtype), local.shape, tuple(tensor.shape), tuple(box.starts)), local
 
 
-def _layout(parts: Sequence[_Part]) -> Layout:
+def _layout(forms: Sequence[_Form]) -> Layout:
     pieces, at = [], 0
-    for part in parts:
-        piece = Piece(part.key, part.dtype, tuple(part.local.shape), at, part.whole, part.starts)
+    for key, dtype, shape, whole, starts in forms:
+        piece = Piece(key, dtype, tuple(shape), at, whole, starts)
         pieces.append(piece)
         at += -(-piece.size // ALIGN) * ALIGN
     return Layout(pieces, at)

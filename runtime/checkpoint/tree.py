@@ -68,6 +68,7 @@ class _Flattening:
         self._torch: Any = sys.modules.get("torch")
         self._numpy: Any = sys.modules.get("numpy")
         self._plain_tensors = {self._torch.Tensor, self._torch.nn.Parameter} if self._torch else frozenset()
+        self._strided = self._torch.strided if self._torch else None
 
     def encode(self, value: Any, path: str) -> Any:  # noqa: ANN401, PLR0911 - one return per kind
         kind = type(value)
@@ -119,7 +120,7 @@ class _Flattening:
         return key
 
     def _tensor(self, value: Any, path: str) -> dict[str, Any]:  # noqa: ANN401
-        if value.layout is not self._torch.strided:
+        if value.layout is not self._strided:
             return self._sparse(value, path)
         if value.dtype not in _KNOWN and not _is_known(value.dtype):
             raise CheckpointError(f"{path} is a tensor of {value.dtype}, which cannot be saved: dequantise it first")
@@ -128,12 +129,15 @@ class _Flattening:
             if value.numel():
                 raise CheckpointError(f"{path} is a tensor on {value.device.type!r} that holds no data yet")
             return {"!tensor": self.add(value, path)}
-        shared = self._at.setdefault(address, [])
-        for key, other in shared:
+        shared = self._at.get(address)
+        for key, other in shared or ():
             if _same_memory(value, other):
                 return {"!tensor": key}
         key = self.add(value, path)
-        shared.append((key, value))
+        if shared is None:
+            self._at[address] = [(key, value)]
+        else:
+            shared.append((key, value))
         return {"!tensor": key}
 
     def _sparse(self, value: Any, path: str) -> dict[str, Any]:  # noqa: ANN401

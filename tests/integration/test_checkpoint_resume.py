@@ -266,6 +266,7 @@ def test_killed_while_starting(program: Path, undisturbed: str, tmp_path: Path) 
         else:
             process.communicate()
     assert finish(start(program, tmp_path)) == undisturbed
+    assert finish(start(program, tmp_path)) == undisturbed, "what follows a training that is done finds its end"
 
 
 def test_damaged_after_each_kill(program: Path, undisturbed: str, tmp_path: Path) -> None:

@@ -103,8 +103,10 @@ else:
     os.environ["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": rank}})
 import contextlib
 import numpy as np
-import tensorflow as tf
-scope = tf.distribute.MultiWorkerMirroredStrategy().scope() if backend == "tensorflow" else contextlib.nullcontext()
+scope = contextlib.nullcontext()
+if backend == "tensorflow":
+    import tensorflow as tf
+    scope = tf.distribute.MultiWorkerMirroredStrategy().scope()
 import keras
 from cloudgpu.runtime.checkpoint.errors import CheckpointError
 from cloudgpu.runtime.integrations.keras import CheckpointCallback

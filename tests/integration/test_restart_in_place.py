@@ -29,6 +29,10 @@ with open(os.environ["CLOUDGPU_PROGRESS"] + rank, "w") as file:
 if what.startswith("saved-"):
     os.replace(os.environ["CLOUDGPU_PROGRESS"] + rank, os.environ["CLOUDGPU_PROGRESS"])
     what = what.removeprefix("saved-")
+if what.startswith("await-"):
+    while not os.path.exists("go"):
+        time.sleep(0.05)
+    what = what.removeprefix("await-")
 if whose not in (rank, "all"):
     time.sleep(0.3 if what == "0" else 300)
     sys.exit(0)
@@ -236,9 +240,10 @@ def test_a_machine_that_was_restarted_begins_a_generation_with_all(world: World,
 
 def test_those_that_are_left_wait_for_the_word_and_go_on(world: World) -> None:
     """Their program died of the loss, and no failure is allowed."""
-    start(world, "0=3", "0=0", nodes=2, launcher="torchrun", heals=True)
+    start(world, "0=await-3", "0=0", nodes=2, launcher="torchrun", heals=True)
     until(lambda: len(world.texts()) == 2)
     world.lose_power(1)
+    (world.home(0) / "code" / "go").touch()
     until(lambda: "worker-1.1 seems to be lost: waiting for what takes its place" in world.texts("agent"), 40)
     members(world, 2, "worker-0.1")
     assert world.agents[0].wait(60) == 0

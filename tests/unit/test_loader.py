@@ -207,7 +207,7 @@ def file_mistake(path: Path) -> Diagnostic:
     began = time.monotonic()
     with pytest.raises(SpecError) as caught:
         load_file(path)
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 20, "what grows without bound takes minutes"
     (found,) = caught.value.diagnostics
     assert found.file == str(path)
     return found
