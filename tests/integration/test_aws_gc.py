@@ -66,29 +66,23 @@ def identities() -> Any:
     return boto3.client("iam")
 
 
-def make_instance() -> None:
+def start_machine(*kinds: str, **more: Any) -> None:
+    """One machine, of which only things of these kinds are tagged."""
     client = ec2()
     image = client.describe_images()["Images"][0]["ImageId"]
+    specifications = [one for kind in kinds for one in tagged(kind)]
     client.run_instances(
-        ImageId=image,
-        InstanceType="g4dn.xlarge",
-        MinCount=1,
-        MaxCount=1,
-        TagSpecifications=[*tagged("instance"), *tagged("volume"), *tagged("network-interface")],
+        ImageId=image, InstanceType="g4dn.xlarge", MinCount=1, MaxCount=1, TagSpecifications=specifications, **more
     )
+
+
+def make_instance() -> None:
+    start_machine("instance", "volume", "network-interface")
 
 
 def make_spot_request() -> None:
-    client = ec2()
-    image = client.describe_images()["Images"][0]["ImageId"]
-    client.run_instances(
-        ImageId=image,
-        InstanceType="g4dn.xlarge",
-        MinCount=1,
-        MaxCount=1,
-        InstanceMarketOptions={"MarketType": "spot"},
-        TagSpecifications=tagged("spot-instances-request"),  # the machine itself is nobody's
-    )
+    """The machine itself is nobody's."""
+    start_machine("spot-instances-request", InstanceMarketOptions={"MarketType": "spot"})
 
 
 def make_volume(**changes: Any) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 
 import boto3
 import pytest
 
 from cloudgpu.runtime.jobdir import JobDir
-from cloudgpu.tests.standins.aws.jobs import BUCKET, TYPE, AwsJobs, aws_jobs
+from cloudgpu.tests.standins.aws.jobs import BUCKET, TYPE, AwsJobs, agents, jobs
+
+__all__ = ["agents", "jobs"]
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -27,17 +27,6 @@ try:
 except JobDirError as error:
     print(error)
 """
-
-
-@pytest.fixture(scope="module")
-def agents(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("agents")
-
-
-@pytest.fixture
-def jobs(tmp_path: Path, agents: Path) -> Iterator[AwsJobs]:
-    with aws_jobs(tmp_path, agents) as made:
-        yield made
 
 
 def become_somebody(jobs: AwsJobs, patch: pytest.MonkeyPatch) -> None:

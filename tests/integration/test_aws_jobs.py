@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from cloudgpu.control.jobs import ensure_supervisor
-from cloudgpu.tests.standins.aws.jobs import TYPE, AwsJobs, aws_jobs
+from cloudgpu.tests.standins.aws.jobs import TYPE, AwsJobs, agents, jobs
 from cloudgpu.tests.standins.local_jobs import stop_supervisor
+
+__all__ = ["agents", "jobs"]
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -39,17 +40,6 @@ for step in ckpt.steps(STEPS):
     time.sleep(0.1)
 print(f"sum {total.value}", flush=True)
 """
-
-
-@pytest.fixture(scope="module")
-def agents(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("agents")
-
-
-@pytest.fixture
-def jobs(tmp_path: Path, agents: Path) -> Iterator[AwsJobs]:
-    with aws_jobs(tmp_path, agents) as made:
-        yield made
 
 
 def counting(steps: int) -> str:

@@ -114,3 +114,14 @@ def aws_jobs(folder: Path, agents: Path, *, boot: bool = True) -> Iterator[AwsJo
         patch.setenv("CLOUDGPU_AGENT_PYTHONS", OWN_PYTHON)  # nothing is fetched for the machines' Python then
         with state_directory(jobs.home, patch):
             yield jobs
+
+
+@pytest.fixture(scope="module")
+def agents(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("agents")
+
+
+@pytest.fixture
+def jobs(tmp_path: Path, agents: Path) -> Iterator[AwsJobs]:
+    with aws_jobs(tmp_path, agents) as made:
+        yield made
