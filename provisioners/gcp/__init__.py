@@ -1,0 +1,1 @@
+"""Machines on Compute Engine: see docs/gcp.md."""

@@ -1,0 +1,1 @@
+"""Custom jobs on Vertex AI: see docs/vertex.md."""
