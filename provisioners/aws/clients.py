@@ -9,15 +9,13 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
-import random
 import threading
-from collections.abc import Callable, Iterator
-from email.utils import parsedate_to_datetime
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from ...jobspecs.suggest import did_you_mean
+from .. import calls
 from ..base import ProvisionError
 from ..boot.record import is_loopback
 from ..clock import Clock, SystemClock
@@ -36,15 +34,10 @@ HOME_REGION = "us-east-1"
 _HOMES = {"aws": HOME_REGION, "aws-us-gov": "us-gov-west-1", "aws-cn": "cn-north-1"}
 PRICING_REGION = "us-east-1"
 """The Price List API has endpoints in few regions, each with the prices of all (AWS: Price List Query API)."""
-_SKEW_S = 240.0
-"""AWS takes signatures that are at most five minutes off (Signature Version 4)."""
-_PAUSE_S = (1.0, 15.0)
 _OVER_THE_NETWORK = frozenset({"iam-role", "container-role"})
 """Providers of credentials that ask a machine's or container's metadata service."""
 _VENDOR = Path("/sys/devices/virtual/dmi/id/sys_vendor")
 _ENCODED = " Encoded authorization failure message:"
-
-_T = TypeVar("_T")
 
 
 class Clients:
@@ -148,10 +141,7 @@ class Clients:
             user_agent_extra="cloudgpu",
         )
         client: Any = self._session.client(cast("Any", service), region_name=region, config=config)
-        url = client.meta.endpoint_url
-        if url.startswith("http:") and not is_loopback(url):
-            message = f"AWS_ENDPOINT_URL: {url} is not encrypted: credentials would be sent in the open; use https"
-            raise ProvisionError("invalid", message, scope="cloud")
+        calls.check_encrypted("AWS_ENDPOINT_URL", client.meta.endpoint_url)
         return client
 
 
@@ -181,18 +171,9 @@ def _has_role() -> bool:
     return False
 
 
-@contextlib.contextmanager
-def told(doing: str, clock: Clock) -> Iterator[None]:
+def told(doing: str, clock: Clock) -> contextlib.AbstractContextManager[None]:
     """Raise ProvisionError in the place of boto3's errors, with what was being done."""
-    try:
-        yield
-    except ProvisionError:
-        raise
-    except Exception as error:
-        understood = understand(error, doing, clock)
-        if understood is None:
-            raise
-        raise understood from error
+    return calls.told(understand, doing, clock)
 
 
 def understand(error: Exception, doing: str, clock: Clock) -> ProvisionError | None:
@@ -203,7 +184,7 @@ def understand(error: Exception, doing: str, clock: Clock) -> ProvisionError | N
     if isinstance(error, ClientError):
         return _answered(error, doing, clock)
     if isinstance(error, (BotoCoreError, BotoConnectionError)):
-        return classify("aws", code=_known_name(error), message=str(error), doing=doing)
+        return classify("aws", code=calls.known_name(error), message=str(error), doing=doing)
     return None
 
 
@@ -222,23 +203,6 @@ class tolerate:  # noqa: N801 - used as a statement: `with tolerate("NoSuchEntit
         return isinstance(error, ClientError) and error.response.get("Error", {}).get("Code") in self._codes
 
 
-def insist(call: Callable[[], _T], clock: Clock, patience_s: float) -> _T:
-    """Call again, with pauses, while it raises `throttled` or `transient`. Raises the last ProvisionError.
-
-    `call` must be one that may be repeated: with the same client token, say.
-    """
-    until, pause = clock.monotonic() + patience_s, _PAUSE_S[0]
-    while True:
-        try:
-            return call()
-        except ProvisionError as error:
-            wait = max(pause * random.uniform(0.5, 1.0), error.retry_after or 0.0)  # noqa: S311 - spreads callers
-            if error.error_class not in ("throttled", "transient") or clock.monotonic() + wait > until:
-                raise
-        clock.sleep(wait)
-        pause = min(2 * pause, _PAUSE_S[1])
-
-
 def _answered(error: Any, doing: str, clock: Clock) -> ProvisionError:  # noqa: ANN401 - ClientError is imported late
     """AWS's answer: its code and text; the action that was denied, and a clock that is off, are told."""
     code = str(error.response.get("Error", {}).get("Code", ""))
@@ -252,33 +216,10 @@ def _answered(error: Any, doing: str, clock: Clock) -> ProvisionError:  # noqa: 
         status=about.get("HTTPStatusCode"),
         message=message,
         doing=doing,
-        retry_after=_seconds(headers.get("retry-after")),
+        retry_after=calls.retry_after_s(headers.get("retry-after"), clock),
     )
     if found.error_class != "auth":
         return found
     more = "" if error.operation_name in message else f" (the action is {error.operation_name})"
-    skew = _skew_s(headers.get("date"), clock)
-    if abs(skew) > _SKEW_S:
-        where = "ahead of" if skew > 0 else "behind"
-        more += f"; this computer's clock is {abs(skew) / 60:.0f} minutes {where} AWS's"
+    more += calls.clock_is_off(headers.get("date"), clock, "AWS")
     return ProvisionError("auth", f"{found}{more}", scope=found.scope, code=code)
-
-
-def _known_name(error: Exception) -> str:
-    """The class that errors.csv may know: the first that is not a mere base."""
-    from ..errors import rules
-
-    known = frozenset[str]().union(*(rule.codes for rule in rules()))
-    return next((base.__name__ for base in type(error).__mro__ if base.__name__ in known), type(error).__name__)
-
-
-def _skew_s(date: str | None, clock: Clock) -> float:
-    """By how many seconds this computer's clock is ahead of the answer's; 0: not known."""
-    try:
-        return 0.0 if date is None else clock.now() - parsedate_to_datetime(date).timestamp()
-    except ValueError:
-        return 0.0
-
-
-def _seconds(text: str | None) -> float | None:
-    return float(text) if text is not None and text.isdecimal() else None

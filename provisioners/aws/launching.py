@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from ..base import LaunchRequest, NodeRequest, ProvisionError, node_token
+from ..calls import UNKNOWN, all_or_none, insist
 from . import network, quotas
-from .clients import Clients, insist, told
+from .clients import Clients, told
 from .ending import Ending, terminate
 from .identity import make_identity
 from .images import Image, Images
@@ -31,7 +31,6 @@ _ONE_ADAPTER = (
     "%s: the subnets of %s are public, where a machine can use one Elastic Fabric Adapter at most; tag private subnets "
     "with %s to use all of them"
 )
-_UNKNOWN = frozenset({"throttled", "transient"})
 
 
 @dataclass(slots=True)
@@ -66,7 +65,7 @@ class Launch:
         try:
             self._start(missing)
         except ProvisionError as error:
-            if error.error_class not in _UNKNOWN and is_new:
+            if error.error_class not in UNKNOWN and is_new:
                 self._undo()
             raise
 
@@ -167,32 +166,17 @@ class Launch:
     # -- the machines
 
     def _start_in(self, place: Place, missing: Sequence[NodeRequest], images: Mapping[str, Image]) -> None:
-        """Start them in one zone, the first alone and the others a few at a time; a refusal ends those before it.
-
-        So where there is no capacity one machine was asked for, and where there is, many do not wait for each other.
-        """
-        started: dict[str, str] = {}
-        refusals: list[ProvisionError] = []
-        batches = [missing[:1], *(missing[at : at + _AT_ONCE] for at in range(1, len(missing), _AT_ONCE))]
-        with ThreadPoolExecutor(_AT_ONCE, "cloudgpu-launch") as pool:
-            for batch in batches:
-                calls = {n.node: pool.submit(self._start_one, place, n, images[n.machine_type]) for n in batch}
-                for node, call in calls.items():
-                    try:
-                        started[node] = call.result()
-                    except ProvisionError as error:
-                        refusals.append(error)
-                if refusals:
-                    break
-        if not refusals:
-            self.machines |= started
-            self.started = tuple(started)
-            self.zone = place.subnet.zone_name
-            return
-        final = next((error for error in refusals if error.error_class not in _UNKNOWN), None)
-        if final is not None and started:
-            terminate(self.clients, self.request.region, started.values())
-        raise final or refusals[0]
+        """Start them in one zone; a refusal ends those before it."""
+        nodes = {node.node: node for node in missing}
+        started = all_or_none(
+            list(nodes),
+            lambda name: self._start_one(place, nodes[name], images[nodes[name].machine_type]),
+            lambda some: terminate(self.clients, self.request.region, some.values()),
+            at_once=_AT_ONCE,
+        )
+        self.machines |= started
+        self.started = tuple(started)
+        self.zone = place.subnet.zone_name
 
     def _start_one(self, place: Place, node: NodeRequest, image: Image) -> str:
         """The instance. A call that was throttled or not answered is repeated with the same client token."""

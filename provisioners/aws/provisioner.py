@@ -8,11 +8,8 @@ what was seen a moment ago: any process may call any verb at any time.
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
-import threading
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from typing import TYPE_CHECKING
@@ -20,6 +17,8 @@ from typing import TYPE_CHECKING
 from ...jobspecs.plan import Offer
 from .. import tags
 from ..base import Allocation, LaunchRequest, NodeState, Owner, ProvisionError
+from ..calls import logged_in
+from ..sharing import PerSettings
 from . import network, prices
 from .clients import Clients, told
 from .ending import Ending, terminate
@@ -60,7 +59,7 @@ class AwsProvisioner:
         """
         check_request(request)
         launch = Launch(self._clients, self._images, self._sightings, request)
-        with self._logged_in():
+        with logged_in(self._clients.forget):
             self._clients.check_region(request.region)
             launch.run()
         now = str(int(self._clients.clock.now()))
@@ -75,7 +74,7 @@ class AwsProvisioner:
         A machine that no listing shows is `pending` while it is young, as listings lag; later it is gone: EC2 shows
         those that have ended for about an hour.
         """
-        with self._logged_in():
+        with logged_in(self._clients.forget):
             _, seen = self._seen(allocation)
         return [self._state(allocation, node, seen.get(one)) for node, one in allocation.machines.items()]
 
@@ -85,13 +84,13 @@ class AwsProvisioner:
         """
         region, owner = allocation.details.get(REGION), allocation.details.get(OWNER, "")
         machines = frozenset(allocation.machines.values() if region else ())
-        with self._logged_in():
+        with logged_in(self._clients.forget):
             for where in [region] if region else self._enabled_regions():
                 Ending(self._clients, self._sightings, where, allocation.token, owner, machines).run()
 
     def remove(self, allocation: Allocation, nodes: Collection[str]) -> None:
         """A call for each that is not seen to be gone: EC2 ends none if it does not know one of them any more."""
-        with self._logged_in():
+        with logged_in(self._clients.forget):
             region, seen = self._seen(allocation)
             for instance in (allocation.machines[node] for node in nodes):
                 if instance not in seen or not seen[instance].is_gone:
@@ -103,7 +102,7 @@ class AwsProvisioner:
         Regions that are not enabled are left out, and so are those where the account's administrators deny everything
         (with a warning). Any other region that does not answer makes it fail: what is there is then not known.
         """
-        with self._logged_in():
+        with logged_in(self._clients.forget):
             return self._find(owner)
 
     def price(self, offer: Offer) -> Decimal | None:
@@ -116,16 +115,6 @@ class AwsProvisioner:
             return None
 
     # -- helpers
-
-    @contextlib.contextmanager
-    def _logged_in(self) -> Iterator[None]:
-        """Credentials that were refused are not used again: the next call reads the settings anew."""
-        try:
-            yield
-        except ProvisionError as error:
-            if error.error_class == "auth":
-                self._clients.forget()
-            raise
 
     def _find(self, owner: Owner) -> list[Allocation]:
         found: list[Allocation] = []
@@ -189,14 +178,5 @@ class AwsProvisioner:
         ]
 
 
-_shared: dict[frozenset[tuple[str, str]], AwsProvisioner] = {}
-_lock = threading.Lock()
-
-
-def shared() -> AwsProvisioner:
-    """The one of this process, so that its jobs share what was seen; another once the AWS settings are others."""
-    settings = frozenset((name, value) for name, value in os.environ.items() if name.startswith("AWS_"))
-    with _lock:
-        if settings not in _shared:
-            _shared[settings] = AwsProvisioner()
-        return _shared[settings]
+shared = PerSettings(AwsProvisioner, "AWS_")
+"""The one of this process, so that its jobs share what was seen; another once the AWS settings are others."""

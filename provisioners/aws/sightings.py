@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from .. import tags
 from ..base import NodeState
+from ..sharing import Looks
 from .clients import Clients, told
 
 if TYPE_CHECKING:
     from types_boto3_ec2.type_defs import InstanceTypeDef
-
-WINDOW_S = 3.0
-"""So old a sighting may be for watching; what decides about a launch or an end asks for a fresh one."""
 
 # The phase of each state of an instance. Until `terminated` its disk is there and bills, as it does in `stopped`.
 _PHASES: dict[str, Literal["pending", "running", "gone"]] = {
@@ -70,23 +67,12 @@ class Sighting:
         return NodeState(node, phase, detail, taken=self.reason in _TAKEN)
 
 
-@dataclass(slots=True)
-class _View:
-    """All instances of one filter in one region."""
-
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    begun: float = float("-inf")
-    """Steady time at which the look that found `seen` was begun."""
-    seen: dict[str, Sighting] = field(default_factory=dict)
-
-
 class Sightings:
-    """Looks that are shared: whoever asks while another asks gets that one's answer, if it is fresh enough."""
+    """What is seen of instances, shared by all who look at the same ones."""
 
     def __init__(self, clients: Clients) -> None:
         self._clients = clients
-        self._lock = threading.Lock()
-        self._views: dict[tuple[str, str, str], _View] = {}
+        self._looks: Looks[tuple[str, str, str], Mapping[str, Sighting]] = Looks(self._ask, clients.clock)
 
     def of_owner(self, region: str, owner: str, *, since: float | None = None) -> Mapping[str, Sighting]:
         """Instance id -> what was seen, of everything the owner has in a region; EC2 forgets the dead after an hour.
@@ -94,30 +80,19 @@ class Sightings:
         `since`: no look that was begun before this steady time will do; without, one of the last WINDOW_S does.
         Raises ProvisionError.
         """
-        return self._look(region, f"tag:{tags.OWNER}", owner, since)
+        return self._looks.at((region, tags.OWNER, owner), since=since)
 
     def of_token(self, region: str, token: str, *, since: float | None = None) -> Mapping[str, Sighting]:
         """The same of one launch whose owner is not known."""
-        return self._look(region, f"tag:{tags.TOKEN}", token, since)
+        return self._looks.at((region, tags.TOKEN, token), since=since)
 
-    def _look(self, region: str, filter_name: str, value: str, since: float | None) -> Mapping[str, Sighting]:
-        clock = self._clients.clock
-        with self._lock:
-            view = self._views.setdefault((region, filter_name, value), _View())
-        with view.lock:
-            oldest = clock.monotonic() - WINDOW_S if since is None else since
-            if view.begun <= oldest:
-                begun = clock.monotonic()
-                view.seen = self._ask(region, filter_name, value)
-                view.begun = begun
-            return view.seen
-
-    def _ask(self, region: str, filter_name: str, value: str) -> dict[str, Sighting]:
+    def _ask(self, where: tuple[str, str, str]) -> Mapping[str, Sighting]:
+        region, tag, value = where
         with told(f"look at the machines in {region}", self._clients.clock):
             pages = (
                 self._clients.ec2(region)
                 .get_paginator("describe_instances")
-                .paginate(Filters=[{"Name": filter_name, "Values": [value]}], PaginationConfig={"PageSize": 1_000})
+                .paginate(Filters=[{"Name": f"tag:{tag}", "Values": [value]}], PaginationConfig={"PageSize": 1_000})
             )
             return {
                 instance["InstanceId"]: sighting(instance)

@@ -20,7 +20,7 @@ from cloudgpu.control.model import JobRow
 from cloudgpu.control.store import Store
 from cloudgpu.control.supervisor import Supervisor
 from cloudgpu.jobspecs.plan import Offer
-from cloudgpu.provisioners.aws.sightings import WINDOW_S
+from cloudgpu.provisioners.sharing import WINDOW_S
 from cloudgpu.runtime.jobdir import JOB_KEY, Heartbeat, JobDir, JobRecord, Result, node_key
 from cloudgpu.tests.standins.aws.control import AwsControl
 from cloudgpu.tests.standins.aws.control import environ as aws_environ

@@ -12,7 +12,7 @@ import botocore.exceptions as boto
 import pytest
 
 from cloudgpu.provisioners import ProvisionError, get_provisioner
-from cloudgpu.provisioners.aws.clients import could_be_used, insist, told, understand
+from cloudgpu.provisioners.aws.clients import could_be_used, told, understand
 
 
 class Clock:
@@ -81,35 +81,6 @@ def test_a_bug_is_no_error_of_the_providers() -> None:
     assert understand(KeyError("x"), "launch", Clock()) is None
     with pytest.raises(KeyError), told("launch", Clock()):
         raise KeyError("x")
-
-
-def test_only_what_may_pass_is_tried_again_and_not_for_ever() -> None:
-    clock, calls = Clock(), []
-
-    def fails(error_class: str) -> None:
-        calls.append(clock.time)
-        raise ProvisionError(error_class, "no")  # type: ignore[arg-type]
-
-    with pytest.raises(ProvisionError):
-        insist(lambda: fails("capacity"), clock, 60)
-    assert len(calls) == 1
-    with pytest.raises(ProvisionError):
-        insist(lambda: fails("throttled"), clock, 60)
-    assert 5 < len(calls) < 30
-    assert clock.time <= 1_060.0
-
-
-def test_the_provider_says_when_to_come_back() -> None:
-    clock, calls = Clock(), []
-
-    def busy() -> str:
-        calls.append(clock.time)
-        if len(calls) == 1:
-            raise ProvisionError("throttled", "later", retry_after=30.0)
-        return "done"
-
-    assert insist(busy, clock, 60) == "done"
-    assert clock.time == 1_030.0
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,71 @@
+"""What the jobs of a process share on a target: its provisioner, and what was seen of its machines a moment ago."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Hashable
+from typing import Generic, TypeVar
+
+from .clock import Clock
+
+WINDOW_S = 3.0
+"""So old a look may be for watching; what decides about a launch or an end asks for a fresh one."""
+
+_Key = TypeVar("_Key", bound=Hashable)
+_Seen = TypeVar("_Seen")
+_T = TypeVar("_T")
+
+
+class _View(Generic[_Seen]):
+    """What was seen under one key."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.begun = float("-inf")
+        """Steady time at which the look that found `seen` was begun."""
+        self.seen: _Seen | None = None
+
+
+class Looks(Generic[_Key, _Seen]):
+    """Looks that are shared: whoever asks while another asks gets that one's answer, if it is fresh enough."""
+
+    def __init__(self, ask: Callable[[_Key], _Seen], clock: Clock) -> None:
+        self._ask = ask
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._views: dict[_Key, _View[_Seen]] = {}
+
+    def at(self, key: _Key, *, since: float | None = None) -> _Seen:
+        """What `ask` says of a key.
+
+        `since`: no look that was begun before this steady time will do; without, one of the last WINDOW_S does. Raises
+        what `ask` raises.
+        """
+        with self._lock:
+            view = self._views.setdefault(key, _View())
+        with view.lock:
+            oldest = self._clock.monotonic() - WINDOW_S if since is None else since
+            if view.seen is None or view.begun <= oldest:
+                begun = self._clock.monotonic()
+                view.seen = self._ask(key)
+                view.begun = begun
+            return view.seen
+
+
+class PerSettings(Generic[_T]):
+    """One object for all jobs of this process, and another once the settings in the environment are others."""
+
+    def __init__(self, make: Callable[[], _T], *prefixes: str) -> None:
+        """`prefixes`: of the variables that are its settings, e.g. `AWS_`."""
+        self._make = make
+        self._prefixes = prefixes
+        self._lock = threading.Lock()
+        self._made: dict[frozenset[tuple[str, str]], _T] = {}
+
+    def __call__(self) -> _T:
+        settings = frozenset(item for item in os.environ.items() if item[0].startswith(self._prefixes))
+        with self._lock:
+            if settings not in self._made:
+                self._made[settings] = self._make()
+            return self._made[settings]

@@ -1,0 +1,226 @@
+"""What calls to any cloud have in common: patience, all machines or none, looks that are shared, wrong clocks."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from cloudgpu.provisioners import ProvisionError, calls
+from cloudgpu.provisioners.sharing import WINDOW_S, Looks, PerSettings
+
+
+class Clock:
+    """Time that only passes in sleep()."""
+
+    def __init__(self, time: float = 1_000.0) -> None:
+        self.time = time
+
+    def now(self) -> float:
+        return self.time
+
+    def monotonic(self) -> float:
+        return self.time
+
+    def sleep(self, seconds: float) -> None:
+        self.time += seconds
+
+
+def test_only_what_may_pass_is_tried_again_and_not_for_ever() -> None:
+    clock, made = Clock(), []
+
+    def fails(error_class: str) -> None:
+        made.append(clock.time)
+        raise ProvisionError(error_class, "no")  # type: ignore[arg-type]
+
+    with pytest.raises(ProvisionError):
+        calls.insist(lambda: fails("capacity"), clock, 60)
+    assert len(made) == 1
+    with pytest.raises(ProvisionError):
+        calls.insist(lambda: fails("throttled"), clock, 60)
+    assert 5 < len(made) < 30
+    assert clock.time <= 1_060.0
+
+
+def test_the_provider_says_when_to_come_back() -> None:
+    clock, made = Clock(), []
+
+    def busy() -> str:
+        made.append(clock.time)
+        if len(made) == 1:
+            raise ProvisionError("throttled", "later", retry_after=30.0)
+        return "done"
+
+    assert calls.insist(busy, clock, 60) == "done"
+    assert clock.time == 1_030.0
+
+
+def test_refused_credentials_are_forgotten_and_nothing_else_is() -> None:
+    forgotten: list[str] = []
+    for error_class in ("capacity", "auth", "transient"):
+        with pytest.raises(ProvisionError), calls.logged_in(lambda kind=error_class: forgotten.append(kind)):  # type: ignore[misc]
+            raise ProvisionError(error_class, "no")  # type: ignore[arg-type]
+    assert forgotten == ["auth"]
+
+
+# -- several machines
+
+
+class Zone:
+    """Starts machines until it is full."""
+
+    def __init__(self, room: int, error: str = "capacity") -> None:
+        self.room, self.error = room, error
+        self.asked: list[str] = []
+        self.ended: list[str] = []
+        self.most = self.now = 0
+        self.lock = threading.Lock()
+
+    def start(self, name: str) -> str:
+        with self.lock:
+            self.asked.append(name)
+            self.now += 1
+            self.most = max(self.most, self.now)
+            has_room = len(self.asked) <= self.room
+        threading.Event().wait(0.02)
+        with self.lock:
+            self.now -= 1
+        if not has_room:
+            raise ProvisionError(self.error, f"no room for {name}")  # type: ignore[arg-type]
+        return f"machine-of-{name}"
+
+    def end(self, machines: Mapping[str, str]) -> None:
+        self.ended += machines.values()
+
+
+def all_of(zone: Zone, count: int) -> dict[str, str]:
+    return calls.all_or_none([f"worker-{index}" for index in range(count)], zone.start, zone.end, at_once=4)
+
+
+def test_all_machines_are_started_a_few_at_a_time() -> None:
+    zone = Zone(room=10)
+    assert all_of(zone, 10) == {f"worker-{index}": f"machine-of-worker-{index}" for index in range(10)}
+    assert 1 < zone.most <= 4
+    assert not zone.ended
+
+
+def test_a_full_zone_is_asked_for_one_machine_only() -> None:
+    zone = Zone(room=0)
+    with pytest.raises(ProvisionError, match="no room for worker-0"):
+        all_of(zone, 8)
+    assert zone.asked == ["worker-0"]
+    assert not zone.ended
+
+
+def test_a_refusal_ends_those_that_were_started() -> None:
+    zone = Zone(room=3)
+    with pytest.raises(ProvisionError, match="no room"):
+        all_of(zone, 9)
+    assert len(zone.ended) == 3
+    assert len(zone.asked) == 5, "the first alone, then four; none after the refusal"
+
+
+def test_what_may_be_there_without_an_answer_is_left_for_the_next_try() -> None:
+    zone = Zone(room=3, error="transient")
+    with pytest.raises(ProvisionError) as caught:
+        all_of(zone, 9)
+    assert caught.value.error_class == "transient"
+    assert not zone.ended
+
+
+def test_no_machine_is_no_call() -> None:
+    assert all_of(Zone(room=0), 0) == {}
+
+
+# -- answers
+
+_NOON = 1_795_348_800.0  # Sun, 22 Nov 2026 12:00:00 GMT
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        (None, None),
+        ("7", 7.0),
+        ("Sun, 22 Nov 2026 12:00:30 GMT", 30.0),
+        ("Sun, 22 Nov 2026 11:00:00 GMT", 0.0),
+        ("soon", None),
+    ],
+)
+def test_retry_after(text: str | None, seconds: float | None) -> None:
+    assert calls.retry_after_s(text, Clock(_NOON)) == seconds
+
+
+@pytest.mark.parametrize(
+    ("date", "says"),
+    [
+        (None, ""),
+        ("no date", ""),
+        ("Sun, 22 Nov 2026 12:03:00 GMT", ""),
+        ("Sun, 22 Nov 2026 12:07:00 GMT", "; this computer's clock is 7 minutes behind Google's"),
+        ("Sun, 22 Nov 2026 11:53:00 GMT", "; this computer's clock is 7 minutes ahead of Google's"),
+    ],
+)
+def test_a_clock_that_is_off(date: str | None, says: str) -> None:
+    assert calls.clock_is_off(date, Clock(_NOON), "Google") == says
+
+
+@pytest.mark.parametrize("url", ["https://example.com", "http://127.0.0.1:8080", "http://localhost:1"])
+def test_endpoints_that_may_be_sent_credentials(url: str) -> None:
+    calls.check_encrypted("SETTING", url)
+
+
+def test_credentials_are_not_sent_in_the_open() -> None:
+    with pytest.raises(ProvisionError, match=r"SETTING: http://example\.com is not encrypted") as caught:
+        calls.check_encrypted("SETTING", "http://example.com")
+    assert caught.value.error_class == "invalid"
+
+
+# -- sharing
+
+
+def test_a_look_is_shared_by_all_who_ask_within_its_time() -> None:
+    clock, asked = Clock(), []
+
+    def ask(key: str) -> int:
+        asked.append(key)
+        clock.sleep(0.5)
+        return len(asked)
+
+    looks = Looks(ask, clock)
+    with ThreadPoolExecutor(8) as pool:
+        assert set(pool.map(lambda _: looks.at("a"), range(32))) == {1}
+    assert looks.at("b") == 2
+    assert looks.at("a", since=clock.time - 60.0) == 1
+    assert looks.at("a", since=clock.time) == 3, "begun before what is asked for"
+    clock.sleep(WINDOW_S)
+    assert looks.at("a") == 4
+
+
+def test_a_look_that_failed_is_no_answer() -> None:
+    clock, answers = Clock(), iter([ProvisionError("transient", "no"), 7])
+
+    def ask(_key: str) -> int:
+        answer = next(answers)
+        if isinstance(answer, ProvisionError):
+            raise answer
+        return answer
+
+    looks = Looks(ask, clock)
+    with pytest.raises(ProvisionError):
+        looks.at("a")
+    assert looks.at("a") == 7
+
+
+def test_one_object_until_the_settings_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = PerSettings(object, "SOME_", "OTHER_NAME")
+    first = shared()
+    assert shared() is first
+    monkeypatch.setenv("UNRELATED", "1")
+    assert shared() is first
+    monkeypatch.setenv("OTHER_NAME", "1")
+    assert shared() is not first
+    monkeypatch.delenv("OTHER_NAME")
+    assert shared() is first
