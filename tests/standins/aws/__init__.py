@@ -10,10 +10,10 @@ python -m cloudgpu.tests.standins.aws --boot    # as a process of its own; print
 
 from __future__ import annotations
 
-import threading
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
+from ..serving import WebServer
 from .control import AwsControl
 from .control import environ as environ_of
 
@@ -24,7 +24,7 @@ class Aws:
     """A context manager; `boot`: launched machines run their user data."""
 
     def __init__(self, *, boot: bool = False, port: int = 0) -> None:
-        from werkzeug.serving import make_server
+        from moto.moto_server.werkzeug_app import MotoRequestHandler
 
         from . import moto_side
         from .account import Account
@@ -33,9 +33,8 @@ class Aws:
         moto = moto_side.application()
         moto_side.reset()
         self._account = Account(boot=boot)
-        self._server = make_server("127.0.0.1", port, App(self._account, moto), threaded=True, request_handler=_quiet())
-        self._server.daemon_threads = True  # type: ignore[attr-defined]
-        self.url = self._account.url = f"http://127.0.0.1:{self._server.server_port}"
+        self._server = WebServer(App(self._account, moto), port, MotoRequestHandler)
+        self.url = self._account.url = self._server.url
         self.control = AwsControl(self.url)
 
     @property
@@ -44,27 +43,12 @@ class Aws:
         return environ_of(self.url)
 
     def __enter__(self) -> Self:
-        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
+        self._server.start()
         return self
 
     def __exit__(
         self, _type: type[BaseException] | None, _error: BaseException | None, _at: TracebackType | None
     ) -> None:
-        self._server.shutdown()
+        self._server.stop()
         self._account.close()
-        self._server.server_close()
-
-
-def _quiet() -> Any:
-    from moto.moto_server.werkzeug_app import MotoRequestHandler
-
-    class Handler(MotoRequestHandler):
-        """One that does not print, and lets a client that was sent away go."""
-
-        def log(self, *_what: object) -> None:
-            """Silence."""
-
-        def connection_dropped(self, error: BaseException, environ: Any = None) -> None:
-            """Nothing to tell."""
-
-    return Handler
+        self._server.close()

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
-import json
-import socket
 import traceback
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 from urllib.parse import urlencode
 
-from ..faults import CONTROL, Call, Fault, kill_peer
+from ..faults import CONTROL, Call
+from ..serving import obey_control, suffer
 from . import ec2, iam, permissions, placement_groups, prices
 from .account import VERBS, Account
 from .answers import Answer, RefusedError, refuse, refuse_with
@@ -37,14 +36,8 @@ class App:
         return [answer.body]
 
     def _control(self, environ: dict[str, Any], verb: str) -> Answer:
-        try:
-            body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
-            if verb not in VERBS:
-                raise ValueError(f"no verb of the control; known: {', '.join(sorted(VERBS))}")
-            value = getattr(self._account, verb)(**json.loads(body or b"{}"))
-        except Exception as error:  # noqa: BLE001 - told to the test, whatever it is
-            return Answer(400, f"{verb}: {type(error).__name__}: {error}".encode())
-        return Answer(200, json.dumps(value).encode(), {"Content-Type": "application/json"})
+        verbs = {name: getattr(self._account, name) for name in VERBS}
+        return Answer(*obey_control(environ, verb, verbs), {"Content-Type": "application/json"})
 
     def _call(self, environ: dict[str, Any]) -> Answer:
         call = read_call(environ)
@@ -53,25 +46,16 @@ class App:
             if call.action == "RunInstances":
                 call.zone = ec2.zone_of(call)
         fault = self._account.ledger.open(call)
-        answer = self._obey(call, fault, environ)
+        answer = suffer(
+            fault,
+            environ,
+            self._account.over,
+            refuse=partial(refuse_with, call),
+            perform=lambda: self._perform(call, environ),
+            dropped=Answer(0, b""),
+        )
         self._account.ledger.close(call, answer.status)
         return answer
-
-    def _obey(self, call: Call, fault: Fault | None, environ: dict[str, Any]) -> Answer:
-        kind = fault.kind if fault is not None else ""
-        if fault is not None and kind in ("error", "html"):
-            environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
-            return refuse_with(call, fault)
-        if kind == "hang":
-            self._account.over.wait()
-        elif kind == "kill-before":
-            kill_peer(int(environ["REMOTE_PORT"]))
-        if kind in ("hang", "reset", "kill-before"):
-            return _drop(environ)
-        answer = self._perform(call, environ)
-        if kind == "kill-after":
-            kill_peer(int(environ["REMOTE_PORT"]))
-        return _drop(environ) if kind in ("lose", "kill-after") else answer
 
     def _perform(self, call: Call, environ: dict[str, Any]) -> Answer:
         def forward(params: dict[str, str] | None = None) -> Answer:
@@ -126,10 +110,3 @@ def _unimplemented(call: Call, why: str) -> Answer:
 def _rewrite(environ: dict[str, Any], params: dict[str, str]) -> None:
     body = urlencode(params).encode()
     environ["wsgi.input"], environ["CONTENT_LENGTH"] = io.BytesIO(body), str(len(body))
-
-
-def _drop(environ: dict[str, Any]) -> Answer:
-    """End the connection without an answer; what is then returned reaches nobody. (close() is not enough.)"""
-    with contextlib.suppress(OSError):
-        environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
-    return Answer(0, b"")

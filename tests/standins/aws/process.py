@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
+from ..program import started
 from .control import AwsControl
 
 LOOKER = "AKIACLOUDGPUSLOOKERS"
@@ -17,16 +16,8 @@ LOOKER = "AKIACLOUDGPUSLOOKERS"
 @contextlib.contextmanager
 def aws_process(*, boot: bool = True) -> Iterator[AwsControl]:
     """Its control. The stand-in ends when this process does, however that comes."""
-    command = [sys.executable, "-m", "cloudgpu.tests.standins.aws", "--with-parent", *(["--boot"] if boot else [])]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    ) as process:
-        assert process.stdin is not None and process.stdout is not None
-        try:
-            yield AwsControl(process.stdout.readline().strip())
-        finally:
-            process.stdin.close()
-            process.wait(60)
+    with started("cloudgpu.tests.standins.aws", boot=boot) as url:
+        yield AwsControl(url)
 
 
 class Remains:

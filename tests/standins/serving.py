@@ -1,0 +1,109 @@
+"""What the stand-ins that serve a whole cloud share: faults of a call, the control's verbs, a quiet HTTP server."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from .faults import Fault, kill_peer
+
+_T = TypeVar("_T")
+
+HTML_PAGE = "<!DOCTYPE html><html><head><title>{status}</title></head><body>Service Unavailable</body></html>"
+
+
+def suffer(
+    fault: Fault | None,
+    environ: Mapping[str, Any],
+    over: threading.Event,
+    *,
+    refuse: Callable[[Fault], _T],
+    perform: Callable[[], _T],
+    dropped: _T,
+) -> _T:
+    """The answer to a call that has this fault. `dropped` is returned where the connection is gone: nobody gets it.
+
+    `over` is set when the stand-in ends: a call that hangs does so until then.
+    """
+    kind = fault.kind if fault is not None else ""
+    if fault is not None and kind in ("error", "html"):
+        read_body(environ)
+        return refuse(fault)
+    if kind == "hang":
+        over.wait()
+    elif kind == "kill-before":
+        kill_peer(int(environ["REMOTE_PORT"]))
+    if kind in ("hang", "reset", "kill-before"):
+        drop(environ)
+        return dropped
+    answer = perform()
+    if kind == "kill-after":
+        kill_peer(int(environ["REMOTE_PORT"]))
+    if kind in ("lose", "kill-after"):
+        drop(environ)
+        return dropped
+    return answer
+
+
+def drop(environ: Mapping[str, Any]) -> None:
+    """End the connection without an answer. (close() is not enough.)"""
+    with contextlib.suppress(OSError):
+        environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
+
+
+def read_body(environ: Mapping[str, Any]) -> bytes:
+    """All of a request's body, chunked or not."""
+    stream = environ["wsgi.input"]
+    if environ.get("wsgi.input_terminated"):
+        return bytes(stream.read())
+    return bytes(stream.read(int(environ.get("CONTENT_LENGTH") or 0)))
+
+
+def obey_control(environ: Mapping[str, Any], verb: str, verbs: Mapping[str, Callable[..., Any]]) -> tuple[int, bytes]:
+    """Status and body of the answer to a call of the test's own."""
+    try:
+        if verb not in verbs:
+            raise ValueError(f"no verb of the control; known: {', '.join(sorted(verbs))}")
+        value = verbs[verb](**json.loads(read_body(environ) or b"{}"))
+    except Exception as error:  # noqa: BLE001 - told to the test, whatever it is
+        return 400, f"{verb}: {type(error).__name__}: {error}".encode()
+    return 200, json.dumps(value).encode()
+
+
+class WebServer:
+    """A WSGI application on a port of the loopback, in threads of this process."""
+
+    def __init__(self, application: Any, port: int = 0, handler: Any = None) -> None:
+        from werkzeug.serving import WSGIRequestHandler, make_server
+
+        quiet = _quiet(handler or WSGIRequestHandler)
+        self._server = make_server("127.0.0.1", port, application, threaded=True, request_handler=quiet)
+        self._server.daemon_threads = True  # type: ignore[attr-defined]
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+
+    def start(self) -> None:
+        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
+
+    def stop(self) -> None:
+        """No request is taken any more. close() afterwards."""
+        self._server.shutdown()
+
+    def close(self) -> None:
+        self._server.server_close()
+
+
+def _quiet(base: Any) -> Any:
+    class Handler(base):
+        """One that does not print, and lets a client that was sent away go."""
+
+        def log(self, *_what: object) -> None:
+            """Silence."""
+
+        def connection_dropped(self, error: BaseException, environ: Any = None) -> None:
+            """Nothing to tell."""
+
+    return Handler
