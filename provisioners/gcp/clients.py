@@ -1,0 +1,149 @@
+"""Compute Engine's clients for one project, each with an end to its patience.
+
+The SDK never polls an operation here: the one it would poll with is a client of its own making, without our endpoint
+and our timeouts. What a call has set going is waited for by `operations.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from .. import calls
+from ..base import ProvisionError
+from ..clock import Clock, SystemClock
+from .account import Account, could_be_used, understand_as
+
+if TYPE_CHECKING:
+    from google.cloud import compute_v1
+
+__all__ = ["PATIENCE_S", "READ_S", "WRITE_S", "Clients", "could_be_used", "gone_is_fine", "told", "understand"]
+
+READ_S = 30.0
+"""For an answer to a question; a list of all zones takes seconds."""
+WRITE_S = 60.0
+"""For Compute Engine to take an order; it is carried out later."""
+PATIENCE_S = 90.0
+"""So long a call is repeated that was throttled or not answered."""
+_SERVICE_ACCOUNT = "CLOUDGPU_GCP_SERVICE_ACCOUNT"
+_STORAGE = "STORAGE_EMULATOR_HOST"
+
+_T = TypeVar("_T")
+
+understand = understand_as("gcp")
+
+
+class Clients:
+    """The clients of one project: each is made once, and may be used by any thread."""
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self.clock: Clock = clock or SystemClock()
+        self.account = Account(self.clock)
+        self._lock = threading.Lock()
+        self._made: dict[str, Any] = {}
+
+    @property
+    def project(self) -> str:
+        """The project's id. Raises ProvisionError."""
+        return self.account.project
+
+    @property
+    def service_account(self) -> str:
+        """Whose rights the machines have: its e-mail address."""
+        named = os.environ.get(_SERVICE_ACCOUNT)
+        return named or f"cloudgpu-machine@{self.project}.iam.gserviceaccount.com"
+
+    @property
+    def storage_endpoint(self) -> str | None:
+        """What stands for Cloud Storage on this machine (a test's); None: Google's own. Raises ProvisionError."""
+        url = os.environ.get(_STORAGE)
+        if url:
+            calls.check_encrypted(_STORAGE, url)
+        return url or None
+
+    @property
+    def instances(self) -> compute_v1.InstancesClient:
+        return cast("compute_v1.InstancesClient", self._client("InstancesClient"))
+
+    @property
+    def disks(self) -> compute_v1.DisksClient:
+        return cast("compute_v1.DisksClient", self._client("DisksClient"))
+
+    @property
+    def images(self) -> compute_v1.ImagesClient:
+        return cast("compute_v1.ImagesClient", self._client("ImagesClient"))
+
+    @property
+    def networks(self) -> compute_v1.NetworksClient:
+        return cast("compute_v1.NetworksClient", self._client("NetworksClient"))
+
+    @property
+    def subnetworks(self) -> compute_v1.SubnetworksClient:
+        return cast("compute_v1.SubnetworksClient", self._client("SubnetworksClient"))
+
+    @property
+    def firewalls(self) -> compute_v1.FirewallsClient:
+        return cast("compute_v1.FirewallsClient", self._client("FirewallsClient"))
+
+    @property
+    def regions(self) -> compute_v1.RegionsClient:
+        return cast("compute_v1.RegionsClient", self._client("RegionsClient"))
+
+    @property
+    def reservations(self) -> compute_v1.ReservationsClient:
+        return cast("compute_v1.ReservationsClient", self._client("ReservationsClient"))
+
+    @property
+    def zone_operations(self) -> compute_v1.ZoneOperationsClient:
+        return cast("compute_v1.ZoneOperationsClient", self._client("ZoneOperationsClient"))
+
+    @property
+    def global_operations(self) -> compute_v1.GlobalOperationsClient:
+        return cast("compute_v1.GlobalOperationsClient", self._client("GlobalOperationsClient"))
+
+    def forget(self) -> None:
+        """Read the settings anew: whoever's credentials had expired may have logged in again."""
+        with self._lock:
+            self._made.clear()
+        self.account.forget()
+
+    def ask(self, doing: str, call: Callable[[], _T]) -> _T:
+        """An answer, or ProvisionError: a question is asked again while it is throttled or not answered."""
+
+        def once() -> _T:
+            with told(doing, self.clock):
+                return call()
+
+        return calls.insist(once, self.clock, PATIENCE_S)
+
+    def _client(self, name: str) -> Any:  # noqa: ANN401 - the callers cast it
+        with self._lock:
+            if name not in self._made:
+                with told("reach Compute Engine", self.clock):
+                    self._made[name] = self._make(name)
+            return self._made[name]
+
+    def _make(self, name: str) -> Any:  # noqa: ANN401
+        credentials, endpoint = self.account.credentials, self.account.endpoint
+        try:
+            from google.cloud import compute_v1
+        except ImportError as error:
+            message = "the target gcp needs Google's SDK: pip install 'cloudgpu[gcp]'"
+            raise ProvisionError("invalid", message, scope="cloud", code="google-cloud-compute") from error
+        options = {"api_endpoint": endpoint} if endpoint else None
+        return getattr(compute_v1, name)(credentials=credentials, client_options=options)
+
+
+def told(doing: str, clock: Clock) -> contextlib.AbstractContextManager[None]:
+    """Raise ProvisionError in the place of the SDK's errors, with what was being done."""
+    return calls.told(understand, doing, clock)
+
+
+def gone_is_fine() -> contextlib.AbstractContextManager[None]:
+    """What was to be removed is not there: so be it."""
+    from google.api_core.exceptions import NotFound
+
+    return contextlib.suppress(NotFound)
