@@ -33,10 +33,11 @@ def was_free(attempt: Attempt) -> bool:
     """Whether nothing was paid for although machines were asked for: the one that was wanted was clearly refused.
 
     Of several, the first may have run until the others were refused; and what gave no answer may have started them.
+    What was refused after its launch was in the provider's queue until then (NodeState.refused).
     """
     machines = sum(role["nodes"] for role in attempt.offer["roles"])
     clear = attempt.outcome == "refused" and attempt.cause not in ("throttled", "transient")
-    return clear and machines == 1 and attempt.allocation is None
+    return clear and (machines == 1 or attempt.allocation is not None)
 
 
 def total(attempts: Iterable[Attempt], now: float) -> Decimal | None:

@@ -102,7 +102,7 @@ def _look_at(job_dir: JobDir, watches: Watches, request: NodeRequest, state: Nod
         folder = node_key(watches.attempt, request.node, "")
         heartbeat = _read_heartbeat(job_dir, folder, watch)
         watch.end = _read_end(job_dir, folder, watch, state)
-        if watch.end is None and state is not None:  # what has not been got yet is not silent
+        if watch.end is None and state is not None and not state.queued:  # what has not been got yet is not silent
             watch.end = _end_by_silence(watch, heartbeat, now)
     return NodeView(
         node=request.node,
@@ -140,7 +140,8 @@ def _read_end(job_dir: JobDir, folder: str, watch: Watch, state: NodeState | Non
         return end_by_result(result)
     if state is None or state.phase != "gone":
         return None
-    return end_by_absence(job_dir.exists(f"{folder}notice.json"), state.detail, taken=state.taken)
+    end = end_by_absence(job_dir.exists(f"{folder}notice.json"), state.detail, taken=state.taken)
+    return dataclasses.replace(end, refused=state.refused)
 
 
 def _end_by_silence(watch: Watch, heartbeat: Heartbeat | None, now: float) -> NodeEnd | None:

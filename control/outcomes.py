@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+from ..provisioners.base import ProvisionError
 from ..runtime.jobdir import Result
 
 _SERVERS = frozenset({"parameter_server"})
@@ -24,6 +25,8 @@ class NodeEnd:
     ended: float = 0.0
     final: bool = False
     """Running it again is of no use, whatever the budget allows."""
+    refused: ProvisionError | None = None
+    """As in NodeState: there never was a machine."""
 
 
 @dataclass(frozen=True, slots=True)

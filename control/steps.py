@@ -208,13 +208,20 @@ class Step(Healing):
             return self._write("state", "running", job={"state": "running"})
         if self._take_generation(attempt, seen):
             return True
-        if all(node.end is not None for node in nodes):
-            return self._judge(attempt, nodes)
+        if (over := self._over(attempt, nodes)) is not None:
+            return over
         healing = self._heal(attempt, seen)
         if healing is not None:
             return healing
         why = self._of_no_use(nodes)
         return why is not None and self._begin_stop(attempt, *why)
+
+    def _over(self, attempt: Attempt, nodes: Sequence[NodeView]) -> bool | None:
+        """What to say of an attempt that never began after all, or whose nodes have all ended; None: it goes on."""
+        refusal = next((node.end.refused for node in nodes if node.end is not None and node.end.refused), None)
+        if refusal is not None:
+            return self._refused(attempt, refusal, first=False)
+        return self._judge(attempt, nodes) if all(node.end is not None for node in nodes) else None
 
     def _of_no_use(self, nodes: Sequence[NodeView]) -> tuple[str, str] | None:
         """Cause and reason for ending nodes that are still there; None: go on."""

@@ -117,6 +117,11 @@ class NodeState:
     """The provider's own words, e.g. `terminated: Server.SpotInstanceTermination: …`."""
     taken: bool = False
     """The provider says that it took the machine back: it did not fail, and nobody ended it."""
+    queued: bool = False
+    """It waits for a machine, and nothing bills meanwhile: that nothing is heard of it tells nothing."""
+    refused: ProvisionError | None = None
+    """It is gone and never ran, for the provider had no machine for it after all: what launch() would have raised, had
+    the provider said so at once. Never `throttled` or `transient`."""
 
 
 class ProvisionError(Exception):

@@ -74,6 +74,10 @@ class Life:
     """How often its program dies, and is started again in place; one second after the other, from boot_s on."""
     answer: GenerationKind | None = None
     """How its program is started again when another node was lost; None: it waits for the supervisor's word."""
+    queued_s: float = 0.0
+    """For so long the cloud has no machine for it; boot_s and run_s count from then on."""
+    refused: ProvisionError | None = None
+    """With this it leaves the queue, and never runs."""
 
 
 SUCCEED = Life()
@@ -152,8 +156,15 @@ class FakeCloud:
 
     def observe(self, allocation: Allocation) -> list[NodeState]:
         self._raise("observe")
-        alive = {machine.node for machine in self._alive() if machine.request.token == allocation.token}
-        return [NodeState(node, "running" if node in alive else "gone") for node in allocation.machines]
+        ours = {machine.node: machine for machine in self.machines if machine.request.token == allocation.token}
+        return [self._state(node, ours.get(node)) for node in allocation.machines]
+
+    def _state(self, node: str, machine: Machine | None) -> NodeState:
+        if machine is None or machine.gone:
+            return NodeState(node, "gone", refused=None if machine is None else machine.life.refused)
+        if self.clock.now() < machine.launched:
+            return NodeState(node, "pending", "in the queue", queued=True)
+        return NodeState(node, "running")
 
     def terminate(self, allocation: Allocation) -> None:
         self._raise("terminate")
@@ -188,14 +199,16 @@ class FakeCloud:
 
     def _start(self, request: LaunchRequest, node: str) -> None:
         life = self.script(request.attempt, node)
-        machine = Machine(request, node, life, self.clock.now(), self.saved_step, JobDir(request.job_dir))
+        launched = self.clock.now() + life.queued_s
+        machine = Machine(request, node, life, launched, self.saved_step, JobDir(request.job_dir))
         if any(other.rank == machine.rank and not other.done for other in self._alive()):
             self.violations.append(f"{machine.rank} of attempt {request.attempt} runs twice")
         self.machines.append(machine)
 
     def _live(self, machine: Machine) -> None:
         age, life = self.clock.now() - machine.launched, machine.life
-        if machine.done or age < life.boot_s or life.end == "hang":
+        machine.gone |= life.refused is not None and age >= 0
+        if machine.gone or machine.done or age < life.boot_s or life.end == "hang":
             return
         job_dir = machine.job_dir
         try:

@@ -272,3 +272,35 @@ def test_the_same_after_a_launch_that_gave_no_answer(world: World) -> None:
     assert world.attempts(job_id)[0].state == "terminating"
     world.drive(supervisor)
     assert world.job(job_id).cause == "auth"
+
+
+LATE = 3_000.0
+"""Longer than a machine has to report once it is there."""
+
+
+def test_a_queue_is_no_silence_and_what_leaves_it_runs(world: World) -> None:
+    world.cloud.script = lives(Life(queued_s=LATE))
+    job_id = world.submit(aws("az1"))
+    world.finish(job_id)
+    assert [attempt.outcome for attempt in world.attempts(job_id)] == ["succeeded"]
+    assert world.clock.monotonic() > LATE
+
+
+@pytest.mark.parametrize("kind", ["capacity", "quota", "not_offered"])
+def test_a_refusal_that_comes_late_is_one_all_the_same(world: World, kind: str) -> None:
+    late = refusal(kind, "region", code="8")
+    world.cloud.script = lives(Life(queued_s=LATE, refused=late), Life())
+    job_id = world.submit(aws("az1"), aws("az2"), aws("az3", region="us-2"), policy=make_policy(preemptions=0))
+    world.finish(job_id)
+    first, second = world.attempts(job_id)
+    assert (first.outcome, first.cause, first.scope, first.reason) == ("refused", kind, "region", f"{kind}!")
+    assert first.cost == Decimal(0)
+    assert (second.outcome, second.offer["zone"]) == ("succeeded", "az3")
+
+
+def test_a_late_refusal_that_nothing_helps_ends_the_job(world: World) -> None:
+    world.cloud.script = lives(Life(queued_s=60.0, refused=refusal("invalid", "cloud")))
+    job_id = world.submit(aws("az1"), aws("az2"))
+    world.finish(job_id)
+    assert world.job(job_id).state == "failed"
+    assert len(world.attempts(job_id)) == 1
