@@ -62,8 +62,12 @@ class Copy:
         return len(self._sources)
 
     @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self._sources)
+
+    @property
     def megabytes(self) -> float:
-        return float(sum(tensor.nbytes for tensor in self._sources)) / 1e6
+        return self.nbytes / 1e6
 
     def __call__(self) -> None:
         for source, target in zip(self._sources, self._targets, strict=True):
