@@ -1,6 +1,12 @@
-"""How a cloud machine begins: user data that fetches the agent file from the job dir and runs it, on every boot."""
+"""How a cloud's machine begins: it is told how to fetch the agent file from the job dir and run it, on every boot.
 
+user_data.py for EC2, startup_script.py for Compute Engine, container.py for Vertex AI: three ways of sending the same
+bootstrap.
+"""
+
+from .container import container_command
 from .record import BootRecord
+from .startup_script import startup_script
 from .user_data import MAX_BYTES, user_data
 
-__all__ = ["MAX_BYTES", "BootRecord", "user_data"]
+__all__ = ["MAX_BYTES", "BootRecord", "container_command", "startup_script", "user_data"]

@@ -6,17 +6,20 @@ import ipaddress
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+STORES = {"aws": "s3", "gcp": "gs", "vertex": "gs"}
+"""Target -> scheme of the job dirs its machines can start from: each asks with what its own cloud gives it."""
+
 
 @dataclass(frozen=True, slots=True)
 class BootRecord:
     """One machine's part of an attempt; raises ValueError for what no machine could start from."""
 
     job_dir: str
-    """URL of this job's folder, `s3://bucket/prefix/<job id>`."""
+    """URL of this job's folder, `s3://bucket/prefix/<job id>`, `gs://…`."""
     job_id: str
     attempt: int
     node: str
-    """E.g. `worker-0.1`."""
+    """E.g. `worker-0.1`; "" where all machines are told the same, and find out by themselves (container.py)."""
     job_sha256: str
     """Of job.json: the agent refuses any other."""
     agent_key: str
@@ -27,18 +30,30 @@ class BootRecord:
     lifetime_s: int | None = None
     """From the first boot on; then the machine powers itself off, whatever happens. None: no limit."""
     notices: str = "aws"
-    """Whose metadata server the agent watches."""
+    """Whose metadata server the agent watches; `none`: nobody's."""
     capacity_block_end: float | None = None
     """Epoch seconds."""
     endpoint: str | None = None
     """Of the object store, for tests: on the loopback only."""
+    cloud: str = "aws"
+    """A key of STORES: whose machine this is."""
+    api_endpoint: str | None = None
+    """Of the Compute Engine API, for tests: on the loopback only."""
 
     def __post_init__(self) -> None:
+        if self.cloud not in STORES:
+            raise ValueError(f"{self.cloud} has no machines that boot, only {', '.join(STORES)} have")
+        wanted = STORES[self.cloud]
         scheme, _, rest = self.job_dir.partition("://")
-        if scheme != "s3" or not rest.partition("/")[0]:
-            raise ValueError(f"{self.job_dir} is no job dir that a machine can start from: expected s3://BUCKET/…")
-        if self.endpoint is not None and not is_loopback(self.endpoint):
-            raise ValueError(f"{self.endpoint} cannot be a machine's endpoint of S3: only a test's may, on 127.0.0.1")
+        if scheme != wanted or not rest.partition("/")[0]:
+            raise ValueError(
+                f"{self.job_dir} is no job dir that a machine can start from: expected {wanted}://BUCKET/…"
+            )
+        if not self.node and self.cloud != "vertex":
+            raise ValueError("the machine is told no node")
+        for endpoint in (self.endpoint, self.api_endpoint):
+            if endpoint is not None and not is_loopback(endpoint):
+                raise ValueError(f"{endpoint} cannot be a machine's endpoint: only a test's may, on 127.0.0.1")
 
 
 def is_loopback(url: str) -> bool:

@@ -8,58 +8,30 @@ systemd-logind, without which shutdown(8) cannot wait.)
 from __future__ import annotations
 
 import base64
-import dataclasses
-import gzip
 import json
-from importlib import resources
 
+from .files import RECORD, boot_files, packed
 from .record import BootRecord
+from .service import HOME, SERVICE, UNIT, UNIT_PATH, minutes
 
 MAX_BYTES = 16_384
 """Of EC2's user data, before base64: API reference of RunInstances."""
-HOME = "/var/lib/cloudgpu"
-"""The machine's folder: the bootstrap's files and all of the agent's."""
-SERVICE = "cloudgpu.service"
-
-# FailureAction: a bootstrap that was itself killed must not leave a machine that bills and does nothing.
-# KillMode: a shutdown asks the bootstrap, which asks the agent, which asks the program; what is left then is killed.
-# OOMPolicy: the program may use up the memory and be killed for it, the agent stays. LimitMEMLOCK: EFA and NCCL pin it.
-_UNIT = f"""\
-[Unit]
-Description=cloudgpu: one node of a job
-Wants=network-online.target
-After=network-online.target
-FailureAction=poweroff
-
-[Service]
-ExecStart=/usr/bin/env python3 {HOME}/bootstrap.py
-KillMode=mixed
-TimeoutStopSec=45
-OOMPolicy=continue
-TasksMax=infinity
-LimitNOFILE=1048576
-LimitMEMLOCK=infinity
-StandardOutput=journal+console
-StandardError=journal+console
-
-[Install]
-WantedBy=multi-user.target
-"""
+_ARCHIVE = f"{HOME}/files.tar.gz"
 
 
 def user_data(record: BootRecord) -> bytes:
     """The same bytes for the same record. Raises ValueError if they are more than EC2 takes."""
-    script = resources.files(__package__).joinpath("bootstrap.py").read_bytes()
-    told = json.dumps(dataclasses.asdict(record), sort_keys=True)
+    files = boot_files(record)
     first = [] if record.lifetime_s is None else [["shutdown", "-P", f"+{minutes(record.lifetime_s)}"]]
     config = {
         "write_files": [
-            _file(f"{HOME}/boot.json", "0644", told),
-            _file(f"{HOME}/bootstrap.py", "0755", gzip.compress(script, mtime=0)),
-            _file(f"/etc/systemd/system/{SERVICE}", "0644", _UNIT),
+            _file(f"{HOME}/{RECORD}", files.pop(RECORD).decode()),
+            _file(_ARCHIVE, packed(files)),
+            _file(UNIT_PATH, UNIT),
         ],
         "runcmd": [
             *first,
+            ["tar", "--no-same-owner", "-xzf", _ARCHIVE, "-C", HOME],
             ["systemctl", "daemon-reload"],
             ["systemctl", "enable", SERVICE],
             ["systemctl", "start", "--no-block", SERVICE],
@@ -72,13 +44,8 @@ def user_data(record: BootRecord) -> bytes:
     return data
 
 
-def minutes(seconds: float) -> int:
-    """As shutdown(8) counts: whole ones, and not less than one."""
-    return max(1, -int(-seconds // 60))
-
-
-def _file(path: str, mode: str, content: str | bytes) -> dict[str, str]:
-    file = {"path": path, "permissions": mode, "owner": "root:root"}
+def _file(path: str, content: str | bytes) -> dict[str, str]:
+    file = {"path": path, "permissions": "0644", "owner": "root:root"}
     if isinstance(content, str):
         return {**file, "content": content}
-    return {**file, "encoding": "gz+b64", "content": base64.b64encode(content).decode()}
+    return {**file, "encoding": "b64", "content": base64.b64encode(content).decode()}

@@ -1,0 +1,112 @@
+"""What all parts of the bootstrap share: HTTP, patience, commands, files."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any, Callable  # noqa: UP035 - also read by Pythons that are too old to run it
+
+HOME = Path(__file__).resolve().parent
+PAUSE_S = (1.0, 15.0)
+
+
+class Hopeless(Exception):  # noqa: N818
+    """Trying again would change nothing; the message is what is told."""
+
+
+class Refused(OSError):  # noqa: N818
+    """A store or an API has answered, and not with what was asked for."""
+
+    def __init__(self, status: int, body: str) -> None:
+        self.status = status
+        self.code, message = self.read(body)
+        super().__init__(f"HTTP {status} {self.code}: {message or 'no message'}")
+
+    @staticmethod
+    def read(body: str) -> tuple[str, str]:
+        """Code and message, of XML as stores answer, or of JSON as Google's APIs do."""
+        found = re.search("<Code>(.*?)</Code>", body), re.search("<Message>(.*?)</Message>", body, re.DOTALL)
+        if found[0] or found[1]:
+            return found[0][1] if found[0] else "", found[1][1] if found[1] else ""
+        try:
+            error = json.loads(body)["error"]
+            return str(error["errors"][0]["reason"]), str(error["message"])
+        except (ValueError, LookupError, TypeError):
+            return "", ""
+
+
+def say(text: str) -> None:
+    print(f"cloudgpu: {text}", flush=True)
+
+
+def ask(request: urllib.request.Request, timeout: float = 60.0) -> Any:  # noqa: ANN401 - HTTPResponse, or a file
+    """An answer, past whatever proxy the environment names: neither the metadata server nor a store is behind one."""
+    return urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=timeout)
+
+
+def insist(what: str, call: Callable[[], Any], patience_s: float) -> Any:  # noqa: ANN401
+    """Call again for a while. Raises Hopeless with the last reason."""
+    until, pause = time.monotonic() + patience_s, PAUSE_S[0]
+    while True:
+        try:
+            return call()
+        except (OSError, http.client.HTTPException, ValueError, LookupError) as error:
+            reason = f"{what}: {error or type(error).__name__}"
+            hopeless = isinstance(error, Refused) and error.code in ("NoSuchKey", "NoSuchBucket")
+            if hopeless or time.monotonic() + pause > until:
+                raise Hopeless(reason) from error
+        say(f"{reason}; trying again")
+        time.sleep(pause)
+        pause = min(2 * pause, PAUSE_S[1])
+
+
+def power_off() -> None:
+    """The machine is down then, and for good where its cloud was told so."""
+    os.sync()
+    for words in (("shutdown", "-P", "now"), ("systemctl", "poweroff", "--force"), ("poweroff", "-f")):
+        if command(*words) is not None:
+            return
+
+
+def command(*words: str) -> str | None:
+    """What it prints; None if it fails, which is said and never raised."""
+    try:
+        done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        say(f"{' '.join(words)}: {error}")
+        return None
+    text = done.stdout.decode(errors="replace")
+    if done.returncode:
+        say(f"{' '.join(words)}: exit code {done.returncode}: {text.strip()}")
+        return None
+    return text
+
+
+def limit_life(left_s: float) -> None:
+    """Have the machine powered off in the end, whatever happens until then. shutdown(8) counts whole minutes."""
+    command("shutdown", "-P", f"+{max(1, -int(-left_s // 60))}")
+
+
+def goes_down_to() -> str:
+    """Where systemd is going when it ends its services: `reboot`, `poweroff`, or "" if it is the service alone."""
+    jobs = command("systemctl", "list-jobs", "--no-legend") or ""
+    if re.search(r"\b(reboot|kexec|soft-reboot)\.target\s+start", jobs):
+        return "reboot"
+    return "poweroff" if re.search(r"\b(poweroff|halt)\.target\s+start", jobs) else ""
+
+
+def write(path: Path, data: bytes) -> None:
+    """All of it or nothing, also when the machine goes down meanwhile."""
+    partial = path.with_name(path.name + ".partial")
+    with partial.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)

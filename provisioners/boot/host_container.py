@@ -1,0 +1,81 @@
+"""A container of a Vertex AI custom job: it ends by exiting, with the job's own exit code. There this is `host.py`.
+
+All containers of a worker pool are started with the same words. Which node one is says CLUSTER_SPEC, which Vertex sets.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import TYPE_CHECKING, Any, Callable  # noqa: UP035 - also read by Pythons that are too old to run it
+
+if TYPE_CHECKING:
+    from .common import Hopeless
+else:
+    from common import Hopeless
+
+
+class Host:
+    """What the bootstrap must know of, and can do to, the container it runs in."""
+
+    STOPPED = 143  # exit code where SIGTERM comes before the agent has begun: 0 would be success to Vertex
+
+    def __init__(self, record: dict[str, Any]) -> None:
+        self.record = record
+
+    def name(self) -> str:
+        pool, index = self.place()
+        return f"{os.environ.get('CLOUD_ML_JOB_ID') or self.record['job_id']}/{pool}/{index}"
+
+    def node(self) -> str:
+        """Raises Hopeless."""
+        if self.record["node"]:
+            return str(self.record["node"])
+        pool, index = self.place()
+        nodes = self.record["pools"].get(pool, ())
+        if not 0 <= index < len(nodes):
+            raise Hopeless(f"CLUSTER_SPEC says that this is {pool} number {index}; the job has {self.record['pools']}")
+        return str(nodes[index])
+
+    def address(self) -> str | None:
+        """By which other nodes reach this one, as Vertex names it to them; None: the agent finds out."""
+        pool, index = self.place()
+        try:
+            return str(spec()["cluster"][pool][index]).rpartition(":")[0] or None
+        except (LookupError, TypeError):
+            return None
+
+    def place(self) -> tuple[str, int]:
+        """Worker pool, and number in it. Raises Hopeless."""
+        if not os.environ.get("CLUSTER_SPEC") and sum(map(len, self.record["pools"].values())) == 1:
+            return next(pool for pool, nodes in self.record["pools"].items() if nodes), 0
+        try:
+            task = spec()["task"]
+            return str(task["type"]), int(task.get("index", 0))
+        except (LookupError, TypeError, ValueError) as error:
+            raise Hopeless(
+                f"CLUSTER_SPEC={os.environ.get('CLUSTER_SPEC')!r} does not say which node of the job this is: "
+                f"expected a `task` with `type` and `index`, as Vertex AI sets it"
+            ) from error
+
+    def environment(self) -> dict[str, str]:
+        """Of the agent, and of the program: what Vertex has set stays."""
+        return {"STORAGE_EMULATOR_HOST": self.record["endpoint"]} if self.record["endpoint"] else {}
+
+    def limit_life(self, left_s: float) -> None:
+        """Vertex ends the job by its timeout, and the agent by its own clock."""
+
+    def comes_back(self) -> bool:
+        """A container that was ended is not started again, and would have another disk."""
+        return False
+
+    def end(self, _going_down: bool, code: Callable[[], int]) -> None:
+        """The node has ended; `code` finds out how."""
+        sys.exit(code())
+
+
+def spec() -> dict[str, Any]:
+    """Raises ValueError, TypeError."""
+    found: dict[str, Any] = json.loads(os.environ.get("CLUSTER_SPEC") or "null")
+    return found

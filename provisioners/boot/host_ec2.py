@@ -1,0 +1,48 @@
+"""A machine of EC2: it is terminated by powering itself off. On the machine this is `host.py`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Callable  # noqa: UP035 - also read by Pythons that are too old to run it
+
+if TYPE_CHECKING:
+    from .bucket_s3 import metadata
+    from .common import goes_down_to, limit_life, power_off
+else:
+    from bucket import metadata
+    from common import goes_down_to, limit_life, power_off
+
+
+class Host:
+    """What the bootstrap must know of, and can do to, the machine it runs on."""
+
+    STOPPED = 0  # exit code where SIGTERM comes before the agent has begun: the unit has not failed then
+
+    def __init__(self, record: dict[str, Any]) -> None:
+        self.record = record
+
+    def name(self) -> str:
+        return metadata("instance-id")
+
+    def node(self) -> str:
+        return str(self.record["node"])
+
+    def address(self) -> str | None:
+        """By which other nodes reach this one; None: the agent finds out."""
+        return None
+
+    def environment(self) -> dict[str, str]:
+        """Of the agent, and of the program."""
+        told = {"HOME": "/root", "AWS_DEFAULT_REGION": self.record["region"]}
+        return told | {"AWS_ENDPOINT_URL": self.record["endpoint"]} if self.record["endpoint"] else told
+
+    def limit_life(self, left_s: float) -> None:
+        limit_life(left_s)
+
+    def comes_back(self) -> bool:
+        """Asked when the machine goes down."""
+        return goes_down_to() == "reboot"
+
+    def end(self, going_down: bool, _code: Callable[[], int]) -> None:
+        """The node has ended. The instance is then terminated, for it was launched so."""
+        if not going_down:
+            power_off()
