@@ -19,6 +19,7 @@ from .tokens import Identity, OAuth
 
 SERVICES: tuple[str, ...] = (
     # module:class, made with the project; the first whose call() knows a request answers it
+    "..vertex.service:Vertex",
 )
 """Cloud Storage must be the last: its paths begin with a bucket's name, which may be anything."""
 _NOBODY = Identity("", frozenset({ANY_SCOPE}))
@@ -29,6 +30,7 @@ class GcpApp:
 
     def __init__(self, project: Project) -> None:
         self._project = project
+        project.app = self
         self.ledger = Ledger()
         self.services: list[Service] = [OAuth(project.tokens, lambda: project.url)]
         self.services += [_made(path, project) for path in SERVICES]

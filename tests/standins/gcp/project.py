@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 import threading
 from pathlib import Path
+from typing import Any
 
 from .tokens import Tokens
 
@@ -35,6 +36,8 @@ class Project:
         self.boot = boot
         self.url = ""
         """Of the stand-in; set before anything is served."""
+        self.app: Any = None
+        """The WSGI application of all APIs, for services that are reached in other ways, too."""
         self.tokens = Tokens()
         self.over = threading.Event()
         """The stand-in ends."""

@@ -1,0 +1,50 @@
+"""The processes of a machine or container of a stand-in, which are those of this computer: found, and ended at once.
+
+They are those that have the folder's `root` as HOME, or work in the folder, and all that descend from them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+_PATIENCE_S = 10.0
+
+
+def kill_all(root: Path) -> None:
+    """SIGKILL for all of them, and for those that they have started meanwhile."""
+    end = time.monotonic() + _PATIENCE_S
+    while found := list(processes_of(root)):
+        for process in found:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        psutil.wait_procs(found, timeout=1.0)
+        if time.monotonic() > end:
+            raise RuntimeError(f"processes of {root} do not end: {found}")
+
+
+def processes_of(root: Path) -> Iterator[psutil.Process]:
+    """Each once; those that have ended and were not waited for are left out."""
+    seen: set[int] = {os.getpid()}
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.pid in seen or process.status() == psutil.STATUS_ZOMBIE or not _is_of(process, root):
+                continue
+            for one in (process, *process.children(recursive=True)):
+                if one.pid not in seen and one.status() != psutil.STATUS_ZOMBIE:
+                    seen.add(one.pid)
+                    yield one
+
+
+def _is_of(process: psutil.Process, root: Path) -> bool:
+    with contextlib.suppress(psutil.Error):
+        if process.environ().get("HOME") == str(root / "root"):
+            return True
+    with contextlib.suppress(psutil.Error):
+        return Path(process.cwd()).is_relative_to(root)
+    return False
