@@ -9,20 +9,17 @@ from __future__ import annotations
 
 import datetime
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from fractions import Fraction
 from functools import cache
-from threading import Lock
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...jobspecs import catalog_read as read
-from ...jobspecs import refreshed
 from ...jobspecs.catalog import accelerators, find_accelerator
-from ..base import ProvisionError
-from ..clock import Clock
-from ..refresh import Outcome, Progress, Update, publish
+from ..asking import SOURCE, Calls, Row, in_order, known_rows, published, shipped_rows
+from ..refresh import Outcome, Progress, Update
 from .clients import Clients, told
 from .prices import OddPriceError, on_demand_prices, spot_prices, zone_ids
 from .quotas import Quota, limit, quota_of
@@ -31,8 +28,6 @@ if TYPE_CHECKING:
     from types_boto3_ec2 import EC2Client
 
 CLOUD = "aws"
-SOURCE = "refresh"
-"""Id in jobspecs/tables/SOURCES.md."""
 
 _WORKERS = 8
 _MARKETS = {"on-demand": "on-demand", "spot": "spot", "capacity-block": "reservation"}
@@ -48,10 +43,6 @@ PLACES = ("offering", "region", "zones")
 PRICES = ("sku", "region", "on_demand_usd_h", "spot_usd_h", "source", "date")
 SPOT = ("sku", "region", "spot_usd_h", "source", "date")
 QUOTAS = ("region", "market", "code", "name", "vcpus", "source", "date")
-
-Row = tuple[str, ...]
-_Item = TypeVar("_Item")
-_Result = TypeVar("_Result")
 
 
 class Machine(NamedTuple):
@@ -69,10 +60,6 @@ class Machine(NamedTuple):
     gpus: Fraction
 
 
-class _IncompleteError(Exception):
-    """Some of the calls a table needs have failed; the message says which."""
-
-
 def refresh(regions: Sequence[str], on_progress: Progress, clients: Clients | None = None) -> Iterator[Outcome]:
     """Ask about these regions (none: all that the account has enabled), publish each table as soon as it is complete.
 
@@ -84,75 +71,26 @@ def refresh(regions: Sequence[str], on_progress: Progress, clients: Clients | No
     asked = tuple(dict.fromkeys(regions)) or tuple(sorted(name for name, on in clients.regions.items() if on))
     now = datetime.datetime.fromtimestamp(clients.clock.now(), datetime.UTC)
     with ThreadPoolExecutor(_WORKERS) as pool:
-        asking = _Asking(clients, asked, now, _Calls(pool, clients.clock, on_progress))
+        calls = Calls(pool, on_progress, lambda doing: told(doing, clients.clock))
+        asking = _Asking(clients, asked, now, calls)
+        made = (asking.machine_types, asking.places, asking.prices, asking.spot, asking.quotas)
         try:
-            for table in (asking.machine_types, asking.places, asking.prices, asking.spot, asking.quotas):
-                yield _outcome(asking, table, now)
+            yield from published({f"{table.__name__}_{CLOUD}": table for table in made}, asking.settle, now)
         finally:
             pool.shutdown(cancel_futures=True)
-
-
-def _outcome(asking: _Asking, table: Callable[[], tuple[Update, str]], now: datetime.datetime) -> Outcome:
-    try:
-        update, remark = table()
-    except _IncompleteError as error:
-        return Outcome(f"{table.__name__}_{CLOUD}", "kept", reason=str(error))
-    outcome = publish(update, now)
-    if outcome.state == "kept":
-        return outcome
-    asking.settle(update)
-    return Outcome(outcome.table, outcome.state, outcome.facts, remark)
-
-
-class _Calls:
-    """The same question about many things at once; an answer is had for all of them, or for none."""
-
-    def __init__(self, pool: ThreadPoolExecutor, clock: Clock, on_progress: Progress) -> None:
-        self._pool = pool
-        self._clock = clock
-        self._on_progress = on_progress
-        self._lock = Lock()
-        self._done = self._all = 0
-
-    def each(self, what: str, items: Iterable[_Item], ask: Callable[[_Item], _Result]) -> dict[_Item, _Result]:
-        """item -> answer. Raises _IncompleteError."""
-
-        def asked(item: _Item) -> _Result:
-            with told(f"ask for {what} {_words(item)}", self._clock):
-                return ask(item)
-
-        futures: dict[Future[_Result], _Item] = {self._pool.submit(asked, item): item for item in items}
-        self._count(0, len(futures))
-        found: dict[_Item, _Result] = {}
-        failed: list[str] = []
-        for future in as_completed(futures):
-            try:
-                found[futures[future]] = future.result()
-            except (ProvisionError, OddPriceError) as error:
-                failed.append(str(error))
-            self._count(1, 0)
-        if failed:
-            others = f" (and {len(failed) - 1} more failed)" if len(failed) > 1 else ""
-            raise _IncompleteError(min(failed) + others)
-        return found
-
-    def _count(self, done: int, more: int) -> None:
-        with self._lock:
-            self._done, self._all = self._done + done, self._all + more
-            self._on_progress(self._done, self._all)
 
 
 class _Asking:
     """The tables' questions, and how the answers are merged with what was known. Each is called once, in this order."""
 
-    def __init__(self, clients: Clients, regions: tuple[str, ...], now: datetime.datetime, calls: _Calls) -> None:
+    def __init__(self, clients: Clients, regions: tuple[str, ...], now: datetime.datetime, calls: Calls) -> None:
         self._clients = clients
         self._regions = regions
         self._now = now
         self._today = now.date().isoformat()
         self._calls = calls
-        self._types = _known("machine_types_aws", MACHINE_TYPES, 1)
-        self._places = _known("places_aws", PLACES, 2)
+        self._types = known_rows("machine_types_aws", MACHINE_TYPES, 1)
+        self._places = known_rows("places_aws", PLACES, 2)
 
     def settle(self, update: Update) -> None:
         """The table is in use: the ones that follow are of its machine types, and of its places."""
@@ -178,7 +116,7 @@ class _Asking:
             else:
                 rows[machine.name,] = row
         remark = f"left out, for the tables do not know what they carry: {', '.join(sorted(left_out))}"
-        shipped = {offering for offering, region in _shipped("places_aws", PLACES, 2) if region in self._regions}
+        shipped = {offering for offering, region in shipped_rows("places_aws", PLACES, 2) if region in self._regions}
         update = self._update("machine_types_aws", MACHINE_TYPES, rows, len(found), len(shipped))
         return update, remark if left_out else ""
 
@@ -235,13 +173,13 @@ class _Asking:
         markets = {(row[0], market) for row in self._types.values() for market in row[6].split()}
         asked = {quota for name, market in markets if (quota := quota_of(name, market)) is not None}
         pairs = [(region, quota) for region in self._regions for quota in sorted(asked)]
-        answers = self._calls.each("quotas of", pairs, lambda pair: self._limit(*pair))
+        answers = self._calls.each("quotas of", pairs, lambda pair: self._limit(*pair), _words)
         found = {
             (region, quota.code): (region, quota.market, quota.code, quota.name, f"{vcpus:g}", SOURCE, self._today)
             for (region, quota), vcpus in answers.items()
             if vcpus is not None
         }
-        kept = {key: row for key, row in _known("quotas_aws", QUOTAS, 3).items() if key[0] not in self._regions}
+        kept = {key: row for key, row in known_rows("quotas_aws", QUOTAS, 3).items() if key[0] not in self._regions}
         return self._update("quotas_aws", QUOTAS, kept | found, len(found), 0), ""
 
     def _limit(self, region: str, quota: Quota) -> float | None:
@@ -287,33 +225,17 @@ class _Asking:
         return tuple(row[column] for column in MACHINE_TYPES)
 
     def _priced(self, table: str, columns: tuple[str, ...], found: Mapping[Row, Row]) -> Update:
-        kept = {key: row for key, row in _known(table, columns, 2).items() if key[1] not in self._regions}
+        kept = {key: row for key, row in known_rows(table, columns, 2).items() if key[1] not in self._regions}
         shipped = self._shipped_pairs(table, columns) if columns is PRICES else 0
         return self._update(table, columns, kept | dict(found), len(found), shipped)
 
     def _shipped_pairs(self, table: str, columns: tuple[str, ...]) -> int:
-        return sum(region in self._regions for _, region in _shipped(table, columns, 2))
+        return sum(region in self._regions for _, region in shipped_rows(table, columns, 2))
 
     def _update(
         self, table: str, columns: tuple[str, ...], rows: Mapping[Row, Row], found: int, shipped: int
     ) -> Update:
-        ordered = [rows[key] for key in sorted(rows)]
-        return Update(table, columns, ordered, self._regions, found, shipped)
-
-
-def _known(table: str, columns: tuple[str, ...], keys: int) -> dict[Row, Row]:
-    """What is used now, and what only the shipped table has; by the first columns."""
-    newer = refreshed.find(table)
-    used = {} if newer is None else {row[:keys]: row for row in read.parse(newer.text, *columns)}
-    return _shipped(table, columns, keys) | used if newer is None or table.startswith("machine") else used
-
-
-def _shipped(table: str, columns: tuple[str, ...], keys: int) -> dict[Row, Row]:
-    try:
-        text = read.shipped_text(table)
-    except FileNotFoundError:  # Spot prices and quotas are in no shipped table
-        return {}
-    return {row[:keys]: row for row in read.parse(text, *columns)}
+        return Update(table, columns, in_order(rows), self._regions, found, shipped)
 
 
 def _patterns(machine_types: Iterable[str]) -> list[str]:
@@ -358,7 +280,7 @@ def _machine(item: Mapping[str, Any]) -> Machine | None:
 @cache
 def _table_names() -> frozenset[str]:
     """Machine types of the shipped table."""
-    return frozenset(name for (name,) in _shipped("machine_types_aws", MACHINE_TYPES, 1))
+    return frozenset(name for (name,) in shipped_rows("machine_types_aws", MACHINE_TYPES, 1))
 
 
 def _accelerator(name: str, memory_gb: float) -> str | None:
@@ -395,10 +317,9 @@ def _offered(ec2: EC2Client) -> dict[str, set[str]]:
     return found
 
 
-def _words(item: object) -> str:
-    """`us-east-1`; `us-east-1 L-DB2E81BA`."""
-    region, quota = item if isinstance(item, tuple) else (item, None)
-    return f"{region} {quota.code}" if isinstance(quota, Quota) else str(region)
+def _words(pair: tuple[str, Quota]) -> str:
+    """`us-east-1 L-DB2E81BA`."""
+    return f"{pair[0]} {pair[1].code}"
 
 
 def _decimal(amount: Decimal) -> str:

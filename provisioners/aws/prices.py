@@ -13,6 +13,7 @@ from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...jobspecs.plan import Offer
+from ..asking import OddAnswerError
 from ..base import ProvisionError
 from ..clock import Clock
 from .clients import told
@@ -45,7 +46,7 @@ class SpotPrice(NamedTuple):
     """When the price began; it holds until it is replaced."""
 
 
-class OddPriceError(ValueError):
+class OddPriceError(OddAnswerError):
     """The API's answer cannot be a price; the message quotes it."""
 
 
