@@ -51,12 +51,13 @@ from .notices import CLOUDS, CloudNotices, NodeDir, Order, Orders, Watcher
 from .program import MARKER, Process, adopt_orphans
 from .restart import Budget, scope
 from .resume import Before, OwnClaim, look_back
-from .runner import PEER_S, Conduct, Interrupted, Runner, Vanished, Wakeup
+from .runner import PEER_S, POLL_S, Conduct, Interrupted, Runner, Vanished, Wakeup
 from .timeline import History
 
-DONE, BUG, CLAIMED, JOB_DIR_LOST, VANISHED, SUPERSEDED = 0, 1, 3, 4, 5, 6
+DONE, BUG, CLAIMED, JOB_DIR_LOST, VANISHED, SUPERSEDED, STAYED = 0, 1, 3, 4, 5, 6, 7
 """Exit codes of the agent: result written; unforeseen error; another agent has this node; no result could be written;
-the machine was taken away; a newer attempt has begun."""
+the machine was taken away; a newer attempt has begun; the machine was to be restarted and was not, so the agent is to
+be started again, which goes on with its node."""
 
 REBOOTING = "rebooting"
 """A file of this name in the machine's folder says that it comes back: provisioners/boot/bootstrap.py makes it."""
@@ -65,6 +66,7 @@ _LAST_LINES_S = 30.0
 _OUTPUTS_S = 6 * 3_600.0  # for outputs, where no order ends the node before
 _RESULT_S = 2.0  # of a deadline, for the last lines and the result
 _SUPERSEDED = "superseded"
+RESTART_LATE_S = 900.0
 _ACKNOWLEDGE_S = 30.0  # what the first node of an attempt waits for the others, to tell the provider that all are saved
 
 _T = TypeVar("_T")
@@ -84,6 +86,7 @@ class Agent:
         self._home = Path(options.home).absolute()
         self._host: str | None = options.host
         self._patience_s: float = options.patience_s
+        self._restart_late_s: float = options.restart_late_s
         self._notices_of: str = options.notices
         self._capacity_block_end: float | None = options.capacity_block_end
         self._job_dir = JobDir(options.job_dir, make=False)
@@ -107,6 +110,20 @@ class Agent:
         before = self._insist(lambda: look_back(self._job_dir, self._attempt, self._node)) if claim.is_old else Before()
         if before.has_ended:
             return DONE
+        self._come_alive(before)
+        try:
+            ending = self._work(job_data)
+        except _ErrorEnd as error:
+            ending = Ending("error", None, str(error))
+        except Interrupted:
+            ending = judge([], self._orders.deciding, signalled=False, listening=False)
+        except Vanished as gone:
+            note(gone.order.reason)
+            return SUPERSEDED if gone.order.word == _SUPERSEDED else VANISHED
+        return self._end(ending)
+
+    def _come_alive(self, before: Before) -> None:
+        """From here on the node is heard of, and hears what is wanted of it."""
         self._history = History(before.heartbeat)
         self._log = LogWriter(self._job_dir, self._attempt, self._node, before.chunk)
         self._watcher = Watcher(self._job_dir, self._attempt, self._node, self._orders, self._log.say)
@@ -129,17 +146,17 @@ class Agent:
             patience_s=self._patience_s,
             sequence=before.sequence,
         )
-        try:
-            ending = self._work(job_data)
-        except _ErrorEnd as error:
-            ending = Ending("error", None, str(error))
-        except Interrupted:
-            ending = judge([], self._orders.deciding, signalled=False, listening=False)
-        except Vanished as gone:
-            note(gone.order.reason)
-            return SUPERSEDED if gone.order.word == _SUPERSEDED else VANISHED
+
+    def _end(self, ending: Ending) -> int:
+        """The program has ended: so has the node, unless its machine comes back."""
+        order = self._orders.deciding
+        if ending.outcome == "preempted" and order is not None and order.returns:
+            order = self._await_restart(order)
+            if order is None:
+                return self._pause("the machine was not restarted; the program goes on here", STAYED)
+            ending = dataclasses.replace(ending, outcome=order.outcome, reason=order.reason)
         if ending.outcome == "preempted" and self._is_rebooting():
-            return self._pause()
+            return self._pause("the machine reboots", VANISHED)
         return self._finish(ending)
 
     # --- the steps -----------------------------------------------------------------------------------------------
@@ -325,14 +342,27 @@ class Agent:
     def _is_rebooting(self) -> bool:
         return (self._home / REBOOTING).exists()
 
-    def _pause(self) -> int:
-        """This machine comes back, and the node goes on then: it has no result yet."""
+    def _await_restart(self, announced: Order) -> Order | None:
+        """The program has saved and ended; the machine is yet to go down. The word with which it does, or with which
+        the job ends meanwhile; None: nothing has come, long after the announced time."""
+        self._tell("waiting for the machine's restart")
+        until = announced.deadline + self._restart_late_s
+        while time.monotonic() < until:
+            self._wakeup.wait(POLL_S)
+            self._runner.seconds_left(0.0)  # takes the signals that have come
+            order = self._orders.deciding
+            if order is not None and not order.returns:
+                return order
+        return None
+
+    def _pause(self, why: str, code: int) -> int:
+        """The node goes on here, later: it has no result yet."""
         self._heart.stop()
         self._watcher.stop()
         self._cloud.stop()
-        self._tell("the machine reboots")
+        self._tell(why)
         self._log.close(min(_LAST_LINES_S, self._patience_s))
-        return VANISHED
+        return code
 
     def _finish(self, ending: Ending) -> int:
         """The last lines first, the result last: whoever sees the result sees all."""
@@ -404,6 +434,13 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--patience-s", type=float, default=PATIENCE_S, metavar="S", help="how long a failing job dir is tried again"
+    )
+    parser.add_argument(
+        "--restart-late-s",
+        type=float,
+        default=RESTART_LATE_S,
+        metavar="S",
+        help="how much later than announced a restart of this machine by its provider may come",
     )
     return parser.parse_args(argv)
 

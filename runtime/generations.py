@@ -75,7 +75,7 @@ class Ledger:
 
     def is_replaced_after(self, order: Order) -> bool:
         """Whether the others go on without this node, once it has ended upon this order; or with it, after a reboot."""
-        return order.outcome == "preempted" and (self.heals or self._comes_back())
+        return order.outcome == "preempted" and (self.heals or order.returns or self._comes_back())
 
     def concerns(self, record: Generation) -> bool:
         """Whether this node's program starts again with it, or must end, for the others go on without it."""

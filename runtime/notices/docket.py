@@ -127,6 +127,7 @@ class Docket:
             _title(entry),
             deadline,
             vanishes=policy.vanishes and action == "stop",
+            returns=policy.returns and action == "stop",
             action=action,
             seen=now,
         )

@@ -1,12 +1,14 @@
 """Google Cloud: three keys of the metadata server, each by a long poll that answers when its value changes.
 
 A key is read once as it is; from then on with `wait_for_change` and the `last_etag` of the answer before, so that no
-change between two questions is missed.
+change between two questions is missed. A fourth, `scheduling/automatic-restart`, says whether Compute Engine starts the
+machine again after maintenance of its host; it is asked when there is something to restart after.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -20,6 +22,7 @@ _WAIT_S = 60
 _GRACE_S = 10.0  # an answer after `timeout_sec` is late, not lost
 _PAUSE_S = 1.0  # a server that answers at once each time must not be asked without end
 _NOTHING_S = 10.0  # a key that is not there cannot be waited for
+_THEN_RESTART = "-then-restart"
 
 
 class Key:
@@ -73,17 +76,18 @@ def preempted(reply: Reply) -> list[ProviderNotice]:
     return [ProviderNotice("gcp", "preempted", "preempted")] if reply.text.upper() == "TRUE" else []
 
 
-def maintenance_event(reply: Reply, *, has_gpu: bool) -> list[ProviderNotice]:
-    """NONE, MIGRATE_ON_HOST_MAINTENANCE or TERMINATE_ON_HOST_MAINTENANCE; the lead time depends on the machine."""
-    kind = reply.text.strip('"').lower().replace("_", "-")
-    if kind in ("", "none"):
+def maintenance_event(reply: Reply, *, has_gpu: bool, is_restarted: Callable[[], bool]) -> list[ProviderNotice]:
+    """NONE, MIGRATE_ON_HOST_MAINTENANCE or TERMINATE_ON_HOST_MAINTENANCE; what follows depends on the machine."""
+    said = kind = reply.text.strip('"').lower().replace("_", "-")
+    if said in ("", "none"):
         return []
-    if kind == "terminate-on-host-maintenance" and not has_gpu:
-        kind += "-without-gpu"
-    return [ProviderNotice("gcp", kind, kind)]
+    if said == "terminate-on-host-maintenance":
+        kind += "" if has_gpu else "-without-gpu"
+        kind += _THEN_RESTART if is_restarted() else ""
+    return [ProviderNotice("gcp", kind, said)]
 
 
-def upcoming_maintenance(reply: Reply) -> list[ProviderNotice]:
+def upcoming_maintenance(reply: Reply, *, is_restarted: Callable[[], bool]) -> list[ProviderNotice]:
     """`NONE`, or an object whose keys are spelt in camel case or in snake case."""
     if reply.text.strip('"').upper() in ("", "NONE", "{}"):
         return []
@@ -93,6 +97,8 @@ def upcoming_maintenance(reply: Reply) -> list[ProviderNotice]:
     kind, starts = "upcoming-maintenance", begins
     if status == "ONGOING" or begins is None or begins <= reply.received:
         kind, starts = "maintenance-window-open", ends
+    elif is_restarted():
+        kind += _THEN_RESTART
     identity = f"{kind} {said.get('window_start_time')}"
     reasons = said.get("maintenance_reasons")
     detail = f"gcp ({', '.join(map(str, reasons))})" if isinstance(reasons, list) and reasons else ""
@@ -113,12 +119,20 @@ def has_gpu() -> bool:
     return any(Path("/dev").glob("nvidia[0-9]*"))
 
 
+def automatic_restart(server: MetadataServer) -> bool:
+    """Whether Compute Engine starts this machine again where it has stopped it. Raises MetadataError."""
+    reply = server.ask(f"{_BASE}scheduling/automatic-restart", _FLAVOR)
+    if reply.status not in (200, 404):
+        raise server.refusal(reply)
+    return reply.status == 200 and reply.text.upper() == "TRUE"
+
+
 def looks(environ: Mapping[str, str], say: Callable[[str], None]) -> list[Look]:
     """What is asked; the address as Google's libraries read it from the environment. Raises MetadataError."""
     server = MetadataServer(environ.get("GCE_METADATA_HOST") or LINK_LOCAL, say)
-    gpu = has_gpu()
+    restarts = partial(automatic_restart, server)
     return [
         Key(server, "preempted", preempted),
-        Key(server, "maintenance-event", lambda reply: maintenance_event(reply, has_gpu=gpu)),
-        Key(server, "upcoming-maintenance?alt=json", upcoming_maintenance),
+        Key(server, "maintenance-event", partial(maintenance_event, has_gpu=has_gpu(), is_restarted=restarts)),
+        Key(server, "upcoming-maintenance?alt=json", partial(upcoming_maintenance, is_restarted=restarts)),
     ]

@@ -34,6 +34,8 @@ class Order:
     """Of a stop: nothing can be written any more. Of a save: until then checkpoints should be closer together."""
     vanishes: bool = False
     """The machine is gone at the deadline: then no result is written, as on a real machine."""
+    returns: bool = False
+    """The machine is started again afterwards, and the node goes on there: then no result is written either."""
     action: Action = "stop"
     """stop: save and end. save: save and train on; a stop is an order of its own, if one is to follow."""
     id: str = field(default_factory=_new_id)
@@ -74,9 +76,12 @@ class Orders:
 
     @property
     def deciding(self) -> Order | None:
-        """The stop that says how the node's end is called: the user's above all, else the first that came."""
+        """The stop that says how the node's end is called: the user's above all, else the first that came.
+
+        One after which the node goes on here says it only as long as there is no other.
+        """
         with self._lock:
-            return next((order for order in self._stops if order.outcome == "stopped"), next(iter(self._stops), None))
+            return min(self._stops, key=lambda order: (order.outcome != "stopped", order.returns), default=None)
 
     @property
     def newest_save(self) -> Order | None:

@@ -33,6 +33,8 @@ class Policy(NamedTuple):
     """The provider may begin early when told that all is saved."""
     vanishes: bool = False
     """At the event the machine ends without a word, as in a cloud; of simulated notices only."""
+    returns: bool = False
+    """The provider starts the same machine again after the event: the node goes on there, and has no result yet."""
 
 
 _EC2 = "docs.aws.amazon.com/AWSEC2/latest/UserGuide/"
@@ -52,7 +54,7 @@ _OURS = "docs/job-dir.md"
 # Where a stop comes before a planned event, it comes 2 min before: time for a long step, a save and its upload.
 # fmt: off
 POLICIES = tuple(Policy(*row) for row in (
-    # cloud, kind, action, word, lead, near, stop, margin, source, acknowledged
+    # cloud, kind, action, word, lead, near, stop, margin, source, acknowledged, vanishes, returns
     ("aws", "spot-terminate", "stop", "preempt", 120, None, None, 10, _SPOT),
     ("aws", "spot-stop", "stop", "preempt", 120, None, None, 10, _SPOT),
     # Begins at once: half a minute is what may be left, or what follows when the machine wakes.
@@ -73,9 +75,16 @@ POLICIES = tuple(Policy(*row) for row in (
     ("gcp", "preempted", "stop", "preempt", 30, None, None, 5, _PREEMPTED),
     ("gcp", "terminate-on-host-maintenance", "save", "maintenance", 3600, None, 120, 10, _GPU_HOST),
     ("gcp", "terminate-on-host-maintenance-without-gpu", "stop", "maintenance", 60, None, None, 5, _LIVE),
+    # As these two, of a machine that Compute Engine starts again afterwards (scheduling.automaticRestart).
+    ("gcp", "terminate-on-host-maintenance-then-restart", "save", "maintenance", 3600, None, 120, 10, _GPU_HOST,
+        False, False, True),
+    ("gcp", "terminate-on-host-maintenance-without-gpu-then-restart", "stop", "maintenance", 60, None, None, 5, _LIVE,
+        False, False, True),
     ("gcp", "migrate-on-host-maintenance", "ignore", "freeze", 60, None, None, 0, _LIVE),
     # Announced up to 90 days ahead.
     ("gcp", "upcoming-maintenance", "save", "maintenance", 3600, 3600, 120, 10, _A3),
+    # A window is hours long: who comes back to the same machine trains on in it until its turn comes.
+    ("gcp", "upcoming-maintenance-then-restart", "save", "maintenance", 3600, 3600, None, 0, _A3),
     # `maintenance-event` says when this machine's turn comes.
     ("gcp", "maintenance-window-open", "save", "maintenance", 3600, None, None, 0, _A3),
     ("azure", "freeze", "ignore", "freeze", 900, None, None, 0, _AZURE),

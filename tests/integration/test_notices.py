@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from email.utils import formatdate
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -144,11 +145,14 @@ def test_aws_the_end_of_a_capacity_block_is_known_from_the_launch(watch: Watch) 
 # --- Google Cloud ---
 
 
+EVENT = partial(gcp.maintenance_event, has_gpu=True, is_restarted=lambda: False)
+
+
 def gcp_looks(server: GcpMetadata, wait_s: int = 60) -> list[Look]:
     http = client(server)
     return [
         gcp.Key(http, "preempted", gcp.preempted, wait_s),
-        gcp.Key(http, "maintenance-event", lambda reply: gcp.maintenance_event(reply, has_gpu=True), wait_s),
+        gcp.Key(http, "maintenance-event", EVENT, wait_s),
     ]
 
 
@@ -166,7 +170,7 @@ def test_gcp_a_long_poll_answers_when_the_value_changes(watch: Watch) -> None:
 
 def test_gcp_a_change_between_two_questions_is_not_missed() -> None:
     with GcpMetadata() as server:
-        key = gcp.Key(client(server), "maintenance-event", lambda reply: gcp.maintenance_event(reply, has_gpu=True))
+        key = gcp.Key(client(server), "maintenance-event", EVENT)
         assert key.look() == []
         server.set("maintenance-event", "TERMINATE_ON_HOST_MAINTENANCE")
         [notice] = key.look()
@@ -183,7 +187,7 @@ def test_gcp_a_quiet_poll_is_asked_again(watch: Watch) -> None:
 
 def test_gcp_only_200_means_something(watch: Watch) -> None:
     with GcpMetadata() as server:
-        key = gcp.Key(client(server), "upcoming-maintenance?alt=json", gcp.upcoming_maintenance)
+        key = gcp.looks({"GCE_METADATA_HOST": server.host}, lambda _text: None)[2]
         assert key.look() == [], '{"error": ...} under 503: nothing yet'
         server.set("upcoming-maintenance", None)
         assert key.look() == []
@@ -199,6 +203,38 @@ def test_gcp_only_200_means_something(watch: Watch) -> None:
         server.set("upcoming-maintenance", "NONE")
         with pytest.raises(MetadataError, match="is not Google's metadata server"):
             key.look()
+
+
+@pytest.mark.parametrize(
+    ("setting", "kind"),
+    [
+        ("TRUE", "terminate-on-host-maintenance-then-restart"),
+        ("FALSE", "terminate-on-host-maintenance"),
+        (None, "terminate-on-host-maintenance"),
+    ],
+)
+def test_gcp_whether_the_machine_is_started_again_is_asked(setting: str | None, kind: str) -> None:
+    with GcpMetadata() as server:
+        server.set("scheduling/automatic-restart", setting)
+        server.set("maintenance-event", "TERMINATE_ON_HOST_MAINTENANCE")
+        restarts = partial(gcp.automatic_restart, client(server))
+        key = gcp.Key(
+            client(server), "maintenance-event", partial(gcp.maintenance_event, has_gpu=True, is_restarted=restarts)
+        )
+        assert [notice.kind for notice in key.look()] == [kind]
+
+
+def test_gcp_an_unknown_answer_about_restarts_is_no_answer(watch: Watch) -> None:
+    """Else a machine that comes back would be given up, or one that does not would be waited for."""
+    with GcpMetadata() as server:
+        server.set("scheduling/automatic-restart", "Service Unavailable", 503)
+        looks = gcp.looks({"GCE_METADATA_HOST": server.host}, watch.lines.append)
+        server.set("maintenance-event", "TERMINATE_ON_HOST_MAINTENANCE")
+        with pytest.raises(MetadataError, match="503"):
+            looks[1].look()
+        server.set("scheduling/automatic-restart", "TRUE")
+        [notice] = looks[1].look()
+        assert notice.kind.endswith("-then-restart")
 
 
 # --- Azure ---

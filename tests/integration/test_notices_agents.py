@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from cloudgpu.runtime import agent as agent_module
 from cloudgpu.tests.standins.agents import World, until, world
 from cloudgpu.tests.standins.metadata import MetadataServer
 from cloudgpu.tests.standins.metadata_aws import AwsMetadata
@@ -136,6 +137,87 @@ def test_the_first_of_two_nodes_lets_the_event_begin_when_the_second_has_ended(
         assert [agent.wait(30) for agent in agents] == [0, 0]
         assert [world.result(index).outcome for index in (0, 1)] == ["preempted", "preempted"]
         assert (first.started, second.started) == (["E-1"], []), world.agent_log()
+
+
+def maintain(world: World, server: GcpMetadata) -> None:
+    """The host of this machine is about to be maintained, once the program runs; it has no GPU, so in a minute."""
+    until(lambda: "generation 1" in world.texts(), 60)
+    server.set("scheduling/automatic-restart", "TRUE")
+    server.set("maintenance-event", "TERMINATE_ON_HOST_MAINTENANCE")
+
+
+COUNTING = """
+import os, sys, time
+generation = int(os.environ["CLOUDGPU_GENERATION"])
+print(f"generation {generation}", flush=True)
+while generation == 1 and not os.path.exists(os.environ["CLOUDGPU_NOTICE"]):
+    open(os.environ["CLOUDGPU_LISTENING"], "w").close()
+    time.sleep(0.02)
+sys.exit(75 if generation == 1 else 0)
+"""
+
+
+def test_a_node_goes_on_on_the_machine_that_is_restarted_after_maintenance(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.job("python main.py", code={"main.py": COUNTING}, interruptions_left=1)
+    with GcpMetadata() as server:
+        agent = agent_on("gcp", server, world, monkeypatch)
+        maintain(world, server)
+        until(lambda: "waiting for the machine's restart" in world.texts("agent"), 60)
+        beat = world.heartbeat()
+        assert beat is not None
+        until(lambda: (world.heartbeat() or beat).sequence > beat.sequence + 1)
+        assert agent.poll() is None, "it tells that it is there until the machine goes"
+        (world.home() / agent_module.REBOOTING).touch()
+        agent.send_signal(signal.SIGTERM)
+        assert agent.wait(30) == agent_module.VANISHED
+        assert not world.has_result(), "it has not ended"
+        server.set("maintenance-event", "NONE")
+        (world.home() / agent_module.REBOOTING).unlink()
+        assert world.start(0, "--notices", "gcp").wait(60) == 0
+    assert world.result().outcome == "succeeded"
+    assert world.texts() == ["generation 1", "generation 2"]
+
+
+def test_a_node_goes_on_where_the_announced_restart_does_not_come(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.job("python main.py", code={"main.py": COUNTING}, interruptions_left=1)
+    with GcpMetadata() as server:
+        monkeypatch.setenv("GCE_METADATA_HOST", server.host)
+        agent = world.start(0, "--notices", "gcp", "--restart-late-s", "-50")  # of the minute that it is ahead
+        maintain(world, server)
+        assert agent.wait(60) == agent_module.STAYED, world.agent_log()
+        assert not world.has_result()
+        server.set("maintenance-event", "NONE")
+        assert world.start(0, "--notices", "gcp").wait(60) == 0
+    assert world.result().outcome == "succeeded"
+    assert world.texts() == ["generation 1", "generation 2"]
+
+
+def test_a_machine_that_awaits_its_restart_and_goes_for_good_has_been_preempted(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.job("python main.py", code={"main.py": COUNTING})
+    with GcpMetadata() as server:
+        agent = agent_on("gcp", server, world, monkeypatch)
+        maintain(world, server)
+        until(lambda: "waiting for the machine's restart" in world.texts("agent"), 60)
+        agent.send_signal(signal.SIGTERM)
+        assert agent.wait(30) == 0
+    assert (world.result().outcome, world.result().reason) == ("preempted", "the machine is shut down")
+
+
+def test_a_job_that_is_cancelled_while_a_restart_is_awaited_ends(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.job("python main.py", code={"main.py": COUNTING})
+    with GcpMetadata() as server:
+        agent = agent_on("gcp", server, world, monkeypatch)
+        maintain(world, server)
+        until(lambda: "waiting for the machine's restart" in world.texts("agent"), 60)
+        world.stop(5)
+        assert agent.wait(30) == 0
+    assert (world.result().outcome, world.result().reason) == ("stopped", "cancelled")
 
 
 def test_a_schedulers_warning_to_the_agent(world: World) -> None:

@@ -9,6 +9,7 @@ import sys
 import time
 from email.message import Message
 from email.utils import formatdate
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -317,16 +318,18 @@ def test_aws_lifecycle_state(state: str, kinds: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "has_gpu", "kinds"),
+    ("value", "has_gpu", "restarts", "kinds"),
     [
-        ("NONE", True, []),
-        ("MIGRATE_ON_HOST_MAINTENANCE", False, ["migrate-on-host-maintenance"]),
-        ("TERMINATE_ON_HOST_MAINTENANCE", True, ["terminate-on-host-maintenance"]),
-        ("TERMINATE_ON_HOST_MAINTENANCE", False, ["terminate-on-host-maintenance-without-gpu"]),
+        ("NONE", True, True, []),
+        ("MIGRATE_ON_HOST_MAINTENANCE", False, True, ["migrate-on-host-maintenance"]),
+        ("TERMINATE_ON_HOST_MAINTENANCE", True, False, ["terminate-on-host-maintenance"]),
+        ("TERMINATE_ON_HOST_MAINTENANCE", False, False, ["terminate-on-host-maintenance-without-gpu"]),
+        ("TERMINATE_ON_HOST_MAINTENANCE", True, True, ["terminate-on-host-maintenance-then-restart"]),
+        ("TERMINATE_ON_HOST_MAINTENANCE", False, True, ["terminate-on-host-maintenance-without-gpu-then-restart"]),
     ],
 )
-def test_gcp_maintenance_event(value: str, has_gpu: bool, kinds: list[str]) -> None:
-    notices = gcp.maintenance_event(reply(value), has_gpu=has_gpu)
+def test_gcp_maintenance_event(value: str, has_gpu: bool, restarts: bool, kinds: list[str]) -> None:
+    notices = gcp.maintenance_event(reply(value), has_gpu=has_gpu, is_restarted=lambda: restarts)
     assert [notice.kind for notice in notices] == kinds
     assert all(policy_of("gcp", kind).source != "unknown" for kind in kinds)
 
@@ -350,29 +353,64 @@ def camel(said: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+upcoming_notices = partial(gcp.upcoming_maintenance, is_restarted=lambda: False)
+
+
 @pytest.mark.parametrize("spell", [dict, camel], ids=["snake", "camel"])
 def test_gcp_upcoming_maintenance(spell: Any) -> None:
-    [notice] = gcp.upcoming_maintenance(reply(spell(upcoming(WALL + 86_400))))
+    [notice] = upcoming_notices(reply(spell(upcoming(WALL + 86_400))))
     assert (notice.kind, notice.starts) == ("upcoming-maintenance", NOW + 86_400)
     assert notice.detail == "gcp (PLANNED_UPDATE)"
+
+
+def test_gcp_a_machine_that_is_restarted_trains_on_until_its_turn_comes() -> None:
+    """It stops two minutes before the hour of `maintenance-event` is over, and is not taken for preempted by it."""
+    desk = Desk()
+    window = gcp.upcoming_maintenance(reply(upcoming(WALL + 600)), is_restarted=lambda: True)
+    desk.docket.update("upcoming", window, NOW)
+    desk.docket.advance(NOW + 900)
+    assert [action for action, _ in desk.told()] == ["save"]
+    event = gcp.maintenance_event(reply("TERMINATE_ON_HOST_MAINTENANCE"), has_gpu=True, is_restarted=lambda: True)
+    desk.docket.update("event", event, NOW + 1_000)
+    desk.docket.advance(NOW + 1_000 + 3_600 - 121)
+    assert "stop" not in [action for action, _ in desk.told()]
+    desk.docket.advance(NOW + 1_000 + 3_600 - 119)
+    assert desk.told()[-1] == ("stop", 1_000 + 3_600 - 10)
+    assert desk.given[-1].returns
+    assert [policy.kind for policy in POLICIES if policy.returns and policy.cloud != "gcp"] == []
+
+
+def test_what_ends_the_node_for_good_goes_before_what_it_comes_back_from() -> None:
+    orders = Orders(lambda: None)
+    back = Order("preempted", "maintenance", "host maintenance", NOW, returns=True)
+    down = Order("preempted", "terminate", "the machine is shut down", NOW)
+    cancelled = Order("stopped", "cancel", "cancelled", NOW)
+    orders.add(back)
+    assert orders.deciding is back
+    orders.add(down)
+    assert orders.deciding is down
+    orders.add(Order("preempted", "preempt", "spot", NOW))
+    assert orders.deciding is down, "the first of those"
+    orders.add(cancelled)
+    assert orders.deciding is cancelled
 
 
 @pytest.mark.parametrize("said", [upcoming(WALL - 60), upcoming(WALL + 60, "ONGOING")], ids=["open", "ongoing"])
 def test_gcp_an_open_window_stops_nothing(said: dict[str, Any]) -> None:
     """The machine may have come back from it; `maintenance-event` says when its turn comes."""
     desk = Desk()
-    desk.docket.update("u", gcp.upcoming_maintenance(reply(said)), NOW)
+    desk.docket.update("u", upcoming_notices(reply(said)), NOW)
     desk.docket.advance(NOW + 1e6)
     assert [action for action, _ in desk.told()] == ["save"]
 
 
 @pytest.mark.parametrize("body", ["NONE", '"NONE"', "{}", ""])
 def test_gcp_nothing_upcoming(body: str) -> None:
-    assert gcp.upcoming_maintenance(reply(body)) == []
+    assert upcoming_notices(reply(body)) == []
 
 
 def test_rubbish_in_an_answer_is_an_error_that_is_dealt_with() -> None:
-    for read in (aws.spot_action, aws.rebalance, aws.scheduled_events, gcp.upcoming_maintenance):
+    for read in (aws.spot_action, aws.rebalance, aws.scheduled_events, upcoming_notices):
         for body in ("x", "17", "null", '"text"', "[" * 100_000):
             with pytest.raises(MetadataError):
                 read(reply(body))
