@@ -1,4 +1,4 @@
-"""A cloud's machine: its user data really runs, as processes of this computer, in a folder that is its disk.
+"""A cloud's machine: its user data or startup script really runs, as processes here, in a folder that is its disk.
 
     <root>/            the disk: absolute paths of files that user data wrote are looked for here first
     <root>/root        HOME
@@ -28,6 +28,7 @@ from typing import Literal
 import psutil
 
 from . import cloud_config, systemd
+from .boots import CloudInit, Init
 from .metadata import Answer, MetadataServer, Request
 
 SHIMS = ("systemctl", "shutdown", "poweroff", "reboot", "halt")
@@ -63,8 +64,9 @@ class Machine:
     """One machine. `ended` is called when it powers itself off, or reboots itself; it is off then."""
 
     def __init__(
-        self, root: Path, user_data: str, environ: Mapping[str, str], ended: Callable[[Ending], None] | None = None
+        self, root: Path, init: str | Init, environ: Mapping[str, str], ended: Callable[[Ending], None] | None = None
     ) -> None:
+        """`init`: user data for cloud-init, or what else brings it up."""
         self.root = root
         self.trouble: list[str] = []
         """What would have gone wrong on a real machine; tests assert that it is empty."""
@@ -72,9 +74,10 @@ class Machine:
         """What the shims were called with, a line each."""
         self.broken: set[str] = set()
         """Those of SHIMS that fail."""
-        self._user_data, self._environ, self._ended = user_data, dict(environ), ended
+        self._init = CloudInit(init) if isinstance(init, str) else init
+        self._environ, self._ended = dict(environ), ended
         self.booted = threading.Event()
-        """Set once cloud-init has done its part."""
+        """Set once what brings it up has done its part."""
         self._commands = _Commands(self._command)
         self._lock = threading.RLock()
         self._boots = 0
@@ -142,19 +145,17 @@ class Machine:
         path = self.root / "console.log"
         return path.read_text(errors="replace") if path.exists() else ""
 
-    # -- what cloud-init and systemd do
+    # -- what cloud-init, or the like, and systemd do
 
     def _boot(self, boot: int) -> None:
         try:
-            config = cloud_config.read(self._user_data) if self._user_data else cloud_config.CloudConfig((), (), ())
-            self._run_all(config.bootcmd, boot)
-            if boot == 1:
-                for file in config.files:
-                    self._write(file)
-                self._run_all(config.runcmd, boot)
-            else:
-                for name in list(self._enabled):
-                    self._start_service(name)
+            plan = self._init.plan(boot, self.root)
+            self._run_all(plan.early, boot)
+            for file in plan.files:
+                self._write(file)
+            for name in list(self._enabled):
+                self._start_service(name)
+            self._run_all(plan.commands, boot)
             self._run_all([str(path) for path in self._per_boot()], boot)
         except (cloud_config.UserDataError, systemd.UnitError, OSError) as error:
             if self._on:
@@ -210,7 +211,7 @@ class Machine:
         }
 
     def _install(self) -> None:
-        for folder in (".shims", "root", "tmp"):
+        for folder in (".shims", "root", "tmp", "var/lib", _SYSTEM.relative_to("/")):
             (self.root / folder).mkdir(parents=True)
         for name in SHIMS:
             text = _SHIM.format(python=PYTHON, name=name, url=self._commands.url)

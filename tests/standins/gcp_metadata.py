@@ -1,0 +1,102 @@
+"""The metadata server of one Compute Engine instance: what GcpMetadata answers, and beside it all that an instance is.
+
+After cloud.google.com/compute/docs/metadata/predefined-metadata-keys: a folder is listed with `/` behind each folder in
+it; `recursive=true` answers a tree as JSON with its keys in camel case, `alt=text` a single value as it is; the service
+account's token is an access token for the scopes that the instance was given.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from .metadata import Answer, Request
+from .metadata_gcp import BASE, GcpMetadata
+
+ROOT = "/computeMetadata/v1/"
+_ACCOUNTS = "instance/service-accounts/"
+_TEXT = {"Metadata-Flavor": "Google", "Server": "Metadata Server for VM", "Content-Type": "application/text"}
+_JSON = {**_TEXT, "Content-Type": "application/json"}
+
+
+class InstanceMetadata(GcpMetadata):
+    """`describe` gives the instance's and the project's values, nested, by their names on the server; `token` a new
+    access token and for how many seconds it lasts. Without a service account there is none."""
+
+    def __init__(
+        self,
+        describe: Callable[[], Mapping[str, Any]],
+        token: Callable[[], tuple[str, float]],
+        account: tuple[str, tuple[str, ...]] | None,
+    ) -> None:
+        super().__init__()
+        self._describe, self._token, self._account = describe, token, account
+        self.token_status = 200
+        """What the question for a token is answered with."""
+
+    def answer(self, request: Request) -> Answer:
+        if request.headers.get("Metadata-Flavor") != "Google" or "X-Forwarded-For" in request.headers:
+            return super().answer(request)
+        if request.path.removeprefix(BASE) in self.values:
+            return super().answer(request)
+        if request.path in ("/", "/computeMetadata", "/computeMetadata/"):
+            return Answer(body="computeMetadata/\n", headers=_TEXT)
+        return self._find(request.path.removeprefix(ROOT), request.query)
+
+    def _find(self, path: str, query: Mapping[str, str]) -> Answer:
+        if path.startswith(_ACCOUNTS) and path.endswith(("/token", "/identity")):
+            return self._credential(path)
+        found: Any = self._tree()
+        for name in path.split("/"):
+            if name and (not isinstance(found, Mapping) or name not in found):
+                return Answer(404, "<!DOCTYPE html><title>Error 404 (Not Found)!!1</title>", _TEXT)
+            found = found[name] if name else found
+        if not isinstance(found, Mapping):
+            return self._value(found, query)
+        if query.get("recursive", "").lower() == "true":
+            return Answer(body=json.dumps(_camel(found, keep=path.endswith("attributes/"))), headers=_JSON)
+        names = [f"{name}/" if isinstance(value, Mapping) else name for name, value in found.items()]
+        return Answer(body="".join(f"{name}\n" for name in names), headers=_TEXT)
+
+    def _value(self, value: Any, query: Mapping[str, str]) -> Answer:
+        if query.get("alt") == "json":
+            return Answer(body=json.dumps(value), headers=_JSON)
+        text = "\n".join(value) + "\n" if isinstance(value, (list, tuple)) else str(value)
+        return Answer(body=text, headers=_TEXT)
+
+    def _tree(self) -> dict[str, Any]:
+        tree = {part: dict(values) for part, values in self._describe().items()}
+        tree["instance"] |= self.values
+        accounts: dict[str, Any] = {}
+        if self._account is not None:
+            email, scopes = self._account
+            told = {"aliases": ["default"], "email": email, "scopes": list(scopes)}
+            accounts = {email: told, "default": told}
+        tree["instance"]["service-accounts"] = accounts
+        return tree
+
+    def _credential(self, path: str) -> Answer:
+        who = path.removeprefix(_ACCOUNTS).partition("/")[0]
+        if self._account is None or who not in ("default", self._account[0]) or path.endswith("/identity"):
+            return Answer(404, "<!DOCTYPE html><title>Error 404 (Not Found)!!1</title>", _TEXT)
+        if self.token_status != 200:
+            return Answer(self.token_status, json.dumps({"error": "unavailable"}), _JSON)
+        token, lasts_s = self._token()
+        told = {"access_token": token, "expires_in": int(lasts_s), "token_type": "Bearer"}
+        return Answer(body=json.dumps(told), headers=_JSON)
+
+
+def _camel(value: Any, *, keep: bool = False) -> Any:
+    """Keys in camel case, but for those of custom metadata, and e-mail addresses."""
+    if isinstance(value, Mapping):
+        return {
+            name if keep or "@" in name else _camel_name(name): _camel(one, keep=name == "attributes")
+            for name, one in value.items()
+        }
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _camel_name(name: str) -> str:
+    first, *rest = name.split("-")
+    return first + "".join(word.capitalize() for word in rest)
