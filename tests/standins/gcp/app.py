@@ -20,6 +20,8 @@ from .tokens import Identity, OAuth
 SERVICES: tuple[str, ...] = (
     # module:class, made with the project; the first whose call() knows a request answers it
     "..vertex.service:Vertex",
+    "..gcs.json_api:JsonApi",
+    "..gcs.xml_api:XmlApi",
 )
 """Cloud Storage must be the last: its paths begin with a bucket's name, which may be anything."""
 _NOBODY = Identity("", frozenset({ANY_SCOPE}))

@@ -1,0 +1,356 @@
+"""The JSON API: objects as resources; simple, multipart and resumable uploads.
+
+After cloud.google.com/storage/docs/json_api: "Objects", "Resumable uploads", "HTTP status and error codes for JSON";
+names, parameters and methods as in Google's discovery document.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+from urllib.parse import quote, unquote
+
+from ..faults import Call
+from ..gcp.service import RefusedError, Request, Response, answer_json, error_legacy
+from .control import verbs
+from .shared import StorageService, number, read_conditions, read_hashes, served
+from .store import Conditions, Thing, Upload, encoded
+
+QUANTUM = 256 << 10
+"""Every chunk of a resumable upload but the last is a multiple of this."""
+PAGE = 1_000
+_ROUTE = re.compile(r"/(?P<kind>(?:resumable/)?upload/|download/)?storage/v1/b(?:/(?P<bucket>[^/]+)(?P<rest>/.*)?)?")
+_REASONS = {
+    "NoSuchKey": "notFound",
+    "NoSuchBucket": "notFound",
+    "NoSuchUpload": "notFound",
+    "AccessDenied": "forbidden",
+    "PreconditionFailed": "conditionNotMet",
+    "InvalidRange": "requestedRangeNotSatisfiable",
+    "SlowDown": "rateLimitExceeded",
+    "BadDigest": "invalid",
+    "InvalidArgument": "invalid",
+    "InvalidObjectName": "invalid",
+}
+"""Code of the XML API -> reason here."""
+
+
+class JsonApi(StorageService):
+    """`/storage/v1/…` and its two companions."""
+
+    def call(self, request: Request) -> Call | None:
+        found = _ROUTE.fullmatch(request.path)
+        if found is None:
+            return None
+        kind, bucket, rest = found["kind"] or "", unquote(found["bucket"] or ""), found["rest"] or ""
+        if kind.endswith("upload/"):
+            session = self.store.uploads.get(request.query.get("upload_id", ""))
+            name = session.name if session else request.query.get("name") or _name_in_body(request)
+            action = "objects.resume" if "upload_id" in request.query else "objects.insert"
+            return self.made_call(request, action, bucket, name)
+        route, source = _route(request.method, bucket, rest), ""
+        if route.action is None:
+            return None
+        name = route.name
+        if route.target is not None:
+            source = f"projects/_/buckets/{bucket}/objects/{name}"
+            bucket, name = route.target
+        return self.made_call(request, route.action, bucket, name, source=source)
+
+    def answer(self, request: Request, call: Call) -> Response:
+        does: dict[str, Callable[[Request, Call], Response]] = {
+            "objects.get": self._get,
+            "objects.insert": self._insert,
+            "objects.resume": self._resume,
+            "objects.delete": self._delete,
+            "objects.list": self._list,
+            "objects.patch": self._patch,
+            "objects.rewrite": self._rewrite,
+            "objects.copy": self._rewrite,
+            "objects.compose": self._compose,
+            "buckets.get": self._bucket,
+            "buckets.insert": self._make_bucket,
+            "buckets.list": self._buckets,
+        }
+        return does[call.action](request, call)
+
+    def verbs(self) -> Mapping[str, Callable[..., Any]]:
+        return verbs(self.store)
+
+    def error(self, code: str, status: int, message: str) -> Response:
+        return error_legacy(_REASONS.get(code, code), status, message)
+
+    def forbidden(self, permission: str, resource: str) -> Response:
+        text = f"The caller does not have {permission} access to {resource} (or it may not exist)."
+        return self.error("forbidden", 403, text)
+
+    # -- objects
+
+    def _get(self, request: Request, call: Call) -> Response:
+        thing = self.store.get(call.params["bucket"], call.params["name"], request.caller, _conditions(request))
+        wanted = number(request.query.get("generation"))
+        if wanted is not None and wanted != thing.generation:
+            raise RefusedError("NoSuchKey", 404, f"No such object: {thing.bucket}/{thing.name}#{wanted}")
+        if request.query.get("alt") != "media":
+            return answer_json(resource(thing))
+        headers = {
+            "Content-Type": thing.content_type,
+            "X-Goog-Generation": str(thing.generation),
+            "X-Goog-Metageneration": str(thing.metageneration),
+            "X-Goog-Hash": ",".join(f"{kind}={value}" for kind, value in _hashes(thing).items()),
+            "X-Goog-Stored-Content-Length": str(len(thing.data)),
+        }
+        return served(thing, request.headers.get("range"), headers)
+
+    def _delete(self, request: Request, call: Call) -> Response:
+        self.store.delete(call.params["bucket"], call.params["name"], request.caller, _conditions(request))
+        return Response(204)
+
+    def _list(self, request: Request, call: Call) -> Response:
+        query = request.query
+        page = self.store.listed(
+            call.params["bucket"],
+            query.get("prefix", ""),
+            query.get("delimiter", ""),
+            query.get("pageToken", ""),
+            min(number(query.get("maxResults")) or PAGE, PAGE),
+            first=query.get("startOffset", ""),
+        )
+        told: dict[str, Any] = {"kind": "storage#objects"}
+        if page.things:
+            told["items"] = [resource(thing) for thing in page.things]
+        if page.folders:
+            told["prefixes"] = list(page.folders)
+        if page.after:
+            told["nextPageToken"] = page.after
+        return answer_json(told)
+
+    def _patch(self, request: Request, call: Call) -> Response:
+        body = request.json()
+        with self.store.lock:
+            found = self.store.get(call.params["bucket"], call.params["name"], request.caller, _conditions(request))
+            changed = {**found.metadata, **(body.get("metadata") or {})}
+            kept = {key: str(value) for key, value in changed.items() if value is not None}
+            return answer_json(resource(self.store.patch(found, kept, body.get("contentType", found.content_type))))
+
+    def _rewrite(self, request: Request, call: Call) -> Response:
+        """And `copy`, which is the same in one call."""
+        bucket, name = call.params["source"].removeprefix("projects/_/buckets/").split("/objects/", 1)
+        with self.store.lock:
+            found = self.store.get(bucket, name, request.caller)
+            made = self.store.put(
+                call.params["bucket"],
+                call.params["name"],
+                found.data,
+                _conditions(request),
+                content_type=found.content_type,
+                metadata=found.metadata,
+                parts=found.parts,
+            )
+        if call.action == "objects.copy":
+            return answer_json(resource(made))
+        size = str(len(made.data))
+        told = {"kind": "storage#rewriteResponse", "totalBytesRewritten": size, "objectSize": size, "done": True}
+        return answer_json(told | {"resource": resource(made)})
+
+    def _compose(self, request: Request, call: Call) -> Response:
+        bucket, sources = call.params["bucket"], request.json()["sourceObjects"]
+        if not 1 <= len(sources) <= 32:
+            raise RefusedError("InvalidArgument", 400, "The number of source components must be from 1 to 32.")
+        with self.store.lock:
+            data = b"".join(self.store.get(bucket, one["name"], request.caller).data for one in sources)
+            made = self.store.put(bucket, call.params["name"], data, _conditions(request), parts=len(sources))
+        return answer_json(resource(made))
+
+    # -- uploads
+
+    def _insert(self, request: Request, call: Call) -> Response:
+        """uploadType media, multipart, or resumable: then only a session begins."""
+        bucket, name, how = call.params["bucket"], call.params["name"], request.query.get("uploadType")
+        kind, data = request.headers.get("content-type", ""), request.body
+        told: dict[str, Any] = {}
+        if how == "multipart":
+            told, kind, data = _related(request)
+        elif how == "resumable":
+            return self._begin(request, bucket, name)
+        elif how != "media":
+            raise RefusedError("badRequest", 400, f"Upload type {how} is not supported.")
+        made = self.store.put(
+            bucket,
+            name,
+            data,
+            _conditions(request),
+            content_type=told.get("contentType") or kind or "application/octet-stream",
+            metadata=told.get("metadata"),
+            hashes={**_told_hashes(told), **read_hashes(request.headers.get("x-goog-hash", ""))},
+        )
+        return answer_json(resource(made))
+
+    def _begin(self, request: Request, bucket: str, name: str) -> Response:
+        told = request.json()
+        kind = told.get("contentType") or request.headers.get("x-upload-content-type") or "application/octet-stream"
+        session = Upload(bucket, name, kind, _conditions(request), told.get("metadata") or {}, _told_hashes(told))
+        identity = self.store.begin(session)
+        where = f"{self.project.url}/upload/storage/v1/b/{quote(bucket)}/o?uploadType=resumable&upload_id={identity}"
+        return Response(200, b"", {"Location": where, "X-GUploader-UploadID": identity})
+
+    def _resume(self, request: Request, call: Call) -> Response:
+        """A chunk of a session, or the question how much of it is there (`bytes */N`)."""
+        identity = request.query["upload_id"]
+        if request.method == "DELETE":
+            self.store.uploads.pop(identity, None)
+            return Response(499)
+        with self.store.lock:
+            session = self.store.upload(identity)
+            if session.done is not None:
+                return answer_json(resource(session.done))
+            start, total = _span(request.headers.get("content-range"), len(request.body))
+            if start is not None:
+                self._take(session, start, request.body, total)
+            if total is None or len(session.received) < total:
+                there = len(session.received)
+                return Response(308, b"", {"Range": f"bytes=0-{there - 1}"} if there else {})
+            hashes = {**session.hashes, **read_hashes(request.headers.get("x-goog-hash", ""))}
+            session.done = self.store.put(
+                session.bucket,
+                session.name,
+                bytes(session.received),
+                session.conditions,
+                content_type=session.content_type,
+                metadata=session.metadata,
+                hashes=hashes,
+            )
+            return answer_json(resource(session.done))
+
+    def _take(self, session: Upload, start: int, data: bytes, total: int | None) -> None:
+        """Bytes that are there already are passed over; a gap is refused."""
+        if start > len(session.received):
+            raise RefusedError("invalid", 400, f"Bytes from {len(session.received)} are expected, not from {start}.")
+        is_last = total is not None and start + len(data) == total
+        if not is_last and len(data) % QUANTUM:
+            raise RefusedError("invalid", 400, "Chunks must be a multiple of 256 KiB, but for the last.")
+        session.received += data[len(session.received) - start :]
+
+    # -- buckets
+
+    def _bucket(self, _request: Request, call: Call) -> Response:
+        return answer_json(self._told_bucket(call.params["bucket"]))
+
+    def _make_bucket(self, request: Request, _call: Call) -> Response:
+        body = request.json()
+        self.store.make_bucket(str(body["name"]), str(body.get("location", "US")))
+        return answer_json(self._told_bucket(str(body["name"])))
+
+    def _buckets(self, _request: Request, _call: Call) -> Response:
+        with self.store.lock:
+            items = [self._told_bucket(name) for name in sorted(self.store.buckets)]
+        return answer_json({"kind": "storage#buckets", "items": items})
+
+    def _told_bucket(self, name: str) -> dict[str, Any]:
+        self.store.bucket(name)
+        return {
+            "kind": "storage#bucket",
+            "id": name,
+            "name": name,
+            "projectNumber": self.project.number,
+            "location": self.store.locations[name].upper(),
+            "storageClass": "STANDARD",
+            "iamConfiguration": {"uniformBucketLevelAccess": {"enabled": True}},
+        }
+
+
+def resource(thing: Thing) -> dict[str, Any]:
+    """As the API describes an object."""
+    stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(thing.created)) + f".{int(thing.created % 1 * 1000):03d}Z"
+    told: dict[str, Any] = {
+        "kind": "storage#object",
+        "id": f"{thing.bucket}/{thing.name}/{thing.generation}",
+        "name": thing.name,
+        "bucket": thing.bucket,
+        "generation": str(thing.generation),
+        "metageneration": str(thing.metageneration),
+        "contentType": thing.content_type,
+        "size": str(len(thing.data)),
+        "etag": encoded(f"{thing.generation}/{thing.metageneration}".encode()),
+        "timeCreated": stamp,
+        "updated": stamp,
+        "storageClass": "STANDARD",
+        "crc32c": thing.crc32c,
+    }
+    if thing.metadata:
+        told["metadata"] = dict(thing.metadata)
+    if thing.parts:
+        told["componentCount"] = thing.parts
+    return told if thing.md5 is None else told | {"md5Hash": encoded(thing.md5)}
+
+
+class _Route(NamedTuple):
+    """What a path below `/b` is about."""
+
+    action: str | None
+    """Method of the API; None: not known here."""
+    name: str = ""
+    """The object, "" for the bucket; of two, the source."""
+    target: tuple[str, str] | None = None
+    """Bucket and object to which it is copied."""
+
+
+def _route(method: str, bucket: str, rest: str) -> _Route:
+    found = re.fullmatch(r"/o(?:/([^/]+)(?:/(rewriteTo|copyTo|compose)(?:/b/([^/]+)/o/([^/]+))?)?)?", rest)
+    if not rest:
+        actions = {"GET": "buckets.get"} if bucket else {"GET": "buckets.list", "POST": "buckets.insert"}
+        return _Route(actions.get(method))
+    if found is None or not found[1]:
+        return _Route({"GET": "objects.list"}.get(method) if found else None)
+    name, verb = unquote(found[1]), found[2]
+    if verb == "compose":
+        return _Route("objects.compose" if method == "POST" else None, name)
+    if verb and found[3]:
+        action = {"rewriteTo": "objects.rewrite", "copyTo": "objects.copy"}[verb]
+        return _Route(action, name, (unquote(found[3]), unquote(found[4])))
+    return _Route({"GET": "objects.get", "DELETE": "objects.delete", "PATCH": "objects.patch"}.get(method), name)
+
+
+def _conditions(request: Request) -> Conditions:
+    return read_conditions(request.query, "ifGenerationMatch", "ifGenerationNotMatch", "ifMetagenerationMatch")
+
+
+def _hashes(thing: Thing) -> dict[str, str]:
+    return {"crc32c": thing.crc32c} | ({"md5": encoded(thing.md5)} if thing.md5 is not None else {})
+
+
+def _told_hashes(told: dict[str, Any]) -> dict[str, str]:
+    """What an object's resource says of its content."""
+    return {kind: told[key] for kind, key in (("md5", "md5Hash"), ("crc32c", "crc32c")) if told.get(key)}
+
+
+def _related(request: Request) -> tuple[dict[str, Any], str, bytes]:
+    """multipart/related: the resource, then the content with its type. Raises RefusedError."""
+    found = re.search(r'boundary="?([^";]+)"?', request.headers.get("content-type", ""))
+    marks = [mark.start() for mark in re.finditer(re.escape(f"--{found[1]}".encode()), request.body)] if found else []
+    if found is None or len(marks) < 3:
+        raise RefusedError("badContent", 400, "Malformed multipart body.")
+    size = len(found[1]) + 2
+    told, content = request.body[marks[0] + size : marks[1]], request.body[marks[1] + size : marks[-1]]
+    head, _, data = content.partition(b"\r\n\r\n")
+    kind = re.search(rb"(?i)content-type:\s*([^\r\n]+)", head)
+    return json.loads(told.partition(b"\r\n\r\n")[2]), kind[1].decode() if kind else "", data.removesuffix(b"\r\n")
+
+
+def _name_in_body(request: Request) -> str:
+    """Of an upload whose URL does not say it."""
+    found = re.search(rb'"name":\s*("(?:[^"\\]|\\.)*")', request.body[:65_536])
+    return str(json.loads(found[1])) if found else ""
+
+
+def _span(header: str | None, length: int) -> tuple[int | None, int | None]:
+    """Where a chunk begins, None: there is none; and the whole size, None: it is not known yet."""
+    if header is None:
+        return 0, length
+    found = re.fullmatch(r"bytes (?:(\d+)-(\d+)|\*)/(\d+|\*)", header)
+    if found is None or (found[1] and int(found[2]) - int(found[1]) + 1 != length):
+        raise RefusedError("invalid", 400, f"Content-Range {header} does not fit a body of {length} bytes.")
+    return (int(found[1]) if found[1] else None), (None if found[3] == "*" else int(found[3]))

@@ -1,0 +1,80 @@
+"""What the XML API and the JSON API have in common as services of the stand-in."""
+
+from __future__ import annotations
+
+import re
+import weakref
+from collections.abc import Collection, Mapping
+
+from ..faults import Call
+from ..gcp.project import Project
+from ..gcp.service import ANY_SCOPE, RefusedError, Request, Response, Service
+from .store import NAME, Conditions, Store, Thing
+
+_SCOPE = "https://www.googleapis.com/auth/devstorage"
+_READS = ("objects.get", "objects.list", "buckets.get", "buckets.list")
+_stores: weakref.WeakKeyDictionary[Project, Store] = weakref.WeakKeyDictionary()
+
+
+def store_of(project: Project) -> Store:
+    """The one store of a project, behind both of its services."""
+    return _stores.setdefault(project, Store())
+
+
+class StorageService(Service):
+    """Either API."""
+
+    name = NAME
+
+    def __init__(self, project: Project) -> None:
+        self.project, self.store = project, store_of(project)
+
+    def scopes(self, call: Call) -> Collection[str]:
+        kinds = ["read_write", "full_control", *(["read_only"] if call.action in _READS else [])]
+        return (ANY_SCOPE, *(f"{_SCOPE}.{kind}" for kind in kinds))
+
+    def made_call(self, request: Request, action: str, bucket: str, name: str = "", **params: str) -> Call:
+        """With the resource's name as IAM has it, and whether there is such an object already."""
+        resource = f"projects/_/buckets/{bucket}" + (f"/objects/{name}" if name else "")
+        there = "true" if name and self.store.find(bucket, name) else "false"
+        known = {"bucket": bucket, "name": name, "resource": resource, "exists": there}
+        known["bucketResource"] = f"projects/_/buckets/{bucket}"
+        return Call(NAME, "", action, request.caller, {**request.query, **known, **params})
+
+    def reset(self) -> None:
+        self.store.clear()
+
+
+def number(text: str | None) -> int | None:
+    """Of a header or a parameter that may be missing. Raises RefusedError."""
+    if text is None or text == "":
+        return None
+    if not text.isdecimal():
+        raise RefusedError("InvalidArgument", 400, f"Invalid argument: {text} is no whole number.")
+    return int(text)
+
+
+def read_conditions(told: Mapping[str, str], generation: str, not_generation: str, metageneration: str) -> Conditions:
+    """By the names under which an API has them."""
+    return Conditions(number(told.get(generation)), number(told.get(not_generation)), number(told.get(metageneration)))
+
+
+def read_hashes(header: str) -> dict[str, str]:
+    """`x-goog-hash: crc32c=AAAAAA==,md5=…`."""
+    return dict(part.strip().partition("=")[::2] for part in header.split(",") if "=" in part)
+
+
+def served(thing: Thing, span: str | None, headers: dict[str, str]) -> Response:
+    """The content, or the part of it that `Range` names. Raises RefusedError."""
+    size = len(thing.data)
+    if not span:
+        return Response(200, thing.data, headers | {"Content-Length": str(size)})
+    found = re.fullmatch(r"bytes=(\d*)-(\d*)", span)
+    if found is None or not (found[1] or found[2]):
+        return Response(200, thing.data, headers | {"Content-Length": str(size)})
+    start = int(found[1]) if found[1] else max(0, size - int(found[2]))
+    end = min(int(found[2]) + 1, size) if found[1] and found[2] else size
+    if start >= size or end <= start:
+        raise RefusedError("InvalidRange", 416, "The requested range cannot be satisfied.")
+    headers = headers | {"Content-Range": f"bytes {start}-{end - 1}/{size}", "Content-Length": str(end - start)}
+    return Response(206, thing.data[start:end], headers)
