@@ -21,6 +21,14 @@ from .refresh import Outcome, Progress, Update, publish
 SOURCE = "refresh"
 """Id in jobspecs/tables/SOURCES.md."""
 
+# Columns of the tables that shipped ones are of too (docs/tables.md).
+MACHINE_TYPES = (
+    *("machine_type", "accelerator", "counts", "vcpus", "memory_gb", "arch", "markets", "status", "ends"),
+    *("offering", "provider_accelerator", "note", "source", "date"),
+)
+PLACES = ("offering", "region", "zones")
+PRICES = ("sku", "region", "on_demand_usd_h", "spot_usd_h", "source", "date")
+
 Row = tuple[str, ...]
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")

@@ -18,7 +18,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...jobspecs import catalog_read as read
 from ...jobspecs.catalog import accelerators, find_accelerator
-from ..asking import SOURCE, Calls, Row, in_order, known_rows, published, shipped_rows
+from ..asking import (
+    MACHINE_TYPES,
+    PLACES,
+    PRICES,
+    SOURCE,
+    Calls,
+    Row,
+    in_order,
+    known_rows,
+    published,
+    shipped_rows,
+)
 from ..refresh import Outcome, Progress, Update
 from .clients import Clients, told
 from .prices import OddPriceError, on_demand_prices, spot_prices, zone_ids
@@ -35,12 +46,6 @@ _ZONE_ID = re.compile(r"[a-z0-9]+-az\d+")
 """Of an availability zone proper; local and Wavelength zones have a part more."""
 _MEMORY_TOLERANCE = 0.15
 
-MACHINE_TYPES = (
-    *("machine_type", "accelerator", "counts", "vcpus", "memory_gb", "arch", "markets", "status", "ends"),
-    *("offering", "provider_accelerator", "note", "source", "date"),
-)
-PLACES = ("offering", "region", "zones")
-PRICES = ("sku", "region", "on_demand_usd_h", "spot_usd_h", "source", "date")
 SPOT = ("sku", "region", "spot_usd_h", "source", "date")
 QUOTAS = ("region", "market", "code", "name", "vcpus", "source", "date")
 

@@ -32,6 +32,8 @@ _SERVICE = {"gcp": "compute.googleapis.com", "vertex": "aiplatform.googleapis.co
 _MARKETS = {"on-demand": "on-demand", "spot": "spot", "flex-start": "spot"}
 """Flex-start machines use the quotas that are named preemptible. What a reservation holds has its quota already."""
 _ALL = {"GPUs": "GPUS_ALL_REGIONS", "vCPUs": "CPUS_ALL_REGIONS"}
+ALL_REGIONS = frozenset(_ALL.values())
+"""Metrics of the project, over all of its regions."""
 _HOLDING = frozenset({"PROVISIONING", "STAGING", "RUNNING", "STOPPING", "SUSPENDING", "REPAIRING", "PENDING_STOP"})
 """States of an instance in which its GPUs count."""
 
