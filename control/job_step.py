@@ -133,6 +133,7 @@ class JobStep:
             expires=None if lifetime is None or attempt.launched is None else attempt.launched + lifetime + EXPIRY_S,
             agent=agent_for(offer, job.policy.agents or {}),
             reads=tuple(job.policy.reads or ()),
+            images=dict(job.policy.images or {}),
         )
 
     def _lifetime(self, attempt: Attempt) -> int | None:

@@ -31,6 +31,8 @@ class Policy:
     """The agent files in the job dir: architecture -> sha256; none for this machine."""
     reads: list[str] | None = None
     """URLs that the machines must be able to read, besides the job dir."""
+    images: dict[str, str] | None = None
+    """Role -> container image, of roles that have one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from .outcomes import NodeEnd, NodeView, end_by_absence, end_by_result, furthest
 from .times import merge_timelines
 
 BOOT_S = 1_200.0
-"""A machine that has not reported by then never will."""
+"""A machine that has not reported by then never will; nor will one that its provider has started again."""
 SILENT_S = 180.0
 """A machine that reported, and then not for so long, is lost even if the target thinks that it runs."""
 
@@ -32,6 +32,8 @@ class Watch:
     waiting: bool = False
     gpu_idle_s: float | None = None
     sequence: int = -1
+    returning: bool = False
+    """Since it was last heard of the provider has begun to start it again."""
     heard: float | None = None
     """Steady time of the last sign of life; None: not looked at yet."""
 
@@ -103,7 +105,7 @@ def _look_at(job_dir: JobDir, watches: Watches, request: NodeRequest, state: Nod
         heartbeat = _read_heartbeat(job_dir, folder, watch)
         watch.end = _read_end(job_dir, folder, watch, state)
         if watch.end is None and state is not None and not state.queued:  # what has not been got yet is not silent
-            watch.end = _end_by_silence(watch, heartbeat, now)
+            watch.end = _end_by_silence(watch, heartbeat, now, returns=state.returns)
     return NodeView(
         node=request.node,
         role=request.role,
@@ -144,11 +146,12 @@ def _read_end(job_dir: JobDir, folder: str, watch: Watch, state: NodeState | Non
     return dataclasses.replace(end, refused=state.refused)
 
 
-def _end_by_silence(watch: Watch, heartbeat: Heartbeat | None, now: float) -> NodeEnd | None:
+def _end_by_silence(watch: Watch, heartbeat: Heartbeat | None, now: float, *, returns: bool) -> NodeEnd | None:
     sequence = -1 if heartbeat is None else heartbeat.sequence
     if watch.heard is None or sequence != watch.sequence:
-        watch.sequence, watch.heard = sequence, now
-    patience = BOOT_S if heartbeat is None else SILENT_S
+        watch.sequence, watch.heard, watch.returning = sequence, now, False
+    watch.returning = watch.returning or returns
+    patience = BOOT_S if heartbeat is None or watch.returning else SILENT_S
     if now - watch.heard < patience:
         return None
     what = "never reported" if heartbeat is None else "has not been heard of"

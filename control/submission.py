@@ -152,6 +152,7 @@ def _row(job_id: str, spec: JobSpec, offers: list[Offer], url: str, sha256: str,
             least_nodes=spec.least_nodes,
             agents=agents,
             reads=sorted(set(spec.inputs.values())),
+            images=_images(spec),
         ),
         offers=[offer.to_json() for offer in offers],
         job_dir=url,
@@ -168,6 +169,12 @@ def _row(job_id: str, spec: JobSpec, offers: list[Offer], url: str, sha256: str,
         lease_owner=None,
         lease_beat=0,
     )
+
+
+def _images(spec: JobSpec) -> dict[str, str]:
+    """Of each role that has one, its own or the job's."""
+    named = {name: role.image or spec.image for name, role in spec.effective_roles().items()}
+    return {name: image for name, image in named.items() if image is not None}
 
 
 def _capacity_s(asked: Literal["unlimited"] | int | None, offers: list[Offer]) -> int | None:

@@ -35,10 +35,19 @@ __all__ = [
 ]
 
 # target -> "module:what makes its provisioner"; imported on first use: no cloud's SDK is loaded for another's job.
-_REGISTRY = {"local": ".local:LocalProvisioner", "aws": ".aws.provisioner:shared"}
+_REGISTRY = {
+    "local": ".local:LocalProvisioner",
+    "aws": ".aws.provisioner:shared",
+    "gcp": ".gcp.provisioner:shared",
+    "vertex": ".vertex.provisioner:shared",
+}
 
 # Those that need to be set up -> "module:whether they seem to be", without a call over the network.
-_SET_UP = {"aws": ".aws.clients:could_be_used"}
+_SET_UP = {
+    "aws": ".aws.clients:could_be_used",
+    "gcp": ".gcp.clients:could_be_used",
+    "vertex": ".gcp.clients:could_be_used",
+}
 
 
 def launchable() -> frozenset[str]:

@@ -81,6 +81,8 @@ class LaunchRequest:
     """URLs (`s3://bucket/prefix`) outside the job dir that the machines may read: the job's inputs."""
     writes: tuple[str, ...] = ()
     """Likewise, that they may write: the job's outputs."""
+    images: Mapping[str, str] = field(default_factory=dict)
+    """Role -> container image in which its program runs, of roles whose job file names one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +119,9 @@ class NodeState:
     """The provider's own words, e.g. `terminated: Server.SpotInstanceTermination: …`."""
     taken: bool = False
     """The provider says that it took the machine back: it did not fail, and nobody ended it."""
+    returns: bool = False
+    """The provider starts the same machine again, as after maintenance of its host: that it is silent until then tells
+    nothing."""
     queued: bool = False
     """It waits for a machine, and nothing bills meanwhile: that nothing is heard of it tells nothing."""
     refused: ProvisionError | None = None

@@ -7,11 +7,11 @@ from fractions import Fraction
 from pathlib import Path
 
 from cloudgpu.control.members import node_requests
-from cloudgpu.control.nodes import Watches, look
+from cloudgpu.control.nodes import BOOT_S, SILENT_S, Watches, look
 from cloudgpu.control.outcomes import NodeEnd
 from cloudgpu.jobspecs.plan import Offer, RoleOffer
 from cloudgpu.provisioners.base import NodeState
-from cloudgpu.runtime.jobdir import JobDir
+from cloudgpu.runtime.jobdir import Heartbeat, JobDir, node_key
 from cloudgpu.runtime.objects import local_url
 
 
@@ -48,4 +48,47 @@ def test_a_machine_that_the_provider_took_was_preempted_though_no_notice_came(tm
 
 def test_a_machine_that_vanished_is_lost(tmp_path: Path) -> None:
     end = look_at_gone(tmp_path, NodeState("worker-0.1", "gone", "terminated: Server.InternalError"))
+    assert end is not None and end.outcome == "lost"
+
+
+class Silent:
+    """A node that has beaten once, and is looked at later."""
+
+    def __init__(self, folder: Path) -> None:
+        self.dir, self.watches = JobDir(local_url(folder)), Watches(1)
+        offer = Offer("gcp", "r", "z", "on-demand", (role("worker", 1),), 0.0, Decimal(0), Decimal(0), None)
+        [self.node] = node_requests(offer)
+        self.beat(1)
+
+    def beat(self, sequence: int) -> None:
+        self.dir.put(node_key(1, "worker-0.1", "heartbeat.json"), Heartbeat(sequence, 0.0, "running").to_bytes())
+
+    def end_at(self, now: float, *, returns: bool = False) -> NodeEnd | None:
+        state = NodeState("worker-0.1", "running", returns=returns)
+        return look(self.dir, self.watches, [self.node], {"worker-0.1": state}, now)[0].end
+
+
+def test_a_machine_that_is_silent_is_lost(tmp_path: Path) -> None:
+    silent = Silent(tmp_path)
+    assert silent.end_at(0) is None
+    assert silent.end_at(SILENT_S - 1) is None
+    end = silent.end_at(SILENT_S)
+    assert end is not None and end.reason == "the machine has not been heard of for 180 s"
+
+
+def test_a_machine_that_its_provider_starts_again_has_the_time_to_boot(tmp_path: Path) -> None:
+    silent = Silent(tmp_path)
+    silent.end_at(0)
+    assert silent.end_at(SILENT_S - 1, returns=True) is None
+    assert silent.end_at(SILENT_S + 10) is None, "it was started, and boots"
+    silent.beat(2)
+    assert silent.end_at(SILENT_S + 20) is None
+    assert silent.end_at(2 * SILENT_S + 20) is not None, "heard of again, it is as any other"
+
+
+def test_a_machine_that_was_to_be_started_again_and_never_was_is_lost(tmp_path: Path) -> None:
+    silent = Silent(tmp_path)
+    silent.end_at(0)
+    assert silent.end_at(BOOT_S - 1, returns=True) is None
+    end = silent.end_at(BOOT_S, returns=True)
     assert end is not None and end.outcome == "lost"
