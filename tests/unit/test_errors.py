@@ -123,6 +123,31 @@ CASES = [
     Case("vertex", "PERMISSION_DENIED", 403, "Permission 'aiplatform.customJobs.create' denied", "auth", "cloud"),
     Case("vertex", "INVALID_ARGUMENT", 400, "List of found errors: 1.Field: job_spec", "invalid", "cloud"),
     Case("vertex", "UNAVAILABLE", 503, "The service is currently unavailable", "transient", "region"),
+    Case("vertex", "8", None, "Training failed: STOCKOUT", "capacity", "region"),
+    Case("vertex", "8", None, "The replica workerpool0-0 was OOM", "throttled", "region"),
+    Case(
+        "vertex", "RATE_LIMIT_EXCEEDED", 429, "Quota exceeded for quota metric 'CRUD requests'", "throttled", "region"
+    ),
+    Case("vertex", "SERVICE_DISABLED", 403, "Vertex AI API has not been used in project p", "auth", "cloud"),
+    Case(
+        "vertex",
+        "IAM_PERMISSION_DENIED",
+        403,
+        "Permission 'iam.serviceAccounts.actAs' denied on service account cloudgpu-machine@p",
+        "auth",
+        "cloud",
+    ),
+    Case("vertex", "UNAUTHENTICATED", 401, "Request had invalid authentication credentials", "auth", "cloud"),
+    Case(
+        "vertex",
+        "INVALID_ARGUMENT",
+        400,
+        'Accelerator "NVIDIA_L4" is not supported for machine type "n1-standard-4".',
+        "not_offered",
+        "region",
+    ),
+    Case("vertex", "5", None, "Container image gcr.io/p/x was not found", "invalid", "cloud"),
+    Case("vertex", "13", None, "Internal error occurred for the current attempt", "transient", "region"),
     Case(
         "azure",
         "ZonalAllocationFailed",

@@ -1,0 +1,88 @@
+"""One launch: the custom job is looked for, and created if there is none.
+
+CreateCustomJob knows no request id. So what an unanswered call has come to is found by the launch's token, which is a
+label of the job: nothing is created again before that was looked for, for a while.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..base import LaunchRequest, ProvisionError
+from ..calls import UNKNOWN, insist
+from .clients import PATIENCE_S, WRITE_S, Clients, told
+from .ending import keep_one
+from .request import custom_job, read_settings
+from .sightings import Sighting, Sightings, sighting
+
+log = logging.getLogger("cloudgpu.provisioners.vertex")
+
+UNSEEN_S = 20.0
+"""So long a new job may be missing in lists (unverified)."""
+_POLL_S = 2.0
+
+
+@dataclass(slots=True)
+class Launch:
+    """A request on its way. run() is called once."""
+
+    clients: Clients
+    sightings: Sightings
+    request: LaunchRequest
+    on_asked: Callable[[], None]
+    """Called before a job may come to be."""
+    on_answered: Callable[[], None]
+    """Called when it is known what came of that."""
+
+    def run(self) -> Sighting:
+        """The job, new or not. Raises ProvisionError; then there is none of this launch, or it is not known."""
+        google = self.clients.google
+        body = custom_job(self.request, read_settings(google.service_account, google.storage_endpoint))
+        found = self._find()
+        if found is not None:
+            return found
+        return insist(lambda: self._create(json.dumps(body)), self.clients.clock, PATIENCE_S)
+
+    def _find(self) -> Sighting | None:
+        """Also if it has ended: what was started once is not started again."""
+        return keep_one(self.clients, self.sightings.of_token(self.request.region, self.request.token, live=False))
+
+    def _create(self, body: str) -> Sighting:
+        """Sent once. Raises ProvisionError; if it is `throttled` or `transient` there is no job, so far as can be seen:
+        it may be called again."""
+        from google.cloud import aiplatform_v1
+
+        request, clock = self.request, self.clients.clock
+        jobs, parent = self.clients.jobs(request.region), self.clients.parent(request.region)
+        job = aiplatform_v1.CustomJob.from_json(body)
+        names = ", ".join(node.node for node in request.nodes[:3]) + (", …" if len(request.nodes) > 3 else "")
+        doing = f"start {names} ({request.market} {request.nodes[0].machine_type}) in {request.region}"
+        self.on_asked()
+        try:
+            with told(doing, clock):
+                made = jobs.create_custom_job(parent=parent, custom_job=job, timeout=WRITE_S, retry=None)
+        except ProvisionError as error:
+            if error.error_class not in UNKNOWN:
+                self.on_answered()
+                raise
+            found = self._look_for() if error.error_class == "transient" else None
+            if found is None:
+                raise
+            log.info("%s: %s; it was started all the same: %s", request.job_id, error, found.name)
+            self.on_answered()
+            return found
+        self.on_answered()
+        return sighting(made)
+
+    def _look_for(self) -> Sighting | None:
+        """What a call without an answer has made; None: it cannot be seen within UNSEEN_S."""
+        clock = self.clients.clock
+        until = clock.monotonic() + UNSEEN_S
+        while True:
+            found = self._find()
+            if found is not None or clock.monotonic() > until:
+                return found
+            clock.sleep(_POLL_S)

@@ -1,0 +1,208 @@
+"""The target `vertex`: every attempt is one custom job of Vertex AI, every node a replica of it. See docs/vertex.md.
+
+The job is all that a launch makes. It is labelled with owner, job, attempt and token, and found by them. Nothing is
+remembered here but what was seen a moment ago: any process may call any verb at any time.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
+from decimal import Decimal
+from typing import TYPE_CHECKING
+
+from ...jobspecs.catalog_read import rows
+from ...jobspecs.plan import Offer
+from .. import calls, tags
+from ..base import Allocation, LaunchRequest, NodeState, Owner, ProvisionError
+from ..sharing import PerSettings
+from .clients import Clients
+from .ending import Ending, cancel, keep_one
+from .launching import UNSEEN_S, Launch
+from .sightings import Sighting, Sightings
+
+if TYPE_CHECKING:
+    from ..clock import Clock
+
+log = logging.getLogger("cloudgpu.provisioners.vertex")
+
+TARGET = "vertex"
+REGION, OWNER, JOB = "region", "owner", "job"
+"""In Allocation.details: Vertex AI's region, Owner.name, the custom job's full name."""
+QUEUE_S = 600.0
+"""A job that is QUEUED for so long waits for quota: that is brief unless the project's is used up. Source: "Understand
+the serverless training service"."""
+_REGIONS_AT_ONCE = 8
+
+
+class VertexProvisioner:
+    """Custom jobs. One for all jobs of a process (shared()); any thread may call any verb."""
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self._clients = Clients(clock)
+        self._sightings = Sightings(self._clients)
+        self._lock = threading.Lock()
+        self._answered: dict[str, bool] = {}
+        """token -> whether it is known what came of every call that may have made a job; absent: nobody here called."""
+
+    def launch(self, request: LaunchRequest) -> Allocation:
+        """Have the job, which waits for its machines by itself. Idempotent: see Launch. Two calls, if all is well."""
+        token = request.token
+        with calls.logged_in(self._clients.forget):
+            job = Launch(
+                self._clients,
+                self._sightings,
+                request,
+                on_asked=lambda: self._note(token, answered=False),
+                on_answered=lambda: self._note(token, answered=True),
+            ).run()
+        known = job.machines()
+        missing = [node.node for node in request.nodes if node.node not in known]
+        if missing:
+            message = f"{job.name} was started without {', '.join(missing)}, and cannot be added to"
+            raise ProvisionError("invalid", message, scope="cloud")
+        machines = {node.node: known[node.node] for node in request.nodes}
+        details = {REGION: request.region, OWNER: request.owner.name, JOB: job.name}
+        return Allocation(TARGET, request.job_id, request.attempt, token, machines, details)
+
+    def observe(self, allocation: Allocation) -> list[NodeState]:
+        """Vertex AI's state of the job, at most a few seconds old; one list of the region for all who ask within that
+        time, and a call more for a job that has ended, or is not in the list yet."""
+        with calls.logged_in(self._clients.forget):
+            job = self._job(allocation) if allocation.machines else None
+            if job is not None and self._is_stuck(job):
+                return self._give_up(allocation, job)
+        if job is None:
+            return [NodeState(node, "gone", "Vertex AI does not know it") for node in allocation.machines]
+        return [job.as_node(node) for node in allocation.machines]
+
+    def terminate(self, allocation: Allocation) -> None:
+        """Cancel every job under the token, also what the allocation does not name. Raises ProvisionError(transient) if
+        one is still ending after some minutes: call again.
+
+        Where it is not known what came of the call that creates it, the job is looked for for some seconds: a list may
+        show it late.
+        """
+        region, name = allocation.details.get(REGION), allocation.details.get(JOB)
+        with self._lock:
+            known = bool(name) or self._answered.get(allocation.token, False)
+        with calls.logged_in(self._clients.forget):
+            for where in [region] if region else _regions():
+                names = [name] if name else []
+                unseen_s = 0.0 if known or not region else UNSEEN_S
+                Ending(self._clients, self._sightings, where, allocation.token, names, unseen_s).run()
+        self._note(allocation.token, answered=True)
+
+    def remove(self, allocation: Allocation, nodes: Collection[str]) -> None:
+        """All nodes or none: Vertex AI ends a job, not a replica of it. Raises ProvisionError(invalid) for some."""
+        if not nodes:
+            return
+        if set(nodes) != set(allocation.machines):
+            message = f"{', '.join(sorted(nodes))}: a custom job is ended as a whole"
+            raise ProvisionError("invalid", message, scope="cloud")
+        with calls.logged_in(self._clients.forget):
+            for name in {machine.rpartition("/")[0] for machine in allocation.machines.values()}:
+                cancel(self._clients, name)
+
+    def find(self, owner: Owner) -> list[Allocation]:
+        """Every launch whose job has not ended, in all regions: a call each.
+
+        Regions that the account may not use are left out, with a warning, if it may use any. Any other region that does
+        not answer makes it fail: what is there is then not known.
+        """
+        with calls.logged_in(self._clients.forget):
+            return self._find(owner)
+
+    def price(self, offer: Offer) -> Decimal | None:  # noqa: ARG002 - no offer's is known
+        """None: Vertex AI's fee on top of Compute Engine's prices is published for people only."""
+        return None
+
+    # -- helpers
+
+    def _note(self, token: str, *, answered: bool) -> None:
+        with self._lock:
+            self._answered[token] = answered
+
+    def _job(self, allocation: Allocation) -> Sighting | None:
+        """The one that counts, should there be several; None: there is none any more."""
+        region, owner, name = (allocation.details.get(key) for key in (REGION, OWNER, JOB))
+        if region is None:
+            message = f"the region of launch {allocation.token} is not known: it can be ended, not watched"
+            raise ProvisionError("invalid", message, scope="cloud")
+        if owner:
+            seen = [one for one in self._sightings.of_owner(region, owner) if one.token == allocation.token]
+        else:
+            seen = self._sightings.of_token(region, allocation.token)
+        name = name or next(iter(allocation.machines.values())).rpartition("/")[0]
+        if not seen:
+            return self._sightings.named(name)
+        return keep_one(self._clients, seen)
+
+    def _is_stuck(self, job: Sighting) -> bool:
+        age = self._clients.clock.now() - job.created
+        return job.state == "QUEUED" and job.market != "flex-start" and age > QUEUE_S
+
+    def _give_up(self, allocation: Allocation, job: Sighting) -> list[NodeState]:
+        """A quota is never waited for. What ran after all, in the moment when it was cancelled, is not refused."""
+        Ending(self._clients, self._sightings, job.region, job.token, [job.name]).run()
+        ended = self._sightings.named(job.name)
+        if ended is not None and ended.started:
+            return [ended.as_node(node) for node in allocation.machines]
+        message = (
+            f"the job was in Vertex AI's queue for more than {QUEUE_S:.0f} s: the quota for training in {job.region} "
+            "is used up; ask for more (aiplatform.googleapis.com) at IAM & Admin, Quotas, or choose another region or "
+            "market"
+        )
+        refused = ProvisionError("quota", message, scope="region", code="QUEUED")
+        return [NodeState(node, "gone", message, refused=refused) for node in allocation.machines]
+
+    def _find(self, owner: Owner) -> list[Allocation]:
+        found: list[Allocation] = []
+        denied: list[ProvisionError] = []
+        regions = _regions()
+        with ThreadPoolExecutor(_REGIONS_AT_ONCE, "cloudgpu-find") as pool:
+            looks = [pool.submit(self._find_in, region, owner) for region in regions]
+        for look in looks:
+            try:
+                found += look.result()
+            except ProvisionError as error:
+                if error.error_class != "auth":
+                    raise
+                denied.append(error)
+        if len(denied) == len(regions):
+            raise denied[0]
+        for refusal in denied:
+            log.warning("left out: %s", refusal)
+        return found
+
+    def _find_in(self, region: str, owner: Owner) -> list[Allocation]:
+        since = self._clients.clock.monotonic()
+        launches: dict[str, Sighting] = {}
+        for one in reversed(self._sightings.of_owner(region, owner.name, since=since)):
+            launches[one.token] = one  # of several the oldest
+        return [_allocation(one, region, owner) for token, one in launches.items() if token]
+
+
+def _allocation(job: Sighting, region: str, owner: Owner) -> Allocation:
+    attempt = job.tags.get(tags.ATTEMPT, "")
+    return Allocation(
+        TARGET,
+        job.tags.get(tags.JOB, ""),
+        int(attempt) if attempt.isdecimal() else 0,
+        job.token,
+        job.machines(),
+        {REGION: region, OWNER: owner.name, JOB: job.name},
+    )
+
+
+def _regions() -> list[str]:
+    """Where Vertex AI is served."""
+    return sorted(region for (region,) in rows("regions_vertex", "region") if region != "global")
+
+
+shared = PerSettings(
+    VertexProvisioner, "GOOGLE_", "CLOUDSDK_", "CLOUDGPU_GCP_", "CLOUDGPU_VERTEX_", "STORAGE_EMULATOR_HOST"
+)
+"""The one of this process, so that its jobs share what was seen; another once the settings are others."""

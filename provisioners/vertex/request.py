@@ -1,0 +1,187 @@
+"""From what is asked for to a CustomJob, as the REST API has it. Pure: it can be printed, and is what tests look at."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...jobspecs.catalog_machines import MachineType, find_machine_type
+from .. import tags
+from ..base import LaunchRequest, NodeRequest, ProvisionError
+from ..boot import BootRecord, container_command
+from ..gcp import labels
+from . import pools
+from .images import default_image
+
+MARKET = "cloudgpu-market"
+"""A label of ours beside those of tags.py: a job in a list does not tell its strategy."""
+NETWORK = "CLOUDGPU_VERTEX_NETWORK"
+RESERVATION = "CLOUDGPU_VERTEX_RESERVATION"
+_STRATEGIES = {
+    "on-demand": "STANDARD",
+    "reservation": "STANDARD",
+    "spot": "SPOT",
+    "flex-start": "FLEX_START",
+}
+_MIN_DISK_GB = 100
+"""Of a boot disk: API reference, DiskSpec."""
+MAX_FLEX_S = 7 * 86_400
+"""So long a flex-start job may run: "Schedule training jobs based on resource availability"."""
+MAX_WAIT_S = 86_400
+"""So long one waits for its machines: the service's own default, said aloud."""
+_MAX_NAME = 128
+_NETWORK = re.compile(r"projects/[^/]+/global/networks/[^/]+")
+_RESERVATION = re.compile(r"projects/[^/]+/zones/(?P<region>[a-z0-9-]+)-[a-z]/reservations/[^/]+")
+_KEY = "compute.googleapis.com/reservation-name"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a launch takes from the environment and the account."""
+
+    service_account: str
+    storage_endpoint: str | None = None
+    """A test's Cloud Storage, on this machine; None: Google's own."""
+    network: str = ""
+    """`projects/NUMBER/global/networks/NAME` that jobs are peered with; "": none."""
+    reservations: tuple[str, ...] = ()
+    """`projects/PROJECT/zones/ZONE/reservations/NAME`."""
+
+
+def read_settings(service_account: str, storage_endpoint: str | None) -> Settings:
+    """Raises ProvisionError for a variable that cannot be what it is to be."""
+    network = os.environ.get(NETWORK, "")
+    if network and not _NETWORK.fullmatch(network):
+        message = f"{NETWORK}={network}: expected projects/PROJECT_NUMBER/global/networks/NAME"
+        raise ProvisionError("invalid", message, scope="cloud")
+    reservations = tuple(os.environ.get(RESERVATION, "").split())
+    for one in reservations:
+        if not _RESERVATION.fullmatch(one):
+            message = f"{RESERVATION}: {one} is not projects/PROJECT/zones/ZONE/reservations/NAME"
+            raise ProvisionError("invalid", message, scope="cloud")
+    return Settings(service_account, storage_endpoint, network, reservations)
+
+
+def custom_job(request: LaunchRequest, settings: Settings) -> dict[str, Any]:
+    """The body of customJobs.create. Raises ProvisionError for what no custom job can be."""
+    check_request(request)
+    placed = pools.pools_of(request.nodes)
+    command, args = _command(request, settings, placed)
+    specs: list[dict[str, Any]] = [{} for _ in range(placed[-1].index + 1)]  # an empty one is a pool that is skipped
+    for pool in placed:
+        specs[pool.index] = {
+            "machineSpec": _machine(request, pool.nodes[0], settings),
+            "replicaCount": str(len(pool.nodes)),
+            "diskSpec": {"bootDiskSizeGb": max(_MIN_DISK_GB, math.ceil(request.disk_gb))},
+            "containerSpec": {"imageUri": _image(request, pool.nodes[0]), "command": command, "args": args},
+        }
+    spec = {
+        "workerPoolSpecs": specs,
+        "scheduling": _scheduling(request),
+        "serviceAccount": settings.service_account,
+        "baseOutputDirectory": {"outputUriPrefix": request.job_dir},
+    }
+    if settings.network:
+        spec["network"] = settings.network
+    values = {**labels.to_labels({**tags.launch_tags(request), MARKET: request.market}), **pools.to_labels(placed)}
+    return {"displayName": f"{request.job_id} {request.attempt}"[:_MAX_NAME], "labels": values, "jobSpec": spec}
+
+
+def check_request(request: LaunchRequest) -> None:
+    """Raises ProvisionError for a market that there is not, and for an agent that does not fit the machines."""
+    if request.market not in _STRATEGIES:
+        raise ProvisionError("invalid", f"Vertex AI has no market {request.market}", scope="cloud")
+    if request.agent is None:
+        raise ProvisionError("invalid", "there is no agent file for the machines in the job dir", scope="cloud")
+    machines = [_type(node) for node in request.nodes]
+    for machine in machines:
+        if machine.arch != request.agent.architecture:
+            message = f"{machine.name} is {machine.arch}, the job's agent file is for {request.agent.architecture}"
+            raise ProvisionError("invalid", message, scope="cloud")
+    if request.market == "flex-start" and len({(node.machine_type, node.count) for node in request.nodes}) > 1:
+        message = "a flex-start job has the same machine in all of its worker pools: choose another market"
+        raise ProvisionError("not_offered", message, scope="cloud")
+
+
+def _command(request: LaunchRequest, settings: Settings, placed: Sequence[pools.Pool]) -> tuple[list[str], list[str]]:
+    agent = request.agent
+    if agent is None:
+        raise ProvisionError("invalid", "there is no agent file for the machines in the job dir", scope="cloud")
+    try:
+        record = BootRecord(
+            job_dir=request.job_dir,
+            job_id=request.job_id,
+            attempt=request.attempt,
+            node="",
+            job_sha256=request.job_sha256,
+            agent_key=agent.key,
+            agent_sha256=agent.sha256,
+            region=request.region,
+            lifetime_s=request.lifetime_s,
+            notices="gcp",
+            endpoint=settings.storage_endpoint,
+            cloud="vertex",
+        )
+        return container_command(record, pools.replicas(placed))
+    except ValueError as error:
+        raise ProvisionError("invalid", f"the job cannot be started: {error}", scope="cloud") from error
+
+
+def _type(node: NodeRequest) -> MachineType:
+    found = find_machine_type("vertex", node.machine_type, node.accelerator)
+    if found is None:
+        what = f"{node.machine_type} with {node.accelerator}" if node.accelerator else node.machine_type
+        raise ProvisionError("not_offered", f"Vertex AI has no {what}", scope="cloud")
+    return found
+
+
+def _machine(request: LaunchRequest, node: NodeRequest, settings: Settings) -> dict[str, Any]:
+    spec: dict[str, Any] = {"machineType": node.machine_type}
+    if node.accelerator is not None:
+        spec["acceleratorType"] = _type(node).provider_accelerator
+        spec["acceleratorCount"] = int(node.count)
+    if request.market == "reservation" and _is_reserved(request, node):
+        spec["reservationAffinity"] = _affinity(request.region, settings)
+    return spec
+
+
+def _is_reserved(request: LaunchRequest, node: NodeRequest) -> bool:
+    """Who reserves GPUs has no reservation for the parameter servers beside them."""
+    return node.accelerator is not None or all(one.accelerator is None for one in request.nodes)
+
+
+def _affinity(region: str, settings: Settings) -> dict[str, Any]:
+    """A reservation by name: with `any`, Vertex AI would fall back to machines that nobody has reserved."""
+    for name in settings.reservations:
+        found = _RESERVATION.fullmatch(name)
+        if found is not None and found["region"] == region:
+            return {"reservationAffinityType": "SPECIFIC_RESERVATION", "key": _KEY, "values": [name]}
+    message = f"no reservation in {region} is named: set {RESERVATION}=projects/PROJECT/zones/ZONE/reservations/NAME"
+    raise ProvisionError("not_offered", message, scope="region", code="NoReservation")
+
+
+def _image(request: LaunchRequest, node: NodeRequest) -> str:
+    named = request.images.get(node.role)
+    return named or default_image(node.machine_type, _type(node).arch, node.accelerator)
+
+
+def _scheduling(request: LaunchRequest) -> dict[str, Any]:
+    """No retries by the service: a container that it starts again has an empty disk and finds its place taken; the
+    supervisor makes attempts."""
+    flex = request.market == "flex-start"
+    longest = [request.lifetime_s] if request.lifetime_s is not None else []
+    longest += [MAX_FLEX_S] if flex else []
+    scheduling: dict[str, Any] = {
+        "strategy": _STRATEGIES[request.market],
+        "disableRetries": True,
+        "restartJobOnWorkerRestart": False,
+    }
+    if longest:
+        scheduling["timeout"] = f"{min(longest)}s"
+    if flex:
+        scheduling["maxWaitDuration"] = f"{MAX_WAIT_S}s"
+    return scheduling

@@ -1,0 +1,197 @@
+"""What is there on Vertex AI, and what it means: one list of a region for all jobs of a process, for a short time."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from .. import tags
+from ..base import NodeState, ProvisionError
+from ..errors import classify
+from ..gcp import labels
+from ..sharing import Looks
+from . import pools
+from .clients import READ_S, Clients
+from .request import MARKET
+
+if TYPE_CHECKING:
+    from google.cloud import aiplatform_v1
+
+# The phase of each state. What is being cancelled still runs, and bills.
+_PHASES: dict[str, Literal["pending", "running", "gone"]] = {
+    "QUEUED": "pending",
+    "PENDING": "pending",
+    "RUNNING": "running",
+    "UPDATING": "running",
+    "PAUSED": "running",
+    "CANCELLING": "running",
+    "SUCCEEDED": "gone",
+    "FAILED": "gone",
+    "CANCELLED": "gone",
+    "EXPIRED": "gone",
+    "PARTIALLY_SUCCEEDED": "gone",
+}
+_LIVE = " AND ".join(f'state!="JOB_STATE_{state}"' for state in ("SUCCEEDED", "FAILED", "CANCELLED"))
+"""Jobs stay in lists for ever: a filter keeps those that have ended out of them."""
+_FIELDS = ("name", "state", "create_time", "start_time", "end_time", "error", "labels")
+"""What is read of a job in a list: not its commands, which are most of it."""
+_PAGE = 100
+_REFUSALS = frozenset({"capacity", "quota", "not_offered", "auth", "invalid"})
+_RAN = re.compile(r"\breplicas?\b.*\b(exited|ran)\b|non-zero status", re.IGNORECASE)
+"""A program's end. Containers may run before all machines are there, and with them the job's start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """A custom job as it was last seen."""
+
+    name: str
+    """`projects/NUMBER/locations/REGION/customJobs/ID`."""
+    state: str
+    """Vertex AI's word without `JOB_STATE_`."""
+    tags: Mapping[str, str]
+    replicas: Mapping[str, str]
+    """node -> `workerpool1-0`."""
+    market: str
+    created: float
+    """Epoch seconds; also `ended`."""
+    started: bool
+    """It ran: all of its machines were there."""
+    ended: float | None
+    code: int
+    """Of google.rpc.Code; 0: no error."""
+    message: str
+
+    @property
+    def token(self) -> str:
+        """Of the launch."""
+        return self.tags.get(tags.TOKEN, "")
+
+    @property
+    def region(self) -> str:
+        return self.name.split("/")[3]
+
+    @property
+    def is_gone(self) -> bool:
+        return _PHASES.get(self.state, "running") == "gone"
+
+    @property
+    def is_waiting(self) -> bool:
+        """For machines; nothing bills."""
+        return _PHASES.get(self.state, "running") == "pending"
+
+    def machines(self) -> dict[str, str]:
+        """node -> what names its replica to the target."""
+        return {node: f"{self.name}/{replica}" for node, replica in self.replicas.items()}
+
+    def as_node(self, node: str) -> NodeState:
+        """What it means for any of its nodes."""
+        phase = _PHASES.get(self.state, "running")
+        detail = "" if self.state == "RUNNING" else ": ".join(part for part in (self.state, self.message) if part)
+        if not self.is_gone:
+            return NodeState(node, phase, detail, queued=self.is_waiting)
+        error = self._meaning()
+        if self.started or error is None:
+            return NodeState(node, phase, detail, taken=error is not None and error.error_class == "capacity")
+        return NodeState(node, phase, detail, refused=error if error.error_class in _REFUSALS else None)
+
+    def _meaning(self) -> ProvisionError | None:
+        """Of the error with which the job has failed; None: it has not, or a program has."""
+        if self.state != "FAILED" or not self.code or _RAN.search(self.message):
+            return None
+        return classify("vertex", code=str(self.code), message=self.message, doing=f"run a job in {self.region}")
+
+
+class Sightings:
+    """Looks at all jobs of an owner, or of a launch, that have not ended."""
+
+    def __init__(self, clients: Clients) -> None:
+        self._clients = clients
+        self._looks = Looks(self._ask, clients.clock)
+
+    def of_owner(self, region: str, owner: str, *, since: float | None = None) -> list[Sighting]:
+        """Those that have not ended, the oldest first; `since` as in Looks.at(). Raises ProvisionError."""
+        return self._looks.at((region, tags.OWNER, owner), since=since)
+
+    def of_token(self, region: str, token: str, *, live: bool = True) -> list[Sighting]:
+        """Those of one launch, always looked at afresh; with `live` false also those that have ended."""
+        where = _label(tags.TOKEN, token)
+        return self._list(region, f"{where} AND {_LIVE}" if live else where)
+
+    def named(self, name: str) -> Sighting | None:
+        """The job as it is now; None: there is none of this name. Raises ProvisionError."""
+        from google.api_core.exceptions import NotFound
+
+        jobs = self._clients.jobs(name.split("/")[3])
+
+        def ask() -> aiplatform_v1.CustomJob | None:
+            try:
+                return jobs.get_custom_job(name=name, timeout=READ_S, retry=None)
+            except NotFound:
+                return None
+
+        found = self._clients.ask(f"look at {name}", ask)
+        return None if found is None else sighting(found)
+
+    def _ask(self, key: tuple[str, str, str]) -> list[Sighting]:
+        region, label, value = key
+        return self._list(region, f"{_label(label, value)} AND {_LIVE}")
+
+    def _list(self, region: str, where: str) -> list[Sighting]:
+        """Page by page, each with patience of its own; a half list is none."""
+        jobs, parent = self._clients.jobs(region), self._clients.parent(region)
+        found: list[Sighting] = []
+        token = ""
+        while True:
+            request = {
+                "parent": parent,
+                "filter": where,
+                "page_size": _PAGE,
+                "page_token": token,
+                "read_mask": {"paths": _FIELDS},
+            }
+            page = self._clients.ask(
+                f"look for jobs in {region}",
+                lambda request=request: next(  # type: ignore[misc]
+                    iter(jobs.list_custom_jobs(request=request, timeout=READ_S, retry=None).pages)
+                ),
+            )
+            found += [sighting(job) for job in page.custom_jobs]
+            token = page.next_page_token
+            if not token:
+                return in_order(found)
+
+
+def in_order(found: Iterable[Sighting]) -> list[Sighting]:
+    """The oldest first; of the same moment by name, so that everybody comes to the same order."""
+    return sorted(found, key=lambda one: (one.created, one.name))
+
+
+def sighting(job: aiplatform_v1.CustomJob) -> Sighting:
+    """From Vertex AI's answer."""
+    known = dict(job.labels)
+    return Sighting(
+        name=job.name,
+        state=job.state.name.removeprefix("JOB_STATE_"),
+        tags=labels.from_labels(known),
+        replicas=pools.from_labels(known),
+        market=known.get(MARKET, ""),
+        created=_epoch(job.create_time) or 0.0,
+        started=_epoch(job.start_time) is not None,
+        ended=_epoch(job.end_time),
+        code=job.error.code if job.error else 0,
+        message=" ".join(job.error.message.split()) if job.error else "",
+    )
+
+
+def _epoch(moment: object) -> float | None:
+    """proto-plus gives a datetime, or None for a field that is not set."""
+    stamp = getattr(moment, "timestamp", None)
+    return None if stamp is None else float(stamp())
+
+
+def _label(key: str, value: str) -> str:
+    """As the API reference of customJobs.list writes it; a label's value holds nothing that needs quotes."""
+    return f"labels.{key}={labels.encode(value)}"
