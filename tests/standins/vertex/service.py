@@ -98,15 +98,15 @@ class Vertex(Service):
 
     def _list(self, match: Match, request: Request) -> Response:
         query = request.query
-        if query.get("readMask"):
-            raise RefusedError("StandinNotImplemented", 501, "readMask is not modelled")
+        keep = _kept(query.get("readMask", ""))
         size = query.get("pageSize", "0")
         if not size.removeprefix("-").isdecimal():
             raise RefusedError("INVALID_ARGUMENT", 400, f"Invalid value at 'page_size': {size}")
         found, token = self.jobs.find(
             match.params["locationsId"], query.get("filter", ""), int(size), query.get("pageToken", "")
         )
-        told: dict[str, Any] = {"customJobs": [_as_json(one, request) for one in found]} if found else {}
+        jobs = [{name: value for name, value in _as_json(one, request).items() if keep(name)} for one in found]
+        told: dict[str, Any] = {"customJobs": jobs} if jobs else {}
         return answer_json({**told, "nextPageToken": token} if token else told)
 
     def _cancel(self, match: Match, request: Request) -> Response:
@@ -149,6 +149,19 @@ class Vertex(Service):
     def close(self) -> None:
         if self._front is not None:
             self._front.close()
+
+
+def _kept(mask: str) -> Callable[[str], bool]:
+    """Whether a field of a job (its name in JSON) is told: of a mask of whole fields, as in google.protobuf.FieldMask."""
+    from google.cloud.aiplatform_v1.types import CustomJob
+
+    known = {name: field.json_name for name, field in CustomJob.pb().DESCRIPTOR.fields_by_name.items()}
+    known |= {json_name: json_name for json_name in known.values()}
+    wanted = [path for path in mask.split(",") if path]
+    if unknown := [path for path in wanted if path not in known]:
+        raise RefusedError("INVALID_ARGUMENT", 400, f"Invalid field mask: {unknown[0]}")
+    names = {known[path] for path in wanted}
+    return lambda name: not names or name in names
 
 
 def _resource(params: Mapping[str, str]) -> str:
