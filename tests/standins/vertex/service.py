@@ -152,7 +152,7 @@ class Vertex(Service):
 
 
 def _kept(mask: str) -> Callable[[str], bool]:
-    """Whether a field of a job (its name in JSON) is told: of a mask of whole fields, as in google.protobuf.FieldMask."""
+    """Whether a field of a job, by its name in JSON, is told: of a FieldMask of whole fields."""
     from google.cloud.aiplatform_v1.types import CustomJob
 
     known = {name: field.json_name for name, field in CustomJob.pb().DESCRIPTOR.fields_by_name.items()}
