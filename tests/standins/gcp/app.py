@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import traceback
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
@@ -20,6 +21,8 @@ from .tokens import Identity, OAuth
 SERVICES: tuple[str, ...] = (
     # module:class, made with the project; the first whose call() knows a request answers it
     "..vertex.service:Vertex",
+    "..gcp_catalog.billing:Billing",
+    "..gcp_catalog.cloudquotas:CloudQuotas",
     "..gcs.json_api:JsonApi",
     "..gcs.xml_api:XmlApi",
 )
@@ -93,13 +96,15 @@ class GcpApp:
         }
         kind, _, token = headers.get("authorization", "").partition(" ")
         who = self._project.tokens.who(token) if kind.lower() == "bearer" else (None if kind else _NOBODY)
+        body = read_body(environ)
+        environ["wsgi.input"], environ["CONTENT_LENGTH"] = io.BytesIO(body), str(len(body))  # it may be read again
         path, _, query = environ.get("RAW_URI", environ.get("PATH_INFO", "/")).partition("?")
         request = Request(
             environ["REQUEST_METHOD"],
             path,
             dict(parse_qsl(query, keep_blank_values=True)),
             headers,
-            read_body(environ),
+            body,
             who.email if who else "",
             int(environ["REMOTE_PORT"]),
         )
