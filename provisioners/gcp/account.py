@@ -112,13 +112,14 @@ def understand_as(target: str) -> Understand:
 def _understand(target: str, error: Exception, doing: str, clock: Clock) -> ProvisionError | None:
     from google.api_core.exceptions import GoogleAPICallError, GoogleAPIError
     from google.auth.exceptions import GoogleAuthError
+    from google.protobuf.json_format import ParseError
     from requests.exceptions import RequestException
 
     if isinstance(error, GoogleAPICallError):
         return _answered(target, error, doing, clock)
     if isinstance(error, GoogleAuthError):
         return _not_let_in(target, error, doing)
-    if isinstance(error, (RequestException, GoogleAPIError)):
+    if isinstance(error, (RequestException, GoogleAPIError, ParseError)):
         return classify(target, code=known_name(error), message=_short(str(error)), doing=doing)
     return None
 

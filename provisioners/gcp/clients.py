@@ -16,6 +16,7 @@ from .. import calls
 from ..base import ProvisionError
 from ..clock import Clock, SystemClock
 from .account import Account, could_be_used, understand_as
+from .rest import Rest
 
 if TYPE_CHECKING:
     from google.cloud import compute_v1
@@ -104,6 +105,11 @@ class Clients:
     def global_operations(self) -> compute_v1.GlobalOperationsClient:
         return cast("compute_v1.GlobalOperationsClient", self._client("GlobalOperationsClient"))
 
+    @property
+    def rest(self) -> Rest:
+        """What is only read, of other APIs as well."""
+        return Rest(self.account, self.clock)
+
     def forget(self) -> None:
         """Read the settings anew: whoever's credentials had expired may have logged in again."""
         with self._lock:
@@ -142,7 +148,7 @@ def told(doing: str, clock: Clock) -> contextlib.AbstractContextManager[None]:
     return calls.told(understand, doing, clock)
 
 
-def gone_is_fine() -> contextlib.AbstractContextManager[None]:
+def gone_is_fine() -> contextlib.suppress:
     """What was to be removed is not there: so be it."""
     from google.api_core.exceptions import NotFound
 

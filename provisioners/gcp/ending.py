@@ -1,0 +1,123 @@
+"""The end of a launch: everything under its token is removed, whether anybody remembers it or not."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from .. import tags
+from ..base import ProvisionError
+from . import network, operations
+from .clients import READ_S, WRITE_S, Clients, gone_is_fine
+from .labels import instance_prefix, with_label
+from .request import request_id
+from .rest import last_part
+from .sightings import Sightings
+
+if TYPE_CHECKING:
+    from google.cloud import compute_v1
+
+PATIENCE_S = 300.0
+"""So long machines are waited for to end: large ones take minutes. Whoever wants them gone then asks again."""
+_POLL_S = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """What is to end. Every step may be repeated; nothing is done for what is gone."""
+
+    clients: Clients
+    sightings: Sightings
+    token: str
+    owner: str
+    """"" if it is not known."""
+    named: Collection[str] = ()
+    """Machines that somebody knows of: they are ended also if no listing shows them yet."""
+
+    def run(self) -> None:
+        """Remove all of it; returns when nothing bills any more. Raises ProvisionError, and may then be run again."""
+        clock = self.clients.clock
+        begun = since = clock.monotonic()
+        hidden = set(self.named)
+        while left := self._end_machines(hidden, since, again=since > begun):
+            hidden.clear()
+            if clock.monotonic() > begun + PATIENCE_S:
+                names = ", ".join(sorted(left))
+                message = f"{names} was ended {PATIENCE_S:.0f} s ago, and is not gone yet"
+                raise ProvisionError("transient", message, scope="region", code="StillThere")
+            since = clock.monotonic()
+            clock.sleep(_POLL_S)
+        self._delete_disks()
+        network.remove_rule(self.clients, self.token)
+
+    def _end_machines(self, hidden: Collection[str], since: float, *, again: bool) -> set[str]:
+        """Have all machines deleted; those that are there yet, or on their way by a call whose answer was lost, maybe.
+
+        `hidden` are deleted even if no listing shows them.
+        """
+        seen = {one.machine: one for one in self.sightings.of_launch(self.token, self.owner, since=since)}
+        to_end = {machine for machine in {*seen, *hidden} if machine not in seen or not seen[machine].is_ending}
+        if seen and not to_end:
+            return set(seen)
+        inserts = {
+            f"{one.zone}/{one.instance}": one
+            for one in operations.of_instances(self.clients, f"{instance_prefix(self.token)}.*")
+            if one.kind == "insert"
+        }
+        for machine in sorted(to_end):
+            # By this id a later launch with the token knows that the machine was not lost, but ended with all of it. A
+            # call that is repeated since Compute Engine has not done it must not be taken for the same.
+            insert = inserts[machine].name if machine in inserts else ""
+            delete(self.clients, machine, None if again else ended_id(self.token, machine, insert))
+        return set(seen) | {machine for machine, one in inserts.items() if not one.finished}
+
+    def _delete_disks(self) -> None:
+        """Disks that somebody has taken off a machine: the others are gone with theirs."""
+        clients = self.clients
+
+        def ask() -> list[compute_v1.Disk]:
+            from google.cloud import compute_v1
+
+            request = compute_v1.AggregatedListDisksRequest(
+                project=clients.project, filter=with_label(tags.TOKEN, self.token), max_results=500
+            )
+            pages = clients.disks.aggregated_list(request, retry=None, timeout=READ_S)
+            return [disk for _, scope in pages for disk in scope.disks if not disk.users]
+
+        for disk in clients.ask(f"look for disks of {self.token}", ask):
+            self._delete_disk(last_part(disk.zone), disk.name)
+
+    def _delete_disk(self, zone: str, name: str) -> None:
+        def start() -> None:
+            with gone_is_fine():
+                self.clients.disks.delete_unary(
+                    project=self.clients.project, zone=zone, disk=name, retry=None, timeout=WRITE_S
+                )
+
+        self.clients.ask(f"delete the disk {name} in {zone}", start)
+
+
+def ended_id(token: str, machine: str, insert: str) -> str:
+    """The request id of the call that ends a machine with all of its launch. `insert`: the operation that made it."""
+    zone, _, name = machine.partition("/")
+    return request_id(token, name, zone, "ended", insert)
+
+
+def delete(clients: Clients, machine: str, call_id: str | None = None) -> None:
+    """Have a machine deleted, with its disk; does not wait. One that is gone is nobody's business.
+
+    Raises ProvisionError.
+    """
+    from google.cloud import compute_v1
+
+    zone, _, name = machine.partition("/")
+    request = compute_v1.DeleteInstanceRequest(project=clients.project, zone=zone, instance=name)
+    if call_id is not None:
+        request.request_id = call_id
+
+    def start() -> None:
+        with gone_is_fine():
+            clients.instances.delete_unary(request, retry=None, timeout=WRITE_S)
+
+    clients.ask(f"delete {name} in {zone}", start)

@@ -1,0 +1,91 @@
+"""The image a machine boots: Google's or Canonical's own with the driver of its GPUs, the newest of its family.
+
+images.csv says which: the first row whose `machine_types` (patterns), `architecture` and `gpu` fit; a row without a
+family says why there is no image. `secure_boot`: whether all its kernel modules are signed. All of them are Ubuntu
+24.04 with Python 3.12 and Google's guest agent, which runs the startup script on every boot.
+"""
+
+from __future__ import annotations
+
+import csv
+import functools
+import threading
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import NamedTuple
+
+from ..base import NodeRequest, ProvisionError
+from .clients import READ_S, Clients
+from .machines import architecture_of
+
+_TABLE = Path(__file__).with_name("images.csv")
+_LASTS_S = 3_600.0
+"""So long an answer is taken for the newest."""
+
+
+class Family(NamedTuple):
+    """A row of images.csv."""
+
+    project: str
+    family: str
+    secure_boot: bool
+
+
+class Image(NamedTuple):
+    """What a machine's disk is made of."""
+
+    source: str
+    """URL of the image itself, not of its family: a repeated call asks for the same."""
+    min_gb: int
+    """The disk cannot be smaller."""
+    shielded: bool
+    """It boots with UEFI: the machine can have a virtual TPM."""
+    secure_boot: bool
+
+
+class Images:
+    """The newest image of each family; asked once an hour. Any thread may use it."""
+
+    def __init__(self, clients: Clients) -> None:
+        self._clients = clients
+        self._lock = threading.Lock()
+        self._known: dict[Family, tuple[float, Image]] = {}
+
+    def find(self, node: NodeRequest) -> Image:
+        """Raises ProvisionError: `invalid` if there is no image for the machine type."""
+        family, clock = family_for(node.machine_type, gpu=node.accelerator is not None), self._clients.clock
+        with self._lock:
+            at, image = self._known.get(family, (0.0, None))
+            if image is None or clock.monotonic() - at > _LASTS_S:
+                image = self._ask(family)
+                self._known[family] = (clock.monotonic(), image)
+            return image
+
+    def _ask(self, family: Family) -> Image:
+        found = self._clients.ask(
+            f"look up the image {family.project}/{family.family}",
+            lambda: self._clients.images.get_from_family(
+                project=family.project, family=family.family, retry=None, timeout=READ_S
+            ),
+        )
+        shielded = any(feature.type_ == "UEFI_COMPATIBLE" for feature in found.guest_os_features)
+        return Image(found.self_link, int(found.disk_size_gb), shielded, shielded and family.secure_boot)
+
+
+def family_for(machine_type: str, *, gpu: bool) -> Family:
+    """Raises ProvisionError(invalid) if there is none."""
+    architecture = architecture_of(machine_type)
+    for row in _rows():
+        if (row["architecture"], row["gpu"]) != (architecture, "yes" if gpu else "no"):
+            continue
+        if any(fnmatchcase(machine_type, pattern) for pattern in row["machine_types"].split()):
+            if row["family"]:
+                return Family(row["project"], row["family"], row["secure_boot"] == "yes")
+            raise ProvisionError("invalid", f"{machine_type} cannot be launched: {row['why_not']}", scope="cloud")
+    raise ProvisionError("invalid", f"{machine_type}: there is no image for {architecture}", scope="cloud")
+
+
+@functools.cache
+def _rows() -> tuple[dict[str, str], ...]:
+    with _TABLE.open(encoding="utf-8", newline="") as file:
+        return tuple(csv.DictReader(file))

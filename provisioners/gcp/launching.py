@@ -1,0 +1,267 @@
+"""One launch: what it takes is found, then made, then the machines are started; all that are missing, or none."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ..base import LaunchRequest, NodeRequest, ProvisionError
+from ..calls import UNKNOWN, all_or_none, insist
+from . import network, operations, quotas
+from .clients import PATIENCE_S, READ_S, WRITE_S, Clients, gone_is_fine
+from .ending import Ending, delete, ended_id
+from .images import Image, Images
+from .labels import instance_name, instance_prefix
+from .operations import Done
+from .request import Place, flex_wait_s, instance, request_id
+from .reservations import Reservation, find_reservations
+from .rest import last_part
+from .sightings import Sightings, sighting
+
+if TYPE_CHECKING:
+    from google.cloud import compute_v1
+
+log = logging.getLogger("cloudgpu.provisioners.gcp")
+
+_START_S = 180.0
+"""So long Compute Engine may take to start a machine, or to say that it cannot; then nobody knows what comes of it."""
+_AT_ONCE = 4
+"""Machines of a launch that are asked for at the same time."""
+_TRY_ELSEWHERE = frozenset({"capacity", "not_offered"})
+_NO_PRIVATE_ACCESS = (
+    "%s: the subnetwork %s has no Private Google Access: machines get external addresses (nothing may come in); "
+    "`gcloud compute networks subnets update %s --region %s --enable-private-ip-google-access` makes them needless"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """What has been done under a launch's token for one node in one zone."""
+
+    insert: Done | None
+    """The last call that started its machine, unless that machine was ended with all of its launch; None: none."""
+    request_id: str
+    """Of the next call that starts one."""
+
+    @property
+    def was_started(self) -> bool:
+        """There is a machine, or there was one: no other is started."""
+        return self.insert is not None and self.insert.finished
+
+
+@dataclass(slots=True)
+class Launch:
+    """A request on its way. run() is called once."""
+
+    clients: Clients
+    images: Images
+    sightings: Sightings
+    request: LaunchRequest
+    machines: dict[str, str] = field(default_factory=dict)
+    """node -> machine, of all that were started under this token, also of those that are gone."""
+    started: tuple[str, ...] = ()
+    """Nodes of them that this call has started; the others were seen."""
+    zone: str = ""
+    """Of the machines."""
+
+    def run(self) -> None:
+        """Have all nodes of the request. Raises ProvisionError.
+
+        Then nothing of this call is left if Compute Engine said no; what was there before it stays. If it is not known
+        what came of a call everything stays: the next launch() with this token finds it, as does terminate().
+        """
+        self._find()
+        missing = [node for node in self.request.nodes if node.node not in self.machines]
+        if not missing:
+            return
+        is_new = not self.machines
+        try:
+            self._start(missing)
+        except ProvisionError as error:
+            if error.error_class not in UNKNOWN and is_new:
+                self._undo()
+            raise
+
+    # -- what there is
+
+    def _find(self) -> None:
+        """The machines that are there; or were once, and are gone."""
+        request, clock = self.request, self.clients.clock
+        wanted = {node.node for node in request.nodes}
+        for one in self.sightings.of_owner(request.owner.name, since=clock.monotonic()).values():
+            if one.token == request.token and one.node in wanted and not one.is_ending:
+                self.machines[one.node], self.zone = one.machine, one.zone
+        missing = wanted - set(self.machines)
+        if not missing:
+            return
+        done = operations.of_instances(self.clients, f"{instance_prefix(request.token)}.*")
+        for zone in dict.fromkeys(one.zone for one in done):
+            for node in missing:
+                if past(done, request.token, node, zone).was_started:
+                    self.machines[node] = f"{zone}/{instance_name(request.token, node)}"
+                    self.zone = self.zone or zone
+
+    # -- what is needed
+
+    def _start(self, missing: Sequence[NodeRequest]) -> None:
+        request, clients = self.request, self.clients
+        images = {node.node: self.images.find(node) for node in missing}
+        zones, reservations = self._zones(missing)
+        quotas.check(clients.rest, region=request.region, market=request.market, nodes=missing)
+        attachment = network.find_attachment(clients, request.region)
+        if not attachment.private_access:
+            subnetwork = last_part(attachment.subnetwork_url)
+            log.warning(_NO_PRIVATE_ACCESS, request.job_id, subnetwork, subnetwork, request.region)
+        insist(lambda: self._make(attachment), clients.clock, PATIENCE_S)
+        refusals: list[ProvisionError] = []
+        for zone in zones:
+            place = Place(
+                zone,
+                attachment,
+                clients.service_account,
+                reservations,
+                clients.storage_endpoint,
+                clients.account.endpoint or None,
+            )
+            try:
+                return self._start_in(place, missing, images)
+            except ProvisionError as error:
+                if error.error_class not in _TRY_ELSEWHERE:
+                    raise
+                log.info("%s: %s", request.job_id, error)
+                refusals.append(error)
+        raise _summary(refusals)
+
+    def _zones(self, missing: Sequence[NodeRequest]) -> tuple[list[str], Mapping[str, Reservation]]:
+        """Zones to try, in this order, and the reservations to launch into, by node. Raises ProvisionError."""
+        request, zone = self.request, self.zone or self.request.zone
+        if request.market == "reservation":
+            found = find_reservations(self.clients, request.region, zone, list(missing))
+            return [found[0].zone], {node.node: one for node, one in zip(missing, found, strict=True)}
+        if zone:
+            return [zone], {}
+        region = self.clients.ask(
+            f"look for the zones of {request.region}",
+            lambda: self.clients.regions.get(
+                project=self.clients.project, region=request.region, retry=None, timeout=READ_S
+            ),
+        )
+        return sorted(last_part(url) for url in region.zones), {}
+
+    def _make(self, attachment: network.Attachment) -> None:
+        """The firewall rules. It may be repeated."""
+        network.close(self.clients, attachment)
+        if len(self.request.nodes) > 1:
+            network.connect_peers(self.clients, self.request, attachment)
+
+    # -- the machines
+
+    def _start_in(self, place: Place, missing: Sequence[NodeRequest], images: Mapping[str, Image]) -> None:
+        """Start them in one zone; a refusal ends those that were started before it."""
+        nodes = {node.node: node for node in missing}
+        done = operations.of_instances(self.clients, f"{instance_prefix(self.request.token)}.*")
+
+        def start(name: str) -> str:
+            return self._start_one(place, nodes[name], images[name], past(done, self.request.token, name, place.zone))
+
+        started = all_or_none(list(nodes), start, self._end, at_once=_AT_ONCE)
+        self.machines |= started
+        self.started = tuple(started)
+        self.zone = place.zone
+
+    def _start_one(self, place: Place, node: NodeRequest, image: Image, before: Past) -> str:
+        """The machine. A call that was throttled or not answered is repeated with the same request id."""
+        from google.cloud import compute_v1
+
+        request, clients = self.request, self.clients
+        made = instance(request, node, place, image)
+        doing = f"start {node.node} ({request.market} {node.machine_type}) in {place.zone}"
+        wanted = compute_v1.InsertInstanceRequest(
+            project=clients.project,
+            zone=place.zone,
+            instance_resource=compute_v1.Instance(made),
+            request_id=before.request_id,
+        )
+
+        def start() -> compute_v1.Operation:
+            return clients.instances.insert_unary(wanted, retry=None, timeout=WRITE_S)
+
+        name = str(made["name"])
+        try:
+            ordered = before.insert or operations.order(clients, start, doing)
+            operations.wait(clients, ordered, doing, *self._patience(place.zone, name))
+        except ProvisionError as error:
+            # Somebody has asked for the same before, so long ago that its request id is forgotten.
+            if error.code not in {"alreadyExists", "RESOURCE_ALREADY_EXISTS"} or not self._is_ours(place.zone, name):
+                raise
+        return f"{place.zone}/{name}"
+
+    def _patience(self, zone: str, name: str) -> tuple[float, Callable[[], bool]]:
+        """How long a machine is waited for, and what is as good as there: a place in flex-start's queue."""
+        wait_s = flex_wait_s(self.request) if self.request.market == "flex-start" else 0
+        if wait_s <= _START_S:
+            return _START_S + wait_s, lambda: False
+        return _START_S, lambda: self._status(zone, name) == "PENDING"
+
+    def _status(self, zone: str, name: str) -> str:
+        """Of a machine; "": there is none."""
+        found = self._instance(zone, name)
+        return "" if found is None else found.status
+
+    def _is_ours(self, zone: str, name: str) -> bool:
+        found = self._instance(zone, name)
+        return found is not None and sighting(found).token == self.request.token and not sighting(found).is_ending
+
+    def _instance(self, zone: str, name: str) -> compute_v1.Instance | None:
+        def ask() -> compute_v1.Instance | None:
+            with gone_is_fine():
+                return self.clients.instances.get(
+                    project=self.clients.project, zone=zone, instance=name, retry=None, timeout=READ_S
+                )
+            return None
+
+        return self.clients.ask(f"look at {name} in {zone}", ask)
+
+    def _end(self, started: Mapping[str, str]) -> None:
+        """Machines that have come to nothing, since another one of the launch was refused."""
+        done = operations.of_instances(self.clients, f"{instance_prefix(self.request.token)}.*")
+        for node, machine in started.items():
+            insert = past(done, self.request.token, node, machine.partition("/")[0]).insert
+            delete(self.clients, machine, ended_id(self.request.token, machine, insert.name if insert else ""))
+
+    # -- what was refused
+
+    def _undo(self) -> None:
+        """Remove what was made and started; what cannot be removed now is there for terminate()."""
+        request = self.request
+        try:
+            Ending(self.clients, self.sightings, request.token, request.owner.name).run()
+        except ProvisionError as error:
+            log.warning("%s: after a launch that was refused: %s", request.job_id, error)
+
+
+def past(done: Sequence[Done], token: str, node: str, zone: str) -> Past:
+    """What has come of the calls that start a node's machine, by all that was done to machines of the launch.
+
+    Each call has a request id made of what was before it. So whoever looks comes to the same id, and Compute Engine
+    does it once: but after a call that failed, or a machine that was ended with all of its launch, it is another one.
+    """
+    name = instance_name(token, node)
+    there = {one.request_id: one for one in done if one.zone == zone and one.instance == name and one.request_id}
+    wanted = request_id(token, name, zone)
+    while (insert := there.get(wanted)) is not None:
+        failed = insert.finished and insert.error is not None
+        if not failed and ended_id(token, f"{zone}/{name}", insert.name) not in there:
+            return Past(insert, wanted)
+        wanted = request_id(token, name, zone, "after", insert.name)
+    return Past(None, wanted)
+
+
+def _summary(refusals: Sequence[ProvisionError]) -> ProvisionError:
+    """One refusal for all zones that were tried: of use again if one of them was only full."""
+    full = next((one for one in refusals if one.error_class == "capacity"), refusals[-1])
+    if len(refusals) > 1:
+        full.scope = "region"
+    return full

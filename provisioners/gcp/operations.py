@@ -1,0 +1,142 @@
+"""What Compute Engine was told to do, and what came of it: operations, which it remembers for about two weeks.
+
+They are the memory that this target does not have: which machine was started once under a launch's token, whether we
+ended it or somebody else did, and why one is gone.
+"""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..base import ProvisionError
+from ..calls import insist
+from ..errors import classify
+from .clients import PATIENCE_S, READ_S, Clients, told
+from .rest import last_part
+
+if TYPE_CHECKING:
+    from google.cloud import compute_v1
+
+_PAUSES_S, _LAST_PAUSE_S = (0.5, 1.0), 2.0
+"""Between two looks at an operation: the first ones, and all others."""
+_LONG_AGO = datetime.datetime.fromtimestamp(0, datetime.UTC)
+_ZONES = "zonesAvailable"
+"""In the metadata of an error's ErrorInfo: zones that have capacity (k8s.io#9834, cockroach's roachprod tests)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """An operation as it was last seen."""
+
+    name: str
+    """Compute Engine's own, unique."""
+    kind: str
+    """`insert`, `delete`, `compute.instances.preempted` …"""
+    request_id: str
+    """The one that was sent with the call; "": none."""
+    instance: str
+    """Name of what it was done to."""
+    zone: str
+    """"": it is of no zone."""
+    user: str
+    """Who wanted it: an e-mail address, or `system`."""
+    at: datetime.datetime
+    """When it was asked for."""
+    finished: bool
+    error: ProvisionError | None
+    """What went wrong."""
+
+
+def done(operation: compute_v1.Operation, doing: str = "") -> Done:
+    """From Compute Engine's answer."""
+    return Done(
+        name=operation.name,
+        kind=operation.operation_type,
+        request_id=operation.client_operation_id,
+        instance=last_part(operation.target_link),
+        zone=last_part(operation.zone),
+        user=operation.user,
+        at=datetime.datetime.fromisoformat(operation.insert_time) if operation.insert_time else _LONG_AGO,
+        finished=operation.status.name == "DONE",
+        error=_error(operation, doing),
+    )
+
+
+def order(clients: Clients, start: Callable[[], compute_v1.Operation], doing: str) -> Done:
+    """Have something begun. `start` may be repeated: it sends a request id. Raises ProvisionError."""
+
+    def once() -> Done:
+        with told(doing, clients.clock):
+            return done(start(), doing)
+
+    return insist(once, clients.clock, PATIENCE_S)
+
+
+def wait(
+    clients: Clients, ordered: Done, doing: str, patience_s: float, enough: Callable[[], bool] = lambda: False
+) -> Done:
+    """Until it is done, or `enough`. Raises ProvisionError: what went wrong, or `transient` if it takes too long."""
+    clock = clients.clock
+    until, pauses, now = (
+        clock.monotonic() + patience_s,
+        itertools.chain(_PAUSES_S, itertools.repeat(_LAST_PAUSE_S)),
+        ordered,
+    )
+    while not now.finished and not enough():
+        if clock.monotonic() > until:
+            message = f"{doing}: Compute Engine has not done it after {patience_s:.0f} s (operation {now.name})"
+            raise ProvisionError("transient", message, scope="zone", code="OperationTimeout")
+        clock.sleep(next(pauses))
+        now = clients.ask(doing, functools.partial(_look, clients, ordered, doing))
+    if now.error is not None:
+        raise now.error
+    return now
+
+
+def of_instances(clients: Clients, pattern: str) -> list[Done]:
+    """All that was done, in any zone, to instances whose name fits a regular expression; the oldest first.
+
+    One call for all zones, as pages. Raises ProvisionError.
+    """
+    from google.cloud import compute_v1
+
+    request = compute_v1.AggregatedListGlobalOperationsRequest(
+        project=clients.project, filter=f'targetLink eq ".*/instances/{pattern}"', max_results=500
+    )
+    doing = f"look at what was done to {pattern}"
+
+    def ask() -> list[Done]:
+        pages = clients.global_operations.aggregated_list(request, retry=None, timeout=READ_S)
+        return [done(operation, doing) for _, scope in pages for operation in scope.operations]
+
+    return sorted(clients.ask(doing, ask), key=lambda one: one.at)
+
+
+def _look(clients: Clients, one: Done, doing: str) -> Done:
+    if one.zone:
+        operation = clients.zone_operations.get(
+            project=clients.project, zone=one.zone, operation=one.name, retry=None, timeout=READ_S
+        )
+    else:
+        operation = clients.global_operations.get(
+            project=clients.project, operation=one.name, retry=None, timeout=READ_S
+        )
+    return done(operation, doing)
+
+
+def _error(operation: compute_v1.Operation, doing: str) -> ProvisionError | None:
+    """The first of its errors; the zones that it names as having capacity are hints."""
+    first = next(iter(operation.error.errors), None)
+    status = operation.http_error_status_code or None
+    if first is None:
+        if status is None or status < 400:
+            return None
+        return classify("gcp", code="", status=status, message=operation.http_error_message, doing=doing)
+    about = [detail.error_info for detail in first.error_details if detail.error_info.metadatas]
+    hints = [zone for info in about for zone in info.metadatas.get(_ZONES, "").replace(",", " ").split()]
+    return classify("gcp", code=first.code, status=status, message=first.message, doing=doing, hints=hints)

@@ -1,0 +1,150 @@
+"""The target `gcp`: every node is an instance of Compute Engine. See docs/gcp.md.
+
+What a launch makes, in this order: for several nodes a firewall rule, then the instances with their disks. The rule
+goes last. All of it has owner, job, attempt and token as labels (the rule: in its description), and is named by the
+token.
+Nothing is remembered here but what was seen a moment ago: any process may call any verb at any time.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping
+from decimal import Decimal
+from typing import TYPE_CHECKING
+
+from ...jobspecs.plan import Offer
+from .. import tags
+from ..base import Allocation, LaunchRequest, NodeState, Owner
+from ..calls import logged_in
+from ..sharing import PerSettings
+from . import network
+from .clients import Clients
+from .ending import Ending, delete
+from .images import Images
+from .labels import region_of
+from .launching import Launch
+from .request import check_request
+from .sightings import Sighting, Sightings, look_back, will_return
+
+if TYPE_CHECKING:
+    from ..clock import Clock
+
+log = logging.getLogger("cloudgpu.provisioners.gcp")
+
+TARGET = "gcp"
+REGION, ZONE, OWNER, LAUNCHED = "region", "zone", "owner", "launched:"
+"""In Allocation.details: Google's names, Owner.name; followed by a node, epoch seconds (whole) of its launch."""
+
+UNSEEN_S = 60.0
+"""A machine that was just launched may be missing from listings for so long; then it is gone."""
+
+
+class GcpProvisioner:
+    """Instances of Compute Engine. One for all jobs of a process (shared()); any thread may call any verb."""
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self._clients = Clients(clock)
+        self._images = Images(self._clients)
+        self._sightings = Sightings(self._clients)
+
+    def launch(self, request: LaunchRequest) -> Allocation:
+        """Start the machines that are not there yet, all or none. Idempotent: see Launch.
+
+        Constant in calls: one where all are there, else about ten and three for each machine.
+        """
+        check_request(request)
+        launch = Launch(self._clients, self._images, self._sightings, request)
+        with logged_in(self._clients.forget):
+            launch.run()
+        now = str(int(self._clients.clock.now()))
+        details = {REGION: request.region, ZONE: launch.zone, OWNER: request.owner.name}
+        details |= {f"{LAUNCHED}{node}": now for node in launch.started}
+        machines = {node.node: launch.machines[node.node] for node in request.nodes}
+        return Allocation(TARGET, request.job_id, request.attempt, request.token, machines, details)
+
+    def observe(self, allocation: Allocation) -> list[NodeState]:
+        """Compute Engine's states, at most a few seconds old; one call for all who ask within that time.
+
+        A machine that no listing shows is `pending` while it is young, as listings may lag; later it is gone, and what
+        was done to it tells why.
+        """
+        with logged_in(self._clients.forget):
+            seen = self._seen(allocation)
+            return [self._state(allocation, node, one, seen.get(one)) for node, one in allocation.machines.items()]
+
+    def terminate(self, allocation: Allocation) -> None:
+        """Remove everything under the token, also what the allocation does not name. Raises ProvisionError(transient)
+        if machines are still ending after some minutes: call again.
+        """
+        owner = allocation.details.get(OWNER, "")
+        with logged_in(self._clients.forget):
+            named = frozenset(allocation.machines.values())
+            Ending(self._clients, self._sightings, allocation.token, owner, named).run()
+
+    def remove(self, allocation: Allocation, nodes: Collection[str]) -> None:
+        """A call for each that is not ending already."""
+        with logged_in(self._clients.forget):
+            seen = self._seen(allocation)
+            for machine in (allocation.machines[node] for node in nodes):
+                if machine not in seen or not seen[machine].is_ending:
+                    delete(self._clients, machine)
+
+    def find(self, owner: Owner) -> list[Allocation]:
+        """Every launch of which anything is left, in all zones of the project: two calls."""
+        with logged_in(self._clients.forget):
+            begun = self._clients.clock.monotonic()
+            rules = network.rules_of(self._clients, owner.name)
+            seen = self._sightings.of_owner(owner.name, since=begun).values()
+        launches: dict[str, Mapping[str, str]] = {rule.token: rule.tags for rule in rules}
+        launches |= {one.token: one.tags for one in seen}
+        return [
+            _allocation(owner, token, values, [one for one in seen if one.token == token])
+            for token, values in launches.items()
+            if token
+        ]
+
+    def price(self, offer: Offer) -> Decimal | None:  # noqa: ARG002 - of the protocol
+        """None: Google quotes no price of the moment, only list prices, also for Spot: the plan has them already."""
+        return None
+
+    # -- helpers
+
+    def _seen(self, allocation: Allocation) -> Mapping[str, Sighting]:
+        """What was seen of the machines of the allocation's owner."""
+        owner = allocation.details.get(OWNER)
+        if owner:
+            return self._sightings.of_owner(owner)
+        return self._sightings.of_token(allocation.token)
+
+    def _state(self, allocation: Allocation, node: str, machine: str, seen: Sighting | None) -> NodeState:
+        if seen is not None:
+            return seen.as_node(node, returns=seen.is_down and will_return(self._clients, machine))
+        ended = look_back(self._clients, node, machine)
+        if ended is not None:
+            return ended
+        age = self._clients.clock.now() - float(allocation.details.get(f"{LAUNCHED}{node}", "0"))
+        if age < UNSEEN_S:
+            return NodeState(node, "pending", "Compute Engine does not show it yet")
+        return NodeState(node, "gone", "Compute Engine does not know it any more")
+
+
+def _allocation(owner: Owner, token: str, values: Mapping[str, str], seen: Collection[Sighting]) -> Allocation:
+    """Of what was found under a token; `values` are tags, which somebody may have changed."""
+    attempt = values.get(tags.ATTEMPT, "0")
+    zones = sorted({one.zone for one in seen})
+    details = {OWNER: owner.name}
+    if zones:
+        details |= {REGION: region_of(zones[0]), ZONE: zones[0]}
+    return Allocation(
+        TARGET,
+        values.get(tags.JOB, ""),
+        int(attempt) if attempt.isdecimal() else 0,
+        token,
+        {one.node: one.machine for one in seen if one.node},
+        details,
+    )
+
+
+shared = PerSettings(GcpProvisioner, "GOOGLE_", "CLOUDGPU_GCP_", "CLOUDSDK_", "GCE_METADATA_", "STORAGE_EMULATOR_HOST")
+"""The one of this process, so that its jobs share what was seen; another once the settings are others."""

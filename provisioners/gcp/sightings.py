@@ -1,0 +1,186 @@
+"""What is there on Compute Engine: one aggregated list for all jobs of a process, within a short time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from .. import tags
+from ..base import NodeState
+from ..calls import UNKNOWN
+from ..sharing import Looks
+from . import operations
+from .clients import READ_S, Clients
+from .labels import from_labels, region_of, with_label
+from .operations import Done
+from .rest import last_part
+
+if TYPE_CHECKING:
+    from google.cloud import compute_v1
+
+_BEGINNING = frozenset({"PENDING", "PROVISIONING", "STAGING"})
+"""Of an instance's states. In all others there is a disk, which bills: also in TERMINATED, until it is deleted."""
+_TAKEN = frozenset(
+    {
+        "compute.instances.preempted",
+        "compute.instances.hostError",
+        "compute.instances.terminateOnHostMaintenance",
+    }
+)
+"""Operations by which Compute Engine takes a machine back. Source: its documentation, "Compute Engine audit logging
+information", system events."""
+_FROM_WITHIN = frozenset(
+    {"delete", "stop", "suspend", "compute.instances.preempted", "compute.instances.guestTerminate"}
+)
+"""Operations after which nobody starts a machine again: it was ended by somebody, or powered itself off."""
+_MAINTAINED = _TAKEN - _FROM_WITHIN
+_UNREACHABLE = "UNREACHABLE"
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """An instance as it was last seen."""
+
+    zone: str
+    name: str
+    status: str
+    """Compute Engine's word, e.g. `STAGING`."""
+    tags: Mapping[str, str]
+    message: str
+    """What it says of the status; mostly nothing."""
+    restarts: bool
+    """Compute Engine starts it again after an end that is its own doing."""
+    was_stopped: bool
+    """It has run, and was stopped, before now."""
+
+    @property
+    def machine(self) -> str:
+        """As in Allocation.machines: a name is unique in a zone only."""
+        return f"{self.zone}/{self.name}"
+
+    @property
+    def region(self) -> str:
+        return region_of(self.zone)
+
+    @property
+    def token(self) -> str:
+        """Of the launch."""
+        return self.tags.get(tags.TOKEN, "")
+
+    @property
+    def node(self) -> str:
+        """As in NodeRequest; "" if somebody has removed the label."""
+        return self.tags.get(tags.NODE, "")
+
+    @property
+    def is_ending(self) -> bool:
+        return self.status in {"STOPPING", "DEPROVISIONING", "PENDING_STOP"}
+
+    @property
+    def is_down(self) -> bool:
+        """It does not run, and may be started again."""
+        return self.restarts and self.status in {"STOPPING", "TERMINATED", "STOPPED", "REPAIRING"}
+
+    def as_node(self, node: str, *, returns: bool = False) -> NodeState:
+        """What it means for a node. `returns`: it is known that Compute Engine will start it again."""
+        phase: Literal["pending", "running"] = "pending" if self.status in _BEGINNING else "running"
+        queued = self.status == "PENDING"
+        words = "it waits for capacity" if queued and not self.message else self.message
+        detail = "" if self.status == "RUNNING" else ": ".join(part for part in (self.status, words) if part)
+        returns = returns or (phase == "pending" and self.was_stopped)
+        return NodeState(node, phase, detail, queued=queued, returns=returns)
+
+
+class Sightings:
+    """Looks that are shared: whoever asks while another asks gets that one's answer, if it is fresh enough."""
+
+    def __init__(self, clients: Clients) -> None:
+        self._clients = clients
+        self._looks = Looks(self._ask, clients.clock)
+
+    def of_owner(self, owner: str, *, since: float | None = None) -> Mapping[str, Sighting]:
+        """Machine -> what was seen, of everything the owner has, in all zones.
+
+        `since`: no look that was begun before this steady time will do. Raises ProvisionError.
+        """
+        return self._looks.at((tags.OWNER, owner), since=since)
+
+    def of_token(self, token: str, *, since: float | None = None) -> Mapping[str, Sighting]:
+        """The same of one launch whose owner is not known."""
+        return self._looks.at((tags.TOKEN, token), since=since)
+
+    def of_launch(self, token: str, owner: str, *, since: float | None = None) -> list[Sighting]:
+        """Of one launch; `owner` may be "", if it is not known."""
+        seen = self.of_owner(owner, since=since) if owner else self.of_token(token, since=since)
+        return [one for one in seen.values() if one.token == token]
+
+    def _ask(self, label: tuple[str, str]) -> dict[str, Sighting]:
+        from google.cloud import compute_v1
+
+        request = compute_v1.AggregatedListInstancesRequest(
+            project=self._clients.project, filter=with_label(*label), max_results=500
+        )
+
+        def ask() -> dict[str, Sighting]:
+            pages = self._clients.instances.aggregated_list(request, retry=None, timeout=READ_S)
+            seen = [sighting(one) for scope, found in pages for one in _reached(scope, found).instances]
+            return {one.machine: one for one in seen}
+
+        return self._clients.ask("look at the machines", ask)
+
+
+def look_back(clients: Clients, node: str, machine: str) -> NodeState | None:
+    """Why a machine that no list shows is gone; None: nothing says that it is. One call. Raises ProvisionError."""
+    zone, _, name = machine.partition("/")
+    return end_of(node, [one for one in operations.of_instances(clients, name) if one.zone == zone])
+
+
+def will_return(clients: Clients, machine: str) -> bool:
+    """Whether one that is down was stopped for its host, and not for good. One call. Raises ProvisionError."""
+    zone, _, name = machine.partition("/")
+    ends = [
+        one.kind
+        for one in operations.of_instances(clients, name)
+        if one.zone == zone and one.kind in _MAINTAINED | _FROM_WITHIN
+    ]
+    return bool(ends) and ends[-1] in _MAINTAINED
+
+
+def end_of(node: str, done: list[Done]) -> NodeState | None:
+    """By what was done to a machine, the oldest first, why it is gone; None: nothing of that ends a machine."""
+    begun = max((at for at, one in enumerate(done) if one.kind == "insert"), default=-1)
+    insert, since = done[begun] if begun >= 0 else None, done[begun + 1 :]
+    taken = [one for one in since if one.kind in _TAKEN]
+    if taken:
+        return NodeState(node, "gone", f"Compute Engine took it back: {taken[-1].kind}", taken=True)
+    ended = [one for one in since if one.kind == "delete"]
+    if ended:
+        return NodeState(node, "gone", f"deleted by {ended[-1].user or 'somebody unknown'}")
+    if insert is None or insert.error is None:
+        return None
+    refused = None if insert.error.error_class in UNKNOWN else insert.error
+    return NodeState(node, "gone", f"it never ran: {insert.error}", refused=refused)
+
+
+def sighting(instance: compute_v1.Instance) -> Sighting:
+    """From Compute Engine's answer."""
+    return Sighting(
+        zone=last_part(instance.zone),
+        name=instance.name,
+        status=instance.status,
+        tags=from_labels(instance.labels),
+        message=instance.status_message,
+        restarts=instance.scheduling.automatic_restart,
+        was_stopped=bool(instance.last_stop_timestamp),
+    )
+
+
+def _reached(scope: str, found: compute_v1.InstancesScopedList) -> compute_v1.InstancesScopedList:
+    """A zone that could not be asked is not empty. Raises ServiceUnavailable."""
+    warning: Any = found.warning
+    if warning.code == _UNREACHABLE:
+        from google.api_core.exceptions import from_http_status
+
+        raise from_http_status(503, f"{last_part(scope)} cannot be reached: {warning.message}")  # type: ignore[no-untyped-call]
+    return found
