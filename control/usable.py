@@ -31,6 +31,10 @@ _REACHES = {
 _HOW_TO_SET_UP = {
     "aws": "aws is not set up here: it needs boto3 (pip install 'cloudgpu[aws]') and credentials (`aws configure`, "
     "`aws sso login`, or AWS_PROFILE), see docs/aws.md",
+    "gcp": "gcp is not set up here: it needs Google's SDK (pip install 'cloudgpu[gcp]') and credentials "
+    "(`gcloud auth application-default login`, or GOOGLE_APPLICATION_CREDENTIALS), see docs/gcp.md",
+    "vertex": "vertex is not set up here: it needs Google's SDK (pip install 'cloudgpu[gcp]') and credentials "
+    "(`gcloud auth application-default login`, or GOOGLE_APPLICATION_CREDENTIALS), see docs/vertex.md",
 }
 
 

@@ -18,7 +18,9 @@ from cloudgpu.provisioners import is_set_up
 from cloudgpu.tests.standins.control import make_offer
 
 TODAY = datetime.date(2026, 11, 21)
-AWS, GCP, LOCAL = (make_offer()._replace(cloud=cloud, region="r") for cloud in ("aws", "gcp", "local"))
+AWS, GCP, VERTEX, AZURE, LOCAL = (
+    make_offer()._replace(cloud=cloud, region="r") for cloud in ("aws", "gcp", "vertex", "azure", "local")
+)
 
 
 def spec(job_dir: str | None = "s3://bucket/jobs", **resources: object) -> JobSpec:
@@ -28,13 +30,16 @@ def spec(job_dir: str | None = "s3://bucket/jobs", **resources: object) -> JobSp
 
 @pytest.fixture(autouse=True)
 def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Credentials for aws, and none of whoever runs the tests."""
+    """Credentials for aws and Google, and none of whoever runs the tests."""
     for name in ("AWS_PROFILE", "AWS_ROLE_ARN", "AWS_WEB_IDENTITY_TOKEN_FILE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIATEST")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.delenv("GCE_METADATA_HOST", raising=False)
+    monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path / "gcloud"))
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "key.json"))
 
 
 @pytest.fixture
@@ -42,22 +47,25 @@ def nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """No credentials anywhere."""
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS")
 
 
 def test_an_omitted_cloud_is_every_one_that_is_set_up() -> None:
-    assert usable_offers(spec(), Plan((GCP, AWS, LOCAL))) == [AWS, LOCAL]
+    assert usable_offers(spec(), Plan((AZURE, AWS, LOCAL))) == [AWS, LOCAL]
 
 
 def test_an_omitted_cloud_that_cannot_reach_the_job_dir_is_left_out() -> None:
     assert usable_offers(spec(None), Plan((AWS, LOCAL))) == [LOCAL]
     assert usable_offers(spec("runs"), Plan((AWS, LOCAL))) == [LOCAL]
+    assert usable_offers(spec(), Plan((GCP, AWS, VERTEX, LOCAL))) == [AWS, LOCAL]
+    assert usable_offers(spec("gs://bucket/jobs"), Plan((GCP, AWS, VERTEX, LOCAL))) == [GCP, VERTEX, LOCAL]
 
 
 @pytest.mark.usefixtures("nobody")
 def test_an_omitted_cloud_without_credentials_is_left_out() -> None:
-    assert not is_set_up("aws")
-    assert is_set_up("local")
+    assert [cloud for cloud in ("aws", "gcp", "vertex", "local") if is_set_up(cloud)] == ["local"]
     assert usable_offers(spec(), Plan((AWS, LOCAL))) == [LOCAL]
+    assert usable_offers(spec("gs://bucket/jobs"), Plan((VERTEX, GCP, LOCAL))) == [LOCAL]
 
 
 @pytest.mark.parametrize("job_dir", [None, "runs", "file:///data/jobs", "gs://bucket/jobs"])
@@ -66,23 +74,39 @@ def test_a_named_cloud_that_cannot_reach_the_job_dir_is_refused_with_advice(job_
         usable_offers(spec(job_dir, cloud=["aws", "local"]), Plan((LOCAL, AWS)))
 
 
+@pytest.mark.parametrize("cloud", ["gcp", "vertex"])
+@pytest.mark.parametrize("job_dir", [None, "s3://bucket/jobs"])
+def test_google_reaches_cloud_storage_only(cloud: str, job_dir: str | None) -> None:
+    with pytest.raises(SubmitError, match=rf"machines of {cloud} cannot reach .*: write job_dir: gs://BUCKET/FOLDER"):
+        usable_offers(spec(job_dir, cloud=cloud), Plan((make_offer()._replace(cloud=cloud),)))
+
+
 @pytest.mark.usefixtures("nobody")
-def test_a_named_cloud_that_is_not_set_up_is_refused_with_advice() -> None:
-    with pytest.raises(SubmitError, match=r"aws is not set up here: .*aws configure"):
-        usable_offers(spec(cloud="aws"), Plan((AWS,)))
+@pytest.mark.parametrize(
+    ("cloud", "job_dir", "advice"),
+    [
+        ("aws", "s3://bucket/jobs", "aws configure"),
+        ("gcp", "gs://bucket/jobs", "gcloud auth application-default login"),
+        ("vertex", "gs://bucket/jobs", "gcloud auth application-default login"),
+    ],
+)
+def test_a_named_cloud_that_is_not_set_up_is_refused_with_advice(cloud: str, job_dir: str, advice: str) -> None:
+    with pytest.raises(SubmitError, match=rf"{cloud} is not set up here: .*{advice}.*docs/{cloud}\.md"):
+        usable_offers(spec(job_dir, cloud=cloud), Plan((make_offer()._replace(cloud=cloud),)))
 
 
 def test_when_nothing_is_usable_every_reason_is_told() -> None:
     with pytest.raises(SubmitError) as told:
-        usable_offers(spec(None), Plan((GCP, AWS)))
-    assert "plans for gcp, but launches only on: aws, local" in str(told.value)
+        usable_offers(spec(None), Plan((AZURE, AWS)))
+    assert "plans for azure, but launches only on: aws, gcp, local, vertex" in str(told.value)
     assert "machines of aws cannot reach the job dir, a folder of this computer" in str(told.value)
 
 
 def test_a_plan_says_so_without_looking_for_credentials() -> None:
     assert obstacle(spec(), "aws", look=False) == ""
     assert "s3://" in obstacle(spec(None), "aws", look=False)
-    assert "launches only on" in obstacle(spec(), "gcp", look=False)
+    assert obstacle(spec("gs://bucket/jobs"), "gcp", look=False) == ""
+    assert "launches only on" in obstacle(spec(), "azure", look=False)
 
 
 def test_inputs_that_machines_cannot_reach_are_refused() -> None:
