@@ -1,6 +1,6 @@
 """A job's folder in an object store or a file system, by URL. Standard library and obstore only.
 
-Nothing else knows obstore; what is S3's own is in s3.py.
+Nothing else knows obstore; what is a store's own is in s3.py and gcs.py.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import datetime
 import errno
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -19,7 +19,8 @@ import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError, NotFoundError, PermissionDeniedError
 from obstore.store import LocalStore, from_url
 
-from . import s3
+from . import gcs, s3
+from .access import CredentialsError, code_of
 
 if TYPE_CHECKING:
     from obstore import GetOptions, ObjectMeta
@@ -49,6 +50,9 @@ OnProgress = Callable[[int, int], None]
 """(bytes done, bytes in all)."""
 
 _T = TypeVar("_T")
+
+_EXPLAIN: Mapping[str, Callable[[str, str, str], str]] = {"s3": s3.explain, "gs": gcs.explain}
+"""What a failure means to people: of URL, message and what was being done."""
 
 
 NO_LINKS = (
@@ -304,16 +308,28 @@ class JobDir:
             self._bulk = self._connect(_BULK_CLIENT, _BULK_RETRY)
         return self._bulk
 
+    @property
+    def rewrite_s(self) -> float:
+        """So long after an object was written it had better not be written again."""
+        return gcs.REWRITE_S if self._scheme == "gs" else 0.0
+
+    @property
+    def _scheme(self) -> str:
+        return self.url.partition("://")[0]
+
     def _connect(self, client: ClientConfig, retry: RetryConfig) -> ObjectStore:
         try:
-            if not self.url.startswith("s3:"):
-                return from_url(self.url, client_options=client, retry_config=retry)
-            return from_url(self.url, client_options=client, retry_config=retry, **s3.connection(self.url))
-        except (BaseError, ValueError, OSError, s3.CredentialsError) as error:
+            if self._scheme == "s3":
+                return from_url(self.url, client_options=client, retry_config=retry, **s3.connection(self.url))
+            if self._scheme == "gs":
+                client, retry = gcs.adapt(client, retry)
+                return from_url(self.url, client_options=client, retry_config=retry, **gcs.connection())
+            return from_url(self.url, client_options=client, retry_config=retry)
+        except (BaseError, ValueError, OSError, CredentialsError) as error:
             raise JobDirError(f"{self.url} cannot be used as a job dir: {_cause(error)}") from error
 
     def _fetch(self, doing: str, key: str, call: Callable[[], _T]) -> _T:
-        """Where S3 is asked for what is not there, it answers 403 to whoever may not list the whole bucket."""
+        """Where a store is asked for what is not there, it answers 403 to whoever may not list the whole bucket."""
 
         def fetch() -> _T:
             try:
@@ -352,7 +368,7 @@ class JobDir:
             raise _ExistsError(f"{self.url}: {doing}: there is such an object already") from error
         except (NotFoundError, FileNotFoundError) as error:
             if "NoSuchBucket" in str(error):
-                raise JobDirError(f"{self.url}: {doing} failed: {s3.explain(self.url, str(error))}") from error
+                raise JobDirError(f"{self.url}: {doing} failed: {self._explain(error, doing)}") from error
             raise MissingError(f"{self.url}: {doing}: there is no such object") from error
         except (BaseError, OSError, ValueError) as error:
             if self._is_moved(error):
@@ -361,13 +377,14 @@ class JobDir:
 
     def _is_moved(self, error: Exception) -> bool:
         """Whether the bucket was looked for in a wrong region; it is asked where it is from now on."""
-        if not self.url.startswith("s3:") or not s3.is_elsewhere(self.url, self._in_full(error)):
+        if self._scheme != "s3" or not s3.is_elsewhere(self.url, self._in_full(error)):
             return False
         self._store, self._bulk = self._connect(_CLIENT, _RETRY), None
         return True
 
     def _explain(self, error: Exception, doing: str) -> str:
-        return s3.explain(self.url, self._in_full(error), doing) if self.url.startswith("s3:") else _cause(error)
+        vendor = _EXPLAIN.get(self._scheme)
+        return vendor(self.url, self._in_full(error), doing) if vendor else _cause(error)
 
     def _in_full(self, error: Exception) -> str:
         """All that the store says; an answer to HEAD says nothing, so it is asked again in another way.
@@ -375,7 +392,7 @@ class JobDir:
         All of it: S3's word of what is wrong stands behind a line break of its XML.
         """
         text = str(error).strip()
-        if self._store is None or s3.has_code(text) or "Error performing HEAD" not in text:
+        if self._store is None or code_of(text) or "Error performing HEAD" not in text:
             return text
         try:
             obstore.list_with_delimiter(self._store, "")

@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 from urllib.parse import urlsplit
 
+from .access import CredentialsError, code_of, unreachable
+
 if TYPE_CHECKING:
     from obstore.store import S3Config, S3Credential
 
@@ -46,7 +48,6 @@ ADVICE: Mapping[str, str] = {
 }
 """Code of S3's answer -> what is wrong and what to do. Codes: S3 API reference, "Error responses"."""
 
-_CODE = re.compile(r"<Code>(\w+)</Code>|\(code: (\w+)\)")
 _ACTIONS = {
     "reading": "s3:GetObject",
     "creating": "s3:PutObject",
@@ -58,7 +59,6 @@ _ACTIONS = {
 _ELSEWHERE = re.compile("redirect without LOCATION|AuthorizationHeaderMalformed|PermanentRedirect|IllegalLocation")
 _PROVIDER = re.compile(r"External AWS credential provider: \w+: (.*)")
 _IMDS = re.compile("/latest/(api/token|meta-data/iam)")
-_UNREACHABLE = re.compile(r"[A-Z]+ (https?://[^/\s]+)\S* .*error sending request", re.DOTALL)
 
 
 class Connection(TypedDict, total=False):
@@ -66,10 +66,6 @@ class Connection(TypedDict, total=False):
 
     config: S3Config
     credential_provider: Callable[[], S3Credential]
-
-
-class CredentialsError(Exception):
-    """No credentials can be had; the message says what to do."""
 
 
 class _Regions:
@@ -146,7 +142,7 @@ def explain(url: str, message: str, doing: str = "") -> str:
 
     `doing` begins with a word of _ACTIONS, such as "reading job.json".
     """
-    code = next((word for found in _CODE.finditer(message) for word in found.groups() if word), "")
+    code = code_of(message)
     if code in ADVICE:
         action = _ACTIONS.get(doing.partition(" ")[0], "") if code == "AccessDenied" else ""
         return f"{ADVICE[code]} ({code}{f': {action}' if action else ''})"
@@ -156,17 +152,12 @@ def explain(url: str, message: str, doing: str = "") -> str:
     if _IMDS.search(message):
         hint = "" if _has_botocore() else f"; {_NEEDS_BOTO3}"
         return f"{NO_CREDENTIALS}{hint}"
-    unreachable = _UNREACHABLE.search(message)
-    if unreachable:
-        return f"{unreachable[1]} cannot be reached from here: check the network, AWS_ENDPOINT_URL and proxies"
+    address = unreachable(message)
+    if address:
+        return f"{address} cannot be reached from here: check the network, AWS_ENDPOINT_URL and proxies"
     if _ELSEWHERE.search(message):
         return f"the bucket {_bucket(url)} is in another region than the one asked: set AWS_REGION to the bucket's"
     return message.partition("\n")[0]
-
-
-def has_code(message: str) -> bool:
-    """Whether the message holds S3's own word of what is wrong: answers to HEAD have none."""
-    return _CODE.search(message) is not None
 
 
 def _bucket(url: str) -> str:

@@ -1,0 +1,230 @@
+"""What is Cloud Storage's own in a job dir: whose credentials are used, how it is reached, what its refusals mean.
+
+Credentials come from where Google's own tools find them (Application Default Credentials). A service account's key and
+a machine's metadata server are read by obstore itself; what else such files may hold (a user's login, impersonation,
+workload identity federation) by google-auth, which is there wherever Google's own clients are.
+"""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import importlib.util
+import ipaddress
+import json
+import os
+import re
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict
+from urllib.parse import urlsplit
+
+from .access import CredentialsError, code_of, unreachable
+
+if TYPE_CHECKING:
+    from obstore.store import BackoffConfig, ClientConfig, GCSConfig, GCSCredential, RetryConfig
+
+SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
+EMULATOR = "STORAGE_EMULATOR_HOST"
+"""The variable of Google's own clients for a store of one's own."""
+REWRITE_S = 1.0
+"""An object may be replaced once a second: Cloud Storage, "Quotas & limits", writes to the same object name."""
+
+_REFRESH_S = 20.0
+_SOURCES = (
+    "GOOGLE_SERVICE_ACCOUNT",
+    "GOOGLE_SERVICE_ACCOUNT_PATH",
+    "GOOGLE_SERVICE_ACCOUNT_KEY",
+    "GOOGLE_BEARER_TOKEN",
+)
+"""Variables of obstore's own."""
+_FILE = "GOOGLE_APPLICATION_CREDENTIALS"
+_NEEDS_GOOGLE_AUTH = "a login, impersonation and federation need google-auth: pip install 'cloudgpu[gcp]'"
+
+NO_CREDENTIALS = (
+    "no Google credentials were found: log in (gcloud auth application-default login), or set "
+    "GOOGLE_APPLICATION_CREDENTIALS to the key file of a service account"
+)
+
+ADVICE: Mapping[str, str] = {
+    "NoSuchBucket": "there is no bucket of this name: create it (gcloud storage buckets create), or correct the name",
+    "AccessDenied": "access denied: what these credentials must be allowed to do is in docs/gcp-permissions.md",
+    "AuthenticationRequired": "Cloud Storage does not know these credentials: log in again, or get a new key",
+    "InvalidToken": "Cloud Storage does not know these credentials: log in again, or get a new key",
+    "ExpiredToken": "the Google credentials have expired: log in again (gcloud auth application-default login)",
+    "UserProjectMissing": "the bucket is one where the requester pays, and cannot be used: choose another",
+    "UserProjectAccountProblem": "the billing account of the bucket's project is closed: see its billing page",
+    "AccountProblem": "Google says that there is a problem with the account of the bucket's project",
+    "InvalidBucketName": "this cannot be a bucket's name: correct it",
+    "SlowDown": "Cloud Storage has too many requests for the moment, of this object or of the bucket",
+}
+"""Code of the XML API's answer -> what is wrong and what to do. Codes: "HTTP status and error codes for XML"."""
+
+_PERMISSION = re.compile(r"([^\s<>]+@[^\s<>]+|The caller|Anonymous caller) does not have (storage\.[\w.]+) access")
+_ACTIONS = {
+    "reading": "storage.objects.get",
+    "looking": "storage.objects.get",
+    "creating": "storage.objects.create",
+    "writing": "storage.objects.create and storage.objects.delete",
+    "copying": "storage.objects.get and storage.objects.create",
+    "listing": "storage.objects.list",
+    "deleting": "storage.objects.delete",
+}
+"""What is being done -> the permission it takes, where the answer does not say it."""
+_CODES = {"401": "AuthenticationRequired", "403": "AccessDenied"}
+"""Status -> code, where the answer has none, as those to HEAD."""
+_PROVIDER = re.compile(r"External GCP credential provider:? \w*:?\s*(.*)")
+_METADATA = re.compile(r"token request: .*/computeMetadata/", re.DOTALL)
+_STATUS = re.compile(r"non-2xx status code: (\d+)")
+
+
+class Connection(TypedDict, total=False):
+    """Arguments for obstore's from_url()."""
+
+    config: GCSConfig
+    credential_provider: Callable[[], GCSCredential]
+
+
+def emulator() -> str | None:
+    """The store of one's own that the environment names. Raises CredentialsError: plain http leaves no machine."""
+    given = os.environ.get(EMULATOR, "").rstrip("/")
+    if not given:
+        return None
+    url = given if "://" in given else f"http://{given}"
+    parts = urlsplit(url)
+    if parts.scheme != "https" and not _is_loopback(parts.hostname or ""):
+        raise CredentialsError(f"{EMULATOR}={given}: plain http is spoken with this very machine only, or use https://")
+    return url
+
+
+def adapt(client: ClientConfig, retry: RetryConfig) -> tuple[ClientConfig, RetryConfig]:
+    """Plain http to an emulator only; longer pauses, for an object that was just replaced is refused for a second.
+
+    Raises CredentialsError.
+    """
+    pauses: BackoffConfig = {
+        "init_backoff": datetime.timedelta(seconds=0.4),
+        "max_backoff": datetime.timedelta(seconds=8),
+        "base": 2,
+    }
+    own = emulator()
+    plain: ClientConfig = {"allow_http": own is not None and own.startswith("http://")}
+    patient: RetryConfig = {"max_retries": 5, "backoff": pauses}
+    return client | plain, retry | patient
+
+
+def connection() -> Connection:
+    """How to reach any bucket. Asks nobody yet. Raises CredentialsError."""
+    config: GCSConfig = {}
+    found: Connection = {"config": config}
+    own = emulator()
+    if own is not None:
+        config["base_url"] = own
+    if any(os.environ.get(name) for name in _SOURCES):
+        return found
+    file = _file()
+    if file is None:
+        if os.environ.get("GCE_METADATA_HOST") or (own is None and not _is_no_machine()):
+            return found  # obstore asks the metadata server
+        if own is None:
+            raise CredentialsError(NO_CREDENTIALS)
+        config["skip_signature"] = True  # as Google's own clients ask an emulator
+    elif _type_of(file) == "service_account" or not _has_google_auth():
+        if _type_of(file) not in ("service_account", "authorized_user"):
+            raise CredentialsError(f"the credentials in {file} cannot be used: {_NEEDS_GOOGLE_AUTH}")
+        config["application_credentials"] = str(file)
+    else:
+        found["credential_provider"] = _GoogleAuth(file)
+    return found
+
+
+def explain(_url: str, message: str, doing: str = "") -> str:
+    """What Cloud Storage's or obstore's whole message means to people; its first line, where nothing is known.
+
+    `doing` begins with a word of _ACTIONS, such as "reading job.json".
+    """
+    status = _STATUS.search(message)
+    code = code_of(message) or _CODES.get(status[1] if status else "", "")
+    if _METADATA.search(message):
+        return f"{NO_CREDENTIALS}; nor does a metadata server give a token"
+    if code == "AccessDenied":
+        found = _PERMISSION.search(message)
+        needed = f"{found[2]}, which {found[1]} has not" if found else _ACTIONS.get(doing.partition(" ")[0], "")
+        return f"{ADVICE[code]} ({code}{f': {needed}' if needed else ''})"
+    if code in ADVICE:
+        return f"{ADVICE[code]} ({code})"
+    return _without_code(message) or message.partition("\n")[0]
+
+
+def _without_code(message: str) -> str:
+    """What is wrong where Cloud Storage has not said it; "": nobody knows."""
+    provider, address = _PROVIDER.search(message), unreachable(message)
+    if provider:
+        return f"no Google credentials can be had: {provider[1]}"
+    return f"{address} cannot be reached from here: check the network, {EMULATOR} and proxies" if address else ""
+
+
+class _GoogleAuth:
+    """Tokens by google-auth, for as long as they last."""
+
+    def __init__(self, file: Path) -> None:
+        import google.auth
+        from google.auth.exceptions import GoogleAuthError
+
+        self._lock = threading.Lock()
+        try:
+            loaded = google.auth.load_credentials_from_file(str(file), scopes=[SCOPE])  # type: ignore[no-untyped-call]
+        except (GoogleAuthError, ValueError, OSError) as error:
+            raise CredentialsError(f"the credentials in {file} cannot be used: {error}") from error
+        self._credentials: Any = loaded[0]
+
+    def __call__(self) -> GCSCredential:
+        from google.auth.transport.requests import Request
+
+        with self._lock:
+            if not self._credentials.valid:
+                self._credentials.refresh(functools.partial(Request(), timeout=_REFRESH_S))
+            expiry = self._credentials.expiry
+            ends = None if expiry is None else expiry.replace(tzinfo=datetime.UTC)
+            return {"token": str(self._credentials.token), "expires_at": ends}
+
+
+def _file() -> Path | None:
+    """Application Default Credentials, where google-auth looks for them. Raises CredentialsError."""
+    named = os.environ.get(_FILE)
+    if named:
+        path = Path(named).expanduser()
+        if not path.is_file():
+            raise CredentialsError(f"{_FILE}={named}: there is no such file: correct it, or unset it and log in")
+        return path
+    folder = os.environ.get("CLOUDSDK_CONFIG")
+    usual = (Path(folder) if folder else Path("~/.config/gcloud")).expanduser() / "application_default_credentials.json"
+    return usual if usual.is_file() else None
+
+
+def _type_of(file: Path) -> str:
+    """Raises CredentialsError."""
+    try:
+        return str(json.loads(file.read_bytes())["type"])
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise CredentialsError(f"{file} holds no Google credentials: {error!r}") from error
+
+
+def _is_no_machine() -> bool:
+    """Whether the environment says that this is no machine of Google's: google-auth's own variable."""
+    return os.environ.get("NO_GCE_CHECK", "").lower() == "true"
+
+
+def _has_google_auth() -> bool:
+    try:
+        return importlib.util.find_spec("google.auth") is not None and importlib.util.find_spec("requests") is not None
+    except ModuleNotFoundError:  # there is no package `google`
+        return False
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
