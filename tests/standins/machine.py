@@ -20,16 +20,14 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
-
-import psutil
 
 from . import cloud_config, systemd
 from .boots import CloudInit, Init
 from .metadata import Answer, MetadataServer, Request
+from .processes import kill_all
 
 SHIMS = ("systemctl", "shutdown", "poweroff", "reboot", "halt")
 # A program of its own, for which Python is started without anything of the machine's.
@@ -107,7 +105,7 @@ class Machine:
             if self._timer is not None:
                 self._timer.cancel()
                 self._timer = None
-        self._kill()
+        kill_all(self.root)
         for process in self._services.values():
             process.wait()
         self._services.clear()
@@ -309,33 +307,3 @@ class Machine:
 
     def _complain(self, text: str) -> None:
         self.trouble.append(text)
-
-    def _kill(self) -> None:
-        """All of its processes, and those that they have started meanwhile."""
-        end = time.monotonic() + 10.0
-        while found := list(self._processes()):
-            for process in found:
-                with contextlib.suppress(psutil.Error):
-                    process.kill()
-            psutil.wait_procs(found, timeout=1.0)
-            if time.monotonic() > end:
-                raise RuntimeError(f"processes of {self.root} do not end: {found}")
-
-    def _processes(self) -> Iterator[psutil.Process]:
-        seen: set[int] = {os.getpid()}
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):
-                if process.pid in seen or process.status() == psutil.STATUS_ZOMBIE or not self._is_mine(process):
-                    continue
-                for one in (process, *process.children(recursive=True)):
-                    if one.pid not in seen and one.status() != psutil.STATUS_ZOMBIE:
-                        seen.add(one.pid)
-                        yield one
-
-    def _is_mine(self, process: psutil.Process) -> bool:
-        with contextlib.suppress(psutil.Error):
-            if process.environ().get("HOME") == str(self.root / "root"):
-                return True
-        with contextlib.suppress(psutil.Error):
-            return Path(process.cwd()).is_relative_to(self.root)
-        return False

@@ -20,6 +20,7 @@ from .tokens import Identity, OAuth
 
 SERVICES: tuple[str, ...] = (
     # module:class, made with the project; the first whose call() knows a request answers it
+    "..gce.service:ComputeEngine",
     "..vertex.service:Vertex",
     "..gcp_catalog.billing:Billing",
     "..gcp_catalog.cloudquotas:CloudQuotas",

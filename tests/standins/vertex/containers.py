@@ -26,11 +26,16 @@ from pathlib import Path
 from typing import Any
 
 from ..gcp.project import Project
+from ..gcp.service import ANY_SCOPE
+from ..gcp.tokens import TOKEN_S
+from ..gcp_metadata import InstanceMetadata
 from ..machine import PYTHON
 from ..metadata import MetadataServer
 from ..processes import kill_all
 
 _TF_NAMES = {"workerpool0": "chief", "workerpool1": "worker", "workerpool2": "ps", "workerpool3": "evaluator"}
+_OWN_ACCOUNT = "service-{}@gcp-sa-aiplatform-cc.iam.gserviceaccount.com"
+"""The Custom Code Service Agent, which jobs run as that name no account."""
 _REFERENCE = re.compile(r"\$(\$|\(([A-Za-z_][A-Za-z0-9_]*)\))")
 _OUTPUTS = {"AIP_MODEL_DIR": "model/", "AIP_CHECKPOINT_DIR": "checkpoints/", "AIP_TENSORBOARD_LOG_DIR": "logs/"}
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -128,17 +133,8 @@ class Container:
         self._ended()
 
 
-def containers_of(
-    job: Any,
-    project: Project,
-    folder: Path,
-    ended: Callable[[], None],
-    metadata: Callable[[str, str], MetadataServer],
-) -> list[Container]:
-    """One for each replica of a CustomJob (protobuf), the primary one first.
-
-    `metadata` makes the metadata server that a replica of this name sees, with the job's service account.
-    """
+def containers_of(job: Any, project: Project, folder: Path, ended: Callable[[], None]) -> list[Container]:
+    """One for each replica of a CustomJob (protobuf), the primary one first."""
     pools = job.job_spec.worker_pool_specs
     cluster = {
         f"workerpool{number}": [f"127.0.0.1:{_free_port()}" for _ in range(pool.replica_count)]
@@ -153,8 +149,25 @@ def containers_of(
         for index in range(pool.replica_count):
             environ = {**given, **_vertex_environ(job, project, cluster, name, index)}
             replica = f"{name}-{index}"
-            server = metadata(replica, job.job_spec.service_account)
+            server = _metadata(project, job)
             made.append(Container(replica, folder / replica, words, environ, metadata=server, ended=ended))
+    return made
+
+
+def _metadata(project: Project, job: Any) -> MetadataServer:
+    """What a replica finds at metadata.google.internal: the account that the job runs as, and the project.
+
+    That there is no notice of the machine's end is not verified.
+    """
+    account = job.job_spec.service_account or _OWN_ACCOUNT.format(project.number)
+    described = {
+        "instance": {"zone": f"projects/{project.number}/zones/{job.name.split('/')[3]}-a"},
+        "project": {"project-id": project.id, "numeric-project-id": project.number},
+    }
+    made = InstanceMetadata(
+        lambda: described, lambda: (project.tokens.issue(account), TOKEN_S), (account, (ANY_SCOPE,))
+    )
+    made.values.clear()
     return made
 
 

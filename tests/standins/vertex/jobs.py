@@ -14,15 +14,12 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..gcp.project import Project
 from ..gcp.service import RefusedError
-from ..metadata import MetadataServer
-from ..metadata_gcp import GcpMetadata
 from .checks import accelerator_of, check_job, market_of
 from .containers import Container, containers_of
 from .filters import read_filter
@@ -279,9 +276,7 @@ class CustomJobs:
         with self._changed:
             if self._project.boot:
                 folder = self._folder(job)
-                job.containers = containers_of(
-                    job.proto, self._project, folder, lambda: self._look(job), self._metadata
-                )
+                job.containers = containers_of(job.proto, self._project, folder, lambda: self._look(job))
                 for container in job.containers:
                     container.start()
             if job.end is None:
@@ -382,10 +377,6 @@ class CustomJobs:
             for key, wanted in job.needs.items()
         )
 
-    def _metadata(self, replica: str, account: str) -> MetadataServer:
-        """What a replica sees as metadata.google.internal."""
-        return GcpMetadata()
-
     def _folder(self, job: Job) -> Path:
         folder = self._project.folder / f"customjob-{job.id}"
         folder.mkdir()
@@ -398,7 +389,7 @@ def _copy(proto: Any) -> Any:
     return made
 
 
-def _told(job: Job) -> Mapping[str, Any]:
+def _told(job: Job) -> dict[str, Any]:
     states = job.proto.DESCRIPTOR.fields_by_name["state"].enum_type.values_by_number
     return {
         "name": job.proto.name,
