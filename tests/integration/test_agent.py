@@ -141,7 +141,7 @@ def test_every_gpu_gets_a_process_and_all_nodes_find_rank_0(world: World) -> Non
 
 
 def test_one_rank_failing_ends_the_others_of_the_node(world: World) -> None:
-    world.job('[ "$LOCAL_RANK" = 1 ] && sleep 0.5 && exit 9; trap "echo asked; exit 0" TERM; sleep 60 & wait', gpus=2)
+    world.job('[ "$LOCAL_RANK" = 1 ] && sleep 0.5 && exit 9; trap "echo asked; exit 0" TERM; sleep 600 & wait', gpus=2)
     result = world.run()
     assert (result.outcome, result.exit_code, result.reason) == ("failed", 9, "rank 1: exit code 9")
     assert "asked" in world.texts()
@@ -193,11 +193,11 @@ os.write(1, b"answer\n\nlast without an end")
 
 
 def test_lines_arrive_while_the_program_runs(world: World) -> None:
-    world.job("echo now; sleep 60")
+    world.job("echo now; sleep 600")
     world.start()
     until(lambda: world.texts() == ["now"])
     (line,) = world.lines()
-    assert time.time() - line.time < 2
+    assert abs(time.time() - line.time) < 30, "it came long before the program's end"
     assert not world.has_result()
 
 
@@ -205,7 +205,7 @@ def test_lines_arrive_while_the_program_runs(world: World) -> None:
 
 
 def test_heartbeats_carry_the_progress(world: World) -> None:
-    world.job('sleep 1.5; echo \'{"step": 7}\' > "$CLOUDGPU_PROGRESS"; sleep 60', setup="true")
+    world.job('sleep 1.5; echo \'{"step": 7}\' > "$CLOUDGPU_PROGRESS"; sleep 600', setup="true")
     world.start()
     key = node_key(1, "worker-0.1", "heartbeat.json")
     seen: list[Heartbeat] = []
@@ -232,8 +232,8 @@ def test_a_notice_reaches_a_program_that_listens(world: World) -> None:
     world.job("python main.py", code={"main.py": LISTENER})
     agent = world.start()
     until(lambda: world.texts() == ["listening"])
-    world.notice(20)
-    assert agent.wait(10) == 0
+    world.notice(120)
+    assert agent.wait(60) == 0
     assert world.texts() == ["listening", "preempt"]
     result = world.result()
     assert (result.outcome, result.exit_code) == ("preempted", 75)
@@ -245,13 +245,13 @@ def test_a_program_that_does_not_listen_gets_a_signal_and_the_time(world: World)
     program = (
         "import signal, time, sys\n"
         "def end(*_):\n time.sleep(1); print('saved', flush=True); sys.exit(0)\n"
-        "signal.signal(signal.SIGTERM, end); print('up', flush=True); time.sleep(60)"
+        "signal.signal(signal.SIGTERM, end); print('up', flush=True); time.sleep(600)"
     )
     world.job("true\npython main.py\ntrue\n", code={"main.py": program})
     agent = world.start()
     until(lambda: world.texts() == ["up"])
-    world.stop(20)
-    assert agent.wait(10) == 0
+    world.stop(120)
+    assert agent.wait(60) == 0
     assert world.texts() == ["up", "saved"]
     assert world.result().outcome == "stopped"
     assert world.result().reason == "cancelled"
@@ -263,8 +263,8 @@ def test_a_deaf_program_is_killed_at_the_deadline_with_all_it_started(world: Wor
     until(lambda: world.texts() == ["up"])
     begun = time.monotonic()
     world.stop(1.5)
-    assert agent.wait(10) == 0
-    assert 1.0 < time.monotonic() - begun < 6
+    assert agent.wait(60) == 0
+    assert time.monotonic() - begun > 1.0
     assert world.processes() == []
     result = world.result()
     assert (result.outcome, result.exit_code) == ("stopped", -9)
@@ -275,7 +275,7 @@ def test_the_machine_vanishes_at_a_notices_deadline(world: World) -> None:
     agent = world.start()
     until(lambda: world.texts() == ["up"])
     world.notice(1)
-    assert agent.wait(10) == agent_module.VANISHED
+    assert agent.wait(60) == agent_module.VANISHED
     assert not world.has_result()
     assert world.processes() == []
 
@@ -287,7 +287,7 @@ def test_a_deadline_may_be_tightened(world: World) -> None:
     world.stop(300)
     until(lambda: "asked" in world.texts())
     world.stop(0.5, "cost")
-    assert agent.wait(10) == 0
+    assert agent.wait(60) == 0
     assert world.texts().count("asked") == 1, "a second signal would say: now"
     assert world.result().reason == "cancelled", "what came first is what ended it"
 
@@ -297,8 +297,8 @@ def test_success_counts_though_a_stop_came_late(world: World) -> None:
     world.job("python main.py", code={"main.py": program})
     agent = world.start()
     until(lambda: world.texts() == ["listening"])
-    world.stop(20)
-    assert agent.wait(10) == 0
+    world.stop(120)
+    assert agent.wait(60) == 0
     assert world.result().outcome == "succeeded"
 
 
@@ -308,7 +308,7 @@ def test_a_signal_to_the_agent_is_a_machine_that_shuts_down(world: World, number
     agent = world.start()
     until(lambda: world.texts() == ["listening"])
     agent.send_signal(number)
-    assert agent.wait(10) == 0
+    assert agent.wait(60) == 0
     assert world.texts()[-1] == "terminate"
     assert (world.result().outcome, world.result().reason) == ("preempted", "the machine is shut down")
 
@@ -325,23 +325,23 @@ def test_two_signals_mean_now(world: World) -> None:
 
 
 def test_a_stop_during_the_setup(world: World) -> None:
-    world.job("echo never", setup="echo setting up; sleep 60")
+    world.job("echo never", setup="echo setting up; sleep 600")
     agent = world.start()
     until(lambda: world.texts() == ["setting up"])
-    world.stop(20)
-    assert agent.wait(10) == 0
+    world.stop(120)
+    assert agent.wait(60) == 0
     assert (world.result().outcome, world.result().exit_code) == ("stopped", None)
     assert world.texts() == ["setting up"]
 
 
 def test_a_stop_that_was_there_before(world: World) -> None:
-    world.job("sleep 60")
+    world.job("sleep 600")
     world.stop(2)
     assert world.run().outcome == "stopped"
 
 
 def test_lifetime(world: World) -> None:
-    world.job("sleep 60")
+    world.job("sleep 600")
     result = world.run("--lifetime-s", "1")
     assert (result.outcome, result.reason) == ("stopped", "the machine's lifetime ends")
 
@@ -364,7 +364,7 @@ def test_what_a_program_leaves_behind_is_killed(world: World) -> None:
     )
     begun = time.monotonic()
     assert world.run().outcome == "succeeded"
-    assert time.monotonic() - begun < 8, "a daemon that holds the output open is not waited for"
+    assert time.monotonic() - begun < 60, "a daemon that holds the output open is not waited for"
     assert world.processes() == []
     assert not [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", "301"]], (
         "unmarked ones too"
@@ -378,7 +378,7 @@ def test_killing_the_agent_at_any_moment_leaves_nothing(world: World, delay_s: f
     time.sleep(delay_s)
     agent.kill()
     agent.wait()
-    until(lambda: world.processes() == [], 5)
+    until(lambda: world.processes() == [])
     assert not world.has_result()
 
 
@@ -387,7 +387,7 @@ def test_killing_the_keeper_is_the_programs_death(world: World) -> None:
     agent = world.start()
     until(lambda: len(world.processes()) == 4)  # agent, keeper, shell, sleep
     next(p for p in world.processes() if "keeper.py" in " ".join(p.cmdline())).kill()
-    assert agent.wait(10) == 0
+    assert agent.wait(60) == 0
     assert (world.result().outcome, world.result().exit_code) == ("failed", -9)
     assert world.processes() == []
 
@@ -398,8 +398,8 @@ def test_a_second_agent_touches_nothing(world: World) -> None:
     until(lambda: world.texts() == ["up"])
     before = {path: path.stat().st_mtime for path in (world.home() / "code").rglob("*")}
     second = world.start(home=world.folder / "homes" / "other")
-    assert second.wait(10) == agent_module.CLAIMED
-    assert first.wait(10) == 0
+    assert second.wait(60) == agent_module.CLAIMED
+    assert first.wait(60) == 0
     assert world.texts() == ["up"]
     assert world.result().outcome == "succeeded"
     assert before == {path: path.stat().st_mtime for path in (world.home() / "code").rglob("*")}
@@ -457,7 +457,7 @@ def test_an_unusable_job_dir_is_a_clear_error(world: World, damage: Callable[[Wo
 
 
 def test_no_job_dir_at_all(world: World) -> None:
-    assert world.start(0, "--patience-s", "0.5").wait(10) == agent_module.JOB_DIR_LOST
+    assert world.start(0, "--patience-s", "0.5").wait(60) == agent_module.JOB_DIR_LOST
     assert "there is no such object" in world.agent_log()
     assert not (world.folder / "job dir").exists()
 
@@ -554,8 +554,8 @@ def test_a_program_that_fills_the_machines_disk(world: World, small_disk: Path) 
     world.job("cat /dev/zero > zeros; echo full; trap 'exit 7' TERM; while :; do sleep 0.1; done")
     agent = world.start(home=small_disk)
     until(lambda: world.texts() == ["full"])
-    world.stop(10)
-    assert agent.wait(10) == 0
+    world.stop(120)
+    assert agent.wait(60) == 0
     assert (world.result().outcome, world.result().exit_code) == ("stopped", 7)
 
 

@@ -357,7 +357,7 @@ def test_a_clock_that_jumped_leaves_programs_their_time_to_save(home: Path, tmp_
     begin = time.monotonic()
     assert bench.finish().state == "cancelled"
     assert bench.is_at("saved")
-    assert time.monotonic() - begin < 15
+    assert time.monotonic() - begin < 60
 
 
 def test_another_supervisor_after_a_jump_back(home: Path, tmp_path: Path) -> None:

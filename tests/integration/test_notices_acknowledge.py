@@ -12,6 +12,9 @@ from cloudgpu.runtime.notices import CloudNotices, NodeDir, Orders
 from cloudgpu.tests.standins.agents import until
 from cloudgpu.tests.standins.metadata_azure import AzureMetadata
 
+LATER_S = 180.0
+"""How far off the event is: far more than a busy computer needs for anything here."""
+
 
 class Crowd:
     """Two machines of one attempt, each with its own view of the same events."""
@@ -42,7 +45,7 @@ class Crowd:
 
     def announce(self, *machines: str) -> None:
         for server in self.servers:
-            server.announce("Preempt", 30, *machines, event_id="E-1")
+            server.announce("Preempt", LATER_S, *machines, event_id="E-1")
 
     def end(self, index: int) -> None:
         result = Result("preempted", 75, "", 0.0, 0.0)
@@ -87,6 +90,6 @@ def test_azure_an_event_of_somebody_elses_machine_is_never_acknowledged(tmp_path
         crowd.end(1)
         begun = time.monotonic()
         for watched in crowd.watched:
-            watched.finish(20)
-        assert time.monotonic() - begun < 15, "nobody waits for what cannot be"
+            watched.finish(LATER_S)
+        assert time.monotonic() - begun < LATER_S / 3, "nobody waits for what cannot be"
         assert crowd.servers[0].started == crowd.servers[1].started == []

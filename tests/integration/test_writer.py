@@ -343,8 +343,8 @@ def test_a_part_that_can_no_longer_come_is_not_waited_for(
         processes[0].kill()
         processes[0].wait()
         begun = time.monotonic()
-        assert finish_earlier(open_store(url), 0, 60)
-        assert time.monotonic() - begun < 30
+        assert finish_earlier(open_store(url), 0, 240)
+        assert time.monotonic() - begun < 120
         assert open_store(url).names() == []
 
 

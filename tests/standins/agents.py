@@ -123,7 +123,7 @@ class World:
         return started
 
     def run(self, *options: str, **popen: Any) -> Result:
-        assert self.start(0, *options, **popen).wait(30) == agent_module.DONE, self.agent_log()
+        assert self.start(0, *options, **popen).wait(100) == agent_module.DONE, self.agent_log()
         return self.result()
 
     def result(self, index: int = 0) -> Result:
@@ -178,7 +178,7 @@ class World:
         self.dir.put(attempt_key(1, "stop.json"), Stop(reason, time.time() + after_s).to_bytes())
 
 
-def until(condition: Callable[[], object], limit_s: float = 20.0) -> None:
+def until(condition: Callable[[], object], limit_s: float = 60.0) -> None:
     end = time.monotonic() + limit_s
     while not condition():
         assert time.monotonic() < end, "it never came"

@@ -48,9 +48,9 @@ def test_at_most_n_and_each_once() -> None:
 
 def test_thousands_of_options_take_no_time() -> None:
     options = [f"n{family}-standard-{cpus}" for family in range(60) for cpus in range(60)]
-    began = time.monotonic()
+    began = time.thread_time()  # of this thread alone, however busy the computer is
     assert closest("n1-standrad-8", options)[0] == "n1-standard-8"
-    assert time.monotonic() - began < 1
+    assert time.thread_time() - began < 1
 
 
 def test_sentences() -> None:
