@@ -7,6 +7,7 @@ and our timeouts. What a call has set going is waited for by `operations.py`.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import threading
 from collections.abc import Callable
@@ -21,7 +22,17 @@ from .rest import Rest
 if TYPE_CHECKING:
     from google.cloud import compute_v1
 
-__all__ = ["PATIENCE_S", "READ_S", "WRITE_S", "Clients", "could_be_used", "gone_is_fine", "told", "understand"]
+__all__ = [
+    "PATIENCE_S",
+    "READ_S",
+    "WRITE_S",
+    "Clients",
+    "could_be_used",
+    "gone_is_fine",
+    "need_sdk",
+    "told",
+    "understand",
+]
 
 READ_S = 30.0
 """For an answer to a question; a list of all zones takes seconds."""
@@ -134,13 +145,20 @@ class Clients:
 
     def _make(self, name: str) -> Any:  # noqa: ANN401
         credentials, endpoint = self.account.credentials, self.account.endpoint
-        try:
-            from google.cloud import compute_v1
-        except ImportError as error:
-            message = "the target gcp needs Google's SDK: pip install 'cloudgpu[gcp]'"
-            raise ProvisionError("invalid", message, scope="cloud", code="google-cloud-compute") from error
+        from google.cloud import compute_v1
+
         options = {"api_endpoint": endpoint} if endpoint else None
         return getattr(compute_v1, name)(credentials=credentials, client_options=options)
+
+
+def need_sdk() -> None:
+    """Raises ProvisionError if Google's SDK is not installed."""
+    try:
+        importlib.import_module("google.auth")
+        importlib.import_module("google.cloud.compute_v1")
+    except ImportError as error:
+        message = "the target gcp needs Google's SDK: pip install 'cloudgpu[gcp]'"
+        raise ProvisionError("invalid", message, scope="cloud", code="google-cloud-compute") from error
 
 
 def told(doing: str, clock: Clock) -> contextlib.AbstractContextManager[None]:

@@ -8,8 +8,9 @@ Nothing is remembered here but what was seen a moment ago: any process may call 
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,7 @@ from ..base import Allocation, LaunchRequest, NodeState, Owner
 from ..calls import logged_in
 from ..sharing import PerSettings
 from . import network
-from .clients import Clients
+from .clients import Clients, need_sdk
 from .ending import Ending, delete
 from .images import Images
 from .labels import region_of
@@ -55,7 +56,7 @@ class GcpProvisioner:
         """
         check_request(request)
         launch = Launch(self._clients, self._images, self._sightings, request)
-        with logged_in(self._clients.forget):
+        with self._google():
             launch.run()
         now = str(int(self._clients.clock.now()))
         details = {REGION: request.region, ZONE: launch.zone, OWNER: request.owner.name}
@@ -69,7 +70,7 @@ class GcpProvisioner:
         A machine that no listing shows is `pending` while it is young, as listings may lag; later it is gone, and what
         was done to it tells why.
         """
-        with logged_in(self._clients.forget):
+        with self._google():
             seen = self._seen(allocation)
             return [self._state(allocation, node, one, seen.get(one)) for node, one in allocation.machines.items()]
 
@@ -78,13 +79,13 @@ class GcpProvisioner:
         if machines are still ending after some minutes: call again.
         """
         owner = allocation.details.get(OWNER, "")
-        with logged_in(self._clients.forget):
+        with self._google():
             named = frozenset(allocation.machines.values())
             Ending(self._clients, self._sightings, allocation.token, owner, named).run()
 
     def remove(self, allocation: Allocation, nodes: Collection[str]) -> None:
         """A call for each that is not ending already."""
-        with logged_in(self._clients.forget):
+        with self._google():
             seen = self._seen(allocation)
             for machine in (allocation.machines[node] for node in nodes):
                 if machine not in seen or not seen[machine].is_ending:
@@ -92,7 +93,7 @@ class GcpProvisioner:
 
     def find(self, owner: Owner) -> list[Allocation]:
         """Every launch of which anything is left, in all zones of the project: two calls."""
-        with logged_in(self._clients.forget):
+        with self._google():
             begun = self._clients.clock.monotonic()
             rules = network.rules_of(self._clients, owner.name)
             seen = self._sightings.of_owner(owner.name, since=begun).values()
@@ -109,6 +110,13 @@ class GcpProvisioner:
         return None
 
     # -- helpers
+
+    @contextlib.contextmanager
+    def _google(self) -> Iterator[None]:
+        """The SDK is there, and credentials that were refused are not used again."""
+        need_sdk()
+        with logged_in(self._clients.forget):
+            yield
 
     def _seen(self, allocation: Allocation) -> Mapping[str, Sighting]:
         """What was seen of the machines of the allocation's owner."""

@@ -1,0 +1,181 @@
+"""Google's SDK is optional; whose account it is; what its exceptions, and the wire's, mean is told in one line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import google.auth.exceptions as auth
+import pytest
+import requests
+from google.api_core.exceptions import GoogleAPICallError, from_http_response
+
+from cloudgpu.provisioners import ProvisionError
+from cloudgpu.provisioners.gcp.account import Account, could_be_used, understand_as
+from cloudgpu.provisioners.gcp.clients import Clients, told, understand
+from cloudgpu.tests.standins.clocks import FastClock
+
+_SETTINGS = ("GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_CLOUD_PROJECT", "GCE_METADATA_HOST", "CLOUDGPU_GCP_ENDPOINT")
+
+
+@pytest.fixture(autouse=True)
+def nobody(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No settings of the tester's."""
+    for name in _SETTINGS:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path / "gcloud"))
+    monkeypatch.setenv("NO_GCE_CHECK", "true")
+
+
+def run(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    return done.stdout.strip()
+
+
+def answer(status: int, body: object, **headers: str) -> GoogleAPICallError:
+    """An answer of Google's, as the SDK raises it."""
+    response = requests.Response()
+    response.status_code = status
+    response.headers.update(headers)
+    response._content = body.encode() if isinstance(body, str) else json.dumps(body).encode()
+    response.request = requests.Request("POST", "https://compute.googleapis.com/compute/v1/x").prepare()
+    made = from_http_response(response)
+    assert isinstance(made, GoogleAPICallError)
+    return made
+
+
+def legacy(reason: str, status: int, message: str) -> GoogleAPICallError:
+    """As Compute Engine says it."""
+    told_so = {"reason": reason, "message": message, "domain": "global"}
+    return answer(status, {"error": {"code": status, "message": message, "errors": [told_so]}})
+
+
+def test_the_sdk_is_loaded_by_nothing_but_a_call() -> None:
+    code = "import sys; from cloudgpu.provisioners.gcp.provisioner import GcpProvisioner; GcpProvisioner()"
+    loaded = "{name for name in sys.modules if name.startswith(('google.auth', 'google.api_core', 'google.cloud.', 'requests'))}"
+    assert run(f"{code}; print({loaded})") == "set()"
+
+
+@pytest.mark.parametrize("missing", ["google.auth", "google.cloud.compute_v1"])
+def test_without_the_sdk_it_is_said_what_to_install(missing: str) -> None:
+    code = f"""
+import os, sys
+sys.modules["{missing}"] = None
+os.environ["GOOGLE_CLOUD_PROJECT"] = "p"
+from cloudgpu.provisioners import Owner, ProvisionError
+from cloudgpu.provisioners.gcp.provisioner import GcpProvisioner
+try:
+    GcpProvisioner().find(Owner("x"))
+except ProvisionError as error:
+    print(error.error_class, error)
+"""
+    assert run(code) == "invalid the target gcp needs Google's SDK: pip install 'cloudgpu[gcp]'"
+
+
+# --- whose account ----------------------------------------------------------------------------------------------------
+
+
+def test_without_credentials_it_is_said_how_to_log_in() -> None:
+    assert not could_be_used()
+    with pytest.raises(ProvisionError, match="gcloud auth application-default login") as caught:
+        _ = Account(FastClock()).project
+    assert caught.value.error_class == "auth"
+
+
+def test_credentials_of_some_kind_are_enough_to_be_offered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    folder = tmp_path / "gcloud"
+    folder.mkdir()
+    (folder / "application_default_credentials.json").write_text("{}")
+    assert could_be_used()
+    (folder / "application_default_credentials.json").unlink()
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "/nowhere.json")
+    assert could_be_used(), "whoever uses it is told that there is no such file"
+    with pytest.raises(ProvisionError, match=r"/nowhere\.json") as caught:
+        _ = Account(FastClock()).credentials
+    assert caught.value.error_class == "auth"
+
+
+def test_an_endpoint_in_the_open_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CLOUDGPU_GCP_ENDPOINT", "http://compute.example.org")
+    with pytest.raises(ProvisionError, match="not encrypted"):
+        _ = Account(FastClock()).endpoint
+    monkeypatch.setenv("CLOUDGPU_GCP_ENDPOINT", "http://127.0.0.1:1/")
+    assert Account(FastClock()).endpoint == "http://127.0.0.1:1"
+
+
+def test_the_machines_service_account_is_a_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CLOUDGPU_GCP_SERVICE_ACCOUNT", "runner@p.iam.gserviceaccount.com")
+    assert Clients(FastClock()).service_account == "runner@p.iam.gserviceaccount.com"
+
+
+# --- what errors mean -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "says"),
+    [
+        (legacy("rateLimitExceeded", 403, "Rate Limit Exceeded"), "throttled", "Rate Limit Exceeded"),
+        (legacy("userRateLimitExceeded", 403, "Too fast"), "throttled", "Too fast"),
+        (legacy("quotaExceeded", 403, "Quota 'FIREWALLS' exceeded.  Limit: 100.0 globally."), "quota", "FIREWALLS"),
+        (
+            legacy("forbidden", 403, "Required 'compute.instances.create' permission for 'projects/p/zones/z'"),
+            "auth",
+            "compute.instances.create",
+        ),
+        (legacy("accessNotConfigured", 403, "Compute Engine API has not been used"), "auth", "gcloud services enable"),
+        (legacy("authError", 401, "Invalid Credentials"), "auth", "log in again"),
+        (legacy("invalid", 400, "Invalid value for field 'resource.name': 'X'"), "invalid", "resource.name"),
+        (
+            legacy("notFound", 404, "The resource 'projects/p/zones/z/acceleratorTypes/nvidia-l4' was not found"),
+            "not_offered",
+            "nvidia-l4",
+        ),
+        (legacy("alreadyExists", 409, "The resource 'x' already exists"), "transient", "still, or again"),
+        (legacy("backendError", 503, "Backend Error"), "transient", "Backend Error"),
+        (answer(502, "<html><title>502 Bad Gateway</title></html>"), "transient", "502"),
+        (answer(429, {"error": {"code": 429, "message": "slower", "status": "RESOURCE_EXHAUSTED"}}), "throttled", ""),
+        (auth.DefaultCredentialsError("none were found"), "auth", "gcloud auth application-default login"),
+        (auth.RefreshError("invalid_grant: Token has been expired or revoked."), "auth", "invalid_grant"),
+        (auth.RefreshError("Service Unavailable", retryable=True), "transient", "token service"),
+        (auth.TransportError("cannot be reached"), "transient", "check the network"),
+        (requests.exceptions.ReadTimeout("Read timed out."), "transient", "check the network"),
+        (requests.exceptions.ConnectionError("Connection aborted."), "transient", "check the network"),
+        (requests.exceptions.SSLError("bad certificate"), "transient", "REQUESTS_CA_BUNDLE"),
+    ],
+    ids=lambda value: str(value)[:60] if isinstance(value, Exception) else None,
+)
+def test_exceptions_of_the_sdk(error: Exception, kind: str, says: str) -> None:
+    with pytest.raises(ProvisionError, match="launch") as caught, told("launch", FastClock()):
+        raise error
+    assert caught.value.error_class == kind
+    assert says in str(caught.value)
+    assert "https://compute" not in str(caught.value), "the URL is nobody's business"
+
+
+def test_a_bug_is_no_error_of_googles() -> None:
+    assert understand(KeyError("x"), "launch", FastClock()) is None
+    with pytest.raises(KeyError), told("launch", FastClock()):
+        raise KeyError("x")
+
+
+def test_google_says_when_to_come_back() -> None:
+    busy = understand(answer(429, {"error": {"message": "slower"}}, **{"Retry-After": "30"}), "launch", FastClock())
+    assert busy is not None and (busy.error_class, busy.retry_after) == ("throttled", 30.0)
+
+
+def test_a_page_of_html_is_cut() -> None:
+    page = understand(answer(503, f"<html>{'x' * 10_000}</html>"), "launch", FastClock())
+    assert page is not None and len(str(page)) < 700
+
+
+def test_the_newer_apis_say_it_elsewhere() -> None:
+    info = {"@type": "type.googleapis.com/google.rpc.ErrorInfo", "reason": "RATE_LIMIT_EXCEEDED", "domain": "g"}
+    error = answer(429, {"error": {"code": 429, "message": "m", "status": "RESOURCE_EXHAUSTED", "details": [info]}})
+    found = understand(error, "look", FastClock())
+    assert found is not None and (found.code, found.error_class) == ("RATE_LIMIT_EXCEEDED", "throttled")
+    plain = answer(403, {"error": {"code": 403, "message": "no", "status": "PERMISSION_DENIED"}})
+    for target in ("gcp", "vertex"):
+        same = understand_as(target)(plain, "look", FastClock())
+        assert same is not None and (same.code, same.error_class) == ("PERMISSION_DENIED", "auth")
