@@ -8,13 +8,17 @@ account's token is an access token for the scopes that the instance was given.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 from .metadata import Answer, Request
-from .metadata_gcp import BASE, GcpMetadata
+from .metadata_gcp import BASE, NOT_YET, GcpMetadata
 
 ROOT = "/computeMetadata/v1/"
+_EVENT_S = 3_600.0
+"""So long before it maintenance-event tells that a machine with GPUs will be ended."""
 _ACCOUNTS = "instance/service-accounts/"
 _TEXT = {"Metadata-Flavor": "Google", "Server": "Metadata Server for VM", "Content-Type": "application/text"}
 _JSON = {**_TEXT, "Content-Type": "application/json"}
@@ -32,8 +36,41 @@ class InstanceMetadata(GcpMetadata):
     ) -> None:
         super().__init__()
         self._describe, self._token, self._account = describe, token, account
+        self._window = (0.0, 0.0)
         self.token_status = 200
         """What the question for a token is answered with."""
+
+    def announce_maintenance(self, lead_s: float, lasts_s: float = 3_600.0) -> None:
+        """Of the host, in so many seconds: that of a machine with GPUs ends it."""
+        self._window = (time.time() + lead_s, time.time() + lead_s + lasts_s)
+        self.set("upcoming-maintenance", self._maintenance("PENDING"))
+        if lead_s <= _EVENT_S:
+            self.set("maintenance-event", "TERMINATE_ON_HOST_MAINTENANCE")
+
+    def begin_maintenance(self) -> None:
+        """The window is open."""
+        self.set("upcoming-maintenance", self._maintenance("ONGOING"))
+        self.set("maintenance-event", "TERMINATE_ON_HOST_MAINTENANCE")
+
+    def end_maintenance(self) -> None:
+        """It is over."""
+        self.set("upcoming-maintenance", NOT_YET, 503)
+        self.set("maintenance-event", "NONE")
+
+    def _maintenance(self, status: str) -> str:
+        begins, ends = (
+            datetime.fromtimestamp(at + self.clock_off_s, UTC).isoformat(timespec="seconds") for at in self._window
+        )
+        return json.dumps(
+            {
+                "canReschedule": False,
+                "latestWindowStartTime": begins,
+                "maintenanceStatus": status,
+                "type": "SCHEDULED",
+                "windowEndTime": ends,
+                "windowStartTime": begins,
+            }
+        )
 
     def answer(self, request: Request) -> Answer:
         if request.headers.get("Metadata-Flavor") != "Google" or "X-Forwarded-For" in request.headers:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
@@ -63,6 +63,9 @@ class Discovery:
             if method.http == http and (found := method.pattern.fullmatch(path)):
                 return Match(method, {name: unquote(value) for name, value in found.groupdict().items()})
         return None
+
+    def methods(self) -> Sequence[Method]:
+        return self._methods
 
     def unknown_queries(self, method: Method, query: Mapping[str, str]) -> list[str]:
         """Names in the query that the method does not have."""

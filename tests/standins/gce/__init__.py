@@ -1,0 +1,1 @@
+"""Compute Engine of the stand-in for Google Cloud (tests/standins/gcp): instances that boot, and what they need."""

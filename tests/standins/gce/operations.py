@@ -1,0 +1,132 @@
+"""Operations: what was asked for and is carried out afterwards, and what Compute Engine did by itself.
+
+After the API reference (ZoneOperations, GlobalOperations, RegionOperations) and traces of real operations: a call that
+changes something is answered with an operation that runs; its errors stand in the finished operation. A request id that
+was sent before is answered with the operation of then, whatever came of it.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta, timezone
+from typing import TYPE_CHECKING, Any
+
+from ..gcp.service import RefusedError
+from .catalog import HOST, identity
+
+if TYPE_CHECKING:
+    from .world import World
+
+_PACIFIC = timezone(timedelta(hours=-8))
+_MESSAGES = {400: "BAD REQUEST", 403: "FORBIDDEN", 404: "NOT FOUND", 409: "CONFLICT", 503: "SERVICE UNAVAILABLE"}
+
+
+class FailedError(Exception):
+    """What was asked for could not be done: the operation ends with this error."""
+
+    def __init__(self, code: str, status: int, message: str, details: Sequence[dict[str, Any]] = ()) -> None:
+        super().__init__(message)
+        self.code, self.status, self.message, self.details = code, status, message, list(details)
+
+
+def now() -> str:
+    """As Compute Engine writes times: with milliseconds, in Pacific time."""
+    return stamp(time.time())
+
+
+def stamp(epoch: float) -> str:
+    return datetime.fromtimestamp(epoch, _PACIFIC).isoformat(timespec="milliseconds")
+
+
+@dataclass
+class Operations:
+    """Of one project. All methods are called with the world's lock held."""
+
+    world: World
+    known: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
+    """(scope, name) -> operation, in the order in which they were begun."""
+    _asked: dict[tuple[str, str], str] = field(default_factory=dict)
+    """(scope, request id) -> name"""
+
+    def repeated(self, scope: str, request_id: str) -> dict[str, Any] | None:
+        """The operation of an earlier call with this request id. Raises RefusedError: it is no UUID."""
+        if not request_id:
+            return None
+        try:
+            valid = uuid.UUID(request_id).int != 0
+        except ValueError:
+            valid = False
+        if not valid:
+            text = f"Invalid value for field 'requestId': '{request_id}'. The request_id is not a valid UUID."
+            raise RefusedError("invalid", 400, text)
+        name = self._asked.get((scope, request_id))
+        return self.known[scope, name] if name is not None else None
+
+    def begin(
+        self,
+        kind: str,
+        scope: str,
+        target: str,
+        target_id: str,
+        *,
+        user: str,
+        request_id: str = "",
+        work: Callable[[], float | None] = lambda: None,
+        delay_s: float | None = None,
+    ) -> dict[str, Any]:
+        """A copy of the operation as it begins. `work` is done after a while: it may raise FailedError, and returns
+        after how many seconds it is to be called again, or None: it is done."""
+        made = self._make(kind, scope, target, target_id, user)
+        made |= {"status": "RUNNING", "progress": 0}
+        if request_id:
+            made["clientOperationId"] = request_id
+            self._asked[scope, request_id] = made["name"]
+        begun = dict(made)
+        self.world.after(self.world.delay_s if delay_s is None else delay_s, lambda: self._work(made, work))
+        return begun
+
+    def happened(self, kind: str, scope: str, target: str, target_id: str, message: str) -> None:
+        """A system event."""
+        made = self._make(kind, scope, target, target_id, "system")
+        made |= {"status": "DONE", "progress": 100, "endTime": now(), "statusMessage": message}
+
+    def _make(self, kind: str, scope: str, target: str, target_id: str, user: str) -> dict[str, Any]:
+        name = f"{'systemevent' if user == 'system' else 'operation'}-{time.time_ns()}-{uuid.uuid4().hex[:21]}"
+        base = f"{HOST}/projects/{self.world.project.id}"
+        at = now()
+        made: dict[str, Any] = {
+            "kind": "compute#operation",
+            "id": identity("operation", name),
+            "name": name,
+            "operationType": kind,
+            "targetLink": target,
+            "targetId": target_id,
+            "user": user,
+            "insertTime": at,
+            "startTime": at,
+            "selfLink": f"{base}/{scope}/operations/{name}",
+        }
+        if scope != "global":
+            made[scope.partition("/")[0].removesuffix("s")] = f"{base}/{scope}"
+        self.known[scope, name] = made
+        return made
+
+    def _work(self, operation: dict[str, Any], work: Callable[[], float | None]) -> None:
+        try:
+            again_s = work()
+        except FailedError as failed:
+            error = {"code": failed.code, "message": failed.message}
+            if failed.details:
+                error["errorDetails"] = failed.details  # type: ignore[assignment]
+            operation["error"] = {"errors": [error]}
+            operation["httpErrorStatusCode"] = failed.status
+            operation["httpErrorMessage"] = _MESSAGES.get(failed.status, "ERROR")
+        else:
+            if again_s is not None:
+                self.world.after(again_s, lambda: self._work(operation, work))
+                return
+        operation |= {"status": "DONE", "progress": 100, "endTime": now()}
+        self.world.changed.notify_all()

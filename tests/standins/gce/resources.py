@@ -1,0 +1,295 @@
+"""Everything but instances: lists of any collection, firewalls, images, networks, operations, quotas, reservations."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from ..gcp.service import RefusedError
+from . import catalog
+from .ask import Ask, invalid, last, not_found
+from .capacity import GLOBAL
+from .filters import FilterError, compiled
+from .instances import shapes
+from .world import World
+
+Resource = dict[str, Any]
+_MOST = 500
+
+
+# -- lists
+
+
+def get(ask: Ask) -> Resource:
+    """Of any collection."""
+    name = ask.params[_SINGULAR[ask.collection]]
+    for scope, resource in _all(ask, [ask.scope]):
+        if scope == ask.scope and resource["name"] == name:
+            return resource
+    raise not_found(f"projects/{ask.params['project']}/{_prefix(ask.scope)}{ask.collection}/{name}")
+
+
+def list_(ask: Ask) -> Resource:
+    """One page of a scope."""
+    found = [resource for _, resource in _all(ask, [ask.scope])]
+    page, token = _page(ask, found)
+    made = {
+        "kind": f"compute#{_SINGULAR[ask.collection]}List",
+        "id": f"projects/{ask.params['project']}/{_prefix(ask.scope)}{ask.collection}",
+        "items": page,
+        "selfLink": f"{ask.world.base()}/{_prefix(ask.scope)}{ask.collection}",
+    }
+    return made | ({"nextPageToken": token} if token else {})
+
+
+def aggregated_list(ask: Ask) -> Resource:
+    """One page over all scopes: those without anything have a warning in its place, on the first page."""
+    scopes = _scopes(ask)
+    pairs = _all(ask, scopes)
+    page, token = _page(ask, [resource | {"": scope} for scope, resource in pairs])
+    items: dict[str, Any] = {}
+    for resource in page:
+        scope = resource.pop("")
+        items.setdefault(scope, {}).setdefault(ask.collection.replace("globalOperations", "operations"), []).append(
+            resource
+        )
+    if not ask.query.get("pageToken"):
+        for scope in scopes:
+            items.setdefault(scope, _empty(scope))
+    made = {
+        "kind": f"compute#{_SINGULAR[ask.collection]}AggregatedList",
+        "id": f"projects/{ask.params['project']}/aggregated/{ask.collection}",
+        "items": items,
+        "selfLink": f"{ask.world.base()}/aggregated/{ask.collection}",
+    }
+    return made | ({"nextPageToken": token} if token else {})
+
+
+def _page(ask: Ask, found: Iterable[Resource]) -> tuple[list[Resource], str]:
+    try:
+        fits = compiled(ask.query.get("filter", ""))
+    except FilterError as error:
+        raise invalid("filter", ask.query["filter"], f"Invalid list filter expression: {error}") from error
+    kept = [resource for resource in found if fits(resource)]
+    if ask.query.get("orderBy") == "creationTimestamp desc":
+        kept.sort(
+            key=lambda resource: resource.get("creationTimestamp") or resource.get("insertTime", ""), reverse=True
+        )
+    most = int(ask.query.get("maxResults", _MOST))
+    if not 0 <= most <= _MOST:
+        raise invalid("maxResults", most, f"Acceptable values are 0 to {_MOST}, inclusive")
+    begin = int(ask.query.get("pageToken") or 0)
+    end = begin + (most or _MOST)
+    return kept[begin:end], str(end) if end < len(kept) else ""
+
+
+def _all(ask: Ask, scopes: Iterable[str]) -> list[tuple[str, Resource]]:
+    """(scope, resource) of a collection."""
+    world, collection, wanted = ask.world, ask.collection, set(scopes)
+    if collection in _MADE:
+        return [(scope, one) for scope in wanted for one in _MADE[collection](ask, scope)]
+    if collection.endswith("Operations"):
+        known = world.operations.known
+        return [(scope, dict(one)) for (scope, _), one in known.items() if scope in wanted]
+    kept = [(scope, dict(one)) for (scope, _), one in world.collection(collection).items() if scope in wanted]
+    if collection == "instances" and world.lag_s:
+        young = {vm.name for vm in world.vms if time.monotonic() - vm.launched < world.lag_s}
+        kept = [(scope, one) for scope, one in kept if one["name"] not in young]
+    return kept
+
+
+def _scopes(ask: Ask) -> list[str]:
+    zones = [f"zones/{zone}" for zone in catalog.zones()]
+    regions = [f"regions/{region}" for region in catalog.regions()]
+    if ask.collection == "globalOperations":
+        return ["global", *regions, *zones]
+    return regions if ask.collection in ("subnetworks", "resourcePolicies") else zones
+
+
+def _empty(scope: str) -> Resource:
+    data = [{"key": "scope", "value": scope}]
+    text = f"There are no results for scope '{scope}' on this page."
+    return {"warning": {"code": "NO_RESULTS_ON_PAGE", "message": text, "data": data}}
+
+
+def _prefix(scope: str) -> str:
+    return f"{scope}/"
+
+
+# -- what is made when it is asked for
+
+
+def _zones(ask: Ask, _scope: str) -> list[Resource]:
+    return [catalog.zone_resource(ask.world.project.id, zone) for zone in catalog.zones()]
+
+
+def _regions(ask: Ask, _scope: str) -> list[Resource]:
+    return [_region(ask.world, region) for region in catalog.regions()]
+
+
+def _region(world: World, region: str) -> Resource:
+    zones = [world.base(f"zones/{zone}") for zone in catalog.zones() if catalog.region_of(zone) == region]
+    return {
+        "kind": "compute#region",
+        "id": catalog.identity("region", region),
+        "name": region,
+        "description": region,
+        "status": "UP",
+        "zones": zones,
+        "quotas": world.capacity.usage(region, shapes(world)),
+        "selfLink": world.base(f"regions/{region}"),
+    }
+
+
+def _machine_types(ask: Ask, scope: str) -> list[Resource]:
+    zone, project = last(scope), ask.world.project.id
+    known = catalog.machine_types().values()
+    return [catalog.machine_type_resource(project, zone, one) for one in known if zone in one.zones]
+
+
+def _accelerators(ask: Ask, scope: str) -> list[Resource]:
+    zone, project = last(scope), ask.world.project.id
+    return [
+        catalog.accelerator_resource(project, zone, name)
+        for name, zones in sorted(catalog.accelerators().items())
+        if zone in zones
+    ]
+
+
+def _images(ask: Ask, _scope: str) -> list[Resource]:
+    project = ask.params["project"]
+    return [catalog.image_resource(one) for one in (*catalog.images(), *ask.world.images) if one.project == project]
+
+
+def get_from_family(ask: Ask) -> Resource:
+    """The newest image of a family."""
+    found = [one for one in _images(ask, "global") if one["family"] == ask.params["family"]]
+    if not found:
+        raise not_found(f"projects/{ask.params['project']}/global/images/family/{ask.params['family']}")
+    return found[-1]
+
+
+def get_project(ask: Ask) -> Resource:
+    """With the quotas that hold everywhere."""
+    project = ask.world.project
+    return {
+        "kind": "compute#project",
+        "id": project.number,
+        "name": project.id,
+        "defaultServiceAccount": f"{project.number}-compute@developer.gserviceaccount.com",
+        "quotas": ask.world.capacity.usage(GLOBAL, shapes(ask.world)),
+        "selfLink": ask.world.base(),
+    }
+
+
+# -- operations
+
+
+def wait(ask: Ask) -> Resource:
+    """Until it is done, or two minutes are over."""
+    until = time.monotonic() + ask.world.wait_s
+    while (operation := get(ask))["status"] != "DONE" and (left := until - time.monotonic()) > 0:
+        ask.world.changed.wait(left)
+    return operation
+
+
+# -- what can be made and deleted
+
+
+def insert(ask: Ask) -> Resource:
+    """Of firewalls, reservations and resource policies: it is there at once, and its operation is done soon."""
+    world, body = ask.world, dict(ask.body)
+    name, scope = str(body.get("name", "")), ask.scope
+    if (scope, name) in world.collection(ask.collection):
+        path = f"projects/{world.project.id}/{_prefix(scope)}{ask.collection}/{name}"
+        raise RefusedError("alreadyExists", 409, f"The resource '{path}' already exists")
+    if ask.collection == "firewalls":
+        body = _firewall(world, body)
+    elif ask.collection == "reservations":
+        body = {"status": "READY", **body}
+    made = world.put(ask.collection, _SINGULAR[ask.collection], scope, body)
+    return _operation(ask, "insert", made)
+
+
+def delete(ask: Ask) -> Resource:
+    """Not while something uses it."""
+    found = get(ask)
+    _check_unused(ask, found)
+    key = (ask.scope, found["name"])
+
+    def work() -> None:
+        ask.world.collection(ask.collection).pop(key, None)
+
+    return _operation(ask, "delete", found, work)
+
+
+def patch(ask: Ask) -> Resource:
+    """Of a firewall."""
+    found = ask.world.collection(ask.collection).get((ask.scope, ask.params[_SINGULAR[ask.collection]]))
+    if found is None:
+        return get(ask)  # which says that there is none
+    found |= ask.body
+    return _operation(ask, "patch", found)
+
+
+def _firewall(world: World, body: Resource) -> Resource:
+    network = last(str(body.get("network", "default")))
+    if ("global", network) not in world.collection("networks"):
+        raise invalid("resource.network", network, "The referenced network resource cannot be found.")
+    if bool(body.get("allowed")) == bool(body.get("denied")):
+        raise invalid("resource", "", "Exactly one of allowed and denied must be specified.")
+    if body.get("direction", "INGRESS") == "INGRESS" and not (body.get("sourceRanges") or body.get("sourceTags")):
+        body = {**body, "sourceRanges": ["0.0.0.0/0"]}
+    defaults = {"direction": "INGRESS", "priority": 1_000, "disabled": False, "logConfig": {"enable": False}}
+    return {**defaults, **body, "network": world.link("networks", "global", network)}
+
+
+def _check_unused(ask: Ask, found: Resource) -> None:
+    users = found.get("users") or [
+        vm.resource["selfLink"]
+        for vm in ask.world.vms
+        if vm.status and found["selfLink"] in [*vm.resource.get("resourcePolicies", [])]
+    ]
+    if users:
+        path = f"projects/{ask.world.project.id}/{_prefix(ask.scope)}{ask.collection}/{found['name']}"
+        text = f"The {_SINGULAR[ask.collection]} resource '{path}' is already being used by '{users[0]}'"
+        raise RefusedError("resourceInUseByAnotherResource", 400, text)
+
+
+def _operation(ask: Ask, kind: str, resource: Resource, work: Callable[[], None] = lambda: None) -> Resource:
+    return ask.world.operations.begin(
+        kind,
+        ask.scope,
+        resource["selfLink"],
+        resource["id"],
+        user=ask.caller,
+        request_id=ask.query.get("requestId", ""),
+        work=work,
+    )
+
+
+_SINGULAR = {
+    "acceleratorTypes": "acceleratorType",
+    "disks": "disk",
+    "firewalls": "firewall",
+    "globalOperations": "operation",
+    "images": "image",
+    "instances": "instance",
+    "machineTypes": "machineType",
+    "networks": "network",
+    "regionOperations": "operation",
+    "regions": "region",
+    "reservations": "reservation",
+    "resourcePolicies": "resourcePolicy",
+    "subnetworks": "subnetwork",
+    "zoneOperations": "operation",
+    "zones": "zone",
+}
+_MADE: dict[str, Callable[[Ask, str], list[Resource]]] = {
+    "zones": _zones,
+    "regions": _regions,
+    "machineTypes": _machine_types,
+    "acceleratorTypes": _accelerators,
+    "images": _images,
+}

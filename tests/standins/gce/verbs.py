@@ -1,0 +1,99 @@
+"""What tests do with Compute Engine beside its API, and see of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from . import instances
+from .machines import told
+from .world import World
+
+
+class Verbs:
+    """Each method is a verb of the control; it holds the world's lock."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def table(self) -> Mapping[str, Callable[..., Any]]:
+        names = [name for name in vars(type(self)) if not name.startswith("_") and name != "table"]
+        return {name: self._locked(getattr(self, name)) for name in names}
+
+    def _locked(self, verb: Callable[..., Any]) -> Callable[..., Any]:
+        def call(**arguments: Any) -> Any:
+            with self._world.lock:
+                return verb(**arguments)
+
+        return call
+
+    # -- what there is
+
+    def set_capacity(self, machine_type: str, zone: str, market: str, places: int | None) -> None:
+        self._world.capacity.set_places(machine_type, zone, market, places)
+
+    def set_quota(self, region: str, metric: str, limit: float, family: str) -> None:
+        self._world.capacity.set_limit(region, metric, limit, family)
+
+    def set_times(self, operation: float | None, stopping: float | None, lag: float | None, wait: float | None) -> None:
+        world = self._world
+        world.delay_s = world.delay_s if operation is None else operation
+        world.stopping_s = world.stopping_s if stopping is None else stopping
+        world.lag_s = world.lag_s if lag is None else lag
+        world.wait_s = world.wait_s if wait is None else wait
+
+    def add_network(self, name: str, regions: list[str] | None, private_access: bool) -> None:
+        chosen = None if regions is None else tuple(regions)
+        self._world.add_network(name, regions=chosen, private_access=private_access)
+
+    def set_private_access(self, region: str, subnetwork: str, on: bool) -> None:
+        self._world.collection("subnetworks")[f"regions/{region}", subnetwork]["privateIpGoogleAccess"] = on
+
+    def remove_network(self, name: str) -> None:
+        del self._world.collection("networks")["global", name]
+        subnets = self._world.collection("subnetworks")
+        for key in [key for key in subnets if key[1] == name]:
+            del subnets[key]
+
+    def add_account(self, email: str) -> None:
+        self._world.project.accounts.add(email)
+
+    def remove_account(self, email: str) -> None:
+        self._world.project.accounts.discard(email)
+
+    def reserve(
+        self, *, name: str, machine_type: str, zone: str, places: int, accelerator: str, count: int, specific: bool
+    ) -> None:
+        properties: dict[str, Any] = {"machineType": machine_type}
+        if accelerator:
+            properties["guestAccelerators"] = [{"acceleratorType": accelerator, "acceleratorCount": count}]
+        body = {
+            "name": name,
+            "status": "READY",
+            "specificReservationRequired": specific,
+            "specificReservation": {"count": str(places), "inUseCount": "0", "instanceProperties": properties},
+        }
+        self._world.put("reservations", "reservation", f"zones/{zone}", body)
+
+    # -- what happens
+
+    def preempt(self, name: str, seconds: float) -> None:
+        instances.preempt(self._world, self._world.vm(name), seconds)
+
+    def maintain(self, name: str, lead: float, repair: float, shutdown: float) -> None:
+        instances.maintain(self._world, self._world.vm(name), lead, repair, shutdown)
+
+    def crash(self, name: str, repair: float) -> None:
+        instances.crash(self._world, self._world.vm(name), repair)
+
+    def reboot(self, name: str) -> None:
+        instances.reboot(self._world.vm(name))
+
+    # -- what is to be seen
+
+    def instances(self) -> list[dict[str, Any]]:
+        return [dataclasses.asdict(told(vm)) for vm in self._world.vms]
+
+    def resources(self, collection: str) -> list[dict[str, Any]]:
+        return list(self._world.collection(collection).values())
