@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..provisioners.base import AgentFile
+from ..provisioners import AgentFile, architecture_of
 from ..runtime.archive import ArchiveError, pack
 from ..runtime.jobdir import JobDir, agent_key, code_key
 from .errors import SubmitError
@@ -82,11 +82,8 @@ class Shipper:
 
 def architectures(offer: Offer) -> Sequence[str]:
     """Of the machines of an offer; none on this machine, which has an agent."""
-    if offer.cloud != "aws":
-        return ()
-    from ..provisioners.aws.images import architecture_of
-
-    return tuple(dict.fromkeys(architecture_of(role.machine_type) for role in offer.roles))
+    found = (architecture_of(offer.cloud, role.machine_type) for role in offer.roles)
+    return tuple(dict.fromkeys(architecture for architecture in found if architecture is not None))
 
 
 def agent_for(offer: Offer, shipped: dict[str, str]) -> AgentFile | None:

@@ -27,6 +27,7 @@ __all__ = [
     "Owner",
     "ProvisionError",
     "Provisioner",
+    "architecture_of",
     "get_provisioner",
     "is_set_up",
     "launch_token",
@@ -49,6 +50,13 @@ _SET_UP = {
     "vertex": ".gcp.clients:could_be_used",
 }
 
+# Those whose machines must be sent an agent -> "module:what the processor of a machine type is".
+_ARCHITECTURES = {
+    "aws": ".aws.images:architecture_of",
+    "gcp": ".gcp.machines:architecture_of",
+    "vertex": ".gcp.machines:architecture_of",
+}
+
 
 def launchable() -> frozenset[str]:
     """Targets this version can launch on; the others can be planned for."""
@@ -68,6 +76,12 @@ def is_set_up(target: str) -> bool:
     return target not in _SET_UP or bool(_call(_SET_UP[target]))
 
 
-def _call(name: str) -> object:
+def architecture_of(target: str, machine_type: str) -> str | None:
+    """`x86_64` or `arm64`, for which the agent of such a machine must be; None: the target has an agent."""
+    name = _ARCHITECTURES.get(target)
+    return None if name is None else str(_call(name, machine_type))
+
+
+def _call(name: str, *arguments: str) -> object:
     module, _, function = name.partition(":")
-    return getattr(importlib.import_module(module, __name__), function)()
+    return getattr(importlib.import_module(module, __name__), function)(*arguments)

@@ -31,7 +31,9 @@ else:
 PATIENCE_S = 300.0  # a role that was made a minute ago is not known everywhere yet, a network may come late
 LAST_PATIENCE_S = 60.0
 AGENT_TRIES = 3  # an agent that dies goes on where it was
-WORDLESS = {3, 4, 5, 6}  # exit codes of the agent that leave nothing to say: runtime/agent.py
+# Exit codes of the agent (runtime/agent.py): those that leave nothing to say, and one with which it is to go on.
+WORDLESS = {3, 4, 5, 6}
+AGAIN = 7
 
 
 class Machine:
@@ -60,11 +62,16 @@ class Machine:
         file = HOME / "agent.pyz"
         if sha256_of(file) != self.record["agent_sha256"]:
             insist("the agent file cannot be fetched", lambda: self.fetch(file), PATIENCE_S)
-        for _ in range(AGENT_TRIES):
+        deaths = 0
+        while deaths < AGENT_TRIES:
             code = self.run_agent(file, name, left)
             if code == 0 or code in WORDLESS or self.going_down:
                 say(f"the agent has ended with exit code {code}")
                 return code
+            if code == AGAIN:
+                say("the machine was to be restarted, and was not: the agent goes on")
+                continue
+            deaths += 1
             say(f"the agent has died with exit code {code}")
         raise Hopeless(f"the agent died {AGENT_TRIES} times, at last with exit code {code}: {last_line()}")
 
