@@ -236,6 +236,7 @@ class Agent:
             nodes,
             self._state,
             market=str(attempt.offer.get("market") or ""),
+            offer=attempt.offer,
             max_failures=attempt.failures_left,
         )
         return place, Budget(attempt.failures_left, attempt.interruptions_left), attempt.heals

@@ -6,8 +6,9 @@ import os
 import shutil
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from ..jobdir import Address, JobRecord, NodeRecord
 from ..program import MARKER, Process
@@ -35,6 +36,8 @@ class Place:
     """Folder of the files by which agent and program talk."""
     market: str = ""
     """In which the machines were got, e.g. `spot`; "" if nobody has said so."""
+    offer: Mapping[str, Any] = field(default_factory=dict)
+    """What the attempt was begun on, as in attempt.json; empty if nobody has said so."""
     writer: str | None = None
     """Socket of the node's checkpoint writer, if the agent runs one."""
     generation: int = 1

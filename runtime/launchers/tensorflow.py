@@ -18,7 +18,18 @@ CHIEF_NAME = "CLOUDGPU_TF_CHIEF"
 
 _TASK_TYPES = {"chief": "chief", "worker": "worker", "parameter_server": "ps", "evaluator": "evaluator"}
 _OUTSIDE = "evaluator"  # an evaluator reads checkpoints; TensorFlow refuses a cluster that names it
-_COUNTS = {"worker": "worker_count", "parameter_server": "parameter_server_count", "evaluator": "evaluator_count"}
+_FIELDS = {"chief": "master", "worker": "worker", "parameter_server": "parameter_server", "evaluator": "evaluator"}
+"""What the fields of TrainingInput that are about a role begin with."""
+_ACCELERATORS = {
+    "K80": "NVIDIA_TESLA_K80",
+    "P4": "NVIDIA_TESLA_P4",
+    "P100": "NVIDIA_TESLA_P100",
+    "T4": "NVIDIA_TESLA_T4",
+    "V100-16GB": "NVIDIA_TESLA_V100",
+    "A100-40GB": "NVIDIA_TESLA_A100",
+}
+"""Those that the service had, by its own names; newer ones have ours."""
+_MODULE = ["python", "-m"]
 
 
 def told(nodes: Sequence[NodeRecord]) -> Sequence[NodeRecord]:
@@ -68,9 +79,37 @@ def _bracketed(host: str) -> str:
 
 def _training_input(place: Place) -> dict[str, Any]:
     """What the job was submitted with, in the words of the service's TrainingInput; counts are strings there."""
-    counts = {
-        field: str(sum(node.role == role for node in place.nodes))
-        for role, field in _COUNTS.items()
-        if any(node.role == role for node in place.nodes)
-    }
-    return {"scale_tier": "CUSTOM", **counts, "args": list(place.job.args), "job_dir": place.job_dir}
+    told: dict[str, Any] = {"scale_tier": "CUSTOM"}
+    machines: dict[str, Any] = {}
+    if place.offer.get("cloud", "local") != "local":
+        told["region"] = place.offer["region"]
+        machines = {role["role"]: role for role in place.offer["roles"]}
+    for role, field in _FIELDS.items():
+        count = sum(node.role == role for node in place.nodes)
+        if count and role != "chief":
+            told[f"{field}_count"] = str(count)
+        if count and role in machines:
+            told |= _machine(field, machines[role])
+    run = place.job.run
+    if isinstance(run, list) and len(run) == len(_MODULE) + 1 and run[:-1] == _MODULE:
+        told["python_module"] = run[-1]
+    args, job_dir = _arguments(place)
+    return {**told, "args": args, "job_dir": job_dir}
+
+
+def _machine(field: str, role: Mapping[str, Any]) -> dict[str, Any]:
+    """What a role runs on."""
+    found: dict[str, Any] = {f"{field}_type": role["machine_type"]}
+    if role.get("accelerator"):
+        name = _ACCELERATORS.get(role["accelerator"], role["accelerator"])
+        found[f"{field}_config"] = {"accelerator_config": {"count": role["count"], "type": name}}
+    return found
+
+
+def _arguments(place: Place) -> tuple[list[str], str]:
+    """`args` and `job_dir`. The service told the program the latter by `--job-dir` behind its own arguments, as a job
+    does that was written for it; the job dir of others is their own folder."""
+    args = list(place.job.args)
+    if args[-2:-1] == ["--job-dir"]:
+        return args[:-2], args[-1]
+    return args, place.job_dir
