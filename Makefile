@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
+WORKERS ?= 3
 # mpi4py is of use only where there is an Open MPI, and harms Lightning where there is none.
 EXTRAS := dev,torch$(if $(shell command -v mpirun),$(shell echo ,mpi))
 
@@ -20,8 +21,10 @@ $(STAMP): pyproject.toml tests/constraints.txt
 demo: env
 	$(BIN)/python examples/digits/demo.py
 
+# In files at once, for most tests wait for something; the files in the order of the alphabet, which begins with the long
+# ones. `make test ARGS="-n0 --pdb"`: one after the other.
 test: env
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # The image, built and run for real; as root it installs podman and mmdebstrap where they are missing (Debian).
 image-test: env

@@ -84,6 +84,7 @@ def test_it_is_printed_and_followed_to_the_end(remote: World, capsys: pytest.Cap
     assert "worker-0.1 succeeded" in printed.err
 
 
+@pytest.mark.alone
 def test_lines_are_at_most_three_seconds_behind(remote: World) -> None:
     count = 12
     remote.job(f"python3 -uc 'import time\nfor _ in range({count}): print(time.time()); time.sleep(0.4)'")
