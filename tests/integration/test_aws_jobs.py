@@ -11,6 +11,7 @@ import pytest
 
 from cloudgpu.control.jobs import ensure_supervisor
 from cloudgpu.tests.standins.aws.jobs import TYPE, AwsJobs, agents, jobs
+from cloudgpu.tests.standins.cloud_jobs import counting, counting_together, total
 from cloudgpu.tests.standins.local_jobs import stop_supervisor
 
 __all__ = ["agents", "jobs"]
@@ -19,36 +20,6 @@ pytestmark = pytest.mark.timeout(600)
 
 RESOURCES = f"resources: {{cloud: aws, machine_type: {TYPE}, accelerator: T4, region: us-east-1, market: spot}}\n"
 OFTEN = "checkpoint: {every: 1s, keep: 2}\n"
-
-# Counts up, as long as it takes; nothing but the standard library and what the agent file brings.
-COUNTING = """
-import os, pathlib, time
-from cloudgpu.runtime import Checkpointer
-
-class Total:
-    value = 0
-    def state_dict(self):
-        return {"value": self.value}
-    def load_state_dict(self, state):
-        self.value = state["value"]
-
-total = Total()
-ckpt = Checkpointer(total=total)
-print(f"attempt {os.environ['CLOUDGPU_ATTEMPT']} begins at {ckpt.step} with {total.value}", flush=True)
-for step in ckpt.steps(STEPS):
-    total.value += step
-    time.sleep(0.1)
-print(f"sum {total.value}", flush=True)
-"""
-
-
-def counting(steps: int) -> str:
-    return COUNTING.replace("STEPS", str(steps))
-
-
-def total(steps: int) -> str:
-    """What the program prints if no step was left out or done twice."""
-    return f"sum {sum(range(steps))}"
 
 
 def test_a_job_runs_on_a_machine_and_leaves_nothing(jobs: AwsJobs) -> None:
@@ -120,38 +91,9 @@ def test_a_machine_that_fails_is_replaced_by_another(jobs: AwsJobs) -> None:
     assert total(60) in jobs.log(job)
 
 
-# On several machines: every rank counts what all of them have. Its Python is the tests' own, which has torch.
-TOGETHER = """
-import os, time
-import torch
-import torch.distributed as dist
-from cloudgpu.runtime import Checkpointer
-
-class Total:
-    value = 0
-    def state_dict(self):
-        return {"value": self.value}
-    def load_state_dict(self, state):
-        self.value = state["value"]
-
-torch.set_num_threads(1)
-dist.init_process_group("gloo")
-total = Total()
-ckpt = Checkpointer(total=total)
-print(f"{os.environ['CLOUDGPU_NODE']} begins at {ckpt.step}", flush=True)
-for step in ckpt.steps(STEPS):
-    both = torch.tensor([float(step)])
-    dist.all_reduce(both)
-    total.value += int(both.item())
-    time.sleep(0.1)
-print(f"{os.environ['CLOUDGPU_NODE']} has {total.value}", flush=True)
-dist.destroy_process_group()
-"""
-
-
 def test_only_the_interrupted_machine_of_two_is_replaced(jobs: AwsJobs) -> None:
     two = RESOURCES.replace("{", "{nodes: 2, ", 1) + OFTEN + "launcher: torchrun\n"
-    job = jobs.submit(TOGETHER.replace("STEPS", "150"), python=sys.executable, text=two)
+    job = jobs.submit(counting_together(150), python=sys.executable, text=two)
     jobs.wait_for(lambda: jobs.is_saved(job), job)
     lost = next(one for one in jobs.instances(job) if one.tags["cloudgpu-node"] == "worker-1.1")
     jobs.control.interrupt(lost.instance_id, 15.0)

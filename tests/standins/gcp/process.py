@@ -1,12 +1,19 @@
-"""The stand-in in a process of its own, ended with the test that started it."""
+"""The stand-in in a process of its own, ended with the test that started it; what there is of ours in the project."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
 
 from ..program import started
 from .control import GcpControl
+from .project import LOOKER, PROJECT
+
+KEPT = "cloudgpu-closed-"
+"""Firewall rules of a network, which stay."""
+_READ_S = 60.0
 
 
 @contextlib.contextmanager
@@ -14,3 +21,42 @@ def gcp_process(*, boot: bool = True) -> Iterator[GcpControl]:
     """Its control. The stand-in ends when this process does, however that comes."""
     with started("cloudgpu.tests.standins.gcp", boot=boot) as url:
         yield GcpControl(url)
+
+
+class Remains:
+    """Looks for everything of Compute Engine that is there: as a user would, through the API, as an account of its
+    own. `folder` is for that account's key."""
+
+    def __init__(self, url: str, folder: Path) -> None:
+        from google.cloud import compute_v1
+        from google.oauth2 import service_account
+
+        folder.mkdir(parents=True, exist_ok=True)
+        key = GcpControl(url).key_file(LOOKER, folder / "looker.json")
+        credentials = service_account.Credentials.from_service_account_file(  # type: ignore[no-untyped-call]
+            str(key), scopes=["https://www.googleapis.com/auth/cloud-platform"]
+        )
+        told: dict[str, Any] = {"credentials": credentials, "client_options": {"api_endpoint": url}}
+        self._instances = compute_v1.InstancesClient(**told)
+        self._disks = compute_v1.DisksClient(**told)
+        self._firewalls = compute_v1.FirewallsClient(**told)
+        self._policies = compute_v1.ResourcePoliciesClient(**told)
+
+    def find(self) -> dict[str, list[str]]:
+        """Names by kind; kinds of which nothing is there are left out. A stopped instance is there: its disk bills."""
+        found = {
+            "instances": _names(self._instances, "instances"),
+            "disks": _names(self._disks, "disks"),
+            "policies": _names(self._policies, "resource_policies"),
+            "firewalls": [
+                one.name
+                for one in self._firewalls.list(project=PROJECT, timeout=_READ_S)
+                if not one.name.startswith(KEPT)
+            ],
+        }
+        return {kind: names for kind, names in found.items() if names}
+
+
+def _names(client: Any, field: str) -> list[str]:
+    scopes: Iterable[Any] = client.aggregated_list(project=PROJECT, timeout=_READ_S)
+    return [one.name for _, scope in scopes for one in getattr(scope, field)]

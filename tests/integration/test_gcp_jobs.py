@@ -1,0 +1,136 @@
+"""Jobs on Compute Engine from end to end, over the wire: `cloudgpu submit`, a supervisor, machines that really boot."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cloudgpu.control.jobs import ensure_supervisor
+from cloudgpu.provisioners import tags
+from cloudgpu.tests.standins.cloud_jobs import counting, counting_together, total
+from cloudgpu.tests.standins.gcp.jobs import GcpJobs, agents, jobs, tags_of
+from cloudgpu.tests.standins.local_jobs import stop_supervisor
+
+__all__ = ["agents", "jobs"]
+
+pytestmark = pytest.mark.timeout(600)
+
+TYPE = "n1-standard-4"
+SPOT = f"resources: {{cloud: gcp, machine_type: {TYPE}, accelerator: T4, region: us-central1, market: spot}}\n"
+ON_DEMAND = SPOT.replace("spot", "on-demand")
+OFTEN = "checkpoint: {every: 1s, keep: 2}\n"
+
+
+def begins(jobs: GcpJobs, log: list[str]) -> list[str]:
+    return [line for line in log if "begins at" in line]
+
+
+def test_a_job_runs_on_a_machine_and_leaves_nothing(jobs: GcpJobs) -> None:
+    job = jobs.submit(counting(5), text=SPOT)
+    jobs.finish(job)
+    assert total(5) in jobs.log(job)
+    (machine,) = jobs.instances(job)
+    assert (machine.market, machine.accelerator, machine.count) == ("spot", "nvidia-tesla-t4", 1)
+
+
+def test_no_capacity_then_a_preemption_then_resumed_elsewhere(jobs: GcpJobs) -> None:
+    first, second, *_ = zones = ["us-central1-a", "us-central1-b", "us-central1-c", "us-central1-f"]
+    for zone in zones:
+        if zone != second:
+            jobs.control.set_capacity(TYPE, zone, "spot", 0)
+    job = jobs.submit(counting(150), text=SPOT + OFTEN)
+    machine = jobs.wait_for(lambda: jobs.instances(job, running=True), job)[0]
+    assert (machine.zone, machine.market) == (second, "spot")
+    jobs.wait_for(lambda: jobs.is_saved(job), job)
+
+    jobs.control.set_capacity(TYPE, second, "spot", 0)
+    jobs.control.set_capacity(TYPE, first, "spot", None)
+    jobs.control.preempt(machine.name, 25.0)
+    jobs.finish(job)
+
+    outcomes = [attempt.outcome for attempt in job.attempts() if attempt.outcome != "refused"]
+    assert outcomes == ["preempted", "succeeded"], jobs.story(job)
+    log = jobs.log(job)
+    assert len(begins(jobs, log)) == 2 and "begins at 0 " not in begins(jobs, log)[1]
+    assert total(150) in log
+    assert [one.zone for one in jobs.instances(job)] == [second, first]
+
+
+def test_maintenance_is_survived_in_place(jobs: GcpJobs) -> None:
+    """Announced, saved before it, the host is away, the same machine goes on."""
+    job = jobs.submit(counting(150), text=ON_DEMAND + "checkpoint: {every: 1h, keep: 2}\n")
+    machine = jobs.wait_for(lambda: jobs.instances(job, running=True), job)[0]
+    jobs.wait_for(lambda: begins(jobs, jobs.log(job)), job)
+    assert not jobs.is_saved(job)
+    jobs.control.maintain(machine.name, 5.0, repair=1.0)
+    jobs.finish(job)
+
+    assert [attempt.outcome for attempt in job.attempts()] == ["succeeded"], jobs.story(job)
+    assert [one.name for one in jobs.instances(job)] == [machine.name]
+    log = jobs.log(job)
+    assert len(begins(jobs, log)) == 2 and "begins at 0 " not in begins(jobs, log)[1], jobs.story(job)
+    assert total(150) in log
+
+
+def test_a_host_that_fails_is_replaced_by_compute_engine(jobs: GcpJobs) -> None:
+    job = jobs.submit(counting(100), text=ON_DEMAND + OFTEN)
+    machine = jobs.wait_for(lambda: jobs.instances(job, running=True), job)[0]
+    jobs.wait_for(lambda: jobs.is_saved(job), job)
+    jobs.control.crash(machine.name, repair=1.0)
+    jobs.finish(job)
+    assert [attempt.outcome for attempt in job.attempts()] == ["succeeded"], jobs.story(job)
+    assert len(jobs.instances(job)) == 1
+    log = jobs.log(job)
+    assert len(begins(jobs, log)) == 2 and "begins at 0 " not in begins(jobs, log)[1], jobs.story(job)
+    assert total(100) in log
+
+
+def test_a_spot_machine_that_fails_is_replaced_by_another(jobs: GcpJobs) -> None:
+    job = jobs.submit(counting(60), text=SPOT + OFTEN)
+    jobs.wait_for(lambda: jobs.is_saved(job), job)
+    jobs.control.crash(jobs.instances(job)[0].name)
+    jobs.finish(job)
+    assert [attempt.outcome for attempt in job.attempts()] == ["lost", "succeeded"], jobs.story(job)
+    assert "begins at 0 " not in begins(jobs, jobs.log(job))[-1]
+    assert total(60) in jobs.log(job)
+    assert len(jobs.instances(job)) == 2
+
+
+def test_the_submitters_computer_may_be_off_meanwhile(jobs: GcpJobs, tmp_path: Path) -> None:
+    job = jobs.submit(counting(30), text=SPOT + OFTEN)
+    jobs.wait_for(lambda: job.refresh().state == "running", job)
+    stop_supervisor()
+    jobs.wait_for(lambda: not jobs.instances(job, running=True), job)
+    assert [one.reason for one in jobs.instances(job)] == ["delete"], jobs.story(job)
+    assert jobs.remains.find() == {}
+
+    command = [sys.executable, "-m", "cloudgpu", "logs", job.row.job_dir]
+    elsewhere = {**os.environ, "CLOUDGPU_HOME": str(tmp_path / "elsewhere")}
+    done = subprocess.run(command, env=elsewhere, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert total(30) in done.stdout
+
+    ensure_supervisor()
+    jobs.finish(job)
+
+
+def test_only_the_preempted_machine_of_two_is_replaced(jobs: GcpJobs) -> None:
+    two = SPOT.replace("{", "{nodes: 2, ", 1) + OFTEN + "launcher: torchrun\n"
+    job = jobs.submit(counting_together(150), python=sys.executable, text=two)
+    jobs.wait_for(lambda: jobs.is_saved(job), job)
+    lost = next(one for one in jobs.instances(job) if tags_of(one)[tags.NODE] == "worker-1.1")
+    jobs.control.preempt(lost.name, 15.0)
+    jobs.finish(job)
+
+    assert [attempt.outcome for attempt in job.attempts()] == ["succeeded"], jobs.story(job)
+    nodes = [tags_of(one)[tags.NODE] for one in jobs.instances(job)]
+    assert nodes == ["worker-0.1", "worker-1.1", "worker-1.2"], jobs.story(job)
+    log = jobs.log(job)
+    assert {"worker-0.1 begins at 0", "worker-1.1 begins at 0"} <= set(log)
+    again = [line for line in begins(jobs, log) if not line.endswith(" 0")]
+    assert {line.split()[0] for line in again} == {"worker-0.1", "worker-1.2"}
+    assert {f"worker-0.1 has {2 * sum(range(150))}", f"worker-1.2 has {2 * sum(range(150))}"} <= set(log)

@@ -1,0 +1,62 @@
+"""Jobs on the Google Cloud stand-in's Compute Engine: see cloud_jobs.py."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudgpu.control.jobs import Job
+from cloudgpu.provisioners import tags
+from cloudgpu.provisioners.gcp.labels import from_labels
+
+from ..cloud_jobs import CloudJobs, agents, settled
+from ..gce.control import GceControl
+from ..gce.machines import Told
+from ..gcs.control import GcsControl
+from .control import environ as gcp_environ
+from .process import Remains, gcp_process
+
+__all__ = ["BUCKET", "GcpJobs", "agents", "gcp_jobs", "jobs", "tags_of"]
+
+BUCKET = "jobs-of-tests"
+
+
+class GcpJobs(CloudJobs[Told]):
+    """In one project, in one bucket."""
+
+    cloud = "gcp"
+
+    def __init__(self, url: str, folder: Path) -> None:
+        super().__init__(folder, Remains(url, folder / "keys"), f"gs://{BUCKET}/jobs")
+        self.control = GceControl(url)
+        GcsControl(url).make_bucket(BUCKET)
+
+    def instances(self, job: Job, **where: Any) -> list[Told]:
+        return [one for one in self.control.instances(**where) if tags_of(one).get(tags.JOB) == job.id]
+
+    def headline(self, machine: Told) -> str:
+        return f"{machine.name} {machine.zone} {machine.status} {machine.reason} {machine.trouble}"
+
+
+def tags_of(machine: Told) -> dict[str, str]:
+    """As they were before they became labels."""
+    return from_labels(machine.labels)
+
+
+@contextlib.contextmanager
+def gcp_jobs(folder: Path, agents: Path, *, boot: bool = True) -> Iterator[GcpJobs]:
+    """`agents`: where agent files are kept from test to test. Nothing is left running afterwards."""
+    with gcp_process(boot=boot) as control:
+        jobs = GcpJobs(control.url, folder)
+        with settled(jobs, agents, gcp_environ(control.url, folder / "keys")):
+            yield jobs
+
+
+@pytest.fixture
+def jobs(tmp_path: Path, agents: Path) -> Iterator[GcpJobs]:
+    with gcp_jobs(tmp_path, agents) as made:
+        yield made
