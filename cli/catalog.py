@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ..provisioners.refresh import Outcome
     from .catalog_data import Entry
 
-_CLOUDS = ("aws",)  # provisioners.refresh.refreshable(), which is not imported for --help; a test compares them
+_CLOUDS = ("aws", "gcp")  # provisioners.refresh.refreshable(), which is not imported for --help; a test compares them
 _OUTCOMES = (Column("table"), Column("state"), Column("facts", right=True))
 _TABLES = (
     Column("table"),
@@ -33,6 +33,7 @@ def command() -> None:
 
     \b
     cloudgpu catalog refresh --cloud aws --region us-east-1 --region eu-west-1
+    cloudgpu catalog refresh --cloud gcp --region us-central1
     cloudgpu catalog show
     cloudgpu catalog reset
 

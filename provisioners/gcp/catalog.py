@@ -41,7 +41,7 @@ from .rest import Rest, items, last_part
 QUOTAS = ("region", "market", "code", "accelerator", "limit", "source", "date")
 _WORKERS = 8
 _COMPUTE = "compute/v1/projects/{project}"
-_FAMILIES = "name eq '(a|g|n1)[0-9a-z]*-.*'"
+_FAMILIES = 'name eq "(a|g|n1)[0-9a-z]*-.*"'
 """Of machine types, as the API's filters are written: accelerator-optimised families are A and G with a number."""
 _TYPE_FIELDS = (
     "items(name,guestCpus,memoryMb,architecture,accelerators,bundledLocalSsds,deprecated),nextPageToken",

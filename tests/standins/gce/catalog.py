@@ -17,6 +17,8 @@ from typing import Any
 
 HOST = "https://www.googleapis.com/compute/v1"
 _TABLES = Path(__file__).parents[3] / "jobspecs/tables"
+_LOCAL_SSDS = {"a2-ultragpu-": 1, "a3-highgpu-": 2, "a3-megagpu-": 2, "a3-ultragpu-8g": 4, "a4-highgpu-": 4}
+"""Partitions of 375 GiB for each GPU ("Accelerator-optimized machine family")."""
 _CREATED = "2024-01-01T00:00:00.000-08:00"
 
 
@@ -181,6 +183,9 @@ def machine_type_resource(project: str, zone: str, one: MachineType) -> dict[str
     }
     if one.accelerator:
         made["accelerators"] = [{"guestAcceleratorType": one.accelerator, "guestAcceleratorCount": one.count}]
+    partitions = next((one.count * each for name, each in _LOCAL_SSDS.items() if one.name.startswith(name)), 0)
+    if partitions:
+        made["bundledLocalSsds"] = {"defaultInterface": "NVME", "partitionCount": partitions}
     return made
 
 

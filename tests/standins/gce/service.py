@@ -11,6 +11,7 @@ from typing import Any
 
 from ..faults import Call
 from ..gcp.discovery import Match, discovery
+from ..gcp.fields import FieldsError, check, parse, pruned
 from ..gcp.project import Project
 from ..gcp.service import RefusedError, Request, Response, Service, answer_json, error_legacy
 from . import catalog, instances, resources
@@ -114,7 +115,7 @@ class ComputeEngine(Service):
             faults = discovery("compute", "v1").faults(match.method.response, made)
             if faults:
                 raise AssertionError(f"the stand-in's answer to {call.action} is not one of Compute Engine's: {faults}")
-            return answer_json(made)
+            return answer_json(pruned(made, _asked_for(request, match)))
 
     def error(self, code: str, status: int, message: str) -> Response:
         return error_legacy(code, status, message, _DOMAINS.get(code, "global"))
@@ -147,6 +148,16 @@ class ComputeEngine(Service):
 
 
 _DOMAINS = {"rateLimitExceeded": "usageLimits", "userRateLimitExceeded": "usageLimits", "quotaExceeded": "usageLimits"}
+
+
+def _asked_for(request: Request, match: Match) -> dict[str, Any]:
+    """What of the answer: partial responses. Raises RefusedError."""
+    try:
+        mask = parse(request.query.get("fields", ""))
+        check(mask, "compute", match.method.response)
+    except FieldsError as error:
+        raise RefusedError("invalidParameter", 400, str(error)) from error
+    return mask
 
 
 def _of_body(request: Request) -> dict[str, str]:

@@ -17,9 +17,9 @@ from typing import Any
 
 from ..faults import Call
 from ..gcp.discovery import discovery
+from ..gcp.fields import FieldsError, check, parse, pruned
 from ..gcp.project import Project
 from ..gcp.service import RefusedError, Request, Response, Service, answer_json, error_one_platform
-from .fields import FieldsError, check, parse, pruned
 
 COMPUTE = "6F81-5844-456A"
 _PLACES = {"us-central1": "Americas", "us-east1": "South Carolina", "europe-west4": "Netherlands", "europe-west1": ""}

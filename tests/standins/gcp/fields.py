@@ -23,7 +23,9 @@ class FieldsError(ValueError):
 
 
 def parse(text: str) -> Mask:
-    """Raises FieldsError."""
+    """{}: nothing is said, so all is asked for. Raises FieldsError."""
+    if not text:
+        return {}
     tokens = _TOKEN.findall(text)
     if "".join(tokens) != text:
         raise FieldsError(f"Invalid field selection {text}")
