@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
 
 from .. import tags
 from ..base import NodeState, ProvisionError
@@ -140,8 +141,17 @@ class Sightings:
         return self._list(region, f"{_label(label, value)} AND {_LIVE}")
 
     def _list(self, region: str, where: str) -> list[Sighting]:
-        """Page by page, each with patience of its own; a half list is none."""
+        """Page by page, each with its own patience; a half list is none. Where Vertex AI is not there are no jobs."""
+        from google.api_core.exceptions import NotFound
+
         jobs, parent = self._clients.jobs(region), self._clients.parent(region)
+
+        def ask(request: Mapping[str, Any]) -> aiplatform_v1.ListCustomJobsResponse | None:
+            try:
+                return next(iter(jobs.list_custom_jobs(request=request, timeout=READ_S, retry=None).pages))
+            except NotFound:
+                return None
+
         found: list[Sighting] = []
         token = ""
         while True:
@@ -152,14 +162,9 @@ class Sightings:
                 "page_token": token,
                 "read_mask": {"paths": _FIELDS},
             }
-            page = self._clients.ask(
-                f"look for jobs in {region}",
-                lambda request=request: next(  # type: ignore[misc]
-                    iter(jobs.list_custom_jobs(request=request, timeout=READ_S, retry=None).pages)
-                ),
-            )
-            found += [sighting(job) for job in page.custom_jobs]
-            token = page.next_page_token
+            page = self._clients.ask(f"look for jobs in {region}", partial(ask, request))
+            found += [] if page is None else [sighting(job) for job in page.custom_jobs]
+            token = "" if page is None else page.next_page_token
             if not token:
                 return in_order(found)
 

@@ -1,0 +1,472 @@
+"""The target vertex over both wires: Google's client against the stand-in of tests/standins/vertex, with faults."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from fractions import Fraction
+from typing import Any
+
+import pytest
+
+from cloudgpu.provisioners import AgentFile, Allocation, LaunchRequest, NodeRequest, NodeState, Owner, ProvisionError
+from cloudgpu.provisioners.vertex import launching, sightings
+from cloudgpu.provisioners.vertex.provisioner import QUEUE_S, VertexProvisioner
+from cloudgpu.tests.standins.clocks import FastClock
+from cloudgpu.tests.standins.faults import HANG, HTML, LOSE, RESET, Fault, error
+from cloudgpu.tests.standins.gcp import NUMBER, Gcp
+from cloudgpu.tests.standins.vertex.control import ToldJob, VertexControl
+from cloudgpu.tests.standins.vertex.service import GRPC_ENDPOINT, JOBS
+
+OWNER = Owner("cloudgpu.Tester")
+REGION = "us-central1"
+TYPE = "n1-standard-8"
+CREATE, GET, LIST, CANCEL = (f"{JOBS}.{verb}" for verb in ("create", "get", "list", "cancel"))
+GPUS = "aiplatform.googleapis.com/custom_model_training_nvidia_t4_gpus"
+PATIENT_S = 60.0
+
+
+class LateClock(FastClock):
+    """Epoch time, so many seconds later."""
+
+    later = 0.0
+
+    def now(self) -> float:
+        return super().now() + self.later
+
+
+class Vertex:
+    """The stand-in, as a test holds it."""
+
+    def __init__(self, gcp: Gcp) -> None:
+        self.gcp, self.control = gcp, VertexControl(gcp.control)
+
+    def jobs(self) -> list[ToldJob]:
+        return self.control.jobs()
+
+    def alive(self) -> list[ToldJob]:
+        return [job for job in self.jobs() if job.alive]
+
+    def calls(self, action: str) -> list[Any]:
+        return [call for call in self.gcp.control.calls() if call.action == action]
+
+    def fail(self, action: str, fault: Fault, times: int | None = 1, **where: str) -> None:
+        self.gcp.control.fail(action, fault, times=times, where=where)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Gcp]:
+    with Gcp() as gcp:
+        yield gcp
+
+
+@pytest.fixture(scope="module")
+def environ(server: Gcp, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return server.environ(tmp_path_factory.mktemp("keys"))
+
+
+@pytest.fixture(params=["rest", "grpc"])
+def vertex(
+    server: Gcp, environ: dict[str, str], request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Vertex:
+    server.control.reset()
+    settings = {**environ, "CLOUDGPU_VERTEX_TRANSPORT": request.param}
+    if request.param == "grpc":
+        settings["CLOUDGPU_VERTEX_ENDPOINT"] = f"http://{environ[GRPC_ENDPOINT]}"
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    return Vertex(server)
+
+
+@pytest.fixture
+def provisioner(vertex: Vertex) -> VertexProvisioner:
+    return another()
+
+
+def another(clock: FastClock | None = None) -> VertexProvisioner:
+    """A provisioner that has seen nothing yet, as that of another process."""
+    return VertexProvisioner(clock or FastClock())
+
+
+def node(name: str = "worker-0.1", machine_type: str = TYPE, rank: int = 0, gpu: str | None = "T4") -> NodeRequest:
+    role, _, rest = name.rpartition("-")
+    return NodeRequest(name, role, int(rest.partition(".")[0]), rank, machine_type, gpu, Fraction(1 if gpu else 0))
+
+
+def request(*nodes: NodeRequest, **changes: Any) -> LaunchRequest:
+    base = LaunchRequest(
+        job_id="digits-abc",
+        attempt=1,
+        token="0123456789abcdef0123456789abcdef",
+        owner=OWNER,
+        job_dir="gs://jobs-of-tests/jobs/digits-abc",
+        job_sha256="0" * 64,
+        region=REGION,
+        zone=None,
+        market="on-demand",
+        disk_gb=100.0,
+        nodes=nodes or (node(),),
+        lifetime_s=3_600,
+        expires=2_000_000_000.0,
+        agent=AgentFile("agent/abc.pyz", "a" * 64, "x86_64"),
+    )
+    return dataclasses.replace(base, **changes)
+
+
+def soon(found: Callable[[], bool]) -> None:
+    until = time.monotonic() + PATIENT_S
+    while not found():
+        assert time.monotonic() < until, "it does not come to it"
+        time.sleep(0.05)
+
+
+def state_of(allocation: Allocation, phase: str, provisioner: VertexProvisioner) -> NodeState:
+    """The first node's state, when it is in this phase at last."""
+    seen: list[NodeState] = []
+
+    def look() -> bool:
+        seen[:] = provisioner.observe(allocation)
+        provisioner._clients.clock.sleep(4.0)  # looks are shared for three seconds
+        return all(state.phase == phase for state in seen)
+
+    soon(look)
+    return seen[0]
+
+
+# -- all is well
+
+
+def test_a_job_is_launched_watched_and_ended(vertex: Vertex, provisioner: VertexProvisioner) -> None:
+    allocation = provisioner.launch(request())
+    [job] = vertex.jobs()
+    assert job.name.startswith(f"projects/{NUMBER}/locations/{REGION}/customJobs/")
+    assert allocation.machines == {"worker-0.1": f"{job.name}/workerpool0-0"}
+    assert job.labels["cloudgpu-job"] == "digits-abc" and job.labels["cloudgpu-owner"] == "cloudgpu__2e__54ester"
+    assert state_of(allocation, "running", provisioner) == NodeState("worker-0.1", "running")
+    assert provisioner.find(OWNER) == [allocation]
+    provisioner.terminate(allocation)
+    assert [job.state for job in vertex.jobs()] == ["CANCELLED"]
+    state = state_of(allocation, "gone", provisioner)
+    assert (state.taken, state.refused) == (False, None) and state.detail.startswith("CANCELLED")
+    assert provisioner.find(OWNER) == []
+    provisioner.terminate(allocation)
+
+
+def test_four_roles_are_four_pools(vertex: Vertex, provisioner: VertexProvisioner) -> None:
+    nodes = [node("chief-0.1")]
+    nodes += [node(f"worker-{index}.1", rank=1 + index) for index in range(3)]
+    nodes += [node(f"parameter_server-{index}.1", "n1-highmem-4", 4 + index, gpu=None) for index in range(2)]
+    nodes.append(node("evaluator-0.1", rank=6))
+    allocation = provisioner.launch(request(*nodes))
+    [job] = vertex.jobs()
+    assert job.replicas == 7
+    assert {name: machine.removeprefix(f"{job.name}/") for name, machine in allocation.machines.items()} == {
+        "chief-0.1": "workerpool0-0",
+        **{f"worker-{index}.1": f"workerpool1-{index}" for index in range(3)},
+        **{f"parameter_server-{index}.1": f"workerpool2-{index}" for index in range(2)},
+        "evaluator-0.1": "workerpool3-0",
+    }
+    assert another().find(OWNER) == [allocation]
+    provisioner.terminate(allocation)
+
+
+def test_without_a_chief_the_first_worker_is_the_primary_replica(
+    vertex: Vertex, provisioner: VertexProvisioner
+) -> None:
+    nodes = [node(f"worker-{index}.1", rank=index) for index in range(3)]
+    allocation = provisioner.launch(request(*nodes, market="spot"))
+    [job] = vertex.jobs()
+    assert [machine.rpartition("/")[2] for machine in allocation.machines.values()] == [
+        *("workerpool0-0", "workerpool1-0", "workerpool1-1")
+    ]
+    assert job.market == "spot"
+    provisioner.terminate(allocation)
+
+
+def test_what_has_ended_is_told_though_lists_leave_it_out(vertex: Vertex, provisioner: VertexProvisioner) -> None:
+    allocation = provisioner.launch(request())
+    state_of(allocation, "running", provisioner)
+    vertex.control.finish(vertex.jobs()[0].id)
+    assert state_of(allocation, "gone", provisioner).detail == "SUCCEEDED"
+
+
+# -- never twice
+
+
+def test_the_same_token_is_the_same_job_whoever_calls(vertex: Vertex, provisioner: VertexProvisioner) -> None:
+    first = provisioner.launch(request())
+    assert provisioner.launch(request()) == first
+    assert another().launch(request()) == first
+    assert len(vertex.jobs()) == 1
+    provisioner.terminate(first)
+    assert another().launch(request()) == first
+    assert [job.state for job in vertex.jobs()] == ["CANCELLED"]
+
+
+def test_another_token_is_another_job(vertex: Vertex, provisioner: VertexProvisioner) -> None:
+    first, second = provisioner.launch(request()), provisioner.launch(request(token="f" * 32, attempt=2))
+    assert len(vertex.alive()) == 2
+    provisioner.terminate(first)
+    assert [job.name for job in vertex.alive()] == [second.details["job"]]
+
+
+@pytest.mark.parametrize("fault", [LOSE, RESET, HTML], ids=lambda fault: fault.kind)
+def test_a_call_without_an_answer_makes_one_job(vertex: Vertex, provisioner: VertexProvisioner, fault: Fault) -> None:
+    vertex.fail(CREATE, fault, times=2)
+    allocation = provisioner.launch(request())
+    [job] = vertex.jobs()
+    assert allocation.details["job"] == job.name
+    provisioner.terminate(allocation)
+    assert not vertex.alive()
+
+
+def test_a_list_that_is_late_makes_a_second_job_and_the_next_look_ends_it(vertex: Vertex) -> None:
+    vertex.control.set_lag(3.0)
+    vertex.fail(CREATE, LOSE)
+    provisioner = another()
+    allocation = provisioner.launch(request())
+    assert len(vertex.jobs()) == 2, "the list must be later than launch() waits for, or this proves nothing"
+    first, second = vertex.jobs()
+    assert allocation.details["job"] == second.name
+
+    def settled() -> bool:
+        provisioner._clients.clock.sleep(4.0)
+        provisioner.observe(allocation)
+        return len(vertex.alive()) == 1
+
+    soon(settled)
+    assert [job.name for job in vertex.alive()] == [first.name]
+    assert state_of(allocation, "running", provisioner).phase == "running"
+    [found] = another().find(OWNER)
+    assert found.details["job"] == first.name
+    provisioner.terminate(allocation)
+    assert not vertex.alive()
+
+
+def test_what_nobody_has_an_answer_to_is_ended_all_the_same(vertex: Vertex) -> None:
+    """A process was killed while it waited for the answer: the next one knows token, region and owner."""
+    vertex.control.set_lag(0.2)
+    another().launch(request())
+    lost = Allocation("vertex", "digits-abc", 1, request().token, {}, {"region": REGION, "owner": OWNER.name})
+    another().terminate(lost)
+    assert len(vertex.jobs()) == 1
+    assert not vertex.alive()
+
+
+def test_without_its_region_it_is_looked_for_in_all(vertex: Vertex, provisioner: VertexProvisioner) -> None:
+    provisioner.launch(request(region="europe-west4"))
+    another().terminate(Allocation("vertex", "digits-abc", 1, request().token, {}))
+    assert not vertex.alive()
+    with pytest.raises(ProvisionError, match="region of launch"):
+        provisioner.observe(Allocation("vertex", "digits-abc", 1, request().token, {"worker-0.1": "x"}))
+
+
+# -- refusals, at once and late
+
+
+REFUSALS = [
+    (error("RESOURCE_EXHAUSTED", 429, f"The following quota metrics exceed quota limits: {GPUS}"), "quota", "region"),
+    (error("PERMISSION_DENIED", 403, "Permission 'aiplatform.customJobs.create' denied"), "auth", "cloud"),
+    (error("IAM_PERMISSION_DENIED", 403, "Permission 'aiplatform.customJobs.create' denied"), "auth", "cloud"),
+    (error("SERVICE_DISABLED", 403, "Vertex AI API has not been used in project p before"), "auth", "cloud"),
+    (error("UNAUTHENTICATED", 401, "Request had invalid authentication credentials."), "auth", "cloud"),
+    (error("INVALID_ARGUMENT", 400, "List of found errors:\t1.Field: job_spec; Message: no\t"), "invalid", "cloud"),
+    (error("INVALID_ARGUMENT", 400, 'Machine type "x" is not supported.'), "not_offered", "region"),
+]
+
+
+@pytest.mark.parametrize(("fault", "kind", "scope"), REFUSALS, ids=lambda value: getattr(value, "code", None))
+def test_a_refusal_is_of_the_same_class_over_both_wires(
+    vertex: Vertex, provisioner: VertexProvisioner, fault: Fault, kind: str, scope: str
+) -> None:
+    vertex.fail(CREATE, fault, times=None)
+    with pytest.raises(ProvisionError) as caught:
+        provisioner.launch(request())
+    assert (caught.value.error_class, caught.value.scope, caught.value.code) == (kind, scope, fault.code)
+    assert str(caught.value).startswith("start worker-0.1 (on-demand n1-standard-8) in us-central1: ")
+    assert " ".join(fault.message.split()).rstrip(".") in str(caught.value)
+    assert vertex.jobs() == []
+
+
+@pytest.mark.parametrize("code", ["RATE_LIMIT_EXCEEDED", "RESOURCE_EXHAUSTED"])
+def test_throttling_is_neither_quota_nor_permission(vertex: Vertex, provisioner: VertexProvisioner, code: str) -> None:
+    slower = "Quota exceeded for quota metric 'Resource management (CRUD) requests' and limit 'requests per minute'"
+    for action in (CREATE, LIST, CANCEL):
+        vertex.fail(action, error(code, 429, slower), times=2)
+    allocation = provisioner.launch(request())
+    assert len(vertex.calls(CREATE)) == 3 and len(vertex.jobs()) == 1
+    provisioner.terminate(allocation)
+    assert not vertex.alive()
+
+
+def test_throttling_without_end_is_told(vertex: Vertex, provisioner: VertexProvisioner) -> None:
+    vertex.fail(CREATE, error("RATE_LIMIT_EXCEEDED", 429, "slower"), times=None)
+    with pytest.raises(ProvisionError) as caught:
+        provisioner.launch(request())
+    assert caught.value.error_class == "throttled"
+    assert len(vertex.calls(CREATE)) > 3
+
+
+def test_after_a_clear_refusal_nothing_is_waited_for(vertex: Vertex, provisioner: VertexProvisioner) -> None:
+    vertex.control.set_quota(REGION, GPUS, 0)
+    with pytest.raises(ProvisionError) as caught:
+        provisioner.launch(request())
+    assert caught.value.error_class == "quota"
+    vertex.gcp.control.do("forget")
+    refused = Allocation("vertex", "digits-abc", 1, request().token, {}, {"region": REGION, "owner": OWNER.name})
+    provisioner.terminate(refused)
+    assert len(vertex.calls(LIST)) == 1
+
+
+def test_no_capacity_shows_late_and_is_a_refusal(vertex: Vertex, provisioner: VertexProvisioner) -> None:
+    vertex.control.set_capacity(TYPE, REGION, "on-demand", 0)
+    allocation = provisioner.launch(request())
+    state = state_of(allocation, "gone", provisioner)
+    assert state.refused is not None and not state.taken
+    assert (state.refused.error_class, state.refused.scope, state.refused.code) == ("capacity", "region", "8")
+    assert "Resources are insufficient in region: us-central1" in str(state.refused)
+
+
+def test_the_end_of_a_job_that_ran_is_no_refusal(vertex: Vertex, provisioner: VertexProvisioner) -> None:
+    allocation = provisioner.launch(request())
+    state_of(allocation, "running", provisioner)
+    vertex.control.fail_inside(vertex.jobs()[0].id)
+    state = state_of(allocation, "gone", provisioner)
+    assert (state.refused, state.taken) == (None, False)
+    assert state.detail == "FAILED: Internal error occurred for the current attempt"
+
+
+def test_a_flex_start_job_waits_in_the_queue(vertex: Vertex, provisioner: VertexProvisioner) -> None:
+    a100 = dataclasses.replace(node(machine_type="a2-highgpu-1g"), accelerator="A100-40GB")
+    vertex.control.set_capacity("a2-highgpu-1g", REGION, "flex-start", 0)
+    allocation = provisioner.launch(request(a100, market="flex-start"))
+    state = state_of(allocation, "pending", provisioner)
+    assert state.queued
+    vertex.control.set_capacity("a2-highgpu-1g", REGION, "flex-start", 1)
+    assert not state_of(allocation, "running", provisioner).queued
+    provisioner.terminate(allocation)
+
+
+def test_quota_that_others_have_used_up_is_not_waited_for(vertex: Vertex) -> None:
+    clock = LateClock()
+    provisioner = another(clock)
+    vertex.control.set_quota(REGION, GPUS, 1)
+    first = provisioner.launch(request())
+    state_of(first, "running", provisioner)
+    second = provisioner.launch(request(token="f" * 32, attempt=2))
+    assert state_of(second, "pending", provisioner).queued
+    clock.later = QUEUE_S + 60
+    [state] = provisioner.observe(second)
+    assert state.phase == "gone" and state.refused is not None
+    assert (state.refused.error_class, state.refused.scope) == ("quota", "region")
+    assert [job.name for job in vertex.alive()] == [first.details["job"]], "what is refused cannot begin any more"
+    assert provisioner.observe(first)[0].phase == "running"
+    provisioner.terminate(first)
+
+
+# -- patience
+
+
+def test_a_server_that_hangs_costs_a_timeout(
+    vertex: Vertex, provisioner: VertexProvisioner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sightings, "READ_S", 0.3)
+    vertex.fail(LIST, HANG, times=None)
+    with pytest.raises(ProvisionError, match="look for jobs in us-central1: ") as caught:
+        provisioner.launch(request())
+    assert caught.value.error_class == "transient"
+
+
+def test_a_job_that_was_created_while_the_server_hung_is_found(
+    vertex: Vertex, provisioner: VertexProvisioner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launching, "WRITE_S", 0.5)
+    vertex.fail(CREATE, HANG)
+    allocation = provisioner.launch(request())
+    assert len(vertex.jobs()) == 1
+    provisioner.terminate(allocation)
+
+
+def test_answers_may_be_lost_anywhere(vertex: Vertex, provisioner: VertexProvisioner) -> None:
+    for action in (CREATE, LIST, GET, CANCEL):
+        vertex.fail(action, LOSE)
+        vertex.fail(action, HTML)
+    allocation = provisioner.launch(request())
+    state_of(allocation, "running", provisioner)
+    provisioner.terminate(allocation)
+    state_of(allocation, "gone", provisioner)
+    assert len(vertex.jobs()) == 1 and not vertex.alive()
+
+
+def test_who_looks_at_the_same_time_shares_a_list(vertex: Vertex, provisioner: VertexProvisioner) -> None:
+    allocations = [provisioner.launch(request(token=f"{number:032x}", attempt=number)) for number in range(1, 6)]
+    vertex.gcp.control.do("forget")
+    with ThreadPoolExecutor(10) as pool:
+        seen = list(pool.map(provisioner.observe, allocations * 10))
+    assert all(len(states) == 1 for states in seen)
+    assert len(vertex.calls(LIST)) == 1 and not vertex.calls(GET)
+    assert "readMask" in vertex.calls(LIST)[0].params
+    for allocation in allocations:
+        provisioner.terminate(allocation)
+
+
+# -- what is there
+
+
+def test_everything_of_an_owner_is_found_in_all_regions(vertex: Vertex, provisioner: VertexProvisioner) -> None:
+    ours = [
+        provisioner.launch(request(region=region, token=f"{number:032x}"))
+        for number, region in enumerate(("us-central1", "europe-west4"), 1)
+    ]
+    theirs = provisioner.launch(request(owner=Owner("somebody"), token="e" * 32))
+    assert sorted(found.token for found in another().find(OWNER)) == [one.token for one in ours]
+    assert another().find(Owner("nobody")) == []
+    for allocation in (*ours, theirs):
+        provisioner.terminate(allocation)
+
+
+def test_regions_that_are_denied_are_left_out_and_those_that_do_not_answer_are_not(
+    vertex: Vertex, provisioner: VertexProvisioner
+) -> None:
+    allocation = provisioner.launch(request())
+    denied = error("IAM_PERMISSION_DENIED", 403, "Permission 'aiplatform.customJobs.list' denied")
+    vertex.fail(LIST, denied, times=None, region="europe-*")
+    assert provisioner.find(OWNER) == [allocation]
+    vertex.fail(LIST, denied, times=None)
+    with pytest.raises(ProvisionError) as caught:
+        provisioner.find(OWNER)
+    assert caught.value.error_class == "auth"
+    vertex.gcp.control.heal()
+    vertex.fail(LIST, HTML, times=None, region="asia-east1")
+    with pytest.raises(ProvisionError) as caught:
+        provisioner.find(OWNER)
+    assert caught.value.error_class == "transient"
+    vertex.gcp.control.heal()
+    provisioner.terminate(allocation)
+
+
+def test_more_jobs_than_a_page_holds_are_all_found(vertex: Vertex, provisioner: VertexProvisioner) -> None:
+    tokens = [f"{number:032x}" for number in range(1, 106)]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda token: provisioner.launch(request(token=token)), tokens))
+    assert sorted(found.token for found in another().find(OWNER)) == tokens
+
+
+def test_a_job_ends_as_a_whole(vertex: Vertex, provisioner: VertexProvisioner) -> None:
+    allocation = provisioner.launch(request(node(), node("worker-1.1", rank=1)))
+    with pytest.raises(ProvisionError, match="ended as a whole"):
+        provisioner.remove(allocation, ["worker-1.1"])
+    provisioner.remove(allocation, [])
+    assert len(vertex.alive()) == 1
+    provisioner.remove(allocation, list(allocation.machines))
+    state_of(allocation, "gone", provisioner)
+
+
+def test_a_node_more_cannot_be_had(vertex: Vertex, provisioner: VertexProvisioner) -> None:
+    allocation = provisioner.launch(request())
+    with pytest.raises(ProvisionError, match="without worker-1") as caught:
+        provisioner.launch(request(node(), node("worker-1.1", rank=1)))
+    assert caught.value.error_class == "invalid"
+    provisioner.terminate(allocation)
