@@ -288,7 +288,7 @@ def test_a_first_process_that_does_not_handle_sigterm_does_not_get_it(vertex: Ve
 def test_a_container_that_cannot_be_made(vertex: Vertex) -> None:
     job = vertex.create("/no/such/program")
     assert vertex.wait(job).state.name == "JOB_STATE_FAILED"
-    assert "No such file" in vertex.told(job).trouble[0]
+    assert "No such file" in vertex.told(job).containers[0].trouble[0]
 
 
 # -- capacity, quota, what is offered
@@ -431,9 +431,9 @@ def test_places_and_projects(vertex: Vertex) -> None:
     ],
 )
 def test_bodies_are_read_strictly(server: Gcp, environ: dict[str, str], given: dict[str, Any], expected: str) -> None:
-    answer = AuthorizedSession(credentials_of(environ)).post(
-        f"{server.url}/v1/{PARENT}/customJobs", json=given, timeout=20
-    )
+    credentials = credentials_of(environ)
+    session = AuthorizedSession(credentials)  # type: ignore[no-untyped-call]
+    answer = session.post(f"{server.url}/v1/{PARENT}/customJobs", json=given, timeout=20)
     assert answer.status_code == 400
     assert expected in answer.json()["error"]["message"]
 

@@ -21,7 +21,6 @@ _LABEL_KEY = re.compile(r"[a-z][a-z0-9_-]{0,63}")
 _LABEL_VALUE = re.compile(r"[a-z0-9_-]{0,64}")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _BUCKET = re.compile(r"gs://[a-z0-9][a-z0-9._-]+(/.*)?")
-_LONGEST_S = 30 * 86_400
 _POOLS = 4
 
 
@@ -113,8 +112,8 @@ def _pool(pool: Any, where: str) -> Iterator[tuple[str, str]]:
 
 def _scheduling(job: Any) -> Iterator[tuple[str, str]]:
     scheduling = job.job_spec.scheduling
-    if scheduling.HasField("timeout") and not 0 < scheduling.timeout.seconds <= _LONGEST_S:
-        yield "job_spec.scheduling.timeout", "The timeout must be more than 0 and at most 30 days."
+    if scheduling.HasField("timeout") and scheduling.timeout.seconds <= 0:
+        yield "job_spec.scheduling.timeout", "The timeout must be more than 0."
     if scheduling.HasField("max_wait_duration") and market_of(job) != "flex-start":
         yield "job_spec.scheduling.max_wait_duration", "It may be set with the strategy FLEX_START only."
 

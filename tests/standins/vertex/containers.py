@@ -118,6 +118,7 @@ class Container:
             "root": str(self.root),
             "code": self.code,
             "running": not self._over.is_set(),
+            "trouble": list(self.trouble),
             "console": console.read_text(errors="replace") if console.exists() else "",
         }
 

@@ -21,6 +21,8 @@ class ToldContainer:
     """The folder that is its disk."""
     code: int | None
     running: bool
+    trouble: list[str]
+    """What would have gone wrong in a real container."""
     console: str
 
 
@@ -42,7 +44,7 @@ class ToldJob:
     ended: float | None
     """Likewise: since when nothing of it runs."""
     trouble: list[str]
-    """What would have gone wrong in real containers, and bugs of the stand-in."""
+    """Bugs of the stand-in."""
     containers: list[ToldContainer]
     """Empty before they start, and where containers do not run."""
 

@@ -402,6 +402,6 @@ def _told(job: Job) -> dict[str, Any]:
         "replicas": job.replicas,
         "created": job.created,
         "ended": job.ended,
-        "trouble": [*job.trouble, *(text for one in job.containers for text in one.trouble)],
+        "trouble": list(job.trouble),
         "containers": [one.told() for one in job.containers],
     }
