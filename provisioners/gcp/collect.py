@@ -1,0 +1,258 @@
+"""Everything on Compute Engine that carries our labels, of every owner, and how to remove it: for `cloudgpu gc`.
+
+What a launch makes is removed as its own supervisor would have done (ending.py); here is what it takes to find things
+without any local state: instances, disks that are left of them, and firewall rules, which have no labels and carry
+their tags in the description. The rule `cloudgpu-closed-<network>` belongs to no launch, and stays.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from decimal import Decimal
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ...jobspecs import catalog
+from ...jobspecs.suggest import did_you_mean
+from .. import tags
+from ..base import ProvisionError
+from ..leftovers import Found, Leftover, Thing
+from . import network
+from .clients import READ_S, WRITE_S, Clients, gone_is_fine
+from .ending import Ending, delete
+from .labels import from_labels, launch_name, region_of
+from .rest import last_part
+from .sightings import Sightings
+
+if TYPE_CHECKING:
+    from google.cloud import compute_v1
+
+_OURS = f"labels.{tags.OWNER}:*"
+_MARKETS = {"SPOT": "spot", "FLEX_START": "flex-start", "RESERVATION_BOUND": "reservation"}
+_STOPPED = frozenset({"TERMINATED", "STOPPED", "SUSPENDED"})
+"""States of an instance of which only the disk is paid for."""
+_DELETING_S = 180.0
+"""So long remove() waits for what it deletes by itself."""
+_POLL_S = 3.0
+_UNREACHABLE = "UNREACHABLE"
+
+
+class _Tagged(NamedTuple):
+    """A thing with its tags."""
+
+    thing: Thing
+    tags: Mapping[str, str]
+
+
+# --- find -------------------------------------------------------------------------------------------------------------
+
+
+def find(regions: Sequence[str], clients: Clients | None = None) -> Found:
+    """Of every owner, in these regions (none: all). Three lists tell of all regions; a rule is of none.
+
+    Raises ProvisionError.
+    """
+    clients = clients or Clients()
+    _check_regions(clients, regions)
+    missed: dict[str, str] = {}
+    found = [*_instances(clients, missed), *_disks(clients, missed), *_rules(clients)]
+    wanted = [one for one in found if not regions or not one.thing.region or one.thing.region in regions]
+    kept = _launches(wanted)
+    if regions:  # a rule is of no region: one whose machines are elsewhere only is not asked for
+        elsewhere = {one.tags.get(tags.TOKEN) for one in found if one.thing.region} - {
+            one.tags.get(tags.TOKEN) for one in wanted if one.thing.region
+        }
+        kept = [one for one in kept if one.token not in elsewhere]
+    return Found(kept, {place: why for place, why in missed.items() if not regions or region_of(place) in regions})
+
+
+def _check_regions(clients: Clients, regions: Sequence[str]) -> None:
+    if not regions:
+        return
+    path, doing = "compute/v1/projects/{project}/regions", "ask for the project's regions"
+    known = [
+        item["name"]
+        for page in clients.rest.pages("compute", path, doing, fields="items(name),nextPageToken")
+        for item in page.get("items") or ()
+    ]
+    for region in regions:
+        if region not in known:
+            meant = did_you_mean(region, known) or f"there are {', '.join(sorted(known))}"
+            message = f"Google Cloud has no region {region} for this project; {meant}"
+            raise ProvisionError("invalid", message, scope="region")
+
+
+def _launches(found: Sequence[_Tagged]) -> list[Leftover]:
+    """What has the same token belongs together; without a token every thing is by itself."""
+    groups: dict[str, list[_Tagged]] = {}
+    for one in found:
+        groups.setdefault(one.tags.get(tags.TOKEN) or one.thing.id, []).append(one)
+    return [_leftover(group) for group in groups.values()]
+
+
+def _leftover(group: Sequence[_Tagged]) -> Leftover:
+    def first(name: str) -> str:
+        return next((one.tags[name] for one in group if one.tags.get(name)), "")
+
+    expiries = [float(text) for one in group if (text := one.tags.get(tags.EXPIRES, "")).isdecimal()]
+    attempt = first(tags.ATTEMPT)
+    return Leftover(
+        target="gcp",
+        owner=first(tags.OWNER),
+        job_id=first(tags.JOB),
+        attempt=int(attempt) if attempt.isdecimal() else 0,
+        token=first(tags.TOKEN),
+        # A machine that was added later expires later, and needs the others until then.
+        expires=max(expiries, default=None),
+        things=tuple(one.thing for one in group),
+    )
+
+
+def _instances(clients: Clients, missed: dict[str, str]) -> Iterator[_Tagged]:
+    from google.cloud import compute_v1
+
+    request = compute_v1.AggregatedListInstancesRequest(project=clients.project, filter=_OURS, max_results=500)
+
+    def ask() -> list[tuple[str, compute_v1.InstancesScopedList]]:
+        return list(clients.instances.aggregated_list(request, retry=None, timeout=READ_S))
+
+    for scope, listed in clients.ask("look for machines that are labelled", ask):
+        _note(scope, listed.warning, missed)
+        for one in listed.instances:
+            zone = last_part(one.zone)
+            machine_type, market = last_part(one.machine_type), _MARKETS.get(one.scheduling.provisioning_model, "")
+            thing = Thing(
+                "instance",
+                f"{zone}/{one.name}",
+                region_of(zone),
+                f"{machine_type} {market or 'on-demand'}, {one.status}",
+                Decimal(0) if one.status in _STOPPED else _price(one, region_of(zone), market or "on-demand"),
+                _moment(one.creation_timestamp),
+            )
+            yield _Tagged(thing, from_labels(one.labels))
+
+
+def _disks(clients: Clients, missed: dict[str, str]) -> Iterator[_Tagged]:
+    from google.cloud import compute_v1
+
+    request = compute_v1.AggregatedListDisksRequest(project=clients.project, filter=_OURS, max_results=500)
+
+    def ask() -> list[tuple[str, compute_v1.DisksScopedList]]:
+        return list(clients.disks.aggregated_list(request, retry=None, timeout=READ_S))
+
+    for scope, listed in clients.ask("look for disks that are labelled", ask):
+        _note(scope, listed.warning, missed)
+        for one in listed.disks:
+            zone = last_part(one.zone)
+            price = catalog.disk_price("gcp", region_of(zone))
+            thing = Thing(
+                "disk",
+                f"{zone}/{one.name}",
+                region_of(zone),
+                f"{one.size_gb} GB, {'attached' if one.users else 'not attached'}",
+                None if price is None else round(price.amount * one.size_gb, 6),
+                _moment(one.creation_timestamp),
+            )
+            yield _Tagged(thing, from_labels(one.labels))
+
+
+def _rules(clients: Clients) -> Iterator[_Tagged]:
+    for rule in network.rules_of(clients):
+        yield _Tagged(Thing("firewall rule", rule.name, ""), rule.tags)
+
+
+def _note(scope: str, warning: Any, missed: dict[str, str]) -> None:  # noqa: ANN401 - the SDK does not name its type
+    """A zone that could not be asked is not empty."""
+    if warning.code == _UNREACHABLE:
+        missed[last_part(scope)] = f"{last_part(scope)} cannot be reached: {warning.message}"
+
+
+def _price(instance: compute_v1.Instance, region: str, market: str) -> Decimal | None:
+    """US dollars an hour by the tables; None: unknown."""
+    name = last_part(instance.machine_type)
+    gpus = next(iter(instance.guest_accelerators), None)
+    known = catalog.machine_types("gcp").get(name, ())
+    if len(known) == 1:  # what it carries is part of it
+        [machine] = known
+        count = next(iter(machine.counts), Fraction(0))
+    else:
+        named = "" if gpus is None else last_part(gpus.accelerator_type)
+        found = next((one for one in known if one.provider_accelerator == named), None)
+        if found is None:
+            return None
+        machine, count = found, Fraction(0 if gpus is None else gpus.accelerator_count)
+    price = catalog.price("gcp", name, machine.accelerator, count, region, market)
+    return None if price is None else price.amount
+
+
+def _moment(text: str) -> float | None:
+    return datetime.datetime.fromisoformat(text).timestamp() if text else None
+
+
+# --- remove -----------------------------------------------------------------------------------------------------------
+
+
+def remove(leftover: Leftover, clients: Clients | None = None) -> None:
+    """All of it; idempotent; returns when nothing of it bills any more. Raises ProvisionError."""
+    clients = clients or Clients()
+    named = [thing.id for thing in leftover.things if thing.kind == "instance"]
+    if leftover.token:
+        Ending(clients, Sightings(clients), leftover.token, leftover.owner, named).run()
+    for kind, remove_one in _REMOVE.items():
+        for thing in leftover.things:
+            if thing.kind == kind:
+                remove_one(clients, thing.id)
+
+
+def _remove_instance(clients: Clients, machine: str) -> None:
+    """With its disk."""
+    zone, _, name = machine.partition("/")
+    delete(clients, machine)
+    _wait_until_gone(
+        clients,
+        machine,
+        lambda: clients.instances.get(project=clients.project, zone=zone, instance=name, retry=None, timeout=READ_S),
+    )
+
+
+def _remove_disk(clients: Clients, disk: str) -> None:
+    zone, _, name = disk.partition("/")
+
+    def start() -> None:
+        with gone_is_fine():
+            clients.disks.delete_unary(project=clients.project, zone=zone, disk=name, retry=None, timeout=WRITE_S)
+
+    clients.ask(f"delete the disk {name} in {zone}", start)
+    _wait_until_gone(
+        clients,
+        disk,
+        lambda: clients.disks.get(project=clients.project, zone=zone, disk=name, retry=None, timeout=READ_S),
+    )
+
+
+def _wait_until_gone(clients: Clients, what: str, look: Callable[[], object]) -> None:
+    def is_there() -> bool:
+        with gone_is_fine():
+            look()
+            return True
+        return False
+
+    until = clients.clock.monotonic() + _DELETING_S
+    while clients.ask(f"look at {what}", is_there):
+        if clients.clock.monotonic() > until:
+            message = f"{what} was told to end {_DELETING_S:.0f} s ago, and is still there"
+            raise ProvisionError("transient", message, scope="zone", code="StillThere")
+        clients.clock.sleep(_POLL_S)
+
+
+def _remove_rule(clients: Clients, name: str) -> None:
+    network.remove_rule(clients, name.removeprefix(launch_name("")))
+
+
+_REMOVE: dict[str, Callable[[Clients, str], None]] = {
+    "instance": _remove_instance,
+    "disk": _remove_disk,
+    "firewall rule": _remove_rule,
+}
+"""In this order: what others depend on goes last."""
