@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
@@ -15,6 +16,12 @@ import pytest
 
 # Users do not have it set, and it hides what is never flushed.
 os.environ.pop("PYTHONUNBUFFERED", None)
+# GNU readline, which pytest imports, sets these for child processes: there is no terminal.
+for name in ("COLUMNS", "LINES"):
+    os.environ.pop(name, None)
+# Ignored, and that inherited, by what a shell starts in the background.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 LOCKS = pytest.StashKey[Path]()
 """The folder of the locks that the processes of one run share."""

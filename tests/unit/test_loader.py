@@ -204,10 +204,10 @@ def test_a_mistake_in_an_alias_is_shown_where_it_is_used() -> None:
 
 
 def file_mistake(path: Path) -> Diagnostic:
-    began = time.monotonic()
+    began = time.thread_time()
     with pytest.raises(SpecError) as caught:
         load_file(path)
-    assert time.monotonic() - began < 20, "what grows without bound takes minutes"
+    assert time.thread_time() - began < 20, "what grows without bound takes minutes"
     (found,) = caught.value.diagnostics
     assert found.file == str(path)
     return found
@@ -274,9 +274,9 @@ def test_bytes_that_are_no_text(data: bytes, line: int, column: int, code: str, 
     ids=lambda text: text[:16],
 )
 def test_hostile_yaml_is_refused_at_once(text: str) -> None:
-    began = time.monotonic()
+    began = time.thread_time()
     found = mistakes(text)
-    assert time.monotonic() - began < 1
+    assert time.thread_time() - began < 1
     assert 1 <= len(found) <= 100
 
 
