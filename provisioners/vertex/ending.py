@@ -81,9 +81,8 @@ def keep_one(clients: Clients, found: list[Sighting]) -> Sighting | None:
 
 def cancel(clients: Clients, name: str) -> None:
     """Tell a job to end; one that has ended, or that nobody knows, is nobody's business. Raises ProvisionError."""
-    from google.api_core.exceptions import BadRequest, FailedPrecondition, NotFound
-
     jobs = clients.jobs(name.split("/")[3])
+    from google.api_core.exceptions import BadRequest, FailedPrecondition, NotFound
 
     def ask() -> None:
         try:
@@ -98,9 +97,8 @@ def cancel(clients: Clients, name: str) -> None:
 
 
 def _delete(clients: Clients, name: str) -> None:
-    from google.api_core.exceptions import NotFound
-
     jobs = clients.jobs(name.split("/")[3])
+    from google.api_core.exceptions import NotFound
 
     def ask() -> None:
         try:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from .. import tags
 from ..base import NodeState, ProvisionError
@@ -123,9 +123,8 @@ class Sightings:
 
     def named(self, name: str) -> Sighting | None:
         """The job as it is now; None: there is none of this name. Raises ProvisionError."""
-        from google.api_core.exceptions import NotFound
-
         jobs = self._clients.jobs(name.split("/")[3])
+        from google.api_core.exceptions import NotFound
 
         def ask() -> aiplatform_v1.CustomJob | None:
             try:
@@ -142,11 +141,11 @@ class Sightings:
 
     def _list(self, region: str, where: str) -> list[Sighting]:
         """Page by page, each with its own patience; a half list is none. Where Vertex AI is not there are no jobs."""
+        jobs, parent = self._clients.jobs(region), self._clients.parent(region)  # without the SDK: says so
         from google.api_core.exceptions import NotFound
+        from google.cloud import aiplatform_v1
 
-        jobs, parent = self._clients.jobs(region), self._clients.parent(region)
-
-        def ask(request: Mapping[str, Any]) -> aiplatform_v1.ListCustomJobsResponse | None:
+        def ask(request: aiplatform_v1.ListCustomJobsRequest) -> aiplatform_v1.ListCustomJobsResponse | None:
             try:
                 return next(iter(jobs.list_custom_jobs(request=request, timeout=READ_S, retry=None).pages))
             except NotFound:
@@ -155,13 +154,9 @@ class Sightings:
         found: list[Sighting] = []
         token = ""
         while True:
-            request = {
-                "parent": parent,
-                "filter": where,
-                "page_size": _PAGE,
-                "page_token": token,
-                "read_mask": {"paths": _FIELDS},
-            }
+            request = aiplatform_v1.ListCustomJobsRequest(
+                parent=parent, filter=where, page_size=_PAGE, page_token=token, read_mask={"paths": _FIELDS}
+            )
             page = self._clients.ask(f"look for jobs in {region}", partial(ask, request))
             found += [] if page is None else [sighting(job) for job in page.custom_jobs]
             token = "" if page is None else page.next_page_token
