@@ -120,8 +120,16 @@ class Machine:
             sys.exit(self.host.STOPPED)
         self.agent.send_signal(signal.SIGTERM)
 
-    def result_key(self) -> str:
-        return f"attempts/{self.record['attempt']:04d}/nodes/{self.node}/result.json"
+    def result_key(self, node: str = "") -> str:
+        return f"attempts/{self.record['attempt']:04d}/nodes/{node or self.node}/result.json"
+
+    def has_ended(self, node: str) -> bool:
+        """Whether a node of the attempt has left its result, so far as can be seen."""
+        try:
+            self.bucket.get(self.result_key(node))
+        except OSError:
+            return False
+        return True
 
     def leave_word(self, reason: str) -> None:
         """The node's result, unless the agent has written one: nobody has to wait for this machine."""
@@ -183,7 +191,7 @@ def main() -> None:
         say(f"this machine cannot be used: {reason}")
         with contextlib.suppress(Hopeless):
             machine.leave_word(f"the machine could not be used: {reason}")
-    machine.host.end(machine.going_down, lambda: machine.exit_code(code))
+    machine.host.end(machine.going_down, lambda: machine.exit_code(code), machine.has_ended)
 
 
 if __name__ == "__main__":

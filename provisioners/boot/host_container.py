@@ -7,13 +7,20 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
+import time
 from typing import TYPE_CHECKING, Any, Callable  # noqa: UP035 - also read by Pythons that are too old to run it
 
 if TYPE_CHECKING:
     from .common import Hopeless
 else:
     from common import Hopeless
+
+
+PRIMARY = "workerpool0"
+OTHERS_S = 180.0  # a stop reaches a node within seconds, and its program has 30 s to end
+PAUSE_S = 2.0
 
 
 class Host:
@@ -70,9 +77,38 @@ class Host:
         """A container that was ended is not started again, and would have another disk."""
         return False
 
-    def end(self, _going_down: bool, code: Callable[[], int]) -> None:
-        """The node has ended; `code` finds out how."""
-        sys.exit(code())
+    def end(self, going_down: bool, code: Callable[[], int], has_ended: Callable[[str], bool]) -> None:
+        """The node has ended; `code` finds out how. SIGTERM does not wait for others any more."""
+        found = code()
+        if not going_down:
+            signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(found))
+            self.wait_for_others(found, has_ended)
+        sys.exit(found)
+
+    def wait_for_others(self, code: int, has_ended: Callable[[str], bool]) -> None:
+        """Vertex ends every container as soon as one fails, or the primary one ends: others would seem to have been
+        taken away in the middle of their work. So this one stays until they have ended by themselves: after a success
+        those whose work makes the job's; after a failure all, for the supervisor tells them to stop, if there is one.
+        """
+        nodes = [(pool, node) for pool, names in self.record["pools"].items() for node in names]
+        if len(nodes) < 2 or (code == 0 and self.place() != (PRIMARY, 0)):
+            return
+        left = {node for _, node in nodes} - {self.node()}
+        left -= serving([node for _, node in nodes]) if code == 0 else set()
+        until = None if code == 0 else time.monotonic() + OTHERS_S
+        while left and (until is None or time.monotonic() < until):
+            left = {node for node in left if not has_ended(node)}
+            if left:
+                time.sleep(PAUSE_S)
+
+
+def serving(nodes: list[str]) -> set[str]:
+    """Those that serve others and never end by themselves, as in control/outcomes.py."""
+    roles = {node: node.rpartition("-")[0] for node in nodes}
+    kinds = {"parameter_server"}
+    if {"chief", "parameter_server"} <= set(roles.values()):
+        kinds.add("worker")
+    return {node for node, role in roles.items() if role in kinds}
 
 
 def spec() -> dict[str, Any]:

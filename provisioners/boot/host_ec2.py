@@ -42,7 +42,7 @@ class Host:
         """Asked when the machine goes down."""
         return goes_down_to() == "reboot"
 
-    def end(self, going_down: bool, _code: Callable[[], int]) -> None:
+    def end(self, going_down: bool, _code: Callable[[], int], _has_ended: Callable[[str], bool]) -> None:
         """The node has ended. The instance is then terminated, for it was launched so."""
         if not going_down:
             power_off()

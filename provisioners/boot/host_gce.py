@@ -58,7 +58,7 @@ class Host:
         self.stays_down = where == "poweroff" and not back
         return back
 
-    def end(self, going_down: bool, _code: Callable[[], int]) -> None:
+    def end(self, going_down: bool, _code: Callable[[], int], _has_ended: Callable[[str], bool]) -> None:
         """The node has ended: the instance is not needed any more."""
         if going_down and not self.stays_down:
             return
