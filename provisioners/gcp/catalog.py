@@ -386,7 +386,7 @@ def _machine(item: Mapping[str, Any]) -> Machine:
     return Machine(
         name=item["name"],
         vcpus=int(item["guestCpus"]),
-        memory_gb=int(item["memoryMb"]) / 1024,
+        memory_gb=round(int(item["memoryMb"]) / 1024, 2),  # 14.4 GiB are told as 14,746 MiB
         arch=_ARCHITECTURES.get(item.get("architecture", ""), ""),
         accelerator=str(carried.get("guestAcceleratorType", "")),
         gpus=int(carried.get("guestAcceleratorCount", 0)),

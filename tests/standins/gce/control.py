@@ -17,6 +17,11 @@ class GceControl(GcpControl):
         number."""
         self.do("compute/set_capacity", machine_type=machine_type, zone=zone, market=market, places=places)
 
+    def describe(self, kind: str, name: str, zones: Sequence[str], fields: dict[str, Any] | None) -> None:
+        """What lists of `machineTypes` or `acceleratorTypes` tell of one in some zones: with these fields, whatever it
+        is otherwise; None: nothing. It cannot be launched for that."""
+        self.do("compute/describe", kind=kind, name=name, zones=list(zones), fields=fields)
+
     def set_quota(self, region: str, metric: str, limit: float, *, family: str = "") -> None:
         """By metric, such as NVIDIA_T4_GPUS; of the newer GPUs GPUS_PER_GPU_FAMILY and a family, such as NVIDIA_H100.
         The region may be `global`."""

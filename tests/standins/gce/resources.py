@@ -24,7 +24,7 @@ _MOST = 500
 def get(ask: Ask) -> Resource:
     """Of any collection."""
     name = ask.params[_SINGULAR[ask.collection]]
-    for scope, resource in _all(ask, [ask.scope]):
+    for scope, resource in _all(ask, [ask.scope], young=True):
         if scope == ask.scope and resource["name"] == name:
             return resource
     raise not_found(f"projects/{ask.params['project']}/{_prefix(ask.scope)}{ask.collection}/{name}")
@@ -84,8 +84,8 @@ def _page(ask: Ask, found: Iterable[Resource]) -> tuple[list[Resource], str]:
     return kept[begin:end], str(end) if end < len(kept) else ""
 
 
-def _all(ask: Ask, scopes: Iterable[str]) -> list[tuple[str, Resource]]:
-    """(scope, resource) of a collection."""
+def _all(ask: Ask, scopes: Iterable[str], *, young: bool = False) -> list[tuple[str, Resource]]:
+    """(scope, resource) of a collection; `young`: also instances that lists do not show yet."""
     world, collection, wanted = ask.world, ask.collection, set(scopes)
     if collection in _MADE:
         return [(scope, one) for scope in wanted for one in _MADE[collection](ask, scope)]
@@ -93,9 +93,9 @@ def _all(ask: Ask, scopes: Iterable[str]) -> list[tuple[str, Resource]]:
         known = world.operations.known
         return [(scope, dict(one)) for (scope, _), one in known.items() if scope in wanted]
     kept = [(scope, dict(one)) for (scope, _), one in world.collection(collection).items() if scope in wanted]
-    if collection == "instances" and world.lag_s:
-        young = {vm.name for vm in world.vms if time.monotonic() - vm.launched < world.lag_s}
-        kept = [(scope, one) for scope, one in kept if one["name"] not in young]
+    if collection == "instances" and world.lag_s and not young:
+        unseen = {vm.name for vm in world.vms if time.monotonic() - vm.launched < world.lag_s}
+        kept = [(scope, one) for scope, one in kept if one["name"] not in unseen]
     return kept
 
 
@@ -145,16 +145,30 @@ def _region(world: World, region: str) -> Resource:
 def _machine_types(ask: Ask, scope: str) -> list[Resource]:
     zone, project = last(scope), ask.world.project.id
     known = catalog.machine_types().values()
-    return [catalog.machine_type_resource(project, zone, one) for one in known if zone in one.zones]
+    found = [catalog.machine_type_resource(project, zone, one) for one in known if zone in one.zones]
+    return _described(ask, "machineTypes", zone, found)
 
 
 def _accelerators(ask: Ask, scope: str) -> list[Resource]:
     zone, project = last(scope), ask.world.project.id
-    return [
+    found = [
         catalog.accelerator_resource(project, zone, name)
         for name, zones in sorted(catalog.accelerators().items())
         if zone in zones
     ]
+    return _described(ask, "acceleratorTypes", zone, found)
+
+
+def _described(ask: Ask, kind: str, zone: str, known: list[Resource]) -> list[Resource]:
+    """As tests say otherwise."""
+    found = {one["name"]: one for one in known}
+    for (of, name), (zones, fields) in ask.world.described.items():
+        if of == kind and zone in zones:
+            if fields is None:
+                found.pop(name, None)
+            else:
+                found[name] = {**found.get(name, {"kind": f"compute#{_SINGULAR[kind]}", "name": name}), **fields}
+    return [found[name] for name in sorted(found)]
 
 
 def _images(ask: Ask, _scope: str) -> list[Resource]:

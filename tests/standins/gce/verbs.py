@@ -33,6 +33,9 @@ class Verbs:
     def set_capacity(self, machine_type: str, zone: str, market: str, places: int | None) -> None:
         self._world.capacity.set_places(machine_type, zone, market, places)
 
+    def describe(self, kind: str, name: str, zones: list[str], fields: dict[str, Any] | None) -> None:
+        self._world.described[kind, name] = (zones, fields)
+
     def set_quota(self, region: str, metric: str, limit: float, family: str) -> None:
         self._world.capacity.set_limit(region, metric, limit, family)
 

@@ -33,6 +33,9 @@ class World:
         self.vms: list[Vm] = []
         """All that ever ran."""
         self.delay_s, self.stopping_s, self.lag_s, self.wait_s = 0.02, 0.0, 0.0, 120.0
+        self.described: dict[tuple[str, str], tuple[list[str], dict[str, Any] | None]] = {}
+        """(`machineTypes` or `acceleratorTypes`, name) -> zones where it is otherwise than in the catalogue, and how;
+        None: it is not there."""
         self.images: list[catalog.Image] = []
         """Made by tests, beside those of the catalogue."""
         self.pending_disks: dict[str, dict[str, Any]] = {}
