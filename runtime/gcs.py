@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime
 import functools
+import importlib
 import importlib.util
 import ipaddress
 import json
@@ -40,6 +41,16 @@ _SOURCES = (
 )
 """Variables of obstore's own."""
 _FILE = "GOOGLE_APPLICATION_CREDENTIALS"
+_LOADERS = {
+    "authorized_user": ("google.oauth2.credentials", "from_authorized_user_info"),
+    "external_account": ("google.auth.identity_pool", "from_info"),
+    "external_account_authorized_user": ("google.auth.external_account_authorized_user", "from_info"),
+    "impersonated_service_account": (
+        "google.auth.impersonated_credentials",
+        "from_impersonated_service_account_info",
+    ),
+}
+"""Type of a file of credentials -> google-auth's module, and what makes its Credentials."""
 _NEEDS_GOOGLE_AUTH = "a login, impersonation and federation need google-auth: pip install 'cloudgpu[gcp]'"
 
 NO_CREDENTIALS = (
@@ -169,15 +180,11 @@ class _GoogleAuth:
     """Tokens by google-auth, for as long as they last."""
 
     def __init__(self, file: Path) -> None:
-        import google.auth
-        from google.auth.exceptions import GoogleAuthError
-
         self._lock = threading.Lock()
         try:
-            loaded = google.auth.load_credentials_from_file(str(file), scopes=[SCOPE])  # type: ignore[no-untyped-call]
-        except (GoogleAuthError, ValueError, OSError) as error:
+            self._credentials = _load(json.loads(file.read_bytes()))
+        except CredentialsError as error:
             raise CredentialsError(f"the credentials in {file} cannot be used: {error}") from error
-        self._credentials: Any = loaded[0]
 
     def __call__(self) -> GCSCredential:
         from google.auth.transport.requests import Request
@@ -188,6 +195,26 @@ class _GoogleAuth:
             expiry = self._credentials.expiry
             ends = None if expiry is None else expiry.replace(tzinfo=datetime.UTC)
             return {"token": str(self._credentials.token), "expires_at": ends}
+
+
+def _load(told: Mapping[str, Any]) -> Any:  # noqa: ANN401 - whatever kind of credentials it is
+    """Of what such a file holds. Asks nobody, unlike google.auth.default(), which looks for the project as well.
+
+    Raises CredentialsError.
+    """
+    from google.auth.exceptions import GoogleAuthError
+
+    module, make = _LOADERS.get(str(told["type"]), ("", ""))
+    if told["type"] == "external_account":
+        source = told.get("credential_source") or {}
+        module = "pluggable" if "executable" in source else "identity_pool"
+        module = "google.auth.aws" if "environment_id" in source else f"google.auth.{module}"
+    if not module:
+        raise CredentialsError(f"they are of the type {told['type']}; known are {', '.join(sorted(_LOADERS))}")
+    try:
+        return getattr(importlib.import_module(module).Credentials, make)(told, scopes=[SCOPE])
+    except (GoogleAuthError, ValueError, LookupError) as error:
+        raise CredentialsError(str(error)) from error
 
 
 def _file() -> Path | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import dataclasses
 import hashlib
 import json
 import os
@@ -25,7 +24,8 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
 from cloudgpu.provisioners.boot import MAX_BYTES, BootRecord, user_data
-from cloudgpu.provisioners.boot.agent_file import PYTHONS_VARIABLE, Built, build_agent_file
+from cloudgpu.provisioners.boot.agent_file import Built
+from cloudgpu.provisioners.boot.files import MODULES, boot_files
 from cloudgpu.runtime.jobdir import (
     JOB_KEY,
     AttemptRecord,
@@ -39,21 +39,16 @@ from cloudgpu.runtime.jobdir import (
 from cloudgpu.runtime.logs import LogReader
 
 from ..standins import s3
+from ..standins.agent_files import own_agent_file
 from ..standins.machine import Machine
 from ..standins.metadata_aws import AwsMetadata
 
-OWN_PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 NODE = "worker-0.1"
 
 
 @pytest.fixture(scope="module")
 def agent_file(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    """For the Python that the stand-in's machines have; nothing is fetched for that."""
-    home = tmp_path_factory.mktemp("home")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CLOUDGPU_HOME", str(home))
-        patch.setenv(PYTHONS_VARIABLE, OWN_PYTHON)
-        return build_agent_file("x86_64")
+    return own_agent_file(tmp_path_factory.mktemp("home"))
 
 
 @dataclass
@@ -163,10 +158,12 @@ class TestUserData:
             {"endpoint": "http://169.254.169.254"},
             {"job_dir": "gs://bucket/job"},
             {"job_dir": "s3://"},
+            {"api_endpoint": "http://compute.example.com"},
+            {"node": ""},
         ],
     )
     def test_what_no_machine_may_have_is_refused(self, world: World, wrong: dict[str, str]) -> None:
-        with pytest.raises(ValueError, match=r"loopback|127\.0\.0\.1|s3://BUCKET"):
+        with pytest.raises(ValueError, match=r"127\.0\.0\.1|s3://BUCKET|no node"):
             world.record(**wrong)
 
     def test_one_that_is_too_long_is_refused(self, world: World) -> None:
@@ -255,17 +252,18 @@ class TestBoot:
 
     def test_images_with_an_old_python_can_read_the_bootstrap(self) -> None:
         """It looks for a newer one by itself."""
-        script = files("cloudgpu.provisioners.boot").joinpath("bootstrap.py").read_text()
-        ast.parse(script, feature_version=(3, 8))
+        for cloud in MODULES:
+            for name in {"bootstrap.py", "common.py", *MODULES[cloud].values()}:
+                script = files("cloudgpu.provisioners.boot").joinpath(name).read_text()
+                ast.parse(script, feature_version=(3, 8))
 
     def test_an_image_with_none_that_is_new_enough_says_so(self, world: World, tmp_path: Path) -> None:
         old = shutil.which("python3.9")
         if old is None or subprocess.run([old, "-V"], capture_output=True, check=False).returncode:
             pytest.skip("NOT CHECKED: there is no Python 3.9 here")
         world.job("true")
-        script = files("cloudgpu.provisioners.boot").joinpath("bootstrap.py").read_text()
-        (tmp_path / "bootstrap.py").write_text(script)
-        (tmp_path / "boot.json").write_text(json.dumps(dataclasses.asdict(world.record())))
+        for name, content in boot_files(world.record()).items():
+            (tmp_path / name).write_bytes(content)
         environ = {"PATH": str(tmp_path), "AWS_EC2_METADATA_SERVICE_ENDPOINT": world.imds.url}
         real = subprocess.run([old, "-c", "import sys; print(sys.executable)"], capture_output=True, check=True).stdout
         subprocess.run([real.decode().strip(), tmp_path / "bootstrap.py"], env=environ, capture_output=True, check=True)

@@ -1,0 +1,20 @@
+"""Agent files for the machines of stand-ins."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from cloudgpu.provisioners.boot.agent_file import PYTHONS_VARIABLE, Built, build_agent_file
+
+OWN_PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+def own_agent_file(home: Path) -> Built:
+    """For the Python that the stand-ins' machines have; nothing is fetched for that. Kept in `home`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CLOUDGPU_HOME", str(home))
+        patch.setenv(PYTHONS_VARIABLE, OWN_PYTHON)
+        return build_agent_file("x86_64")
