@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,7 @@ from ..base import ProvisionError
 from . import network, operations
 from .clients import READ_S, WRITE_S, Clients, gone_is_fine
 from .labels import instance_prefix, with_label
+from .operations import Done
 from .request import request_id
 from .rest import last_part
 from .sightings import Sightings
@@ -57,20 +58,18 @@ class Ending:
         `hidden` are deleted even if no listing shows them.
         """
         seen = {one.machine: one for one in self.sightings.of_launch(self.token, self.owner, since=since)}
-        to_end = {machine for machine in {*seen, *hidden} if machine not in seen or not seen[machine].is_ending}
-        if seen and not to_end:
+        ending = {machine for machine, one in seen.items() if one.is_ending}
+        if seen and len(ending) == len(seen) and not hidden:
             return set(seen)
-        inserts = {
-            f"{one.zone}/{one.instance}": one
-            for one in operations.of_instances(self.clients, f"{instance_prefix(self.token)}.*")
-            if one.kind == "insert"
-        }
-        for machine in sorted(to_end):
+        begun = begun_by(operations.of_instances(self.clients, f"{instance_prefix(self.token)}.*"))
+        left = set(seen) | {machine for machine, insert in begun.items() if not insert.finished}
+        for machine in sorted({*seen, *hidden, *begun} - ending):
             # By this id a later launch with the token knows that the machine was not lost, but ended with all of it. A
             # call that is repeated since Compute Engine has not done it must not be taken for the same.
-            insert = inserts[machine].name if machine in inserts else ""
-            delete(self.clients, machine, None if again else ended_id(self.token, machine, insert))
-        return set(seen) | {machine for machine, one in inserts.items() if not one.finished}
+            call_id = None if again else ended_id(self.token, machine, begun[machine].name if machine in begun else "")
+            if delete(self.clients, machine, call_id):
+                left.add(machine)
+        return left
 
     def _delete_disks(self) -> None:
         """Disks that somebody has taken off a machine: the others are gone with theirs."""
@@ -98,17 +97,26 @@ class Ending:
         self.clients.ask(f"delete the disk {name} in {zone}", start)
 
 
+def begun_by(done: Sequence[Done]) -> dict[str, Done]:
+    """Machines that there may be -> the call that started each, by all that was done, the oldest first."""
+    found: dict[str, Done] = {}
+    for one in done:
+        machine = f"{one.zone}/{one.instance}"
+        if one.kind == "insert" and one.error is None:
+            found[machine] = one
+        elif one.kind == "delete" and one.finished and one.error is None:
+            found.pop(machine, None)
+    return found
+
+
 def ended_id(token: str, machine: str, insert: str) -> str:
     """The request id of the call that ends a machine with all of its launch. `insert`: the operation that made it."""
     zone, _, name = machine.partition("/")
     return request_id(token, name, zone, "ended", insert)
 
 
-def delete(clients: Clients, machine: str, call_id: str | None = None) -> None:
-    """Have a machine deleted, with its disk; does not wait. One that is gone is nobody's business.
-
-    Raises ProvisionError.
-    """
+def delete(clients: Clients, machine: str, call_id: str | None = None) -> bool:
+    """Have a machine deleted, with its disk; does not wait. False: there is none. Raises ProvisionError."""
     from google.cloud import compute_v1
 
     zone, _, name = machine.partition("/")
@@ -116,8 +124,10 @@ def delete(clients: Clients, machine: str, call_id: str | None = None) -> None:
     if call_id is not None:
         request.request_id = call_id
 
-    def start() -> None:
+    def start() -> bool:
         with gone_is_fine():
             clients.instances.delete_unary(request, retry=None, timeout=WRITE_S)
+            return True
+        return False
 
-    clients.ask(f"delete {name} in {zone}", start)
+    return clients.ask(f"delete {name} in {zone}", start)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ..base import LaunchRequest, NodeRequest, ProvisionError
 from ..calls import UNKNOWN, all_or_none, insist
 from . import network, operations, quotas
-from .clients import PATIENCE_S, READ_S, WRITE_S, Clients, gone_is_fine
+from .clients import PATIENCE_S, READ_S, WRITE_S, Clients
 from .ending import Ending, delete, ended_id
 from .images import Image, Images
 from .labels import instance_name, instance_prefix
@@ -18,7 +18,7 @@ from .operations import Done
 from .request import Place, flex_wait_s, instance, request_id
 from .reservations import Reservation, find_reservations
 from .rest import last_part
-from .sightings import Sightings, sighting
+from .sightings import Sightings, look_at
 
 if TYPE_CHECKING:
     from google.cloud import compute_v1
@@ -188,41 +188,31 @@ class Launch:
         def start() -> compute_v1.Operation:
             return clients.instances.insert_unary(wanted, retry=None, timeout=WRITE_S)
 
-        name = str(made["name"])
+        machine = f"{place.zone}/{made['name']}"
         try:
             ordered = before.insert or operations.order(clients, start, doing)
-            operations.wait(clients, ordered, doing, *self._patience(place.zone, name))
+            operations.wait(clients, ordered, doing, *self._patience(machine))
         except ProvisionError as error:
             # Somebody has asked for the same before, so long ago that its request id is forgotten.
-            if error.code not in {"alreadyExists", "RESOURCE_ALREADY_EXISTS"} or not self._is_ours(place.zone, name):
+            if error.code not in {"alreadyExists", "RESOURCE_ALREADY_EXISTS"} or not self._is_ours(machine):
                 raise
-        return f"{place.zone}/{name}"
+        return machine
 
-    def _patience(self, zone: str, name: str) -> tuple[float, Callable[[], bool]]:
+    def _patience(self, machine: str) -> tuple[float, Callable[[], bool]]:
         """How long a machine is waited for, and what is as good as there: a place in flex-start's queue."""
         wait_s = flex_wait_s(self.request) if self.request.market == "flex-start" else 0
         if wait_s <= _START_S:
             return _START_S + wait_s, lambda: False
-        return _START_S, lambda: self._status(zone, name) == "PENDING"
 
-    def _status(self, zone: str, name: str) -> str:
-        """Of a machine; "": there is none."""
-        found = self._instance(zone, name)
-        return "" if found is None else found.status
+        def is_in_the_queue() -> bool:
+            found = look_at(self.clients, machine)
+            return found is not None and found.is_queued
 
-    def _is_ours(self, zone: str, name: str) -> bool:
-        found = self._instance(zone, name)
-        return found is not None and sighting(found).token == self.request.token and not sighting(found).is_ending
+        return _START_S, is_in_the_queue
 
-    def _instance(self, zone: str, name: str) -> compute_v1.Instance | None:
-        def ask() -> compute_v1.Instance | None:
-            with gone_is_fine():
-                return self.clients.instances.get(
-                    project=self.clients.project, zone=zone, instance=name, retry=None, timeout=READ_S
-                )
-            return None
-
-        return self.clients.ask(f"look at {name} in {zone}", ask)
+    def _is_ours(self, machine: str) -> bool:
+        found = look_at(self.clients, machine)
+        return found is not None and found.token == self.request.token and not found.is_ending
 
     def _end(self, started: Mapping[str, str]) -> None:
         """Machines that have come to nothing, since another one of the launch was refused."""

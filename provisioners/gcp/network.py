@@ -35,6 +35,7 @@ _PEERS_FIRST, _THEN_NOBODY = 90, 100
 _PATIENCE_S = 120.0
 """For a firewall rule to be made or removed: it takes some 10 s."""
 _MAX_NAME = 63
+_EXISTS = "alreadyExists"
 
 
 class Attachment(NamedTuple):
@@ -219,6 +220,7 @@ def _firewall(clients: Clients, name: str) -> compute_v1.Firewall | None:
 
 def _make(clients: Clients, rule: dict[str, Any]) -> None:
     """Make a rule, or find that another has just made it."""
+    from google.api_core.exceptions import Conflict
     from google.cloud import compute_v1
 
     name = str(rule["name"])
@@ -230,7 +232,10 @@ def _make(clients: Clients, rule: dict[str, Any]) -> None:
     )
 
     def start() -> compute_v1.Operation:
-        return clients.firewalls.insert_unary(request, retry=None, timeout=WRITE_S)
+        try:
+            return clients.firewalls.insert_unary(request, retry=None, timeout=WRITE_S)
+        except Conflict as error:  # it is there: nothing to wait for, as there would be with a machine
+            raise ProvisionError("invalid", f"{doing}: {error.message}", scope="region", code=_EXISTS) from error
 
     try:
         wait(clients, order(clients, start, doing), doing, _PATIENCE_S)

@@ -26,7 +26,7 @@ from .images import Images
 from .labels import region_of
 from .launching import Launch
 from .request import check_request
-from .sightings import Sighting, Sightings, look_back, will_return
+from .sightings import Sighting, Sightings, look_at, look_back, will_return
 
 if TYPE_CHECKING:
     from ..clock import Clock
@@ -38,7 +38,7 @@ REGION, ZONE, OWNER, LAUNCHED = "region", "zone", "owner", "launched:"
 """In Allocation.details: Google's names, Owner.name; followed by a node, epoch seconds (whole) of its launch."""
 
 UNSEEN_S = 60.0
-"""A machine that was just launched may be missing from listings for so long; then it is gone."""
+"""A machine that was just launched may be unknown for so long; then it is gone."""
 
 
 class GcpProvisioner:
@@ -67,8 +67,8 @@ class GcpProvisioner:
     def observe(self, allocation: Allocation) -> list[NodeState]:
         """Compute Engine's states, at most a few seconds old; one call for all who ask within that time.
 
-        A machine that no listing shows is `pending` while it is young, as listings may lag; later it is gone, and what
-        was done to it tells why.
+        A machine that no listing shows is gone if it has been ended, and what was done to it tells why; else it is
+        asked for by its name, as listings may lag.
         """
         with self._google():
             seen = self._seen(allocation)
@@ -126,11 +126,13 @@ class GcpProvisioner:
         return self._sightings.of_token(allocation.token)
 
     def _state(self, allocation: Allocation, node: str, machine: str, seen: Sighting | None) -> NodeState:
+        if seen is None:
+            ended = look_back(self._clients, node, machine)
+            if ended is not None:
+                return ended
+            seen = look_at(self._clients, machine)
         if seen is not None:
             return seen.as_node(node, returns=seen.is_down and will_return(self._clients, machine))
-        ended = look_back(self._clients, node, machine)
-        if ended is not None:
-            return ended
         age = self._clients.clock.now() - float(allocation.details.get(f"{LAUNCHED}{node}", "0"))
         if age < UNSEEN_S:
             return NodeState(node, "pending", "Compute Engine does not show it yet")

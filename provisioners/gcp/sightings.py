@@ -11,7 +11,7 @@ from ..base import NodeState
 from ..calls import UNKNOWN
 from ..sharing import Looks
 from . import operations
-from .clients import READ_S, Clients
+from .clients import READ_S, Clients, gone_is_fine
 from .labels import from_labels, region_of, with_label
 from .operations import Done
 from .rest import last_part
@@ -78,6 +78,11 @@ class Sighting:
         return self.status in {"STOPPING", "DEPROVISIONING", "PENDING_STOP"}
 
     @property
+    def is_queued(self) -> bool:
+        """It waits for capacity, and nothing bills."""
+        return self.status == "PENDING"
+
+    @property
     def is_down(self) -> bool:
         """It does not run, and may be started again."""
         return self.restarts and self.status in {"STOPPING", "TERMINATED", "STOPPED", "REPAIRING"}
@@ -85,11 +90,10 @@ class Sighting:
     def as_node(self, node: str, *, returns: bool = False) -> NodeState:
         """What it means for a node. `returns`: it is known that Compute Engine will start it again."""
         phase: Literal["pending", "running"] = "pending" if self.status in _BEGINNING else "running"
-        queued = self.status == "PENDING"
-        words = "it waits for capacity" if queued and not self.message else self.message
+        words = "it waits for capacity" if self.is_queued and not self.message else self.message
         detail = "" if self.status == "RUNNING" else ": ".join(part for part in (self.status, words) if part)
         returns = returns or (phase == "pending" and self.was_stopped)
-        return NodeState(node, phase, detail, queued=queued, returns=returns)
+        return NodeState(node, phase, detail, queued=self.is_queued, returns=returns)
 
 
 class Sightings:
@@ -128,6 +132,19 @@ class Sightings:
             return {one.machine: one for one in seen}
 
         return self._clients.ask("look at the machines", ask)
+
+
+def look_at(clients: Clients, machine: str) -> Sighting | None:
+    """At one machine, which no list may show yet; None: there is none. Raises ProvisionError."""
+    zone, _, name = machine.partition("/")
+
+    def ask() -> Sighting | None:
+        with gone_is_fine():
+            found = clients.instances.get(project=clients.project, zone=zone, instance=name, retry=None, timeout=READ_S)
+            return sighting(found)
+        return None
+
+    return clients.ask(f"look at {name} in {zone}", ask)
 
 
 def look_back(clients: Clients, node: str, machine: str) -> NodeState | None:
