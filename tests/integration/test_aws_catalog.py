@@ -12,7 +12,6 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-import boto3
 import pytest
 
 from cloudgpu.jobspecs import catalog_read, refreshed
@@ -24,6 +23,7 @@ from cloudgpu.provisioners.aws.prices import OddPriceError, on_demand_prices, sp
 from cloudgpu.provisioners.aws.provisioner import AwsProvisioner
 from cloudgpu.provisioners.base import ProvisionError
 from cloudgpu.tests.standins.aws import Aws
+from cloudgpu.tests.standins.aws.sessions import session
 from cloudgpu.tests.standins.faults import HTML, RESET, error
 
 CLOUDGPU = str(Path(sys.executable).with_name("cloudgpu"))
@@ -124,7 +124,7 @@ def test_what_ec2_says_is_what_the_shipped_tables_say(aws: Aws) -> None:
 def test_what_a_new_machine_type_carries_is_read_off_ec2_s_answer(aws: Aws) -> None:
     """Tried on those that are known: were they not in the tables, they would be added as they are."""
     known = {row["machine_type"]: (row["accelerator"], row["counts"]) for row in shipped("machine_types_aws")}
-    machines = asked._describe(Clients().ec2("us-east-1"), ["g*", "p*", "inf*", "trn*", "dl*"])
+    machines = asked._describe(Clients(session()).ec2("us-east-1"), ["g*", "p*", "inf*", "trn*", "dl*"])
     told = {one.name: (one.accelerator, str(one.gpus)) for one in machines if one.provider_accelerator}
     assert told == {name: known[name] for name in told}
     assert len(told) > 70
@@ -192,11 +192,11 @@ def test_moto_s_own_spot_prices_would_be_refused(aws: Aws) -> None:
 
 def test_free_or_negative_prices_are_odd(aws: Aws) -> None:
     aws.control.set_price("g6.xlarge", "us-east-1a", "0")
-    ec2 = Clients().ec2("us-east-1")
+    ec2 = Clients(session()).ec2("us-east-1")
     with pytest.raises(OddPriceError, match=r"g6\.xlarge at '0"):
         spot_prices(ec2, ["g6.xlarge"], {}, datetime.datetime.now(datetime.UTC))
     aws.control.set_price("g6.xlarge", "us-east-1", "0")
-    assert "us-east-1" not in on_demand_prices(Clients().pricing(), "g6.xlarge")
+    assert "us-east-1" not in on_demand_prices(Clients(session()).pricing(), "g6.xlarge")
 
 
 def test_every_call_only_reads(aws: Aws) -> None:
@@ -212,14 +212,14 @@ def test_every_call_only_reads(aws: Aws) -> None:
 
 
 def run(machine_type: str, count: int = 1, market: str = "on-demand", region: str = "us-east-1") -> None:
-    client: Any = boto3.client("ec2", region_name=region)
+    client: Any = session().client("ec2", region_name=region)
     options: dict[str, Any] = {} if market == "on-demand" else {"InstanceMarketOptions": {"MarketType": market}}
     image = client.describe_images()["Images"][0]["ImageId"]
     client.run_instances(ImageId=image, InstanceType=machine_type, MinCount=count, MaxCount=count, **options)
 
 
 def check(*machine_types: str, market: str = "on-demand", region: str = "us-east-1") -> None:
-    clients = Clients()
+    clients = Clients(session())
     quotas.check(
         clients.ec2(region),
         clients.service_quotas(region),
@@ -293,11 +293,11 @@ def offer(zone: str | None = "use1-az1", market: str = "spot", nodes: int = 2) -
 
 
 def test_the_spot_price_at_launch_is_the_zone_s_with_all_machines_and_disks(aws: Aws) -> None:
-    zones = boto3.client("ec2", region_name="us-east-1").describe_availability_zones()["AvailabilityZones"]
+    zones = session().client("ec2", region_name="us-east-1").describe_availability_zones()["AvailabilityZones"]
     amounts = {zone["ZoneId"]: Decimal(number) / 10 for number, zone in enumerate(zones, 3)}
     for zone in zones:
         aws.control.set_price("g6.xlarge", zone["ZoneName"], str(amounts[zone["ZoneId"]]))
-    provisioner = AwsProvisioner()
+    provisioner = AwsProvisioner(session())
     assert provisioner.price(offer()) == 2 * amounts["use1-az1"] + Decimal("0.02")
     sold = [row["zones"].split() for row in shipped("places_aws") if (row["offering"], row["region"]) == _G6]
     assert provisioner.price(offer(zone=None)) == 2 * max(amounts[zone] for zone in sold[0]) + Decimal("0.02")
@@ -307,7 +307,7 @@ _G6 = ("g6.xlarge", "us-east-1")
 
 
 def test_list_prices_and_prices_that_are_not_told_stay_as_planned(aws: Aws) -> None:
-    provisioner = AwsProvisioner()
+    provisioner = AwsProvisioner(session())
     assert provisioner.price(offer(market="on-demand")) is None
     assert aws.control.calls() == []
     assert provisioner.price(offer(zone="use1-az99")) is None

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import boto3
 import pytest
 
 from cloudgpu.control.submission import owner_name
@@ -19,6 +18,7 @@ from cloudgpu.provisioners.aws import collect
 from cloudgpu.provisioners.aws.clients import Clients
 from cloudgpu.provisioners.base import Owner
 from cloudgpu.tests.standins.aws import Aws
+from cloudgpu.tests.standins.aws.sessions import session
 from cloudgpu.tests.standins.clocks import FastClock
 from cloudgpu.tests.standins.faults import HTML, LOSE, error
 
@@ -59,11 +59,11 @@ def tagged(kind: str, **changes: Any) -> list[dict[str, Any]]:
 
 
 def ec2(region: str = REGION) -> Any:
-    return boto3.client("ec2", region_name=region)
+    return session().client("ec2", region_name=region)
 
 
 def identities() -> Any:
-    return boto3.client("iam")
+    return session().client("iam")
 
 
 def start_machine(*kinds: str, **more: Any) -> None:
@@ -133,11 +133,11 @@ LEAKS: dict[str, Callable[[], None]] = {
 def gc(*arguments: str, regions: tuple[str, ...] = (REGION,)) -> subprocess.CompletedProcess[str]:
     where = [word for region in regions for word in ("--region", region)]
     command = [CLOUDGPU, "gc", "--cloud", "aws", *where, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
 
 
 def found(clients: Clients | None = None) -> list[leftovers.Leftover]:
-    return collect.find([REGION], clients).leftovers
+    return collect.find([REGION], clients or Clients(session(), FastClock())).leftovers
 
 
 def kinds(left: leftovers.Leftover) -> set[str]:
@@ -154,9 +154,9 @@ def test_a_leak_of_each_kind_is_found_and_removed(aws: Aws, kind: str) -> None:
     [left] = found()
     assert kind in kinds(left)
     assert (left.owner, left.job_id, left.attempt, left.token) == (owner_name(), "ghost-abcdefgh", 2, TOKEN)
-    collect.remove(left, Clients(clock=FastClock()))
+    collect.remove(left, Clients(session(), FastClock()))
     assert found() == []
-    collect.remove(left, Clients(clock=FastClock()))  # what is gone already does no harm
+    collect.remove(left, Clients(session(), FastClock()))  # what is gone already does no harm
 
 
 def test_all_that_a_launch_left_is_one_and_goes_in_one_command(aws: Aws) -> None:
@@ -236,7 +236,7 @@ def test_lost_answers_and_5xx_do_no_harm(aws: Aws, fault: Any) -> None:
     make_profile()
     for action in ("TerminateInstances", "DeleteVolume", "DeleteRole", "DeleteInstanceProfile", "Describe*"):
         aws.control.fail(action, fault)
-    clients = Clients(clock=FastClock())
+    clients = Clients(session(), FastClock())
     for left in found(clients):
         collect.remove(left, clients)
     aws.control.heal()

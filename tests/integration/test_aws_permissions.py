@@ -18,9 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import boto3
-import botocore.session
 import pytest
-from botocore.loaders import create_loader
 
 import cloudgpu
 from cloudgpu.jobspecs.plan import Offer, RoleOffer
@@ -31,6 +29,7 @@ from cloudgpu.provisioners.aws.identity import machine_policy
 from cloudgpu.provisioners.aws.provisioner import AwsProvisioner
 from cloudgpu.runtime.jobdir import JobDir, JobDirError
 from cloudgpu.tests.standins.aws import Aws
+from cloudgpu.tests.standins.aws.sessions import session
 from cloudgpu.tests.standins.clocks import FastClock
 
 PAGE = Path(cloudgpu.__file__).parent / "docs" / "aws-permissions.md"
@@ -77,16 +76,6 @@ def without(policy: Policy, action: str) -> Policy:
                 {"Effect": "Allow", "Action": "s3:DeleteObject", "Resource": f"arn:aws:s3:::{BUCKET}"}
             )
     return changed
-
-
-LOADER = create_loader()
-"""Of botocore's models: a tenth of a second each, and every step has clients of its own."""
-
-
-def session() -> boto3.session.Session:
-    made = botocore.session.get_session()
-    made.register_component("data_loader", LOADER)
-    return boto3.session.Session(botocore_session=made)
 
 
 class Account:
