@@ -176,6 +176,7 @@ def _told_of(request: Request) -> dict[str, str]:
         body = json.loads(request.body or b"{}")
         told |= {f"labels.{key}": str(value) for key, value in body.get("labels", {}).items()}
         spec = body.get("jobSpec", {})
+        told["account"] = str(spec.get("serviceAccount", ""))
         told["strategy"] = str(spec.get("scheduling", {}).get("strategy", ""))
         told["machineType"] = str(spec["workerPoolSpecs"][0]["machineSpec"]["machineType"])
     except (ValueError, LookupError, TypeError, AttributeError):
