@@ -131,7 +131,7 @@ def test_every_gpu_gets_a_process_and_all_nodes_find_rank_0(world: World) -> Non
         f'for n in {names} MASTER_PORT TORCHELASTIC_RUN_ID; do printf "%s " "${{!n}}"; done; echo', nodes=2, gpus=2
     )
     both = [world.start(0), world.start(1)]
-    assert [agent.wait(30) for agent in both] == [0, 0]
+    assert [agent.wait(100) for agent in both] == [0, 0]
     rows = sorted(line.text.split() for line in world.lines() if line.stream == "stdout")
     assert [row[:8] for row in rows] == [
         [str(rank), str(rank % 2), "4", "2", str(rank // 2), "127.0.0.1", str(rank), "4"] for rank in range(4)
@@ -467,7 +467,7 @@ def test_a_deleted_job_dir_ends_the_program_and_is_not_made_again(world: World) 
     agent = world.start()
     until(lambda: world.texts() == ["up"])
     (world.folder / "job dir").rename(world.folder / "gone")  # as rm -r, in one moment
-    assert agent.wait(20) == agent_module.JOB_DIR_LOST
+    assert agent.wait(100) == agent_module.JOB_DIR_LOST
     assert "deleted" in world.agent_log()
     assert world.processes() == []
     assert not (world.folder / "job dir").exists()
@@ -478,7 +478,7 @@ def test_a_job_dir_deleted_piece_by_piece(world: World) -> None:
     agent = world.start()
     until(world.texts)
     shutil.rmtree(world.folder / "job dir", ignore_errors=True)
-    assert agent.wait(20) == agent_module.JOB_DIR_LOST
+    assert agent.wait(100) == agent_module.JOB_DIR_LOST
     assert world.processes() == []
 
 
@@ -493,7 +493,7 @@ def test_a_job_dir_that_fails_for_a_while_loses_nothing(world: World) -> None:
     assert agent.poll() is None, "the training goes on"
     blocked.unlink()
     blocked.with_name("away").rename(blocked)
-    assert agent.wait(30) == 0
+    assert agent.wait(100) == 0
     assert world.texts() == [str(number) for number in range(1, 31)]
     assert world.result().outcome == "succeeded"
 
@@ -505,7 +505,7 @@ def test_a_job_dir_that_cannot_be_written_for_long(world: World) -> None:
     blocked = world.folder / "job dir" / "attempts" / "0001" / "nodes" / "worker-0.1"
     shutil.rmtree(blocked)
     blocked.write_text("a file where the folder was")
-    assert agent.wait(25) == agent_module.JOB_DIR_LOST
+    assert agent.wait(100) == agent_module.JOB_DIR_LOST
     assert (world.home() / "code" / "asked").exists()
     assert world.processes() == []
 
@@ -545,7 +545,7 @@ def test_the_machines_disk_is_full(world: World, small_disk: Path) -> None:
     text = "".join(hashlib.sha256(str(number).encode()).hexdigest() for number in range(20_000))
     world.job("true", code={"big": text})
     agent = world.start(home=small_disk)
-    assert agent.wait(20) == 0
+    assert agent.wait(100) == 0
     assert world.result().outcome == "error"
     assert "No space left" in world.result().reason
 

@@ -575,4 +575,4 @@ def test_it_can_be_a_process(tmp_path: Any) -> None:
         assert len(ec2.describe_availability_zones()["AvailabilityZones"]) == 3
         assert [call.region for call in AwsControl(url).calls("DescribeAvailabilityZones")] == ["eu-west-1"]
         process.terminate()
-        assert process.wait(20) == 0
+        assert process.wait(100) == 0

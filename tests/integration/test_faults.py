@@ -34,7 +34,7 @@ from cloudgpu.tests.standins.disk import Disk, mounted
 from cloudgpu.tests.standins.local_jobs import start_supervisor, stop_supervisor, submit_text
 
 LONG = os.environ.get("CLOUDGPU_LONG") == "1"
-END_S = 60.0
+END_S = 120.0
 SOON = 1.0
 """Patience of agents and supervisors that give up soon."""
 LATE = 60.0
@@ -48,7 +48,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield tmp_path / "home"
     stop_supervisor()
     active = [f"{job.id} is {job.state}" for job in list_jobs(active_only=True)]
-    _, left = psutil.wait_procs(processes(tmp_path), timeout=2)
+    _, left = psutil.wait_procs(processes(tmp_path), timeout=60)
     for process in left:
         process.kill()
     assert (active, left, orphans()) == ([], [], [])
@@ -248,7 +248,7 @@ def test_a_full_state_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         assert [line.text for line in job.logs().read()[0]] == ["1"]
         assert orphans() == []
         stop_supervisor()
-        assert psutil.wait_procs(processes(tmp_path), timeout=10)[1] == []
+        assert psutil.wait_procs(processes(tmp_path), timeout=60)[1] == []
 
 
 def test_machines_end_although_that_cannot_be_written_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,8 +95,8 @@ def test_lines_are_at_most_three_seconds_behind(remote: World) -> None:
         assert reader.stdout is not None
         started = time.time()
         behind = [time.time() - max(float(line), started) for line in reader.stdout]
-        assert reader.wait(30) == 0
-    assert agent.wait(30) == 0
+        assert reader.wait(100) == 0
+    assert agent.wait(100) == 0
     assert len(behind) == count
     assert statistics.median(behind) < 3.0, behind
 

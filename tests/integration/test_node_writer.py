@@ -110,7 +110,7 @@ def test_a_hung_program_is_ended_early_enough_and_its_last_slot_is_written(world
     until(lambda: "hang" in world.texts(), 60)
     world.notice(14)
     # It did not wait for the deadline, or the machine would be gone.
-    assert agent.wait(30) == agent_module.DONE, (world.texts("agent"), world.texts("stderr"), world.heartbeat())
+    assert agent.wait(100) == agent_module.DONE, (world.texts("agent"), world.texts("stderr"), world.heartbeat())
     assert world.result().outcome == "preempted"
     assert committed(world)[-1] == 6
     assert world.processes() == []
@@ -125,7 +125,7 @@ def test_the_writer_ends_with_the_agent(world: World, number: signal.Signals) ->
     if number == signal.SIGTERM:
         time.sleep(0.3)
         agent.send_signal(number)  # twice: now
-    agent.wait(30)
+    agent.wait(100)
     until(lambda: world.processes() == [], 10)
 
 

@@ -64,7 +64,7 @@ def test_a_zombie_changes_nothing_and_ends_itself(world: World) -> None:
     before = newest_commits(world), world.dir.get("outputs/latest")
     assert before[1] == b"attempt 2"
     freeze(world, signal.SIGCONT)
-    assert zombie.wait(30) == agent_module.SUPERSEDED
+    assert zombie.wait(100) == agent_module.SUPERSEDED
     assert world.processes() == []
     assert (newest_commits(world), world.dir.get("outputs/latest")) == before
     assert not world.has_result()
@@ -77,7 +77,7 @@ def test_an_agent_alone_that_was_given_up_ends_its_program(world: World) -> None
     agent = world.start()
     until(lambda: world.texts() == ["up"])
     world.attempt(2)
-    assert agent.wait(20) == agent_module.SUPERSEDED
+    assert agent.wait(100) == agent_module.SUPERSEDED
     assert world.processes() == []
     assert not world.has_result()
 

@@ -195,4 +195,4 @@ def world(tmp_path: Path) -> Iterator[World]:
         with contextlib.suppress(psutil.Error):  # it ended meanwhile
             process.kill()
     for agent in made.agents:
-        agent.wait(10)
+        agent.wait(60)

@@ -59,7 +59,7 @@ def state_directory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[P
             job.cancel()
             job.wait(timeout_s=END_S)
         stop_supervisor()
-        _, left = psutil.wait_procs(list(home_processes(folder)), timeout=10)
+        _, left = psutil.wait_procs(list(home_processes(folder)), timeout=60)
     assert left == []
 
 
