@@ -7,16 +7,16 @@ Leftover. Whether it may go is not decided here (control/leftovers.py).
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
-from . import get_provisioner
+from . import get_provisioner, tags
 from .base import Allocation, Owner
 
 # cloud -> module that is a Collector; imported on first use. Other targets have machines only: find() tells all.
-_COLLECTORS = {"aws": ".aws.collect", "gcp": ".gcp.collect"}
+_COLLECTORS = {"aws": ".aws.collect", "gcp": ".gcp.collect", "vertex": ".vertex.collect"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +75,39 @@ class Leftover:
     @property
     def regions(self) -> list[str]:
         return sorted({thing.region for thing in self.things if thing.region})
+
+
+class Tagged(NamedTuple):
+    """A thing with its tags, which somebody may have changed."""
+
+    thing: Thing
+    tags: Mapping[str, str]
+
+
+def launches(target: str, found: Iterable[Tagged]) -> list[Leftover]:
+    """What has the same token belongs together; without a token every thing is by itself."""
+    groups: dict[str, list[Tagged]] = {}
+    for one in found:
+        groups.setdefault(one.tags.get(tags.TOKEN) or one.thing.id, []).append(one)
+    return [_launch(target, group) for group in groups.values()]
+
+
+def _launch(target: str, group: Sequence[Tagged]) -> Leftover:
+    def first(name: str) -> str:
+        return next((one.tags[name] for one in group if one.tags.get(name)), "")
+
+    expiries = [float(text) for one in group if (text := one.tags.get(tags.EXPIRES, "")).isdecimal()]
+    attempt = first(tags.ATTEMPT)
+    return Leftover(
+        target=target,
+        owner=first(tags.OWNER),
+        job_id=first(tags.JOB),
+        attempt=int(attempt) if attempt.isdecimal() else 0,
+        token=first(tags.TOKEN),
+        # A machine that was added later expires later, and needs the others until then.
+        expires=max(expiries, default=None),
+        things=tuple(one.thing for one in group),
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ...jobspecs import catalog
 from .. import tags
 from ..base import ProvisionError
-from ..leftovers import Found, Leftover, Thing
+from ..leftovers import Found, Leftover, Tagged, Thing, launches
 from .clients import HOME_REGION, Clients, told, tolerate
 from .ending import Ending
 from .identity import PATH
@@ -35,13 +35,6 @@ _ALIVE: Any = {"Name": "instance-state-name", "Values": ["pending", "running", "
 _OPEN: Any = {"Name": "state", "Values": ["open", "active"]}
 
 
-class _Tagged(NamedTuple):
-    """A thing with its tags."""
-
-    thing: Thing
-    tags: Mapping[str, str]
-
-
 # --- find -------------------------------------------------------------------------------------------------------------
 
 
@@ -52,9 +45,9 @@ def find(regions: Sequence[str], clients: Clients | None = None) -> Found:
         clients.check_region(region)
     asked = list(dict.fromkeys(regions)) or [name for name, enabled in clients.regions.items() if enabled]
     missed: dict[str, str] = {}
-    found: list[_Tagged] = []
+    found: list[Tagged] = []
 
-    def look(place: str) -> list[_Tagged]:
+    def look(place: str) -> list[Tagged]:
         with told(f"look for what is tagged in {place}", clients.clock):
             return list(_identities(clients.iam(asked[0])) if place == _IAM else _in_region(clients.ec2(place), place))
 
@@ -65,44 +58,18 @@ def find(regions: Sequence[str], clients: Clients | None = None) -> Found:
                 found += future.result()
             except ProvisionError as error:
                 missed[place] = str(error)
-    return Found(_launches(found), missed)
+    return Found(launches("aws", found), missed)
 
 
 _IAM = "iam"
 
 
-def _launches(found: Sequence[_Tagged]) -> list[Leftover]:
-    """What has the same token belongs together; without a token every thing is by itself."""
-    groups: dict[str, list[_Tagged]] = {}
-    for one in found:
-        groups.setdefault(one.tags.get(tags.TOKEN) or one.thing.id, []).append(one)
-    return [_leftover(group) for group in groups.values()]
-
-
-def _leftover(group: Sequence[_Tagged]) -> Leftover:
-    def first(name: str) -> str:
-        return next((one.tags[name] for one in group if one.tags.get(name)), "")
-
-    expiries = [float(text) for one in group if (text := one.tags.get(tags.EXPIRES, "")).isdecimal()]
-    attempt = first(tags.ATTEMPT)
-    return Leftover(
-        target="aws",
-        owner=first(tags.OWNER),
-        job_id=first(tags.JOB),
-        attempt=int(attempt) if attempt.isdecimal() else 0,
-        token=first(tags.TOKEN),
-        # A machine that was added later expires later, and needs the others until then.
-        expires=max(expiries, default=None),
-        things=tuple(one.thing for one in group),
-    )
-
-
-def _in_region(ec2: EC2Client, region: str) -> Iterator[_Tagged]:
+def _in_region(ec2: EC2Client, region: str) -> Iterator[Tagged]:
     for listing in (_spot_requests, _instances, _volumes, _interfaces, _placement_groups, _security_groups):
         yield from listing(ec2, region)
 
 
-def _instances(ec2: EC2Client, region: str) -> Iterator[_Tagged]:
+def _instances(ec2: EC2Client, region: str) -> Iterator[Tagged]:
     for page in ec2.get_paginator("describe_instances").paginate(Filters=[*_OURS, _ALIVE]):
         for item in (item for reservation in page["Reservations"] for item in reservation["Instances"]):
             machine_type, state = item["InstanceType"], item["State"]["Name"]
@@ -115,10 +82,10 @@ def _instances(ec2: EC2Client, region: str) -> Iterator[_Tagged]:
                 Decimal(0) if state == "stopped" else _machine_price(machine_type, region, market),
                 item["LaunchTime"].timestamp(),
             )
-            yield _Tagged(thing, _tags(item))
+            yield Tagged(thing, _tags(item))
 
 
-def _volumes(ec2: EC2Client, region: str) -> Iterator[_Tagged]:
+def _volumes(ec2: EC2Client, region: str) -> Iterator[Tagged]:
     for page in ec2.get_paginator("describe_volumes").paginate(Filters=_OURS):
         for item in page["Volumes"]:
             price = catalog.disk_price("aws", region)
@@ -130,47 +97,47 @@ def _volumes(ec2: EC2Client, region: str) -> Iterator[_Tagged]:
                 None if price is None else round(price.amount * item["Size"], 6),
                 item["CreateTime"].timestamp(),
             )
-            yield _Tagged(thing, _tags(item))
+            yield Tagged(thing, _tags(item))
 
 
-def _interfaces(ec2: EC2Client, region: str) -> Iterator[_Tagged]:
+def _interfaces(ec2: EC2Client, region: str) -> Iterator[Tagged]:
     for page in ec2.get_paginator("describe_network_interfaces").paginate(Filters=_OURS):
         for item in page["NetworkInterfaces"]:
             thing = Thing("network interface", item["NetworkInterfaceId"], region, item.get("Status", ""))
-            yield _Tagged(thing, _tags(item, "TagSet"))
+            yield Tagged(thing, _tags(item, "TagSet"))
 
 
-def _security_groups(ec2: EC2Client, region: str) -> Iterator[_Tagged]:
+def _security_groups(ec2: EC2Client, region: str) -> Iterator[Tagged]:
     for page in ec2.get_paginator("describe_security_groups").paginate(Filters=_OURS):
         for item in page["SecurityGroups"]:
-            yield _Tagged(Thing("security group", item["GroupId"], region, item["GroupName"]), _tags(item))
+            yield Tagged(Thing("security group", item["GroupId"], region, item["GroupName"]), _tags(item))
 
 
-def _placement_groups(ec2: EC2Client, region: str) -> Iterator[_Tagged]:
+def _placement_groups(ec2: EC2Client, region: str) -> Iterator[Tagged]:
     for item in ec2.describe_placement_groups(Filters=_OURS)["PlacementGroups"]:
-        yield _Tagged(Thing("placement group", item["GroupName"], region), _tags(item))
+        yield Tagged(Thing("placement group", item["GroupName"], region), _tags(item))
 
 
-def _spot_requests(ec2: EC2Client, region: str) -> Iterator[_Tagged]:
+def _spot_requests(ec2: EC2Client, region: str) -> Iterator[Tagged]:
     for page in ec2.get_paginator("describe_spot_instance_requests").paginate(Filters=[*_OURS, _OPEN]):
         for item in page["SpotInstanceRequests"]:
             thing = Thing("Spot request", item["SpotInstanceRequestId"], region, str(item.get("State", "")))
-            yield _Tagged(thing, _tags(item))
+            yield Tagged(thing, _tags(item))
 
 
-def _identities(iam: IAMClient) -> Iterator[_Tagged]:
+def _identities(iam: IAMClient) -> Iterator[Tagged]:
     """Roles and instance profiles under our path. Listings leave out tags: each is asked for its own."""
     for roles in iam.get_paginator("list_roles").paginate(PathPrefix=PATH):
         for name in [role["RoleName"] for role in roles["Roles"]]:
             with tolerate("NoSuchEntity"):
                 role = iam.get_role(RoleName=name)["Role"]
-                yield _Tagged(Thing("role", name, "", created=role["CreateDate"].timestamp()), _tags(role))
+                yield Tagged(Thing("role", name, "", created=role["CreateDate"].timestamp()), _tags(role))
     for profiles in iam.get_paginator("list_instance_profiles").paginate(PathPrefix=PATH):
         for name in [profile["InstanceProfileName"] for profile in profiles["InstanceProfiles"]]:
             with tolerate("NoSuchEntity"):
                 profile = iam.get_instance_profile(InstanceProfileName=name)["InstanceProfile"]
                 created = profile["CreateDate"].timestamp()
-                yield _Tagged(Thing("instance profile", name, "", created=created), _tags(profile))
+                yield Tagged(Thing("instance profile", name, "", created=created), _tags(profile))
 
 
 def _tags(item: Mapping[str, Any], key: str = "Tags") -> dict[str, str]:

@@ -8,16 +8,16 @@ their tags in the description. The rule `cloudgpu-closed-<network>` belongs to n
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ...jobspecs import catalog
 from ...jobspecs.suggest import did_you_mean
 from .. import tags
 from ..base import ProvisionError
-from ..leftovers import Found, Leftover, Thing
+from ..leftovers import Found, Leftover, Tagged, Thing, launches
 from . import network
 from .clients import READ_S, WRITE_S, Clients, gone_is_fine
 from .ending import Ending, delete
@@ -38,13 +38,6 @@ _POLL_S = 3.0
 _UNREACHABLE = "UNREACHABLE"
 
 
-class _Tagged(NamedTuple):
-    """A thing with its tags."""
-
-    thing: Thing
-    tags: Mapping[str, str]
-
-
 # --- find -------------------------------------------------------------------------------------------------------------
 
 
@@ -58,7 +51,7 @@ def find(regions: Sequence[str], clients: Clients | None = None) -> Found:
     missed: dict[str, str] = {}
     found = [*_instances(clients, missed), *_disks(clients, missed), *_rules(clients)]
     wanted = [one for one in found if not regions or not one.thing.region or one.thing.region in regions]
-    kept = _launches(wanted)
+    kept = launches("gcp", wanted)
     if regions:  # a rule is of no region: one whose machines are elsewhere only is not asked for
         elsewhere = {one.tags.get(tags.TOKEN) for one in found if one.thing.region} - {
             one.tags.get(tags.TOKEN) for one in wanted if one.thing.region
@@ -83,33 +76,7 @@ def _check_regions(clients: Clients, regions: Sequence[str]) -> None:
             raise ProvisionError("invalid", message, scope="region")
 
 
-def _launches(found: Sequence[_Tagged]) -> list[Leftover]:
-    """What has the same token belongs together; without a token every thing is by itself."""
-    groups: dict[str, list[_Tagged]] = {}
-    for one in found:
-        groups.setdefault(one.tags.get(tags.TOKEN) or one.thing.id, []).append(one)
-    return [_leftover(group) for group in groups.values()]
-
-
-def _leftover(group: Sequence[_Tagged]) -> Leftover:
-    def first(name: str) -> str:
-        return next((one.tags[name] for one in group if one.tags.get(name)), "")
-
-    expiries = [float(text) for one in group if (text := one.tags.get(tags.EXPIRES, "")).isdecimal()]
-    attempt = first(tags.ATTEMPT)
-    return Leftover(
-        target="gcp",
-        owner=first(tags.OWNER),
-        job_id=first(tags.JOB),
-        attempt=int(attempt) if attempt.isdecimal() else 0,
-        token=first(tags.TOKEN),
-        # A machine that was added later expires later, and needs the others until then.
-        expires=max(expiries, default=None),
-        things=tuple(one.thing for one in group),
-    )
-
-
-def _instances(clients: Clients, missed: dict[str, str]) -> Iterator[_Tagged]:
+def _instances(clients: Clients, missed: dict[str, str]) -> Iterator[Tagged]:
     from google.cloud import compute_v1
 
     request = compute_v1.AggregatedListInstancesRequest(project=clients.project, filter=_OURS, max_results=500)
@@ -130,10 +97,10 @@ def _instances(clients: Clients, missed: dict[str, str]) -> Iterator[_Tagged]:
                 Decimal(0) if one.status in _STOPPED else _price(one, region_of(zone), market or "on-demand"),
                 _moment(one.creation_timestamp),
             )
-            yield _Tagged(thing, from_labels(one.labels))
+            yield Tagged(thing, from_labels(one.labels))
 
 
-def _disks(clients: Clients, missed: dict[str, str]) -> Iterator[_Tagged]:
+def _disks(clients: Clients, missed: dict[str, str]) -> Iterator[Tagged]:
     from google.cloud import compute_v1
 
     request = compute_v1.AggregatedListDisksRequest(project=clients.project, filter=_OURS, max_results=500)
@@ -154,12 +121,12 @@ def _disks(clients: Clients, missed: dict[str, str]) -> Iterator[_Tagged]:
                 None if price is None else round(price.amount * one.size_gb, 6),
                 _moment(one.creation_timestamp),
             )
-            yield _Tagged(thing, from_labels(one.labels))
+            yield Tagged(thing, from_labels(one.labels))
 
 
-def _rules(clients: Clients) -> Iterator[_Tagged]:
+def _rules(clients: Clients) -> Iterator[Tagged]:
     for rule in network.rules_of(clients):
-        yield _Tagged(Thing("firewall rule", rule.name, ""), rule.tags)
+        yield Tagged(Thing("firewall rule", rule.name, ""), rule.tags)
 
 
 def _note(scope: str, warning: Any, missed: dict[str, str]) -> None:  # noqa: ANN401 - the SDK does not name its type

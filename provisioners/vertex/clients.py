@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 from urllib.parse import urlsplit
 
+from ...jobspecs.catalog_read import rows
 from .. import calls
 from ..base import ProvisionError
 from ..boot.record import is_loopback
@@ -100,6 +101,11 @@ class Clients:
         if own and not is_loopback(own):
             raise ProvisionError("invalid", f"{ENDPOINT}: {own} is not on this machine: it is for tests", scope="cloud")
         return own or self.google.account.endpoint or f"https://{region}-aiplatform.googleapis.com"
+
+
+def regions() -> list[str]:
+    """Where Vertex AI is served."""
+    return sorted(region for (region,) in rows("regions_vertex", "region") if region != "global")
 
 
 def told(doing: str, clock: Clock) -> contextlib.AbstractContextManager[None]:

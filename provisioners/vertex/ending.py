@@ -28,6 +28,7 @@ class Ending:
     sightings: Sightings
     region: str
     token: str
+    """"" if nobody knows it: then only what is named is ended."""
     names: Collection[str] = ()
     """Jobs that somebody knows of: they are ended also if no list shows them yet."""
     unseen_s: float = 0.0
@@ -53,7 +54,7 @@ class Ending:
             clock.sleep(_POLL_S)
 
     def _left(self) -> list[Sighting]:
-        listed = self.sightings.of_token(self.region, self.token)
+        listed = self.sightings.of_token(self.region, self.token) if self.token else []
         seen = {one.name for one in listed}
         hidden = [self.sightings.named(name) for name in self.names if name not in seen]
         return [one for one in (*listed, *hidden) if one is not None and not one.is_gone]

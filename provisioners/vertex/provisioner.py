@@ -13,12 +13,11 @@ from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
-from ...jobspecs.catalog_read import rows
 from ...jobspecs.plan import Offer
 from .. import calls, tags
 from ..base import Allocation, LaunchRequest, NodeState, Owner, ProvisionError
 from ..sharing import PerSettings
-from .clients import Clients
+from .clients import Clients, regions
 from .ending import Ending, cancel, keep_one
 from .launching import UNSEEN_S, Launch
 from .sightings import Sighting, Sightings
@@ -89,7 +88,7 @@ class VertexProvisioner:
         with self._lock:
             known = bool(name) or self._answered.get(allocation.token, False)
         with calls.logged_in(self._clients.forget):
-            for where in [region] if region else _regions():
+            for where in [region] if region else regions():
                 names = [name] if name else []
                 unseen_s = 0.0 if known or not region else UNSEEN_S
                 Ending(self._clients, self._sightings, where, allocation.token, names, unseen_s).run()
@@ -161,9 +160,9 @@ class VertexProvisioner:
     def _find(self, owner: Owner) -> list[Allocation]:
         found: list[Allocation] = []
         denied: list[ProvisionError] = []
-        regions = _regions()
+        asked = regions()
         with ThreadPoolExecutor(_REGIONS_AT_ONCE, "cloudgpu-find") as pool:
-            looks = [pool.submit(self._find_in, region, owner) for region in regions]
+            looks = [pool.submit(self._find_in, region, owner) for region in asked]
         for look in looks:
             try:
                 found += look.result()
@@ -171,7 +170,7 @@ class VertexProvisioner:
                 if error.error_class != "auth":
                     raise
                 denied.append(error)
-        if len(denied) == len(regions):
+        if len(denied) == len(asked):
             raise denied[0]
         for refusal in denied:
             log.warning("left out: %s", refusal)
@@ -195,11 +194,6 @@ def _allocation(job: Sighting, region: str, owner: Owner) -> Allocation:
         job.machines(),
         {REGION: region, OWNER: owner.name, JOB: job.name},
     )
-
-
-def _regions() -> list[str]:
-    """Where Vertex AI is served."""
-    return sorted(region for (region,) in rows("regions_vertex", "region") if region != "global")
 
 
 shared = PerSettings(

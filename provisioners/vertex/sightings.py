@@ -121,6 +121,10 @@ class Sightings:
         where = _label(tags.TOKEN, token)
         return self._list(region, f"{where} AND {_LIVE}" if live else where)
 
+    def of_everybody(self, region: str) -> list[Sighting]:
+        """Those of all owners that have not ended, always looked at afresh. Raises ProvisionError."""
+        return self._list(region, f"labels.{tags.OWNER}:* AND {_LIVE}")
+
     def named(self, name: str) -> Sighting | None:
         """The job as it is now; None: there is none of this name. Raises ProvisionError."""
         jobs = self._clients.jobs(name.split("/")[3])
