@@ -11,6 +11,7 @@ import importlib.util
 import json
 import os
 import threading
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -75,7 +76,9 @@ class Account:
         except ImportError as error:
             message = f"the target {self._target} needs Google's SDK: pip install 'cloudgpu[gcp]'"
             raise ProvisionError("invalid", message, scope="cloud", code="google-auth") from error
-        with told(understand_as(self._target), "read Google's credentials", self._clock):
+        with told(understand_as(self._target), "read Google's credentials", self._clock), warnings.catch_warnings():
+            # Of a user's own login: that it names no project to be charged for calls. Ours are free.
+            warnings.simplefilter("ignore", UserWarning)
             credentials, project = google.auth.default(scopes=[_SCOPE])
         project = os.environ.get(_PROJECT) or project
         if not project:

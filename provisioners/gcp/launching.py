@@ -14,6 +14,7 @@ from .clients import PATIENCE_S, READ_S, WRITE_S, Clients
 from .ending import Ending, delete, ended_id
 from .images import Image, Images
 from .labels import instance_name, instance_prefix
+from .machines import needs
 from .operations import Done
 from .request import Place, flex_wait_s, instance, request_id
 from .reservations import Reservation, find_reservations
@@ -33,6 +34,10 @@ _TRY_ELSEWHERE = frozenset({"capacity", "not_offered"})
 _NO_PRIVATE_ACCESS = (
     "%s: the subnetwork %s has no Private Google Access: machines get external addresses (nothing may come in); "
     "`gcloud compute networks subnets update %s --region %s --enable-private-ip-google-access` makes them needless"
+)
+_NO_FABRIC = (
+    "%s: machines of %s are attached by one interface: their GPUs talk over the ordinary network, not by GPUDirect "
+    "over interfaces of their own, which need networks that cloudgpu does not make"
 )
 
 
@@ -111,9 +116,7 @@ class Launch:
         zones, reservations = self._zones(missing)
         quotas.check(clients.rest, region=request.region, market=request.market, nodes=missing)
         attachment = network.find_attachment(clients, request.region)
-        if not attachment.private_access:
-            subnetwork = last_part(attachment.subnetwork_url)
-            log.warning(_NO_PRIVATE_ACCESS, request.job_id, subnetwork, subnetwork, request.region)
+        self._warn(attachment)
         insist(lambda: self._make(attachment), clients.clock, PATIENCE_S)
         refusals: list[ProvisionError] = []
         for zone in zones:
@@ -133,6 +136,16 @@ class Launch:
                 log.info("%s: %s", request.job_id, error)
                 refusals.append(error)
         raise _summary(refusals)
+
+    def _warn(self, attachment: network.Attachment) -> None:
+        """Of what works, and is not as good as it could be."""
+        request = self.request
+        if not attachment.private_access:
+            subnetwork = last_part(attachment.subnetwork_url)
+            log.warning(_NO_PRIVATE_ACCESS, request.job_id, subnetwork, subnetwork, request.region)
+        fabric = sorted({node.machine_type for node in request.nodes if needs(node.machine_type).fabric})
+        if fabric and len(request.nodes) > 1:
+            log.warning(_NO_FABRIC, request.job_id, ", ".join(fabric))
 
     def _zones(self, missing: Sequence[NodeRequest]) -> tuple[list[str], Mapping[str, Reservation]]:
         """Zones to try, in this order, and the reservations to launch into, by node. Raises ProvisionError."""

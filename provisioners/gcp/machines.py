@@ -1,7 +1,8 @@
 """What a machine type needs that no other has: its disk, its network interface, its GPUs.
 
 machines.csv says it by patterns, the first row that fits. `disk`: the boot disk's type; `nic`: of the network
-interface; `local_ssd`: whether the type brings Local SSDs along (none are added to a type that does not).
+interface; `local_ssd`: whether the type brings Local SSDs along (none are added to a type that does not); `fabric`:
+whether GPUs of several machines have network interfaces of their own, on networks made for them.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ class Needs(NamedTuple):
     nic: str
     """`GVNIC`, `VIRTIO_NET` or `IDPF`."""
     local_ssd: bool
+    fabric: bool
 
 
 def needs(machine_type: str) -> Needs:
@@ -61,6 +63,9 @@ def attached_gpus(node: NodeRequest) -> dict[str, Any] | None:
 def _rows() -> tuple[tuple[tuple[str, ...], Needs], ...]:
     with _TABLE.open(encoding="utf-8", newline="") as file:
         return tuple(
-            (tuple(row["machine_types"].split()), Needs(row["disk"], row["nic"], row["local_ssd"] == "yes"))
+            (
+                tuple(row["machine_types"].split()),
+                Needs(row["disk"], row["nic"], row["local_ssd"] == "yes", row["fabric"] == "yes"),
+            )
             for row in csv.DictReader(file)
         )

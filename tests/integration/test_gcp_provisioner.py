@@ -697,6 +697,20 @@ def test_a_reservation_is_launched_into_wherever_it_is(gce: GceControl, provisio
     assert left(gce) == {}
 
 
+def test_machines_of_a_dense_reservation_are_bound_to_it(
+    gce: GceControl, provisioner: GcpProvisioner, caplog: pytest.LogCaptureFixture
+) -> None:
+    ultra = [node(f"worker-{rank}.1", "a3-ultragpu-8g", rank, "H200-141GB", 8) for rank in range(2)]
+    gce.reserve("block", "a3-ultragpu-8g", "us-central1-b", 2, dense=True)
+    provisioner.launch(request(*ultra, zone="us-central1-b", market="reservation"))
+    models = {one.scheduling["provisioningModel"] for one in gce.instances(running=True)}
+    assert models == {"RESERVATION_BOUND"} and len(gce.instances()) == 2
+    assert "not by GPUDirect" in caplog.text
+    assert refused(
+        another(), request(ultra[0], token="e" * 32, zone="us-central1-b", market="reservation")
+    ).error_class == ("capacity")
+
+
 @pytest.mark.parametrize(("machine_type", "places", "count"), [(T4, 1, 1), (T4, 2, 4), ("n1-standard-8", 2, 1)])
 def test_without_a_reservation_that_fits_nothing_is_made(
     gce: GceControl, provisioner: GcpProvisioner, machine_type: str, places: int, count: int

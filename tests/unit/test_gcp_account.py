@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
-import google.auth.exceptions as auth
 import pytest
 import requests
-from google.api_core.exceptions import GoogleAPICallError, from_http_response
+from google.api_core.exceptions import GoogleAPICallError
 
 from cloudgpu.provisioners import ProvisionError
 from cloudgpu.provisioners.gcp.account import Account, could_be_used, understand_as
 from cloudgpu.provisioners.gcp.clients import Clients, told, understand
 from cloudgpu.tests.standins.clocks import FastClock
+
+# Without types.
+api: Any = importlib.import_module("google.api_core.exceptions")
+auth: Any = importlib.import_module("google.auth.exceptions")
 
 _SETTINGS = ("GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_CLOUD_PROJECT", "GCE_METADATA_HOST", "CLOUDGPU_GCP_ENDPOINT")
 
@@ -41,7 +46,7 @@ def answer(status: int, body: object, **headers: str) -> GoogleAPICallError:
     response.headers.update(headers)
     response._content = body.encode() if isinstance(body, str) else json.dumps(body).encode()
     response.request = requests.Request("POST", "https://compute.googleapis.com/compute/v1/x").prepare()
-    made = from_http_response(response)
+    made = api.from_http_response(response)
     assert isinstance(made, GoogleAPICallError)
     return made
 

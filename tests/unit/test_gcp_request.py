@@ -55,9 +55,16 @@ def request(*nodes: NodeRequest, **changes: Any) -> LaunchRequest:
     return dataclasses.replace(base, **changes)
 
 
-def body(asked: LaunchRequest, at: Attachment = PRIVATE, image: Image = IMAGE, **reservations: Reservation) -> Any:
+def body(
+    asked: LaunchRequest, at: Attachment = PRIVATE, image: Image = IMAGE, reservation: Reservation | None = None
+) -> Any:
     """As it goes over the wire; checked against Google's discovery document."""
-    place = Place("us-central1-a", at, "m@p.iam.gserviceaccount.com", dict(reservations))
+    place = Place(
+        "us-central1-a",
+        at,
+        "m@p.iam.gserviceaccount.com",
+        {} if reservation is None else {asked.nodes[0].node: reservation},
+    )
     made = instance(asked, asked.nodes[0], place, image)
     text = compute_v1.Instance.to_json(compute_v1.Instance(made), always_print_fields_with_no_presence=False)
     found = json.loads(text)
@@ -203,7 +210,7 @@ def test_one_machine_waits_in_the_queue_and_several_do_not_wait_for_each_other()
 
 
 def test_a_reservation_by_name() -> None:
-    found = body(request(market="reservation"), **{"worker-0.1": reserve()})
+    found = body(request(market="reservation"), reservation=reserve())
     assert found["reservationAffinity"] == {
         "consumeReservationType": "SPECIFIC_RESERVATION",
         "key": "compute.googleapis.com/reservation-name",
@@ -213,13 +220,13 @@ def test_a_reservation_by_name() -> None:
 
 
 def test_an_open_reservation_is_used_by_any_machine_that_fits() -> None:
-    found = body(request(market="reservation"), **{"worker-0.1": reserve(by_name_only=False)})
+    found = body(request(market="reservation"), reservation=reserve(by_name_only=False))
     assert found["reservationAffinity"] == {"consumeReservationType": "ANY_RESERVATION"}
 
 
 def test_a_machine_of_a_dense_reservation_is_bound_to_it_and_does_not_wait_for_its_local_ssds() -> None:
     ultra = node(A3, accelerator="H200-141GB", count=8)
-    found = body(request(ultra, market="reservation", lifetime_s=None), **{"worker-0.1": reserve(ends_machines=True)})
+    found = body(request(ultra, market="reservation", lifetime_s=None), reservation=reserve(ends_machines=True))
     assert found["scheduling"]["provisioningModel"] == "RESERVATION_BOUND"
     assert found["scheduling"]["instanceTerminationAction"] == "DELETE"
     assert found["scheduling"]["automaticRestart"] is True

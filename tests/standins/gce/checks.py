@@ -95,10 +95,11 @@ def _check_scheduling(scheduling: Mapping[str, Any], shape: Shape) -> None:
         raise invalid("resource.scheduling.automaticRestart", "true", text)
     limited = bool(scheduling.get("maxRunDuration") or scheduling.get("terminationTime"))
     action = scheduling.get("instanceTerminationAction")
-    if action and shape.market != "spot" and not limited:
-        text = "It needs the provisioning model SPOT, or a limit of the run."
+    is_bound = scheduling.get("provisioningModel") == "RESERVATION_BOUND"
+    if action and shape.market != "spot" and not limited and not is_bound:
+        text = "It needs the provisioning model SPOT or RESERVATION_BOUND, or a limit of the run."
         raise invalid("resource.scheduling.instanceTerminationAction", action, text)
-    if limited and not action:
+    if (limited or is_bound) and not action:
         raise required("resource.scheduling.instanceTerminationAction")
     if shape.market == "flex-start" and not limited:
         raise required("resource.scheduling.maxRunDuration")

@@ -69,9 +69,11 @@ class GceControl(GcpControl):
         accelerator: str = "",
         count: int = 0,
         specific: bool = True,
+        dense: bool = False,
     ) -> None:
-        """A reservation; `specific`: only who names it gets it."""
+        """A reservation; `specific`: only who names it gets it; `dense`: its machines are bound to it."""
         told = {"name": name, "machine_type": machine_type, "zone": zone, "places": places, "specific": specific}
+        told["dense"] = dense
         self.do("compute/reserve", accelerator=accelerator, count=count, **told)
 
     def preempt(self, name: str, seconds: float = 30.0) -> None:

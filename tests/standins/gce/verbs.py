@@ -66,7 +66,16 @@ class Verbs:
         self._world.project.accounts.discard(email)
 
     def reserve(
-        self, *, name: str, machine_type: str, zone: str, places: int, accelerator: str, count: int, specific: bool
+        self,
+        *,
+        name: str,
+        machine_type: str,
+        zone: str,
+        places: int,
+        accelerator: str,
+        count: int,
+        specific: bool,
+        dense: bool,
     ) -> None:
         properties: dict[str, Any] = {"machineType": machine_type}
         if accelerator:
@@ -77,6 +86,8 @@ class Verbs:
             "specificReservationRequired": specific,
             "specificReservation": {"count": str(places), "inUseCount": "0", "instanceProperties": properties},
         }
+        if dense:
+            body["deploymentType"] = "DENSE"
         self._world.put("reservations", "reservation", f"zones/{zone}", body)
 
     # -- what happens
