@@ -127,11 +127,13 @@ class GcpApp:
 
     def _refusal(self, service: Service, call: Call, who: Identity | None) -> Response | None:
         """What authentication and IAM say against it."""
+        if isinstance(service, OAuth):  # where tokens are from
+            return None
         if who is None or (not who.email and not (service.anonymous and self._policy is None)):
             return service.unauthenticated()
         if not _allows(who.scopes, service.scopes(call)):
             return service.out_of_scope()
-        if self._policy is None or isinstance(service, OAuth):
+        if self._policy is None:
             return None
         try:
             missing = self._policy.missing(call)
