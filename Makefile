@@ -21,8 +21,8 @@ $(STAMP): pyproject.toml tests/constraints.txt
 demo: env
 	$(BIN)/python examples/digits/demo.py
 
-# In files at once, for most tests wait for something; the files in the order of the alphabet, which begins with the long
-# ones. `make test ARGS="-n0 --pdb"`: one after the other.
+# Several files at once, for most tests wait for something, in the order that tests/conftest.py gives them.
+# `make test ARGS="-n0 --pdb"`: one test after the other.
 test: env
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 

@@ -40,6 +40,17 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         shutil.rmtree(folder)
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of files that run at once, those first that may take long: else one of them is waited for at the end."""
+    if not hasattr(config, "workerinput"):
+        return
+    limits: dict[Path, float] = {}
+    for item in items:
+        marker = item.get_closest_marker("timeout")
+        limits[item.path] = max(limits.get(item.path, 0.0), marker.args[0] if marker else 0.0)
+    items.sort(key=lambda item: -limits[item.path])
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # outside pytest-timeout's, so that waiting is not on the test's account
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """A test marked `alone` runs while no other one does."""
