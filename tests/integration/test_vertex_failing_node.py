@@ -1,0 +1,37 @@
+"""Two nodes on Vertex AI, one of which fails: the service ends the other, which must not look as if it was taken."""
+
+from __future__ import annotations
+
+import pytest
+
+from cloudgpu.tests.standins.vertex.user_jobs import TYPE, VertexJobs, agents, jobs
+
+__all__ = ["agents", "jobs"]
+
+pytestmark = pytest.mark.timeout(600)
+
+TWO = f"""
+resources: {{nodes: 2, cloud: vertex, machine_type: {TYPE}, accelerator: T4, region: us-central1, market: spot}}
+launcher: none
+retry: {{failure: 0, preemption: unlimited}}
+"""
+# The node that fails does so when both run; the other one works on, as one does that waits for its peer.
+PROGRAM = """
+import os, sys, time
+print(f"{os.environ['CLOUDGPU_NODE']} runs", flush=True)
+time.sleep(3.0)
+if os.environ["CLOUDGPU_NODE"].startswith("FAILING"):
+    sys.exit(3)
+time.sleep(600.0)
+"""
+
+
+@pytest.mark.parametrize("node", ["worker-0", "worker-1"])
+def test_a_program_that_fails_on_one_node_is_a_failure(jobs: VertexJobs, node: str) -> None:
+    job = jobs.submit(PROGRAM.replace("FAILING", node), text=TWO)
+    jobs.finish(job, "failed", limit_s=300.0)
+    assert {"worker-0.1 runs", "worker-1.1 runs"} <= set(jobs.log(job)), jobs.story(job)
+    [attempt] = job.attempts()
+    assert (attempt.outcome, attempt.exit_code) == ("failed", 3), jobs.story(job)
+    assert node in attempt.reason
+    assert len(jobs.custom_jobs(job)) == 1
