@@ -55,6 +55,7 @@ def command(
     \b
     cloudgpu gc --dry-run
     cloudgpu gc --cloud aws --region us-east-1 --yes
+    cloudgpu gc --cloud gcp --cloud vertex --yes
     cloudgpu gc --others --expired-only --yes
 
     It looks in all regions and needs no local state; what a job of this store needs is never touched. Everything

@@ -30,6 +30,8 @@ LONGEST_S = 30 * 86_400.0
 with another."""
 EXPIRY_S = 3_600.0
 """What was made for machines may be removed by anybody so long after they have ended themselves."""
+QUEUE_S = {"flex-start": 86_400.0}
+"""Market -> how long its machines may be in the provider's queue, at most: they begin to live after it."""
 
 
 @dataclass(slots=True)
@@ -41,6 +43,8 @@ class Memory:
     job_dir: JobDir | None = None
     told: int = 0
     """The attempt whose stop.json this process has written."""
+    queued: bool = False
+    """All machines of the attempt were in the provider's queue, when they were last looked at."""
     machines_gone: bool = False
     """All machines of the attempt, when they were last looked at."""
     unasked: int = 0
@@ -78,6 +82,7 @@ class JobStep:
             return ()
         observed = {state.node: state for state in self._provisioner(attempt).observe(allocation)}
         self._memory.machines_gone = all(state.phase == "gone" for state in observed.values())
+        self._memory.queued = bool(observed) and all(state.queued for state in observed.values())
         if self._memory.watches.attempt != attempt.number:
             self._memory.watches = Watches(attempt.number)
         steady = self._tools.clock.monotonic()
@@ -130,11 +135,15 @@ class JobStep:
             disk_gb=offer.disk_gb,
             nodes=nodes,
             lifetime_s=lifetime,
-            expires=None if lifetime is None or attempt.launched is None else attempt.launched + lifetime + EXPIRY_S,
+            expires=None if lifetime is None else self._expires(attempt, offer, lifetime),
             agent=agent_for(offer, job.policy.agents or {}),
             reads=tuple(job.policy.reads or ()),
             images=dict(job.policy.images or {}),
         )
+
+    def _expires(self, attempt: Attempt, offer: Offer, lifetime_s: int) -> float | None:
+        begun = attempt.launched
+        return None if begun is None else begun + QUEUE_S.get(offer.market, 0.0) + lifetime_s + EXPIRY_S
 
     def _lifetime(self, attempt: Attempt) -> int | None:
         """After so long the machine ends itself, should nobody be there to end it: the limits, and time to stop.

@@ -29,6 +29,8 @@ from .tried import place
 
 log = logging.getLogger("cloudgpu.supervisor")
 
+FREE_S = 60.0
+"""So much of an attempt's time in the provider's queue counts as paid, at most; it is written so often."""
 
 _SHUT_OUT = frozenset({"auth", "invalid"})
 """Errors that the end of a launch may meet as well as its beginning: credentials, settings."""
@@ -206,7 +208,7 @@ class Step(Healing):
         nodes = _members(attempt, seen)
         if self._job.state == "starting" and any(node.begun for node in nodes):
             return self._write("state", "running", job={"state": "running"})
-        if self._take_generation(attempt, seen):
+        if self._put_off_paying(attempt) or self._take_generation(attempt, seen):
             return True
         if (over := self._over(attempt, nodes)) is not None:
             return over
@@ -215,6 +217,12 @@ class Step(Healing):
             return healing
         why = self._of_no_use(nodes)
         return why is not None and self._begin_stop(attempt, *why)
+
+    def _put_off_paying(self, attempt: Attempt) -> bool:
+        """What waits in the provider's queue is not paid for; whether that was written down."""
+        if not self._memory.queued or attempt.launched is None or self._now - attempt.launched < FREE_S:
+            return False
+        return self._write("", "", attempt={"launched": self._now})
 
     def _over(self, attempt: Attempt, nodes: Sequence[NodeView]) -> bool | None:
         """What to say of an attempt that never began after all, or whose nodes have all ended; None: it goes on."""

@@ -7,7 +7,8 @@ from decimal import Decimal
 import pytest
 
 from cloudgpu.control.failover import DRY_S
-from cloudgpu.control.job_step import EXPIRY_S, LONGEST_S
+from cloudgpu.control.job_step import EXPIRY_S, LONGEST_S, QUEUE_S
+from cloudgpu.control.steps import FREE_S
 from cloudgpu.jobspecs.plan import Offer
 from cloudgpu.provisioners.base import ProvisionError
 from cloudgpu.tests.standins.cloud import TAKEN, Life, lives
@@ -284,6 +285,27 @@ def test_a_queue_is_no_silence_and_what_leaves_it_runs(world: World) -> None:
     world.finish(job_id)
     assert [attempt.outcome for attempt in world.attempts(job_id)] == ["succeeded"]
     assert world.clock.monotonic() > LATE
+
+
+def test_time_in_a_queue_is_not_paid_for(world: World) -> None:
+    """Nor does it end a job whose limits are about money; a supervisor that comes in the middle comes to the same."""
+    world.cloud.script = lives(Life(queued_s=LATE, run_s=600.0))
+    policy = make_policy(cost_usd=Decimal("0.9"))  # a quarter of an hour at 3.6 USD/h
+    job_id = world.submit(aws("az1"), policy=policy)
+    until = world.clock.monotonic() + LATE / 2
+    world.drive(world.supervisor(), until=lambda: world.clock.monotonic() > until)
+    world.drive(world.supervisor("elsewhere/2/b"))
+    [attempt] = world.attempts(job_id)
+    assert (world.job(job_id).state, attempt.outcome) == ("succeeded", "succeeded")
+    assert attempt.cost is not None
+    assert Decimal("0.6") <= attempt.cost < Decimal("0.6") + Decimal("3.6") * (int(FREE_S) + 60) / 3600
+
+
+def test_what_waits_in_a_queue_expires_later(world: World) -> None:
+    world.finish(world.submit(aws("az1")), world.submit(aws("az2", market="flex-start")))
+    spot, flex = sorted(world.cloud.launches, key=lambda request: request.zone or "")
+    assert spot.expires is not None and flex.expires is not None
+    assert abs(flex.expires - spot.expires - QUEUE_S["flex-start"]) < 60
 
 
 @pytest.mark.parametrize("kind", ["capacity", "quota", "not_offered"])
