@@ -1,0 +1,373 @@
+"""docs/gcp-permissions.md, enforced over the wire: its roles are enough, and no permission in them is too much.
+
+The roles are read from the page. Every permission belongs to the step that needs it; without it, that step complains,
+and names the permission.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import re
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import cloudgpu
+from cloudgpu.provisioners import AgentFile, Allocation, LaunchRequest, NodeRequest, Owner, ProvisionError
+from cloudgpu.provisioners.gcp import catalog, collect, quotas
+from cloudgpu.provisioners.gcp.account import Account
+from cloudgpu.provisioners.gcp.clients import Clients
+from cloudgpu.provisioners.gcp.provisioner import GcpProvisioner
+from cloudgpu.provisioners.gcp.rest import Rest
+from cloudgpu.provisioners.vertex.provisioner import VertexProvisioner
+from cloudgpu.runtime.jobdir import JobDir, JobDirError
+from cloudgpu.tests.standins.clocks import FastClock
+from cloudgpu.tests.standins.gce.control import GceControl
+from cloudgpu.tests.standins.gcp import MACHINE, PROJECT, SUBMITTER, Gcp
+from cloudgpu.tests.standins.gcs.control import GcsControl
+
+PAGE = Path(cloudgpu.__file__).parent / "docs" / "gcp-permissions.md"
+BUCKET = "my-bucket"
+TOKEN = "0123456789abcdef" * 2
+REGION, ZONE = "us-central1", "us-central1-a"
+ACT_AS = "iam.serviceAccounts.actAs"
+
+
+def roles() -> dict[str, set[str]]:
+    """Title -> permissions, as the page has them."""
+    blocks = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    found = [yaml.safe_load(block) for block in blocks]
+    assert all(set(role) == {"title", "stage", "includedPermissions"} for role in found)
+    assert all(role["includedPermissions"] == sorted(set(role["includedPermissions"])) for role in found)
+    return {role["title"]: set(role["includedPermissions"]) for role in found}
+
+
+LAUNCH, VERTEX, CATALOG, JOBS, MACHINES = roles().values()
+EVERYWHERE = LAUNCH | VERTEX | CATALOG
+
+
+@dataclasses.dataclass
+class World:
+    """The project, and who may do what."""
+
+    control: GceControl
+    folder: Path
+    environ: Callable[[str], dict[str, str]]
+
+    def permit(self, without: str = "") -> None:
+        """The submitter has the page's roles, but for one permission; the machines have theirs."""
+        in_bucket = {"permissions": sorted(JOBS - {without}), "where": f"projects/_/buckets/{BUCKET}*"}
+        self.control.enforce(
+            {
+                SUBMITTER: [
+                    {"permissions": sorted(EVERYWHERE - {without})},
+                    {"permissions": sorted({ACT_AS} - {without}), "where": MACHINE},
+                    in_bucket,
+                ],
+                MACHINE: [
+                    in_bucket,
+                    {"permissions": sorted(MACHINES), "where": f"projects/{PROJECT}/zones/*/instances/cloudgpu-*"},
+                ],
+            }
+        )
+
+    def left(self) -> list[str]:
+        """What there is of ours, but for the rule that stays."""
+        return [
+            str(one["name"])
+            for kind in ("instances", "disks", "firewalls")
+            for one in self.control.resources(kind)
+            if str(one["name"]).startswith("cloudgpu-") and "closed" not in str(one["name"])
+        ]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Gcp]:
+    with Gcp() as gcp:
+        yield gcp
+
+
+@pytest.fixture
+def world(server: Gcp, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[World]:
+    server.control.reset()
+    environ = server.environ(tmp_path)
+    for name, value in {**environ, "CLOUDGPU_HOME": str(tmp_path / "home")}.items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "home" / "catalog").mkdir(parents=True)
+    GcsControl(server.url).make_bucket(BUCKET)
+    quotas._say_once.cache_clear()
+    yield World(GceControl(server.url), tmp_path, lambda email: server.environ(tmp_path, email))
+    server.control.enforce(None)
+
+
+# --- steps ------------------------------------------------------------------------------------------------------------
+
+
+def node(index: int = 0, machine_type: str = "n1-standard-4", accelerator: str = "T4", count: int = 1) -> NodeRequest:
+    return NodeRequest(f"worker-{index}.1", "worker", index, index, machine_type, accelerator, Fraction(count))
+
+
+def request(**changes: Any) -> LaunchRequest:
+    base = LaunchRequest(
+        job_id="digits-k3v9x2ma",
+        attempt=1,
+        token=TOKEN,
+        owner=Owner("cloudgpu-tester"),
+        job_dir=f"gs://{BUCKET}/jobs/digits-k3v9x2ma",
+        job_sha256="0" * 64,
+        region=REGION,
+        zone=ZONE,
+        market="spot",
+        disk_gb=100.0,
+        nodes=(node(0), node(1)),
+        lifetime_s=3_600,
+        expires=2_000_000_000.0,
+        agent=AgentFile("agent/abc.pyz", "a" * 64, "x86_64"),
+    )
+    return dataclasses.replace(base, **changes)
+
+
+@contextlib.contextmanager
+def complaints(found: list[str]) -> Iterator[None]:
+    try:
+        yield
+    except (ProvisionError, JobDirError) as error:
+        found.append(str(error))
+
+
+def launched() -> Allocation:
+    """As somebody knows it who was not there."""
+    return Allocation("gcp", "digits-k3v9x2ma", 1, TOKEN, {}, {"region": REGION, "owner": "cloudgpu-tester"})
+
+
+def launch(world: World) -> list[str]:
+    found: list[str] = []
+    with complaints(found):
+        GcpProvisioner(FastClock()).launch(request())
+    return found
+
+
+def launch_reserved(world: World) -> list[str]:
+    found: list[str] = []
+    with complaints(found):
+        GcpProvisioner(FastClock()).launch(request(market="reservation", nodes=(node(0),)))
+    return found
+
+
+def observe(world: World) -> list[str]:
+    found: list[str] = []
+    with complaints(found):
+        allocation = dataclasses.replace(launched(), machines={"worker-0.1": f"{ZONE}/cloudgpu-gone"})
+        GcpProvisioner(FastClock()).observe(allocation)
+    return found
+
+
+def terminate(world: World) -> list[str]:
+    found: list[str] = []
+    with complaints(found):
+        GcpProvisioner(FastClock()).terminate(launched())
+    return found
+
+
+def check_quota(world: World) -> list[str]:
+    clock = FastClock()
+    nodes = [node(0), node(1, "a3-highgpu-8g", "H100-80GB", 8)]
+    quotas.check(Rest(Account(clock), clock), region=REGION, market="on-demand", nodes=nodes)
+    return []
+
+
+def collect_all(world: World) -> list[str]:
+    clients = Clients(FastClock())
+    found: list[str] = []
+    with complaints(found):
+        looked = collect.find([REGION], clients)
+        found += looked.missed.values()
+        for left in looked.leftovers:
+            with complaints(found):
+                collect.remove(left, clients)
+    return found
+
+
+def refresh(world: World) -> list[str]:
+    found: list[str] = []
+    with complaints(found):
+        clock = FastClock()
+        outcomes = list(catalog.refresh([REGION], lambda _done, _of: None, Account(clock), clock))
+        found += [outcome.reason for outcome in outcomes if outcome.state == "kept"]
+    return found
+
+
+def run_on_vertex(world: World) -> list[str]:
+    found: list[str] = []
+    with complaints(found):
+        vertex = VertexProvisioner(FastClock())
+        vertex_request = request(zone=None, nodes=(node(0), node(1)))
+        allocation = vertex.launch(vertex_request)
+        vertex.observe(allocation)
+        vertex.terminate(allocation)
+    return found
+
+
+def use_job_dir(world: World) -> list[str]:
+    found: list[str] = []
+    with complaints(found):
+        job_dir = JobDir(f"gs://{BUCKET}/jobs/digits-k3v9x2ma")
+        job_dir.put("job.json", b"{}")
+        assert job_dir.find("job.json") == b"{}"
+        assert job_dir.list("") == ["job.json"]
+        job_dir.delete("job.json")
+        large = world.folder / "large"
+        large.write_bytes(bytes(20 << 20))
+        job_dir.put("checkpoint", large)
+    return found
+
+
+STEPS: dict[str, tuple[Callable[[World], list[str]], str]] = {
+    "launch": (
+        launch,
+        """compute.disks.create compute.disks.setLabels compute.firewalls.create compute.firewalls.get
+        compute.globalOperations.list compute.instances.create compute.instances.list
+        compute.instances.setLabels compute.instances.setMetadata compute.instances.setServiceAccount
+        compute.instances.setTags compute.networks.get compute.networks.updatePolicy compute.subnetworks.list
+        compute.subnetworks.use compute.subnetworks.useExternalIp compute.zoneOperations.get""",
+    ),
+    "launch into a reservation": (launch_reserved, "compute.reservations.list"),
+    "observe": (observe, ""),
+    "terminate": (
+        terminate,
+        "compute.disks.list compute.firewalls.delete compute.globalOperations.get compute.instances.delete",
+    ),
+    "quota": (check_quota, "cloudquotas.quotas.get compute.projects.get compute.regions.get"),
+    "gc": (
+        collect_all,
+        "compute.disks.delete compute.disks.get compute.firewalls.list compute.instances.get compute.regions.list",
+    ),
+    "catalog": (refresh, "compute.acceleratorTypes.list compute.machineTypes.list"),
+    "vertex": (
+        run_on_vertex,
+        """aiplatform.customJobs.cancel aiplatform.customJobs.create aiplatform.customJobs.get
+        aiplatform.customJobs.list""",
+    ),
+    "job dir": (
+        use_job_dir,
+        """storage.multipartUploads.create storage.objects.create storage.objects.delete storage.objects.get
+        storage.objects.list""",
+    ),
+}
+UNTESTED = {"aiplatform.customJobs.delete", "storage.multipartUploads.abort"}
+"""Needed after accidents only, and nothing fails without them: what is left tells or costs a little."""
+TOLD_IN_LOG = {"quota"}
+"""Steps that go on without."""
+PREPARED = {"terminate", "gc"}
+
+
+def prepare(world: World) -> None:
+    """Machines that run."""
+    assert launch(world) == []
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Ours: google-auth asks Google, in the background, about what a test's account may do."""
+    return [
+        record.message
+        for record in caplog.records
+        if record.levelno >= logging.WARNING and record.name.startswith("cloudgpu")
+    ]
+
+
+def run(world: World, step: str, without: str = "") -> list[str]:
+    if step in PREPARED:
+        prepare(world)
+    world.control.set_times(operation=0.5)  # so that what is begun is waited for
+    world.permit(without)
+    return STEPS[step][0](world)
+
+
+def test_every_permission_of_the_page_belongs_to_a_step() -> None:
+    everything = [permission for _, listed in STEPS.values() for permission in listed.split()]
+    assert {*everything} | UNTESTED == EVERYWHERE | JOBS
+    assert len(everything) == len(set(everything))
+    assert {"compute.instances.delete"} == MACHINES
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_with_the_roles_everything_works(world: World, step: str, caplog: pytest.LogCaptureFixture) -> None:
+    found = run(world, step)
+    if step == "launch into a reservation":  # there is none, which it has been told
+        assert len(found) == 1 and "no reservation of" in found[0]
+        return
+    assert found == []
+    assert step not in TOLD_IN_LOG or warnings(caplog) == []
+    if step in PREPARED:
+        assert world.left() == []
+
+
+@pytest.mark.parametrize(
+    ("step", "permission"), [(step, one) for step, (_, listed) in STEPS.items() for one in listed.split()]
+)
+def test_without_a_permission_its_step_names_it(
+    world: World, step: str, permission: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = run(world, step, permission)
+    found += warnings(caplog) if step in TOLD_IN_LOG else []
+    assert found, f"{step} works without {permission}: it is too much"
+    told = [one for one in found if permission in one]
+    assert told, found
+    assert "docs/gcp-permissions.md" in told[0]
+    if step == "launch":
+        world.permit()
+        assert terminate(world) == []
+        assert world.left() == []
+
+
+@pytest.mark.parametrize("step", ["launch", "vertex"])
+def test_nobody_gives_a_machine_an_account_without_being_allowed_to(world: World, step: str) -> None:
+    [complaint] = run(world, step, ACT_AS)
+    assert ACT_AS in complaint and "docs/gcp-permissions.md" in complaint
+
+
+def test_a_submitter_cannot_use_another_account_for_machines(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    admin = f"admin@{PROJECT}.iam.gserviceaccount.com"
+    world.control.add_account(admin)
+    monkeypatch.setenv("CLOUDGPU_GCP_SERVICE_ACCOUNT", admin)
+    [complaint] = run(world, "launch")
+    assert ACT_AS in complaint
+
+
+# --- the machines -----------------------------------------------------------------------------------------------------
+
+
+def delete_instance(world: World, name: str) -> None:
+    import google.auth
+    from google.cloud import compute_v1
+
+    credentials, project = google.auth.default()
+    client = compute_v1.InstancesClient(credentials=credentials, client_options={"api_endpoint": world.control.url})
+    client.delete_unary(project=project, zone=ZONE, instance=name, timeout=30)
+
+
+def test_a_machine_may_use_the_bucket_and_delete_machines_of_ours_and_nothing_else(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from google.api_core.exceptions import Forbidden
+
+    prepare(world)
+    GcsControl(world.control.url).make_bucket("other-bucket")
+    world.permit()
+    for name, value in world.environ(MACHINE).items():
+        monkeypatch.setenv(name, value)
+    assert use_job_dir(world) == []
+    with pytest.raises(JobDirError, match=r"storage\.objects\.create"):
+        JobDir("gs://other-bucket/jobs/digits").put("job.json", b"{}")
+    delete_instance(world, f"cloudgpu-{TOKEN[:16]}-worker-0-1")
+    with pytest.raises(Forbidden, match=r"compute\.instances\.delete"):
+        delete_instance(world, "database")
+    [complaint] = launch(world)
+    assert "compute." in complaint
+    assert "compute.instances.list" in observe(world)[0]
