@@ -10,6 +10,7 @@ import json
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from ..base import LaunchRequest, ProvisionError
 from ..calls import UNKNOWN, insist
@@ -39,12 +40,20 @@ class Launch:
 
     def run(self) -> Sighting:
         """The job, new or not. Raises ProvisionError; then there is none of this launch, or it is not known."""
-        google = self.clients.google
-        body = custom_job(self.request, read_settings(google.service_account, google.storage_endpoint))
+        body = self._body()
         found = self._find()
         if found is not None:
             return found
         return insist(lambda: self._create(json.dumps(body)), self.clients.clock, PATIENCE_S)
+
+    def _body(self) -> dict[str, Any]:
+        """What cannot be asked for was asked for by nobody: whoever called before came to the same."""
+        google = self.clients.google
+        try:
+            return custom_job(self.request, read_settings(google.service_account, google.storage_endpoint))
+        except ProvisionError:
+            self.on_answered()
+            raise
 
     def _find(self) -> Sighting | None:
         """Also if it has ended: what was started once is not started again."""

@@ -320,6 +320,14 @@ def test_after_a_clear_refusal_nothing_is_waited_for(vertex: Vertex, provisioner
     assert len(vertex.calls(LIST)) == 1
 
 
+def test_after_what_cannot_be_asked_for_nothing_is_waited_for(vertex: Vertex, provisioner: VertexProvisioner) -> None:
+    with pytest.raises(ProvisionError):
+        provisioner.launch(request(agent=None))
+    assert not vertex.gcp.control.calls()
+    provisioner.terminate(Allocation("vertex", "digits-abc", 1, request().token, {}, {"region": REGION}))
+    assert len(vertex.calls(LIST)) == 1
+
+
 def test_no_capacity_shows_late_and_is_a_refusal(vertex: Vertex, provisioner: VertexProvisioner) -> None:
     vertex.control.set_capacity(TYPE, REGION, "on-demand", 0)
     allocation = provisioner.launch(request())
