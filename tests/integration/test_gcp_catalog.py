@@ -137,7 +137,10 @@ def test_what_google_says_is_what_the_shipped_tables_say(gcp: CatalogControl) ->
 def test_a_price_is_the_sum_of_its_parts_as_the_shipped_table_has_it(gcp: CatalogControl) -> None:
     """Of these the parts are published: what was summed by somebody else must come out again."""
     refresh(HERE)
-    for sku, markets in {"n1-standard-4": 2, "n1-highmem-96": 2, "nvidia-tesla-t4": 2, "a2-ultragpu-8g": 1}.items():
+    for sku, markets in {
+        **dict.fromkeys(("n1-standard-4", "n1-highmem-96", "nvidia-tesla-t4"), 2),
+        **dict.fromkeys(("a2-highgpu-1g", "a2-ultragpu-8g", "g2-standard-4", "g2-standard-96"), 1),
+    }.items():
         [known] = [row for row in shipped("prices_gcp") if (row["sku"], row["region"]) == (sku, HERE)]
         published = [Decimal(known[column]) for column in ("on_demand_usd_h", "spot_usd_h")][:markets]
         assert [Decimal(one) for one in price(sku)][:markets] == published, sku
