@@ -12,12 +12,14 @@ from pathlib import Path
 import pytest
 
 from cloudgpu.control.errors import SubmitError
-from cloudgpu.control.shipping import Shipper, agent_for
+from cloudgpu.control.shipping import Shipper, agent_for, architectures
 from cloudgpu.jobspecs.plan import Offer, RoleOffer
 from cloudgpu.provisioners.boot.agent_file import PYTHONS_VARIABLE
 from cloudgpu.runtime.jobdir import JobDir, JobDirError, agent_key, code_key, local_url
 
 from ..standins import s3
+from ..standins.gcp import Gcp
+from ..standins.gcs import GcsControl
 
 JOBS = "s3://bucket/jobs"
 
@@ -107,6 +109,22 @@ def test_a_local_folder_shares_nothing(tmp_path: Path, code: Path, told: list[tu
     assert [path.name for path in (tmp_path / "jobs").iterdir()] == ["a-1"]
 
 
+def test_cloud_storage_is_sent_each_content_once(
+    tmp_path: Path, code: Path, told: list[tuple[str, int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Gcp() as gcp:
+        for name, value in gcp.environ(tmp_path / "settings").items():
+            monkeypatch.setenv(name, value)
+        GcsControl(gcp.url).make_bucket("bucket")
+        for job in ("a-1", "b-2"):
+            sha256 = Shipper(f"gs://bucket/jobs/{job}", lambda *_: None).code(code)
+        assert len(gcp.control.calls("multipartUploads.complete")) == 1
+        assert len(gcp.control.calls("objects.copy")) == 2
+        assert JobDir("gs://bucket/jobs/a-1").get(code_key(sha256)) == JobDir("gs://bucket/jobs/b-2").get(
+            code_key(sha256)
+        )
+
+
 class TestAgents:
     def test_only_clouds_need_one(self, store: s3.S3, told: list[tuple[str, int, int]]) -> None:
         assert shipper("a-1", told).agents([offer("local", "local")]) == {}
@@ -121,6 +139,21 @@ class TestAgents:
         assert (found.key, found.architecture) == (agent_key(shipped["x86_64"]), "x86_64")
         data = JobDir(f"{JOBS}/a-1").get(found.key)
         assert hashlib.sha256(data).hexdigest() == found.sha256
+
+    @pytest.mark.parametrize(
+        ("cloud", "machine_type", "architecture"),
+        [
+            ("aws", "g4dn.xlarge", "x86_64"),
+            ("aws", "g5g.xlarge", "arm64"),
+            ("gcp", "n1-standard-4", "x86_64"),
+            ("gcp", "a4x-highgpu-4g", "arm64"),
+            ("gcp", "c4a-standard-4", "arm64"),  # without GPU: the tables do not know it
+            ("vertex", "n1-standard-4", "x86_64"),
+            ("vertex", "a3-highgpu-8g", "x86_64"),
+        ],
+    )
+    def test_each_target_says_what_its_machines_are(self, cloud: str, machine_type: str, architecture: str) -> None:
+        assert list(architectures(offer(machine_type, cloud))) == [architecture]
 
     def test_a_python_that_cannot_be_served_is_said(
         self, store: s3.S3, told: list[tuple[str, int, int]], monkeypatch: pytest.MonkeyPatch
