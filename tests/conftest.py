@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from cloudgpu.tests.standins.turns import turn
 
 # Users do not have it set, and it hides what is never flushed.
 os.environ.pop("PYTHONUNBUFFERED", None)
@@ -59,18 +59,3 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
         return (yield)
     with turn(Path(folder), alone=item.get_closest_marker("alone") is not None):
         return (yield)
-
-
-@contextmanager
-def turn(folder: Path, *, alone: bool) -> Iterator[None]:
-    """Many readers or one writer. Whoever comes later waits behind a writer, so that its turn comes soon."""
-    with (folder / "door").open("w") as door, (folder / "room").open("w") as room:
-        fcntl.flock(door, fcntl.LOCK_EX)
-        try:
-            fcntl.flock(room, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
-        finally:
-            fcntl.flock(door, fcntl.LOCK_UN)
-        try:
-            yield
-        finally:
-            fcntl.flock(room, fcntl.LOCK_UN)  # not only closed: a fork that outlives the test holds it open
