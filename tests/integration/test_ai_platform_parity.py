@@ -70,13 +70,13 @@ MEMBERS = [*(f"worker-{index}" for index in range(9)), *(f"ps-{index}" for index
 
 
 @contextlib.contextmanager
-def jobs_on(cloud: str, folder: Path, agents: Path) -> Iterator[CloudJobs[Any]]:
+def jobs_on(cloud: str, folder: Path, agents: Path) -> Iterator[CloudJobs[Any, Any]]:
     made = gcp_jobs(folder, agents) if cloud == "gcp" else vertex_jobs(folder, agents)
     with made as jobs:
         yield jobs
 
 
-def submit(jobs: CloudJobs[Any], cloud: str) -> Job:
+def submit(jobs: CloudJobs[Any, Any], cloud: str) -> Job:
     """As its user would, but for the target, which the service did not leave open."""
     source = jobs.folder / "source"
     (source / "trainer").mkdir(parents=True)
@@ -89,7 +89,7 @@ def submit(jobs: CloudJobs[Any], cloud: str) -> Job:
     return get_job(done.stdout.split()[-1])
 
 
-def told(jobs: CloudJobs[Any], job: Job, word: str) -> list[Any]:
+def told(jobs: CloudJobs[Any, Any], job: Job, word: str) -> list[Any]:
     """What programs have printed after a word."""
     return [json.loads(line.partition(" ")[2]) for line in jobs.log(job) if line.startswith(f"{word} ")]
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import cloudgpu
 from cloudgpu.control.members import node_records, node_requests
 from cloudgpu.control.submission import _job_record, _program
 from cloudgpu.control.usable import usable_offers
@@ -152,3 +153,14 @@ def test_an_image_leaves_vertex_only(tmp_path: Path) -> None:
     assert {offer.cloud for offer in found.offers} == {"vertex"}
     [refusal] = [one for one in found.refusals if one.rule == "container-image"]
     assert (refusal.cloud, refusal.message) == ("gcp", "gcp cannot run the image gcr.io/project/census:1")
+
+
+def test_the_example_is_taken_as_it_is() -> None:
+    folder = Path(cloudgpu.__file__).parent / "examples" / "ai-platform"
+    example = load_file(folder / "config.yaml").spec
+    assert {offer.cloud for offer in offers(example)} == {"gcp", "vertex"}
+    local = load_file(folder / "local.yaml").spec
+    assert {name: role.nodes for name, role in local.effective_roles().items()} == {
+        name: role.nodes for name, role in example.effective_roles().items()
+    }
+    assert local.run == example.run
