@@ -275,6 +275,33 @@ class TestMachine:
         assert (world.result().outcome, says in world.result().reason) == ("error", True)
         assert world.compute.calls
 
+    def test_a_script_that_fails_leaves_no_machine_running(self, world: World) -> None:
+        world.job("true")
+        script = startup_script(world.record())
+        environ = {"GCE_METADATA_HOST": world.metadata.host}
+        machine = Machine(world.folder / "machine", StartupScript(lambda: script), environ)
+        machine.broken.add("systemctl")
+        world.machines.append(machine)
+        machine.power_on()
+        world.until(lambda: not machine.is_on)
+        assert machine.calls[-1] == "shutdown -P now"
+
+    def test_an_agent_that_is_to_go_on_is_started_as_often_as_it_takes(self, world: World) -> None:
+        """As one that was told of a restart which did not come: that is no death, of which it has three."""
+        again = world.folder / "again.pyz"
+        again.write_text(
+            "import sys, pathlib\n"
+            "runs = pathlib.Path(sys.argv[0]).with_name('runs')\n"
+            "runs.open('a').write('.')\n"
+            "sys.exit(7 if len(runs.read_text()) < 6 else 3)\n"
+        )
+        sha256 = hashlib.sha256(again.read_bytes()).hexdigest()
+        world.job("true")
+        world.dir.put("agent/again.pyz", again)
+        console = world.ends(world.boot(agent_key="agent/again.pyz", agent_sha256=sha256))
+        assert console.count("the agent goes on") == 5
+        assert "the agent has ended with exit code 3" in console
+
     def test_word_is_left_once(self, world: World) -> None:
         """A result that is there already is the agent's own, and stays."""
         world.job("true")
