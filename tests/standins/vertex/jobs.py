@@ -12,6 +12,7 @@ modelled: that the service starts a container or a job again by itself (disableR
 from __future__ import annotations
 
 import itertools
+import secrets
 import threading
 import time
 from dataclasses import dataclass, field
@@ -109,7 +110,8 @@ class CustomJobs:
     def __init__(self, project: Project) -> None:
         self._project = project
         self._changed = threading.Condition(threading.RLock())
-        self._ids = itertools.count(4_611_686_018_427_387_905, 7_919)
+        # Others than another stand-in's on the same computer: what runs on a machine is known by its name.
+        self._ids = itertools.count(10**18 + secrets.randbelow(8 * 10**18), 7_919)
         self._jobs: dict[str, Job] = {}
         self._forget()
 

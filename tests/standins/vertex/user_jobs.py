@@ -54,7 +54,7 @@ class Remains:
         return found
 
 
-class VertexJobs(CloudJobs[ToldContainer]):
+class VertexJobs(CloudJobs[ToldContainer, Remains]):
     """In one project, in one bucket."""
 
     cloud = "vertex"
@@ -77,6 +77,10 @@ class VertexJobs(CloudJobs[ToldContainer]):
         found = self.custom_jobs(job, state="RUNNING")
         assert len(found) < 2, self.story(job)
         return found[0] if found else None
+
+    def outcomes(self, job: Job) -> list[str | None]:
+        """Of its attempts that were not refused."""
+        return [attempt.outcome for attempt in job.attempts() if attempt.outcome != "refused"]
 
     def headline(self, machine: ToldContainer) -> str:
         logs = sorted(Path(machine.root, "tmp").glob("cloudgpu-*/agent.log"))
@@ -104,6 +108,7 @@ def vertex_environ(url: str, folder: Path, transport: str = "rest") -> dict[str,
     found["CLOUDGPU_VERTEX_TRANSPORT"] = transport
     if transport == "grpc":
         found["CLOUDGPU_VERTEX_ENDPOINT"] = f"http://{address}"
+        found["no_grpc_proxy"] = "127.0.0.1"  # gRPC takes the proxy for https for its own, also in the open
     return found
 
 
