@@ -1,0 +1,1 @@
+"""Virtual machines of Azure: see docs/azure.md."""
