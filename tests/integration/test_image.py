@@ -1,6 +1,6 @@
 """The image for real: built by podman on a base of Debian packages, run, killed, stopped, out of memory, resumed.
 
-`make image-test` makes the base and runs this; elsewhere it is skipped.
+`make image-test` and `.ci/run` make the base and run this; elsewhere it is skipped.
 """
 
 from __future__ import annotations
