@@ -46,7 +46,7 @@ class Ending:
                     cancel(self.clients, one.name)
                     cancelled.add(one.name)
             waited = clock.monotonic() - begun
-            if not left and (cancelled or waited >= self.unseen_s):
+            if not left and waited >= self.unseen_s:
                 return
             if left and waited > PATIENCE_S:
                 message = f"{left[0].name} was cancelled {waited:.0f} s ago, and is {left[0].state} still"

@@ -23,6 +23,8 @@ log = logging.getLogger("cloudgpu.provisioners.vertex")
 
 UNSEEN_S = 20.0
 """So long a new job may be missing in lists (unverified)."""
+DOUBT_S = 120.0
+"""So long whoever ends a launch looks for a job that nobody has seen, after a call without an answer."""
 _POLL_S = 2.0
 
 
@@ -37,6 +39,8 @@ class Launch:
     """Called before a job may come to be."""
     on_answered: Callable[[], None]
     """Called when it is known what came of that."""
+    doubtful: float | None = None
+    """Epoch seconds until which a list may still show another job: one whose creation was not answered."""
 
     def run(self) -> Sighting:
         """The job, new or not. Raises ProvisionError; then there is none of this launch, or it is not known."""
@@ -79,6 +83,8 @@ class Launch:
                 raise
             found = self._look_for() if error.error_class == "transient" else None
             if found is None:
+                if error.error_class == "transient":
+                    self.doubtful = clock.now() + DOUBT_S
                 raise
             log.info("%s: %s; it was started all the same: %s", request.job_id, error, found.name)
             self.on_answered()

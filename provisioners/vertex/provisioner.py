@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("cloudgpu.provisioners.vertex")
 
 TARGET = "vertex"
-REGION, OWNER, JOB = "region", "owner", "job"
-"""In Allocation.details: Vertex AI's region, Owner.name, the custom job's full name."""
+REGION, OWNER, JOB, DOUBTFUL = "region", "owner", "job", "doubtful"
+"""In Allocation.details: Vertex AI's region, Owner.name, the custom job's full name, Launch.doubtful."""
 QUEUE_S = 600.0
 """A job that is QUEUED for so long waits for quota: that is brief unless the project's is used up. Source: "Understand
 the serverless training service"."""
@@ -50,13 +50,14 @@ class VertexProvisioner:
         """Have the job, which waits for its machines by itself. Idempotent: see Launch. Two calls, if all is well."""
         token = request.token
         with calls.logged_in(self._clients.forget):
-            job = Launch(
+            launch = Launch(
                 self._clients,
                 self._sightings,
                 request,
                 on_asked=lambda: self._note(token, answered=False),
                 on_answered=lambda: self._note(token, answered=True),
-            ).run()
+            )
+            job = launch.run()
         known = job.machines()
         missing = [node.node for node in request.nodes if node.node not in known]
         if missing:
@@ -64,6 +65,8 @@ class VertexProvisioner:
             raise ProvisionError("invalid", message, scope="cloud")
         machines = {node.node: known[node.node] for node in request.nodes}
         details = {REGION: request.region, OWNER: request.owner.name, JOB: job.name}
+        if launch.doubtful is not None:
+            details[DOUBTFUL] = str(int(launch.doubtful))
         return Allocation(TARGET, request.job_id, request.attempt, token, machines, details)
 
     def observe(self, allocation: Allocation) -> list[NodeState]:
@@ -87,10 +90,11 @@ class VertexProvisioner:
         region, name = allocation.details.get(REGION), allocation.details.get(JOB)
         with self._lock:
             known = bool(name) or self._answered.get(allocation.token, False)
+        unseen_s = 0.0 if known or not region else UNSEEN_S
+        unseen_s = max(unseen_s, float(allocation.details.get(DOUBTFUL, "0")) - self._clients.clock.now())
         with calls.logged_in(self._clients.forget):
             for where in [region] if region else regions():
                 names = [name] if name else []
-                unseen_s = 0.0 if known or not region else UNSEEN_S
                 Ending(self._clients, self._sightings, where, allocation.token, names, unseen_s).run()
         self._note(allocation.token, answered=True)
 

@@ -245,6 +245,15 @@ def test_a_list_that_is_late_makes_a_second_job_and_the_next_look_ends_it(vertex
     assert not vertex.alive()
 
 
+def test_a_second_job_that_no_list_shows_yet_is_ended_as_well(vertex: Vertex, provisioner: VertexProvisioner) -> None:
+    vertex.control.set_lag(1.5)
+    vertex.fail(CREATE, LOSE)
+    allocation = provisioner.launch(request())
+    assert len(vertex.alive()) == 2, "the list must be later than launch() waits for, or this proves nothing"
+    another().terminate(allocation)
+    assert len(vertex.jobs()) == 2 and not vertex.alive()
+
+
 def test_what_nobody_has_an_answer_to_is_ended_all_the_same(vertex: Vertex) -> None:
     """A process was killed while it waited for the answer: the next one knows token, region and owner."""
     vertex.control.set_lag(0.2)
