@@ -48,6 +48,8 @@ class GcpProvisioner:
         self._clients = Clients(clock)
         self._images = Images(self._clients)
         self._sightings = Sightings(self._clients)
+        self._ended: dict[str, NodeState] = {}
+        """Machine -> its last state: why one is gone is asked once."""
 
     def launch(self, request: LaunchRequest) -> Allocation:
         """Start the machines that are not there yet, all or none. Idempotent: see Launch.
@@ -127,11 +129,13 @@ class GcpProvisioner:
 
     def _state(self, allocation: Allocation, node: str, machine: str, seen: Sighting | None) -> NodeState:
         if seen is None:
-            ended = look_back(self._clients, node, machine)
+            ended = self._ended.get(machine) or look_back(self._clients, node, machine)
             if ended is not None:
+                self._ended[machine] = ended
                 return ended
             seen = look_at(self._clients, machine)
         if seen is not None:
+            self._ended.pop(machine, None)  # one of the same name: all of the launch was ended, and begun again
             return seen.as_node(node, returns=seen.is_down and will_return(self._clients, machine))
         age = self._clients.clock.now() - float(allocation.details.get(f"{LAUNCHED}{node}", "0"))
         if age < UNSEEN_S:

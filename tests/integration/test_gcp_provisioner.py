@@ -573,6 +573,19 @@ def test_watching_a_hundred_jobs_costs_one_call(gce: GceControl, provisioner: Gc
     assert [call.action for call in gce.calls() if call.service == "compute"] == ["instances.aggregatedList"]
 
 
+def test_why_a_machine_is_gone_is_asked_once(gce: GceControl, provisioner: GcpProvisioner) -> None:
+    allocation = provisioner.launch(request(market="spot"))
+    gce.preempt(name_of(allocation.machines["worker-0.1"]), 0.1)
+    wait_for(lambda: not left(gce))
+    clock = FastClock()
+    watcher = another(clock)
+    assert all(watcher.observe(allocation)[0].taken for _ in range(3))
+    gce.forget()
+    clock.sleep(10.0)
+    assert watcher.observe(allocation)[0].taken
+    assert [call.action for call in gce.calls() if call.service == "compute"] == ["instances.aggregatedList"]
+
+
 def test_launches_and_ends_at_once(gce: GceControl, provisioner: GcpProvisioner) -> None:
     jobs = [request(token=f"{number:032x}"[::-1], job_id=f"job-{number}") for number in range(8)]
     with ThreadPoolExecutor(len(jobs)) as pool:
