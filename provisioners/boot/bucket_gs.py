@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import urllib.error
@@ -18,11 +19,17 @@ else:
 
 
 def metadata(path: str, timeout: float = 5.0) -> str:
-    """From the metadata server, by a path such as `instance/id`. By its address, which no name service has to know."""
+    """From the metadata server, by a path such as `instance/id`. By its address, which no name service has to know.
+
+    Raises OSError.
+    """
     host = os.environ.get("GCE_METADATA_HOST") or "169.254.169.254"
     url = f"http://{host}/computeMetadata/v1/{path}"
     request = urllib.request.Request(url, headers={"Metadata-Flavor": "Google"})
-    return str(ask(request, timeout).read().decode())
+    try:
+        return str(ask(request, timeout).read().decode())
+    except http.client.HTTPException as error:
+        raise OSError(f"the metadata server's answer is broken: {error!r}") from error
 
 
 def token() -> str:
@@ -30,11 +37,13 @@ def token() -> str:
     return str(json.loads(metadata("instance/service-accounts/default/token"))["access_token"])
 
 
-def send(method: str, url: str, body: bytes | None = None, headers: dict[str, str] | None = None) -> bytes:
+def send(
+    method: str, url: str, body: bytes | None = None, headers: dict[str, str] | None = None, timeout: float = 60.0
+) -> bytes:
     """What one of Google's APIs answers. Raises OSError: Refused, where it is an answer."""
     sent = {**(headers or {}), "authorization": f"Bearer {token()}"}
     try:
-        return bytes(ask(urllib.request.Request(url, data=body, headers=sent, method=method)).read())
+        return bytes(ask(urllib.request.Request(url, data=body, headers=sent, method=method), timeout).read())
     except urllib.error.HTTPError as error:
         raise Refused(error.code, error.read(65_536).decode(errors="replace")) from error
 

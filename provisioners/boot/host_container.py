@@ -90,11 +90,15 @@ class Host:
         taken away in the middle of their work. So this one stays until they have ended by themselves: after a success
         those whose work makes the job's; after a failure all, for the supervisor tells them to stop, if there is one.
         """
-        nodes = [(pool, node) for pool, names in self.record["pools"].items() for node in names]
-        if len(nodes) < 2 or (code == 0 and self.place() != (PRIMARY, 0)):
+        nodes = [node for names in self.record["pools"].values() for node in names]
+        try:
+            own, place = self.node(), self.place()
+        except Hopeless:  # it is no part of the job, which will not end well
             return
-        left = {node for _, node in nodes} - {self.node()}
-        left -= serving([node for _, node in nodes]) if code == 0 else set()
+        if len(nodes) < 2 or (code == 0 and place != (PRIMARY, 0)):
+            return
+        left = set(nodes) - {own}
+        left -= serving(nodes) if code == 0 else set()
         until = None if code == 0 else time.monotonic() + OTHERS_S
         while left and (until is None or time.monotonic() < until):
             left = {node for node in left if not has_ended(node)}

@@ -17,6 +17,7 @@ else:
     from common import Hopeless, Refused, goes_down_to, insist, limit_life, power_off, say
 
 DELETE_S = 45.0
+ANSWER_S = 15.0
 LAST_S = 2.0  # for the metadata server, while the machine goes down
 
 
@@ -74,8 +75,9 @@ class Host:
         name, project = metadata("instance/name"), metadata("project/project-id")
         zone = metadata("instance/zone").rpartition("/")[2]
         base = (self.record["api_endpoint"] or "https://compute.googleapis.com").rstrip("/")
+        url = f"{base}/compute/v1/projects/{project}/zones/{zone}/instances/{name}"
         try:
-            send("DELETE", f"{base}/compute/v1/projects/{project}/zones/{zone}/instances/{name}")
+            send("DELETE", url, timeout=ANSWER_S)
         except Refused as error:
             if error.status == 404:  # it is being deleted
                 return
@@ -102,7 +104,7 @@ def is_maintained() -> bool:
 
 
 def asked(path: str) -> str:
-    """ "" where there is no answer: what is not known to come back is not waited for."""
+    """What the metadata server says; nothing where it does not: what is not known to come back is not waited for."""
     try:
         return metadata(path, LAST_S)
     except OSError:
