@@ -4,6 +4,9 @@ The list has no machine types: it prices vCPUs, memory, GPUs and local SSDs, eac
 running in Iowa`. skus.csv says which texts mean which part of which machines; a machine's price is the sum of its
 parts, or unknown if one of them is. Texts of other ways to buy (commitments, calendar mode, Flex-start's "DWS Defined
 Duration", sole tenancy) do not fit: no table has their prices.
+
+Sources in skus.csv: `cyclenerd`: as in jobspecs/tables/SOURCES.md (its mapping of texts); `public-code`: several public
+programs that read Google's list, not verified otherwise.
 """
 
 from __future__ import annotations

@@ -5,6 +5,11 @@ all regions. The older models' limits and use are told by the region itself (Reg
 the Cloud Quotas API only. Vertex AI has quotas of its own, of which only the limits are told. quotas.csv says which
 quota is whose; what it does not name (Vertex AI's P4, B200 and RTX PRO 6000, of which no id could be verified) is not
 looked at here: Google itself refuses what is too much.
+
+Sources in quotas.csv: `gce-quota-enum`: values of Quota.metric in the Compute Engine API's discovery document, and the
+ids that Cloud Quotas makes of them; `cloud-quotas-docs`: Google's pages on Cloud Quotas; `vertex-samples`: Google's
+vertex-ai-samples, and "Schedule training jobs based on resource availability" (Flex-start uses preemptible quota);
+`public-code`: several public programs that ask for these ids, not verified otherwise.
 """
 
 from __future__ import annotations
