@@ -112,7 +112,7 @@ class Leaks:
             return subprocess.run(
                 command, env=environ, stderr=subprocess.DEVNULL, timeout=END_S, check=False
             ).returncode
-        return self._zygote.start([str(SUPERVISOR)], environ).wait(END_S)
+        return self._zygote.start([str(SUPERVISOR), "aws"], environ).wait(END_S)
 
     def run(self, job: Job, *, cancel_when_killed: bool = False) -> int:
         """Supervise it, one killed supervisor after the other, to its end; how often one was killed."""

@@ -1,23 +1,28 @@
 """A supervisor whose pauses take a fiftieth of what they count: a program, for tests that kill it.
 
-python -m cloudgpu.tests.standins.hasty
+python -m cloudgpu.tests.standins.hasty TARGET
 """
 
 from __future__ import annotations
 
+import importlib
+import sys
+
 from cloudgpu.control.store import Store
 from cloudgpu.control.supervisor import Supervisor
-from cloudgpu.provisioners.aws.provisioner import AwsProvisioner
 from cloudgpu.tests.standins.clocks import FastClock
 
+PROVISIONERS = {"aws": "AwsProvisioner", "gcp": "GcpProvisioner", "vertex": "VertexProvisioner"}
 
-def main() -> None:
+
+def main(target: str) -> None:
     clock = FastClock()
-    provisioner = AwsProvisioner(clock=clock)
+    made = getattr(importlib.import_module(f"cloudgpu.provisioners.{target}.provisioner"), PROVISIONERS[target])
+    provisioner = made(clock=clock)
     supervisor = Supervisor(Store.open(), clock=clock, provisioner=lambda _target: provisioner)
     while (tick := supervisor.tick()).active:
         clock.sleep(tick.wait_s)
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1])

@@ -1,0 +1,190 @@
+"""Whatever happens to a supervisor and to its calls, a job on Vertex AI ends, once, and nothing of it is left.
+
+kill -9 at every call of a launch and of a teardown that changes something, as an undisturbed run shows them: the
+stand-in kills whoever makes the call when it has done it. Then every answer is lost once, each call throttled twice,
+and answered with errors of the server. CreateCustomJob knows no request id: so lists that are late are tried as well.
+
+With CLOUDGPU_LONG=1: see tests/standins/leaks.py; kills fall before and after every call, also those that only look,
+and each fault hits one call at a time as well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cloudgpu.control.jobs import Job
+from cloudgpu.provisioners import tags
+from cloudgpu.provisioners.vertex.pools import from_labels as nodes_of
+from cloudgpu.tests.standins.faults import HTML, KILL_AFTER, KILL_BEFORE, LOSE, RESET, Fault, error
+from cloudgpu.tests.standins.gcp import SUBMITTER
+from cloudgpu.tests.standins.leaks import END_S, LONG, Agents, Leaks, Scene
+from cloudgpu.tests.standins.vertex.service import JOBS
+from cloudgpu.tests.standins.vertex.user_jobs import BUCKET, TYPE, VertexJobs, tags_of, vertex_jobs
+from cloudgpu.tests.standins.zygote import Zygote
+
+pytestmark = pytest.mark.timeout(3_600)
+
+NODES = 2
+CREATE, CANCEL = f"{JOBS}.create", f"{JOBS}.cancel"
+SCENE = Scene(
+    "vertex",
+    f"""
+name: leaks
+resources: {{cloud: vertex, machine_type: {TYPE}, accelerator: T4, region: us-central1, market: spot, nodes: {NODES}}}
+job_dir: gs://{BUCKET}/jobs
+run: sleep 0.2
+launcher: none
+""",
+    {"caller": SUBMITTER, "service": "aiplatform"},
+    "!*.list|*.get",
+)
+IMPORTS = ("google.cloud.aiplatform_v1", "obstore", "cloudgpu.tests.standins.hasty")
+"""Taken over by each supervisor from the process it is a fork of."""
+
+
+class VertexAgents(Agents):
+    def __init__(self, jobs: VertexJobs) -> None:
+        super().__init__(f"gs://{BUCKET}/jobs")
+        self._jobs = jobs
+        self.busy = False
+        """Programs do not end."""
+
+    def nodes(self) -> Iterator[tuple[str, int, str]]:
+        for one in [] if self.busy else self._jobs.vertex.jobs(state="RUNNING"):
+            known = tags_of(one)
+            for node in nodes_of(one.labels):
+                yield known[tags.JOB], int(known[tags.ATTEMPT]), node
+
+
+class VertexLeaks(Leaks[VertexJobs]):
+    agents: VertexAgents
+    twins = False
+    """Whether a second custom job may have been made, and ended."""
+
+    def check_machines(self, job: Job) -> None:
+        found = self.jobs.custom_jobs(job)
+        assert all(one.ended is not None for one in found), self.jobs.story(job)
+        assert len(found) == 1 or self.twins or job.state == "cancelled", self.jobs.story(job)
+        assert all(one.replicas == NODES for one in found)
+
+
+@contextlib.contextmanager
+def leaking(folder: Path, transport: str) -> Iterator[VertexLeaks]:
+    (agents := folder / "agents").mkdir()
+    zygote = Zygote(*IMPORTS)
+    with vertex_jobs(folder, agents, boot=False, transport=transport) as jobs, VertexAgents(jobs) as writers:
+        made = VertexLeaks(jobs, jobs.control, SCENE, zygote)
+        made.agents = writers
+        yield made
+    zygote.close()
+
+
+@pytest.fixture(scope="module", params=["rest", "grpc"])
+def leaks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VertexLeaks]:
+    with leaking(tmp_path_factory.mktemp("leaks"), request.param) as made:
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def calm(leaks: VertexLeaks) -> Iterator[None]:
+    yield
+    leaks.twins = leaks.agents.busy = False
+    leaks.jobs.vertex.set_lag(0.0)
+
+
+def test_undisturbed(leaks: VertexLeaks) -> None:
+    job = leaks.submit()
+    assert leaks.run(job) == 0
+    assert job.state == "succeeded"
+    assert {CREATE, CANCEL} <= {action for action, _ in leaks.calls}
+
+
+@pytest.mark.parametrize("cancel", [False, True], ids=["goes on", "is cancelled"])
+@pytest.mark.parametrize("fault", [KILL_BEFORE, KILL_AFTER] if LONG else [KILL_AFTER], ids=lambda fault: fault.kind)
+def test_killed_at_every_call(leaks: VertexLeaks, fault: Fault, cancel: bool) -> None:
+    for action, before in leaks.calls:
+        job = leaks.submit()
+        leaks.control.fail(action, fault, where=SCENE.calls, skip=before)
+        kills = leaks.run(job, cancel_when_killed=cancel)
+        # How often it only looks depends on how long things take.
+        assert kills == 1 or action not in (CREATE, CANCEL), (action, before, leaks.jobs.story(job))
+        assert job.state == "succeeded" or (cancel and kills), leaks.jobs.story(job)
+        assert len(job.attempts()) == 1, leaks.jobs.story(job)
+
+
+SWEEPS: dict[str, tuple[Fault, int]] = {
+    "answer lost": (LOSE, 1),
+    "throttled twice": (error("RATE_LIMIT_EXCEEDED", 429, "Quota exceeded for quota metric 'Requests'"), 2),
+    "server error": (error("INTERNAL", 500), 3 if LONG else 1),
+    "error page": (HTML, 3 if LONG else 1),
+    "connection reset": (RESET, 1),
+}
+
+
+@pytest.mark.parametrize("sweep", SWEEPS)
+def test_every_call_goes_wrong(leaks: VertexLeaks, sweep: str) -> None:
+    """All that change something (all, in the long run) in one launch and teardown, each as often as the sweep says."""
+    fault, times = SWEEPS[sweep]
+    job = leaks.submit()
+    actions = sorted(leaks.actions["aiplatform"])
+    for action in actions:
+        leaks.control.fail(action, fault, where=SCENE.calls, times=times)
+    leaks.run(job)
+    assert job.state == "succeeded", leaks.jobs.story(job)
+    assert {call.action for call in leaks.called() if call.fault} == set(actions)
+
+
+@pytest.mark.skipif(not LONG, reason="CLOUDGPU_LONG")
+@pytest.mark.parametrize("sweep", SWEEPS)
+def test_one_call_goes_wrong(leaks: VertexLeaks, sweep: str) -> None:
+    fault, times = SWEEPS[sweep]
+    for action, before in leaks.calls:
+        job = leaks.submit()
+        leaks.control.fail(action, fault, where=SCENE.calls, times=times, skip=before)
+        leaks.run(job)
+        assert job.state == "succeeded", (action, before, leaks.jobs.story(job))
+
+
+def test_a_job_whose_answer_was_lost_is_found_in_a_list_that_is_late(leaks: VertexLeaks) -> None:
+    leaks.jobs.vertex.set_lag(5.0 if LONG else 0.15)  # less than what it looks for it, by the supervisor's clock
+    job = leaks.submit()
+    leaks.control.fail(CREATE, LOSE, where=SCENE.calls)
+    leaks.run(job)
+    assert job.state == "succeeded"
+    assert len(leaks.called(CREATE)) == 1
+
+
+@pytest.mark.parametrize("fault", [LOSE, KILL_AFTER], ids=lambda fault: fault.kind)
+def test_of_two_jobs_one_is_ended(leaks: VertexLeaks, fault: Fault) -> None:
+    """The list shows the first one so late that it was made again: the older one goes on."""
+    leaks.twins = leaks.agents.busy = True
+    leaks.jobs.vertex.set_lag(1_000.0)
+    job = leaks.submit()
+    leaks.control.fail(CREATE, fault, where=SCENE.calls)
+    showing = threading.Thread(target=show_late, args=(leaks, job))
+    showing.start()
+    leaks.run(job)
+    showing.join()
+    assert job.state == "succeeded", leaks.jobs.story(job)
+    assert len(leaks.called(CREATE)) == 2
+    assert len(job.attempts()) == 1, leaks.jobs.story(job)
+    older, newer = leaks.jobs.custom_jobs(job)
+    assert older.ended is not None and newer.ended is not None
+    assert older.ended > newer.ended, leaks.jobs.story(job)
+
+
+def show_late(leaks: VertexLeaks, job: Job) -> None:
+    """Lists show both jobs once there are both; programs end once one of the jobs has."""
+    end = time.monotonic() + END_S / 2
+    while len(leaks.jobs.custom_jobs(job)) < 2 and time.monotonic() < end:
+        time.sleep(0.05)
+    leaks.jobs.vertex.set_lag(0.0)
+    while all(one.alive for one in leaks.jobs.custom_jobs(job)) and time.monotonic() < end:
+        time.sleep(0.05)
+    leaks.agents.busy = False

@@ -1,0 +1,144 @@
+"""Jobs, one after the other, in one account of a stand-in, of which nothing may be left, whatever happens to a
+supervisor and to its calls. Machines do not boot here: a thread writes what agents would.
+
+With CLOUDGPU_LONG=1 supervisors are `cloudgpu supervise`, with pauses of full length; else hasty.py, forked from a
+process that has imported what takes long.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+import subprocess
+import sys
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, Self, TypeVar
+
+from cloudgpu.control.jobs import Job, submit
+from cloudgpu.control.store import Store
+from cloudgpu.jobspecs.loader import load_text
+from cloudgpu.jobspecs.planner import plan
+from cloudgpu.runtime.jobdir import JobDir, JobDirError, Result, node_key
+
+from .cloud_jobs import CloudJobs
+from .faults import Call, Control
+from .zygote import Zygote
+
+LONG = bool(os.environ.get("CLOUDGPU_LONG"))
+END_S = 120.0
+SUPERVISOR = Path(__file__).parent / "hasty.py"
+TODAY = datetime.date(2026, 11, 1)
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What is tried, and which calls count."""
+
+    target: str
+    """The provisioner's name: hasty.py takes it."""
+    job: str
+    """The job file; it names the job dir."""
+    calls: Mapping[str, str]
+    """Rules that tell the submitter's calls to what bills from others."""
+    changes: str
+    """A rule for actions that do not only look."""
+
+
+_J = TypeVar("_J", bound=CloudJobs[Any, Any])
+
+
+class Leaks(ABC, Generic[_J]):
+    """The first job runs undisturbed: its calls are those that go wrong later."""
+
+    def __init__(self, jobs: _J, control: Control, scene: Scene, zygote: Zygote) -> None:
+        self.jobs, self.control, self.scene, self._zygote = jobs, control, scene, zygote
+        job = self.submit()
+        self.run(job)
+        self.actions: dict[str, set[str]] = defaultdict(set)
+        """Of a launch and a teardown in which nothing goes wrong, by service."""
+        self.calls: list[tuple[str, int]] = []
+        """The same as they came: the action, and how often it had been called before."""
+        for call in self.called("*" if LONG else scene.changes):
+            self.actions[call.service].add(call.action)
+            self.calls.append((call.action, sum(action == call.action for action, _ in self.calls)))
+
+    @abstractmethod
+    def check_machines(self, job: Job) -> None:
+        """All of them are gone, and no rank ever had two."""
+
+    def called(self, action: str = "*") -> list[Call]:
+        """The submitter's calls since submit()."""
+        return self.control.calls(action, **self.scene.calls)
+
+    def submit(self) -> Job:
+        self.control.heal()
+        self.control.forget()
+        (code := self.jobs.folder / "code").mkdir(exist_ok=True)
+        loaded = load_text(self.scene.job, base=code)
+        return submit(loaded, plan(loaded.spec, machine=None, today=TODAY), supervise=False)
+
+    def supervise(self) -> int:
+        """Until all jobs have ended or it is killed; the exit code."""
+        environ = dict(os.environ)
+        if LONG:
+            command = [sys.executable, "-m", "cloudgpu", "supervise", "--idle-exit", "1s"]
+            done = subprocess.run(command, env=environ, stderr=subprocess.DEVNULL, timeout=END_S, check=False)
+            return done.returncode
+        return self._zygote.start([str(SUPERVISOR), self.scene.target], environ).wait(END_S)
+
+    def run(self, job: Job, *, cancel_when_killed: bool = False) -> int:
+        """Supervise it, one killed supervisor after the other, to its end; how often one was killed."""
+        kills = 0
+        while self.supervise() == -9:
+            kills += 1
+            assert kills < 3, "one rule kills once"
+            if cancel_when_killed:
+                Store.open().set_goal(job.id, "cancel", "cancel", time.time())
+        self.check(job)
+        return kills
+
+    def check(self, job: Job) -> None:
+        """It has ended, and nothing is left."""
+        assert job.refresh().state in ("succeeded", "cancelled"), self.jobs.story(job)
+        assert self.jobs.remains.find() == {}, self.jobs.story(job)
+        self.check_machines(job)
+
+
+class Agents(ABC):
+    """Writes the result of every node whose machine runs, as if its program had ended at once; a context manager."""
+
+    def __init__(self, parent: str) -> None:
+        """`parent`: URL under which jobs have their folders."""
+        self._parent, self._over = parent, threading.Event()
+        self._thread = threading.Thread(target=self._work, daemon=True)
+        self._done: set[tuple[str, int, str]] = set()
+
+    @abstractmethod
+    def nodes(self) -> Iterator[tuple[str, int, str]]:
+        """Those that run: job id, attempt, node."""
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _work(self) -> None:
+        while not self._over.wait(0.1):
+            for one in self.nodes():
+                if one not in self._done:
+                    job_id, attempt, node = one
+                    now = time.time()
+                    result = Result("succeeded", 0, "", now, now).to_bytes()
+                    with contextlib.suppress(JobDirError):
+                        JobDir(f"{self._parent}/{job_id}").create(node_key(attempt, node, "result.json"), result)
+                        self._done.add(one)
