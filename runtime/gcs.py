@@ -146,7 +146,7 @@ def connection() -> Connection:
             raise CredentialsError(f"the credentials in {file} cannot be used: {_NEEDS_GOOGLE_AUTH}")
         config["application_credentials"] = str(file)
     else:
-        found["credential_provider"] = _GoogleAuth(file)
+        found["credential_provider"] = _google_auth(file, file.stat().st_mtime_ns)
     return found
 
 
@@ -215,6 +215,12 @@ def _load(told: Mapping[str, Any]) -> Any:  # noqa: ANN401 - whatever kind of cr
         return getattr(importlib.import_module(module).Credentials, make)(told, scopes=[SCOPE])
     except (GoogleAuthError, ValueError, LookupError) as error:
         raise CredentialsError(str(error)) from error
+
+
+@functools.lru_cache(maxsize=4)
+def _google_auth(file: Path, _changed: int) -> _GoogleAuth:
+    """One for all job dirs of a process: a token is asked for once, as long as the file stays as it is."""
+    return _GoogleAuth(file)
 
 
 def _file() -> Path | None:

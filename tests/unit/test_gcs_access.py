@@ -140,9 +140,8 @@ class TestCredentials:
 
     def test_of_what_only_google_auth_understands(self, gcp: Gcp, exchange: Exchange) -> None:
         """A federated identity; a user's login and impersonation are told apart by the same library."""
-        job_dir = JobDir(URL)
         for number in range(3):
-            job_dir.put(f"a{number}", b"1")
+            JobDir(f"{URL}-{number}").put("a", b"1")
         assert callers(gcp) == {STRANGER}
         assert len(exchange.asked) == 1  # a token is used for as long as it lasts
         assert "a-subject" in exchange.asked[0]
