@@ -146,6 +146,47 @@ class TestCredentials:
         assert len(exchange.asked) == 1  # a token is used for as long as it lasts
         assert "a-subject" in exchange.asked[0]
 
+    @pytest.mark.parametrize("kind", ["authorized_user", "impersonated", "aws", "executable"])
+    def test_each_kind_is_understood_without_asking_anybody(
+        self, gcp: Gcp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+    ) -> None:
+        """Whether Google would give a token for it is not."""
+        login = {"type": "authorized_user", "client_id": "c", "client_secret": "s", "refresh_token": "r"}
+        federated: dict[str, object] = {
+            "type": "external_account",
+            "audience": "//iam.googleapis.com/projects/1/locations/global/workloadIdentityPools/p/providers/q",
+            "subject_token_type": "urn:ietf:params:oauth:token-type:jwt",
+            "token_url": "https://sts.googleapis.com/v1/token",
+        }
+        source = {
+            "environment_id": "aws1",
+            "regional_cred_verification_url": "https://sts.{region}.amazonaws.com?Action=GetCallerIdentity",
+        }
+        url = f"https://iamcredentials.googleapis.com/v1/projects/-/serviceAccounts/{STRANGER}:generateAccessToken"
+        told: dict[str, dict[str, object]] = {
+            "authorized_user": {**login},
+            "impersonated": {
+                "type": "impersonated_service_account",
+                "source_credentials": login,
+                "service_account_impersonation_url": url,
+                "delegates": [],
+            },
+            "aws": {**federated, "credential_source": source},
+            "executable": {**federated, "credential_source": {"executable": {"command": "/bin/true"}}},
+        }
+        (tmp_path / "login.json").write_text(json.dumps(told[kind]))
+        monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "login.json"))
+        JobDir(URL)
+
+    @pytest.mark.parametrize("content", [{"type": "gdch_service_account"}, {"type": "external_account"}])
+    def test_a_kind_that_cannot_be_used_is_said(
+        self, gcp: Gcp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: dict[str, str]
+    ) -> None:
+        (tmp_path / "login.json").write_text(json.dumps(content))
+        monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "login.json"))
+        with pytest.raises(JobDirError, match=r"login\.json cannot be used: "):
+            JobDir(URL)
+
     def test_a_login_that_has_ended_says_why(self, gcp: Gcp, exchange: Exchange) -> None:
         exchange.status = 400
         exchange.given = {"error": "invalid_grant", "error_description": "the subject is gone"}
