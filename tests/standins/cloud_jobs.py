@@ -47,16 +47,17 @@ class Remains(Protocol):
 
 
 _M = TypeVar("_M", bound=Machine)
+_R = TypeVar("_R", bound=Remains)
 _T = TypeVar("_T")
 
 
-class CloudJobs(ABC, Generic[_M]):
+class CloudJobs(ABC, Generic[_M, _R]):
     """A state directory, a bucket, and an account in which nothing is of ours yet."""
 
     cloud: str
     """The target's name."""
 
-    def __init__(self, folder: Path, remains: Remains, parent: str) -> None:
+    def __init__(self, folder: Path, remains: _R, parent: str) -> None:
         """`parent`: URL under which jobs have their folders."""
         self.folder, self.home = folder, folder / "home"
         self.remains, self.parent = remains, parent
@@ -123,7 +124,7 @@ class CloudJobs(ABC, Generic[_M]):
         return "\n".join(lines)
 
 
-_J = TypeVar("_J", bound=CloudJobs[Any])
+_J = TypeVar("_J", bound=CloudJobs[Any, Any])
 
 
 @contextlib.contextmanager

@@ -23,7 +23,7 @@ BUCKET = "jobs-of-tests"
 TYPE = "g4dn.xlarge"
 
 
-class AwsJobs(CloudJobs[Told]):
+class AwsJobs(CloudJobs[Told, Remains]):
     """On one account, in one bucket."""
 
     cloud = "aws"

@@ -89,6 +89,10 @@ class GceControl(GcpControl):
         """Its host fails: everything is gone at once; where it says so it is started again."""
         self.do("compute/crash", name=name, repair=repair)
 
+    def end_run(self, name: str) -> None:
+        """The time that it was given (maxRunDuration) is over now."""
+        self.do("compute/end_run", name=name)
+
     def reboot(self, name: str) -> None:
         """Everything on it is killed; it boots again with its disk."""
         self.do("compute/reboot", name=name)

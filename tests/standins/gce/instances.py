@@ -171,6 +171,12 @@ def crash(world: World, vm: Vm, repair_s: float = 0.5) -> None:
     _went_off(world, vm)
 
 
+def end_run(world: World, vm: Vm) -> None:
+    """The time that it was given is over."""
+    if vm.status == "RUNNING":
+        _press(world, vm, RUN_OVER, ACPI_S)
+
+
 def reboot(vm: Vm) -> None:
     """Everything on it is gone at once; it boots again with its disk."""
     if vm.machine is not None:
@@ -212,7 +218,7 @@ def _provision(world: World, vm: Vm, until: float) -> float | None:
     if duration := vm.scheduling.get("maxRunDuration"):
         lasts = float(duration.get("seconds", 0))
         vm.resource["resourceStatus"]["scheduling"] = {"terminationTimestamp": stamp(time.time() + lasts)}
-        world.after(lasts, lambda: _press(world, vm, RUN_OVER, ACPI_S) if vm.status == "RUNNING" else None)
+        world.after(lasts, lambda: end_run(world, vm))
     return None
 
 

@@ -8,6 +8,7 @@ was sent before is answered with the operation of then, whatever came of it.
 from __future__ import annotations
 
 import time
+import traceback
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -117,11 +118,12 @@ class Operations:
     def _work(self, operation: dict[str, Any], work: Callable[[], float | None]) -> None:
         try:
             again_s = work()
-        except FailedError as failed:
-            error = {"code": failed.code, "message": failed.message}
+        except Exception as error:  # noqa: BLE001 - a bug of the stand-in must not leave the operation running for ever
+            failed = error if isinstance(error, FailedError) else _broken()
+            told: dict[str, Any] = {"code": failed.code, "message": failed.message}
             if failed.details:
-                error["errorDetails"] = failed.details  # type: ignore[assignment]
-            operation["error"] = {"errors": [error]}
+                told["errorDetails"] = failed.details
+            operation["error"] = {"errors": [told]}
             operation["httpErrorStatusCode"] = failed.status
             operation["httpErrorMessage"] = _MESSAGES.get(failed.status, "ERROR")
         else:
@@ -130,3 +132,7 @@ class Operations:
                 return
         operation |= {"status": "DONE", "progress": 100, "endTime": now()}
         self.world.changed.notify_all()
+
+
+def _broken() -> FailedError:
+    return FailedError("StandinBroken", 501, traceback.format_exc())

@@ -6,6 +6,8 @@ told as such.
 
 from __future__ import annotations
 
+import shutil
+import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -127,9 +129,12 @@ class ComputeEngine(Service):
         with self._world.lock:
             self._world.stop_timers()
             machines = [vm.machine for vm in self._world.vms if vm.machine is not None]
+            for vm in self._world.vms:
+                vm.gone = vm.gone or time.monotonic()  # what its end brings about is nobody's business any more
             self._world.fill()
         for machine in machines:
             machine.dispose()
+            shutil.rmtree(machine.root, ignore_errors=True)
 
     def _check(self, request: Request, match: Match, body: Any) -> None:
         found, project = discovery("compute", "v1"), match.params.get("project", "")

@@ -101,6 +101,9 @@ class Verbs:
     def crash(self, name: str, repair: float) -> None:
         instances.crash(self._world, self._world.vm(name), repair)
 
+    def end_run(self, name: str) -> None:
+        instances.end_run(self._world, self._world.vm(name))
+
     def reboot(self, name: str) -> None:
         instances.reboot(self._world.vm(name))
 

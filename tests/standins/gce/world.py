@@ -22,6 +22,8 @@ class World:
         self.project = project
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
+        self._count = 0
+        """Of what was ever made: no two have the same id."""
         self.fill()
 
     def fill(self) -> None:
@@ -41,7 +43,6 @@ class World:
         self.pending_disks: dict[str, dict[str, Any]] = {}
         """URL -> what is asked for, of disks of instances that are being made."""
         self._timers: list[threading.Timer] = []
-        self._count = 0
         self.add_network("default")
 
     # -- resources

@@ -46,5 +46,7 @@ def environ(url: str, folder: Path, email: str = SUBMITTER) -> dict[str, str]:
         # The tester's own settings must not reach the stand-in, nor this get mixed with them.
         "CLOUDSDK_CONFIG": str(folder / "gcloud"),
         "NO_GCE_CHECK": "true",
+        # google-auth asks iamcredentials.googleapis.com by itself where an account's requests may go: not from here.
+        "https_proxy": "http://127.0.0.1:9",
         **own,
     }

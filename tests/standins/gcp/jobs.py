@@ -25,7 +25,7 @@ __all__ = ["BUCKET", "GcpJobs", "agents", "gcp_jobs", "jobs", "tags_of"]
 BUCKET = "jobs-of-tests"
 
 
-class GcpJobs(CloudJobs[Told]):
+class GcpJobs(CloudJobs[Told, Remains]):
     """In one project, in one bucket."""
 
     cloud = "gcp"

@@ -24,8 +24,10 @@ def gcp_process(*, boot: bool = True) -> Iterator[GcpControl]:
 
 
 class Remains:
-    """Looks for everything of Compute Engine that is there: as a user would, through the API, as an account of its
-    own. `folder` is for that account's key."""
+    """Looks for everything of Compute Engine that is there: as a user would, through the API, as an account of its own.
+
+    `folder` is for that account's key.
+    """
 
     def __init__(self, url: str, folder: Path) -> None:
         from google.cloud import compute_v1
@@ -55,6 +57,10 @@ class Remains:
             ],
         }
         return {kind: names for kind, names in found.items() if names}
+
+    def delete(self, zone: str, instance: str) -> None:
+        """What somebody else may do."""
+        self._instances.delete_unary(project=PROJECT, zone=zone, instance=instance, timeout=_READ_S)
 
 
 def _names(client: Any, field: str) -> list[str]:
