@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -322,6 +323,50 @@ def test_every_call_of_a_life_fails_once(gce: GceControl, provisioner: GcpProvis
         gce.fail(action, fault)
     life(gce, another())
     assert {call.fault for call in gce.calls()} == {"", fault.kind}
+
+
+HARMED = (
+    "instances.insert",
+    "instances.delete",
+    "instances.get",
+    "instances.aggregatedList",
+    "firewalls.insert",
+    "firewalls.get",
+    "firewalls.delete",
+    "zoneOperations.get",
+    "globalOperations.get",
+    "globalOperations.aggregatedList",
+)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_whatever_goes_wrong_no_node_has_two_machines_and_nothing_is_left(gce: GceControl, seed: int) -> None:
+    dice = random.Random(seed)
+    gce.set_times(lag=dice.choice([0.0, 0.3]), operation=dice.choice([0.02, 0.2]), stopping=dice.choice([0.0, 0.2]))
+    if dice.random() < 0.4:
+        gce.set_capacity(T4, ZONE, "on-demand", dice.choice([0, 1, 2]))
+    for _ in range(6):
+        fault = dice.choice([LOSE, RESET, HTML, error("backendError", 503), error("rateLimitExceeded", 403)])
+        gce.fail(dice.choice(HARMED), fault, times=dice.choice([1, 2, None]), skip=dice.randint(0, 4))
+    asked = request(*(node(f"worker-{rank}.1", rank=rank) for rank in range(dice.choice([1, 2, 3]))))
+    details = {"region": "us-central1", "owner": OWNER.name}
+    allocation = Allocation("gcp", asked.job_id, asked.attempt, asked.token, {}, details)
+    for launches in range(3):
+        if launches:
+            gce.heal()
+        try:
+            allocation = another().launch(asked)
+        except ProvisionError as refusal:
+            assert refusal.error_class in {"transient", "throttled", "capacity"}
+        else:
+            assert len(gce.instances(running=True)) == len(asked.nodes)
+            break
+    names = [one.name for one in gce.instances(running=True)]
+    assert len(names) == len(set(names))
+    gce.heal()
+    another().terminate(allocation)
+    time.sleep(0.5)
+    assert left(gce) == {}
 
 
 # --- what Compute Engine refuses --------------------------------------------------------------------------------------
