@@ -26,6 +26,7 @@ from botocore.credentials import Credentials
 from cloudgpu.provisioners.boot import MAX_BYTES, BootRecord, user_data
 from cloudgpu.provisioners.boot.agent_file import Built
 from cloudgpu.provisioners.boot.files import MODULES, boot_files
+from cloudgpu.provisioners.boot.record import STORES
 from cloudgpu.runtime.jobdir import (
     JOB_KEY,
     AttemptRecord,
@@ -252,6 +253,7 @@ class TestBoot:
 
     def test_images_with_an_old_python_can_read_the_bootstrap(self) -> None:
         """It looks for a newer one by itself."""
+        assert MODULES.keys() == STORES.keys()
         for cloud in MODULES:
             for name in {"bootstrap.py", "common.py", *MODULES[cloud].values()}:
                 script = files("cloudgpu.provisioners.boot").joinpath(name).read_text()
