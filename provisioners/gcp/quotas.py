@@ -173,12 +173,13 @@ def _say_once(reason: str) -> None:
 
 
 class _State:
-    """What Google tells of a region's quotas; each question is asked once. Methods raise ProvisionError."""
+    """What Google tells of a region's quotas; each question is asked once, also one that is not answered, for a server
+    that hangs costs half a minute each time. Methods raise ProvisionError."""
 
     def __init__(self, rest: Rest, region: str) -> None:
         self.region = region
         self._rest = rest
-        self._asked: dict[str, dict[str, Allowed]] = {}
+        self._asked: dict[str, dict[str, Allowed] | ProvisionError] = {}
 
     def allowed(self, quota: Quota, needed: int) -> Allowed | None:
         """None: the region has no such quota, or it is not told. `needed`: use is not asked for where it cannot fit."""
@@ -213,8 +214,14 @@ class _State:
 
     def _quotas_at(self, path: str, doing: str) -> dict[str, Allowed]:
         if path not in self._asked:
-            self._asked[path] = region_limits(self._rest.get("compute", path, doing, fields="quotas"))
-        return self._asked[path]
+            try:
+                self._asked[path] = region_limits(self._rest.get("compute", path, doing, fields="quotas"))
+            except ProvisionError as error:
+                self._asked[path] = error
+        found = self._asked[path]
+        if isinstance(found, ProvisionError):
+            raise found
+        return found
 
 
 # --- what the APIs say ------------------------------------------------------------------------------------------------

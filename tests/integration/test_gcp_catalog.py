@@ -16,7 +16,7 @@ import pytest
 from cloudgpu.jobspecs import catalog_read, refreshed
 from cloudgpu.provisioners.base import NodeRequest, ProvisionError
 from cloudgpu.provisioners.clock import SystemClock
-from cloudgpu.provisioners.gcp import prices, quotas
+from cloudgpu.provisioners.gcp import prices, quotas, rest
 from cloudgpu.provisioners.gcp.account import Account
 from cloudgpu.provisioners.gcp.rest import Rest
 from cloudgpu.tests.standins.clocks import FastClock
@@ -468,15 +468,18 @@ def test_what_is_not_told_stops_nothing_and_is_said_once(
     assert len(said) == len(set(said))
 
 
-def test_a_server_that_hangs_costs_one_timeout_and_no_more(
+def test_a_server_that_hangs_costs_one_timeout_for_each_question(
     gcp: CatalogControl, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from cloudgpu.provisioners.gcp import rest
-
+    """Of GPUs and of vCPUs, Spot and standard: the region and the project are asked once all the same."""
     monkeypatch.setattr(rest, "_TIMEOUT_S", (1.0, 1.0))  # so that the test is quick: the wait itself is requests' own
-    gcp.fail("projects.get", HANG, times=None)
-    check(L4)
-    assert [record for record in caplog.records if "the project's quotas" in record.message]
+    monkeypatch.setattr(rest, "_PATIENCE_S", 0.5)
+    for method in ("regions.get", "projects.get"):
+        gcp.fail(method, HANG, times=None)
+    check(T4, T4, market="spot")
+    assert (len(gcp.calls("regions.get")), len(gcp.calls("projects.get"))) == (1, 1)
+    said = " ".join(record.message for record in caplog.records)
+    assert "ask for the quotas of us-central1" in said and "ask for the project's quotas" in said
 
 
 def test_markets_and_machines_without_a_known_quota_are_left_to_google(gcp: CatalogControl) -> None:
