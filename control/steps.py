@@ -142,7 +142,8 @@ class Step(Healing):
         offer = Offer.from_json(attempt.offer)
         first, self._memory.unasked = self._memory.unasked == attempt.number and not self._job.waits, 0
         try:
-            allocation = self._provisioner(attempt).launch(self._request(attempt, offer, wanted_nodes(attempt)))
+            request = dataclasses.replace(self._request(attempt, offer, wanted_nodes(attempt)), repeated=not first)
+            allocation = self._provisioner(attempt).launch(request)
         except ProvisionError as error:
             return self._refused(attempt, error, first=first)
         values = {"state": "starting", "round": 0, "waits": 0, "not_before": 0.0, "cause": "", "reason": ""}

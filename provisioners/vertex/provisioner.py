@@ -19,7 +19,7 @@ from ..base import Allocation, LaunchRequest, NodeState, Owner, ProvisionError
 from ..sharing import PerSettings
 from .clients import Clients, regions
 from .ending import Ending, cancel, keep_one
-from .launching import UNSEEN_S, Launch
+from .launching import DOUBT_S, UNSEEN_S, Launch
 from .sightings import Sighting, Sightings
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ log = logging.getLogger("cloudgpu.provisioners.vertex")
 
 TARGET = "vertex"
 REGION, OWNER, JOB, DOUBTFUL = "region", "owner", "job", "doubtful"
-"""In Allocation.details: Vertex AI's region, Owner.name, the custom job's full name, Launch.doubtful."""
+"""In Allocation.details: Vertex AI's region, Owner.name, the custom job's full name, and as Launch.doubtful."""
 QUEUE_S = 600.0
 """A job that is QUEUED for so long waits for quota: that is brief unless the project's is used up. Source: "Understand
 the serverless training service"."""
@@ -49,6 +49,8 @@ class VertexProvisioner:
     def launch(self, request: LaunchRequest) -> Allocation:
         """Have the job, which waits for its machines by itself. Idempotent: see Launch. Two calls, if all is well."""
         token = request.token
+        with self._lock:
+            certain = self._answered.get(token, not request.repeated)
         with calls.logged_in(self._clients.forget):
             launch = Launch(
                 self._clients,
@@ -65,8 +67,9 @@ class VertexProvisioner:
             raise ProvisionError("invalid", message, scope="cloud")
         machines = {node.node: known[node.node] for node in request.nodes}
         details = {REGION: request.region, OWNER: request.owner.name, JOB: job.name}
-        if launch.doubtful is not None:
-            details[DOUBTFUL] = str(int(launch.doubtful))
+        doubtful = launch.doubtful if certain else self._clients.clock.now() + DOUBT_S
+        if doubtful is not None:
+            details[DOUBTFUL] = str(int(doubtful))
         return Allocation(TARGET, request.job_id, request.attempt, token, machines, details)
 
     def observe(self, allocation: Allocation) -> list[NodeState]:

@@ -254,6 +254,15 @@ def test_a_second_job_that_no_list_shows_yet_is_ended_as_well(vertex: Vertex, pr
     assert len(vertex.jobs()) == 2 and not vertex.alive()
 
 
+def test_a_job_of_a_killed_process_that_no_list_shows_yet_is_ended_as_well(vertex: Vertex) -> None:
+    vertex.control.set_lag(1.5)
+    another().launch(request())
+    allocation = another().launch(request(repeated=True))
+    assert len(vertex.alive()) == 2, "the list must be later than the second launch, or this proves nothing"
+    another().terminate(allocation)
+    assert len(vertex.jobs()) == 2 and not vertex.alive()
+
+
 def test_what_nobody_has_an_answer_to_is_ended_all_the_same(vertex: Vertex) -> None:
     """A process was killed while it waited for the answer: the next one knows token, region and owner."""
     vertex.control.set_lag(0.2)
