@@ -1,6 +1,6 @@
 """How many GPUs the project may have in a region, and whether machines still fit: asked before they are launched.
 
-Compute Engine limits GPUs by region and model, Spot and Flex-start apart from on-demand, and all of them together over
+Compute Engine limits GPUs by region and model, Spot and Flex-start apart from on-demand, and all models together over
 all regions. The older models' limits and use are told by the region itself (Regions.get), the newer ones' limits by
 the Cloud Quotas API only. Vertex AI has quotas of its own, of which only the limits are told. quotas.csv says which
 quota is whose; what it does not name (Vertex AI's P4, B200 and RTX PRO 6000, of which no id could be verified) is not
@@ -113,7 +113,8 @@ def check(rest: Rest, *, region: str, market: str, nodes: Sequence[NodeRequest],
     state = _State(rest, region)
     for quota, amount in needed.items():
         _check_one(state, quota, amount)
-    if target == "gcp":
+    # Whether preemptible use counts against the quotas of all regions is written nowhere: there Google decides.
+    if target == "gcp" and _MARKETS[market] == "on-demand":
         for unit in dict.fromkeys(quota.unit for quota in needed):
             total = sum(amount for quota, amount in needed.items() if quota.unit == unit)
             _check_total(state, unit, total)

@@ -392,6 +392,7 @@ def test_the_quota_of_all_regions_stops_the_cloud(gcp: CatalogControl) -> None:
     error_ = refused(T4, L4)
     assert (error_.scope, error_.code) == ("cloud", "GPUS_ALL_REGIONS")
     assert "all regions together: 2 GPUs more are needed" in str(error_)
+    check(T4, L4, market="spot")  # whether these count is written nowhere
 
 
 def test_the_vcpus_of_n1_machines_count_too(gcp: CatalogControl) -> None:
@@ -471,13 +472,14 @@ def test_what_is_not_told_stops_nothing_and_is_said_once(
 def test_a_server_that_hangs_costs_one_timeout_for_each_question(
     gcp: CatalogControl, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Of GPUs and of vCPUs, Spot and standard: the region and the project are asked once all the same."""
+    """Of GPUs and of vCPUs, Spot and standard: each launch asks the region and the project once all the same."""
     monkeypatch.setattr(rest, "_TIMEOUT_S", (1.0, 1.0))  # so that the test is quick: the wait itself is requests' own
     monkeypatch.setattr(rest, "_PATIENCE_S", 0.5)
     for method in ("regions.get", "projects.get"):
         gcp.fail(method, HANG, times=None)
+    check(T4, T4)
     check(T4, T4, market="spot")
-    assert (len(gcp.calls("regions.get")), len(gcp.calls("projects.get"))) == (1, 1)
+    assert (len(gcp.calls("regions.get")), len(gcp.calls("projects.get"))) == (2, 1)
     said = " ".join(record.message for record in caplog.records)
     assert "ask for the quotas of us-central1" in said and "ask for the project's quotas" in said
 
