@@ -128,7 +128,7 @@ class Sightings:
 
         def ask() -> dict[str, Sighting]:
             pages = self._clients.instances.aggregated_list(request, retry=None, timeout=READ_S)
-            seen = [sighting(one) for scope, found in pages for one in _reached(scope, found).instances]
+            seen = [sighting(one) for scope, found in pages for one in reached(scope, found).instances]
             return {one.machine: one for one in seen}
 
         return self._clients.ask("look at the machines", ask)
@@ -193,7 +193,7 @@ def sighting(instance: compute_v1.Instance) -> Sighting:
     )
 
 
-def _reached(scope: str, found: compute_v1.InstancesScopedList) -> compute_v1.InstancesScopedList:
+def reached(scope: str, found: compute_v1.InstancesScopedList) -> compute_v1.InstancesScopedList:
     """A zone that could not be asked is not empty. Raises ServiceUnavailable."""
     warning: Any = found.warning
     if warning.code == _UNREACHABLE:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime
 
+import pytest
+from google.api_core.exceptions import ServiceUnavailable
 from google.cloud import compute_v1
 
 from cloudgpu.provisioners import ProvisionError
@@ -11,7 +13,7 @@ from cloudgpu.provisioners.gcp.ending import ended_id
 from cloudgpu.provisioners.gcp.labels import instance_name
 from cloudgpu.provisioners.gcp.launching import past
 from cloudgpu.provisioners.gcp.operations import Done, done
-from cloudgpu.provisioners.gcp.sightings import end_of
+from cloudgpu.provisioners.gcp.sightings import end_of, reached
 
 TOKEN, ZONE, NODE = "0123456789abcdef0123456789abcdef", "us-central1-a", "worker-0.1"
 NAME = instance_name(TOKEN, NODE)
@@ -171,3 +173,11 @@ def test_an_operation_that_failed_without_saying_what_is_told_by_its_status() ->
     assert error is not None and error.error_class == "transient"
     fine = compute_v1.Operation(name="operation-1", status="DONE", http_error_status_code=0)
     assert done(fine).error is None
+
+
+def test_a_zone_that_cannot_be_reached_is_not_taken_for_empty() -> None:
+    empty = compute_v1.InstancesScopedList(warning={"code": "NO_RESULTS_ON_PAGE"})
+    assert list(reached("zones/us-central1-a", empty).instances) == []
+    down = compute_v1.InstancesScopedList(warning={"code": "UNREACHABLE", "message": "try later"})
+    with pytest.raises(ServiceUnavailable, match="us-central1-a cannot be reached: try later"):
+        reached("zones/us-central1-a", down)
