@@ -111,6 +111,12 @@ class Ledger:
                 return stands
             # Another node has started its own processes again, or ours may not go on: the next number.
 
+    def awaits(self, begun: int) -> Generation | None:
+        """The newest generation, if the others wait in it for this node, which has come to `begun` only; None: they do
+        not. Whoever saved because this node was about to go has begun it."""
+        newest = self.newest
+        return newest if newest is not None and newest.generation > begun and self.concerns(newest) else None
+
     def rejoin(self, reason: str) -> Generation | None:
         """This node's machine was restarted, and its program with it: all that talk to it start again.
 

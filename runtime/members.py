@@ -97,14 +97,22 @@ class _Sign:
 
 
 class Begun:
-    """Remembers on this machine's disk that its program has begun: a machine that was restarted finds it there."""
+    """Remembers on this machine's disk which generation of the program it has begun last: a machine that was restarted
+    finds it there."""
 
     def __init__(self, state: Path) -> None:
         self._path = state / "begun"
 
-    def __bool__(self) -> bool:
-        return self._path.exists()
+    @property
+    def generation(self) -> int:
+        """0: none yet. Raises OSError."""
+        try:
+            return int(self._path.read_text())
+        except FileNotFoundError:
+            return 0
+        except ValueError:  # the machine was reset while it was written
+            return 1
 
-    def note(self) -> None:
+    def note(self, generation: int) -> None:
         """Raises OSError."""
-        self._path.touch()
+        self._path.write_text(str(generation))

@@ -131,8 +131,10 @@ class NodeProgram:
             node.heart.set_phase("waiting")
             node.log.say("ready to take a lost node's place")
             following = wait_for(ledger, node.runner, lambda _: is_member(self.place, ledger), WORD_S)
-        elif self._begun:
-            following = node.insist(lambda: ledger.rejoin(f"{node.name} was restarted"))
+        elif self._begun.generation:
+            following = ledger.awaits(self._begun.generation) or node.insist(
+                lambda: ledger.rejoin(f"{node.name} was restarted")
+            )
         else:
             self.place = adopt(self.place, ledger)
             return ledger.newest_of_group
@@ -162,7 +164,7 @@ class NodeProgram:
             dataclasses.replace(process, env={**process.env, "CLOUDGPU_OUTCOME": str(outcomes[process.rank])})
             for process in started
         ]
-        self._begun.note()
+        self._begun.note(generation)
         node.history.begin(generation)
         node.heart.set_phase("running")
         exits, signalled, elsewhere = self._watch(wanted, place)
