@@ -93,10 +93,16 @@ class Leaks(ABC, Generic[_J]):
             return done.returncode
         return self._zygote.start([str(SUPERVISOR), self.scene.target], environ).wait(END_S)
 
+    def _supervised(self, job: Job) -> int:
+        try:
+            return self.supervise()
+        except subprocess.TimeoutExpired as late:
+            raise AssertionError(f"{late}\n{self.jobs.story(job)}") from late
+
     def run(self, job: Job, *, cancel_when_killed: bool = False) -> int:
         """Supervise it, one killed supervisor after the other, to its end; how often one was killed."""
         kills = 0
-        while self.supervise() == -9:
+        while self._supervised(job) == -9:
             kills += 1
             assert kills < 3, "one rule kills once"
             if cancel_when_killed:
@@ -119,6 +125,7 @@ class Agents(ABC):
         self._parent, self._over = parent, threading.Event()
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._done: set[tuple[str, int, str]] = set()
+        self._broken: list[Exception] = []
 
     @abstractmethod
     def nodes(self) -> Iterator[tuple[str, int, str]]:
@@ -131,14 +138,21 @@ class Agents(ABC):
     def __exit__(self, *_error: object) -> None:
         self._over.set()
         self._thread.join()
+        assert self._broken == []
 
     def _work(self) -> None:
         while not self._over.wait(0.1):
-            for one in self.nodes():
-                if one not in self._done:
-                    job_id, attempt, node = one
-                    now = time.time()
-                    result = Result("succeeded", 0, "", now, now).to_bytes()
-                    with contextlib.suppress(JobDirError):
-                        JobDir(f"{self._parent}/{job_id}").create(node_key(attempt, node, "result.json"), result)
-                        self._done.add(one)
+            try:
+                for one in self.nodes():
+                    if one not in self._done:
+                        self._write(one)
+            except Exception as error:  # noqa: BLE001 - told at the end; until then jobs must go on
+                self._broken.append(error)
+
+    def _write(self, one: tuple[str, int, str]) -> None:
+        job_id, attempt, node = one
+        now = time.time()
+        result = Result("succeeded", 0, "", now, now).to_bytes()
+        with contextlib.suppress(JobDirError):
+            JobDir(f"{self._parent}/{job_id}").create(node_key(attempt, node, "result.json"), result)
+            self._done.add(one)
