@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 
@@ -60,8 +61,8 @@ def test_the_provider_says_when_to_come_back() -> None:
 def test_refused_credentials_are_forgotten_and_nothing_else_is() -> None:
     forgotten: list[str] = []
     for error_class in ("capacity", "auth", "transient"):
-        with pytest.raises(ProvisionError), calls.logged_in(lambda kind=error_class: forgotten.append(kind)):  # type: ignore[misc]
-            raise ProvisionError(error_class, "no")  # type: ignore[arg-type]
+        with pytest.raises(ProvisionError), calls.logged_in(partial(forgotten.append, error_class)):
+            raise ProvisionError(error_class, "no")
     assert forgotten == ["auth"]
 
 
@@ -200,7 +201,8 @@ def test_a_look_is_shared_by_all_who_ask_within_its_time() -> None:
 
 
 def test_a_look_that_failed_is_no_answer() -> None:
-    clock, answers = Clock(), iter([ProvisionError("transient", "no"), 7])
+    clock = Clock()
+    answers: Iterator[ProvisionError | int] = iter([ProvisionError("transient", "no"), 7])
 
     def ask(_key: str) -> int:
         answer = next(answers)

@@ -10,6 +10,7 @@ import pytest
 from cloudgpu.runtime.ending import Ending
 from cloudgpu.runtime.generations import Ledger
 from cloudgpu.runtime.jobdir import Generation, JobDir, NodeRecord, generation_key, local_url
+from cloudgpu.runtime.members import Begun
 from cloudgpu.runtime.restart import FRUITLESS, Budget, Scope, Wish, allowed, fruitless_in_a_row, scope, wish
 
 FAILED = Ending("failed", 1, "rank 0: exit code 1")
@@ -160,3 +161,30 @@ def test_nodes_on_their_own_share_the_budget_only(job_dir: JobDir) -> None:
     assert [record.generation for record in records(job_dir)] == [2, 3]
     assert one.settle(DIED, may_follow=True) is None, "the other has used the rest"
     assert len(records(job_dir)) == 2, "and none of them closes the row of the other"
+
+
+def test_a_machine_that_was_restarted_joins_what_the_others_have_begun_without_it(tmp_path: Path) -> None:
+    job_dir = JobDir(local_url(tmp_path))
+
+    def ledger(node: str, scope: Scope = "group") -> Ledger:
+        return Ledger(job_dir, 1, node, Budget(failures=0, interruptions=1), scope)
+
+    other = ledger("worker-0.1")
+    own = ledger("worker-1.1")
+    assert (own.catch_up(), own.awaits(1)) == (None, None)
+    begun = other.settle(Wish("interruption", "another rank was told to stop", 0.0), may_follow=True)
+    assert begun is not None and own.catch_up() == begun
+    assert own.awaits(1) == begun, "they wait for it there"
+    assert own.awaits(2) is None, "it was in it when it went down"
+    assert own.rejoin("worker-1.1 was restarted") is None, "a generation of its own would cost one more"
+    alone = ledger("worker-2.1", "lone")
+    alone.catch_up()
+    assert alone.awaits(1) is None, "nobody waits for it"
+
+
+def test_which_generation_was_begun_is_on_the_disk(tmp_path: Path) -> None:
+    assert Begun(tmp_path).generation == 0
+    Begun(tmp_path).note(3)
+    assert Begun(tmp_path).generation == 3
+    (tmp_path / "begun").write_text("")  # the machine was reset while it was written
+    assert Begun(tmp_path).generation == 1
