@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import importlib
 import io
 import os
 from collections.abc import Iterator
@@ -16,7 +17,6 @@ import obstore
 import pytest
 import requests
 from google.api_core import exceptions
-from google.cloud import storage  # type: ignore[import-untyped]
 from obstore.exceptions import AlreadyExistsError, GenericError, PermissionDeniedError, PreconditionError
 from obstore.store import GCSStore
 
@@ -24,6 +24,7 @@ from ..standins.faults import LOSE, error
 from ..standins.gcp import SUBMITTER, Gcp
 from ..standins.gcs import GcsControl
 
+storage: Any = importlib.import_module("google.cloud.storage")  # it has no types
 BUCKET = "a-bucket"
 SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
 MB = 1 << 20
