@@ -83,7 +83,7 @@ class LaunchRequest:
     """Likewise, that they may write: the job's outputs."""
     images: Mapping[str, str] = field(default_factory=dict)
     """Role -> container image in which its program runs, of roles whose job file names one."""
-    repeated: bool = False
+    repeated: bool = field(default=False, compare=False)
     """Somebody may have asked for the same before, and had no answer. For targets that cannot tell by the token."""
 
 
