@@ -141,7 +141,8 @@ class Vertex(Service):
         """The gRPC server starts when somebody asks where it is."""
         if self._front is None:
             self._front = GrpcFront(self._project)
-        return {GRPC_ENDPOINT: self._front.address}
+        # gRPC takes the proxy for https, which control.environ() sets, for its own, also in the open.
+        return {GRPC_ENDPOINT: self._front.address, "no_grpc_proxy": "127.0.0.1"}
 
     def reset(self) -> None:
         self.jobs.reset()

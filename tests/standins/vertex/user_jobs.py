@@ -108,7 +108,6 @@ def vertex_environ(url: str, folder: Path, transport: str = "rest") -> dict[str,
     found["CLOUDGPU_VERTEX_TRANSPORT"] = transport
     if transport == "grpc":
         found["CLOUDGPU_VERTEX_ENDPOINT"] = f"http://{address}"
-        found["no_grpc_proxy"] = "127.0.0.1"  # gRPC takes the proxy for https for its own, also in the open
     return found
 
 
