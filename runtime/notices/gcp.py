@@ -130,7 +130,8 @@ def automatic_restart(server: MetadataServer) -> bool:
 def looks(environ: Mapping[str, str], say: Callable[[str], None]) -> list[Look]:
     """What is asked; the address as Google's libraries read it from the environment. Raises MetadataError."""
     server = MetadataServer(environ.get("GCE_METADATA_HOST") or LINK_LOCAL, say)
-    restarts = partial(automatic_restart, server)
+    # A container of Vertex AI, which sets this variable, does not come back with its disk, though its machine may.
+    restarts = partial(automatic_restart, server) if "CLUSTER_SPEC" not in environ else lambda: False
     return [
         Key(server, "preempted", preempted),
         Key(server, "maintenance-event", partial(maintenance_event, has_gpu=has_gpu(), is_restarted=restarts)),

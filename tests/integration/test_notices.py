@@ -224,6 +224,15 @@ def test_gcp_whether_the_machine_is_started_again_is_asked(setting: str | None, 
         assert [notice.kind for notice in key.look()] == [kind]
 
 
+def test_gcp_a_container_of_vertex_ai_does_not_come_back(watch: Watch) -> None:
+    with GcpMetadata() as server:
+        server.set("scheduling/automatic-restart", "TRUE")
+        server.set("maintenance-event", "TERMINATE_ON_HOST_MAINTENANCE")
+        environ = {"GCE_METADATA_HOST": server.host, "CLUSTER_SPEC": "{}"}
+        [notice] = gcp.looks(environ, watch.lines.append)[1].look()
+        assert not notice.kind.endswith("-then-restart")
+
+
 def test_gcp_an_unknown_answer_about_restarts_is_no_answer(watch: Watch) -> None:
     """Else a machine that comes back would be given up, or one that does not would be waited for."""
     with GcpMetadata() as server:
