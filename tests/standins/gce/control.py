@@ -102,6 +102,10 @@ class GceControl(GcpControl):
         told = [Told(**value) for value in self.do("compute/instances")]
         return [one for one in told if all(getattr(one, name) == value for name, value in where.items())]
 
+    def remove(self, collection: str, name: str) -> None:
+        """Of a collection other than `instances`, what has this name: it is not there any more."""
+        self.do("compute/remove", collection=collection, name=name)
+
     def resources(self, collection: str) -> list[dict[str, Any]]:
         """Of a collection (`disks`, `firewalls`), all resources, as the API shows them."""
         found: list[dict[str, Any]] = self.do("compute/resources", collection=collection)

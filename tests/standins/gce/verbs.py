@@ -112,5 +112,10 @@ class Verbs:
     def instances(self) -> list[dict[str, Any]]:
         return [dataclasses.asdict(told(vm)) for vm in self._world.vms]
 
+    def remove(self, collection: str, name: str) -> None:
+        kept = self._world.collection(collection)
+        for key in [key for key in kept if key[1] == name]:
+            del kept[key]
+
     def resources(self, collection: str) -> list[dict[str, Any]]:
         return list(self._world.collection(collection).values())

@@ -1,0 +1,181 @@
+"""Whatever happens to a supervisor and to its calls, a job on Compute Engine ends, once, and nothing of it is left.
+
+kill -9 at every call of a launch and of a teardown that changes something, as an undisturbed run shows them: the
+stand-in kills whoever makes the call when it has done it. Then every answer is lost once, each call throttled twice,
+and answered with errors of the server; operations are slow, and lists late.
+
+With CLOUDGPU_LONG=1: see tests/standins/leaks.py; kills fall before and after every call, also those that only look,
+and each fault hits one call at a time as well.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import pytest
+
+from cloudgpu.control.jobs import Job
+from cloudgpu.provisioners import tags
+from cloudgpu.tests.standins.faults import HTML, KILL_AFTER, KILL_BEFORE, LOSE, RESET, Fault, error
+from cloudgpu.tests.standins.gcp import SUBMITTER
+from cloudgpu.tests.standins.gcp.jobs import BUCKET, GcpJobs, gcp_jobs, tags_of
+from cloudgpu.tests.standins.leaks import LONG, Agents, Leaks, Scene
+from cloudgpu.tests.standins.zygote import Zygote
+
+pytestmark = pytest.mark.timeout(3_600)
+
+TYPE = "n1-standard-4"
+NODES = 2
+SCENE = Scene(
+    "gcp",
+    f"""
+name: leaks
+resources: {{cloud: gcp, machine_type: {TYPE}, accelerator: T4, region: us-central1, market: spot, nodes: {NODES}}}
+job_dir: gs://{BUCKET}/jobs
+run: sleep 0.2
+launcher: none
+""",
+    {"caller": SUBMITTER, "service": "compute"},
+    "!*.list|*.get|*.aggregatedList|*.getFromFamily|*.wait",
+)
+CHANGES = {"firewalls.insert", "instances.insert", "instances.delete", "firewalls.delete"}
+IMPORTS = ("google.cloud.compute_v1", "google.auth.transport.requests", "obstore", "cloudgpu.tests.standins.hasty")
+"""Taken over by each supervisor from the process it is a fork of."""
+
+
+class GcpAgents(Agents):
+    def __init__(self, jobs: GcpJobs) -> None:
+        super().__init__(jobs.parent)
+        self._jobs = jobs
+
+    def nodes(self) -> Iterator[tuple[str, int, str]]:
+        for one in self._jobs.control.instances(running=True):
+            known = tags_of(one)
+            yield known[tags.JOB], int(known[tags.ATTEMPT]), known[tags.NODE]
+
+
+class GcpLeaks(Leaks[GcpJobs]):
+    def submit(self) -> Job:
+        """Each job has to make the network's rule, too, which stays."""
+        self.jobs.control.remove("firewalls", "cloudgpu-closed-default")
+        return super().submit()
+
+    def check_machines(self, job: Job) -> None:
+        """Not two of a node, nor two of a rank at the same time."""
+        ranks: dict[str, float] = {}
+        nodes: list[tuple[str, str]] = []
+        for one in self.jobs.instances(job):
+            known = tags_of(one)
+            assert one.gone is not None, self.jobs.story(job)
+            assert one.launched >= ranks.get(known[tags.RANK], 0.0), self.jobs.story(job)
+            ranks[known[tags.RANK]] = one.gone
+            nodes.append((known[tags.ATTEMPT], known[tags.NODE]))
+        assert len(nodes) == len(set(nodes)), self.jobs.story(job)
+
+
+@pytest.fixture(scope="module")
+def leaks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GcpLeaks]:
+    folder = tmp_path_factory.mktemp("leaks")
+    (agents := folder / "agents").mkdir()
+    zygote = Zygote(*IMPORTS)
+    with gcp_jobs(folder, agents, boot=False) as jobs, GcpAgents(jobs):
+        yield GcpLeaks(jobs, jobs.control, SCENE, zygote)
+    zygote.close()
+
+
+def check_whole(leaks: GcpLeaks, job: Job) -> None:
+    """It has had its machines, in one attempt."""
+    assert job.state == "succeeded", leaks.jobs.story(job)
+    assert len(leaks.jobs.instances(job)) == NODES, leaks.jobs.story(job)
+    assert len(job.attempts()) == 1, leaks.jobs.story(job)
+
+
+def test_undisturbed(leaks: GcpLeaks) -> None:
+    job = leaks.submit()
+    assert leaks.run(job) == 0
+    check_whole(leaks, job)
+    assert {action for action, _ in leaks.calls} >= CHANGES
+
+
+@pytest.mark.parametrize("cancel", [False, True], ids=["goes on", "is cancelled"])
+@pytest.mark.parametrize("fault", [KILL_BEFORE, KILL_AFTER] if LONG else [KILL_AFTER], ids=lambda fault: fault.kind)
+def test_killed_at_every_call(leaks: GcpLeaks, fault: Fault, cancel: bool) -> None:
+    for action, before in leaks.calls:
+        job = leaks.submit()
+        leaks.control.fail(action, fault, where=SCENE.calls, skip=before)
+        kills = leaks.run(job, cancel_when_killed=cancel)
+        assert kills == 1 or action not in CHANGES, (action, before, leaks.jobs.story(job))  # how often it looks varies
+        assert job.state == "succeeded" or (cancel and kills), leaks.jobs.story(job)
+        assert len(job.attempts()) == 1, leaks.jobs.story(job)
+
+
+SWEEPS: dict[str, tuple[Fault, int]] = {
+    "answer lost": (LOSE, 1),
+    "throttled twice": (error("rateLimitExceeded", 403, "Rate Limit Exceeded"), 2),
+    "server error": (error("backendError", 503), 3 if LONG else 1),
+    "error page": (HTML, 3 if LONG else 1),
+    "connection reset": (RESET, 1),
+}
+
+
+@pytest.mark.parametrize("sweep", SWEEPS)
+def test_every_call_goes_wrong(leaks: GcpLeaks, sweep: str) -> None:
+    """All that change something (all, in the long run) in one launch and teardown, each as often as the sweep says."""
+    fault, times = SWEEPS[sweep]
+    job = leaks.submit()
+    actions = sorted(leaks.actions["compute"])
+    for action in actions:
+        leaks.control.fail(action, fault, where=SCENE.calls, times=times)
+    leaks.run(job)
+    check_whole(leaks, job)
+    assert {call.action for call in leaks.called() if call.fault} == set(actions)
+
+
+@pytest.mark.skipif(not LONG, reason="CLOUDGPU_LONG")
+@pytest.mark.parametrize("sweep", SWEEPS)
+def test_one_call_goes_wrong(leaks: GcpLeaks, sweep: str) -> None:
+    fault, times = SWEEPS[sweep]
+    for action, before in leaks.calls:
+        job = leaks.submit()
+        leaks.control.fail(action, fault, where=SCENE.calls, times=times, skip=before)
+        leaks.run(job)
+        check_whole(leaks, job)
+
+
+@pytest.mark.parametrize("fault", [LOSE, KILL_AFTER], ids=lambda fault: fault.kind)
+def test_insertions_in_a_project_that_is_slow(leaks: GcpLeaks, fault: Fault) -> None:
+    """While an operation runs, and no list shows its instance yet, whoever asks again gets that instance."""
+    leaks.jobs.control.set_times(operation=0.3, stopping=0.3, lag=0.5)
+    try:
+        job = leaks.submit()
+        leaks.control.fail("instances.insert", fault, where=SCENE.calls, times=1, skip=1)
+        leaks.run(job)
+        check_whole(leaks, job)
+    finally:
+        leaks.jobs.control.set_times(operation=0.02, stopping=0.0, lag=0.0)
+
+
+@pytest.mark.parametrize(
+    ("fault", "machine_type"), [(LOSE, "n1-standard-8"), (KILL_AFTER, "n1-standard-16")], ids=["lose", "kill-after"]
+)
+def test_a_refused_launch_leaves_nothing(leaks: GcpLeaks, fault: Fault, machine_type: str) -> None:
+    """A zone has room for one of two: what was started there is ended, whatever happens meanwhile.
+
+    Which zones are full is remembered by machine type: so each time it is another.
+    """
+    tight = ("us-central1-a", "us-central1-b", "us-central1-c")
+    for zone in tight:
+        leaks.jobs.control.set_capacity(machine_type, zone, "spot", 1)
+    leaks.scene = dataclasses.replace(SCENE, job=SCENE.job.replace(TYPE, machine_type))
+    try:
+        job = leaks.submit()
+        leaks.control.fail("instances.delete", fault, where=SCENE.calls)
+        leaks.run(job)
+        assert job.state == "succeeded", leaks.jobs.story(job)
+        assert [call.fault for call in leaks.called("instances.delete") if call.fault] == [fault.kind]
+        zones = [one.zone for one in leaks.jobs.instances(job)]
+        assert zones[-NODES:] == ["us-central1-f"] * NODES, leaks.jobs.story(job)
+        assert zones[0] in tight, leaks.jobs.story(job)
+    finally:
+        leaks.scene = SCENE
