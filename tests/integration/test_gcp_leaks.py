@@ -62,7 +62,9 @@ class GcpLeaks(Leaks[GcpJobs]):
         return super().submit()
 
     def check_machines(self, job: Job) -> None:
-        """Not two of a node, nor two of a rank at the same time."""
+        """Not two of a rank at the same time; nor two of a node, but where the launch was undone: that is said by its
+        attempt, and whoever was killed while undoing it has launched again."""
+        undone = {str(attempt.number) for attempt in job.attempts() if attempt.outcome == "refused"}
         ranks: dict[str, float] = {}
         nodes: list[tuple[str, str]] = []
         for one in self.jobs.instances(job):
@@ -70,7 +72,8 @@ class GcpLeaks(Leaks[GcpJobs]):
             assert one.gone is not None, self.jobs.story(job)
             assert one.launched >= ranks.get(known[tags.RANK], 0.0), self.jobs.story(job)
             ranks[known[tags.RANK]] = one.gone
-            nodes.append((known[tags.ATTEMPT], known[tags.NODE]))
+            if known[tags.ATTEMPT] not in undone:
+                nodes.append((known[tags.ATTEMPT], known[tags.NODE]))
         assert len(nodes) == len(set(nodes)), self.jobs.story(job)
 
 
