@@ -325,9 +325,9 @@ def test_a_paid_offer_is_never_taken_unasked(cloudgpu: Shell, tmp_path: Path, mo
 
 def test_what_cannot_be_launched_creates_nothing(cloudgpu: Shell, tmp_path: Path) -> None:
     file = job_file(tmp_path, "exit 0")
-    elsewhere = cloudgpu("submit", file, "--cloud", "gcp", "--accelerator", "L4", "--market", "spot", "--yes")
+    elsewhere = cloudgpu("submit", file, "--cloud", "azure", "--accelerator", "T4", "--market", "spot", "--yes")
     assert elsewhere.returncode == 4
-    assert "launches only on: aws, local" in elsewhere.stderr
+    assert "launches only on: aws, gcp, local, vertex" in elsewhere.stderr
     impossible = cloudgpu("submit", file, "--accelerator", "H100:3", "--cloud", "gcp")
     assert impossible.returncode == 4
     assert not (cloudgpu.home / "jobs").exists()

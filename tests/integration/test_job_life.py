@@ -184,7 +184,7 @@ def test_what_cannot_be_submitted_leaves_nothing(home: Path, code: Path) -> None
     with pytest.raises(SubmitError, match="nothing can run"):
         submit(loaded, Plan(()))
     with pytest.raises(SubmitError, match="launches only on"):
-        submit(loaded, Plan((make_offer()._replace(cloud="gcp"),)))
+        submit(loaded, Plan((make_offer()._replace(cloud="azure"),)))
     limited = load_text("name: dear\nrun: 'true'\nlimits: {cost: 1 USD}\n", base=code)
     with pytest.raises(SubmitError, match=r"price .* is unknown"):
         submit(limited, Plan((make_offer(price=None),)))
