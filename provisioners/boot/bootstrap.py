@@ -28,7 +28,6 @@ else:
     from common import HOME, Hopeless, insist, say, write
     from host import Host
 
-PATIENCE_S = 300.0  # a role that was made a minute ago is not known everywhere yet, a network may come late
 LAST_PATIENCE_S = 60.0
 AGENT_TRIES = 3  # an agent that dies goes on where it was
 # Exit codes of the agent (runtime/agent.py): those that leave nothing to say, and one with which it is to go on.
@@ -42,7 +41,7 @@ class Machine:
     def __init__(self, record: dict[str, Any]) -> None:
         self.record = record
         self.host = Host(record)
-        self.bucket = Bucket(record["job_dir"], record["region"], record["endpoint"])
+        self.bucket = Bucket(record)
         self.node = str(record["node"])
         self.started = time.time()
         self.agent: subprocess.Popen[bytes] | None = None
@@ -57,11 +56,11 @@ class Machine:
         signal.signal(signal.SIGTERM, self.on_sigterm)
         left = self.limit_life()
         self.node = self.host.node()
-        name = insist("this machine does not learn its name", self.host.name, PATIENCE_S)
+        name = insist("this machine does not learn its name", self.host.name, self.host.PATIENCE_S)
         say(f"{name} is {self.node} in attempt {self.record['attempt']} of {self.record['job_dir']}")
         file = HOME / "agent.pyz"
         if sha256_of(file) != self.record["agent_sha256"]:
-            insist("the agent file cannot be fetched", lambda: self.fetch(file), PATIENCE_S)
+            insist("the agent file cannot be fetched", lambda: self.fetch(file), self.host.PATIENCE_S)
         deaths = 0
         while deaths < AGENT_TRIES:
             code = self.run_agent(file, name, left)

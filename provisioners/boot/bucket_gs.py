@@ -10,7 +10,7 @@ import os
 import urllib.error
 import urllib.parse
 import urllib.request
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .common import Refused, ask
@@ -51,9 +51,9 @@ def send(
 class Bucket:
     """By the XML API, whose objects are plain paths."""
 
-    def __init__(self, job_dir: str, _region: str, endpoint: str | None) -> None:
-        self.name, _, self.prefix = job_dir.partition("://")[2].partition("/")
-        self.base = (endpoint or "https://storage.googleapis.com").rstrip("/")
+    def __init__(self, record: dict[str, Any]) -> None:
+        self.name, _, self.prefix = record["job_dir"].partition("://")[2].partition("/")
+        self.base = (record["endpoint"] or "https://storage.googleapis.com").rstrip("/")
 
     def get(self, key: str) -> bytes:
         return send("GET", self.address(key))

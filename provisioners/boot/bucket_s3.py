@@ -14,7 +14,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .common import Refused, ask
@@ -42,9 +42,10 @@ def credentials() -> dict[str, str]:
 class Bucket:
     """The job dir's bucket, asked with the machine's role."""
 
-    def __init__(self, job_dir: str, region: str, endpoint: str | None) -> None:
-        self.name, _, self.prefix = job_dir.partition("://")[2].partition("/")
-        self.region, self.endpoint = region, endpoint
+    def __init__(self, record: dict[str, Any]) -> None:
+        self.name, _, self.prefix = record["job_dir"].partition("://")[2].partition("/")
+        self.region: str = record["region"]
+        self.endpoint: str | None = record["endpoint"]
         self.ahead_s = 0.0  # by how much S3's clock is ahead of this machine's
 
     def get(self, key: str) -> bytes:

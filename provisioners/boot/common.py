@@ -15,6 +15,7 @@ from typing import Any, Callable  # noqa: UP035 - also read by Pythons that are 
 
 HOME = Path(__file__).resolve().parent
 PAUSE_S = (1.0, 15.0)
+ABSENT = ("NoSuchKey", "NoSuchBucket", "BlobNotFound", "ContainerNotFound")
 
 
 class Hopeless(Exception):  # noqa: N818
@@ -31,13 +32,14 @@ class Refused(OSError):  # noqa: N818
 
     @staticmethod
     def read(body: str) -> tuple[str, str]:
-        """Code and message, of XML as stores answer, or of JSON as Google's APIs do."""
+        """Code and message, of XML as stores answer, or of JSON as Google's and Azure's APIs do."""
         found = re.search("<Code>(.*?)</Code>", body), re.search("<Message>(.*?)</Message>", body, re.DOTALL)
         if found[0] or found[1]:
             return found[0][1] if found[0] else "", found[1][1] if found[1] else ""
         try:
             error = json.loads(body)["error"]
-            return str(error["errors"][0]["reason"]), str(error["message"])
+            code = error["errors"][0]["reason"] if "errors" in error else error["code"]
+            return str(code), str(error["message"])
         except (ValueError, LookupError, TypeError):
             return "", ""
 
@@ -59,7 +61,7 @@ def insist(what: str, call: Callable[[], Any], patience_s: float) -> Any:  # noq
             return call()
         except (OSError, http.client.HTTPException, ValueError, LookupError) as error:
             reason = f"{what}: {error or type(error).__name__}"
-            hopeless = isinstance(error, Refused) and error.code in ("NoSuchKey", "NoSuchBucket")
+            hopeless = isinstance(error, Refused) and error.code in ABSENT
             if hopeless or time.monotonic() + pause > until:
                 raise Hopeless(reason) from error
         say(f"{reason}; trying again")

@@ -16,6 +16,7 @@ MODULES = {
     "aws": {"bucket.py": "bucket_s3.py", "host.py": "host_ec2.py"},
     "gcp": {"bucket.py": "bucket_gs.py", "host.py": "host_gce.py"},
     "vertex": {"bucket.py": "bucket_gs.py", "host.py": "host_container.py"},
+    "azure": {"bucket.py": "bucket_az.py", "host.py": "host_azure.py"},
 }
 """Target -> what a file is called on its machines -> what it is called here. A key for each of record.STORES."""
 RECORD = "boot.json"

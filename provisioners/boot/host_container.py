@@ -28,6 +28,8 @@ class Host:
 
     STOPPED = 143  # exit code where SIGTERM comes before the agent has begun: 0 would be success to Vertex
 
+    PATIENCE_S = 300.0  # a role that was made a minute ago is not known everywhere yet, a network may come late
+
     def __init__(self, record: dict[str, Any]) -> None:
         self.record = record
 

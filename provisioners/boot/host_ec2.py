@@ -17,6 +17,8 @@ class Host:
 
     STOPPED = 0  # exit code where SIGTERM comes before the agent has begun: the unit has not failed then
 
+    PATIENCE_S = 300.0  # a role that was made a minute ago is not known everywhere yet, a network may come late
+
     def __init__(self, record: dict[str, Any]) -> None:
         self.record = record
 

@@ -6,8 +6,10 @@ import ipaddress
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-STORES = {"aws": "s3", "gcp": "gs", "vertex": "gs"}
+STORES = {"aws": "s3", "gcp": "gs", "vertex": "gs", "azure": "az"}
 """Target -> scheme of the job dirs its machines can start from: each asks with what its own cloud gives it."""
+BUCKETS = {"s3": "BUCKET", "gs": "BUCKET", "az": "CONTAINER@ACCOUNT"}
+"""Scheme -> what follows it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +17,7 @@ class BootRecord:
     """One machine's part of an attempt; raises ValueError for what no machine could start from."""
 
     job_dir: str
-    """URL of this job's folder, `s3://bucket/prefix/<job id>`, `gs://…`."""
+    """URL of this job's folder: `s3://bucket/prefix/<job id>`, `gs://…`, `az://container@account/prefix/<job id>`."""
     job_id: str
     attempt: int
     node: str
@@ -38,17 +40,22 @@ class BootRecord:
     cloud: str = "aws"
     """A key of STORES: whose machine this is."""
     api_endpoint: str | None = None
-    """Of the Compute Engine API, for tests: on the loopback only."""
+    """Of the Compute Engine API or of Azure Resource Manager, for tests: on the loopback only."""
+    identity: str | None = None
+    """Client id of the managed identity that an Azure machine asks with; policies may have given it others."""
 
     def __post_init__(self) -> None:
         if self.cloud not in STORES:
             raise ValueError(f"{self.cloud} has no machines that boot, only {', '.join(STORES)} have")
         wanted = STORES[self.cloud]
         scheme, _, rest = self.job_dir.partition("://")
-        if scheme != wanted or not rest.partition("/")[0]:
+        bucket = rest.partition("/")[0]
+        if scheme != wanted or not bucket or (wanted == "az" and not all(bucket.partition("@"))):
             raise ValueError(
-                f"{self.job_dir} is no job dir that a machine can start from: expected {wanted}://BUCKET/…"
+                f"{self.job_dir} is no job dir that a machine can start from: expected {wanted}://{BUCKETS[wanted]}/…"
             )
+        if self.cloud == "azure" and not self.identity:
+            raise ValueError("the machine is told no managed identity, so it could not read its job dir")
         if not self.node and self.cloud != "vertex":
             raise ValueError("the machine is told no node")
         for endpoint in (self.endpoint, self.api_endpoint):

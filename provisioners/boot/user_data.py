@@ -14,13 +14,13 @@ from .files import RECORD, boot_files, packed
 from .record import BootRecord
 from .service import HOME, SERVICE, UNIT, UNIT_PATH, minutes
 
-MAX_BYTES = 16_384
-"""Of EC2's user data, before base64: API reference of RunInstances."""
+MAX_BYTES = {"aws": 16_384, "azure": 65_535}
+"""Cloud -> bytes before base64, by its reference: EC2's RunInstances, UserData; Azure's osProfile.customData."""
 _ARCHIVE = f"{HOME}/files.tar.gz"
 
 
 def user_data(record: BootRecord) -> bytes:
-    """The same bytes for the same record. Raises ValueError if they are more than EC2 takes."""
+    """The same bytes for the same record. Raises ValueError if they are more than its cloud takes."""
     files = boot_files(record)
     first = [] if record.lifetime_s is None else [["shutdown", "-P", f"+{minutes(record.lifetime_s)}"]]
     config = {
@@ -39,8 +39,11 @@ def user_data(record: BootRecord) -> bytes:
     }
     # JSON is YAML, and leaves no doubt about what is text.
     data = f"#cloud-config\n{json.dumps(config, indent=1)}\n".encode()
-    if len(data) > MAX_BYTES:
-        raise ValueError(f"the user data of {record.node} has {len(data)} bytes, more than the {MAX_BYTES} EC2 takes")
+    limit = MAX_BYTES[record.cloud]
+    if len(data) > limit:
+        raise ValueError(
+            f"the user data of {record.node} has {len(data)} bytes, more than the {limit} of {record.cloud}"
+        )
     return data
 
 

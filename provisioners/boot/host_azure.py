@@ -1,0 +1,102 @@
+"""A virtual machine of Azure: it deallocates itself. On the machine this is `host.py`.
+
+One that only powers itself off stays allocated, and is paid for as if it ran ("States and billing status of Azure
+Virtual Machines"). So Resource Manager is asked to deallocate it, by the machine's own identity, which may do that and
+start it, and neither make nor delete anything ("Desktop Virtualization Power On Off Contributor" on the launch's
+group). Its disk is paid for until the supervisor or `cloudgpu gc` deletes the group.
+"""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from typing import TYPE_CHECKING, Any, Callable  # noqa: UP035 - also read by Pythons that are too old to run it
+
+if TYPE_CHECKING:
+    from .bucket_az import metadata, send, token
+    from .common import Hopeless, Refused, goes_down_to, insist, limit_life, power_off, say
+else:
+    from bucket import metadata, send, token
+    from common import Hopeless, Refused, goes_down_to, insist, limit_life, power_off, say
+
+# Azure, "Troubleshoot Azure RBAC": a role assignment takes up to ten minutes to be known everywhere. So long a machine
+# that has ended at once must be able to insist as well.
+KNOWN_S = 900.0
+ANSWER_S = 15.0
+LAST_S = 2.0  # for the metadata service, while the machine goes down
+RETURNS = ("reboot", "redeploy")
+"""Scheduled events after which Azure starts the machine again, with its disk."""
+INSTANCE = {"api-version": "2021-02-01", "format": "text"}
+EVENTS = {"api-version": "2020-07-01"}
+DEALLOCATE = "api-version=2024-07-01"
+
+
+class Host:
+    """What the bootstrap must know of, and can do to, the machine it runs on."""
+
+    STOPPED = 0  # exit code where SIGTERM comes before the agent has begun: the unit has not failed then
+    PATIENCE_S = KNOWN_S
+
+    def __init__(self, record: dict[str, Any]) -> None:
+        self.record = record
+        self.stays_down = False
+
+    def name(self) -> str:
+        return metadata("instance/compute/name", INSTANCE)
+
+    def node(self) -> str:
+        return str(self.record["node"])
+
+    def address(self) -> str | None:
+        """By which other nodes reach this one; None: the agent finds out."""
+        return None
+
+    def environment(self) -> dict[str, str]:
+        """Of the agent, and of the program: Azure's libraries ask with the identity of this client id."""
+        told = {"HOME": "/root", "AZURE_CLIENT_ID": str(self.record["identity"])}
+        return told | {"AZURE_STORAGE_ENDPOINT": self.record["endpoint"]} if self.record["endpoint"] else told
+
+    def limit_life(self, left_s: float) -> None:
+        limit_life(left_s)
+
+    def comes_back(self) -> bool:
+        """Asked when the machine goes down: after a reboot, its own or Azure's, and after a move to another host."""
+        where = goes_down_to()
+        back = where == "reboot" or (where == "poweroff" and is_moved(self.name))
+        self.stays_down = where == "poweroff" and not back
+        return back
+
+    def end(self, going_down: bool, _code: Callable[[], int], _has_ended: Callable[[str], bool]) -> None:
+        """The node has ended: the machine is not needed any more."""
+        if going_down and not self.stays_down:
+            return
+        try:
+            insist("this machine cannot deallocate itself", self.deallocate, LAST_S if going_down else KNOWN_S)
+        except Hopeless as error:
+            say(f"{error}. It powers itself off, and is paid for until the supervisor or `cloudgpu gc` deletes it")
+        if not going_down:
+            power_off()
+
+    def deallocate(self) -> None:
+        """Have this machine deallocated: accepted is enough. Raises OSError."""
+        base = (self.record["api_endpoint"] or "https://management.azure.com").rstrip("/")
+        url = f"{base}{metadata('instance/compute/resourceId', INSTANCE)}/deallocate?{DEALLOCATE}"
+        request = urllib.request.Request(url, data=b"", method="POST")  # noqa: S310 - Resource Manager's
+        try:
+            send(request, token(str(self.record["identity"]), "https://management.azure.com/"), ANSWER_S)
+        except Refused as error:
+            if error.status != 404:  # it is being deleted
+                raise
+
+
+def is_moved(name: Callable[[], str]) -> bool:
+    """Whether Azure has announced what it starts this machine again after; not where it says nothing: what is not known
+    to come back is not waited for.
+    """
+    try:
+        own = name().casefold()
+        events = json.loads(metadata("scheduledevents", EVENTS, LAST_S))["Events"]
+        kinds = [event["EventType"].casefold() for event in events if own in map(str.casefold, event["Resources"])]
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return False
+    return bool(kinds) and all(kind in (*RETURNS, "freeze") for kind in kinds) and set(kinds) != {"freeze"}
