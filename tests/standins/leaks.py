@@ -32,7 +32,7 @@ from .faults import Call, Control
 from .zygote import Zygote
 
 LONG = bool(os.environ.get("CLOUDGPU_LONG"))
-END_S = 120.0
+END_S = 600.0 if LONG else 120.0
 SUPERVISOR = Path(__file__).parent / "hasty.py"
 TODAY = datetime.date(2026, 11, 1)
 
