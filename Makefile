@@ -11,11 +11,13 @@ EXTRAS := dev,torch$(if $(shell command -v mpirun),$(shell echo ,mpi))
 
 env: $(STAMP)
 
-$(STAMP): pyproject.toml tests/constraints.txt
+$(STAMP): pyproject.toml tests/constraints.txt tests/standins/azurite/package-lock.json
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint tests/constraints.txt --editable '.[$(EXTRAS)]'
 	# mypy reads the root as the package `cloudgpu` through this link, whatever the checkout's folder is called.
 	mkdir -p $(VENV)/src && ln -sfn ../.. $(VENV)/src/cloudgpu
+	# Blob Storage's emulator, for tests that skip without it.
+	if command -v npm >/dev/null; then cd tests/standins/azurite && npm ci --no-audit --no-fund --silent; fi
 	touch $@
 
 demo: env

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import unquote
 
 from ..jobspecs.plan import Offer, Plan
-from ..runtime.jobdir import JOB_KEY, SCHEMES, JobDir, JobRecord, local_url
+from ..runtime.jobdir import JOB_KEY, SCHEMES, JobDir, JobRecord, local_url, portable_url
 from . import paths
 from .errors import SubmitError
 from .model import JobRow, Policy
@@ -85,7 +85,7 @@ def _job_dir_url(loaded: LoadedSpec, job_id: str) -> str:
     if given is not None and scheme is not None and scheme != "file":
         if scheme not in SCHEMES:
             raise SubmitError(f"job_dir: {given} has an unknown scheme; expected {', '.join(SCHEMES)} or a path")
-        return f"{given.rstrip('/')}/{job_id}"
+        return f"{portable_url(given).rstrip('/')}/{job_id}"
     if given is None:
         paths.state_dir()
         parent = paths.default_job_dir()
@@ -122,7 +122,7 @@ def _job_record(
         search_path=search_path,
         checkpoint_every=spec.checkpoint.every,
         checkpoint_keep=spec.checkpoint.keep,
-        inputs=dict(spec.inputs),
+        inputs={path: portable_url(url) for path, url in spec.inputs.items()},
         outputs=list(spec.outputs or ()),
         gpu_idle_s=spec.limits.gpu_idle,
         spec=spec.to_stored(),

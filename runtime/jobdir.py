@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
-from .objects import SCHEMES, Entry, JobDir, JobDirError, MissingError, local_url
+from .objects import SCHEMES, Entry, JobDir, JobDirError, MissingError, local_url, portable_url
 
 __all__ = [
     "JOB_KEY",
@@ -55,6 +55,7 @@ __all__ = [
     "generation_key",
     "local_url",
     "node_key",
+    "portable_url",
 ]
 
 JOB_KEY = "job.json"

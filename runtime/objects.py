@@ -1,6 +1,6 @@
 """A job's folder in an object store or a file system, by URL. Standard library and obstore only.
 
-Nothing else knows obstore; what is a store's own is in s3.py and gcs.py.
+Nothing else knows obstore; what is a store's own is in s3.py, gcs.py and azure_blob.py.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from urllib.parse import quote, unquote
 
 import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError, NotFoundError, PermissionDeniedError
-from obstore.store import LocalStore, from_url
+from obstore.store import AzureStore, LocalStore, from_url
 
-from . import gcs, s3
+from . import azure_blob, gcs, s3
 from .access import CredentialsError, code_of
 
 if TYPE_CHECKING:
@@ -43,6 +43,8 @@ _BULK_CLIENT: ClientConfig = _CLIENT | {"timeout": "90s"}
 _BULK_RETRY: RetryConfig = {"max_retries": 3, "retry_timeout": datetime.timedelta(seconds=120)}
 
 _CREATE_PAUSES_S = (0.1, 0.3, 1.0, 3.0)  # after a refusal by what is not there
+_COPY_S = 120.0
+_COPY_PAUSE_S = 0.5
 _HIDDEN_S = 60.0  # so long a listing that did not show a key is relied upon
 _HIDDEN_KEYS = 1_000  # that are remembered
 
@@ -51,7 +53,8 @@ OnProgress = Callable[[int, int], None]
 
 _T = TypeVar("_T")
 
-_EXPLAIN: Mapping[str, Callable[[str, str, str], str]] = {"s3": s3.explain, "gs": gcs.explain}
+_NO_BUCKET = ("NoSuchBucket", "ContainerNotFound")
+_EXPLAIN: Mapping[str, Callable[[str, str, str], str]] = {"s3": s3.explain, "gs": gcs.explain, "az": azure_blob.explain}
 """What a failure means to people: of URL, message and what was being done."""
 
 
@@ -161,6 +164,8 @@ class JobDir:
     def copy(self, key: str, to: str) -> None:
         """Write an object under another key, within the store. Raises MissingError."""
         self._call(f"copying {key} to {to}", lambda: obstore.copy(self._large(self._writable()), key, to))
+        if self._scheme == "az":
+            self._await_copy(key, to)
 
     def create(self, key: str, data: bytes) -> bool:
         """Write only if nothing has this key; True if the object there is this one.
@@ -261,6 +266,14 @@ class JobDir:
         except MissingError:
             return
 
+    def _await_copy(self, key: str, to: str) -> None:
+        """Blob Storage may answer before it has copied: the copy has no content until then."""
+        size, until = self.size(key), time.monotonic() + _COPY_S
+        while self.size(to) != size:
+            if time.monotonic() > until:
+                raise JobDirError(f"{self.url}: copying {key} to {to} failed: it was not done in {_COPY_S:.0f} s")
+            time.sleep(_COPY_PAUSE_S)
+
     def _put_new(self, key: str, data: bytes) -> bool:
         try:
             self._call(f"creating {key}", lambda: obstore.put(self._writable(), key, data, mode="create"))
@@ -324,7 +337,7 @@ class JobDir:
             if self._scheme == "gs":
                 client, retry = gcs.adapt(client, retry)
                 return from_url(self.url, client_options=client, retry_config=retry, **gcs.connection())
-            return from_url(self.url, client_options=client, retry_config=retry)
+            return AzureStore(retry_config=retry, **azure_blob.connection(self.url, client))
         except (BaseError, ValueError, OSError, CredentialsError) as error:
             raise JobDirError(f"{self.url} cannot be used as a job dir: {_cause(error)}") from error
 
@@ -367,7 +380,7 @@ class JobDir:
         except AlreadyExistsError as error:
             raise _ExistsError(f"{self.url}: {doing}: there is such an object already") from error
         except (NotFoundError, FileNotFoundError) as error:
-            if "NoSuchBucket" in str(error):
+            if any(code in str(error) for code in _NO_BUCKET):
                 raise JobDirError(f"{self.url}: {doing} failed: {self._explain(error, doing)}") from error
             raise MissingError(f"{self.url}: {doing}: there is no such object") from error
         except (BaseError, OSError, ValueError) as error:
@@ -408,6 +421,19 @@ class _ExistsError(JobDirError):
 def _cause(error: Exception) -> str:
     """The first line: what follows in obstore's messages is for its own developers."""
     return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
+def portable_url(url: str) -> str:
+    """The URL with all in it that this computer's environment adds to it: it then means the same on every machine.
+
+    Raises JobDirError.
+    """
+    if not url.startswith("az://"):
+        return url
+    try:
+        return azure_blob.complete(url)
+    except CredentialsError as error:
+        raise JobDirError(f"{url} cannot be used as a job dir: {error}") from error
 
 
 def local_url(path: Path) -> str:

@@ -1,0 +1,137 @@
+"""Blob Storage: Microsoft's own emulator, Azurite, over TLS, with tokens as from Microsoft Entra ID.
+
+    with Azurite(folder) as blobs:
+        blobs.environ(token)          # for obstore and Azure's SDKs
+        blobs.make_container("jobs")
+
+`npm ci` in this folder installs it (`make env` does, where there is npm); tests that need it skip, and say so, where it
+is not. Azurite reads of a token only its audience, issuer and times: whoever has one may do everything.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import ssl
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from base64 import b64encode, urlsafe_b64encode
+from json import dumps
+from pathlib import Path
+from typing import Self
+from xml.etree import ElementTree
+
+import pytest
+
+from ..tls import make_certificate
+
+ACCOUNT = "jobsoftests"
+KEY = b64encode(b"the account's key").decode()
+_FOLDER = Path(__file__).parent
+_MAIN = _FOLDER / "node_modules/azurite/dist/src/blob/main.js"
+_START_S = 60.0
+_ANSWER_S = 30.0
+_OPTIONS = ("--inMemoryPersistence", "--skipApiVersionCheck", "--disableTelemetry", "--silent", "--oauth", "basic")
+
+
+def needed() -> None:
+    """Skips the test where Azurite is not installed."""
+    if not _MAIN.is_file() or shutil.which("node") is None:
+        pytest.skip(f"NOT CHECKED: Azurite is not installed: `npm ci` in {_FOLDER.name}/, with Node.js")
+
+
+def a_token() -> str:
+    """Of nobody in particular, as far as Azurite looks at it."""
+    now = int(time.time())
+    claims = {"aud": "https://storage.azure.com", "iss": "https://sts.windows.net/a-tenant/"}
+    told = claims | {"iat": now - 60, "nbf": now - 60, "exp": now + 86_400}
+    head, body = ({"alg": "none", "typ": "JWT"}, told)
+    return ".".join([*(urlsafe_b64encode(dumps(part).encode()).decode().rstrip("=") for part in (head, body)), "x"])
+
+
+class Azurite:
+    """One, in a process of its own. Its certificate is made in `folder`, unless it is given one with its key."""
+
+    def __init__(self, folder: Path, certificate: Path | None = None, account: str = ACCOUNT) -> None:
+        needed()
+        self.account = account
+        self.certificate = certificate or make_certificate(folder)
+        self._folder = folder
+        self._process: subprocess.Popen[bytes] | None = None
+        self.port = 0
+
+    @property
+    def url(self) -> str:
+        """The account's, as AZURE_STORAGE_ENDPOINT has it."""
+        return f"https://127.0.0.1:{self.port}/{self.account}"
+
+    def environ(self, token: str | None = None) -> dict[str, str]:
+        """What clients need to reach it, and the right to do everything; "": no credentials."""
+        told = {
+            "AZURE_STORAGE_ENDPOINT": self.url,
+            "SSL_CERT_FILE": str(self.certificate),
+            "REQUESTS_CA_BUNDLE": str(self.certificate),
+        }
+        given = a_token() if token is None else token
+        return told | {"AZURE_STORAGE_TOKEN": given} if given else told
+
+    def make_container(self, name: str) -> None:
+        self._ask("PUT", f"{name}?restype=container")
+
+    def blobs(self, container: str, prefix: str = "") -> dict[str, int]:
+        """Name -> bytes, the first 5,000."""
+        tree = ElementTree.fromstring(self._ask("GET", f"{container}?restype=container&comp=list&prefix={prefix}"))
+        found = {}
+        for blob in tree.iter("Blob"):
+            found[blob.findtext("Name", "")] = int(blob.findtext("Properties/Content-Length", "0"))
+        return found
+
+    def __enter__(self) -> Self:
+        environ = {**os.environ, "AZURITE_ACCOUNTS": f"{self.account}:{KEY}"}
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port = free.getsockname()[1]
+        options = [*_OPTIONS, "--cert", str(self.certificate), "--key", str(self.certificate)]
+        with (self._folder / "azurite.log").open("wb") as log:
+            self._process = subprocess.Popen(
+                ["node", str(_MAIN), "--blobHost", "127.0.0.1", "--blobPort", str(self.port), *options],
+                env=environ,
+                cwd=self._folder,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        self._await()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+
+    def _await(self) -> None:
+        until = time.monotonic() + _START_S
+        while True:
+            try:
+                with socket.create_connection(("127.0.0.1", self.port), timeout=1):
+                    return
+            except OSError:
+                assert self._process is not None
+                if self._process.poll() is not None or time.monotonic() > until:
+                    self.__exit__()
+                    said = (self._folder / "azurite.log").read_text(errors="replace")
+                    raise AssertionError(f"Azurite has not started: {said}") from None
+                time.sleep(0.1)
+
+    def _ask(self, method: str, what: str) -> bytes:
+        headers = {"Authorization": f"Bearer {a_token()}", "x-ms-version": "2023-11-03", "Content-Length": "0"}
+        request = urllib.request.Request(f"{self.url}/{what}", method=method, headers=headers)
+        context = ssl.create_default_context(cafile=str(self.certificate))
+        https = urllib.request.HTTPSHandler(context=context)
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), https)
+        try:
+            return bytes(opener.open(request, timeout=_ANSWER_S).read())
+        except urllib.error.HTTPError as error:
+            raise AssertionError(f"Azurite: {method} {what}: {error.read().decode(errors='replace')}") from error
