@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import AbstractContextManager, nullcontext
 from threading import Lock
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from ..jobspecs import catalog_read as read
 from ..jobspecs import refreshed
@@ -57,6 +57,20 @@ class Calls:
         self._tell = tell
         self._lock = Lock()
         self._done = self._all = 0
+        self._had: dict[str, object] = {}
+
+    def once(self, name: str, ask: Callable[[], _Result]) -> _Result:
+        """An answer that several tables are made of: had once, or missed once, under this name. Raises
+        IncompleteError."""
+        if name not in self._had:
+            try:
+                self._had[name] = ask()
+            except IncompleteError as error:
+                self._had[name] = error
+        found = self._had[name]
+        if isinstance(found, IncompleteError):
+            raise found
+        return cast("_Result", found)  # what was put there under this name
 
     def each(
         self,

@@ -24,7 +24,6 @@ from ..asking import (
     PRICES,
     SOURCE,
     Calls,
-    IncompleteError,
     Row,
     in_order,
     known_rows,
@@ -115,7 +114,6 @@ class _Asking:
         self._calls = calls
         self._types = known_rows("machine_types_gcp", MACHINE_TYPES, 2)
         self._places = known_rows("places_gcp", PLACES, 2)
-        self._had: dict[str, Any] = {}
 
     def tables(self) -> dict[str, Callable[[], tuple[Update, str]]]:
         """In the order in which they are to be made."""
@@ -294,11 +292,13 @@ class _Asking:
         return {name: machine for found in self._by_zone().values() for name, machine in found.items()}
 
     def _by_zone(self) -> dict[str, dict[str, Machine]]:
-        return self._once("machine types", lambda: self._of_zones("machine types of", "machineTypes", _machine))
+        return self._calls.once("machine types", lambda: self._of_zones("machine types of", "machineTypes", _machine))
 
     def _accelerators(self) -> dict[str, dict[str, tuple[str, str]]]:
         """zone -> name -> status and end, where they are told."""
-        return self._once("accelerators", lambda: self._of_zones("accelerators of", "acceleratorTypes", _deprecation))
+        return self._calls.once(
+            "accelerators", lambda: self._of_zones("accelerators of", "acceleratorTypes", _deprecation)
+        )
 
     def _attachable(self) -> dict[str, tuple[str, str]]:
         return {name: told for found in self._accelerators().values() for name, told in found.items()}
@@ -314,17 +314,6 @@ class _Asking:
             return {item["name"]: read(item) for page in pages for item in items(page)}
 
         return self._calls.each(what, zones, ask)
-
-    def _once(self, name: str, ask: Callable[[], _T]) -> _T:
-        if name not in self._had:
-            try:
-                self._had[name] = ask()
-            except IncompleteError as error:
-                self._had[name] = error
-        found = self._had[name]
-        if isinstance(found, IncompleteError):
-            raise found
-        return found  # type: ignore[no-any-return]  # what was put there under this name
 
 
 class _Sold:
