@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .bucket_s3 import Bucket
-    from .common import HOME, Hopeless, insist, say, write
+    from .common import HOME, TROUBLE, Hopeless, insist, say, write
     from .host_ec2 import Host
 else:
     from bucket import Bucket
-    from common import HOME, Hopeless, insist, say, write
+    from common import HOME, TROUBLE, Hopeless, insist, say, write
     from host import Host
 
 LAST_PATIENCE_S = 60.0
@@ -126,12 +126,14 @@ class Machine:
         """Whether a node of the attempt has left its result, so far as can be seen."""
         try:
             self.bucket.get(self.result_key(node))
-        except OSError:
+        except TROUBLE:
             return False
         return True
 
     def leave_word(self, reason: str) -> None:
         """The node's result, unless the agent has written one: nobody has to wait for this machine."""
+        with contextlib.suppress(Hopeless):
+            self.node = self.host.node()
         if not self.node:  # it is not known which
             return
         end = {"outcome": "error", "exit_code": None, "reason": reason, "started": self.started, "ended": time.time()}
@@ -142,10 +144,14 @@ class Machine:
         """The job's own, as far as it is known: the agent's says only that the node's result is written."""
         if of_agent:
             return abs(of_agent)  # below 0: it was killed
-        try:
-            result = json.loads(self.bucket.get(self.result_key()))
-        except (OSError, ValueError) as error:
-            say(f"the node's result cannot be read: {error}")
+
+        def read() -> Any:  # noqa: ANN401 - JSON
+            return json.loads(self.bucket.get(self.result_key()))
+
+        try:  # insisting: a code of failure ends the job, and with it all that others still do
+            result = insist("the node's result cannot be read", read, LAST_PATIENCE_S)
+        except Hopeless as error:
+            say(str(error))
             return 1
         if result["outcome"] == "succeeded":
             return 0

@@ -15,6 +15,8 @@ from typing import Any, Callable  # noqa: UP035 - also read by Pythons that are 
 
 HOME = Path(__file__).resolve().parent
 PAUSE_S = (1.0, 15.0)
+TROUBLE = (OSError, http.client.HTTPException, ValueError, LookupError)
+"""What asking somebody over the network may raise: there was no answer, or a broken one."""
 ABSENT = ("NoSuchKey", "NoSuchBucket", "BlobNotFound", "ContainerNotFound")
 
 
@@ -59,7 +61,7 @@ def insist(what: str, call: Callable[[], Any], patience_s: float) -> Any:  # noq
     while True:
         try:
             return call()
-        except (OSError, http.client.HTTPException, ValueError, LookupError) as error:
+        except TROUBLE as error:
             reason = f"{what}: {error or type(error).__name__}"
             hopeless = isinstance(error, Refused) and error.code in ABSENT
             if hopeless or time.monotonic() + pause > until:

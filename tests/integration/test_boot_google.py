@@ -27,7 +27,7 @@ from cloudgpu.runtime.logs import LogReader
 
 from ..standins.agent_files import own_agent_file
 from ..standins.boots import StartupScript
-from ..standins.faults import error
+from ..standins.faults import HTML, RESET, Fault, error
 from ..standins.gcp import MACHINE, Gcp
 from ..standins.gcp_metadata import InstanceMetadata
 from ..standins.gcs import GcsControl
@@ -470,6 +470,29 @@ class TestContainer:
         container = containers("workerpool0", pools={"workerpool0": [NODE]})
         assert container.code() == code, container.console
         assert world.result().outcome == "failed"
+
+    @pytest.mark.parametrize("fault", [HTML, RESET], ids=["error", "no-answer"])
+    def test_a_result_that_cannot_be_read_at_once_is_no_failure(
+        self, world: World, containers: Replicas, fault: Fault
+    ) -> None:
+        """Vertex ends all containers when one fails."""
+        world.job("sleep 2", cloud="vertex", nodes=("worker-0.1", "worker-1.1"), launcher="none")
+        world.gcp.control.fail("objects.get", fault, where={"name": "*/result.json"}, times=4)
+        pools = {"workerpool0": ["worker-0.1"], "workerpool1": ["worker-1.1"]}
+        both = [containers(pool, pools=pools) for pool in pools]
+        assert [container.code() for container in both] == [0, 0], [container.console for container in both]
+        assert any("cannot be read: " in container.console for container in both)
+
+    def test_an_image_whose_python_is_too_old_ends_the_job_with_its_reason(
+        self, world: World, containers: Replicas
+    ) -> None:
+        world.job("true", cloud="vertex")
+        (world.folder / "sitecustomize.py").write_text("import sys\nsys.version_info = (3, 10, 0, 'final', 0)\n")
+        bare = str(world.folder / "container-0/bin")
+        container = containers(pools={"workerpool0": [NODE]}, PATH=bare, PYTHONPATH=str(world.folder))
+        assert container.code() == 1, container.console
+        assert world.result().outcome == "error"
+        assert "none of 3.11 or newer: choose another image" in world.result().reason
 
     def test_sigterm_reaches_the_program(self, world: World, containers: Replicas) -> None:
         world.job("trap 'echo saved; exit 75' TERM; echo begun; while :; do sleep 0.1; done", cloud="vertex")
