@@ -7,6 +7,7 @@ remembered here but what was seen a moment ago: any process may call any verb at
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
@@ -33,6 +34,10 @@ REGION, OWNER, JOB, DOUBTFUL = "region", "owner", "job", "doubtful"
 QUEUE_S = 600.0
 """A job that is QUEUED for so long waits for quota: that is brief unless the project's is used up. Source: "Understand
 the serverless training service"."""
+PENDING_S = 3_600.0
+"""A job that is PENDING for so long does not get its machines. Those that are there run meanwhile, and are paid for:
+containers are started as their machines come (same source)."""
+_PATIENCE_S = {"QUEUED": QUEUE_S, "PENDING": PENDING_S}
 _REGIONS_AT_ONCE = 8
 
 
@@ -148,21 +153,17 @@ class VertexProvisioner:
 
     def _is_stuck(self, job: Sighting) -> bool:
         age = self._clients.clock.now() - job.created
-        return job.state == "QUEUED" and job.market != "flex-start" and age > QUEUE_S
+        return job.market != "flex-start" and age > _PATIENCE_S.get(job.state, math.inf)
 
     def _give_up(self, allocation: Allocation, job: Sighting) -> list[NodeState]:
-        """A quota is never waited for. What ran after all, in the moment when it was cancelled, is not refused."""
+        """Neither a quota nor a machine is waited for without end. What ran after all, in the moment when it was
+        cancelled, is not refused."""
         Ending(self._clients, self._sightings, job.region, job.token, [job.name]).run()
         ended = self._sightings.named(job.name)
         if ended is not None and ended.started:
             return [ended.as_node(node) for node in allocation.machines]
-        message = (
-            f"the job was in Vertex AI's queue for more than {QUEUE_S:.0f} s: the quota for training in {job.region} "
-            "is used up; ask for more (aiplatform.googleapis.com) at IAM & Admin, Quotas, or choose another region or "
-            "market"
-        )
-        refused = ProvisionError("quota", message, scope="region", code="QUEUED")
-        return [NodeState(node, "gone", message, refused=refused) for node in allocation.machines]
+        refused = _stuck(job)
+        return [NodeState(node, "gone", str(refused), refused=refused) for node in allocation.machines]
 
     def _find(self, owner: Owner) -> list[Allocation]:
         found: list[Allocation] = []
@@ -189,6 +190,22 @@ class VertexProvisioner:
         for one in reversed(self._sightings.of_owner(region, owner.name, since=since)):
             launches[one.token] = one  # of several the oldest
         return [_allocation(one, region, owner) for token, one in launches.items() if token]
+
+
+def _stuck(job: Sighting) -> ProvisionError:
+    """What it means that a job was in one state for longer than _PATIENCE_S."""
+    if job.state == "QUEUED":
+        message = (
+            f"the job was in Vertex AI's queue for more than {QUEUE_S:.0f} s: the quota for training in {job.region} "
+            "is used up; ask for more (aiplatform.googleapis.com) at IAM & Admin, Quotas, or choose another region or "
+            "market"
+        )
+        return ProvisionError("quota", message, scope="region", code=job.state)
+    message = (
+        f"the job has not got its machines in {job.region} within {PENDING_S:.0f} s; allow more regions or markets, or "
+        "choose market: flex-start, which waits for a day"
+    )
+    return ProvisionError("capacity", message, scope="region", code=job.state)
 
 
 def _allocation(job: Sighting, region: str, owner: Owner) -> Allocation:

@@ -99,7 +99,10 @@ class Sighting:
         return NodeState(node, phase, detail, refused=error if error.error_class in _REFUSALS else None)
 
     def _meaning(self) -> ProvisionError | None:
-        """Of the error with which the job has failed; None: it has not, or a program has."""
+        """Of that with which the job has failed; None: it has not, or a program has."""
+        if self.state == "EXPIRED" and not self.started:
+            message = f"a job in {self.region} was not given its machines in time"
+            return ProvisionError("capacity", message, scope="region", code=self.state)
         if self.state != "FAILED" or not self.code or _RAN.search(self.message):
             return None
         return classify("vertex", code=str(self.code), message=self.message, doing=f"run a job in {self.region}")

@@ -13,7 +13,7 @@ import pytest
 
 from cloudgpu.provisioners import AgentFile, Allocation, LaunchRequest, NodeRequest, NodeState, Owner, ProvisionError
 from cloudgpu.provisioners.vertex import launching, sightings
-from cloudgpu.provisioners.vertex.provisioner import QUEUE_S, VertexProvisioner
+from cloudgpu.provisioners.vertex.provisioner import PENDING_S, QUEUE_S, VertexProvisioner
 from cloudgpu.tests.standins.clocks import FastClock
 from cloudgpu.tests.standins.faults import HANG, HTML, LOSE, RESET, Fault, error
 from cloudgpu.tests.standins.gcp import NUMBER, Gcp
@@ -390,6 +390,21 @@ def test_quota_that_others_have_used_up_is_not_waited_for(vertex: Vertex) -> Non
     assert [job.name for job in vertex.alive()] == [first.details["job"]], "what is refused cannot begin any more"
     assert provisioner.observe(first)[0].phase == "running"
     provisioner.terminate(first)
+
+
+def test_machines_that_do_not_come_are_not_waited_for_without_end(vertex: Vertex) -> None:
+    clock = LateClock()
+    provisioner = another(clock)
+    vertex.control.set_pending(600.0)
+    allocation = provisioner.launch(request())
+    assert state_of(allocation, "pending", provisioner).queued
+    clock.later = PENDING_S - 60
+    assert state_of(allocation, "pending", provisioner).queued
+    clock.later = PENDING_S + 60
+    [state] = provisioner.observe(allocation)
+    assert state.phase == "gone" and state.refused is not None
+    assert (state.refused.error_class, state.refused.scope) == ("capacity", "region")
+    assert not vertex.alive()
 
 
 # -- patience

@@ -37,7 +37,6 @@ EXITED = "The replica workerpool0-0 exited with a non-zero status of 1. Terminat
         ("SOMETHING_NEW", "running", False),
         ("SUCCEEDED", "gone", False),
         ("CANCELLED", "gone", False),
-        ("EXPIRED", "gone", False),
     ],
 )
 def test_states(state: str, phase: str, queued: bool) -> None:
@@ -61,6 +60,14 @@ def test_what_failed_before_it_ran_was_refused(code: int, message: str, kind: st
     assert seen.refused is not None and seen.phase == "gone"
     assert seen.refused.error_class == kind
     assert "us-central1" in str(seen.refused) and message in str(seen.refused)
+
+
+def test_what_has_waited_for_its_machines_in_vain_was_refused() -> None:
+    expired = dataclasses.replace(BASE, state="EXPIRED", code=0)
+    seen = expired.as_node("chief-0.1")
+    assert seen.phase == "gone" and seen.refused is not None
+    assert (seen.refused.error_class, seen.refused.scope) == ("capacity", "region")
+    assert dataclasses.replace(expired, started=True).as_node("chief-0.1").refused is None
 
 
 @pytest.mark.parametrize(
