@@ -19,7 +19,7 @@ from .. import tags
 from ..base import ProvisionError
 from ..leftovers import Found, Leftover, Tagged, Thing, launches
 from . import network
-from .clients import READ_S, WRITE_S, Clients, gone_is_fine
+from .clients import READ_S, WRITE_S, Clients, gone_is_fine, need_sdk
 from .ending import Ending, delete
 from .labels import from_labels, launch_name, region_of
 from .rest import last_part
@@ -46,6 +46,7 @@ def find(regions: Sequence[str], clients: Clients | None = None) -> Found:
 
     Raises ProvisionError.
     """
+    need_sdk()
     clients = clients or Clients()
     _check_regions(clients, regions)
     missed: dict[str, str] = {}

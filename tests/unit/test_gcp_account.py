@@ -64,15 +64,15 @@ def test_the_sdk_is_loaded_by_nothing_but_a_call() -> None:
 
 
 @pytest.mark.parametrize("missing", ["google.auth", "google.cloud.compute_v1"])
-def test_without_the_sdk_it_is_said_what_to_install(missing: str) -> None:
+@pytest.mark.parametrize("call", ["get_provisioner('gcp').find(Owner('x'))", "leftovers.find('gcp', Owner('x'), [])"])
+def test_without_the_sdk_it_is_said_what_to_install(missing: str, call: str) -> None:
     code = f"""
 import os, sys
 sys.modules["{missing}"] = None
 os.environ["GOOGLE_CLOUD_PROJECT"] = "p"
-from cloudgpu.provisioners import Owner, ProvisionError
-from cloudgpu.provisioners.gcp.provisioner import GcpProvisioner
+from cloudgpu.provisioners import Owner, ProvisionError, get_provisioner, leftovers
 try:
-    GcpProvisioner().find(Owner("x"))
+    {call}
 except ProvisionError as error:
     print(error.error_class, error)
 """
