@@ -29,8 +29,6 @@ ACCOUNT = "AZURE_STORAGE_ACCOUNT"
 """The variable of Azure's own tools for a URL that names no account."""
 ENDPOINT = "AZURE_STORAGE_ENDPOINT"
 """obstore's variable for a store of one's own, with the account in its path: `http://127.0.0.1:10000/account`."""
-METADATA = "CLOUDGPU_AZURE_METADATA"
-"""The metadata service, for tests: Azure's own libraries have no variable for all of it."""
 
 _KEYS = ("AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_ACCESS_KEY", "AZURE_STORAGE_MASTER_KEY", "AZURE_STORAGE_KEY")
 _GIVEN = ("AZURE_STORAGE_SAS_TOKEN", "AZURE_STORAGE_SAS_KEY", "AZURE_STORAGE_TOKEN", "AZURE_CREDENTIAL_TYPE")
@@ -143,13 +141,8 @@ def _authorize(found: Connection, config: AzureConfig) -> None:
         config["account_key"] = key
     elif any(os.environ.get(name) for name in _GIVEN) or _is_application():
         return
-    elif os.environ.get("AZURE_CLIENT_ID") or os.environ.get(METADATA):
-        # A machine: what is told of the identity without a secret can only be a managed one.
+    elif os.environ.get("AZURE_CLIENT_ID"):  # and no secret: it can only be a machine's managed identity
         config["credential_type"] = "managed_identity"
-        metadata = os.environ.get(METADATA)
-        if metadata:
-            config["msi_endpoint"] = f"{metadata.rstrip('/')}/metadata/identity/oauth2/token"
-            found["client_options"] = found["client_options"] | {"allow_http": True}
     elif _has_azure_identity():
         found["credential_provider"] = _login()
     elif shutil.which("az"):

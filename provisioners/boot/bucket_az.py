@@ -18,13 +18,15 @@ if TYPE_CHECKING:
 else:
     from common import Refused, ask
 
+METADATA = "CLOUDGPU_AZURE_METADATA"
+"""The metadata service, for tests: Azure's own libraries have no variable for it."""
 VERSION = "2023-11-03"
 """Of Blob Storage's REST API."""
 
 
 def metadata(path: str, query: dict[str, str], timeout: float = 5.0) -> str:
     """From the instance metadata service, by a path such as `instance/compute/name`. Raises OSError."""
-    base = (os.environ.get("CLOUDGPU_AZURE_METADATA") or "http://169.254.169.254").rstrip("/")
+    base = (os.environ.get(METADATA) or "http://169.254.169.254").rstrip("/")
     url = f"{base}/metadata/{path}?{urllib.parse.urlencode(query)}"
     try:
         return str(ask(urllib.request.Request(url, headers={"Metadata": "true"}), timeout).read().decode())

@@ -9,19 +9,20 @@ group). Its disk is paid for until the supervisor or `cloudgpu gc` deletes the g
 from __future__ import annotations
 
 import json
+import os
+import time
 import urllib.request
 from typing import TYPE_CHECKING, Any, Callable  # noqa: UP035 - also read by Pythons that are too old to run it
 
 if TYPE_CHECKING:
-    from .bucket_az import metadata, send, token
-    from .common import Hopeless, Refused, goes_down_to, insist, limit_life, power_off, say
+    from .bucket_az import METADATA, metadata, send, token
+    from .common import HOME, Hopeless, Refused, goes_down_to, insist, limit_life, power_off, say
 else:
-    from bucket import metadata, send, token
-    from common import Hopeless, Refused, goes_down_to, insist, limit_life, power_off, say
+    from bucket import METADATA, metadata, send, token
+    from common import HOME, Hopeless, Refused, goes_down_to, insist, limit_life, power_off, say
 
-# Azure, "Troubleshoot Azure RBAC": a role assignment takes up to ten minutes to be known everywhere. So long a machine
-# that has ended at once must be able to insist as well.
-KNOWN_S = 900.0
+KNOWN_S = 900.0  # from the launch on; "Troubleshoot Azure RBAC": a role assignment is known after up to ten minutes
+REFUSED_S = 30.0
 ANSWER_S = 15.0
 LAST_S = 2.0  # for the metadata service, while the machine goes down
 RETURNS = ("reboot", "redeploy")
@@ -54,6 +55,8 @@ class Host:
     def environment(self) -> dict[str, str]:
         """Of the agent, and of the program: Azure's libraries ask with the identity of this client id."""
         told = {"HOME": "/root", "AZURE_CLIENT_ID": str(self.record["identity"])}
+        if os.environ.get(METADATA):  # in a test; these are obstore's names
+            told["AZURE_MSI_ENDPOINT"] = f"{os.environ[METADATA].rstrip('/')}/metadata/identity/oauth2/token"
         return told | {"AZURE_STORAGE_ENDPOINT": self.record["endpoint"]} if self.record["endpoint"] else told
 
     def limit_life(self, left_s: float) -> None:
@@ -71,7 +74,7 @@ class Host:
         if going_down and not self.stays_down:
             return
         try:
-            insist("this machine cannot deallocate itself", self.deallocate, LAST_S if going_down else KNOWN_S)
+            insist("this machine cannot deallocate itself", self.deallocate, LAST_S if going_down else patience())
         except Hopeless as error:
             say(f"{error}. It powers itself off, and is paid for until the supervisor or `cloudgpu gc` deletes it")
         if not going_down:
@@ -87,6 +90,11 @@ class Host:
         except Refused as error:
             if error.status != 404:  # it is being deleted
                 raise
+
+
+def patience() -> float:
+    """How long a refusal may only mean that this machine's role is not known yet."""
+    return max(REFUSED_S, KNOWN_S - (time.time() - (HOME / "boot.json").stat().st_mtime))
 
 
 def is_moved(name: Callable[[], str]) -> bool:

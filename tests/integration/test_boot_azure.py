@@ -1,0 +1,326 @@
+"""Azure's machines from what they are told on: the real customData, the real agent file, Azurite over the wire."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudgpu.provisioners.boot import MAX_BYTES, BootRecord, user_data
+from cloudgpu.provisioners.boot.agent_file import Built
+from cloudgpu.runtime.jobdir import JOB_KEY, AttemptRecord, JobDir, JobRecord, Result, attempt_key, node_key
+from cloudgpu.runtime.logs import LogReader
+
+from ..standins.agent_files import own_agent_file
+from ..standins.azure.imds import InstanceMetadata
+from ..standins.azure.tokens import Principal, Tokens
+from ..standins.azurite import ACCOUNT, Azurite, needed
+from ..standins.machine import Machine
+
+pytestmark = pytest.mark.timeout(300)
+
+CONTAINER = "jobs-of-tests"
+URL = f"az://{CONTAINER}@{ACCOUNT}/jobs/job-1"
+NODE = "worker-0.1"
+IDENTITY = Principal("cloudgpu-0123", "object-of-it", "client-of-it", machine=True)
+VM = "/subscriptions/s/resourceGroups/cloudgpu-0123/providers/Microsoft.Compute/virtualMachines/cloudgpu-worker-0-1"
+DEALLOCATED = f"{VM}/deallocate?api-version=2024-07-01"
+
+
+class ResourceManager:
+    """Takes calls to deallocate a machine, and answers with what it is told to."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, str]] = []
+        """Path, and the bearer token."""
+        self.answers: list[tuple[int, str]] = []
+        """Status and code of the next answers; when there are none, `always`."""
+        self.always = (202, "")
+        api = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                api.calls.append((self.path, self.headers["Authorization"].removeprefix("Bearer ")))
+                status, code = api.answers.pop(0) if api.answers else api.always
+                body = b"" if status == 202 else json.dumps({"error": {"code": code, "message": "no"}}).encode()
+                self.send_response_only(status)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
+                """Silence."""
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
+        threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True).start()
+
+    def close(self) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+
+
+@dataclass
+class World:
+    """A container with a job of one node, and what a virtual machine is told."""
+
+    folder: Path
+    blobs: Azurite
+    agent: Built
+    manager: ResourceManager
+    metadata: InstanceMetadata
+    audiences: list[str]
+    """For whom the machine has asked tokens."""
+    sha256: str = ""
+    machines: list[Machine] = field(default_factory=list)
+
+    @property
+    def dir(self) -> JobDir:
+        return JobDir(URL)
+
+    def job(self, run: str, **more: Any) -> None:
+        data = JobRecord("job-1", "job", run, **more).to_bytes()
+        self.sha256 = hashlib.sha256(data).hexdigest()
+        self.dir.put(JOB_KEY, data)
+        nodes = [{"node": NODE, "role": "worker", "index": 0, "rank": 0, "gpus": 0}]
+        offer = {"market": "spot", "cloud": "azure", "region": "eastus"}
+        self.dir.put(attempt_key(1), AttemptRecord(1, offer, nodes, interruptions_left=None).to_bytes())
+        self.dir.put(f"agent/{self.agent.sha256}.pyz", self.agent.path)
+
+    def record(self, **changes: Any) -> BootRecord:
+        values: dict[str, Any] = {
+            "job_dir": URL,
+            "job_id": "job-1",
+            "attempt": 1,
+            "node": NODE,
+            "job_sha256": self.sha256,
+            "agent_key": f"agent/{self.agent.sha256}.pyz",
+            "agent_sha256": self.agent.sha256,
+            "region": "eastus",
+            "lifetime_s": 3_600,
+            "notices": "azure",
+            "cloud": "azure",
+            "endpoint": self.blobs.url,
+            "api_endpoint": self.manager.url,
+            "identity": IDENTITY.client_id,
+        }
+        return BootRecord(**values | changes)
+
+    def boot(self, **changes: Any) -> Machine:
+        """A machine with nothing but its customData and its metadata service."""
+        environ = {"CLOUDGPU_AZURE_METADATA": self.metadata.url, "SSL_CERT_FILE": str(self.blobs.certificate)}
+        data = user_data(self.record(**changes)).decode()
+        machine = Machine(self.folder / f"machine-{len(self.machines)}", data, environ)
+        self.machines.append(machine)
+        machine.power_on()
+        assert machine.booted.wait(60)
+        return machine
+
+    def ends(self, machine: Machine) -> str:
+        """Wait until it has ended; what its console shows."""
+        self.until(lambda: not machine.is_on, 120)
+        assert machine.trouble == []
+        return machine.console
+
+    def result(self) -> Result:
+        return Result.from_bytes(self.dir.get(node_key(1, NODE, "result.json")))
+
+    def log(self) -> list[str]:
+        return [line.text for line in LogReader(self.dir).read()[0]]
+
+    def until(self, there: Callable[[], object], limit_s: float = 60) -> None:
+        end = time.monotonic() + limit_s
+        while not there():
+            assert time.monotonic() < end, [machine.console for machine in self.machines]
+            time.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def agent_file(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    needed()
+    return own_agent_file(tmp_path_factory.mktemp("home"))
+
+
+@pytest.fixture
+def world(tmp_path: Path, agent_file: Built, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    tokens, audiences = Tokens(), list[str]()
+
+    def token(who: Principal, audience: str) -> str:
+        audiences.append(audience)
+        return tokens.issue(who, audience)
+
+    compute = {"name": "cloudgpu-worker-0-1", "resourceId": VM}
+    imds = InstanceMetadata(
+        compute["name"], lambda: {"compute": compute}, lambda: [("its-id", IDENTITY)], token, lambda _: None
+    )
+    for name in [name for name in os.environ if name.startswith("AZURE_")]:
+        monkeypatch.delenv(name)
+    with Azurite(tmp_path) as blobs, imds:
+        for name, value in blobs.environ().items():
+            monkeypatch.setenv(name, value)
+        blobs.make_container(CONTAINER)
+        manager = ResourceManager()
+        made = World(tmp_path, blobs, agent_file, manager, imds, audiences)
+        yield made
+        for machine in made.machines:
+            machine.dispose()
+        manager.close()
+
+
+class TestCustomData:
+    def test_it_fits_and_is_the_same_for_the_same_machine(self, world: World) -> None:
+        world.job("true", env={"TOKEN": "a-secret"})
+        data = user_data(world.record())
+        assert len(data) < MAX_BYTES["azure"] / 4
+        assert data == user_data(world.record())
+        assert data != user_data(world.record(node="worker-1.1"))
+        assert b"a-secret" not in data
+
+    def test_one_that_is_too_long_is_refused(self, world: World) -> None:
+        with pytest.raises(ValueError, match="more than the 65535 of azure"):
+            user_data(world.record(job_dir=f"{URL}/{'x' * 60_000}"))
+
+    @pytest.mark.parametrize(
+        "wrong",
+        [
+            {"job_dir": "s3://bucket/job"},
+            {"job_dir": f"az://{CONTAINER}/jobs/job-1"},
+            {"endpoint": "http://10.0.0.1"},
+            {"api_endpoint": "https://example.com"},
+            {"identity": None},
+        ],
+        ids=str,
+    )
+    def test_what_no_machine_may_have_is_refused(self, world: World, wrong: dict[str, str]) -> None:
+        with pytest.raises(ValueError, match=r"127\.0\.0\.1|az://CONTAINER@ACCOUNT|no managed identity"):
+            world.record(**wrong)
+
+
+class TestMachine:
+    def test_a_job_runs_and_the_machine_deallocates_itself(self, world: World) -> None:
+        program = (
+            "import os; from cloudgpu.runtime import write_output; write_output('here.txt', 'text');"
+            "print('from', os.environ['CLOUDGPU_JOB_DIR'], os.environ['AZURE_CLIENT_ID'])"
+        )
+        world.job(f'python -c "{program}"', setup="echo prepared")
+        machine = world.boot()
+        console = world.ends(machine)
+        assert world.result().outcome == "succeeded", console + "\n".join(world.log())
+        assert machine.calls[0] == "shutdown -P +60"  # before anything else
+        assert "prepared" in world.log()
+        assert f"from {URL} client-of-it" in world.log()
+        assert world.dir.get("outputs/here.txt") == b"text"
+        assert [path for path, _ in world.manager.calls] == [DEALLOCATED]
+        assert set(world.audiences) == {"https://storage.azure.com", "https://management.azure.com"}
+
+    def test_a_role_that_is_not_known_yet_is_waited_for(self, world: World) -> None:
+        """By the one that reads the job dir, and by the one that ends the machine: a short job is over before."""
+        world.job("true")
+        world.metadata.token_status = 429
+        world.manager.answers = [(403, "AuthorizationFailed"), (409, "Conflict"), (503, "ServerTimeout")]
+        machine = world.boot()
+        world.until(lambda: "trying again" in machine.console)
+        world.metadata.token_status = 200
+        console = world.ends(machine)
+        assert world.result().outcome == "succeeded"
+        assert "this machine cannot deallocate itself: HTTP 403 AuthorizationFailed: no; trying again" in console
+        assert len(world.manager.calls) == 4
+
+    def test_one_that_may_not_deallocate_itself_says_so(self, world: World) -> None:
+        world.job("sleep 5")
+        world.manager.always = (403, "AuthorizationFailed")
+        machine = world.boot()
+        os.utime(machine.root / "var/lib/cloudgpu/boot.json", (0, 0))  # it was launched long ago
+        console = world.ends(machine)
+        assert "this machine cannot deallocate itself: HTTP 403 AuthorizationFailed" in console
+        assert "is paid for until the supervisor" in console
+        assert "shutdown -P now" in machine.calls
+
+    def test_one_that_is_being_deleted_is_at_its_end(self, world: World) -> None:
+        world.job("true")
+        world.manager.always = (404, "ResourceNotFound")
+        console = world.ends(world.boot())
+        assert len(world.manager.calls) == 1
+        assert "cannot deallocate" not in console
+
+    @pytest.mark.parametrize(
+        ("spoil", "says"),
+        [
+            (lambda world: world.dir.put(world.record().agent_key, b"another"), "is not the one that was sent"),
+            (lambda world: world.dir.delete(world.record().agent_key), "HTTP 404 BlobNotFound"),
+        ],
+    )
+    def test_what_cannot_be_run_is_told_and_the_machine_ends(
+        self, world: World, spoil: Callable[[World], None], says: str
+    ) -> None:
+        world.job("true")
+        spoil(world)
+        assert says in world.ends(world.boot())
+        assert (world.result().outcome, says in world.result().reason) == ("error", True)
+        assert world.manager.calls
+
+    def test_word_is_left_once(self, world: World) -> None:
+        """A result that is there already is the agent's own, and stays."""
+        world.job("true")
+        world.dir.delete(world.record().agent_key)
+        world.dir.put(node_key(1, NODE, "result.json"), b'{"outcome": "preempted", "reason": "mine"}')
+        world.ends(world.boot())
+        assert b"mine" in world.dir.get(node_key(1, NODE, "result.json"))
+
+
+class TestRestart:
+    """The program goes on after its second start: it notes each in its folder, which outlives the machine's boots."""
+
+    RUN = "echo start >> ../starts; echo started $(wc -l < ../starts); test $(wc -l < ../starts) -gt 1 || sleep 60"
+
+    def running(self, world: World) -> Machine:
+        world.job(self.RUN)
+        machine = world.boot()
+        world.until(lambda: "started 1" in world.log())
+        world.until(lambda: world.dir.exists(node_key(1, NODE, "heartbeat.json")))
+        return machine
+
+    def goes_on(self, world: World, machine: Machine) -> None:
+        assert not world.dir.exists(node_key(1, NODE, "result.json"))
+        assert not world.manager.calls
+        machine.power_on()
+        console = world.ends(machine)
+        assert world.result().outcome == "succeeded", console + "\n".join(world.log())
+        assert "started 2" in world.log()
+        assert len(world.manager.calls) == 1
+
+    def test_after_a_reboot_the_node_goes_on(self, world: World) -> None:
+        machine = self.running(world)
+        machine.shut_down("reboot")
+        self.goes_on(world, machine)
+
+    def test_after_a_power_cut_the_node_goes_on(self, world: World) -> None:
+        machine = self.running(world)
+        machine.cut_power()
+        self.goes_on(world, machine)
+
+    @pytest.mark.parametrize("kind", ["Reboot", "Redeploy"])
+    def test_azure_powers_it_off_and_starts_it_again(self, world: World, kind: str) -> None:
+        machine = self.running(world)
+        event = world.metadata.announce(kind, None)
+        machine.shut_down("off")
+        world.metadata.over(event)
+        self.goes_on(world, machine)
+
+    @pytest.mark.parametrize("kind", ["Preempt", "Terminate", "Freeze", ""])
+    def test_what_does_not_come_back_leaves_its_result_and_is_deallocated(self, world: World, kind: str) -> None:
+        machine = self.running(world)
+        if kind:
+            world.metadata.announce(kind, 600)
+        machine.shut_down("off")
+        assert world.result().outcome == "preempted"
+        assert [path for path, _ in world.manager.calls] == [DEALLOCATED]
