@@ -37,6 +37,17 @@ def several_nodes(spec: JobSpec, target: Target) -> Verdict | None:
     return Verdict(f"{target.name} runs one node, the job wants {nodes}", "nodes: 1" + _others("multi_node"))
 
 
+def fewer_nodes(spec: JobSpec, target: Target) -> Verdict | None:
+    """Column replaces_nodes: when one of several machines is lost the others go on, with fewer if need be."""
+    if target.replaces_nodes or spec.least_nodes is None:
+        return None
+    nodes = spec.resources.nodes
+    return Verdict(
+        f"{target.name} starts and ends all nodes together: it cannot go on with {nodes.least} of {nodes.most}",
+        f"nodes: {nodes.most}" + _others("replaces_nodes"),
+    )
+
+
 def several_roles(spec: JobSpec, target: Target) -> Verdict | None:
     """Column roles: roles with machine types of their own."""
     if target.roles or spec.roles is None:
@@ -127,6 +138,7 @@ def this_machine_only(spec: JobSpec, target: Target) -> Verdict | None:
 
 TARGET_RULES = (
     TargetRule("several-nodes", several_nodes),
+    TargetRule("fewer-nodes", fewer_nodes),
     TargetRule("several-roles", several_roles),
     TargetRule("container-image", container_image),
     TargetRule("gpu-idle-limit", idle_gpus),

@@ -211,6 +211,7 @@ def refused(target: str, **fields: Any) -> set[str]:
         ("gpu-idle-limit", "azure", {"limits": {"gpu_idle": "1h"}, "resources": {"accelerator": ["L4", "MI300X:8"]}}),
         ("parts-of-gpus", "local", {"resources": {"accelerator": "L4:1/8"}}),
         ("zone-choice", "vertex", {"resources": {"accelerator": "L4", "zone": "us-central1-a"}}),
+        ("fewer-nodes", "vertex", {"resources": {"accelerator": "L4", "nodes": "2..4"}}),
         ("zone-choice", "local", {"resources": {"zone": "us-central1-a"}}),
         ("given-machine", "local", {"resources": {"region": "us-central1"}}),
         ("given-machine", "local", {"resources": {"machine_type": "n1-standard-4"}}),
