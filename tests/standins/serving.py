@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -77,13 +78,19 @@ def obey_control(environ: Mapping[str, Any], verb: str, verbs: Mapping[str, Call
 class WebServer:
     """A WSGI application on a port of the loopback, in threads of this process."""
 
-    def __init__(self, application: Any, port: int = 0, handler: Any = None) -> None:
+    def __init__(
+        self, application: Any, port: int = 0, handler: Any = None, context: ssl.SSLContext | None = None
+    ) -> None:
+        """`context`: over TLS."""
         from werkzeug.serving import WSGIRequestHandler, make_server
 
         quiet = _quiet(handler or WSGIRequestHandler)
-        self._server = make_server("127.0.0.1", port, application, threaded=True, request_handler=quiet)
+        self._server = make_server(
+            "127.0.0.1", port, application, threaded=True, request_handler=quiet, ssl_context=context
+        )
         self._server.daemon_threads = True  # type: ignore[attr-defined]
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        scheme = "http" if context is None else "https"
+        self.url = f"{scheme}://127.0.0.1:{self._server.server_port}"
 
     def start(self) -> None:
         threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()

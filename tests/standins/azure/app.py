@@ -1,0 +1,243 @@
+"""Azure Resource Manager and Microsoft Entra ID as one WSGI application: who calls, what a rule does to it, who answers."""
+
+from __future__ import annotations
+
+import io
+import shutil
+import traceback
+from collections.abc import Callable, Iterable
+from functools import partial
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import parse_qsl
+
+from ..faults import CONTROL, Call, Fault, Ledger, Rule
+from ..serving import HTML_PAGE, obey_control, read_body, suffer
+from . import routes
+from .access import Access
+from .arm import RefusedError, Request, Response, Target, answer, error, parse
+from .ask import Ask
+from .names import ARM, SUBSCRIPTION, TENANT
+from .retail import PATH as PRICES
+from .retail import RetailPrices
+from .tokens import Principal, openid_configuration
+from .verbs import Verbs
+from .world import World, principals
+
+
+class AzureApp:
+    """Of one subscription."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.ledger = Ledger()
+        self._access = Access(world)
+        self._retail = RetailPrices()
+        self._verbs = Verbs(world).table() | {
+            "fail": self._fail,
+            "heal": lambda: self.ledger.clear(calls=False),
+            "calls": self.ledger.calls,
+            "forget": lambda: self.ledger.clear(rules=False),
+            "reset": self.reset,
+            "enforce": self._access.enforce,
+            "used": self._access.used_so_far,
+            **self._retail.verbs(),
+        }
+
+    def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        path = environ.get("PATH_INFO", "/")
+        if path.startswith(CONTROL):
+            told = Response(*obey_control(environ, path.removeprefix(CONTROL), self._verbs))
+            told.headers["Content-Type"] = "application/json"
+        else:
+            told = self._serve(environ)
+        headers = dict(told.headers)
+        if environ["REQUEST_METHOD"] != "HEAD" and told.status not in (204, 304):
+            headers["Content-Length"] = str(len(told.body))
+        start_response(f"{told.status} {_phrase(told.status)}", list(headers.items()))
+        return [told.body]
+
+    def reset(self) -> None:
+        """As at the start."""
+        self.ledger.clear()
+        self._access.enforce(None)
+        self._retail.fill()
+        with self._world.lock:
+            self._world.stop_timers()
+            machines = [vm.machine for vm in self._world.vms if vm.machine is not None]
+            for vm in self._world.vms:
+                vm.power = ""  # what its end brings about is nobody's business any more
+            self._world.fill()
+        for machine in machines:
+            machine.dispose()
+            shutil.rmtree(machine.root, ignore_errors=True)
+
+    def close(self) -> None:
+        """Everything ends."""
+        self._world.over.set()
+        self.reset()
+        self._world.close()
+
+    # -- one request
+
+    def _serve(self, environ: dict[str, Any]) -> Response:
+        body = read_body(environ)
+        environ["wsgi.input"], environ["CONTENT_LENGTH"] = io.BytesIO(body), str(len(body))  # it may be read again
+        query = {
+            name.lower(): value for name, value in parse_qsl(environ.get("QUERY_STRING", ""), keep_blank_values=True)
+        }
+        request = Request(environ["REQUEST_METHOD"], environ.get("PATH_INFO", "/"), query, body)
+        if request.path.startswith("/_diagnostics/"):
+            return self._console(request)
+        if "oauth2" in request.path or request.path.endswith("openid-configuration") or "/discovery/" in request.path:
+            return self._suffered(environ, Call("login", "", "token", ""), partial(self._login, request))
+        if request.path == PRICES:
+            call = Call("prices", "", "prices.list", "", {"filter": query.get("$filter", "")})
+            return self._suffered(environ, call, partial(self._prices, request))
+        who = self._who(environ)
+        try:
+            target = parse(request.path)
+        except RefusedError as refused:
+            return error(refused.code, refused.status, refused.message)
+        call = _call(request, target, who)
+        return self._suffered(environ, call, partial(self._perform, request, target, who))
+
+    def _suffered(self, environ: dict[str, Any], call: Call, perform: Callable[[], Response]) -> Response:
+        fault = self.ledger.open(call)
+        told = suffer(fault, environ, self._world.over, refuse=_refuse_with, perform=perform, dropped=Response(0))
+        self.ledger.close(call, told.status)
+        return told
+
+    def _who(self, environ: dict[str, Any]) -> Principal | None:
+        kind, _, token = str(environ.get("HTTP_AUTHORIZATION", "")).partition(" ")
+        return self._world.tokens.who(token, ARM) if kind.lower() == "bearer" else None
+
+    def _perform(self, request: Request, target: Target, who: Principal | None) -> Response:
+        if who is None:
+            return error(
+                "InvalidAuthenticationToken", 401, "The access token is missing, invalid, or for another audience."
+            )
+        if "api-version" not in request.query:
+            text = "The api-version query parameter (?api-version=) is required for all requests."
+            return error("MissingApiVersionParameter", 400, text)
+        if target.subscription.lower() != SUBSCRIPTION:
+            text = f"The subscription '{target.subscription}' could not be found."
+            return error("SubscriptionNotFound", 404, text)
+        handler = routes.find(request.method, target)
+        if handler is None:
+            return error("StandinNotImplemented", 501, f"{request.method} {request.path} is no route of the stand-in")
+        ask = Ask(self._world, request, target, who)
+        try:
+            with self._world.lock:
+                self._access.check(ask)
+                return handler(ask)
+        except RefusedError as refused:
+            return error(refused.code, refused.status, refused.message, refused.target)
+        except Exception:  # noqa: BLE001 - a bug of the stand-in must not look like a server's error to be retried
+            return error("StandinBroken", 501, traceback.format_exc())
+
+    def _login(self, request: Request) -> Response:
+        """Microsoft Entra ID."""
+        tenant, _, rest = request.path.lstrip("/").partition("/")
+        if rest == "discovery/instance":
+            return answer(
+                {
+                    "tenant_discovery_endpoint": f"{self._world.url}/{TENANT}/v2.0/.well-known/openid-configuration",
+                    "metadata": [],
+                }
+            )
+        if tenant != TENANT:
+            text = f"AADSTS90002: Tenant '{tenant}' not found."
+            return answer({"error": "invalid_tenant", "error_description": text}, 400)
+        if rest.endswith("openid-configuration"):
+            return answer(openid_configuration(f"{self._world.url}/{tenant}"))
+        if rest != "oauth2/v2.0/token":
+            return error("StandinNotImplemented", 501, request.path)
+        try:
+            return answer(self._world.tokens.exchange(dict(parse_qsl(request.body.decode())), principals()))
+        except ValueError as wrong:
+            text = f"AADSTS7000215: Invalid client secret provided. ({wrong})"
+            return answer(
+                {"error": str(wrong), "error_description": text}, 401 if str(wrong) == "invalid_client" else 400
+            )
+
+    def _prices(self, request: Request) -> Response:
+        """What nobody has to log in for."""
+        try:
+            return answer(self._retail.page(request.query))
+        except RefusedError as refused:
+            return error(refused.code, refused.status, refused.message)
+
+    def _console(self, request: Request) -> Response:
+        """A machine's, where its boot diagnostics lie."""
+        with self._world.lock:
+            wanted = request.path.split("/")[2]
+            vm = next((one for one in self._world.vms if one.properties["vmId"] == wanted), None)
+        if vm is None or "sig" not in request.query:
+            return Response(404, b"", {"x-ms-error-code": "BlobNotFound"})
+        text = vm.machine.console if vm.machine is not None else ""
+        return Response(200, text.encode(), {"Content-Type": "text/plain"})
+
+    def _fail(self, action: str, fault: dict[str, Any], where: dict[str, str], times: int | None, skip: int) -> None:
+        self.ledger.add(Rule(action, Fault(**fault), where, times, skip))
+
+
+_ACTIONS = {"PUT": "write", "PATCH": "update", "GET": "read", "HEAD": "read", "DELETE": "delete"}
+
+
+def _call(request: Request, target: Target, who: Principal | None) -> Call:
+    """`virtualMachines.write`, `virtualMachines.list`, `virtualMachines.powerOff`, `resourceGroups.delete` …"""
+    kind, verb = target.kind.rpartition("/")[2] or "resourceGroups", target.verb
+    if not target.namespace:
+        kind = (
+            str(target.types[0])
+            if target.types and not target.group
+            else "resources"
+            if target.types
+            else "resourceGroups"
+        )
+        verb = kind if target.types else ""
+    action = _ACTIONS.get(request.method, "")
+    if request.method == "POST":
+        action = verb
+    elif request.method == "GET" and verb:
+        action = "list" if verb.lower() == kind.lower() else verb
+    told = _of_body(request)
+    name = str(target.names[-1]) if target.names else target.group
+    params = {"name": name, "group": target.group, **told}
+    service = target.namespace or "Microsoft.Resources"
+    return Call(
+        service, told.get("location", ""), f"{kind}.{action}", who.name if who else "", params, told.get("zone", "")
+    )
+
+
+def _of_body(request: Request) -> dict[str, str]:
+    """What rules look at; nothing of a body that cannot be read."""
+    try:
+        body = request.json()
+        properties = body.get("properties") or {}
+        return {
+            "location": str(body.get("location", "")),
+            "zone": str((body.get("zones") or [""])[0]),
+            "size": str((properties.get("hardwareProfile") or {}).get("vmSize", "")),
+            "priority": str(properties.get("priority", "")),
+        }
+    except (RefusedError, AttributeError, IndexError, TypeError):
+        return {}
+
+
+def _refuse_with(fault: Fault) -> Response:
+    """What a rule wants answered."""
+    if fault.kind == "html":
+        page = HTML_PAGE.format(status=fault.status).encode()
+        return Response(fault.status, page, {"Content-Type": "text/html; charset=UTF-8"})
+    told = error(fault.code, fault.status, fault.message)
+    told.headers.update(fault.headers)
+    return told
+
+
+def _phrase(status: int) -> str:
+    try:
+        return HTTPStatus(status).phrase
+    except ValueError:
+        return "Stand-in"

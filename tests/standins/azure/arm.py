@@ -1,0 +1,122 @@
+"""Azure Resource Manager's requests and answers, and how a path says what is asked for.
+
+After the "Resource Provider Contract" (github.com/Azure/azure-resource-manager-rpc): ids are the same in any case;
+errors are `{"error": {"code": …, "message": …}}`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import unquote
+
+
+class RefusedError(Exception):
+    """The service says no."""
+
+    def __init__(self, code: str, status: int, message: str, *, target: str = "") -> None:
+        super().__init__(message)
+        self.code, self.status, self.message, self.target = code, status, message, target
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request, as it came."""
+
+    method: str
+    path: str
+    """Decoded, without the query."""
+    query: Mapping[str, str]
+    """By lower-case name."""
+    body: bytes
+
+    def json(self) -> dict[str, Any]:
+        """The body; an empty one is {}. Raises RefusedError."""
+        try:
+            found = json.loads(self.body or b"{}")
+        except ValueError as error:
+            text = f"The request content was invalid and could not be deserialized: '{error}'."
+            raise RefusedError("InvalidRequestContent", 400, text) from error
+        if not isinstance(found, dict):
+            raise RefusedError("InvalidRequestContent", 400, "The request content is no object.")
+        return found
+
+
+@dataclass
+class Response:
+    """What is answered. Content-Length is added by the app."""
+
+    status: int
+    body: bytes = b""
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+def answer(value: Any, status: int = 200, **headers: str) -> Response:
+    told = {name.replace("_", "-"): one for name, one in headers.items()}
+    return Response(status, json.dumps(value).encode(), {"Content-Type": "application/json; charset=utf-8", **told})
+
+
+def error(code: str, status: int, message: str, target: str = "") -> Response:
+    told = {"code": code, "message": message, **({"target": target} if target else {})}
+    return answer({"error": told}, status)
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a path names: `types` and `names` in turn, from the last `/providers/` on; one type more than names: a
+    collection, or something that is done with a resource."""
+
+    subscription: str = ""
+    group: str = ""
+    scope: str = ""
+    """Of an extension (a role assignment): the path before its `/providers/`."""
+    namespace: str = ""
+    types: Sequence[str] = ()
+    names: Sequence[str] = ()
+
+    @property
+    def kind(self) -> str:
+        """`Microsoft.Compute/virtualMachines`, also of what is done with one."""
+        whole = self.types if len(self.types) == len(self.names) else self.types[:-1] or self.types
+        return "/".join([self.namespace, *whole])
+
+    @property
+    def path(self) -> str:
+        """Of the resource, or of the one that something is done with."""
+        parts = [self.scope, "providers", self.namespace] if self.namespace else [self.scope]
+        for kind, name in zip(self.types, self.names, strict=False):
+            parts += [kind, name]
+        return "/".join(parts)
+
+    @property
+    def verb(self) -> str:
+        """The last type, where it has no name."""
+        return self.types[-1] if len(self.types) > len(self.names) else ""
+
+
+def parse(path: str) -> Target:
+    """What it names. Raises RefusedError."""
+    words = [unquote(word) for word in path.strip("/").split("/")]
+    lower = [word.lower() for word in words]
+    if lower[0] != "subscriptions" or len(words) < 2:
+        raise RefusedError("InvalidResourcePath", 404, f"{path} is no path of the stand-in")
+    group = words[3] if len(words) > 3 and lower[2] == "resourcegroups" else ""
+    providers = [number for number, word in enumerate(lower) if word == "providers"]
+    if not providers:
+        return Target(
+            words[1], group, "/" + "/".join(words[: 4 if group else 2]), "", words[4:] if group else words[2:]
+        )
+    at = providers[-1]
+    rest = words[at + 1 :]
+    return Target(words[1], group, "/" + "/".join(words[:at]), rest[0] if rest else "", rest[1::2], rest[2::2])
+
+
+def key(path: str) -> str:
+    """By which a resource is kept."""
+    return path.rstrip("/").lower()
+
+
+def last(path: str) -> str:
+    return path.rstrip("/").rpartition("/")[2]

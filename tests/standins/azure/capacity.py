@@ -1,0 +1,167 @@
+"""What there is to be had: places by size, region, zone and market; quotas by family.
+
+Texts as users quote them: AllocationFailed and ZonalAllocationFailed ("Troubleshoot allocation failures"),
+SkuNotAvailable ("Resolve errors for SKU not available"), quotas ("Resolve errors for resource quotas"). Which of the two
+kinds of "no capacity" is told, at once or by the operation, is a test's choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from . import catalog
+from .arm import RefusedError
+from .operations import FailedError
+
+DEFAULT_LIMIT = 10_000
+LOW_PRIORITY = "lowPriorityCores"
+REGIONAL = "cores"
+HOW = Literal["allocation", "constraints", "sku"]
+_GUIDE = (
+    "Read more about improving likelihood of allocation success at http://aka.ms/allocation-guidance. For more details, "
+    "please refer to 'https://aka.ms/azurevmallocationfailure'."
+)
+_LOCAL = {LOW_PRIORITY: "Total Regional Low-priority vCPUs", REGIONAL: "Total Regional vCPUs"}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a machine takes up."""
+
+    size: catalog.Size
+    region: str
+    zone: str
+    """"": wherever there is room in the region."""
+    spot: bool
+    reserved: bool = False
+    """It has a place in a capacity reservation."""
+
+    @property
+    def market(self) -> str:
+        return "spot" if self.spot else "on-demand"
+
+
+@dataclass
+class Places:
+    """How many machines at once, and what is told to who comes too late."""
+
+    places: int
+    how: HOW = "allocation"
+
+
+class Capacity:
+    """Places and quotas. Both count what is there."""
+
+    def __init__(self) -> None:
+        self._places: dict[tuple[str, str, str, str], Places] = {}
+        self._limits: dict[tuple[str, str], int] = {}
+
+    def set_places(self, size: str, region: str, zone: str, market: str, places: int | None, how: HOW) -> None:
+        """`zone`: "" for the whole region; None: any number."""
+        key = (size.lower(), region, zone, market)
+        if places is None:
+            self._places.pop(key, None)
+        else:
+            self._places[key] = Places(places, how)
+
+    def set_limit(self, region: str, family: str, limit: int) -> None:
+        self._limits[region, family.lower()] = limit
+
+    def limit(self, region: str, family: str) -> int:
+        return self._limits.get((region, family.lower()), DEFAULT_LIMIT)
+
+    def check_at_once(self, shape: Shape, there: Iterable[Shape]) -> None:
+        """Raises RefusedError: quotas, and sizes that are told to be not available."""
+        taken = list(there)
+        self._check_quotas(shape, taken)
+        full = self._full(shape, taken)
+        if full is not None and full.how == "sku":
+            raise not_available(shape)
+
+    def admit(self, shape: Shape, there: Iterable[Shape]) -> str:
+        """The zone in which it is, or "". Raises FailedError."""
+        full = self._full(shape, list(there))
+        if full is None:
+            return shape.zone
+        zone = "Zonal" if shape.zone else ""
+        if full.how == "constraints":
+            text = (
+                "Allocation failed. VM(s) with the following constraints cannot be allocated, because the condition is "
+                "too restrictive. Please remove some constraints and try again. Constraints applied are:\n"
+                f"  - {'Availability Zone' if zone else 'Networking Constraints'}\n  - VM Size\n"
+            )
+            raise FailedError(f"Overconstrained{zone}AllocationRequest", text)
+        place = "zone" if zone else "region"
+        text = (
+            f"Allocation failed. We do not have sufficient capacity for the requested VM size in this {place}. {_GUIDE}"
+        )
+        raise FailedError(f"{zone}AllocationFailed", text)
+
+    def usages(self, region: str, there: Iterable[Shape]) -> list[dict[str, Any]]:
+        """As usages of Microsoft.Compute in a region."""
+        taken = [one for one in there if one.region == region]
+        families = sorted({one.family for one in catalog.sizes().values()})
+        return [
+            {
+                "unit": "Count",
+                "currentValue": self._used(name, taken),
+                "limit": self.limit(region, name),
+                "name": {"value": name, "localizedValue": _LOCAL.get(name, f"{name} vCPUs")},
+            }
+            for name in [REGIONAL, LOW_PRIORITY, *families]
+        ]
+
+    def _full(self, shape: Shape, taken: list[Shape]) -> Places | None:
+        if shape.reserved:
+            return None
+        for zone in {shape.zone, ""}:
+            found = self._places.get((shape.size.name.lower(), shape.region, zone, shape.market))
+            used = sum(
+                (one.size.name, one.region, one.market) == (shape.size.name, shape.region, shape.market)
+                and zone in ("", one.zone)
+                for one in taken
+            )
+            if found is not None and used >= found.places:
+                return found
+        return None
+
+    def _check_quotas(self, shape: Shape, taken: list[Shape]) -> None:
+        here = [one for one in taken if one.region == shape.region]
+        for name in (LOW_PRIORITY,) if shape.spot else (shape.size.family, REGIONAL):
+            used, limit = self._used(name, here), self.limit(shape.region, name)
+            if used + shape.size.vcpus > limit:
+                raise over_quota(shape, name, limit, used)
+
+    def _used(self, name: str, here: list[Shape]) -> int:
+        return sum(
+            one.size.vcpus
+            for one in here
+            if (name == LOW_PRIORITY and one.spot) or (not one.spot and name in (REGIONAL, one.size.family))
+        )
+
+
+def not_available(shape: Shape) -> RefusedError:
+    where = f"location '{shape.region}'" + (f" zones '{shape.zone}'" if shape.zone else "")
+    text = (
+        f"The requested VM size for resource 'Following SKUs have failed for Capacity Restrictions: {shape.size.name}' is "
+        f"currently not available in {where}. Please try another size or deploy to a different location or different "
+        "zone. See https://aka.ms/azureskunotavailable for details."
+    )
+    return RefusedError("SkuNotAvailable", 409, text)
+
+
+def over_quota(shape: Shape, name: str, limit: int, used: int) -> RefusedError:
+    told = {LOW_PRIORITY: "LowPriorityCores", REGIONAL: "Total Regional Cores"}.get(name, f"{name} Cores")
+    vcpus = shape.size.vcpus
+    text = (
+        f"Operation could not be completed as it results in exceeding approved {told} quota. Additional details - "
+        f"Deployment Model: Resource Manager, Location: {shape.region}, Current Limit: {limit}, Current Usage: {used}, "
+        f"Additional Required: {vcpus}, (Minimum) New Limit Required: {used + vcpus}. Setup Alerts when Quota reaches "
+        "threshold. Learn more at https://aka.ms/quotamonitoringalerting . Submit a request for Quota increase at "
+        "https://aka.ms/ProdportalCRP/#blade/Microsoft_Azure_Capacity/UsageAndQuota.ReactView by specifying parameters "
+        "listed in the 'Details' section for deployment to succeed. Please read more about quota limits at "
+        "https://docs.microsoft.com/en-us/azure/azure-supportability/per-vm-quota-requests"
+    )
+    return RefusedError("OperationNotAllowed", 409, text)

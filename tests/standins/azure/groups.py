@@ -1,0 +1,194 @@
+"""Resource groups, their tags, and lists of what is in them.
+
+After the REST reference of Microsoft.Resources and "Resource group and resource deletion": a group that is being deleted
+takes nothing new; lists know a new group late (`set_times(lag=…)`), a GET at once.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from . import catalog, vms
+from .arm import RefusedError, Response, answer, error, key
+from .ask import Ask, accepted, check_tags
+from .resources import check_body, listed, shown
+from .world import World
+
+KIND = "Microsoft.Resources/resourceGroups"
+_FILTER = re.compile(r"(?P<name>\w+) eq '(?P<value>(?:[^']|'')*)'")
+_NAME = re.compile(r"[-\w._()]{1,90}(?<!\.)")
+
+
+def put(ask: Ask) -> Response:
+    world, body, path = ask.world, ask.body, _path(ask)
+    check_body("resource.resources.ResourceGroup", body)
+    check_tags(body)
+    if not _NAME.fullmatch(ask.target.group):
+        raise RefusedError(
+            "InvalidResourceGroup", 400, f"The provided resource group name '{ask.target.group}' is invalid."
+        )
+    region = catalog.region_name(body["location"])
+    if region not in catalog.regions():
+        text = f"The provided location '{body['location']}' is not available for resource group."
+        raise RefusedError("LocationNotAvailableForResourceGroup", 400, text)
+    old = world.find(path)
+    if key(path) in world.deleting:
+        text = f"The resource group '{ask.target.group}' is in deprovisioning state and cannot perform this operation."
+        raise RefusedError("ResourceGroupBeingDeleted", 409, text)
+    if old is not None and old["location"] != region:
+        text = (
+            f"Invalid resource group location '{region}'. The Resource group already exists in location "
+            f"'{old['location']}'."
+        )
+        raise RefusedError("InvalidResourceGroupLocation", 409, text)
+    made = {
+        "id": path,
+        "name": ask.target.group,
+        "type": KIND,
+        "location": region,
+        "tags": body.get("tags") or {},
+        "properties": {"provisioningState": "Succeeded"},
+    }
+    if "managedBy" in body:
+        made["managedBy"] = body["managedBy"]
+    world.resources[key(path)] = made
+    world.seen_from.setdefault(key(path), time.monotonic() + world.lag_s)
+    return answer(made, 201 if old is None else 200)
+
+
+def get(ask: Ask) -> Response:
+    return answer(_there(ask))
+
+
+def head(ask: Ask) -> Response:
+    return Response(204 if ask.world.find(_path(ask)) is not None else 404)
+
+
+def patch(ask: Ask) -> Response:
+    """Its tags: they replace all tags."""
+    found, body = _there(ask), ask.body
+    check_body("resource.resources.ResourceGroupPatchable", body)
+    check_tags(body)
+    if "tags" in body:
+        found["tags"] = body["tags"] or {}
+    return answer(found)
+
+
+def delete(ask: Ask) -> Response:
+    """With all that is in it: machines at once, the group when all else is gone."""
+    world, path = ask.world, _path(ask)
+    found = _there(ask)
+    until = time.monotonic() + world.group_s
+    for vm in world.vms:
+        if key(vm.id).startswith(key(path) + "/") and vm.power:
+            vms.power_off(vm, "delete")
+    found["properties"]["provisioningState"] = "Deleting"
+    world.deleting.add(key(path))
+
+    def work() -> float | None:
+        world.check_later(KIND, "delete", path)
+        if (left := until - time.monotonic()) > 0:
+            return left
+        for one in world.within(path):
+            vms.forget(world, str(one["id"]))
+        world.remove(path)
+        return None
+
+    def failed() -> None:
+        found["properties"]["provisioningState"] = "Succeeded"
+        world.deleting.discard(key(path))
+
+    headers = ask.begin(work, failed)
+    # Of a group, the SDK is shown the way by Location alone: 202 until it is gone, then 200.
+    del headers["Azure-AsyncOperation"]
+    return accepted(headers)
+
+
+def put_tags(ask: Ask) -> Response:
+    """`Microsoft.Resources/tags/default` of a group or a resource: the operations Merge, Replace, Delete."""
+    found = ask.world.find(ask.target.scope)
+    if found is None:
+        raise RefusedError("ResourceNotFound", 404, f"The resource {ask.target.scope} was not found.")
+    if ask.request.method == "GET":
+        return _tags_of(ask, found)
+    body = ask.body
+    told = (body.get("properties") or {}).get("tags") or {}
+    check_tags({"tags": told})
+    how = body.get("operation", "Replace") if ask.request.method == "PATCH" else "Replace"
+    known = dict(found.get("tags") or {})
+    if how == "Merge":
+        found["tags"] = known | told
+    elif how == "Delete":
+        found["tags"] = {name: value for name, value in known.items() if told.get(name) not in (value, "")}
+    else:
+        found["tags"] = told
+    check_tags(found)
+    return _tags_of(ask, found)
+
+
+def groups(ask: Ask) -> Response:
+    world = ask.world
+    return listed(world, _filtered(ask, (one for one in world.of_kind(KIND) if _seen(world, one))))
+
+
+def resources(ask: Ask) -> Response:
+    """Of a group or the subscription: what all of them have in common."""
+    world = ask.world
+    within = world.within(_there(ask)["id"] if ask.target.group else f"/subscriptions/{ask.target.subscription}")
+    chosen = [one for one in within if "location" in one and one["type"] != KIND and _seen(world, one)]
+    told = [
+        {name: one[name] for name in ("id", "name", "type", "location", "tags", "sku", "zones") if name in one}
+        for one in chosen
+    ]
+    return answer({"value": list(_filtered(ask, told))})
+
+
+def unavailable(ask: Ask) -> Response:
+    return error("StandinNotImplemented", 501, f"{ask.request.method} {ask.request.path}")
+
+
+# -- helpers
+
+
+def _path(ask: Ask) -> str:
+    return f"/subscriptions/{ask.target.subscription}/resourceGroups/{ask.target.group}"
+
+
+def _there(ask: Ask) -> dict[str, Any]:
+    found = ask.world.find(_path(ask))
+    if found is None:
+        raise RefusedError("ResourceGroupNotFound", 404, f"Resource group '{ask.target.group}' could not be found.")
+    return found
+
+
+def _tags_of(ask: Ask, found: dict[str, Any]) -> Response:
+    told = {"id": ask.path, "name": "default", "type": "Microsoft.Resources/tags"}
+    return answer({**told, "properties": {"tags": found.get("tags") or {}}})
+
+
+def _seen(world: World, one: dict[str, Any]) -> bool:
+    return time.monotonic() >= world.seen_from.get(key(one["id"]), 0.0)
+
+
+def _filtered(ask: Ask, found: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """`$filter` of tagName, tagValue, resourceType, name and location, joined by `and`. Raises RefusedError."""
+    text = ask.request.query.get("$filter", "")
+    asked = {one["name"].lower(): one["value"].replace("''", "'") for one in _FILTER.finditer(text)}
+    rest = _FILTER.sub("", text).replace(" and ", "").strip()
+    if rest or not set(asked) <= {"tagname", "tagvalue", "resourcetype", "name", "location"}:
+        raise RefusedError(
+            "InvalidFilterInQueryString", 400, f"Invalid $filter '{text}' specified in the query string."
+        )
+    if "tagvalue" in asked and "tagname" not in asked:
+        raise RefusedError("InvalidFilterInQueryString", 400, "tagValue is only allowed with tagName.")
+    for one in list(found):
+        tags = {name.lower(): value for name, value in (one.get("tags") or {}).items()}
+        wanted = asked.get("tagname", "").lower()
+        fits = "tagname" not in asked or (wanted in tags and asked.get("tagvalue", tags[wanted]) == tags[wanted])
+        fits = fits and asked.get("resourcetype", one["type"]).lower() == one["type"].lower()
+        fits = fits and asked.get("name", one["name"]).lower() == one["name"].lower()
+        if fits and asked.get("location", one["location"]) == one["location"]:
+            yield shown(one)

@@ -1,0 +1,74 @@
+"""Kinds of resources that need no code of their own: by which model a body is checked, and how they are made.
+
+`later`: made and deleted by a long-running operation, as the SDK's methods (begin_…) say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Kind:
+    """`in_use`: code and status of the answer to a DELETE while something refers to it; none: it may go."""
+
+    name: str
+    model: str
+    later: bool
+    in_use: tuple[str, int] | None = None
+    parts: Mapping[str, str] | None = None
+    """List within the properties whose items have ids -> what their type ends with."""
+    located: bool = True
+
+
+_ALL = (
+    Kind(
+        "Microsoft.Network/virtualNetworks",
+        "network.VirtualNetwork",
+        True,
+        ("InUseSubnetCannotBeDeleted", 400),
+        {"subnets": "subnets"},
+    ),
+    Kind(
+        "Microsoft.Network/virtualNetworks/subnets",
+        "network.Subnet",
+        True,
+        ("InUseSubnetCannotBeDeleted", 400),
+        located=False,
+    ),
+    Kind(
+        "Microsoft.Network/networkSecurityGroups",
+        "network.NetworkSecurityGroup",
+        True,
+        ("InUseNetworkSecurityGroupCannotBeDeleted", 400),
+        {"securityRules": "securityRules"},
+    ),
+    Kind(
+        "Microsoft.Network/networkInterfaces",
+        "network.NetworkInterface",
+        True,
+        ("NicInUse", 400),
+        {"ipConfigurations": "ipConfigurations"},
+    ),
+    Kind(
+        "Microsoft.Network/publicIPAddresses", "network.PublicIPAddress", True, ("PublicIPAddressCannotBeDeleted", 400)
+    ),
+    Kind("Microsoft.Network/natGateways", "network.NatGateway", True, ("InUseNatGatewayCannotBeDeleted", 400)),
+    Kind("Microsoft.Compute/disks", "compute.Disk", True, ("OperationNotAllowed", 409)),
+    Kind(
+        "Microsoft.Compute/proximityPlacementGroups",
+        "compute.ProximityPlacementGroup",
+        False,
+        ("OperationNotAllowed", 409),
+    ),
+    Kind(
+        "Microsoft.Compute/capacityReservationGroups",
+        "compute.CapacityReservationGroup",
+        True,
+        ("OperationNotAllowed", 409),
+    ),
+    Kind("Microsoft.Compute/capacityReservationGroups/capacityReservations", "compute.CapacityReservation", True),
+    Kind("Microsoft.ManagedIdentity/userAssignedIdentities", "msi.Identity", False),
+)
+KINDS: Mapping[str, Kind] = {kind.name.lower(): kind for kind in _ALL}

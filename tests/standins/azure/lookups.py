@@ -1,0 +1,140 @@
+"""What is only looked at: sizes, usages, images, resource providers, operations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import catalog, vms
+from .arm import RefusedError, Response, answer
+from .ask import Ask
+from .vm_checks import restrictions, zones_of
+from .world import World
+
+
+def skus(ask: Ask) -> Response:
+    """Sizes of machines, one entry for each region, by `$filter=location eq '…'`."""
+    text = ask.request.query.get("$filter", "")
+    wanted = text.removeprefix("location eq '").removesuffix("'") if text else ""
+    if text and text != f"location eq '{wanted}'":
+        raise RefusedError("InvalidFilterInQueryString", 400, f"The filter '{text}' is not supported.")
+    world = ask.world
+    value = [
+        _sku(world, size, region)
+        for size in catalog.sizes().values()
+        for region in sorted(size.regions)
+        if wanted.lower() in ("", region) and not world.sku_changes.get((size.name.lower(), region), {}).get("missing")
+    ]
+    return answer({"value": value})
+
+
+def usages(ask: Ask) -> Response:
+    return answer({"value": ask.world.capacity.usages(ask.target.names[0].lower(), vms.shapes(ask.world))})
+
+
+def network_usages(ask: Ask) -> Response:
+    """Those that a launch may run against."""
+    addresses = sum(1 for _ in ask.world.of_kind("Microsoft.Network/publicIPAddresses"))
+    told = {"value": "StandardSkuPublicIpAddresses", "localizedValue": "Public IP Addresses - Standard"}
+    return answer({"value": [{"unit": "Count", "currentValue": addresses, "limit": 1_000, "name": told}]})
+
+
+def images(ask: Ask) -> Response:
+    """Versions of a platform image, or one of them."""
+    _, publisher, _, offer, sku, *version = ask.target.names
+    image = catalog.find_image(publisher, offer, sku)
+    if image is None or (version and version[0] not in ("latest", image.version)):
+        text = f"Artifact: VMImage was not found. ({publisher}:{offer}:{sku})"
+        raise RefusedError("NotFound", 404, text)
+    path = ask.path.rpartition("/versions")[0]
+    told: dict[str, Any] = {
+        "location": ask.target.names[0],
+        "name": image.version,
+        "id": f"{path}/versions/{image.version}",
+    }
+    if not version:
+        return answer([told])
+    disk = {"operatingSystem": "Linux", "sizeInGb": image.disk_gb}
+    return answer(
+        {**told, "properties": {"osDiskImage": disk, "hyperVGeneration": image.generation, "architecture": "x64"}}
+    )
+
+
+def provider(ask: Ask) -> Response:
+    """Whether a resource provider may be used; `register` lets it."""
+    name = ask.target.namespace
+    if ask.target.verb == "register":
+        ask.world.registered.add(name.lower())
+    state = "Registered" if name.lower() in ask.world.registered else "NotRegistered"
+    path = f"/subscriptions/{ask.target.subscription}/providers/{name}"
+    return answer({"id": path, "namespace": name, "registrationState": state, "resourceTypes": []})
+
+
+def subscription(ask: Ask) -> Response:
+    path = f"/subscriptions/{ask.target.subscription}"
+    return answer({"id": path, "subscriptionId": ask.target.subscription, "displayName": "Tests", "state": "Enabled"})
+
+
+def locations(ask: Ask) -> Response:
+    """Regions, and a group of regions, which is listed beside them."""
+    found = [{"name": region, "metadata": {"regionType": "Physical"}} for region in sorted(catalog.regions())]
+    logical = {"name": "unitedstates", "metadata": {"regionType": "Logical"}}
+    path = f"/subscriptions/{ask.target.subscription}/locations"
+    return answer({"value": [{"id": f"{path}/{one['name']}", **one} for one in [*found, logical]]})
+
+
+def operation(ask: Ask) -> Response:
+    """As `Azure-AsyncOperation` tells it: 200, whatever came of it."""
+    found = ask.world.operations.known.get(ask.target.names[1])
+    if found is None:
+        raise RefusedError("NotFound", 404, f"Operation {ask.target.names[1]} was not found.")
+    told = answer(found)
+    if found["status"] == "InProgress":
+        told.headers["Retry-After"] = str(ask.world.retry_s)
+    return told
+
+
+def operation_result(ask: Ask) -> Response:
+    """As `Location` tells it: 202 until it is done."""
+    name = ask.target.names[1]
+    found = ask.world.operations.known.get(name)
+    if found is None:
+        raise RefusedError("NotFound", 404, f"Operation {name} was not found.")
+    if found["status"] == "InProgress":
+        return Response(
+            202,
+            b"",
+            {
+                "Location": f"{ask.world.url}{ask.request.path}?api-version={ask.request.query['api-version']}",
+                "Retry-After": str(ask.world.retry_s),
+            },
+        )
+    if "error" in found:
+        return answer({"error": found["error"]}, 409)
+    return Response(200 if ask.target.namespace == "Microsoft.Resources" else 204)
+
+
+def _sku(world: World, size: catalog.Size, region: str) -> dict[str, Any]:
+    rdma = "r" in size.name.partition("_")[2].partition("_")[0].lstrip("NDC0123456789")
+    told: dict[str, Any] = {
+        "vCPUs": size.vcpus,
+        "MemoryGB": f"{size.memory_gb:g}",
+        "HyperVGenerations": "V2" if "_v5" in size.name or "_v6" in size.name else "V1,V2",
+        "CpuArchitectureType": "x64",
+        "LowPriorityCapable": size.spot,
+        "PremiumIO": True,
+        "AcceleratedNetworkingEnabled": True,
+        "RdmaEnabled": rdma,
+    }
+    if size.gpus:
+        told["GPUs"] = max(1, int(size.gpus))
+    return {
+        "resourceType": "virtualMachines",
+        "name": size.name,
+        "tier": "Standard",
+        "size": size.name.removeprefix("Standard_"),
+        "family": size.family,
+        "locations": [region],
+        "locationInfo": [{"location": region, "zones": zones_of(world, size, region), "zoneDetails": []}],
+        "capabilities": [{"name": name, "value": str(value)} for name, value in told.items()],
+        "restrictions": restrictions(world, size, region),
+    }

@@ -1,0 +1,291 @@
+"""Role assignments: who may do what.
+
+After the REST reference of Microsoft.Authorization, "Azure built-in roles" and "Troubleshoot Azure RBAC": a new
+principal is not known for a while to who does not say what type it is; the same role cannot be given twice at one scope;
+what an assignment says cannot be changed. Conditions are looked at for their form only: what they say is for the
+storage service to obey.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from .arm import RefusedError, Response, answer, key, last
+from .ask import Ask, resolve
+from .operations import now
+from .resources import check_body
+from .tokens import Principal
+from .world import World
+
+KIND = "Microsoft.Authorization/roleAssignments"
+DEFINITIONS = "Microsoft.Authorization/roleDefinitions"
+_BLOBS = "Microsoft.Storage/storageAccounts/blobServices/containers"
+_TYPES = ("User", "Group", "ServicePrincipal", "ForeignGroup", "Device")
+
+
+@dataclass(frozen=True)
+class Role:
+    """A role's definition. `where`: data actions, of blobs."""
+
+    name: str
+    actions: tuple[str, ...]
+    not_actions: tuple[str, ...] = ()
+    data_actions: tuple[str, ...] = ()
+
+
+_WRITES_ACCESS = ("Microsoft.Authorization/*/Delete", "Microsoft.Authorization/*/Write")
+BUILT_IN: Mapping[str, Role] = {
+    "8e3af657-a8ff-443c-a75c-2fe8c4bcb635": Role("Owner", ("*",)),
+    "b24988ac-6180-42a0-ab88-20f7382dd24c": Role("Contributor", ("*",), _WRITES_ACCESS),
+    "acdd72a7-3385-48ef-bd42-f606fba81ae7": Role("Reader", ("*/read",)),
+    "f58310d9-a9f6-439a-9e8d-f62e7b41a168": Role(
+        "Role Based Access Control Administrator",
+        ("Microsoft.Authorization/roleAssignments/write", "Microsoft.Authorization/roleAssignments/delete", "*/read"),
+    ),
+    "9980e02c-c2be-4d73-94e8-173b1dc7cf3c": Role(
+        "Virtual Machine Contributor",
+        (
+            "Microsoft.Compute/virtualMachines/*",
+            "Microsoft.Compute/disks/*",
+            "Microsoft.Network/networkInterfaces/*",
+            "Microsoft.Network/virtualNetworks/read",
+            "Microsoft.Network/virtualNetworks/subnets/join/action",
+            "Microsoft.Resources/subscriptions/resourceGroups/read",
+        ),
+    ),
+    "f1a07417-d97a-45cb-824c-7a7467783830": Role(
+        "Managed Identity Operator",
+        (
+            "Microsoft.ManagedIdentity/userAssignedIdentities/*/read",
+            "Microsoft.ManagedIdentity/userAssignedIdentities/*/assign/action",
+        ),
+    ),
+    "ba92f5b4-2d11-453d-a403-e96b0029c9fe": Role(
+        "Storage Blob Data Contributor",
+        (f"{_BLOBS}/delete", f"{_BLOBS}/read", f"{_BLOBS}/write"),
+        data_actions=(f"{_BLOBS}/blobs/*",),
+    ),
+    "2a2b9908-6ea1-4ae2-8e65-a410df84e7d1": Role(
+        "Storage Blob Data Reader", (f"{_BLOBS}/read",), data_actions=(f"{_BLOBS}/blobs/read",)
+    ),
+}
+
+
+# -- methods of the API
+
+
+def put(ask: Ask) -> Response:
+    world, body, path = ask.world, ask.body, ask.path
+    check_body("authorization.RoleAssignmentCreateParameters", body)
+    told = body["properties"]
+    name = last(path)
+    try:
+        uuid.UUID(name)
+    except ValueError as wrong:
+        text = f"The role assignment ID '{name}' is not valid. The role assignment ID must be a GUID."
+        raise RefusedError("InvalidRoleAssignmentId", 400, text) from wrong
+    _check_scope(world, ask.target.scope)
+    definition = str(told["roleDefinitionId"])
+    if role_of(world, definition) is None:
+        raise RefusedError(
+            "RoleDefinitionDoesNotExist",
+            400,
+            f"The specified role definition with ID '{last(definition)}' does not exist.",
+        )
+    _check_principal(world, told)
+    _check_condition(told)
+    old = world.find(path)
+    if old is not None:
+        return _repeated(old, told)
+    for one in assignments(world):
+        same = ("principalId", "roleDefinitionId")
+        if key(one["properties"]["scope"]) == key(ask.target.scope) and all(
+            str(one["properties"][field]).lower() == str(told[field]).lower() for field in same
+        ):
+            text = f"The role assignment already exists. The ID of the existing role assignment is {one['name'].replace('-', '')}."
+            raise RefusedError("RoleAssignmentExists", 409, text)
+    properties = {
+        "principalType": "ServicePrincipal",
+        **told,
+        "scope": ask.target.scope,
+        "createdOn": now(),
+        "updatedOn": now(),
+        "createdBy": ask.caller.object_id,
+        "updatedBy": ask.caller.object_id,
+    }
+    made = {"id": path, "name": name, "type": KIND, "properties": properties}
+    world.resources[key(path)] = made
+    return answer(made, 201)
+
+
+def get(ask: Ask) -> Response:
+    found = ask.world.find(ask.path)
+    if found is None:
+        raise RefusedError("RoleAssignmentNotFound", 404, f"The role assignment '{last(ask.path)}' is not found.")
+    return answer(found)
+
+
+def delete(ask: Ask) -> Response:
+    found = ask.world.find(ask.path)
+    if found is None:
+        return Response(204)
+    ask.world.remove(ask.path)
+    return answer(found)
+
+
+def listed(ask: Ask) -> Response:
+    """At a scope, above it and below it; `$filter=atScope()` leaves out what is below, `principalId eq '…'` others."""
+    world, scope = ask.world, key(ask.target.scope)
+    text = ask.request.query.get("$filter", "")
+    wanted = re.fullmatch(r"(?:atScope\(\))?(?: and )?(?:(?:principalId eq|assignedTo\()\s*'(?P<id>[-\w]+)'\)?)?", text)
+    if wanted is None:
+        raise RefusedError("UnsupportedQuery", 400, f"The filter '{text}' is not supported.")
+    found = []
+    for one in assignments(world):
+        at = key(one["properties"]["scope"])
+        above, below = _holds(at, scope), _holds(scope, at)
+        if (above or (below and "atScope" not in text)) and (wanted["id"] in (None, one["properties"]["principalId"])):
+            found.append(one)
+    return answer({"value": found})
+
+
+def definitions(ask: Ask) -> Response:
+    """Built-in roles and those that were made, by `$filter=roleName eq '…'`."""
+    text = ask.request.query.get("$filter", "")
+    wanted = re.fullmatch(r"(?:roleName eq '(?P<name>[^']*)')?", text)
+    if wanted is None:
+        raise RefusedError("UnsupportedQuery", 400, f"The filter '{text}' is not supported.")
+    told = [_definition(identity, role) for identity, role in BUILT_IN.items() if wanted["name"] in (None, role.name)]
+    return answer({"value": told})
+
+
+def definition(ask: Ask) -> Response:
+    role = BUILT_IN.get(last(ask.path).lower())
+    if role is None:
+        text = f"The specified role definition with ID '{last(ask.path)}' does not exist."
+        raise RefusedError("RoleDefinitionDoesNotExist", 404, text)
+    return answer(_definition(last(ask.path), role))
+
+
+# -- who may do what
+
+
+def assignments(world: World) -> Iterator[dict[str, Any]]:
+    return world.of_kind(KIND)
+
+
+def role_of(world: World, path: str) -> Role | None:
+    return BUILT_IN.get(last(path).lower())
+
+
+def may(world: World, principal: Principal, action: str, path: str) -> bool:
+    """Whether it was assigned a role for that, at this scope or above."""
+    return any(
+        _allows(role.actions, action) and not _allows(role.not_actions, action)
+        for role in _held(world, principal, path)
+    )
+
+
+def may_write_blobs(world: World, principal: Principal) -> bool:
+    """Anywhere."""
+    return any(_allows(role.data_actions, f"{_BLOBS}/blobs/write") for role in _held(world, principal, ""))
+
+
+def _held(world: World, principal: Principal, path: str) -> Iterator[Role]:
+    """Roles at a scope; "" is any."""
+    for one in assignments(world):
+        told = one["properties"]
+        if told["principalId"] != principal.object_id or (path and not _holds(key(told["scope"]), key(path))):
+            continue
+        role = role_of(world, told["roleDefinitionId"])
+        if role is not None:
+            yield role
+
+
+# -- helpers
+
+
+def _repeated(old: dict[str, Any], told: dict[str, Any]) -> Response:
+    """Role and condition may be said anew, who has it not."""
+    before = old["properties"]
+    if str(before["principalId"]).lower() != str(told["principalId"]).lower():
+        text = "Tenant ID, application ID, principal ID, and scope are not allowed to be updated."
+        raise RefusedError("RoleAssignmentUpdateNotPermitted", 400, text)
+    before |= {**told, "updatedOn": now()}
+    return answer(old, 200)
+
+
+def _check_scope(world: World, scope: str) -> None:
+    """It is there: a container, too, of an account that is."""
+    account = re.match(r"(.*/Microsoft\.Storage/storageAccounts/[^/]+)", scope, re.IGNORECASE)
+    wanted = account[1] if account else scope
+    if wanted.count("/") > 2 and resolve(world, wanted) is None:
+        raise RefusedError("ResourceNotFound", 404, f"The Resource '{wanted}' was not found.")
+
+
+def _check_principal(world: World, told: dict[str, Any]) -> None:
+    kind, wanted = told.get("principalType"), str(told["principalId"]).lower()
+    if kind is not None and kind not in _TYPES:
+        raise RefusedError("InvalidPrincipalType", 400, f"'{kind}' is no principal type; known: {', '.join(_TYPES)}")
+    known = {one.object_id for one in world.identities.values()}
+    late = world.seen_from.get(f"principal/{wanted}", 0.0) > time.monotonic()
+    if kind == "ServicePrincipal" or (wanted in known and not late):
+        return
+    text = (
+        f"Principal {wanted.replace('-', '')} does not exist in the directory. Check that you have the correct principal ID. "
+        "If you are creating this principal and then immediately assigning a role, this error might be related to a "
+        "replication delay. In this case, set the role assignment principalType property to a value, such as "
+        "ServicePrincipal, User, or Group. See https://aka.ms/docs-principaltype"
+    )
+    raise RefusedError("PrincipalNotFound", 400, text)
+
+
+def _check_condition(told: dict[str, Any]) -> None:
+    """Form only: version 2.0, parentheses and quotes that end, an action that it is of."""
+    condition = told.get("condition")
+    if condition is None and told.get("conditionVersion") is None:
+        return
+    if told.get("conditionVersion") != "2.0" or not condition:
+        raise RefusedError(
+            "BadRequestFormat", 400, "If a condition is set, conditionVersion must be 2.0, and the other way round."
+        )
+    bare = re.sub(r"'[^']*'", "", condition)
+    if (
+        "'" in bare
+        or bare.count("(") != bare.count(")")
+        or bare.count("{") != bare.count("}")
+        or "ActionMatches" not in bare
+    ):
+        raise RefusedError("BadRequestFormat", 400, f"The condition cannot be read: {condition}")
+
+
+def _definition(identity: str, role: Role) -> dict[str, Any]:
+    permissions = {
+        "actions": list(role.actions),
+        "notActions": list(role.not_actions),
+        "dataActions": list(role.data_actions),
+    }
+    return {
+        "id": f"/providers/{DEFINITIONS}/{identity}",
+        "name": identity,
+        "type": DEFINITIONS,
+        "properties": {
+            "roleName": role.name,
+            "type": "BuiltInRole",
+            "permissions": [{**permissions, "notDataActions": []}],
+        },
+    }
+
+
+def _allows(globs: tuple[str, ...], action: str) -> bool:
+    return any(fnmatchcase(action.lower(), glob.lower()) for glob in globs)
+
+
+def _holds(scope: str, path: str) -> bool:
+    return path == scope or path.startswith(scope.rstrip("/") + "/")

@@ -1,0 +1,109 @@
+"""Which handler answers a request: by method, kind and what is done with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from . import groups, lookups, resources, roles, vms
+from .arm import Response, Target
+from .ask import Ask, group_of
+from .kinds import KINDS, Kind
+
+Handler = Callable[[Ask], Response]
+
+_VM = "microsoft.compute/virtualmachines"
+_IMAGE = "microsoft.compute/locations/publishers/artifacttypes/offers/skus/versions"
+_TABLE: Mapping[tuple[str, str, str], Handler] = {
+    # method, kind in lower case, verb
+    ("PUT", _VM, ""): vms.put,
+    ("GET", _VM, ""): vms.get,
+    ("PATCH", _VM, ""): vms.patch,
+    ("DELETE", _VM, ""): vms.delete,
+    ("GET", _VM, "instanceView"): vms.instance_view,
+    ("POST", _VM, "simulateEviction"): vms.simulate_eviction,
+    ("POST", _VM, "retrieveBootDiagnosticsData"): vms.boot_diagnostics,
+    **{("POST", _VM, verb): vms.act for verb in ("powerOff", "deallocate", "start", "restart", "redeploy")},
+    ("GET", "microsoft.compute/skus", "skus"): lookups.skus,
+    ("GET", "microsoft.compute/locations", "usages"): lookups.usages,
+    ("GET", "microsoft.network/locations", "usages"): lookups.network_usages,
+    ("PUT", "microsoft.authorization/roleassignments", ""): roles.put,
+    ("GET", "microsoft.authorization/roleassignments", ""): roles.get,
+    ("DELETE", "microsoft.authorization/roleassignments", ""): roles.delete,
+    ("GET", "microsoft.authorization/roleassignments", "roleAssignments"): roles.listed,
+    ("GET", "microsoft.authorization/roledefinitions", "roleDefinitions"): roles.definitions,
+    ("GET", "microsoft.authorization/roledefinitions", ""): roles.definition,
+    **{(method, "microsoft.resources/tags", ""): groups.put_tags for method in ("GET", "PUT", "PATCH")},
+    ("GET", "microsoft.storage/storageaccounts", ""): resources.get,
+}
+
+
+def find(method: str, target: Target) -> Handler | None:
+    if not target.namespace:
+        return _of_resources(method, target)
+    kind, verb = target.kind.lower(), target.verb
+    if (found := _TABLE.get((method, kind, verb))) is not None:
+        return found
+    if kind in KINDS:
+        return _generic(method, KINDS[kind], verb)
+    if verb.lower() == "virtualmachines" and kind == _VM and method == "GET":
+        return vms.listed
+    if kind.endswith("/locations/operations") and method == "GET":
+        return lookups.operation
+    if kind.endswith("/locations/operationresults") and method == "GET":
+        return lookups.operation_result
+    if "/locations/publishers/artifacttypes" in kind and method == "GET" and len(target.names) >= 5:
+        return lookups.images
+    if (method, target.types) == ("GET", []) or (method, list(target.types)) == ("POST", ["register"]):
+        return lookups.provider
+    return None
+
+
+def _generic(method: str, kind: Kind, verb: str) -> Handler | None:
+    if verb:
+        return (
+            partial(_listed, kind) if method == "GET" and verb.lower() == kind.name.rpartition("/")[2].lower() else None
+        )
+    handlers: Mapping[str, Handler] = {
+        "PUT": partial(resources.put, kind=kind),
+        "GET": resources.get,
+        "PATCH": resources.patch,
+        "DELETE": partial(resources.delete, kind=kind),
+    }
+    return handlers.get(method)
+
+
+def _listed(kind: Kind, ask: Ask) -> Response:
+    """Of a group, of the subscription, or the parts of one."""
+    world = ask.world
+    if ask.target.group:
+        group_of(world, ask, writes=False)
+    if ask.target.names:
+        owner = ask.found()
+        return resources.listed(world, owner["properties"].get(ask.target.verb, []))
+    within = world.within(ask.target.scope)
+    return resources.listed(world, (one for one in within if one["type"].lower() == kind.name.lower()))
+
+
+def _of_resources(method: str, target: Target) -> Handler | None:
+    """What no provider's name stands before: resource groups, the subscription."""
+    rest = [word.lower() for word in target.types]
+    if target.group:
+        if rest == ["resources"]:
+            return groups.resources if method == "GET" else None
+        handlers: Mapping[str, Handler] = {
+            "PUT": groups.put,
+            "GET": groups.get,
+            "HEAD": groups.head,
+            "PATCH": groups.patch,
+            "DELETE": groups.delete,
+        }
+        return handlers.get(method) if not rest else None
+    lists: Mapping[str, Handler] = {
+        "resourcegroups": groups.groups,
+        "resources": groups.resources,
+        "locations": lookups.locations,
+    }
+    if method != "GET" or len(rest) > 1:
+        return None
+    return lists.get(rest[0]) if rest else lookups.subscription

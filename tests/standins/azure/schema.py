@@ -1,0 +1,177 @@
+"""Whether a body is one of Azure Resource Manager's: by the models of the installed SDK, whose names are the wire's.
+
+What the models know is checked: names, types, closed sets of values, what only the service may set, what must be there.
+Sets of values that the service may add to are open in the models; here they are closed, but for the sizes of machines,
+of which the models know old ones only (the catalogue knows the others).
+"""
+
+from __future__ import annotations
+
+import datetime
+import enum
+import functools
+import importlib
+import sys
+import typing
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+_OPEN = frozenset({"VirtualMachineSizeTypes", "ExtendedLocationTypes"})
+_PLAIN: Mapping[str, type | tuple[type, ...]] = {
+    "str": str,
+    "int": int,
+    "long": int,
+    "float": (int, float),
+    "bool": bool,
+    "object": object,
+    "iso-8601": str,
+    "duration": str,
+}
+
+
+def faults(model: str, body: object) -> list[str]:
+    """What is wrong with it; `model`: `compute.VirtualMachine`, a class of azure.mgmt.<package>.models."""
+    package, _, name = model.rpartition(".")
+    return list(_of_model(_class(package, name), body, ""))
+
+
+@functools.cache
+def _class(package: str, name: str) -> Any:
+    return getattr(importlib.import_module(f"azure.mgmt.{package}.models"), name)
+
+
+def _of_model(model: Any, body: object, at: str) -> Iterator[str]:
+    if not isinstance(body, Mapping):
+        yield f"{at or 'the body'} is {type(body).__name__}, not an object"
+        return
+    known = _fields(model)
+    for name, value in body.items():
+        here = f"{at}.{name}" if at else str(name)
+        if name not in known:
+            yield f"Could not find member '{name}' on object of type '{model.__name__}' (at '{here}')"
+        elif known[name][1]:
+            yield f"'{here}' is read-only"
+        elif value is not None:
+            yield from _of_type(known[name][0], value, here)
+    for name, (_, read_only, required) in known.items():
+        if required and not read_only and body.get(name) is None:
+            yield f"Required parameter '{f'{at}.{name}' if at else name}' is missing (null)."
+
+
+@functools.cache
+def _fields(model: Any) -> Mapping[str, tuple[Any, bool, bool]]:
+    """Name on the wire -> (type, read-only, required)."""
+    return dict(_of_map(model) if hasattr(model, "_attribute_map") else _of_rest_fields(model))
+
+
+def _of_rest_fields(model: Any) -> Iterator[tuple[str, tuple[Any, bool, bool]]]:
+    """Models made from TypeSpec."""
+    for owner in reversed(model.__mro__):
+        if not owner.__module__.startswith("azure.mgmt."):
+            continue
+        root = importlib.import_module(owner.__module__.rpartition(".")[0])
+        scope = {**vars(sys.modules[owner.__module__]), "_models": root}
+        told_of = typing.get_type_hints(owner, scope)
+        for name, field in vars(owner).items():
+            if type(field).__name__ != "_RestField":
+                continue
+            told = told_of[name]
+            required = type(None) not in typing.get_args(told)
+            yield field._rest_name_input or name, (told, field._visibility == ["read"], required)
+
+
+class _Nested:
+    """What an older model says of an object within: it has no class of its own."""
+
+    _attribute_map: Mapping[str, Mapping[str, str]]
+    _validation: Mapping[str, Mapping[str, Any]]
+
+
+def _of_map(model: Any) -> Iterator[tuple[str, tuple[Any, bool, bool]]]:
+    """Models of the older generator: `properties.x` stands for a field of an object within."""
+    inner: dict[str, dict[str, dict[str, Any]]] = {}
+    for name, told in model._attribute_map.items():
+        key, rule = str(told["key"]).replace("\\.", "\0"), model._validation.get(name, {})
+        first, _, rest = key.partition(".")
+        if rest:
+            maps = inner.setdefault(first, {"map": {}, "rules": {}})
+            maps["map"][name] = {"key": rest, "type": told["type"]}
+            maps["rules"][name] = rule
+        else:
+            read_only = bool(rule.get("readonly"))
+            yield first.replace("\0", "."), ((model, told["type"]), read_only, bool(rule.get("required")))
+    for first, maps in inner.items():
+        made = type(
+            f"{model.__name__}.{first}",
+            (_Nested,),
+            {"_attribute_map": maps["map"], "_validation": maps["rules"], "__module__": model.__module__},
+        )
+        required = any(rule.get("required") for rule in maps["rules"].values())
+        yield first, ((model, made), False, required)
+
+
+def _of_type(told: Any, value: object, at: str) -> Iterator[str]:
+    if isinstance(told, tuple):
+        yield from _of_name(*told, value, at)
+        return
+    origin = typing.get_origin(told)
+    if origin is typing.Union:
+        options = [one for one in typing.get_args(told) if one is not type(None)]
+        closed = next((one for one in options if isinstance(one, type) and issubclass(one, enum.Enum)), None)
+        yield from _of_type(closed or options[0], value, at)
+    elif origin is list:
+        yield from _of_list(typing.get_args(told)[0], value, at)
+    elif origin is dict:
+        yield from _of_dict(typing.get_args(told)[1], value, at)
+    elif isinstance(told, type):
+        yield from _of_class(told, value, at)
+
+
+def _of_class(told: type, value: object, at: str) -> Iterator[str]:
+    if issubclass(told, enum.Enum):
+        allowed = {str(one.value).lower() for one in told}
+        if told.__name__ not in _OPEN and str(value).lower() not in allowed:
+            yield f"'{value}' is not a value of '{at}'; known: {', '.join(str(one.value) for one in told)}"
+    elif told.__module__.startswith("azure.mgmt."):
+        yield from _of_model(told, value, at)
+    elif told in (datetime.datetime, datetime.timedelta, bytes):
+        yield from _of_plain(str, value, at)
+    elif told in (str, bool, int, float):
+        yield from _of_plain((int, float) if told is float else told, value, at)
+
+
+def _of_name(model: Any, told: Any, value: object, at: str) -> Iterator[str]:
+    """A type as the older models write it: `[SubResource]`, `{str}`, `str`, a class's name."""
+    if not isinstance(told, str):
+        yield from _of_model(told, value, at)
+    elif told.startswith("["):
+        yield from _of_list((model, told[1:-1]), value, at)
+    elif told.startswith("{"):
+        yield from _of_dict((model, told[1:-1]), value, at)
+    elif told in _PLAIN:
+        yield from _of_plain(_PLAIN[told], value, at)
+    else:
+        package = model.__module__.split(".")[2]
+        yield from _of_class(_class(package, told), value, at)
+
+
+def _of_plain(told: type | tuple[type, ...], value: object, at: str) -> Iterator[str]:
+    if told is not object and (not isinstance(value, told) or (isinstance(value, bool) and told is not bool)):
+        names = told.__name__ if isinstance(told, type) else told[-1].__name__
+        yield f"'{at}' is {type(value).__name__}, not {names}"
+
+
+def _of_list(item: Any, value: object, at: str) -> Iterator[str]:
+    if not isinstance(value, list):
+        yield f"'{at}' is {type(value).__name__}, not a list"
+        return
+    for number, one in enumerate(value):
+        yield from _of_type(item, one, f"{at}[{number}]")
+
+
+def _of_dict(item: Any, value: object, at: str) -> Iterator[str]:
+    if not isinstance(value, Mapping):
+        yield f"'{at}' is {type(value).__name__}, not an object"
+        return
+    for name, one in value.items():
+        yield from _of_type(item, one, f"{at}.{name}")

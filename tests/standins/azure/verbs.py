@@ -1,0 +1,134 @@
+"""What tests do with Azure beside its API, and see of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from . import names, vms
+from .arm import key
+from .capacity import HOW
+from .machines import told
+from .operations import FailedError
+from .world import Later, World
+
+
+class Verbs:
+    """Each method is a verb of the control; it holds the world's lock."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def table(self) -> dict[str, Callable[..., Any]]:
+        own = [name for name in vars(type(self)) if not name.startswith("_") and name != "table"]
+        return {name: self._locked(getattr(self, name)) for name in own}
+
+    def _locked(self, verb: Callable[..., Any]) -> Callable[..., Any]:
+        def call(**arguments: Any) -> Any:
+            with self._world.lock:
+                return verb(**arguments)
+
+        return call
+
+    # -- what there is
+
+    def environ(self, name: str) -> Mapping[str, str]:
+        """What points clients here, as this application."""
+        return {
+            "AZURE_TENANT_ID": names.TENANT,
+            "AZURE_CLIENT_ID": names.client_id(name),
+            "AZURE_CLIENT_SECRET": names.secret(name),
+            "AZURE_SUBSCRIPTION_ID": names.SUBSCRIPTION,
+            "AZURE_AUTHORITY_HOST": self._world.url,
+            "CLOUDGPU_AZURE_ENDPOINT": self._world.url,
+            "REQUESTS_CA_BUNDLE": str(self._world.certificate),
+        }
+
+    def set_capacity(self, *, size: str, region: str, zone: str, market: str, places: int | None, how: HOW) -> None:
+        self._world.capacity.set_places(size, region, zone, market, places, how)
+
+    def set_quota(self, region: str, family: str, limit: int) -> None:
+        self._world.capacity.set_limit(region, family, limit)
+
+    def set_sku(self, size: str, region: str, changes: dict[str, Any] | None) -> None:
+        if changes is None:
+            self._world.sku_changes.pop((size.lower(), region), None)
+        else:
+            self._world.sku_changes[size.lower(), region] = changes
+
+    def set_times(
+        self,
+        operation: float | None,
+        group: float | None,
+        lag: float | None,
+        roles: float | None,
+        retry: int | None,
+    ) -> None:
+        world = self._world
+        world.delay_s = world.delay_s if operation is None else operation
+        world.group_s = world.group_s if group is None else group
+        world.lag_s = world.lag_s if lag is None else lag
+        world.role_lag_s = world.role_lag_s if roles is None else roles
+        world.retry_s = world.retry_s if retry is None else retry
+
+    def set_machine_environ(self, values: dict[str, str]) -> None:
+        self._world.machine_environ = values
+
+    def add_storage(self, account: str, group: str, region: str) -> str:
+        path = f"/subscriptions/{names.SUBSCRIPTION}/resourceGroups/{group}"
+        if self._world.find(path) is None:
+            made = {
+                "id": path,
+                "name": group,
+                "type": "Microsoft.Resources/resourceGroups",
+                "location": region,
+                "tags": {},
+            }
+            self._world.resources[key(path)] = {**made, "properties": {"provisioningState": "Succeeded"}}
+        storage = f"{path}/providers/Microsoft.Storage/storageAccounts/{account}"
+        self._world.resources[key(storage)] = {
+            "id": storage,
+            "name": account,
+            "type": "Microsoft.Storage/storageAccounts",
+            "location": region,
+            "kind": "StorageV2",
+            "sku": {"name": "Standard_LRS"},
+            "tags": {},
+            "properties": {"provisioningState": "Succeeded"},
+        }
+        return storage
+
+    def unregister(self, namespace: str) -> None:
+        self._world.registered.discard(namespace.lower())
+
+    def fail_later(self, *, kind: str, doing: str, code: str, message: str, where: str, times: int) -> None:
+        self._world.later.append(Later(kind, doing, FailedError(code, message), where, times))
+
+    def revoke(self, name: str) -> None:
+        self._world.tokens.revoke(name)
+
+    # -- what happens
+
+    def evict(self, name: str, seconds: float) -> None:
+        vms.evict(self._world, self._world.vm(name), seconds)
+
+    def maintain(self, name: str, kind: str, seconds: float) -> None:
+        vms.maintain(self._world, self._world.vm(name), kind, seconds)
+
+    def crash(self, name: str) -> None:
+        vms.crash(self._world, self._world.vm(name))
+
+    def reboot(self, name: str) -> None:
+        vms.reboot(self._world.vm(name))
+
+    # -- what is to be seen
+
+    def instances(self) -> list[dict[str, Any]]:
+        return [dataclasses.asdict(told(vm)) for vm in self._world.vms]
+
+    def resources(self, kind: str) -> list[dict[str, Any]]:
+        return [dict(one) for one in self._world.of_kind(kind)]
+
+    def all_resources(self) -> list[str]:
+        return [str(one["id"]) for one in self._world.resources.values()]

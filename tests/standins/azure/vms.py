@@ -1,0 +1,505 @@
+"""Virtual machines: how they are made, ended, evicted, and what each leaves.
+
+After the REST reference, "States and billing status of Azure Virtual Machines", "Delete a VM and attached resources",
+"Azure Spot Virtual Machines" and "Scheduled Events". A machine that is off from within is still allocated and billed.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from functools import partial
+from typing import Any
+
+from ..machine import Ending
+from . import vm_checks
+from .arm import RefusedError, Response, answer, key, last
+from .ask import Ask, accepted, begun, check_location, check_references, check_tags, group_of, resolve
+from .capacity import Shape
+from .machines import AzureMachine, Vm
+from .names import TENANT, identity
+from .operations import FailedError, now
+from .resources import check_body
+from .tokens import Principal
+from .world import World
+
+KIND = "Microsoft.Compute/virtualMachines"
+_PLACED = ("running", "creating", "stopped")
+"""Powers in which it takes up a place."""
+_FIXED = ("osProfile", "storageProfile", "networkProfile", "priority", "proximityPlacementGroup")
+
+
+# -- methods of the API
+
+
+def put(ask: Ask) -> Response:
+    """Make it; of one that is there, change its tags; of one that failed, try again."""
+    world, body, path = ask.world, ask.body, ask.path
+    group_of(world, ask)
+    check_body("compute.VirtualMachine", body)
+    check_tags(body)
+    region = check_location(body, KIND)
+    check_references(world, body, path)
+    _check_not_deleting(world, path)
+    old = world.find(path)
+    if old is not None and old["properties"]["provisioningState"] != "Failed":
+        return _update(ask, old, body)
+    shape = vm_checks.shape_of(world, body, region)
+    custom_data = vm_checks.check(world, body, path, region)
+    world.capacity.check_at_once(shape, shapes(world))
+    if old is not None:
+        forget(world, path)
+    resource = _resource(ask, body, region)
+    vm = Vm(path, resource, shape, custom_data, time.monotonic())
+    vm.boot_diagnostics = bool(
+        ((body["properties"].get("diagnosticsProfile") or {}).get("bootDiagnostics") or {}).get("enabled")
+    )
+    world.vms.append(vm)
+    world.resources[key(path)] = resource
+    world.hidden[key(path)] = {"asked": body}
+    _identify(world, resource, path)
+    _make_disk(world, resource, shape)
+    return begun(resource, 201, ask.begin(partial(_provision, world, vm)))
+
+
+def get(ask: Ask) -> Response:
+    found = ask.found()
+    return answer(_shown(ask.world, found, "instanceview" in ask.request.query.get("$expand", "").lower()))
+
+
+def listed(ask: Ask) -> Response:
+    world = ask.world
+    if ask.target.group:
+        group_of(world, ask, writes=False)
+    view = (
+        "instanceview" in ask.request.query.get("$expand", "").lower() or ask.request.query.get("statusonly") == "true"
+    )
+    above = ask.target.scope
+    return answer({"value": [_shown(world, one, view) for one in world.within(above) if one["type"] == KIND]})
+
+
+def patch(ask: Ask) -> Response:
+    """Tags only: they replace all tags."""
+    found, body = ask.found(), ask.body
+    if set(body) - {"tags"}:
+        raise RefusedError("StandinNotImplemented", 501, f"PATCH of {', '.join(sorted(set(body) - {'tags'}))}")
+    check_tags(body)
+    found["tags"] = body.get("tags") or {}
+    return answer(found)
+
+
+def delete(ask: Ask) -> Response:
+    """With what has deleteOption Delete. 204 where it is not there."""
+    world, path = ask.world, ask.path
+    if world.find(path) is None:
+        return Response(204)
+    vm = world.vm_at(path)
+    world.deleting.add(key(path))
+    vm.properties["provisioningState"] = "Deleting"
+
+    def work() -> None:
+        try:
+            world.check_later(KIND, "delete", path)
+        except FailedError:
+            world.deleting.discard(key(path))
+            raise
+        power_off(vm, "delete")
+        forget(world, path)
+
+    return accepted(ask.begin(work))
+
+
+def act(ask: Ask) -> Response:
+    """powerOff, deallocate, start, restart, redeploy."""
+    world, verb = ask.world, ask.target.verb
+    ask.found()
+    _check_not_deleting(world, ask.path)
+    vm = world.vm_at(ask.path)
+
+    def work() -> None:
+        if verb in ("powerOff", "deallocate"):
+            _off(vm, "stopped" if verb == "powerOff" else "deallocated", verb)
+        elif verb == "start":
+            world.capacity.admit(vm.shape, shapes(world, but=vm))
+            _run(world, vm)
+        else:
+            reboot(vm)
+
+    return accepted(ask.begin(work))
+
+
+def simulate_eviction(ask: Ask) -> Response:
+    """Within 30 minutes, it says; here after the seconds of a notice."""
+    ask.found()
+    vm = ask.world.vm_at(ask.path)
+    if not vm.shape.spot:
+        text = "The simulate eviction operation is only supported on Spot VMs."
+        raise RefusedError("OperationNotAllowed", 409, text)
+    evict(ask.world, vm, 30.0)
+    return Response(204)
+
+
+def instance_view(ask: Ask) -> Response:
+    ask.found()
+    return answer(view(ask.world.vm_at(ask.path)))
+
+
+def boot_diagnostics(ask: Ask) -> Response:
+    """Where the machine's console is to be read, without a token, for a while."""
+    ask.found()
+    vm = ask.world.vm_at(ask.path)
+    if not vm.boot_diagnostics:
+        raise RefusedError("OperationNotAllowed", 409, f"Boot diagnostics is not enabled for VM '{vm.name}'.")
+    base = f"{ask.world.url}/_diagnostics/{vm.properties['vmId']}"
+    return answer(
+        {
+            "consoleScreenshotBlobUri": f"{base}/screenshot.bmp?sig=x",
+            "serialConsoleLogBlobUri": f"{base}/serial.log?sig=x",
+        }
+    )
+
+
+# -- what happens by itself, or as tests want it
+
+
+def evict(world: World, vm: Vm, seconds: float) -> None:
+    """It is told, and ends after so long, or as soon as it lets it."""
+    announce(world, vm, "Preempt", seconds, partial(_evicted, world, vm))
+
+
+def maintain(world: World, vm: Vm, kind: str, seconds: float) -> None:
+    """`Freeze`, `Reboot`, `Redeploy`, `Terminate`: it is told; in so many seconds, or as soon as it lets it, it happens."""
+    done = {
+        "Freeze": lambda: None,
+        "Reboot": partial(reboot, vm),
+        "Redeploy": partial(reboot, vm),
+        "Terminate": partial(_terminated, world, vm),
+    }
+    announce(world, vm, kind, seconds, done[kind])
+
+
+def announce(world: World, vm: Vm, kind: str, seconds: float, happens: Any) -> None:
+    """A Scheduled Event of this machine; it is over once it has happened."""
+    if vm.machine is None:
+        world.after(seconds, happens)
+        return
+    machine = vm.machine
+    event = machine.metadata.announce(kind, seconds)
+    done: list[bool] = []
+
+    def begin() -> None:
+        if done or vm.power != "running":
+            return
+        done.append(True)
+        happens()
+        machine.metadata.over(event)
+
+    machine.begun[event] = begin
+    world.after(seconds, begin)
+
+
+def crash(world: World, vm: Vm) -> None:
+    """Its host fails: everything on it is gone at once; it is started again elsewhere ("service healing")."""
+    if vm.machine is not None:
+        vm.machine.cut_power()
+    world.after(0.5, partial(reboot, vm))
+
+
+def reboot(vm: Vm) -> None:
+    """Everything on it is gone at once; it boots again with its disk."""
+    if vm.machine is not None and vm.power == "running":
+        vm.machine.cut_power()
+        vm.machine.power_on()
+
+
+def power_off(vm: Vm, reason: str) -> None:
+    """For ever."""
+    if vm.gone is None:
+        vm.gone = time.monotonic()
+        vm.reason = reason
+    if vm.machine is not None:
+        vm.machine.dispose()
+
+
+def forget(world: World, path: str) -> None:
+    """A resource that is deleted; of a machine also what goes with it."""
+    resource = world.find(path)
+    if resource is None:
+        return
+    world.remove(path)
+    if resource["type"] != KIND:
+        return
+    vm = next(one for one in world.vms if one.resource is resource)
+    vm.power = ""
+    vm.resource = {**resource, "properties": {**resource["properties"], "provisioningState": ""}}
+    storage, network = vm.properties["storageProfile"], vm.properties["networkProfile"]
+    disks = [storage["osDisk"], *storage.get("dataDisks", [])]
+    for disk in disks:
+        found = world.find(str((disk.get("managedDisk") or {}).get("id", "")))
+        if found is None:
+            continue
+        if disk.get("deleteOption") == "Delete":
+            world.remove(found["id"])
+        else:
+            found.pop("managedBy", None)
+            found["properties"]["diskState"] = "Unattached"
+    for nic in network["networkInterfaces"]:
+        if (nic.get("properties") or {}).get("deleteOption") == "Delete":
+            _forget_interface(world, str(nic["id"]))
+
+
+def shapes(world: World, but: Vm | None = None) -> list[Shape]:
+    """What takes up places and quotas."""
+    return [vm.shape for vm in world.vms if vm.power in _PLACED and vm is not but]
+
+
+def view(vm: Vm) -> dict[str, Any]:
+    """An instance view."""
+    state = {"Creating": "creating", "Failed": "failed/" + vm.reason, "Deleting": "deleting", "Succeeded": "succeeded"}
+    provisioning = state.get(str(vm.properties["provisioningState"]), "updating")
+    statuses = [
+        {
+            "code": f"ProvisioningState/{provisioning}",
+            "level": "Info",
+            "displayStatus": f"Provisioning {provisioning}",
+            "time": now(),
+        }
+    ]
+    if vm.properties.get("_error"):
+        statuses[0] |= {"level": "Error", "message": vm.properties["_error"]}
+    if vm.power in ("running", "stopped", "deallocated"):
+        statuses.append({"code": f"PowerState/{vm.power}", "level": "Info", "displayStatus": f"VM {vm.power}"})
+    return {"statuses": statuses, "hyperVGeneration": "V2"}
+
+
+# -- life
+
+
+def _update(ask: Ask, old: dict[str, Any], body: dict[str, Any]) -> Response:
+    """What is said again must be the same."""
+    before = ask.world.hidden[key(ask.path)]["asked"]
+    for name in _FIXED:
+        if body["properties"].get(name) != before["properties"].get(name):
+            text = f"Changing property '{name}' is not allowed."
+            raise RefusedError("PropertyChangeNotAllowed", 409, text, target=name)
+    if body.get("zones") != before.get("zones") or body["location"] != before["location"]:
+        raise RefusedError("PropertyChangeNotAllowed", 409, "Changing property 'zones' is not allowed.", target="zones")
+    if body["properties"]["hardwareProfile"] != before["properties"]["hardwareProfile"]:
+        raise RefusedError("StandinNotImplemented", 501, "a change of a machine's size")
+    old["tags"] = body.get("tags") or {}
+    vm = ask.world.vm_at(ask.path)
+
+    def work() -> float | None:
+        state = vm.properties["provisioningState"]
+        if state == "Failed":
+            raise FailedError(vm.reason, str(vm.properties.get("_error", "")))
+        return 0.02 if state == "Creating" else None
+
+    return begun(_shown(ask.world, old, False), 200, ask.begin(work))
+
+
+def _provision(world: World, vm: Vm) -> None:
+    """It gets its place and boots. What fails leaves the machine, as one that failed."""
+    if vm.power != "creating" or key(vm.id) in world.deleting:
+        text = f"The operation has been preempted by a more recent operation on '{vm.name}'."
+        raise FailedError("OperationPreempted", text)
+    try:
+        _place(world, vm)
+    except FailedError as failed:
+        vm.reason = failed.code
+        vm.properties.update(provisioningState="Failed", _error=failed.message)
+        if vm.power == "creating":
+            vm.power, vm.gone = "failed", time.monotonic()
+        raise
+    vm.properties["provisioningState"] = "Succeeded"
+
+
+def _place(world: World, vm: Vm) -> None:
+    world.capacity.admit(vm.shape, shapes(world, but=vm))
+    world.check_later(KIND, "write", vm.id)
+    if world.boot:
+        root = world.folder / f"{vm.name}-{world.number()}"
+        root.mkdir()
+        vm.machine = AzureMachine(world, vm, root, partial(_ended_itself, world, vm))
+        if not has_route(world, vm):
+            vm.machine.trouble.append("no way out: its subnet has no NAT gateway, and its interface no public address")
+    vm.launched = time.monotonic()
+    vm.was_external = any(one.get("publicIPAddress") for one in interfaces(world, vm))
+    vm.opened = open_rules(world, vm) if vm.was_external else []
+    _run(world, vm)
+    world.check_later(KIND, "provision", vm.id)
+
+
+def _run(world: World, vm: Vm) -> None:
+    vm.power, vm.gone, vm.reason = "running", None, ""
+    if vm.machine is not None and has_route(world, vm):
+        vm.machine.power_on()
+
+
+def _off(vm: Vm, power: str, reason: str) -> None:
+    if vm.machine is not None:
+        vm.machine.cut_power()
+    vm.power, vm.reason = power, reason
+    vm.gone = vm.gone or time.monotonic()
+
+
+def _ended_itself(world: World, vm: Vm, ending: Ending) -> None:
+    with world.lock:
+        if vm.power != "running" or vm.machine is None:
+            return
+        if ending == "reboot":
+            vm.machine.power_on()
+        else:
+            vm.power, vm.gone, vm.reason = "stopped", time.monotonic(), "guest"
+
+
+def _evicted(world: World, vm: Vm) -> None:
+    if vm.properties.get("evictionPolicy", "Deallocate") == "Delete":
+        power_off(vm, "evicted")
+        forget(world, vm.id)
+    else:
+        _off(vm, "deallocated", "evicted")
+
+
+def _terminated(world: World, vm: Vm) -> None:
+    power_off(vm, "delete")
+    forget(world, vm.id)
+
+
+# -- helpers
+
+
+def _check_not_deleting(world: World, path: str) -> None:
+    if key(path) in world.deleting:
+        text = (
+            f"Operation 'PUT' is not allowed on VM '{last(path)}' since the VM is marked for deletion. You can only retry "
+            "the Delete operation (or wait for an ongoing one to complete)."
+        )
+        raise RefusedError("OperationNotAllowed", 409, text)
+
+
+def _resource(ask: Ask, body: dict[str, Any], region: str) -> dict[str, Any]:
+    """As it is shown from the beginning: without what is secret."""
+    asked = body["properties"]
+    system = {name: value for name, value in asked["osProfile"].items() if name not in ("customData", "adminPassword")}
+    storage = {**asked["storageProfile"]}
+    name, number = last(ask.path), uuid.uuid4().hex
+    disk = {**storage["osDisk"], "osType": "Linux"}
+    disk["name"] = disk.get("name") or f"{name}_OsDisk_1_{number}"
+    group = f"/subscriptions/{ask.target.subscription}/resourceGroups/{ask.target.group}"
+    managed = {"storageAccountType": "Standard_LRS", **(disk.get("managedDisk") or {})}
+    disk["managedDisk"] = {**managed, "id": f"{group}/providers/Microsoft.Compute/disks/{disk['name']}"}
+    disk.setdefault("deleteOption", "Detach")
+    properties = {
+        **asked,
+        "osProfile": system,
+        "storageProfile": {**storage, "osDisk": disk},
+        "vmId": str(uuid.uuid4()),
+        "timeCreated": now(),
+        "provisioningState": "Creating",
+    }
+    made = {**body, "id": ask.path, "name": name, "type": KIND, "location": region, "properties": properties}
+    return {**made, "identity": dict(body["identity"])} if body.get("identity") else made
+
+
+def _identify(world: World, resource: dict[str, Any], path: str) -> None:
+    """What its identities are, as the service adds it."""
+    told = resource.get("identity")
+    if not told:
+        return
+    if "SystemAssigned" in str(told.get("type")):
+        own = Principal(
+            last(path), identity("principal", path, str(uuid.uuid4())), identity("client", path), machine=True
+        )
+        world.identities[key(path)] = own
+        told |= {"principalId": own.object_id, "tenantId": TENANT}
+    if told.get("userAssignedIdentities"):
+        found = {one: world.identities[key(one)] for one in told["userAssignedIdentities"]}
+        told["userAssignedIdentities"] = {
+            one: {"principalId": known.object_id, "clientId": known.client_id} for one, known in found.items()
+        }
+
+
+def _make_disk(world: World, resource: dict[str, Any], shape: Shape) -> None:
+    disk = resource["properties"]["storageProfile"]["osDisk"]
+    path = str(disk["managedDisk"]["id"])
+    world.resources[key(path)] = {
+        "id": path,
+        "name": disk["name"],
+        "type": "Microsoft.Compute/disks",
+        "location": shape.region,
+        "managedBy": resource["id"],
+        "sku": {"name": disk["managedDisk"]["storageAccountType"]},
+        "tags": dict(resource.get("tags") or {}),
+        "properties": {
+            "diskSizeGB": disk.get("diskSizeGB", 30),
+            "diskState": "Attached",
+            "provisioningState": "Succeeded",
+        },
+    }
+
+
+def _forget_interface(world: World, path: str) -> None:
+    found = world.find(path)
+    if found is None:
+        return
+    world.remove(path)
+    for one in found["properties"]["ipConfigurations"]:
+        public = one["properties"].get("publicIPAddress")
+        if public and (public.get("properties") or {}).get("deleteOption") == "Delete":
+            world.remove(str(public["id"]))
+
+
+def _shown(world: World, resource: dict[str, Any], with_view: bool) -> dict[str, Any]:
+    properties = {name: value for name, value in resource["properties"].items() if name != "_error"}
+    if with_view:
+        properties["instanceView"] = view(world.vm_at(resource["id"]))
+    return {**resource, "properties": properties}
+
+
+def interfaces(world: World, vm: Vm) -> list[dict[str, Any]]:
+    """The configurations of its network interfaces."""
+    found = [world.find(str(one["id"])) for one in vm.properties["networkProfile"]["networkInterfaces"]]
+    return [
+        {"networkSecurityGroup": nic["properties"].get("networkSecurityGroup"), **one["properties"]}
+        for nic in found
+        if nic is not None
+        for one in nic["properties"]["ipConfigurations"]
+    ]
+
+
+def has_route(world: World, vm: Vm) -> bool:
+    """Whether it reaches anything: new networks give no address to go out with by themselves."""
+    for one in interfaces(world, vm):
+        subnet = resolve(world, str(one["subnet"]["id"])) or {}
+        told = subnet.get("properties", {})
+        if (
+            one.get("publicIPAddress")
+            or told.get("natGateway")
+            or told.get("routeTable")
+            or told.get("defaultOutboundAccess")
+        ):
+            return True
+    return False
+
+
+def open_rules(world: World, vm: Vm) -> list[str]:
+    """Names of security rules, of its interfaces and their subnets, that let in who is anywhere; `none`: there are no
+    rules at all, which with a public address of the Standard SKU lets nobody in."""
+    found: list[str] = []
+    for one in interfaces(world, vm):
+        subnet = resolve(world, str(one["subnet"]["id"])) or {}
+        for path in (subnet.get("properties", {}).get("networkSecurityGroup"), one.get("networkSecurityGroup")):
+            group = world.find(str(path["id"])) if path else None
+            found += [
+                rule["name"] for rule in (group or {}).get("properties", {}).get("securityRules", []) if _lets_in(rule)
+            ]
+    return found
+
+
+def _lets_in(rule: dict[str, Any]) -> bool:
+    told = rule["properties"]
+    sources = {told.get("sourceAddressPrefix"), *told.get("sourceAddressPrefixes", [])}
+    return (told["direction"], told["access"]) == ("Inbound", "Allow") and bool(
+        sources & {"*", "Internet", "0.0.0.0/0", "any"}
+    )

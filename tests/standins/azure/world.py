@@ -1,0 +1,187 @@
+"""The state of one subscription: resources as the API shows them, operations, machines, what tests set."""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from . import names
+from .arm import key
+from .capacity import Capacity
+from .machines import Vm
+from .operations import FailedError, Operations
+from .tokens import Principal, Tokens
+
+
+@dataclass
+class Later:
+    """An operation that a test wants to fail: `where` is part of the resource's id."""
+
+    kind: str
+    verb: str
+    error: FailedError
+    where: str
+    times: int
+
+
+class World:
+    """Everything but `lock` and `tokens` is touched with the lock held. `boot`: machines really run."""
+
+    def __init__(self, *, boot: bool) -> None:
+        self.boot = boot
+        self.url = ""
+        """Of Azure Resource Manager; set before anything is served."""
+        self.certificate = Path()
+        self.lock = threading.RLock()
+        self.over = threading.Event()
+        self.tokens = Tokens()
+        self._folder = tempfile.TemporaryDirectory(prefix="cloudgpu-azure-")
+        self._timers: list[threading.Timer] = []
+        self._count = 0
+        self.fill()
+
+    def fill(self) -> None:
+        """As at the start."""
+        self.resources: dict[str, dict[str, Any]] = {}
+        """Id in lower case -> resource, resource groups and role assignments among them."""
+        self.seen_from: dict[str, float] = {}
+        """Id in lower case -> steady time from which lists show it."""
+        self.hidden: dict[str, dict[str, Any]] = {}
+        """Id in lower case -> what was said of it that is never shown (customData)."""
+        self.deleting: set[str] = set()
+        """Ids in lower case of resources that are being deleted."""
+        self.operations = Operations(self)
+        self.capacity = Capacity()
+        self.vms: list[Vm] = []
+        """All that ever were."""
+        self.delay_s, self.group_s, self.lag_s, self.role_lag_s, self.retry_s = 0.02, 0.0, 0.0, 0.0, 0
+        self.later: list[Later] = []
+        self.machine_environ: dict[str, str] = {}
+        """What machines have in their environment beside what stands for the network."""
+        self.registered = {"microsoft.compute", "microsoft.network", "microsoft.managedidentity", "microsoft.storage"}
+        """Resource providers that may be used, in lower case."""
+        self.identities: dict[str, Principal] = {}
+        """Id in lower case of a user-assigned identity, or of a machine that has one of its own."""
+        self.sku_changes: dict[tuple[str, str], dict[str, Any]] = {}
+        """(size in lower case, region) -> what lists of SKUs tell instead."""
+
+    @property
+    def folder(self) -> Path:
+        """For disks of machines: it is deleted at the end."""
+        return Path(self._folder.name)
+
+    def close(self) -> None:
+        self._folder.cleanup()
+
+    def number(self) -> int:
+        """No two are the same."""
+        self._count += 1
+        return self._count
+
+    def role_lag_until(self) -> float:
+        """From when on roles can be assigned to a principal that is made now (steady time)."""
+        return time.monotonic() + self.role_lag_s
+
+    # -- resources
+
+    def find(self, path: str) -> dict[str, Any] | None:
+        return self.resources.get(key(path))
+
+    def of_kind(self, kind: str) -> Iterator[dict[str, Any]]:
+        return (one for one in list(self.resources.values()) if str(one["type"]).lower() == kind.lower())
+
+    def within(self, path: str) -> Iterator[dict[str, Any]]:
+        """What is below a path."""
+        start = key(path) + "/"
+        return (one for known, one in list(self.resources.items()) if known.startswith(start))
+
+    def users(self, path: str) -> list[str]:
+        """Ids of what refers to a resource, or to a part of it."""
+        wanted = key(path)
+        return [
+            str(one["id"])
+            for known, one in list(self.resources.items())
+            if known != wanted and not known.startswith(wanted + "/") and any(_refers(ref, wanted) for ref in refs(one))
+        ]
+
+    def remove(self, path: str) -> None:
+        """It is not there any more, nor what is below it."""
+        wanted = key(path)
+        for known in [one for one in self.resources if one == wanted or one.startswith(wanted + "/")]:
+            del self.resources[known]
+            self.seen_from.pop(known, None)
+            self.deleting.discard(known)
+            self.hidden.pop(known, None)
+            self.identities.pop(known, None)
+
+    def check_later(self, kind: str, verb: str, path: str) -> None:
+        """Raises FailedError where a test wants this to fail."""
+        for rule in self.later:
+            if rule.times and rule.kind.lower() == kind.lower() and rule.verb == verb and rule.where in path:
+                rule.times -= 1
+                raise rule.error
+
+    # -- machines
+
+    def vm(self, name: str) -> Vm:
+        """The newest of this name. Raises ValueError."""
+        for vm in reversed(self.vms):
+            if vm.name == name:
+                return vm
+        raise ValueError(f"there is no machine {name}; known: {', '.join(vm.name for vm in self.vms)}")
+
+    def vm_at(self, path: str) -> Vm:
+        """The newest with this id."""
+        return next(vm for vm in reversed(self.vms) if key(vm.id) == key(path))
+
+    # -- time
+
+    def after(self, seconds: float, what: Callable[[], None]) -> None:
+        """Do something later, with the lock held; not at all after a reset."""
+        timers = self._timers
+
+        def act() -> None:
+            with self.lock:
+                if self._timers is timers:
+                    what()
+
+        timer = threading.Timer(seconds, act)
+        timer.daemon = True
+        self._timers.append(timer)
+        timer.start()
+
+    def stop_timers(self) -> None:
+        for timer in self._timers:
+            timer.cancel()
+        self._timers = []
+
+
+def refs(value: Any) -> Iterator[str]:
+    """Ids that a resource's properties name, its own and its parts' excepted."""
+    if isinstance(value, Mapping):
+        own = str(value.get("id", ""))
+        within = [one for name, one in value.items() if name != "id"]
+        named = [one for name, one in value.items() if name == "userAssignedIdentities" for one in (one or {})]
+        yield from (one for one in named if isinstance(one, str))
+        if own and "type" not in value and "etag" not in value:
+            yield own
+        for one in within:
+            yield from refs(one)
+    elif isinstance(value, list):
+        for one in value:
+            yield from refs(one)
+
+
+def _refers(ref: str, wanted: str) -> bool:
+    known = key(ref)
+    return known == wanted or known.startswith(wanted + "/")
+
+
+def principals() -> Mapping[str, str]:
+    """Client id -> name, of applications that have a secret."""
+    return {names.client_id(name): name for name in (names.SUBMITTER, names.LOOKER)}
