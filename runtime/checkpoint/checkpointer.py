@@ -32,8 +32,8 @@ class Checkpointer(Session):
     every      steps (500), a duration ("30s", 30.0) or "auto"; default: the job file's, or "auto"
     keep       how many checkpoints to keep; default: the job file's, or 3
     replay     find the place in the data by reading up to it: for augmentation drawn at random inside of loader workers
-    overlap    copy parameters and optimizer state while the next forward and backward pass runs: True, False, or "auto",
-               where a few saves of each kind show that it costs less (docs/checkpointing.md, "What it costs")
+    overlap    copy parameters and optimizer state while the next forward and backward pass runs: True, False, or
+               "auto", where some saves of each kind show that it costs less (docs/checkpointing.md, "What it costs")
     **objects  whatever has state_dict() and load_state_dict(): model, optimizer, scheduler, ema ...
 
     Making one restores the newest checkpoint that verifies, if there is any. With torch.distributed, make it on every

@@ -24,8 +24,8 @@ from typing import Any
 
 SHARE = 0.01
 """Of a step: a copy that blocks for less is not worth the trouble."""
-SAVES, STEPS = 2, 5
-"""How many of each kind are measured before "auto" decides."""
+SAVES, STEPS = 3, 5
+"""How many of each kind are measured, at least, before "auto" decides: steps vary by more than a copy costs."""
 SAMPLES, ELEMENTS = 16, 32
 """Tensors, and elements of each, that are compared when the copy is there."""
 

@@ -21,7 +21,7 @@ from .measure import Row, seconds
 from .peers import WAYS, Way
 from .training import Copy, Training
 
-SAVES, STEPS_BETWEEN, WARM = 8, 6, 6
+SAVES, STEPS_BETWEEN, WARM = 8, 6, 8
 ROUNDS = 24
 """With a save and without: a step's time varies by more than what a save costs it."""
 OURS, LIMIT = "cloudgpu", "no save, a process that writes"
