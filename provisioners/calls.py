@@ -23,7 +23,10 @@ _PAUSE_S = (1.0, 15.0)
 _SKEW_S = 240.0
 """AWS takes signatures, and Google assertions, that are at most some five minutes off."""
 
+_TRY_ELSEWHERE = frozenset({"capacity", "not_offered"})
+
 _T = TypeVar("_T")
+_Place = TypeVar("_Place")
 _Name = TypeVar("_Name")
 
 
@@ -104,6 +107,39 @@ def all_or_none(
     if final is not None and started:
         end(started)
     raise final or refusals[0]
+
+
+def first_with_room(
+    places: Sequence[_Place],
+    start: Callable[[_Place], None],
+    *,
+    turn: int,
+    has_begun: Callable[[], bool],
+    on_refusal: Callable[[ProvisionError], None],
+) -> None:
+    """Start all machines in one of several places, the next one if there are none. Raises the refusal of all of them:
+    of use again if one place was only full.
+
+    A place where some machines came to be before another was refused (`has_begun`) is the last that is tried. They are
+    ended, but may have booted by then and taken their nodes in the job dir, which no other machine can have within this
+    attempt. So the next attempt begins one place further: `turn` counts attempts from 0.
+    """
+    first = turn % len(places)
+    refusals: list[ProvisionError] = []
+    for place in (*places[first:], *places[:first]):
+        try:
+            return start(place)
+        except ProvisionError as error:
+            if error.error_class not in _TRY_ELSEWHERE:
+                raise
+            on_refusal(error)
+            refusals.append(error)
+            if has_begun():
+                break
+    final = next((one for one in refusals if one.error_class == "capacity"), refusals[-1])
+    if len(refusals) > 1:
+        final.scope = "region"
+    raise final
 
 
 # -- what answers say

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..base import LaunchRequest, NodeRequest, ProvisionError, node_token
-from ..calls import UNKNOWN, all_or_none, insist
+from ..calls import UNKNOWN, all_or_none, first_with_room, insist
 from . import network, quotas
 from .clients import Clients, told
 from .ending import Ending, terminate
@@ -26,7 +26,6 @@ _UNSEEN_S = 60.0
 _POLL_S = 3.0
 _AT_ONCE = 4
 """Machines of a launch that are asked for at the same time; EC2 takes about two such calls a second, five at once."""
-_TRY_ELSEWHERE = frozenset({"capacity", "not_offered"})
 _ONE_ADAPTER = (
     "%s: the subnets of %s are public, where a machine can use one Elastic Fabric Adapter at most; tag private subnets "
     "with %s to use all of them"
@@ -50,6 +49,8 @@ class Launch:
     group: network.Group | None = None
     zone_ids: dict[str, str] = field(default_factory=dict)
     """AZ name -> AZ id, of the zones in which machines can be attached."""
+    has_begun: bool = False
+    """Machines have come to be, and were ended since others did not."""
 
     def run(self) -> None:
         """Have all nodes of the request. Raises ProvisionError.
@@ -111,17 +112,21 @@ class Launch:
         profile, placement = insist(lambda: self._make(subnets[0].vpc), self.clients.clock, PATIENCE_S)
         group = self.group.group if self.group else ""
         endpoint = self.clients.endpoint(request.region)
-        refusals: list[ProvisionError] = []
-        for subnet in subnets:
-            place = Place(subnet, group, profile, reservations, placement, endpoint)
-            try:
-                return self._start_in(place, missing, images)
-            except ProvisionError as error:
-                if error.error_class not in _TRY_ELSEWHERE:
-                    raise
-                log.info("%s: %s", request.job_id, error)
-                refusals.append(error)
-        raise self._summary(refusals)
+
+        def start(subnet: network.Subnet) -> None:
+            self._start_in(Place(subnet, group, profile, reservations, placement, endpoint), missing, images)
+
+        try:
+            first_with_room(
+                subnets,
+                start,
+                turn=request.attempt - 1,
+                has_begun=lambda: self.has_begun,
+                on_refusal=lambda error: log.info("%s: %s", request.job_id, error),
+            )
+        except ProvisionError as error:  # hints are as offers spell zones
+            error.hints = tuple(self.zone_ids[name] for name in error.hints if name in self.zone_ids)
+            raise
 
     def _places(self, missing: Sequence[NodeRequest]) -> tuple[list[network.Subnet], Mapping[str, Reservation]]:
         """Subnets to try, in this order, and the reservations to launch into. Raises ProvisionError."""
@@ -171,12 +176,17 @@ class Launch:
         started = all_or_none(
             list(nodes),
             lambda name: self._start_one(place, nodes[name], images[nodes[name].machine_type]),
-            lambda some: terminate(self.clients, self.request.region, some.values()),
+            self._end,
             at_once=_AT_ONCE,
         )
         self.machines |= started
         self.started = tuple(started)
         self.zone = place.subnet.zone_name
+
+    def _end(self, started: Mapping[str, str]) -> None:
+        """Machines that have come to nothing, since another one of the launch was refused."""
+        self.has_begun = True
+        terminate(self.clients, self.request.region, started.values())
 
     def _start_one(self, place: Place, node: NodeRequest, image: Image) -> str:
         """The instance. A call that was throttled or not answered is repeated with the same client token."""
@@ -212,17 +222,6 @@ class Launch:
             clock.sleep(_POLL_S)
 
     # -- what EC2 refused
-
-    def _summary(self, refusals: Sequence[ProvisionError]) -> ProvisionError:
-        """One refusal for all zones that were tried: of use again if one of them was only full.
-
-        Hints are as offers spell zones.
-        """
-        full = next((one for one in refusals if one.error_class == "capacity"), refusals[-1])
-        if len(refusals) > 1:
-            full.scope = "region"
-        full.hints = tuple(self.zone_ids[name] for name in full.hints if name in self.zone_ids)
-        return full
 
     def _undo(self) -> None:
         """Remove what was made and started; what cannot be removed now is there for terminate()."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..base import LaunchRequest, NodeRequest, ProvisionError
-from ..calls import UNKNOWN, all_or_none, insist
+from ..calls import UNKNOWN, all_or_none, first_with_room, insist
 from . import network, operations, quotas
 from .clients import PATIENCE_S, READ_S, WRITE_S, Clients
 from .ending import Ending, delete, ended_id
@@ -30,7 +30,6 @@ _START_S = 180.0
 """So long Compute Engine may take to start a machine, or to say that it cannot; then nobody knows what comes of it."""
 _AT_ONCE = 4
 """Machines of a launch that are asked for at the same time."""
-_TRY_ELSEWHERE = frozenset({"capacity", "not_offered"})
 _NO_PRIVATE_ACCESS = (
     "%s: the subnetwork %s has no Private Google Access: machines get external addresses (nothing may come in); "
     "`gcloud compute networks subnets update %s --region %s --enable-private-ip-google-access` makes them needless"
@@ -70,6 +69,8 @@ class Launch:
     """Nodes of them that this call has started; the others were seen."""
     zone: str = ""
     """Of the machines."""
+    has_begun: bool = False
+    """Machines have come to be, and were ended since others did not."""
 
     def run(self) -> None:
         """Have all nodes of the request. Raises ProvisionError.
@@ -118,8 +119,8 @@ class Launch:
         attachment = network.find_attachment(clients, request.region)
         self._warn(attachment)
         insist(lambda: self._make(attachment), clients.clock, PATIENCE_S)
-        refusals: list[ProvisionError] = []
-        for zone in zones:
+
+        def start(zone: str) -> None:
             place = Place(
                 zone,
                 attachment,
@@ -128,14 +129,15 @@ class Launch:
                 clients.storage_endpoint,
                 clients.account.endpoint or None,
             )
-            try:
-                return self._start_in(place, missing, images)
-            except ProvisionError as error:
-                if error.error_class not in _TRY_ELSEWHERE:
-                    raise
-                log.info("%s: %s", request.job_id, error)
-                refusals.append(error)
-        raise _summary(refusals)
+            self._start_in(place, missing, images)
+
+        first_with_room(
+            zones,
+            start,
+            turn=request.attempt - 1,
+            has_begun=lambda: self.has_begun,
+            on_refusal=lambda error: log.info("%s: %s", request.job_id, error),
+        )
 
     def _warn(self, attachment: network.Attachment) -> None:
         """Of what works, and is not as good as it could be."""
@@ -229,6 +231,7 @@ class Launch:
 
     def _end(self, started: Mapping[str, str]) -> None:
         """Machines that have come to nothing, since another one of the launch was refused."""
+        self.has_begun = True
         done = operations.of_instances(self.clients, f"{instance_prefix(self.request.token)}.*")
         for node, machine in started.items():
             insert = past(done, self.request.token, node, machine.partition("/")[0]).insert
@@ -260,11 +263,3 @@ def past(done: Sequence[Done], token: str, node: str, zone: str) -> Past:
             return Past(insert, wanted)
         wanted = request_id(token, name, zone, "after", insert.name)
     return Past(None, wanted)
-
-
-def _summary(refusals: Sequence[ProvisionError]) -> ProvisionError:
-    """One refusal for all zones that were tried: of use again if one of them was only full."""
-    full = next((one for one in refusals if one.error_class == "capacity"), refusals[-1])
-    if len(refusals) > 1:
-        full.scope = "region"
-    return full

@@ -408,6 +408,24 @@ def test_without_a_zone_all_of_the_region_are_tried(aws: Aws, provisioner: AwsPr
     assert again.machines == allocation.machines
 
 
+def test_a_zone_where_some_machines_have_booted_is_the_last_of_an_attempt(
+    aws: Aws, provisioner: AwsProvisioner
+) -> None:
+    """They may have taken their nodes in the job dir, so that machines of another zone would find them taken."""
+    zones = [one["ZoneName"] for one in ec2().describe_availability_zones()["AvailabilityZones"]]
+    for zone in zones:
+        aws.control.set_capacity("g4dn.xlarge", zone, "spot", 1)
+    asked = request(node(), node("worker-1.1", rank=1), zone=None, market="spot")
+    assert refused(provisioner, asked).error_class == "capacity"
+    tried = {one.zone for one in aws.control.instances()}
+    assert len(tried) == 1 and left() == {}
+    for zone in zones:
+        aws.control.set_capacity("g4dn.xlarge", zone, "spot", 2)
+    provisioner.launch(dataclasses.replace(asked, attempt=2, token="f" * 32))
+    [zone] = {one.zone for one in aws.control.instances(running=True)}
+    assert zone not in tried
+
+
 def test_a_region_that_is_full_where_the_type_is_sold_is_full(aws: Aws, provisioner: AwsProvisioner) -> None:
     offers = ec2().describe_instance_type_offerings(
         LocationType="availability-zone", Filters=[{"Name": "instance-type", "Values": ["p6-b200.48xlarge"]}]

@@ -446,6 +446,24 @@ def test_without_a_zone_all_of_the_region_are_tried(gce: GceControl, provisioner
     assert again.machines == allocation.machines
 
 
+def test_a_zone_where_some_machines_have_booted_is_the_last_of_an_attempt(
+    gce: GceControl, provisioner: GcpProvisioner
+) -> None:
+    """They may have taken their nodes in the job dir, so that machines of another zone would find them taken."""
+    zones = [f"us-central1-{letter}" for letter in "abcf"]
+    for zone in zones:
+        gce.set_capacity(T4, zone, "spot", 1)
+    asked = request(*pair(), zone=None, market="spot")
+    assert refused(provisioner, asked).error_class == "capacity"
+    tried = {call.zone for call in gce.calls("instances.insert")}
+    assert len(tried) == 1 and left(gce) == {}
+    for zone in zones:
+        gce.set_capacity(T4, zone, "spot", 2)
+    provisioner.launch(dataclasses.replace(asked, attempt=2, token="f" * 32))
+    [zone] = {one.zone for one in gce.instances(running=True)}
+    assert zone not in tried
+
+
 def test_a_machine_type_that_is_not_sold_in_a_zone(provisioner: GcpProvisioner) -> None:
     mega = node(machine_type="a3-megagpu-8g", accelerator="H100-80GB", count=8)
     refusal = refused(provisioner, request(mega, zone="us-central1-f"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -133,6 +133,58 @@ def test_what_may_be_there_without_an_answer_is_left_for_the_next_try() -> None:
 
 def test_no_machine_is_no_call() -> None:
     assert all_of(Zone(room=0), 0) == {}
+
+
+# -- several places
+
+
+class Zones:
+    """Each has room for so many machines."""
+
+    def __init__(self, rooms: Sequence[int], error: str = "capacity") -> None:
+        self.zones = [Zone(room, error) for room in rooms]
+
+    def launch(self, count: int, turn: int = 0) -> list[int]:
+        """Numbers of the zones that were asked, in this order; the last one has all the machines. Raises what is."""
+        tried: list[int] = []
+
+        def start(number: int) -> None:
+            tried.append(number)
+            all_of(self.zones[number], count)
+
+        self.refusals: list[ProvisionError] = []
+        calls.first_with_room(
+            range(len(self.zones)),
+            start,
+            turn=turn,
+            has_begun=lambda: any(zone.ended for zone in self.zones),
+            on_refusal=self.refusals.append,
+        )
+        return tried
+
+
+def test_places_are_tried_until_one_has_room() -> None:
+    assert Zones([0, 0, 2, 2]).launch(2) == [0, 1, 2]
+    full = Zones([0, 0])
+    with pytest.raises(ProvisionError) as caught:
+        full.launch(2)
+    assert caught.value.scope == "region" and len(full.refusals) == 2
+
+
+def test_where_some_have_begun_is_the_last_place_of_an_attempt_and_not_the_first_of_the_next() -> None:
+    zones = Zones([0, 1, 2])
+    with pytest.raises(ProvisionError):
+        zones.launch(2)
+    assert [len(zone.asked) for zone in zones.zones] == [1, 2, 0]
+    assert Zones([0, 1, 2]).launch(2, turn=2) == [2]
+    assert Zones([2, 2, 2]).launch(2, turn=4) == [1]
+
+
+def test_what_is_the_same_everywhere_is_not_tried_elsewhere() -> None:
+    zones = Zones([0, 2], error="quota")
+    with pytest.raises(ProvisionError, match="no room for worker-0"):
+        zones.launch(2)
+    assert not zones.zones[1].asked and not zones.refusals
 
 
 # -- answers
