@@ -54,6 +54,7 @@ _ALL = (
     Kind(
         "Microsoft.Network/publicIPAddresses", "network.PublicIPAddress", True, ("PublicIPAddressCannotBeDeleted", 400)
     ),
+    Kind("Microsoft.Network/applicationSecurityGroups", "network.ApplicationSecurityGroup", True),
     Kind("Microsoft.Network/natGateways", "network.NatGateway", True, ("InUseNatGatewayCannotBeDeleted", 400)),
     Kind("Microsoft.Compute/disks", "compute.Disk", True, ("OperationNotAllowed", 409)),
     Kind(
@@ -62,6 +63,7 @@ _ALL = (
         False,
         ("OperationNotAllowed", 409),
     ),
+    Kind("Microsoft.Compute/availabilitySets", "compute.AvailabilitySet", False, ("OperationNotAllowed", 409)),
     Kind(
         "Microsoft.Compute/capacityReservationGroups",
         "compute.CapacityReservationGroup",

@@ -39,6 +39,7 @@ class Role:
     data_actions: tuple[str, ...] = ()
 
 
+_SWITCHES = ("start", "powerOff", "restart", "deallocate")
 _WRITES_ACCESS = ("Microsoft.Authorization/*/Delete", "Microsoft.Authorization/*/Write")
 BUILT_IN: Mapping[str, Role] = {
     "8e3af657-a8ff-443c-a75c-2fe8c4bcb635": Role("Owner", ("*",)),
@@ -57,6 +58,14 @@ BUILT_IN: Mapping[str, Role] = {
             "Microsoft.Network/virtualNetworks/read",
             "Microsoft.Network/virtualNetworks/subnets/join/action",
             "Microsoft.Resources/subscriptions/resourceGroups/read",
+        ),
+    ),
+    "40c5ff49-9181-41f8-ae61-143b0e78555e": Role(
+        "Desktop Virtualization Power On Off Contributor",
+        (
+            "Microsoft.Compute/virtualMachines/read",
+            "Microsoft.Compute/virtualMachines/instanceView/read",
+            *(f"Microsoft.Compute/virtualMachines/{verb}/action" for verb in _SWITCHES),
         ),
     ),
     "f1a07417-d97a-45cb-824c-7a7467783830": Role(
