@@ -148,7 +148,7 @@ class Step(Healing):
             return self._refused(attempt, error, first=first)
         values = {"state": "starting", "round": 0, "waits": 0, "not_before": 0.0, "cause": "", "reason": ""}
         changes = {"state": "running", "allocation": allocation.to_json()}
-        return self._write("launched", f"got its machines: {place(offer)}", job=values, attempt=changes)
+        return self._write("launched", f"launched on {place(offer)}", job=values, attempt=changes)
 
     def _prepare(self, attempt: Attempt) -> bool:
         """What a machine will read, then that machines are about to be asked for: from here on time is paid."""
