@@ -1,0 +1,178 @@
+"""Azure's management clients of one subscription, each with an end to its patience.
+
+The SDK repeats nothing by itself, and waits for nothing: a call that is throttled or not answered is repeated by ask(),
+and what a call has set going is waited for by operations.py, both with our clock. Nor does it register resource
+providers on the side, which would wait for minutes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from .. import calls
+from ..clock import Clock, SystemClock
+from .account import Account, need_sdk, understand
+
+if TYPE_CHECKING:
+    from azure.mgmt.authorization.v2022_04_01 import AuthorizationManagementClient
+    from azure.mgmt.compute import ComputeManagementClient
+    from azure.mgmt.msi.v2024_11_30 import ManagedServiceIdentityClient
+    from azure.mgmt.network import NetworkManagementClient
+    from azure.mgmt.resource.resources import ResourceManagementClient
+
+CONNECT_S, READ_S = 10.0, 60.0
+"""For a connection, and for each piece of an answer; sizes of a region take seconds."""
+PATIENCE_S = 90.0
+"""So long a call is repeated that was throttled or not answered."""
+
+Json = dict[str, Any]
+_T = TypeVar("_T")
+
+
+class Clients:
+    """The clients of one subscription: each is made once, and may be used by any thread."""
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self.clock: Clock = clock or SystemClock()
+        self.account = Account(self.clock)
+        self._lock = threading.Lock()
+        self._made: dict[str, Any] = {}
+
+    @property
+    def subscription(self) -> str:
+        """Its id. Raises ProvisionError."""
+        return self.account.subscription
+
+    @property
+    def compute(self) -> ComputeManagementClient:
+        return cast("ComputeManagementClient", self._client("compute"))
+
+    @property
+    def network(self) -> NetworkManagementClient:
+        return cast("NetworkManagementClient", self._client("network"))
+
+    @property
+    def resources(self) -> ResourceManagementClient:
+        return cast("ResourceManagementClient", self._client("resources"))
+
+    @property
+    def identities(self) -> ManagedServiceIdentityClient:
+        return cast("ManagedServiceIdentityClient", self._client("identities"))
+
+    @property
+    def authorization(self) -> AuthorizationManagementClient:
+        return cast("AuthorizationManagementClient", self._client("authorization"))
+
+    def forget(self) -> None:
+        """Read the settings anew: whoever's credentials had expired may have logged in again."""
+        with self._lock:
+            self._made.clear()
+        self.account.forget()
+
+    def ask(self, doing: str, call: Callable[[], _T], patience_s: float = PATIENCE_S) -> _T:
+        """An answer, or ProvisionError: it is asked again while throttled or not answered. So `call` must be one that
+        may be repeated: all of Azure's are, which name what they make."""
+
+        def once() -> _T:
+            with told(doing, self.clock):
+                return call()
+
+        return calls.insist(once, self.clock, patience_s)
+
+    def get(self, url: str, doing: str) -> Json:
+        """What a path of Azure Resource Manager, or a whole URL that it has given, answers. Raises ProvisionError."""
+
+        def call() -> Json:
+            from azure.core.rest import HttpRequest
+
+            answer = self.compute.send_request(HttpRequest("GET", self._absolute(url)))
+            answer.raise_for_status()
+            found = answer.json()
+            return found if isinstance(found, dict) else {}
+
+        return self.ask(doing, call)
+
+    # -- helpers
+
+    def _absolute(self, url: str) -> str:
+        return url if "://" in url else f"{self.account.endpoint}/{url.lstrip('/')}"
+
+    def _client(self, name: str) -> Any:  # noqa: ANN401 - the callers cast it
+        with self._lock:
+            if name not in self._made:
+                with told("reach Azure Resource Manager", self.clock):
+                    self._made[name] = self._make(name)
+            return self._made[name]
+
+    def _make(self, name: str) -> Any:  # noqa: ANN401
+        need_sdk()
+        return _classes()[name](
+            self.account.credential,
+            self.account.subscription,
+            base_url=self.account.endpoint,
+            credential_scopes=[self.account.scope],
+            connection_timeout=CONNECT_S,
+            read_timeout=READ_S,
+            policies=self._policies(),
+        )
+
+    def _policies(self) -> list[Any]:
+        from azure.core.pipeline import policies
+        from azure.mgmt.core.policies import ARMChallengeAuthenticationPolicy
+
+        return [
+            policies.RequestIdPolicy(),
+            policies.HeadersPolicy(),
+            policies.UserAgentPolicy("cloudgpu"),
+            policies.ProxyPolicy(),
+            policies.ContentDecodePolicy(),
+            policies.RedirectPolicy(),
+            policies.RetryPolicy.no_retries(),
+            ARMChallengeAuthenticationPolicy(self.account.credential, self.account.scope),
+            policies.SensitiveHeaderCleanupPolicy(),
+        ]
+
+
+def _classes() -> dict[str, Any]:
+    """Imported one by one: each takes long."""
+    from azure.mgmt.authorization.v2022_04_01 import AuthorizationManagementClient
+    from azure.mgmt.compute import ComputeManagementClient
+    from azure.mgmt.msi.v2024_11_30 import ManagedServiceIdentityClient
+    from azure.mgmt.network import NetworkManagementClient
+    from azure.mgmt.resource.resources import ResourceManagementClient
+
+    return {
+        "authorization": AuthorizationManagementClient,
+        "compute": ComputeManagementClient,
+        "identities": ManagedServiceIdentityClient,
+        "network": NetworkManagementClient,
+        "resources": ResourceManagementClient,
+    }
+
+
+def told(doing: str, clock: Clock) -> contextlib.AbstractContextManager[None]:
+    """Raise ProvisionError in the place of the SDK's errors, with what was being done."""
+    return calls.told(understand, doing, clock)
+
+
+def gone_is_fine() -> contextlib.suppress:
+    """What is looked for, or was to be removed, is not there: so be it."""
+    from azure.core.exceptions import ResourceNotFoundError
+
+    return contextlib.suppress(ResourceNotFoundError)
+
+
+def answer_of(response: Any, *_: object) -> Json:  # noqa: ANN401 - a PipelineResponse
+    """For the keyword `cls` of the SDK's calls: the answer in wire format, whatever the version's models make of it."""
+    text = response.http_response.text()
+    found = json.loads(text) if text.strip() else {}
+    return found if isinstance(found, dict) else {}
+
+
+def plain(found: Iterable[Any]) -> list[Json]:
+    """A list's models in wire format."""
+    return [cast("Json", one.as_dict()) for one in found]

@@ -1,0 +1,258 @@
+"""One launch: what it takes is found, then made, then the machines are started; all that are missing, or none."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, cast
+
+from ..base import LaunchRequest, NodeRequest, ProvisionError
+from ..boot.record import is_loopback
+from ..calls import UNKNOWN, all_or_none
+from . import network, operations, quotas
+from .clients import Clients, answer_of
+from .diagnostics import with_console
+from .ending import Ending, delete_machine
+from .groups import Group, find_group, make_group, mark_started, unmark_started
+from .identity import find_grants, let_in, make_identity
+from .images import Image, Images
+from .names import SHARED, group_name, node_name
+from .request import Place, machine, with_tags, zones_for
+from .sightings import Sightings
+from .sizes import Size, Sizes
+
+log = logging.getLogger("cloudgpu.provisioners.azure")
+
+STORAGE = "AZURE_STORAGE_ENDPOINT"
+_AT_ONCE = 4
+"""Machines of a launch that are asked for at the same time."""
+_TRY_ELSEWHERE = frozenset({"capacity", "not_offered"})
+_CHANGED = frozenset({"PropertyChangeNotAllowed", "OperationNotAllowed", "Conflict"})
+"""What Azure says to a call for a machine that is there, if e.g. its image has become another since."""
+_NO_FABRIC = (
+    "%s: Spot machines cannot be in an availability set, and so may be without InfiniBand to each other (they are in a "
+    "proximity placement group); market: on-demand has it"
+)
+
+
+@dataclass(slots=True)
+class Launch:
+    """A request on its way. run() is called once."""
+
+    clients: Clients
+    images: Images
+    sizes: Sizes
+    sightings: Sightings
+    request: LaunchRequest
+    machines: dict[str, str] = field(default_factory=dict)
+    """node -> machine's name, of all that were started under this token, also of those that are gone."""
+    started: tuple[str, ...] = ()
+    """Nodes of them that this call has started; the others were seen."""
+    zone: str | None = None
+    """Of the machines; None: of none."""
+    _begun: frozenset[str] = frozenset()
+    """Nodes whose machines are on their way, by a call whose answer nobody has."""
+
+    def run(self) -> None:
+        """Have all nodes of the request. Raises ProvisionError.
+
+        Then nothing of this call is left if Azure said no; what was there before it stays. If it is not known what came
+        of a call everything stays: the next launch() with this token finds it, as does terminate().
+        """
+        group = find_group(self.clients, self.request.token)
+        if group is not None and not group.is_ending:
+            self._find(group)
+        missing = [node for node in self.request.nodes if node.node not in self.machines]
+        if not missing:
+            return
+        is_new = not self.machines
+        try:
+            self._start(missing)
+        except ProvisionError as error:
+            if error.error_class not in UNKNOWN:
+                self._undo(missing, is_new=is_new)
+            raise
+
+    # -- what there is
+
+    def _find(self, group: Group) -> None:
+        """The machines that are there; or were once, and are gone."""
+        token, nodes = self.request.token, {node_name(node.node): node.node for node in self.request.nodes}
+        seen = self.sightings.of_launch(token, since=self.clients.clock.monotonic())
+        begun = set()
+        for name, node in nodes.items():
+            found = seen.get(name)
+            if found is None or found.is_ending:
+                continue
+            view = operations.look_at(self.clients, group.name, name) if found.state != "Succeeded" else None
+            if found.state == "Succeeded" or (view is not None and view.runs):
+                self.machines[node], self.zone = name, found.zone
+            elif found.has_failed:
+                delete_machine(self.clients, group.name, name, wait=True)  # it never ran
+            elif view is not None:
+                begun.add(node)
+                self.zone = found.zone
+        self._begun = frozenset(begun)
+        hidden = {node_name(node): node for node in group.started & set(nodes.values()) - set(self.machines) - begun}
+        if hidden:
+            # One whose interface is there was never made: they go together.
+            there = network.interfaces_of(self.clients, group.name)
+            self.machines |= {node: name for name, node in hidden.items() if name not in there}
+
+    # -- what is needed
+
+    def _start(self, missing: Sequence[NodeRequest]) -> None:
+        request, clients = self.request, self.clients
+        images = {node.node: self.images.find(request.region, node) for node in missing}
+        sizes = {node.node: self.sizes.find(request.region, node.machine_type) for node in request.nodes}
+        zones = self._zones(list(sizes.values()))
+        new = [node.machine_type for node in missing if node.node not in self._begun]
+        quotas.check(clients, region=request.region, market=request.market, machine_types=new)
+        grants = find_grants(clients, request)
+        make_group(
+            clients, request, [container.to_tag() for container in dict.fromkeys(one.container for one in grants)]
+        )
+        identity = make_identity(clients, request)
+        let_in(clients, request, identity, grants)
+        attachment = network.make_network(clients, request)
+        place = Place(zones[0], identity.id, identity.client_id, endpoint=_storage(), api_endpoint=self._endpoint())
+        place = self._close_together(place, sizes)
+        mark_started(clients, request.token, [node.node for node in missing])
+        refusals: list[ProvisionError] = []
+        for zone in zones if place.availability_set is None else [None]:
+            try:
+                return self._start_in(replace(place, zone=zone), missing, images, sizes, attachment)
+            except ProvisionError as error:
+                if error.error_class not in _TRY_ELSEWHERE:
+                    raise
+                log.info("%s: %s", request.job_id, error)
+                refusals.append(error)
+        raise _summary(refusals)
+
+    def _zones(self, sizes: Sequence[Size]) -> list[str | None]:
+        """To try, in this order; that of machines which are there, for all are in one. Raises ProvisionError."""
+        if self.machines or self._begun:
+            return [self.zone]
+        return zones_for(sizes, self.request.zone, self.request.region)
+
+    def _close_together(self, place: Place, sizes: Mapping[str, Size]) -> Place:
+        """Several machines with InfiniBand reach each other by it in an availability set (or a scale set) only, which
+        Spot machines cannot be in. Source: Azure's documentation, "Set up InfiniBand on HPC VMs"; CycleCloud's,
+        "Availability Sets"."""
+        if len(sizes) < 2 or not all(size.rdma for size in sizes.values()):
+            return place
+        request, clients, compute = self.request, self.clients, self.clients.compute
+        group, doing = group_name(request.token), f"make a placement group in {request.region}"
+        if request.market == "spot":
+            log.warning(_NO_FABRIC, request.job_id)
+            make: Any = compute.proximity_placement_groups.create_or_update
+            body = with_tags(request, {"proximityPlacementGroupType": "Standard"})
+        else:
+            make = compute.availability_sets.create_or_update
+            one = {"platformFaultDomainCount": 1, "platformUpdateDomainCount": 1}
+            body = with_tags(request, one, sku={"name": "Aligned"})
+        made = str(clients.ask(doing, lambda: make(group, SHARED, body, cls=answer_of))["id"])
+        return replace(place, **{"proximity_group" if request.market == "spot" else "availability_set": made})
+
+    def _endpoint(self) -> str | None:
+        """Of Azure Resource Manager, for machines: a test's, on this machine."""
+        url = self.clients.account.endpoint
+        return url if is_loopback(url) else None
+
+    # -- the machines
+
+    def _start_in(
+        self,
+        place: Place,
+        missing: Sequence[NodeRequest],
+        images: Mapping[str, Image],
+        sizes: Mapping[str, Size],
+        attachment: network.Attachment,
+    ) -> None:
+        """Start them in one zone; a refusal ends those that were started before it."""
+        nodes = {node.node: node for node in missing}
+
+        def start(name: str) -> str:
+            return self._start_one(place, nodes[name], sizes[name], images[name], attachment)
+
+        started = all_or_none(list(nodes), start, self._end, at_once=_AT_ONCE)
+        self.machines |= started
+        self.started = tuple(started)
+        self.zone = place.zone
+
+    def _start_one(
+        self, place: Place, node: NodeRequest, size: Size, image: Image, attachment: network.Attachment
+    ) -> str:
+        """The machine's name, once it has a place. A machine that Azure has made and could not place stays there, and
+        its interface with it: it is deleted."""
+        request, clients = self.request, self.clients
+        group, name = group_name(request.token), node_name(node.node)
+        where = f"zone {place.zone} of {request.region}" if place.zone else request.region
+        doing = f"start {node.node} ({request.market} {node.machine_type}) in {where}"
+        try:
+            url = ""
+            if node.node not in self._begun:
+                nic = network.make_interface(clients, request, node, attachment, size)
+                url = self._order(group, name, doing, machine(request, node, place, size, image, nic))
+            operations.await_place(clients, group, name, doing, url)
+        except ProvisionError as error:
+            if error.error_class in UNKNOWN:
+                raise
+            told = with_console(clients, group, name, error)
+            self._begun -= {node.node}
+            delete_machine(clients, group, name, wait=True)
+            raise told from error
+        return name
+
+    def _order(self, group: str, name: str, doing: str, body: dict[str, Any]) -> str:
+        """Have it made: URL of the operation. A call that was throttled or not answered is repeated."""
+        begin = partial(self.clients.compute.virtual_machines.begin_create_or_update, group, name, cast("Any", body))
+        try:
+            return self.clients.ask(doing, lambda: operations.ordered(begin)).url
+        except ProvisionError as error:
+            if error.code in _CHANGED and operations.look_at(self.clients, group, name) is not None:
+                return ""  # an earlier call has had it made
+            raise
+
+    def _end(self, started: Mapping[str, str]) -> None:
+        """Machines that have come to nothing, since another one of the launch was refused."""
+        for name in started.values():
+            delete_machine(self.clients, group_name(self.request.token), name)
+        for name in started.values():
+            delete_machine(self.clients, group_name(self.request.token), name, wait=True)
+
+    # -- what was refused
+
+    def _undo(self, missing: Sequence[NodeRequest], *, is_new: bool) -> None:
+        """Remove what was made; what cannot be removed now is there for terminate(). No machine is left by now: so the
+        end of the group, which takes minutes, is not waited for."""
+        clients, token = self.clients, self.request.token
+        try:
+            if is_new:
+                Ending(clients, self.sightings, token).begin()
+                return
+            group = find_group(clients, token)
+            if group is None:
+                return
+            for node in missing:
+                network.remove_interface(clients, group.name, node_name(node.node))
+            unmark_started(clients, token, [node.node for node in missing], group)
+        except ProvisionError as error:
+            log.warning("%s: after a launch that was refused: %s", self.request.job_id, error)
+
+
+def _storage() -> str | None:
+    """Blob Storage's endpoint, for machines: a test's, on this machine."""
+    url = os.environ.get(STORAGE, "")
+    return url if url and is_loopback(url) else None
+
+
+def _summary(refusals: Sequence[ProvisionError]) -> ProvisionError:
+    """One refusal for all zones that were tried: of use again if one of them was only full."""
+    full = next((one for one in refusals if one.error_class == "capacity"), refusals[-1])
+    if len(refusals) > 1:
+        full.scope = "region"
+    return full

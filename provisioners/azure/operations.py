@@ -1,0 +1,183 @@
+"""What Azure was told to make, until it is made: by what the thing itself says, not by the SDK's pollers.
+
+A thing that exists in Azure tells its own `provisioningState`; so a process that was not there when it was ordered can
+wait for it as well. Why one has failed is told by the operation that made it, and of machines by their instance view,
+also to those who come later.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ..base import ProvisionError
+from .account import refusal
+from .clients import Clients, Json, answer_of, gone_is_fine
+
+START_S = 240.0
+"""So long Azure may take to find a place for a machine, or to say that it has none."""
+PATIENCE_S = 180.0
+"""So long anything else may take; a machine may take this long to be deleted."""
+_PAUSES_S, _LAST_PAUSE_S = (0.5, 1.0, 2.0), 3.0
+_ENDED = frozenset({"Succeeded", "Failed", "Canceled"})
+_RUNS = frozenset({"PowerState/running", "PowerState/starting"})
+_FAILED = "ProvisioningState/failed/"
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Azure's answer to a call that has something made."""
+
+    found: Json
+    """The thing, as it was then."""
+    url: str
+    """Of the operation; "": it was done at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A machine as it says itself."""
+
+    state: str
+    """Its `provisioningState`."""
+    runs: bool
+    """It has a place, and was started there."""
+    error: Json | None
+    """Code and message of what went wrong."""
+    zone: str | None
+    tags: dict[str, str]
+
+
+def ordered(begin: Callable[..., Any]) -> Order:
+    """For one of the SDK's calls that begin with `begin_`, whose other arguments are bound."""
+
+    def answered(response: Any, *_: object) -> Order:  # noqa: ANN401 - a PipelineResponse
+        headers = response.http_response.headers
+        return Order(answer_of(response), headers.get("Azure-AsyncOperation") or headers.get("Location") or "")
+
+    found: Order = begin(polling=False, cls=answered).result()
+    return found
+
+
+def make(clients: Clients, doing: str, begin: Callable[..., Any], look: Callable[..., Any]) -> Json:
+    """Make a thing, and wait until it is there: its last state. It may be repeated. Raises ProvisionError."""
+    order = clients.ask(doing, lambda: ordered(begin))
+    found, clock = order.found, clients.clock
+    until, pauses = clock.monotonic() + PATIENCE_S, itertools.chain(_PAUSES_S, itertools.repeat(_LAST_PAUSE_S))
+    while (state := state_of(found)) not in _ENDED:
+        if clock.monotonic() > until:
+            message = f"{doing}: Azure has not done it after {PATIENCE_S:.0f} s (it is {state or 'in no state'})"
+            raise ProvisionError("transient", message, scope="region", code="OperationTimeout")
+        clock.sleep(next(pauses))
+        found = clients.ask(doing, lambda: look(cls=answer_of))
+    if state != "Succeeded":
+        raise refusal(reason(clients, order.url, doing) or {"code": "Failed", "message": f"it is {state}"}, doing)
+    return found
+
+
+def await_place(clients: Clients, group: str, name: str, doing: str, url: str = "") -> View:
+    """Until a machine has a place, and starts; what its system does then is not waited for.
+
+    `url`: of the operation that makes it, if that is known. Raises ProvisionError: what went wrong, or `transient` if
+    it takes too long.
+    """
+    clock = clients.clock
+    until, pauses = clock.monotonic() + START_S, itertools.chain(_PAUSES_S, itertools.repeat(_LAST_PAUSE_S))
+    while True:
+        view = look_at(clients, group, name)
+        if view is None:
+            # It was taken back, or deleted by somebody, while it was made: so says its operation, if it is known.
+            gone = {"code": "AllocationFailed", "message": "the machine is gone already"}
+            raise refusal(reason(clients, url, doing) or gone, doing)
+        if view.runs or view.state == "Succeeded":
+            return view
+        if view.state in _ENDED:
+            failed = {"code": "Failed", "message": f"the machine is {view.state}"}
+            raise refusal(view.error or reason(clients, url, doing) or failed, doing)
+        if clock.monotonic() > until:
+            message = f"{doing}: Azure has neither found a place for it nor refused it after {START_S:.0f} s"
+            raise ProvisionError("transient", message, scope="zone", code="OperationTimeout")
+        clock.sleep(next(pauses))
+
+
+def look_at(clients: Clients, group: str, name: str) -> View | None:
+    """At one machine; None: there is none. Raises ProvisionError."""
+
+    def ask() -> View | None:
+        with gone_is_fine():
+            found = clients.compute.virtual_machines.get(group, name, expand="instanceView", cls=answer_of)
+            return view_of(found)
+        return None
+
+    return clients.ask(f"look at {name}", ask)
+
+
+def view_of(found: Any) -> View:  # noqa: ANN401 - JSON
+    """From Azure's answer."""
+    statuses = (found.get("properties", {}).get("instanceView") or {}).get("statuses") or []
+    codes = {str(one.get("code", "")): one for one in statuses}
+    failed = next((code for code in codes if code.startswith(_FAILED)), None)
+    error = None
+    if failed is not None:
+        error = {"code": failed.removeprefix(_FAILED), "message": str(codes[failed].get("message", ""))}
+    return View(
+        state=state_of(found),
+        runs=bool(_RUNS & codes.keys()),
+        error=error,
+        zone=next(iter(found.get("zones") or ()), None),
+        tags=dict(found.get("tags") or {}),
+    )
+
+
+def reason(clients: Clients, url: str, doing: str) -> Json | None:
+    """The error of an operation; None: it has none, or does not tell any more."""
+    if not url:
+        return None
+    try:
+        found = clients.get(url, doing)
+    except ProvisionError:
+        return None
+    error = found.get("error")
+    return error if isinstance(error, dict) else None
+
+
+def delete(clients: Clients, doing: str, begin: Callable[..., Any], look: Callable[..., Any] | None = None) -> bool:
+    """Have a thing deleted; with `look`, wait until it is gone. False: it, or its group, was not there; but of most
+    things that are not there Azure says that it has deleted them. Raises ProvisionError."""
+
+    def start() -> bool:
+        with gone_is_fine():
+            ordered(begin)
+            return True
+        return False
+
+    if not clients.ask(doing, start):
+        return False
+    if look is None:
+        return True
+    clock = clients.clock
+    until, pauses = clock.monotonic() + PATIENCE_S, itertools.chain(_PAUSES_S, itertools.repeat(_LAST_PAUSE_S))
+    while is_there(clients, doing, look):
+        if clock.monotonic() > until:
+            message = f"{doing}: it is there still after {PATIENCE_S:.0f} s"
+            raise ProvisionError("transient", message, scope="region", code="StillThere")
+        clock.sleep(next(pauses))
+    return True
+
+
+def is_there(clients: Clients, doing: str, look: Callable[..., Any]) -> bool:
+    """Whether a thing exists."""
+
+    def ask() -> bool:
+        with gone_is_fine():
+            look(cls=answer_of)
+            return True
+        return False
+
+    return clients.ask(doing, ask)
+
+
+def state_of(found: Json) -> str:
+    return str((found.get("properties") or {}).get("provisioningState") or "")

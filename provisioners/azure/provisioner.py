@@ -1,0 +1,182 @@
+"""The target `azure`: every node is a virtual machine. See docs/azure.md.
+
+What a launch makes, in this order: a resource group, in it a managed identity with its role assignments, a network
+security group and a virtual network, then an interface, an address and a machine with its disk for each node. The group
+goes last, and everything with it. Nothing is remembered here but what was seen a moment ago: any process may call any
+verb at any time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Collection, Iterator
+from decimal import Decimal
+from typing import TYPE_CHECKING
+
+from ...jobspecs.plan import Offer
+from .. import tags
+from ..base import Allocation, LaunchRequest, NodeState, Owner, ProvisionError
+from ..calls import UNKNOWN, logged_in
+from ..sharing import PerSettings
+from . import network, operations, prices
+from .account import need_sdk, refusal
+from .clients import Clients
+from .diagnostics import with_console
+from .ending import Ending, delete_machine
+from .groups import Group, find_group, groups_of
+from .images import Images
+from .launching import Launch
+from .names import group_name
+from .request import check_request
+from .sightings import Sighting, Sightings
+from .sizes import Sizes
+
+if TYPE_CHECKING:
+    from ..clock import Clock
+
+log = logging.getLogger("cloudgpu.provisioners.azure")
+
+TARGET = "azure"
+REGION, ZONE, OWNER, MARKET, LAUNCHED = "region", "zone", "owner", "market", "launched:"
+"""In Allocation.details: Azure's names, Owner.name, as in LaunchRequest; followed by a node, epoch seconds
+(whole) of its launch."""
+
+UNSEEN_S = 60.0
+"""A machine that was just launched may be missing from lists for so long; then it is gone."""
+
+
+class AzureProvisioner:
+    """Virtual machines of Azure. One for all jobs of a process (shared()); any thread may call any verb."""
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self._clients = Clients(clock)
+        self._images = Images(self._clients)
+        self._sizes = Sizes(self._clients)
+        self._sightings = Sightings(self._clients)
+        self._prices = prices.PriceList(self._clients.account, self._clients.clock)
+        self._refused: dict[tuple[str, str], NodeState] = {}
+        """(token, machine) -> why one that Azure has failed to make was deleted."""
+
+    def launch(self, request: LaunchRequest) -> Allocation:
+        """Start the machines that are not there yet, all or none. Idempotent: see Launch.
+
+        Constant in calls: two where all are there, else about twenty and six for each machine.
+        """
+        check_request(request)
+        launch = Launch(self._clients, self._images, self._sizes, self._sightings, request)
+        with self._azure():
+            launch.run()
+        now = str(int(self._clients.clock.now()))
+        details = {REGION: request.region, OWNER: request.owner.name, MARKET: request.market}
+        details |= {ZONE: launch.zone} if launch.zone else {}
+        details |= {f"{LAUNCHED}{node}": now for node in launch.started}
+        machines = {node.node: launch.machines[node.node] for node in request.nodes}
+        return Allocation(TARGET, request.job_id, request.attempt, request.token, machines, details)
+
+    def observe(self, allocation: Allocation) -> list[NodeState]:
+        """Azure's states, at most a few seconds old; one call for each launch, and one for each machine in trouble.
+
+        A machine that Azure could not make after all is deleted, and told as refused.
+        """
+        with self._azure():
+            seen = self._sightings.of_launch(allocation.token)
+            return [self._state(allocation, node, one, seen.get(one)) for node, one in allocation.machines.items()]
+
+    def terminate(self, allocation: Allocation) -> None:
+        """Remove everything under the token, also what the allocation does not name. Raises ProvisionError(transient)
+        if it is still being deleted after some minutes: call again.
+        """
+        with self._azure():
+            Ending(self._clients, self._sightings, allocation.token).run()
+
+    def remove(self, allocation: Allocation, nodes: Collection[str]) -> None:
+        """A call for each that is there; what was made for one that is not goes as well."""
+        group = group_name(allocation.token)
+        with self._azure():
+            for name in (allocation.machines[node] for node in nodes):
+                if operations.look_at(self._clients, group, name) is not None:
+                    delete_machine(self._clients, group, name)
+                else:
+                    network.remove_interface(self._clients, group, name)
+
+    def find(self, owner: Owner) -> list[Allocation]:
+        """Every launch of which anything is left, in all regions of the subscription: one call, and one for each."""
+        with self._azure():
+            begun = self._clients.clock.monotonic()
+            return [
+                _allocation(owner, group, self._sightings.of_launch(group.token, since=begun).values())
+                for group in groups_of(self._clients, owner.name)
+            ]
+
+    def price(self, offer: Offer) -> Decimal | None:
+        """The Spot price of this moment in the offer's region; list prices are as planned. One call for each size."""
+        try:
+            with self._azure():
+                return prices.offer_price(self._prices, offer)
+        except ProvisionError as error:
+            log.warning("the price of %s is taken from the plan: %s", offer.place, error)
+            return None
+
+    # -- helpers
+
+    @contextlib.contextmanager
+    def _azure(self) -> Iterator[None]:
+        """The SDK is there, and credentials that were refused are not used again."""
+        need_sdk()
+        with logged_in(self._clients.forget):
+            yield
+
+    def _state(self, allocation: Allocation, node: str, name: str, seen: Sighting | None) -> NodeState:
+        known = self._refused.get((allocation.token, name))
+        if seen is not None and seen.has_failed:
+            return self._in_trouble(allocation, node, seen)
+        if seen is not None and not (seen.is_ending and known):
+            self._refused.pop((allocation.token, name), None)  # all of the launch was ended, and begun again
+            return seen.as_node(node)
+        return known or self._missing(allocation, node, name)
+
+    def _in_trouble(self, allocation: Allocation, node: str, seen: Sighting) -> NodeState:
+        """Azure says that it has failed. If it runs all the same that is for its agent to tell."""
+        group = group_name(allocation.token)
+        view = operations.look_at(self._clients, group, seen.name)
+        if view is None:
+            return self._missing(allocation, node, seen.name)
+        error = view.error or {"code": seen.state, "message": f"the machine is {seen.state}"}
+        told = refusal(error, f"start {node}")
+        if view.runs or told.error_class in UNKNOWN:
+            return NodeState(node, "running", str(told))
+        told = with_console(self._clients, group, seen.name, told)
+        delete_machine(self._clients, group, seen.name)
+        state = NodeState(node, "gone", f"it never ran: {told}", refused=told)
+        self._refused[allocation.token, seen.name] = state
+        return state
+
+    def _missing(self, allocation: Allocation, node: str, name: str) -> NodeState:
+        """No list shows it."""
+        age = self._clients.clock.now() - float(allocation.details.get(f"{LAUNCHED}{node}", "0"))
+        group = group_name(allocation.token)
+        if age < UNSEEN_S and operations.look_at(self._clients, group, name) is not None:
+            return NodeState(node, "pending", "Azure's list does not show it yet")
+        # Nobody but Azure takes away a Spot machine and leaves all else: ours are deleted with their group, or by
+        # remove(), which is for nodes that are lost already.
+        if allocation.details.get(MARKET) == "spot" and find_group(self._clients, allocation.token) is not None:
+            return NodeState(node, "gone", "Azure has evicted the Spot machine, or somebody has deleted it", taken=True)
+        return NodeState(node, "gone", "Azure does not know it any more")
+
+
+def _allocation(owner: Owner, group: Group, seen: Collection[Sighting]) -> Allocation:
+    """Of what was found in a group, whose tags somebody may have changed."""
+    attempt = group.tags.get(tags.ATTEMPT, "0")
+    return Allocation(
+        TARGET,
+        group.tags.get(tags.JOB, ""),
+        int(attempt) if attempt.isdecimal() else 0,
+        group.token,
+        {one.node: one.name for one in seen if one.node},
+        {REGION: group.region, OWNER: owner.name},
+    )
+
+
+shared = PerSettings(AzureProvisioner, "AZURE_", "CLOUDGPU_AZURE_", "IDENTITY_", "MSI_", "REQUESTS_CA_BUNDLE")
+"""The one of this process, so that its jobs share what was seen; another once the settings are others."""

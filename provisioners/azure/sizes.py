@@ -1,0 +1,119 @@
+"""What Azure says of the sizes of machines in a region: zones, restrictions of the subscription, features.
+
+One list of all sizes for each region (Microsoft.Compute/skus), which is some thousand lines long: asked once an hour.
+Source: Azure REST API, "Resource Skus - List"; names of capabilities as `az vm list-skus` shows them.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import NamedTuple
+
+from ...jobspecs import catalog
+from ..base import ProvisionError
+from .clients import Clients, Json, plain
+
+_LASTS_S = 3_600.0
+_ARM = ("p", "pl")
+"""What a size's features begin with if its processor is Arm's: `D4ps_v6`, `D4plds_v6`."""
+
+
+class Size(NamedTuple):
+    """A size in a region, as this subscription may use it."""
+
+    zones: tuple[str, ...]
+    """In which it can be had; (): the region has none for it."""
+    reason: str
+    """Why it cannot be had in the region at all; "": it can."""
+    family: str
+    vcpus: int
+    rdma: bool
+    """It has InfiniBand."""
+    premium: bool
+    """It takes Premium disks."""
+    accelerated: bool
+    """It takes accelerated networking."""
+
+
+class Sizes:
+    """The sizes of each region. Any thread may use it."""
+
+    def __init__(self, clients: Clients) -> None:
+        self._clients = clients
+        self._lock = threading.Lock()
+        self._known: dict[str, tuple[float, dict[str, Size]]] = {}
+
+    def find(self, region: str, machine_type: str) -> Size:
+        """Raises ProvisionError(not_offered) if the region does not have it, or not for this subscription."""
+        found = self.of_region(region).get(machine_type.lower())
+        if found is None:
+            message = f"{region} has no {machine_type}; choose another region"
+            raise ProvisionError("not_offered", message, scope="region", code="SkuNotAvailable")
+        if found.reason:
+            message = (
+                f"{machine_type} is not sold to this subscription in {region} ({found.reason}): ask for access at the "
+                "portal, Quotas, or choose another region"
+            )
+            raise ProvisionError("not_offered", message, scope="region", code="SkuNotAvailable")
+        return found
+
+    def of_region(self, region: str) -> dict[str, Size]:
+        """Size's name in lower case -> what is known of it. Raises ProvisionError."""
+        clock = self._clients.clock
+        with self._lock:
+            at, sizes = self._known.get(region, (0.0, None))
+            if sizes is None or clock.monotonic() - at > _LASTS_S:
+                sizes = self._ask(region)
+                self._known[region] = (clock.monotonic(), sizes)
+            return sizes
+
+    def _ask(self, region: str) -> dict[str, Size]:
+        skus = self._clients.ask(
+            f"look up the sizes of {region}",
+            lambda: plain(self._clients.compute.resource_skus.list(filter=f"location eq '{region}'")),
+        )
+        return {
+            str(sku["name"]).lower(): size_of(sku, region)
+            for sku in skus
+            if sku.get("resourceType") == "virtualMachines"
+        }
+
+
+def size_of(sku: Json, region: str) -> Size:
+    """From Azure's answer."""
+    features = {one["name"]: str(one.get("value", "")) for one in sku.get("capabilities") or ()}
+    there = [one for one in sku.get("locationInfo") or () if str(one.get("location", "")).lower() == region.lower()]
+    closed: set[str] = set()
+    reason = ""
+    for limit in sku.get("restrictions") or ():
+        if limit.get("type") == "Zone":
+            closed.update((limit.get("restrictionInfo") or {}).get("zones") or ())
+        elif region.lower() in {str(value).lower() for value in limit.get("values") or ()}:
+            reason = str(limit.get("reasonCode") or "restricted")
+    zones = {str(zone) for one in there for zone in one.get("zones") or ()}
+    if zones and zones <= closed:
+        reason = reason or "no zone is open to it"
+    return Size(
+        zones=tuple(sorted(zones - closed)),
+        reason=reason,
+        family=str(sku.get("family") or ""),
+        vcpus=_whole(features.get("vCPUs", "")),
+        rdma=features.get("RdmaEnabled") == "True",
+        premium=features.get("PremiumIO") == "True",
+        accelerated=features.get("AcceleratedNetworkingEnabled") == "True",
+    )
+
+
+def architecture_of(machine_type: str) -> str:
+    """`x86_64` or `arm64`; that of a size the tables do not know (one without GPU) is read off its name."""
+    known = catalog.machine_types("azure").get(machine_type)
+    if known:
+        return known[0].arch
+    features = (
+        machine_type.partition("_")[2].partition("_")[0].lstrip("ABCDEFGHIJKLMNOPQRSTUVWXYZ").lstrip("0123456789-")
+    )
+    return "arm64" if features.startswith(_ARM) else "x86_64"
+
+
+def _whole(text: str) -> int:
+    return int(text) if text.isdecimal() else 0
