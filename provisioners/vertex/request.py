@@ -31,6 +31,8 @@ _MIN_DISK_GB = 100
 """Of a boot disk: API reference, DiskSpec."""
 MAX_FLEX_S = 7 * 86_400
 """So long a flex-start job may run: "Schedule training jobs based on resource availability"."""
+MAX_RUN_S = 30 * 86_400
+"""The longest timeout that is asked for. What Vertex AI takes at most is written nowhere; its default is 7 days."""
 MAX_WAIT_S = 86_400
 """So long one waits for its machines: the service's own default, said aloud."""
 _MAX_NAME = 128
@@ -173,7 +175,7 @@ def _scheduling(request: LaunchRequest) -> dict[str, Any]:
     """No retries by the service: a container that it starts again has an empty disk and finds its place taken; the
     supervisor makes attempts."""
     flex = request.market == "flex-start"
-    longest = [request.lifetime_s] if request.lifetime_s is not None else []
+    longest = [min(request.lifetime_s, MAX_RUN_S)] if request.lifetime_s is not None else []
     longest += [MAX_FLEX_S] if flex else []
     scheduling: dict[str, Any] = {
         "strategy": _STRATEGIES[request.market],

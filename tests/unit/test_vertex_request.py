@@ -163,6 +163,11 @@ def test_flex_start_waits_a_day_and_runs_a_week_at_most() -> None:
     assert body(request(l4, market="flex-start", lifetime_s=60))["jobSpec"]["scheduling"]["timeout"] == "60s"
 
 
+def test_no_longer_a_timeout_is_asked_for_than_is_said() -> None:
+    found = body(request(lifetime_s=30 * 86_400 + 5))["jobSpec"]["scheduling"]  # control/job_step.py adds some seconds
+    assert found["timeout"] == "2592000s"
+
+
 def test_parameter_servers_beside_reserved_gpus_are_not_reserved() -> None:
     nodes = [*nodes_of("chief", 1), *nodes_of("parameter_server", 1, gpu=None)]
     found = body(request(*nodes, market="reservation"), reservations=(HERE,))["jobSpec"]["workerPoolSpecs"]
