@@ -347,6 +347,7 @@ class Agent:
         """The program has saved and ended; the machine is yet to go down. The word with which it does, or with which
         the job ends meanwhile; None: nothing has come, long after the announced time."""
         self._tell("waiting for the machine's restart")
+        self._cloud.saved()
         until = announced.deadline + self._restart_late_s
         while time.monotonic() < until:
             self._wakeup.wait(POLL_S)

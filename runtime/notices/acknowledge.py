@@ -1,13 +1,14 @@
-"""Letting Azure begin an event early: once for all machines it names, when no node has anything left to lose.
+"""Letting Azure begin an event early: once for all machines it names, when none of them has anything left to lose.
 
 An acknowledgement counts for every machine of the event. So each node that is named and was told to end writes its
-machine's name into the job dir. The one of lowest rank among them leads: when all machines of the event are nodes of
-this attempt, and all nodes of the attempt have written how they ended, it acknowledges. An event that names anybody
-else's machine is left to its own time.
+machine's name into the job dir, and later its result, or, where it goes on there after the event, that it has saved.
+The one of lowest rank among them leads: when all machines of the event are nodes of this attempt, and all of these
+nodes have ended or saved, it acknowledges. An event that names anybody else's machine is left to its own time.
 """
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -20,6 +21,7 @@ from .metadata import MetadataError
 
 _EVERY_S = 1.0
 _NAME = "machine-name.json"
+_NO_KEY = re.compile(r"[^\w-]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,13 @@ class MachineName(Record):
     """machine-name.json: what the provider calls a node's machine, in lower case."""
 
     name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Saved(Record):
+    """saved-<event>.json: the node's program has saved and ended, and waits for this event of its machine."""
+
+    event: str
 
 
 class Acknowledger:
@@ -38,7 +47,9 @@ class Acknowledger:
         self._job_dir, self._attempt, self._node = own.job_dir, own.attempt, own.node
         self._machine, self._post, self._say = machine, post, say
         self._threads: dict[str, threading.Thread] = {}
+        self._has_saved = threading.Event()
         self._ended: set[str] = set()
+        """Keys that have been there."""
         self._names: dict[str, str] = {}
 
     def begin(self, notice: ProviderNotice, starts: float) -> None:
@@ -47,6 +58,10 @@ class Acknowledger:
             thread = threading.Thread(target=self._run, args=(notice, starts), name="acknowledge", daemon=True)
             self._threads[notice.id] = thread
             thread.start()
+
+    def saved(self) -> None:
+        """The program has saved and ended; the node has not: its machine comes back from the event."""
+        self._has_saved.set()
 
     def finish(self, limit_s: float) -> None:
         """Wait until what has begun is over, for this node's program has ended."""
@@ -59,6 +74,8 @@ class Acknowledger:
         while time.monotonic() < starts:
             try:
                 told = told or self._tell_name()
+                if told:
+                    self._tell_saved(notice.id)
                 if told and self._done(notice):
                     return
             except (JobDirError, MetadataError, TypeError):  # it may work the next time; TypeError: a foreign record
@@ -71,38 +88,52 @@ class Acknowledger:
             self._job_dir.put(self._key(self._node, _NAME), MachineName(name).to_bytes())
         return name is not None
 
+    def _tell_saved(self, event: str) -> None:
+        key = self._key(self._node, _saved_name(event))
+        if self._has_saved.is_set() and key not in self._ended:
+            self._job_dir.put(key, Saved(event).to_bytes())
+            self._ended.add(key)
+
     def _done(self, notice: ProviderNotice) -> bool:
         """Whether there is nothing more for this node to do."""
         nodes = self._nodes()
-        waited_for = next((node for node in nodes if not self._has_ended(node)), None)
-        leader = self._leader(notice.machines, nodes)
-        if leader is None:  # names are told before results: if all have ended, one of the machines is not ours
-            return waited_for is None
-        if leader != self._node or waited_for is not None:
-            return leader != self._node
+        named = self._named(notice.machines, nodes)
+        if not named:  # names are told before results: if all have ended, one of the machines is not ours
+            return all(self._is_ready(node, notice.id) for node in nodes)
+        if named[0] != self._node:
+            # What this node has yet to tell is told here: a result is told by the agent.
+            return self._is_ready(self._node, notice.id)
+        if not all(self._is_ready(node, notice.id) for node in named):
+            return False
         self._post(notice.id)
-        self._say(f"{notice.kind} of {', '.join(notice.machines)} may begin: all nodes have ended (event {notice.id})")
+        self._say(f"{notice.kind} of {', '.join(notice.machines)} may begin: all is saved (event {notice.id})")
         return True
 
     def _nodes(self) -> list[str]:
-        """All nodes of the attempt, by rank."""
+        """All nodes of the attempt, by rank; this one by the name it has where it came to replace another."""
         attempt = AttemptRecord.from_bytes(self._job_dir.get(attempt_key(self._attempt)))
-        return [
-            node.node for node in sorted((NodeRecord(**node) for node in attempt.nodes), key=lambda node: node.rank)
-        ]
+        ranked = sorted((NodeRecord(**node) for node in attempt.nodes), key=lambda node: node.rank)
+        place = self._node.rpartition(".")[0]
+        return [self._node if node.node.rpartition(".")[0] == place else node.node for node in ranked]
 
-    def _has_ended(self, node: str) -> bool:
-        if node not in self._ended and self._job_dir.exists(self._key(node, "result.json")):
-            self._ended.add(node)
-        return node in self._ended
+    def _is_ready(self, node: str, event: str) -> bool:
+        """Whether the node has ended, or has saved and waits for the event."""
+        keys = [self._key(node, "result.json"), self._key(node, _saved_name(event))]
+        if not self._ended.intersection(keys):
+            self._ended.update([key for key in keys if self._job_dir.exists(key)][:1])
+        return bool(self._ended.intersection(keys))
 
-    def _leader(self, machines: Sequence[str], nodes: Sequence[str]) -> str | None:
-        """The node of lowest rank on the machines; None as long as one of them is not known to be ours."""
+    def _named(self, machines: Sequence[str], nodes: Sequence[str]) -> list[str]:
+        """The nodes on the machines, by rank; none as long as one of the machines is not known to be ours."""
         for node in nodes:
             if node not in self._names and (data := self._job_dir.find(self._key(node, _NAME))) is not None:
                 self._names[node] = MachineName.from_bytes(data).name
         on = [node for node in nodes if self._names.get(node) in machines]
-        return on[0] if len(on) == len(set(machines)) else None
+        return on if len(on) == len(set(machines)) else []
 
     def _key(self, node: str, name: str) -> str:
         return node_key(self._attempt, node, name)
+
+
+def _saved_name(event: str) -> str:
+    return f"saved-{_NO_KEY.sub('-', event)[:80]}.json"

@@ -45,6 +45,11 @@ class CloudNotices:
         if self._watcher is not None:
             self._watcher.stop()
 
+    def saved(self) -> None:
+        """The program has saved and ended, and the node waits for its machine's restart: the provider may be told."""
+        if self._acknowledger is not None:
+            self._acknowledger.saved()
+
     def finish(self, limit_s: float) -> None:
         """After the node's result: what the provider may now be told is told, if it takes no longer than that."""
         if self._acknowledger is not None:

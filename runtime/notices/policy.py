@@ -88,8 +88,9 @@ POLICIES = tuple(Policy(*row) for row in (
     # `maintenance-event` says when this machine's turn comes.
     ("gcp", "maintenance-window-open", "save", "maintenance", 3600, None, None, 0, _A3),
     ("azure", "freeze", "ignore", "freeze", 900, None, None, 0, _AZURE),
-    ("azure", "reboot", "save", "reboot", 900, 900, 120, 10, _AZURE, True),
-    ("azure", "redeploy", "save", "reboot", 600, 900, 120, 10, _AZURE, True),
+    # The same machine goes on, with its disk; after a redeployment on another host.
+    ("azure", "reboot", "save", "reboot", 900, 900, 120, 10, _AZURE, True, False, True),
+    ("azure", "redeploy", "save", "reboot", 600, 900, 120, 10, _AZURE, True, False, True),
     ("azure", "preempt", "stop", "preempt", 30, None, None, 5, _AZURE, True),
     ("azure", "terminate", "save", "terminate", 300, 900, 120, 10, _AZURE, True),
     # systemd, Kubernetes, Slurm's KillWait and the clouds' shutdown give 30 s between the signal and the end.

@@ -43,9 +43,9 @@ class Crowd:
                 for watched in self.watched:
                     watched.stop()
 
-    def announce(self, *machines: str) -> None:
+    def announce(self, *machines: str, kind: str = "Preempt", after_s: float = LATER_S) -> None:
         for server in self.servers:
-            server.announce("Preempt", LATER_S, *machines, event_id="E-1")
+            server.announce(kind, after_s, *machines, event_id="E-1")
 
     def end(self, index: int) -> None:
         result = Result("preempted", 75, "", 0.0, 0.0)
@@ -68,7 +68,7 @@ def test_azure_one_node_acknowledges_and_only_when_all_have_ended(tmp_path: Path
             watched.finish(10)
         assert (crowd.servers[0].started, crowd.servers[1].started) == (["E-1"], [])
         assert [line for line in crowd.lines if "may begin" in line] == [
-            "preempt of vm_0, vm_1 may begin: all nodes have ended (event E-1)"
+            "preempt of vm_0, vm_1 may begin: all is saved (event E-1)"
         ]
 
 
@@ -93,3 +93,28 @@ def test_azure_an_event_of_somebody_elses_machine_is_never_acknowledged(tmp_path
             watched.finish(LATER_S)
         assert time.monotonic() - begun < LATER_S / 3, "nobody waits for what cannot be"
         assert crowd.servers[0].started == crowd.servers[1].started == []
+
+
+def test_azure_a_reboot_begins_when_the_machines_it_names_have_saved(tmp_path: Path) -> None:
+    """No node has ended: the named ones go on afterwards, and nobody waits for those that train on meanwhile."""
+    with Crowd(tmp_path / "job").at_work() as crowd:
+        crowd.announce("vm_0", "vm_1", kind="Reboot", after_s=100.0)  # within the 2 min in which the program is to end
+        until(lambda: crowd.names() == 2)
+        crowd.watched[1].saved()
+        until(lambda: crowd.dir.exists(node_key(1, "worker-1.1", "saved-E-1.json")))
+        time.sleep(1.5)
+        assert crowd.servers[0].started == crowd.servers[1].started == []
+        crowd.watched[0].saved()
+        until(lambda: crowd.servers[0].started)
+        assert (crowd.servers[0].started, crowd.servers[1].started) == (["E-1"], [])
+
+
+def test_azure_what_was_saved_for_another_event_does_not_count(tmp_path: Path) -> None:
+    with Crowd(tmp_path / "job").at_work() as crowd:
+        crowd.dir.put(node_key(1, "worker-1.1", "saved-E-0.json"), b"{}")
+        crowd.announce("vm_1", kind="Redeploy", after_s=100.0)
+        until(lambda: crowd.names() == 1)
+        time.sleep(1.5)
+        assert crowd.servers[1].started == []
+        crowd.watched[1].saved()
+        until(lambda: crowd.servers[1].started)

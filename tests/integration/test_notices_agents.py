@@ -83,11 +83,11 @@ def test_a_program_saves_and_trains_on_until_the_event_is_near(world: World, mon
         agent = agent_on("azure", server, world, monkeypatch)
         until(lambda: "training" in world.texts() or agent.poll() is not None, 60)
         server.announce("Freeze", 900)
-        reboot = server.announce("Reboot", 900)
+        end = server.announce("Terminate", 900)
         until(lambda: commits(world), 60)
         time.sleep(1)
         assert agent.poll() is None, "it trains on"
-        server.announce("Reboot", 100, event_id=reboot)
+        server.announce("Terminate", 100, event_id=end)
         assert agent.wait(60) == 0
         assert (world.result().outcome, world.result().exit_code) == ("preempted", 75)
         assert len(commits(world)) == 2
@@ -176,6 +176,32 @@ def test_a_node_goes_on_on_the_machine_that_is_restarted_after_maintenance(
         server.set("maintenance-event", "NONE")
         (world.home() / agent_module.REBOOTING).unlink()
         assert world.start(0, "--notices", "gcp").wait(60) == 0
+    assert world.result().outcome == "succeeded"
+    assert world.texts() == ["generation 1", "generation 2"]
+
+
+@pytest.mark.parametrize("kind", ["Reboot", "Redeploy"])
+def test_a_reboot_begins_once_all_is_saved_and_the_node_goes_on(
+    kind: str, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.job("python main.py", code={"main.py": COUNTING}, interruptions_left=1)
+    with AzureMetadata() as server:
+        agent = agent_on("azure", server, world, monkeypatch)
+        until(lambda: "generation 1" in world.texts(), 60)
+        event = server.announce(kind, 110)
+        until(lambda: server.started, 60)
+        assert "waiting for the machine's restart" in world.texts("agent")
+        assert agent.poll() is None, "it tells that it is there until the machine goes"
+        (world.home() / agent_module.REBOOTING).touch()
+        agent.send_signal(signal.SIGTERM)
+        assert agent.wait(30) == agent_module.VANISHED
+        assert not world.has_result(), "it has not ended"
+        (world.home() / agent_module.REBOOTING).unlink()
+        again = world.start(0, "--notices", "azure")  # while the event is still told to be under way
+        until(lambda: "generation 2" in world.texts(), 60)
+        server.over(event)
+        assert again.wait(60) == 0
+        assert server.started == [event]
     assert world.result().outcome == "succeeded"
     assert world.texts() == ["generation 1", "generation 2"]
 
