@@ -1,7 +1,7 @@
-"""Azure on the loopback: Azure Resource Manager and Microsoft Entra ID over TLS. See tests/standins/README.md.
+"""Azure on the loopback: Resource Manager and Microsoft Entra ID over TLS. See tests/standins/README.md.
 
 with Azure(boot=True) as azure:
-    ComputeManagementClient(credential, SUBSCRIPTION, base_url=azure.arm)   # credential and trust: azure.environ(folder)
+    ComputeManagementClient(credential, SUBSCRIPTION, base_url=azure.arm)   # the rest: azure.environ(folder)
     azure.control.fail("virtualMachines.write", LOSE)
 
 python -m cloudgpu.tests.standins.azure --boot    # as a process of its own; prints the URL of its control

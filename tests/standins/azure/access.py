@@ -113,9 +113,15 @@ def _readable(ask: Ask) -> dict[str, Any]:
 def _denied(caller: Principal, action: str, scope: str, *, linked: bool) -> RefusedError:
     who = f"The client '{caller.client_id}' with object id '{caller.object_id}'"
     if linked:
-        text = f"{who} has permission to perform the action on the scope; however, it does not have permission to perform action(s) '{action}' on the linked scope(s) '{scope}' (respectively) or the linked scope(s) are invalid."
+        text = (
+            f"{who} has permission to perform the action on the scope; however, it does not have permission to perform "
+            f"action(s) '{action}' on the linked scope(s) '{scope}' (respectively) or the linked scope(s) are invalid."
+        )
         return RefusedError("LinkedAuthorizationFailed", 403, text)
-    text = f"{who} does not have authorization to perform action '{action}' over scope '{scope}' or the scope is invalid. If access was recently granted, please refresh your credentials."
+    text = (
+        f"{who} does not have authorization to perform action '{action}' over scope '{scope}' or the scope is invalid. "
+        "If access was recently granted, please refresh your credentials."
+    )
     return RefusedError("AuthorizationFailed", 403, text)
 
 

@@ -1,4 +1,4 @@
-"""Azure Resource Manager and Microsoft Entra ID as one WSGI application: who calls, what a rule does to it, who answers."""
+"""Resource Manager and Microsoft Entra ID as one WSGI application: who calls, what a rule does to it, who answers."""
 
 from __future__ import annotations
 
@@ -113,21 +113,13 @@ class AzureApp:
         return self._world.tokens.who(token, ARM) if kind.lower() == "bearer" else None
 
     def _perform(self, request: Request, target: Target, who: Principal | None) -> Response:
-        if who is None:
-            return error(
-                "InvalidAuthenticationToken", 401, "The access token is missing, invalid, or for another audience."
-            )
-        if "api-version" not in request.query:
-            text = "The api-version query parameter (?api-version=) is required for all requests."
-            return error("MissingApiVersionParameter", 400, text)
-        if target.subscription.lower() != SUBSCRIPTION:
-            text = f"The subscription '{target.subscription}' could not be found."
-            return error("SubscriptionNotFound", 404, text)
-        handler = routes.find(request.method, target)
-        if handler is None:
-            return error("StandinNotImplemented", 501, f"{request.method} {request.path} is no route of the stand-in")
-        ask = Ask(self._world, request, target, who)
         try:
+            ask = Ask(self._world, request, target, _checked(request, target, who))
+            handler = routes.find(request.method, target)
+            if handler is None:
+                return error(
+                    "StandinNotImplemented", 501, f"{request.method} {request.path} is no route of the stand-in"
+                )
             with self._world.lock:
                 self._access.check(ask)
                 return handler(ask)
@@ -180,6 +172,19 @@ class AzureApp:
 
     def _fail(self, action: str, fault: dict[str, Any], where: dict[str, str], times: int | None, skip: int) -> None:
         self.ledger.add(Rule(action, Fault(**fault), where, times, skip))
+
+
+def _checked(request: Request, target: Target, who: Principal | None) -> Principal:
+    """Whose request it is. Raises RefusedError for what no provider looks at."""
+    if who is None:
+        text = "The access token is missing, invalid, or for another audience."
+        raise RefusedError("InvalidAuthenticationToken", 401, text)
+    if "api-version" not in request.query:
+        text = "The api-version query parameter (?api-version=) is required for all requests."
+        raise RefusedError("MissingApiVersionParameter", 400, text)
+    if target.subscription.lower() != SUBSCRIPTION:
+        raise RefusedError("SubscriptionNotFound", 404, f"The subscription '{target.subscription}' could not be found.")
+    return who
 
 
 _ACTIONS = {"PUT": "write", "PATCH": "update", "GET": "read", "HEAD": "read", "DELETE": "delete"}

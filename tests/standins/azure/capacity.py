@@ -1,8 +1,8 @@
 """What there is to be had: places by size, region, zone and market; quotas by family.
 
 Texts as users quote them: AllocationFailed and ZonalAllocationFailed ("Troubleshoot allocation failures"),
-SkuNotAvailable ("Resolve errors for SKU not available"), quotas ("Resolve errors for resource quotas"). Which of the two
-kinds of "no capacity" is told, at once or by the operation, is a test's choice.
+SkuNotAvailable ("Resolve errors for SKU not available"), quotas ("Resolve errors for resource quotas"). Which kind of
+"no capacity" is told, at once or by the operation, is a test's choice.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ LOW_PRIORITY = "lowPriorityCores"
 REGIONAL = "cores"
 HOW = Literal["allocation", "constraints", "sku"]
 _GUIDE = (
-    "Read more about improving likelihood of allocation success at http://aka.ms/allocation-guidance. For more details, "
-    "please refer to 'https://aka.ms/azurevmallocationfailure'."
+    "Read more about improving likelihood of allocation success at http://aka.ms/allocation-guidance. For more "
+    "details, please refer to 'https://aka.ms/azurevmallocationfailure'."
 )
 _LOCAL = {LOW_PRIORITY: "Total Regional Low-priority vCPUs", REGIONAL: "Total Regional vCPUs"}
 
@@ -58,9 +58,9 @@ class Capacity:
         self._places: dict[tuple[str, str, str, str], Places] = {}
         self._limits: dict[tuple[str, str], int] = {}
 
-    def set_places(self, size: str, region: str, zone: str, market: str, places: int | None, how: HOW) -> None:
-        """`zone`: "" for the whole region; None: any number."""
-        key = (size.lower(), region, zone, market)
+    def set_places(self, place: tuple[str, str, str, str], places: int | None, how: HOW) -> None:
+        """`place`: size, region, zone ("": the whole region) and market; None: any number."""
+        key = (place[0].lower(), *place[1:])
         if places is None:
             self._places.pop(key, None)
         else:
@@ -145,9 +145,9 @@ class Capacity:
 def not_available(shape: Shape) -> RefusedError:
     where = f"location '{shape.region}'" + (f" zones '{shape.zone}'" if shape.zone else "")
     text = (
-        f"The requested VM size for resource 'Following SKUs have failed for Capacity Restrictions: {shape.size.name}' is "
-        f"currently not available in {where}. Please try another size or deploy to a different location or different "
-        "zone. See https://aka.ms/azureskunotavailable for details."
+        "The requested VM size for resource 'Following SKUs have failed for Capacity Restrictions: "
+        f"{shape.size.name}' is currently not available in {where}. Please try another size or deploy to a different location or "
+        "different zone. See https://aka.ms/azureskunotavailable for details."
     )
     return RefusedError("SkuNotAvailable", 409, text)
 

@@ -35,16 +35,31 @@ class AzureControl(Control):
         zones: Sequence[str] | None = None,
         restricted: Sequence[str] | None = None,
         reason: str = "NotAvailableForSubscription",
+        capabilities: Mapping[str, str] | None = None,
     ) -> None:
-        """What is told of a size in a region: its zones, and in which of them (empty: in the whole region) this
-        subscription may not have it. Neither: as in the catalogue."""
+        """What is told of a size in a region: its zones, in which of them (empty: in the whole region) this
+        subscription may not have it, and some of its capabilities. None of these: as in the catalogue."""
         changes: dict[str, Any] = {} if zones is None else {"zones": list(zones)}
+        if capabilities is not None:
+            changes["capabilities"] = dict(capabilities)
         if restricted is not None:
             kind = "Zone" if restricted else "Location"
             info = {"locations": [region], **({"zones": list(restricted)} if restricted else {})}
             told = {"type": kind, "values": [region], "restrictionInfo": info, "reasonCode": reason}
             changes["restrictions"] = [told]
         self.do("set_sku", size=size, region=region, changes=changes or None)
+
+    def copy_sku(self, new: str, like: str) -> None:
+        """Lists of sizes have a new one, that is as a known one in all but its name."""
+        self.do("copy_sku", new=new, like=like)
+
+    def set_price(self, size: str, region: str, market: str, usd: str) -> None:
+        """In the price list."""
+        self.do("prices/set", size=size, region=region, market=market, usd=usd)
+
+    def add_price(self, size: str, region: str, usd: str, **changes: Any) -> None:
+        """One entry more of the price list, that is as the one for Linux on demand in all but these fields."""
+        self.do("prices/add", size=size, region=region, usd=usd, changes=changes)
 
     def set_times(
         self,
@@ -55,8 +70,8 @@ class AzureControl(Control):
         roles: float | None = None,
         retry: int | None = None,
     ) -> None:
-        """Seconds: until an operation is done, that deleting a group takes, until lists show a new group, until roles can
-        be assigned to a new principal; what Retry-After says."""
+        """Seconds: until an operation is done, that deleting a group takes, until lists show a new group, until roles
+        can be assigned to a new principal; what Retry-After says."""
         self.do("set_times", operation=operation, group=group, lag=lag, roles=roles, retry=retry)
 
     def set_machine_environ(self, values: Mapping[str, str]) -> None:

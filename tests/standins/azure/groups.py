@@ -1,7 +1,7 @@
 """Resource groups, their tags, and lists of what is in them.
 
-After the REST reference of Microsoft.Resources and "Resource group and resource deletion": a group that is being deleted
-takes nothing new; lists know a new group late (`set_times(lag=…)`), a GET at once.
+After the REST reference of Microsoft.Resources and "Resource group and resource deletion": a group that is being
+deleted takes nothing new; lists know a new group late (`set_times(lag=…)`), a GET at once.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def resources(ask: Ask) -> Response:
     world = ask.world
     within = world.within(_there(ask)["id"] if ask.target.group else f"/subscriptions/{ask.target.subscription}")
     chosen = [one for one in within if "location" in one and one["type"] != KIND and _seen(world, one)]
-    told = [
+    told: list[dict[str, Any]] = [
         {name: one[name] for name in ("id", "name", "type", "location", "tags", "sku", "zones") if name in one}
         for one in chosen
     ]

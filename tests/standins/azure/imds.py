@@ -22,8 +22,8 @@ _JSON = {"Content-Type": "application/json; charset=utf-8"}
 
 
 class InstanceMetadata(AzureMetadata):
-    """`describe` gives what `compute` and `network` are; `identities` the machine's, with the id of a user-assigned one;
-    `token` a new access token; `acknowledged` is told of events that are let begin."""
+    """`describe` gives what `compute` and `network` are; `identities` the machine's, with the id of a user-assigned
+    one; `token` a new access token; `acknowledged` is told of events that are let begin."""
 
     def __init__(
         self,
@@ -55,14 +55,15 @@ class InstanceMetadata(AzureMetadata):
 
     def _find(self, path: str, query: Mapping[str, str]) -> Answer:
         found: Any = self._describe()
-        for name in path.strip("/").split("/"):
-            if name:
-                index = int(name) if name.isdecimal() and isinstance(found, list) else name
-                if not (isinstance(found, list) and isinstance(index, int) and index < len(found)) and not (
-                    isinstance(found, Mapping) and index in found
-                ):
-                    return Answer(404, json.dumps({"error": "Not found"}), _JSON)
-                found = found[index]
+        for name in path.split("/"):
+            if not name:
+                continue
+            if isinstance(found, list):
+                found = dict(enumerate(found))
+            index = int(name) if name.isdecimal() else name
+            if not isinstance(found, Mapping) or index not in found:
+                return Answer(404, json.dumps({"error": "Not found"}), _JSON)
+            found = found[index]
         if query.get("format", "json") == "text":
             text = (
                 "\n".join(f"{name}/" if isinstance(one, (dict, list)) else name for name, one in found.items())

@@ -45,6 +45,12 @@ _ALL = (
         {"securityRules": "securityRules"},
     ),
     Kind(
+        "Microsoft.Network/applicationSecurityGroups",
+        "network.ApplicationSecurityGroup",
+        True,
+        ("ApplicationSecurityGroupIsInUse", 400),
+    ),
+    Kind(
         "Microsoft.Network/networkInterfaces",
         "network.NetworkInterface",
         True,
@@ -52,18 +58,20 @@ _ALL = (
         {"ipConfigurations": "ipConfigurations"},
     ),
     Kind(
-        "Microsoft.Network/publicIPAddresses", "network.PublicIPAddress", True, ("PublicIPAddressCannotBeDeleted", 400)
+        "Microsoft.Network/publicIPAddresses",
+        "network.PublicIPAddress",
+        True,
+        ("PublicIPAddressCannotBeDeleted", 400),
     ),
-    Kind("Microsoft.Network/applicationSecurityGroups", "network.ApplicationSecurityGroup", True),
     Kind("Microsoft.Network/natGateways", "network.NatGateway", True, ("InUseNatGatewayCannotBeDeleted", 400)),
     Kind("Microsoft.Compute/disks", "compute.Disk", True, ("OperationNotAllowed", 409)),
+    Kind("Microsoft.Compute/availabilitySets", "compute.AvailabilitySet", False, ("OperationNotAllowed", 409)),
     Kind(
         "Microsoft.Compute/proximityPlacementGroups",
         "compute.ProximityPlacementGroup",
         False,
         ("OperationNotAllowed", 409),
     ),
-    Kind("Microsoft.Compute/availabilitySets", "compute.AvailabilitySet", False, ("OperationNotAllowed", 409)),
     Kind(
         "Microsoft.Compute/capacityReservationGroups",
         "compute.CapacityReservationGroup",

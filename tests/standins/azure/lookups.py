@@ -24,7 +24,8 @@ def skus(ask: Ask) -> Response:
         for region in sorted(size.regions)
         if wanted.lower() in ("", region) and not world.sku_changes.get((size.name.lower(), region), {}).get("missing")
     ]
-    return answer({"value": value})
+    copies = [{**one, "name": new} for new, like in world.sku_copies for one in value if one["name"] == like]
+    return answer({"value": value + copies})
 
 
 def usages(ask: Ask) -> Response:
@@ -127,6 +128,7 @@ def _sku(world: World, size: catalog.Size, region: str) -> dict[str, Any]:
     }
     if size.gpus:
         told["GPUs"] = max(1, int(size.gpus))
+    told |= world.sku_changes.get((size.name.lower(), region), {}).get("capabilities", {})
     return {
         "resourceType": "virtualMachines",
         "name": size.name,

@@ -251,7 +251,8 @@ def _check_rules(properties: dict[str, Any]) -> None:
         taken.add(place)
         for name in ("sourceAddressPrefix", "destinationAddressPrefix", "sourcePortRange", "destinationPortRange"):
             several = name + ("es" if name.endswith("Prefix") else "s")
-            if not told.get(name) and not told.get(several):
+            groups = f"{name.removesuffix('AddressPrefix')}ApplicationSecurityGroups"
+            if not (told.get(name) or told.get(several) or told.get(groups)):
                 text = f"Security rule parameter {name} of rule {rule.get('name')} is missing."
                 raise RefusedError("SecurityRuleParameterMissing", 400, text)
 

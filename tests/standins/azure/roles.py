@@ -1,8 +1,8 @@
 """Role assignments: who may do what.
 
 After the REST reference of Microsoft.Authorization, "Azure built-in roles" and "Troubleshoot Azure RBAC": a new
-principal is not known for a while to who does not say what type it is; the same role cannot be given twice at one scope;
-what an assignment says cannot be changed. Conditions are looked at for their form only: what they say is for the
+principal is not known for a while to who does not say what type it is; no role can be given twice at one scope; what
+an assignment says cannot be changed. Conditions are looked at for their form only: what they say is for the
 storage service to obey.
 """
 
@@ -66,6 +66,8 @@ BUILT_IN: Mapping[str, Role] = {
             "Microsoft.Compute/virtualMachines/read",
             "Microsoft.Compute/virtualMachines/instanceView/read",
             *(f"Microsoft.Compute/virtualMachines/{verb}/action" for verb in _SWITCHES),
+            "Microsoft.Authorization/*/read",
+            "Microsoft.Resources/subscriptions/resourceGroups/read",
         ),
     ),
     "f1a07417-d97a-45cb-824c-7a7467783830": Role(
@@ -117,7 +119,8 @@ def put(ask: Ask) -> Response:
         if key(one["properties"]["scope"]) == key(ask.target.scope) and all(
             str(one["properties"][field]).lower() == str(told[field]).lower() for field in same
         ):
-            text = f"The role assignment already exists. The ID of the existing role assignment is {one['name'].replace('-', '')}."
+            known = one["name"].replace("-", "")
+            text = f"The role assignment already exists. The ID of the existing role assignment is {known}."
             raise RefusedError("RoleAssignmentExists", 409, text)
     properties = {
         "principalType": "ServicePrincipal",
@@ -247,7 +250,8 @@ def _check_principal(world: World, told: dict[str, Any]) -> None:
     if kind == "ServicePrincipal" or (wanted in known and not late):
         return
     text = (
-        f"Principal {wanted.replace('-', '')} does not exist in the directory. Check that you have the correct principal ID. "
+        f"Principal {wanted.replace('-', '')} does not exist in the directory. Check that you have the correct "
+        "principal ID. "
         "If you are creating this principal and then immediately assigning a role, this error might be related to a "
         "replication delay. In this case, set the role assignment principalType property to a value, such as "
         "ServicePrincipal, User, or Group. See https://aka.ms/docs-principaltype"

@@ -13,7 +13,8 @@ from .kinds import KINDS, Kind
 Handler = Callable[[Ask], Response]
 
 _VM = "microsoft.compute/virtualmachines"
-_IMAGE = "microsoft.compute/locations/publishers/artifacttypes/offers/skus/versions"
+_IMAGE_NAMES = 5
+"""Location, publisher, artifact type, offer, SKU."""
 _TABLE: Mapping[tuple[str, str, str], Handler] = {
     # method, kind in lower case, verb
     ("PUT", _VM, ""): vms.put,
@@ -41,22 +42,28 @@ _TABLE: Mapping[tuple[str, str, str], Handler] = {
 def find(method: str, target: Target) -> Handler | None:
     if not target.namespace:
         return _of_resources(method, target)
-    kind, verb = target.kind.lower(), target.verb
-    if (found := _TABLE.get((method, kind, verb))) is not None:
+    kind = target.kind.lower()
+    if (found := _TABLE.get((method, kind, target.verb))) is not None:
         return found
     if kind in KINDS:
-        return _generic(method, KINDS[kind], verb)
-    if verb.lower() == "virtualmachines" and kind == _VM and method == "GET":
-        return vms.listed
-    if kind.endswith("/locations/operations") and method == "GET":
-        return lookups.operation
-    if kind.endswith("/locations/operationresults") and method == "GET":
-        return lookups.operation_result
-    if "/locations/publishers/artifacttypes" in kind and method == "GET" and len(target.names) >= 5:
-        return lookups.images
-    if (method, target.types) == ("GET", []) or (method, list(target.types)) == ("POST", ["register"]):
+        return _generic(method, KINDS[kind], target.verb)
+    return _of_provider(method, kind, target)
+
+
+def _of_provider(method: str, kind: str, target: Target) -> Handler | None:
+    """What is in no table, for it is said in other words each time."""
+    if (method, list(target.types)) == ("POST", ["register"]):
         return lookups.provider
-    return None
+    if method != "GET":
+        return None
+    looked_at: Mapping[bool, Handler] = {
+        not target.types: lookups.provider,
+        kind == _VM and target.verb.lower() == "virtualmachines": vms.listed,
+        kind.endswith("/locations/operations"): lookups.operation,
+        kind.endswith("/locations/operationresults"): lookups.operation_result,
+        "/locations/publishers/artifacttypes" in kind and len(target.names) >= _IMAGE_NAMES: lookups.images,
+    }
+    return looked_at.get(True)
 
 
 def _generic(method: str, kind: Kind, verb: str) -> Handler | None:

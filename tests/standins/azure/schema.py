@@ -112,7 +112,8 @@ def _of_map(model: Any) -> Iterator[tuple[str, tuple[Any, bool, bool]]]:
 
 def _of_type(told: Any, value: object, at: str) -> Iterator[str]:
     if isinstance(told, tuple):
-        yield from _of_name(*told, value, at)
+        model, name = told
+        yield from _of_name(model, name, value, at)
         return
     origin = typing.get_origin(told)
     if origin is typing.Union:

@@ -43,10 +43,11 @@ class Verbs:
             "AZURE_AUTHORITY_HOST": self._world.url,
             "CLOUDGPU_AZURE_ENDPOINT": self._world.url,
             "REQUESTS_CA_BUNDLE": str(self._world.certificate),
+            "SSL_CERT_FILE": str(self._world.certificate),
         }
 
     def set_capacity(self, *, size: str, region: str, zone: str, market: str, places: int | None, how: HOW) -> None:
-        self._world.capacity.set_places(size, region, zone, market, places, how)
+        self._world.capacity.set_places((size, region, zone, market), places, how)
 
     def set_quota(self, region: str, family: str, limit: int) -> None:
         self._world.capacity.set_limit(region, family, limit)
@@ -56,6 +57,9 @@ class Verbs:
             self._world.sku_changes.pop((size.lower(), region), None)
         else:
             self._world.sku_changes[size.lower(), region] = changes
+
+    def copy_sku(self, new: str, like: str) -> None:
+        self._world.sku_copies.append((new, like))
 
     def set_times(
         self,

@@ -74,6 +74,9 @@ def shape_of(world: World, body: dict[str, Any], region: str) -> Shape:
         raise invalid("maxPrice", f"The value {price} of maxPrice is neither -1 nor greater than zero.")
     if spot and not size.spot:
         raise invalid("priority", f"The VM size {size.name} cannot be used for Azure Spot Virtual Machines.")
+    if properties.get("availabilitySet") and (spot or zone):
+        text = "A machine in an availability set can be neither an Azure Spot Virtual Machine nor in a zone."
+        raise invalid("availabilitySet", text)
     group = (properties.get("capacityReservation") or {}).get("capacityReservationGroup")
     if group and spot:
         raise invalid("capacityReservation", "A Spot VM cannot be associated with a capacity reservation group.")
@@ -92,7 +95,7 @@ def _size(world: World, name: str, region: str) -> catalog.Size:
     size = catalog.sizes().get(name.lower())
     if size is None or region not in size.regions:
         known = ",".join(sorted(one.name for one in catalog.sizes().values() if region in one.regions))
-        text = f"The value {name} provided for the VM size is not valid. The valid sizes in the current region are: {known}."
+        text = f"The value {name} provided for the VM size is not valid. The valid sizes in this region are: {known}."
         raise invalid("vmSize", text)
     if any(one["type"] == "Location" for one in restrictions(world, size, region)):
         raise not_available(Shape(size, region, "", spot=False))
@@ -120,8 +123,8 @@ def _zone(world: World, body: dict[str, Any], size: catalog.Size, region: str) -
     zone = str(zones[0])
     if zone not in catalog.zones(region):
         text = (
-            f"The zone(s) '{zone}' for resource 'Microsoft.Compute/virtualMachines' is not supported. The supported zones "
-            f"for location '{region}' are '{','.join(catalog.zones(region))}'."
+            f"The zone(s) '{zone}' for resource 'Microsoft.Compute/virtualMachines' is not supported. The supported "
+            f"zones for location '{region}' are '{','.join(catalog.zones(region))}'."
         )
         raise RefusedError("AvailabilityZoneNotSupported", 400, text)
     restricted = [
@@ -144,8 +147,8 @@ def _check_storage(properties: dict[str, Any], region: str) -> None:
     image = catalog.find_image(*words[:3])
     if image is None or words[3] not in ("latest", image.version):
         text = (
-            f"The platform image '{':'.join(words)}' is not available. Verify that all fields in the storage profile are "
-            f"correct. For more details about storage profile information, please refer to https://aka.ms/storageprofile"
+            f"The platform image '{':'.join(words)}' is not available. Verify that all fields in the storage profile "
+            f"are correct. For more details about storage profile information, please refer to https://aka.ms/storageprofile"
         )
         raise RefusedError("PlatformImageNotFound", 404, text, target="imageReference")
     size = str(properties["hardwareProfile"]["vmSize"])
@@ -157,9 +160,9 @@ def _check_storage(properties: dict[str, Any], region: str) -> None:
         raise invalid("osDisk.createOption", "osDisk.createOption must be FromImage with an image reference.")
     if disk.get("diskSizeGB", image.disk_gb) < image.disk_gb:
         text = (
-            f"The specified disk size {disk['diskSizeGB']} GB is smaller than the size of the corresponding disk in the "
-            f"VM image: {image.disk_gb} GB. This is not allowed. Please choose equal or greater size or do not specify an "
-            "explicit size."
+            f"The specified disk size {disk['diskSizeGB']} GB is smaller than the size of the corresponding disk in "
+            f"the VM image: {image.disk_gb} GB. This is not allowed. Please choose equal or greater size or do not "
+            "specify an explicit size."
         )
         raise invalid("osDisk.diskSizeGB", text)
 
@@ -203,7 +206,10 @@ def _check_system(system: dict[str, Any] | None) -> str:
             "computerName", f"Linux host name '{name}' is empty, too long or has characters that are not allowed."
         )
     if user.lower() in _USER_NAMES or not re.fullmatch(r"[a-z_][-a-z0-9_]{0,63}", user):
-        text = f"The Admin Username specified is not allowed. For more information about disallowed usernames, see https://aka.ms/vmosprofile ({user})"
+        text = (
+            "The Admin Username specified is not allowed. For more information about disallowed usernames, see "
+            f"https://aka.ms/vmosprofile ({user})"
+        )
         raise invalid("adminUsername", text)
     linux = system.get("linuxConfiguration") or {}
     keys = (linux.get("ssh") or {}).get("publicKeys") or []
@@ -216,7 +222,7 @@ def _check_system(system: dict[str, Any] | None) -> str:
         raise invalid("adminPassword", "Required parameter 'adminPassword' is missing (null).")
     for one in keys:
         if one.get("path") != f"/home/{user}/.ssh/authorized_keys" or not _KEY.fullmatch(str(one.get("keyData", ""))):
-            text = f"The value of parameter linuxConfiguration.ssh.publicKeys.keyData or path is invalid: {one.get('path')}."
+            text = f"The value of parameter linuxConfiguration.ssh.publicKeys is invalid: {one.get('path')}."
             raise invalid("linuxConfiguration.ssh.publicKeys", text)
     data = str(system.get("customData") or "")
     try:

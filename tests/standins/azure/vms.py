@@ -49,6 +49,7 @@ def put(ask: Ask) -> Response:
     world.capacity.check_at_once(shape, shapes(world))
     if old is not None:
         forget(world, path)
+    _check_disk(world, ask, body)
     resource = _resource(ask, body, region)
     vm = Vm(path, resource, shape, custom_data, time.monotonic())
     vm.boot_diagnostics = bool(
@@ -168,7 +169,7 @@ def evict(world: World, vm: Vm, seconds: float) -> None:
 
 
 def maintain(world: World, vm: Vm, kind: str, seconds: float) -> None:
-    """`Freeze`, `Reboot`, `Redeploy`, `Terminate`: it is told; in so many seconds, or as soon as it lets it, it happens."""
+    """`Freeze`, `Reboot`, `Redeploy`, `Terminate`: it is told; after so long, or as soon as it lets it, it happens."""
     done = {
         "Freeze": lambda: None,
         "Reboot": partial(reboot, vm),
@@ -372,10 +373,21 @@ def _terminated(world: World, vm: Vm) -> None:
 def _check_not_deleting(world: World, path: str) -> None:
     if key(path) in world.deleting:
         text = (
-            f"Operation 'PUT' is not allowed on VM '{last(path)}' since the VM is marked for deletion. You can only retry "
-            "the Delete operation (or wait for an ongoing one to complete)."
+            f"Operation 'PUT' is not allowed on VM '{last(path)}' since the VM is marked for deletion. You can only "
+            "retry the Delete operation (or wait for an ongoing one to complete)."
         )
         raise RefusedError("OperationNotAllowed", 409, text)
+
+
+def _check_disk(world: World, ask: Ask, body: dict[str, Any]) -> None:
+    """Its disk's name is free. Raises RefusedError."""
+    name = body["properties"]["storageProfile"]["osDisk"].get("name")
+    path = f"{ask.path.partition('/providers/')[0]}/providers/Microsoft.Compute/disks/{name}"
+    if name and world.find(path) is not None:
+        text = (
+            f"Disk {name} already exists in resource group {ask.target.group}. Only CreateOption.Attach is supported."
+        )
+        raise RefusedError("ConflictingUserInput", 409, text, target="disk.name")
 
 
 def _resource(ask: Ask, body: dict[str, Any], region: str) -> dict[str, Any]:

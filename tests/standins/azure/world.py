@@ -69,6 +69,8 @@ class World:
         """Id in lower case of a user-assigned identity, or of a machine that has one of its own."""
         self.sku_changes: dict[tuple[str, str], dict[str, Any]] = {}
         """(size in lower case, region) -> what lists of SKUs tell instead."""
+        self.sku_copies: list[tuple[str, str]] = []
+        """(new size, size that it is like) of lists of SKUs, wherever the known one is sold."""
 
     @property
     def folder(self) -> Path:
