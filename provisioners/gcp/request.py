@@ -175,6 +175,14 @@ def _longest_run_s(request: LaunchRequest) -> int | None:
     return None if wanted is None or wanted > longest else wanted
 
 
+def _life_s(request: LaunchRequest) -> int | None:
+    """After which the machine ends itself: before Compute Engine would. None: never."""
+    if request.market != "flex-start":
+        return request.lifetime_s
+    longest = _RUN_S[1] - _GRACE_S
+    return longest if request.lifetime_s is None else min(request.lifetime_s, longest)
+
+
 def _affinity(market: str, reservation: Reservation | None) -> dict[str, Any]:
     """What is reserved is used in its own market, and on demand where it admits anybody's machines."""
     if reservation is not None and reservation.by_name_only:
@@ -198,7 +206,7 @@ def _metadata(request: LaunchRequest, node: NodeRequest, place: Place) -> list[d
             agent_key=agent.key,
             agent_sha256=agent.sha256,
             region=request.region,
-            lifetime_s=request.lifetime_s,
+            lifetime_s=_life_s(request),
             notices="gcp",
             endpoint=place.storage_endpoint,
             cloud="gcp",

@@ -33,6 +33,8 @@ MAX_FLEX_S = 7 * 86_400
 """So long a flex-start job may run: "Schedule training jobs based on resource availability"."""
 MAX_RUN_S = 30 * 86_400
 """The longest timeout that is asked for. What Vertex AI takes at most is written nowhere; its default is 7 days."""
+_GRACE_S = 600
+"""A container ends itself at its lifetime; Vertex AI ends the job so much later, should it not."""
 MAX_WAIT_S = 86_400
 """So long one waits for its machines: the service's own default, said aloud."""
 _MAX_NAME = 128
@@ -123,7 +125,7 @@ def _command(request: LaunchRequest, settings: Settings, placed: Sequence[pools.
             agent_key=agent.key,
             agent_sha256=agent.sha256,
             region=request.region,
-            lifetime_s=request.lifetime_s,
+            lifetime_s=_life_s(request),
             notices="gcp",
             endpoint=settings.storage_endpoint,
             cloud="vertex",
@@ -174,16 +176,23 @@ def _image(request: LaunchRequest, node: NodeRequest) -> str:
 def _scheduling(request: LaunchRequest) -> dict[str, Any]:
     """No retries by the service: a container that it starts again has an empty disk and finds its place taken; the
     supervisor makes attempts."""
-    flex = request.market == "flex-start"
-    longest = [min(request.lifetime_s, MAX_RUN_S)] if request.lifetime_s is not None else []
-    longest += [MAX_FLEX_S] if flex else []
+    life_s = _life_s(request)
     scheduling: dict[str, Any] = {
         "strategy": _STRATEGIES[request.market],
         "disableRetries": True,
         "restartJobOnWorkerRestart": False,
     }
-    if longest:
-        scheduling["timeout"] = f"{min(longest)}s"
-    if flex:
+    if life_s is not None:
+        scheduling["timeout"] = f"{life_s + _GRACE_S}s"
+    if request.market == "flex-start":
         scheduling["maxWaitDuration"] = f"{MAX_WAIT_S}s"
     return scheduling
+
+
+def _life_s(request: LaunchRequest) -> int | None:
+    """How long a container may run; None: as long as Vertex AI's default lets it."""
+    flex = request.market == "flex-start"
+    longest = (MAX_FLEX_S if flex else MAX_RUN_S) - _GRACE_S
+    if request.lifetime_s is None:
+        return longest if flex else None
+    return min(request.lifetime_s, longest)

@@ -199,6 +199,8 @@ def test_flex_start_runs_for_at_most_a_week(lifetime: int | None, seconds: int) 
     assert found["scheduling"]["maxRunDuration"] == {"seconds": str(seconds)}
     assert found["scheduling"]["instanceTerminationAction"] == "DELETE"
     assert found["scheduling"]["automaticRestart"] is False
+    [script] = [one["value"] for one in found["metadata"]["items"] if one["key"] == "startup-script"]
+    assert f'"lifetime_s": {seconds - 600}' in script, "it ends itself before it is ended"
     assert found["reservationAffinity"] == {"consumeReservationType": "NO_RESERVATION"}
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import csv
 import dataclasses
 import json
+import zlib
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -94,7 +96,7 @@ def test_one_node() -> None:
         "strategy": "STANDARD",
         "disableRetries": True,
         "restartJobOnWorkerRestart": False,
-        "timeout": "3600s",
+        "timeout": "4200s",
     }
     assert found["displayName"] == "digits-abc 3"
     assert found["labels"] == {
@@ -160,12 +162,24 @@ def test_flex_start_waits_a_day_and_runs_a_week_at_most() -> None:
     assert (found["strategy"], found["timeout"], found["maxWaitDuration"]) == (
         *("FLEX_START", f"{MAX_FLEX_S}s", "86400s"),
     )
-    assert body(request(l4, market="flex-start", lifetime_s=60))["jobSpec"]["scheduling"]["timeout"] == "60s"
+    assert body(request(l4, market="flex-start", lifetime_s=60))["jobSpec"]["scheduling"]["timeout"] == "660s"
 
 
 def test_no_longer_a_timeout_is_asked_for_than_is_said() -> None:
     found = body(request(lifetime_s=30 * 86_400 + 5))["jobSpec"]["scheduling"]  # control/job_step.py adds some seconds
     assert found["timeout"] == "2592000s"
+
+
+@pytest.mark.parametrize(
+    ("market", "asked", "life_s"),
+    [("on-demand", 3_600, 3_600), ("on-demand", None, None), ("flex-start", 30 * 86_400, 7 * 86_400 - 600)],
+)
+def test_containers_end_by_themselves_before_they_are_ended(market: str, asked: int | None, life_s: int | None) -> None:
+    l4 = node(machine_type="g2-standard-8", gpu="L4")
+    found = body(request(l4, market=market, lifetime_s=asked))["jobSpec"]
+    assert found["scheduling"].get("timeout") == (None if life_s is None else f"{life_s + 600}s")
+    files = json.loads(zlib.decompress(base64.b64decode(found["workerPoolSpecs"][0]["containerSpec"]["args"][1])))
+    assert json.loads(files["boot.json"])["lifetime_s"] == life_s
 
 
 def test_parameter_servers_beside_reserved_gpus_are_not_reserved() -> None:
