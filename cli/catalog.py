@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from ..provisioners.refresh import Outcome
     from .catalog_data import Entry
 
-_CLOUDS = ("aws", "gcp")  # provisioners.refresh.refreshable(), which is not imported for --help; a test compares them
+# provisioners.refresh.refreshable(), which is not imported for --help; a test compares them
+_CLOUDS = ("aws", "gcp", "azure")
 _OUTCOMES = (Column("table"), Column("state"), Column("facts", right=True))
 _TABLES = (
     Column("table"),
@@ -34,6 +35,7 @@ def command() -> None:
     \b
     cloudgpu catalog refresh --cloud aws --region us-east-1 --region eu-west-1
     cloudgpu catalog refresh --cloud gcp --region us-central1
+    cloudgpu catalog refresh --cloud azure --region eastus
     cloudgpu catalog show
     cloudgpu catalog reset
 

@@ -16,7 +16,7 @@ from . import get_provisioner, tags
 from .base import Allocation, Owner
 
 # cloud -> module that is a Collector; imported on first use. Other targets have machines only: find() tells all.
-_COLLECTORS = {"aws": ".aws.collect", "gcp": ".gcp.collect", "vertex": ".vertex.collect"}
+_COLLECTORS = {"aws": ".aws.collect", "gcp": ".gcp.collect", "vertex": ".vertex.collect", "azure": ".azure.collect"}
 
 
 @dataclass(frozen=True, slots=True)

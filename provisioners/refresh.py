@@ -33,7 +33,7 @@ class OddTableError(ValueError):
 
 
 # cloud -> module with refresh(regions, on_progress); imported on first use, for they need the clouds' SDKs.
-_REGISTRY = {"aws": ".aws.catalog", "gcp": ".gcp.catalog"}
+_REGISTRY = {"aws": ".aws.catalog", "gcp": ".gcp.catalog", "azure": ".azure.catalog"}
 
 
 def refreshable() -> list[str]:

@@ -17,7 +17,6 @@ from fractions import Fraction
 from itertools import chain
 from typing import Any, NamedTuple
 
-from ...jobspecs.suggest import did_you_mean
 from ..asking import (
     MACHINE_TYPES,
     PLACES,
@@ -33,12 +32,13 @@ from ..asking import (
 from ..base import ProvisionError
 from ..refresh import Outcome, Progress, Update
 from . import quotas
-from .clients import Clients, plain
+from .clients import Clients, Json, plain
 from .prices import MARKETS, PriceList
+from .regions import check_regions, regions_of
+from .sizes import size_of
 
 QUOTAS = ("region", "market", "code", "name", "vcpus", "source", "date")
 _WORKERS = 8
-_LOCATIONS_VERSION = "2022-12-01"
 _ARCHITECTURES = {"x64": "x86_64", "Arm64": "arm64"}
 _MOST_NAMED = 8
 """Of a long list, in a remark."""
@@ -57,7 +57,7 @@ class Sku(NamedTuple):
     """"": not told."""
     spot: bool
     zones: tuple[str, ...]
-    """Numbers of the subscription's own; (): the region has none, or the subscription may use none."""
+    """Numbers of the subscription's own; (): the region has none for it."""
     restricted: bool
     """Azure does not sell it to this subscription here."""
 
@@ -68,10 +68,9 @@ def refresh(regions: Sequence[str], on_progress: Progress, clients: Clients | No
     Raises ProvisionError before anything is asked about a region that does not exist, or where nobody may ask; OSError.
     """
     clients = clients or Clients()
-    there = _regions(clients)
-    for region in regions:
-        _check_region(region, there)
-    asked = tuple(dict.fromkeys(regions)) or tuple(sorted(there))
+    there = regions_of(clients)
+    check_regions(regions, there)
+    asked = tuple(dict.fromkeys(regions)) or tuple(there)
     now = datetime.datetime.fromtimestamp(clients.clock.now(), datetime.UTC)
     with ThreadPoolExecutor(_WORKERS) as pool:
         asking = _Asking(clients, asked, now, Calls(pool, on_progress))
@@ -279,26 +278,6 @@ class _Asking:
 # --- what the API says ------------------------------------------------------------------------------------------------
 
 
-def _regions(clients: Clients) -> list[str]:
-    """Where the subscription may have machines. Raises ProvisionError."""
-    url = f"subscriptions/{clients.subscription}/locations?api-version={_LOCATIONS_VERSION}"
-    found = clients.get(url, "ask for the subscription's regions").get("value") or ()
-    return [
-        str(item["name"])
-        for item in found
-        # `asia`, `unitedstates` are groups of regions.
-        if (item.get("metadata") or {}).get("regionType", "Physical") == "Physical"
-    ]
-
-
-def _check_region(region: str, there: Iterable[str]) -> None:
-    names = sorted(there)
-    if region not in names:
-        meant = did_you_mean(region, names) or f"there are {', '.join(names)}"
-        message = f"Azure has no region {region} for this subscription; {meant}"
-        raise ProvisionError("invalid", message, scope="region")
-
-
 def _ask_skus(clients: Clients, region: str, known: Iterable[str]) -> dict[str, Sku]:
     """Sizes with accelerators, and known ones, that a region lists. Raises ProvisionError."""
     doing, where = f"ask for the sizes of {region}", f"location eq '{region}'"
@@ -315,29 +294,18 @@ def _ask_skus(clients: Clients, region: str, known: Iterable[str]) -> dict[str, 
         raise ProvisionError("transient", message, scope="region") from error
 
 
-def _sku(item: Mapping[str, Any], region: str) -> Sku:
-    told = _told(item)
-    here = [one for one in item.get("locationInfo") or () if _same(one.get("location"), region)]
-    zones = {str(zone) for one in here for zone in one.get("zones") or ()}
-    restricted = False
-    for one in item.get("restrictions") or ():
-        where = one.get("restrictionInfo") or {}
-        if one["type"] == "Zone":
-            zones -= {str(zone) for zone in where.get("zones") or ()}
-        else:
-            restricted |= any(
-                _same(name, region) for name in (*(one.get("values") or ()), *(where.get("locations") or ()))
-            )
+def _sku(item: Json, region: str) -> Sku:
+    told, size = _told(item), size_of(item, region)
     return Sku(
         name=item["name"],
-        family=str(item.get("family") or ""),
+        family=size.family,
         vcpus=int(told["vCPUs"]),
         memory_gb=float(told["MemoryGB"]),
         gpus=_gpus(told),
         arch=_ARCHITECTURES.get(told.get("CpuArchitectureType", ""), ""),
         spot=told.get("LowPriorityCapable", "False").casefold() == "true",
-        zones=tuple(sorted(zones)),
-        restricted=restricted,
+        zones=size.zones,
+        restricted=bool(size.reason),
     )
 
 
@@ -348,11 +316,6 @@ def _told(item: Mapping[str, Any]) -> dict[str, str]:
 
 def _gpus(told: Mapping[str, str]) -> int:
     return int(float(told.get("GPUs", "0")))
-
-
-def _same(location: object, region: str) -> bool:
-    """`EastUS`, `East US` and `eastus` are one."""
-    return "".join(str(location).split()).casefold() == region
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import threading
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -110,6 +111,7 @@ class Clients:
 
     def _make(self, name: str) -> Any:  # noqa: ANN401
         need_sdk()
+        _quiet()
         return _classes()[name](
             self.account.credential,
             self.account.subscription,
@@ -135,6 +137,14 @@ class Clients:
             ARMChallengeAuthenticationPolicy(self.account.credential, self.account.scope),
             policies.SensitiveHeaderCleanupPolicy(),
         ]
+
+
+def _quiet() -> None:
+    """The SDK warns of every answer that is no JSON, with a traceback, and of every credential that is not there: what
+    matters of it is in what we raise."""
+    logger = logging.getLogger("azure")
+    if logger.level == logging.NOTSET:
+        logger.setLevel(logging.ERROR)
 
 
 def _classes() -> dict[str, Any]:
