@@ -10,10 +10,12 @@ from __future__ import annotations
 import functools
 import importlib.util
 import ipaddress
+import logging
 import os
 import re
 import shutil
 import threading
+import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, TypedDict
@@ -22,6 +24,7 @@ from urllib.parse import urlsplit
 from .access import CredentialsError, code_of, unreachable
 
 if TYPE_CHECKING:
+    from azure.core.credentials import AccessToken
     from obstore.store import AzureConfig, AzureCredential, ClientConfig
 
 SCOPE = "https://storage.azure.com/.default"
@@ -35,7 +38,8 @@ _GIVEN = ("AZURE_STORAGE_SAS_TOKEN", "AZURE_STORAGE_SAS_KEY", "AZURE_STORAGE_TOK
 """Variables of obstore's own that leave nothing to be found."""
 _SECRETS = ("AZURE_CLIENT_SECRET", "AZURE_FEDERATED_TOKEN_FILE")
 _ENDPOINT_NAMES = (ENDPOINT, "AZURE_ENDPOINT")
-_CLIENT_TIMEOUT_S = 20
+_PROCESS_S = 20
+_FRESH_S = 300.0
 _NAME = re.compile(r"[a-z0-9]{3,24}")
 _CONTAINER = re.compile(r"(?!.*--)[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
 
@@ -73,6 +77,7 @@ ADVICE: Mapping[str, str] = {
 _ROLE = {"reading": "read", "looking": "read", "listing": "read", "deleting": "delete", "copying": "write"}
 """What is being done -> the data action it takes, of Microsoft.Storage/…/containers/blobs; else `write`."""
 _PROVIDER = re.compile(r"External Azure credential provider:? \w*:?\s*(.*)")
+_TRIED = re.compile(r"\s+\w+Credential: ")
 _IDENTITY = re.compile(r"/metadata/identity/oauth2/token")
 _NO_HOST = re.compile(r"dns error|failed to lookup address")
 
@@ -184,15 +189,30 @@ class _Login:
     def __init__(self) -> None:
         from azure.identity import DefaultAzureCredential
 
+        # What it warns of is in what it raises.
+        logging.getLogger("azure.identity").setLevel(logging.ERROR)
         self._lock = threading.Lock()
+        self._token: AccessToken | None = None
         self._credential = DefaultAzureCredential(
-            exclude_interactive_browser_credential=True, process_timeout=_CLIENT_TIMEOUT_S
+            exclude_interactive_browser_credential=True, process_timeout=_PROCESS_S
         )
 
     def __call__(self) -> AzureCredential:
-        with self._lock:
-            token = self._credential.get_token(SCOPE)
+        with self._lock:  # `az` takes a second for each answer, and is asked anew each time
+            if self._token is None or self._token.expires_on - time.time() < _FRESH_S:
+                self._token = self._ask()
+            token = self._token
         return {"token": token.token, "expires_at": datetime.fromtimestamp(token.expires_on, UTC)}
+
+    def _ask(self) -> AccessToken:
+        """Raises CredentialsError, with what each of the places where a login may be has said."""
+        from azure.core.exceptions import ClientAuthenticationError
+
+        try:
+            return self._credential.get_token(SCOPE)
+        except ClientAuthenticationError as error:
+            told = [line.strip() for line in str(error).splitlines() if _TRIED.match(line)]
+            raise CredentialsError(f"{NO_CREDENTIALS} ({'; '.join(told) or error})") from error
 
 
 @functools.lru_cache(maxsize=1)
