@@ -96,7 +96,7 @@ def _spec_error(error: SpecError) -> Exit:
 
 
 _PROVISION_HINTS = {
-    "auth": "check the credentials of the target, then submit the job again",
+    "auth": "check the credentials of the target, then run the command again",
     "throttled": "try again in a minute",
     "transient": "try again in a minute",
 }

@@ -113,7 +113,7 @@ def _job_dir(offer: Offer, spec: JobSpec) -> str:
         return clean(spec.job_dir)
     if offer.cloud == "local":
         return "the default job dir on this machine"
-    return "a bucket both sides reach: name it, e.g. job_dir: s3://BUCKET/jobs"
+    return "a bucket both sides reach: name it with `job_dir`"
 
 
 def one_row_per_region(offers: Sequence[Offer]) -> list[Places]:
@@ -200,7 +200,9 @@ def _limits(offer: Offer, limits: Limits) -> list[str]:
         else:
             cost = (offer.price * limits.duration / 3600).quantize(_CENT)
             lines.append(f"{most}: at this price at most {cost:,} USD")
-    if limits.cost is not None:
+    if limits.cost is not None and offer.price is None:
+        lines.append(f"{limits.cost} USD cannot be kept at an unknown price: `submit` leaves such offers out")
+    elif limits.cost is not None:
         lines.append(f"at most {limits.cost} USD, all attempts together: then a checkpoint, then the end")
     if limits.price is not None:
         lines.append(f"at most {limits.price} USD/h for the whole job")

@@ -34,7 +34,8 @@ def report_lines(report: Report) -> list[str]:
     """A sentence on time, one on steps where the program counts them, one on money; a line an attempt if several."""
     attempts = f"{len(report.attempts)} attempt{'s' * (len(report.attempts) != 1)}"
     interrupted = f", {report.interruptions} interrupted" if report.interruptions else ""
-    lines = [f"attempts  {attempts}{interrupted}; {duration(report.paid_seconds)} paid, {money(report.cost)}"]
+    cost = "cost unknown" if report.cost is None else money(report.cost)
+    lines = [f"attempts  {attempts}{interrupted}; {duration(report.paid_seconds)} paid, {cost}"]
     if report.steps is not None:
         goodput = "unknown" if report.goodput is None else f"{report.goodput:.1%}"
         lines.append(f"steps     {report.steps:,} done, {report.redone:,} redone")

@@ -129,10 +129,10 @@ def _confirm(offer: Offer, loaded: LoadedSpec, *, yes: bool) -> None:
     if can_ask():
         click.confirm("start it?", default=True, err=True, abort=True)
     elif limits.price is None and limits.cost is None:
+        # A limit in USD refuses an offer of unknown price.
+        ways = "add --yes" if offer.price is None else "add --yes, or set limits.price or limits.cost in the job file"
         raise CommandError(
-            "this offer costs money, and there is no terminal to ask at",
-            hint="add --yes, or set limits.price or limits.cost in the job file",
-            exit_code=Exit.USAGE,
+            "this offer costs money, and there is no terminal to ask at", hint=ways, exit_code=Exit.USAGE
         )
 
 

@@ -14,7 +14,7 @@ from . import cost
 from .failover import Refused, choose, concerns, search
 from .model import Attempt, JobRow, Policy
 from .outcomes import NodeView
-from .tried import message, place, utc
+from .tried import CLASSES, message, place, utc
 
 GRACE_S = {"cancel": 30.0, "peer": 30.0, "duration": 120.0, "cost": 120.0, "gpu_idle": 120.0}
 """How long programs may take to save and end, by the cause of the stop."""
@@ -160,8 +160,9 @@ def _after_interruption(job: JobRow, attempts: Sequence[Attempt]) -> End | _Agai
 
 
 def _after_refusal(_job: JobRow, attempts: Sequence[Attempt]) -> End | _Again:
+    """The provider's words are the attempt's own reason, and told with it: once."""
     last = attempts[-1]
-    return _Again(0.0, f"{place(Offer.from_json(last.offer))}: {last.reason}")
+    return _Again(0.0, f"{CLASSES.get(last.cause, last.cause)}: {place(Offer.from_json(last.offer))}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,15 @@ JOB_DIR_SCHEMES = ("file", "s3", "gs", "az")
 
 _MAX_LIST = 64
 _MAX_ENV = 1_000
+# What clouds and other tools call the markets.
+_OTHERS_WORDS = {
+    "preemptible": "spot",
+    "low-priority": "spot",
+    "standard": "on-demand",
+    "dws": "flex-start",
+    "reserved": "reservation",
+    "capacity-block": "reservation",
+}
 _NAME = re.compile(r"[a-z](?:[a-z0-9-]{0,38}[a-z0-9])?")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 _SPACE = re.compile(r"\s")
@@ -61,7 +70,9 @@ def _choice(options: tuple[str, ...]) -> BeforeValidator:
     def check(value: Any) -> Any:  # noqa: ANN401 - whatever the user wrote
         if value in options:
             return value
-        raise mistake("unknown-value", f"expected {one_of(options)}", did_you_mean(str(value), options))
+        meant = _OTHERS_WORDS.get(str(value).lower().replace("_", "-"), str(value))
+        hint = f"did you mean {meant}?" if meant in options else did_you_mean(str(value), options)
+        raise mistake("unknown-value", f"expected {one_of(options)}", hint)
 
     return BeforeValidator(check)
 

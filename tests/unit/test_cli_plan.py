@@ -142,9 +142,10 @@ def test_no_offer() -> None:
 
 
 def test_an_unknown_price_has_no_cost() -> None:
-    text = plan_text(Plan((UNKNOWN,)), job(limits={"duration": "1h"}))
+    text = plan_text(Plan((UNKNOWN,)), job(limits={"duration": "1h", "cost": "5 USD"}))
     assert "at most 1h, all attempts together: cost unknown, for the price is" in text
-    assert "0.00" not in text
+    assert "  5 USD cannot be kept at an unknown price: `submit` leaves such offers out" in text
+    assert "at most 5 USD" not in text and "0.00" not in text
 
 
 def test_control_characters_stay_harmless() -> None:

@@ -207,6 +207,7 @@ def test_money_needs_a_word_where_nobody_can_be_asked(price: str | None) -> None
     with pytest.raises(CommandError) as caught:
         submit._confirm(offer(price), free, yes=False)
     assert caught.value.exit_code is Exit.USAGE
+    assert ("limits.cost" in caught.value.hint) == (price is not None), "a limit refuses what has no price"
     submit._confirm(offer(price), free, yes=True)
     submit._confirm(offer(price), limited, yes=False)
     submit._confirm(offer("0"), free, yes=False)

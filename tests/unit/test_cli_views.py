@@ -153,3 +153,5 @@ def test_the_report_of_a_program_that_counts_no_steps() -> None:
     assert report_view.report_lines(report(attempt(1, "succeeded", step=None, redone=0), steps=None)) == [
         "attempts  1 attempt; 10s paid, 0.50 USD"
     ]
+    unknown = dataclasses.replace(report(attempt(1, "succeeded", step=None, redone=0), steps=None), cost=None)
+    assert report_view.report_lines(unknown) == ["attempts  1 attempt; 10s paid, cost unknown"]

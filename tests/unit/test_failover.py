@@ -213,6 +213,13 @@ def test_places_that_just_lost_a_machine_go_last_among_their_like() -> None:
     assert choose(zones, [attempt(1, zones[0], "failed")], [], NOW) == zones[0]
 
 
+def test_the_next_attempt_names_the_refusal_whose_words_were_just_told() -> None:
+    zones = [offer("aws/us-1/az1"), offer("aws/us-1/az2")]
+    decision = decide(job(*zones), [attempt(1, zones[0])], NOW)
+    assert isinstance(decision, Start) and decision.offer == zones[1]
+    assert decision.reason == "no capacity: aws az1 spot g4dn.xlarge"
+
+
 def test_what_other_jobs_found_dry_is_not_asked() -> None:
     zones = [offer("aws/us-1/az1"), offer("aws/us-1/az2")]
     theirs = Refused(zones[0], "capacity", "zone", "no", NOW - 60, job_id="other-1")

@@ -106,6 +106,12 @@ HEAD = "name: job\nrun: python train.py\ncode: null\n"
             "did you mean gcp?",
         ),
         (
+            "resources: {market: PREEMPTIBLE}",
+            "4:21 unknown-value",
+            "expected on-demand, spot, flex-start or reservation, not `PREEMPTIBLE`",
+            "did you mean spot?",
+        ),
+        (
             "resources: {market: [spot, spot]}",
             "4:28 duplicate-entry",
             "`spot` stands in this list twice",
