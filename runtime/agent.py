@@ -46,7 +46,7 @@ from .launchers import (
 )
 from .logs import LogWriter
 from .members import LeftOutError
-from .node_program import Node, NodeProgram, UnmetError
+from .node_program import Node, NodeProgram
 from .notices import CLOUDS, CloudNotices, NodeDir, Order, Orders, Watcher
 from .program import MARKER, Process, adopt_orphans
 from .restart import Budget, scope
@@ -194,8 +194,6 @@ class Agent:
             return Ending("again", None, str(error))
         except (OSError, ValueError, LauncherError) as error:  # ValueError: a NUL in an argument or a variable
             raise _ErrorEnd(f"the program cannot be started: {error}") from error
-        except UnmetError as error:
-            raise _ErrorEnd(str(error)) from error
         return ending
 
     def _parts(self) -> Node:

@@ -27,8 +27,6 @@ from .restart import fruitless_in_a_row, wish
 from .runner import PEER_S, POLL_S, Conduct, Runner, Wakeup
 from .timeline import History
 
-ADDRESS_S = 600.0
-"""A node that has not told its address by then never will."""
 SETTLE_S = 1.0
 """For the other processes of a group that will start again: to say why, should it have been their doing."""
 LEAVE_S = 60.0
@@ -263,13 +261,12 @@ class NodeProgram:
                 ledger.follow(record)
             return record if record is not None and record.group else None
 
-        limit_s = WORD_S if ledger.heals else ADDRESS_S
-        found = node.runner.insist(look, limit_s, ledger.every_s)
+        # On Vertex AI programs begin as their machines come: others may come an hour later (vertex/provisioner.py).
+        found = node.runner.insist(look, WORD_S, ledger.every_s)
         if isinstance(found, Address) or (isinstance(found, Generation) and found.kind != "closed"):
             return found
-        if found is None and not ledger.heals:
-            raise UnmetError(f"{other} has not told its address in {limit_s:.0f} s")
-        raise LeftOutError(f"{other} never came" if found is None else "the program has ended on another node")
+        never = f"{other} has not told its address in {WORD_S:.0f} s"
+        raise LeftOutError(never if found is None else "the program has ended on another node")
 
     def _idle_watch(self, place: Place) -> contextlib.AbstractContextManager[object]:
         """While the program runs, beats tell for how long the GPUs have been idle, if the job has a limit on that."""
@@ -278,10 +275,6 @@ class NodeProgram:
         sample = functools.partial(read_utilisation, os.environ.get(VISIBLE))
         node = self._node
         return IdleWatch(place.job.gpu_idle_s, sample, report=node.heart.set_gpu_idle, say=node.log.say)
-
-
-class UnmetError(Exception):
-    """Another node never came; the message says which."""
 
 
 class _ProgramConduct(Conduct):

@@ -1,0 +1,54 @@
+"""How long a node waits for the addresses of the others, and what it says of itself when they never come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from cloudgpu.provisioners.vertex.provisioner import PENDING_S
+from cloudgpu.runtime.generations import Ledger
+from cloudgpu.runtime.jobdir import JobDir, JobRecord, NodeRecord
+from cloudgpu.runtime.launchers import Place
+from cloudgpu.runtime.members import LeftOutError
+from cloudgpu.runtime.node_program import NodeProgram
+from cloudgpu.runtime.restart import Budget
+
+
+class Impatient:
+    """A runner for which the time of every wait is over at once."""
+
+    def __init__(self) -> None:
+        self.limits: list[float] = []
+
+    def insist(self, call: Callable[[], object], limit_s: float, _every_s: float) -> object:
+        self.limits.append(limit_s)
+        return call()
+
+
+@pytest.mark.parametrize("heals", [True, False])
+def test_a_node_that_does_not_come_is_waited_for_as_long_as_its_provider_may_take(tmp_path: Path, heals: bool) -> None:
+    url = f"file://{tmp_path}"
+    nodes = [NodeRecord(f"worker-{rank}.1", "worker", rank, rank, 0) for rank in range(2)]
+    place = Place(JobRecord("job-1", "job", "true"), url, 1, nodes[1], nodes, tmp_path)
+    job_dir, runner = JobDir(url), Impatient()
+    ledger = Ledger(job_dir, 1, "worker-1.1", Budget(1, None), "group", heals=heals, comes_back=lambda: False)
+    node = SimpleNamespace(
+        job_dir=job_dir,
+        attempt=1,
+        name="worker-1.1",
+        host="localhost",
+        state=tmp_path,
+        marker="marker",
+        runner=runner,
+        insist=lambda call: call(),
+        log=SimpleNamespace(say=lambda _text: None),
+        key=lambda name: f"attempts/0001/nodes/worker-1.1/{name}",
+    )
+    program = NodeProgram(cast("Any", node), place, "torchrun", ledger)
+    with pytest.raises(LeftOutError, match=r"worker-0\.1 has not told its address"):  # an interruption, no failure
+        program._meet(place)
+    assert min(runner.limits) >= PENDING_S
