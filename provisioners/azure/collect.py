@@ -82,8 +82,7 @@ def _in_group(clients: Clients, group: Group) -> Iterator[Tagged]:
     for scope, name in role_assignments_of(clients, group):
         ask: Callable[[], Any] = partial(clients.authorization.role_assignments.get, scope, name, cls=answer_of)
         if _unless_gone(clients, f"look at the role assignment {name}", ask) is not None:
-            where = scope.rpartition("/providers/")[2] or scope
-            yield Tagged(Thing("role assignment", name, "", f"on {where}"), ours)
+            yield Tagged(Thing("role assignment", name, "", f"on {scope.rpartition('/')[2]}"), ours)
 
 
 def _machine(clients: Clients, group: Group, name: str) -> tuple[str, Decimal | None]:

@@ -143,6 +143,9 @@ def resources(ask: Ask) -> Response:
         {name: one[name] for name in ("id", "name", "type", "location", "tags", "sku", "zones") if name in one}
         for one in chosen
     ]
+    if "createdTime" in ask.request.query.get("$expand", ""):
+        for item, one in zip(told, chosen, strict=True):
+            item |= {"createdTime": made} if (made := one["properties"].get("timeCreated")) else {}
     return answer({"value": list(_filtered(ask, told))})
 
 

@@ -20,6 +20,8 @@ class Kind:
     parts: Mapping[str, str] | None = None
     """List within the properties whose items have ids -> what their type ends with."""
     located: bool = True
+    made: int = 201
+    """Status of the answer to the PUT that makes it; 200 where the SDK's method knows no other."""
 
 
 _ALL = (
@@ -65,7 +67,9 @@ _ALL = (
     ),
     Kind("Microsoft.Network/natGateways", "network.NatGateway", True, ("InUseNatGatewayCannotBeDeleted", 400)),
     Kind("Microsoft.Compute/disks", "compute.Disk", True, ("OperationNotAllowed", 409)),
-    Kind("Microsoft.Compute/availabilitySets", "compute.AvailabilitySet", False, ("OperationNotAllowed", 409)),
+    Kind(
+        "Microsoft.Compute/availabilitySets", "compute.AvailabilitySet", False, ("OperationNotAllowed", 409), made=200
+    ),
     Kind(
         "Microsoft.Compute/proximityPlacementGroups",
         "compute.ProximityPlacementGroup",

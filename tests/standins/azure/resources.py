@@ -43,7 +43,7 @@ def put(ask: Ask, kind: Kind) -> Response:
     ):
         raise _moved(ask, old, body)
     made = _made(ask, kind, body, old, group)
-    status = 201 if old is None else 200
+    status = kind.made if old is None else 200
     if kind.name.endswith("/subnets"):
         _put_part(world, ask.path, made)
     else:
