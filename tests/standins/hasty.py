@@ -12,7 +12,12 @@ from cloudgpu.control.store import Store
 from cloudgpu.control.supervisor import Supervisor
 from cloudgpu.tests.standins.clocks import FastClock
 
-PROVISIONERS = {"aws": "AwsProvisioner", "gcp": "GcpProvisioner", "vertex": "VertexProvisioner"}
+PROVISIONERS = {
+    "aws": "AwsProvisioner",
+    "azure": "AzureProvisioner",
+    "gcp": "GcpProvisioner",
+    "vertex": "VertexProvisioner",
+}
 
 
 def main(target: str) -> None:

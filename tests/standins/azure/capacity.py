@@ -146,8 +146,8 @@ def not_available(shape: Shape) -> RefusedError:
     where = f"location '{shape.region}'" + (f" zones '{shape.zone}'" if shape.zone else "")
     text = (
         "The requested VM size for resource 'Following SKUs have failed for Capacity Restrictions: "
-        f"{shape.size.name}' is currently not available in {where}. Please try another size or deploy to a different location or "
-        "different zone. See https://aka.ms/azureskunotavailable for details."
+        f"{shape.size.name}' is currently not available in {where}. Please try another size or deploy to a different "
+        "location or different zone. See https://aka.ms/azureskunotavailable for details."
     )
     return RefusedError("SkuNotAvailable", 409, text)
 

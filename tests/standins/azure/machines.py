@@ -36,6 +36,8 @@ class Vm:
     reason: str = ""
     """What ended it: `delete`, `evicted`, `deallocate`, `powerOff`, `guest`, or an error's code."""
     boot_diagnostics: bool = False
+    ran: bool = False
+    """It got a place."""
     was_external: bool = False
     """Whether it had a public address when it was launched."""
     opened: list[str] = field(default_factory=list)
@@ -168,6 +170,8 @@ class Told:
     """Names of security rules that let the internet in, while it has such an address."""
     console: str
     """What the machine has printed; empty where machines do not boot."""
+    ran: bool
+    """It got a place."""
     trouble: list[str]
     """What would have gone wrong on a real machine."""
     root: str
@@ -206,6 +210,7 @@ def told(vm: Vm) -> Told:
         external=vm.was_external,
         open=list(vm.opened),
         console=machine.console if machine else "",
+        ran=vm.ran,
         trouble=list(machine.trouble) if machine else [],
         root=str(machine.root) if machine else "",
         metadata=machine.metadata.url if machine else "",

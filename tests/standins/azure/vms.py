@@ -324,7 +324,7 @@ def _place(world: World, vm: Vm) -> None:
         vm.machine = AzureMachine(world, vm, root, partial(_ended_itself, world, vm))
         if not has_route(world, vm):
             vm.machine.trouble.append("no way out: its subnet has no NAT gateway, and its interface no public address")
-    vm.launched = time.monotonic()
+    vm.launched, vm.ran = time.monotonic(), True
     vm.was_external = any(one.get("publicIPAddress") for one in interfaces(world, vm))
     vm.opened = open_rules(world, vm) if vm.was_external else []
     _run(world, vm)

@@ -1,0 +1,68 @@
+"""Jobs on the Azure stand-in: see cloud_jobs.py. Their job dirs are in Azurite."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudgpu.control.jobs import Job
+from cloudgpu.provisioners import tags
+
+from ..azurite import ACCOUNT, Azurite
+from ..cloud_jobs import CloudJobs, agents, settled
+from .control import AzureControl
+from .control import environ as azure_environ
+from .machines import Told
+from .process import Remains, azure_process
+
+__all__ = ["CONTAINER", "AzureJobs", "agents", "azure_jobs", "jobs"]
+
+CONTAINER = "jobs-of-tests"
+
+
+class AzureJobs(CloudJobs[Told, Remains]):
+    """In one subscription, in one container."""
+
+    cloud = "azure"
+
+    def __init__(self, control: AzureControl, folder: Path) -> None:
+        super().__init__(folder, Remains(control.url), f"az://{CONTAINER}@{ACCOUNT}/jobs")
+        self.control = control
+
+    def instances(self, job: Job, **where: Any) -> list[Told]:
+        """Those that got a place."""
+        found = [one for one in self.control.instances(**where) if one.tags.get(tags.JOB) == job.id]
+        return [one for one in found if one.status not in ("creating", "failed") and one.ran]
+
+    def headline(self, machine: Told) -> str:
+        place = f"{machine.region} {machine.zone}"
+        return f"{machine.name} {place} {machine.status} {machine.reason} {machine.events} {machine.trouble}"
+
+
+@contextlib.contextmanager
+def azure_jobs(folder: Path, agents: Path, *, boot: bool = True) -> Iterator[AzureJobs]:
+    """`agents`: where agent files are kept from test to test. Nothing is left running afterwards."""
+    with azure_process(boot=boot) as control, _blobs(control, folder) as environ:
+        jobs = AzureJobs(control, folder)
+        with settled(jobs, agents, environ):
+            yield jobs
+
+
+@contextlib.contextmanager
+def _blobs(control: AzureControl, folder: Path) -> Iterator[Mapping[str, str]]:
+    """What points clients to both. They have one certificate, for there is one variable for it."""
+    environ = azure_environ(control.url, folder / "az")
+    with Azurite(folder, Path(environ["REQUESTS_CA_BUNDLE"])) as blobs:
+        blobs.make_container(CONTAINER)
+        control.add_storage(ACCOUNT)
+        yield environ | blobs.environ()
+
+
+@pytest.fixture
+def jobs(tmp_path: Path, agents: Path) -> Iterator[AzureJobs]:
+    with azure_jobs(tmp_path, agents) as made:
+        yield made

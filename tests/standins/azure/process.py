@@ -1,0 +1,65 @@
+"""The stand-in in a process of its own, ended with the test that started it; what is of ours in the subscription."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from ..program import started
+from .control import AzureControl
+from .names import LOOKER, SUBSCRIPTION, TENANT, client_id, secret
+
+_READ_S = 60.0
+_TESTERS = frozenset({"storage"})
+"""Resource groups that tests make."""
+
+
+@contextlib.contextmanager
+def azure_process(*, boot: bool = True) -> Iterator[AzureControl]:
+    """Its control. The stand-in ends when this process does, however that comes."""
+    with started("cloudgpu.tests.standins.azure", boot=boot) as url:
+        yield AzureControl(url)
+
+
+class Remains:
+    """Looks for everything that is there: as a user would, through the API, as an application of its own."""
+
+    def __init__(self, url: str) -> None:
+        from azure.identity import ClientSecretCredential
+        from azure.mgmt.authorization import AuthorizationManagementClient
+        from azure.mgmt.compute import ComputeManagementClient
+        from azure.mgmt.resource.resources import ResourceManagementClient
+
+        told = AzureControl(url).do("environ", name=LOOKER)
+        arm, certificate = told["CLOUDGPU_AZURE_ENDPOINT"], told["REQUESTS_CA_BUNDLE"]
+        trust: dict[str, Any] = {"connection_verify": certificate, "read_timeout": _READ_S}
+        credential = ClientSecretCredential(
+            TENANT, client_id(LOOKER), secret(LOOKER), authority=arm, disable_instance_discovery=True, **trust
+        )
+        where: dict[str, Any] = {
+            **trust,
+            "base_url": arm,
+            "credential_scopes": ["https://management.azure.com/.default"],
+            "polling_interval": 0.05,
+        }
+        self._resources = ResourceManagementClient(credential, SUBSCRIPTION, **where)
+        self._compute = ComputeManagementClient(credential, SUBSCRIPTION, **where)
+        self._roles = AuthorizationManagementClient(credential, SUBSCRIPTION, **where)
+
+    def find(self) -> dict[str, list[str]]:
+        """Names by kind; kinds of which nothing is there are left out. A stopped machine is there: it bills."""
+        found: dict[str, list[str]] = {}
+        for group in self._resources.resource_groups.list():
+            if group.name not in _TESTERS:
+                found.setdefault("groups", []).append(str(group.name))
+        for one in self._resources.resources.list():
+            if "/storageAccounts" not in str(one.type):
+                found.setdefault(str(one.type).rpartition("/")[2], []).append(str(one.name))
+        for role in self._roles.role_assignments.list_for_subscription():
+            found.setdefault("roleAssignments", []).append(str(role.id))
+        return found
+
+    def delete(self, group: str, machine: str) -> None:
+        """What somebody else may do."""
+        self._compute.virtual_machines.begin_delete(group, machine).result(_READ_S)
