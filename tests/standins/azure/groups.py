@@ -145,7 +145,8 @@ def resources(ask: Ask) -> Response:
     ]
     if "createdTime" in ask.request.query.get("$expand", ""):
         for item, one in zip(told, chosen, strict=True):
-            item |= {"createdTime": made} if (made := one["properties"].get("timeCreated")) else {}
+            if made := one["properties"].get("timeCreated"):
+                item["createdTime"] = made
     return answer({"value": list(_filtered(ask, told))})
 
 
