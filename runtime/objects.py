@@ -275,6 +275,7 @@ class JobDir:
             time.sleep(_COPY_PAUSE_S)
 
     def _put_new(self, key: str, data: bytes) -> bool:
+        """False: something has this key, or it is not known whether this has it now."""
         try:
             self._call(f"creating {key}", lambda: obstore.put(self._writable(), key, data, mode="create"))
         except _ExistsError:
@@ -282,6 +283,8 @@ class JobDir:
         except JobDirError as error:
             if self._folder is not None and _NOT_LINKED.search(str(error)):
                 raise JobDirError(f"{self.url}: creating {key} failed: {NO_LINKS}") from error
+            if self._scheme == "az" and azure_blob.is_lost(str(error.__cause__)):
+                return False
             raise
         return True
 
