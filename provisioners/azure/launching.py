@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from ..base import LaunchRequest, NodeRequest, ProvisionError
 from ..boot.record import is_loopback
-from ..calls import UNKNOWN, all_or_none
+from ..calls import UNKNOWN, all_or_none, first_with_room
 from . import network, operations, quotas
 from .clients import Clients, answer_of
 from .diagnostics import with_console
@@ -29,7 +29,6 @@ log = logging.getLogger("cloudgpu.provisioners.azure")
 STORAGE = "AZURE_STORAGE_ENDPOINT"
 _AT_ONCE = 4
 """Machines of a launch that are asked for at the same time."""
-_TRY_ELSEWHERE = frozenset({"capacity", "not_offered"})
 _CHANGED = frozenset({"PropertyChangeNotAllowed", "OperationNotAllowed", "Conflict"})
 """What Azure says to a call for a machine that is there, if e.g. its image has become another since."""
 _NO_FABRIC = (
@@ -55,6 +54,8 @@ class Launch:
     """Of the machines; None: of none."""
     _begun: frozenset[str] = frozenset()
     """Nodes whose machines are on their way, by a call whose answer nobody has."""
+    _some_have_begun: bool = False
+    """Machines were started, and ended since another one was refused."""
 
     def run(self) -> None:
         """Have all nodes of the request. Raises ProvisionError.
@@ -121,16 +122,13 @@ class Launch:
         place = Place(zones[0], identity.id, identity.client_id, endpoint=_storage(), api_endpoint=self._endpoint())
         place = self._close_together(place, sizes)
         mark_started(clients, request.token, [node.node for node in missing])
-        refusals: list[ProvisionError] = []
-        for zone in zones if place.availability_set is None else [None]:
-            try:
-                return self._start_in(replace(place, zone=zone), missing, images, sizes, attachment)
-            except ProvisionError as error:
-                if error.error_class not in _TRY_ELSEWHERE:
-                    raise
-                log.info("%s: %s", request.job_id, error)
-                refusals.append(error)
-        raise _summary(refusals)
+        first_with_room(
+            zones if place.availability_set is None else [None],
+            lambda zone: self._start_in(replace(place, zone=zone), missing, images, sizes, attachment),
+            turn=request.attempt - 1,
+            has_begun=lambda: self._some_have_begun,
+            on_refusal=lambda error: log.info("%s: %s", request.job_id, error),
+        )
 
     def _zones(self, sizes: Sequence[Size]) -> list[str | None]:
         """To try, in this order; that of machines which are there, for all are in one. Raises ProvisionError."""
@@ -219,6 +217,7 @@ class Launch:
 
     def _end(self, started: Mapping[str, str]) -> None:
         """Machines that have come to nothing, since another one of the launch was refused."""
+        self._some_have_begun = True
         for name in started.values():
             delete_machine(self.clients, group_name(self.request.token), name)
         for name in started.values():
@@ -231,15 +230,16 @@ class Launch:
         end of the group, which takes minutes, is not waited for."""
         clients, token = self.clients, self.request.token
         try:
-            if is_new:
-                Ending(clients, self.sightings, token).begin()
-                return
             group = find_group(clients, token)
             if group is None:
                 return
+            # First: whoever asks again while the rest cannot be removed must not take the nodes for lost.
+            unmark_started(clients, token, [node.node for node in missing], group)
+            if is_new:
+                Ending(clients, self.sightings, token).begin()
+                return
             for node in missing:
                 network.remove_interface(clients, group.name, node_name(node.node))
-            unmark_started(clients, token, [node.node for node in missing], group)
         except ProvisionError as error:
             log.warning("%s: after a launch that was refused: %s", self.request.job_id, error)
 
@@ -248,11 +248,3 @@ def _storage() -> str | None:
     """Blob Storage's endpoint, for machines: a test's, on this machine."""
     url = os.environ.get(STORAGE, "")
     return url if url and is_loopback(url) else None
-
-
-def _summary(refusals: Sequence[ProvisionError]) -> ProvisionError:
-    """One refusal for all zones that were tried: of use again if one of them was only full."""
-    full = next((one for one in refusals if one.error_class == "capacity"), refusals[-1])
-    if len(refusals) > 1:
-        full.scope = "region"
-    return full

@@ -1,0 +1,671 @@
+"""The target azure over the wire: Azure's SDK against the stand-in of tests/standins/azure over TLS, with faults."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import time
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from typing import Any
+
+import pytest
+
+from cloudgpu.provisioners import AgentFile, Allocation, LaunchRequest, NodeRequest, NodeState, Owner, ProvisionError
+from cloudgpu.provisioners.azure import diagnostics
+from cloudgpu.provisioners.azure.clients import Clients
+from cloudgpu.provisioners.azure.provisioner import AzureProvisioner
+from cloudgpu.tests.standins.azure import Azure, AzureControl
+from cloudgpu.tests.standins.clocks import FastClock
+from cloudgpu.tests.standins.faults import HANG, HTML, LOSE, RESET, Call, Fault, error
+
+OWNER = Owner("cloudgpu-tester")
+TOKEN = "0123456789abcdef0123456789abcdef"
+GROUP = f"cloudgpu-{TOKEN}"
+REGION = "eastus"
+T4 = "Standard_NC4as_T4_v3"
+H100 = "Standard_ND96isr_H100_v5"
+VM = "Microsoft.Compute/virtualMachines"
+ACCOUNT = "jobsoftests"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Azure, dict[str, str]]]:
+    with Azure() as azure:
+        yield azure, azure.environ(tmp_path_factory.mktemp("azure"))
+
+
+@pytest.fixture
+def azure(server: tuple[Azure, dict[str, str]], monkeypatch: pytest.MonkeyPatch) -> AzureControl:
+    standin, environ = server
+    standin.control.reset()
+    standin.control.add_storage(ACCOUNT)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    return standin.control
+
+
+@pytest.fixture
+def provisioner(azure: AzureControl) -> AzureProvisioner:
+    return another()
+
+
+def another() -> AzureProvisioner:
+    """A provisioner that has seen nothing yet, as that of another process."""
+    return AzureProvisioner(FastClock())
+
+
+def node(
+    name: str = "worker-0.1", machine_type: str = T4, rank: int = 0, accelerator: str | None = "T4", count: int = 1
+) -> NodeRequest:
+    role, _, rest = name.rpartition("-")
+    return NodeRequest(name, role, int(rest.partition(".")[0]), rank, machine_type, accelerator, Fraction(count))
+
+
+def pair() -> tuple[NodeRequest, NodeRequest]:
+    return node(), node("worker-1.1", rank=1)
+
+
+def h100s() -> tuple[NodeRequest, NodeRequest]:
+    return tuple(node(f"worker-{rank}.1", H100, rank, "H100-80GB", 8) for rank in range(2))  # type: ignore[return-value]
+
+
+def request(*nodes: NodeRequest, **changes: Any) -> LaunchRequest:
+    base = LaunchRequest(
+        job_id="digits-abc",
+        attempt=1,
+        token=TOKEN,
+        owner=OWNER,
+        job_dir=f"az://jobs@{ACCOUNT}/team/digits-abc",
+        job_sha256="0" * 64,
+        region=REGION,
+        zone=None,
+        market="on-demand",
+        disk_gb=100.0,
+        nodes=nodes or (node(),),
+        lifetime_s=3_600,
+        expires=2_000_000_000.0,
+        agent=AgentFile("agent/abc.pyz", "a" * 64, "x86_64"),
+    )
+    return dataclasses.replace(base, **changes)
+
+
+def left(azure: AzureControl) -> list[str]:
+    """Ids of what there is of ours: groups, what is in them, and role assignments wherever they are."""
+    found = azure.all_resources()
+    return [one for one in found if "/cloudgpu-" in one.lower() or "roleassignments" in one.lower()]
+
+
+def nothing_left(azure: AzureControl) -> bool:
+    return not left(azure)
+
+
+def machines(azure: AzureControl) -> list[str]:
+    return sorted(str(one["name"]) for one in azure.resources(VM))
+
+
+def look(allocation: Allocation) -> NodeState:
+    """At the only node, by somebody who has seen nothing yet."""
+    [state] = another().observe(allocation)
+    return state
+
+
+def refused(provisioner: AzureProvisioner, asked: LaunchRequest) -> ProvisionError:
+    with pytest.raises(ProvisionError) as caught:
+        provisioner.launch(asked)
+    return caught.value
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.02)
+
+
+def test_a_machine_is_launched_watched_and_removed_with_all_that_was_made_for_it(
+    azure: AzureControl, provisioner: AzureProvisioner
+) -> None:
+    allocation = provisioner.launch(request())
+    assert allocation.machines == {"worker-0.1": "cloudgpu-worker-0-1"}
+    [state] = provisioner.observe(allocation)
+    assert (state.phase, state.detail, state.taken) == ("running", "", False)
+    assert len(left(azure)) > 8
+    provisioner.terminate(allocation)
+    assert look(allocation).phase == "gone"
+    assert nothing_left(azure)
+    provisioner.terminate(allocation)
+
+
+# --- what a machine is launched with ----------------------------------------------------------------------------------
+
+
+def test_the_machine_is_as_asked_for_and_tagged_from_the_start(
+    azure: AzureControl, provisioner: AzureProvisioner
+) -> None:
+    provisioner.launch(request(market="spot"))
+    [machine] = azure.instances(running=True)
+    assert (machine.size, machine.market, machine.region, machine.zone) == (T4, "spot", REGION, "1")
+    wanted = {
+        "cloudgpu-owner": OWNER.name,
+        "cloudgpu-job": "digits-abc",
+        "cloudgpu-attempt": "1",
+        "cloudgpu-token": TOKEN,
+        "cloudgpu-expires": "2000000000",
+    }
+    assert {**wanted, "cloudgpu-node": "worker-0.1", "cloudgpu-rank": "0"}.items() <= machine.tags.items()
+    [disk] = azure.resources("Microsoft.Compute/disks")
+    assert disk["properties"]["diskSizeGB"] == 100
+    for kind in ("networkInterfaces", "publicIPAddresses", "virtualNetworks", "networkSecurityGroups"):
+        [made] = azure.resources(f"Microsoft.Network/{kind}")
+        assert wanted.items() <= made["tags"].items()
+
+
+def test_nothing_may_come_in_but_from_the_jobs_own_machines(azure: AzureControl, provisioner: AzureProvisioner) -> None:
+    provisioner.launch(request(*pair()))
+    assert [one.open for one in azure.instances()] == [[], []], "they have addresses, and nothing is open"
+    [rules] = azure.resources("Microsoft.Network/networkSecurityGroups")
+    told = {one["name"]: one["properties"] for one in rules["properties"]["securityRules"]}
+    [peers] = azure.resources("Microsoft.Network/applicationSecurityGroups")
+    assert told["peers"]["sourceApplicationSecurityGroups"] == [{"id": peers["id"]}]
+    assert told["nobody"]["access"] == "Deny" and told["nobody"]["priority"] > told["peers"]["priority"]
+    for nic in azure.resources("Microsoft.Network/networkInterfaces"):
+        assert nic["properties"]["networkSecurityGroup"]["id"] == rules["id"]
+        [inner] = nic["properties"]["ipConfigurations"]
+        assert inner["properties"]["applicationSecurityGroups"] == [{"id": peers["id"]}]
+
+
+def test_a_subnet_that_is_named_is_used_and_nobody_has_a_public_address(
+    azure: AzureControl,
+    provisioner: AzureProvisioner,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clients = Clients(FastClock())
+    subnets = [{"name": "gpus", "properties": {"addressPrefix": "10.1.0.0/24", "defaultOutboundAccess": False}}]
+    body: Any = {
+        "location": REGION,
+        "properties": {"addressSpace": {"addressPrefixes": ["10.1.0.0/16"]}, "subnets": subnets},
+    }
+    clients.network.virtual_networks.begin_create_or_update("storage", "ours", body, polling=False).result()
+    network = next(one["id"] for one in azure.resources("Microsoft.Network/virtualNetworks"))
+    monkeypatch.setenv("CLOUDGPU_AZURE_SUBNET", f"{network}/subnets/gpus")
+    allocation = another().launch(request())
+    assert [one.external for one in azure.instances()] == [False]
+    assert "has no NAT gateway" in caplog.text
+    another().terminate(allocation)
+    assert nothing_left(azure)
+    for named, error_class, message in (
+        (f"{network}/subnets/other", "invalid", "there is no subnet"),
+        ("/subscriptions/x/subnets/y", "invalid", "is no subnet of subscription"),
+    ):
+        monkeypatch.setenv("CLOUDGPU_AZURE_SUBNET", named)
+        refusal = refused(another(), request())
+        assert refusal.error_class == error_class and message in str(refusal)
+    monkeypatch.setenv("CLOUDGPU_AZURE_SUBNET", f"{network}/subnets/gpus")
+    refusal = refused(another(), request(region="westus2"))
+    assert (refusal.error_class, refusal.scope) == ("not_offered", "region")
+    wait_for(lambda: nothing_left(azure))
+
+
+def test_machines_may_reach_the_jobs_folder_and_switch_themselves_off(
+    azure: AzureControl, provisioner: AzureProvisioner
+) -> None:
+    reads = (f"az://data@{ACCOUNT}/mnist", f"az://jobs@{ACCOUNT}/shared", f"az://data@{ACCOUNT}/mnist/train")
+    provisioner.launch(request(reads=reads, writes=(f"az://jobs@{ACCOUNT}/models",)))
+    given = {}
+    for one in azure.resources("Microsoft.Authorization/roleAssignments"):
+        role = one["properties"]["roleDefinitionId"].rpartition("/")[2]
+        scope = one["properties"].get("scope") or one["id"].partition("/providers/Microsoft.Authorization/")[0]
+        given[role[:8], scope.rpartition("/")[2]] = one["properties"].get("condition") or ""
+    assert set(given) == {("40c5ff49", GROUP), ("ba92f5b4", "jobs"), ("2a2b9908", "jobs"), ("2a2b9908", "data")}
+    assert "'team/digits-abc/'" in given["ba92f5b4", "jobs"] and "'models/'" in given["ba92f5b4", "jobs"]
+    assert "'shared/'" not in given["ba92f5b4", "jobs"] and "'shared/'" in given["2a2b9908", "jobs"]
+    assert "'mnist/'" in given["2a2b9908", "data"] and "train" not in given["2a2b9908", "data"]
+    [machine] = azure.instances()
+    assert [one.lower() for one in machine.identities] == [
+        one["id"].lower() for one in azure.resources("Microsoft.ManagedIdentity/userAssignedIdentities")
+    ]
+
+
+def test_an_identity_that_was_made_beforehand_is_used_and_nobody_is_given_a_role(
+    azure: AzureControl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clients = Clients(FastClock())
+    body: Any = {"location": REGION}
+    made: Any = clients.identities.user_assigned_identities.create_or_update("storage", "trainer", body)
+    monkeypatch.setenv("CLOUDGPU_AZURE_IDENTITY", str(made.id))
+    allocation = another().launch(request(job_dir="az://jobs@elsewhere/digits-abc"))
+    [machine] = azure.instances()
+    assert [one.lower() for one in machine.identities] == [str(made.id).lower()]
+    assert not azure.calls("roleAssignments.*")
+    another().terminate(allocation)
+    assert not azure.calls("roleAssignments.*")
+    assert [one["name"] for one in azure.resources("Microsoft.ManagedIdentity/userAssignedIdentities")] == ["trainer"]
+    monkeypatch.setenv("CLOUDGPU_AZURE_IDENTITY", "trainer")
+    assert "is no identity of subscription" in str(refused(another(), request()))
+
+
+def test_a_storage_account_that_nobody_sees_is_refused_before_anything_is_made(
+    azure: AzureControl, provisioner: AzureProvisioner
+) -> None:
+    refusal = refused(provisioner, request(job_dir="az://jobs@elsewhere/digits-abc"))
+    assert refusal.error_class == "invalid" and "no storage account elsewhere" in str(refusal)
+    assert not azure.calls("*.write")
+
+
+# --- several machines -------------------------------------------------------------------------------------------------
+
+
+def test_machines_with_infiniband_are_in_an_availability_set_and_in_no_zone(
+    azure: AzureControl, provisioner: AzureProvisioner
+) -> None:
+    azure.set_sku(H100, REGION, zones=["1", "2"])
+    allocation = provisioner.launch(request(*h100s()))
+    [together] = azure.resources("Microsoft.Compute/availabilitySets")
+    for one in azure.resources(VM):
+        assert one["properties"]["availabilitySet"]["id"].lower() == together["id"].lower()
+        assert not one.get("zones")
+    provisioner.terminate(allocation)
+    assert nothing_left(azure)
+
+
+def test_spot_machines_with_infiniband_are_near_each_other_at_least(
+    azure: AzureControl, provisioner: AzureProvisioner, caplog: pytest.LogCaptureFixture
+) -> None:
+    provisioner.launch(request(*h100s(), market="spot"))
+    [near] = azure.resources("Microsoft.Compute/proximityPlacementGroups")
+    assert {one["properties"]["proximityPlacementGroup"]["id"].lower() for one in azure.resources(VM)} == {
+        near["id"].lower()
+    }
+    assert "without InfiniBand" in caplog.text
+
+
+def test_all_machines_or_none(azure: AzureControl, provisioner: AzureProvisioner) -> None:
+    azure.set_sku(T4, REGION, zones=[])
+    azure.set_capacity(T4, REGION, "", "on-demand", 1)
+    assert refused(provisioner, request(*pair())).error_class == "capacity"
+    wait_for(lambda: nothing_left(azure))
+    azure.set_capacity(T4, REGION, "", "on-demand", 2)
+    allocation = provisioner.launch(request(*pair()))
+    assert {state.phase for state in another().observe(allocation)} == {"running"}
+
+
+# --- again and again --------------------------------------------------------------------------------------------------
+
+
+def test_the_same_request_gives_the_same_machines(azure: AzureControl, provisioner: AzureProvisioner) -> None:
+    first = provisioner.launch(request())
+    again = another().launch(request(lifetime_s=1_800))
+    assert again.machines == first.machines
+    assert len(azure.calls("virtualMachines.write")) == 1
+
+
+def test_a_node_that_was_lost_is_replaced_and_nothing_else_is_touched(
+    azure: AzureControl, provisioner: AzureProvisioner
+) -> None:
+    first = provisioner.launch(request(*pair(), market="spot"))
+    azure.evict(first.machines["worker-1.1"], 0.05)
+    wait_for(lambda: machines(azure) == [first.machines["worker-0.1"]])
+    states = {state.node: state for state in another().observe(first)}
+    assert states["worker-0.1"].phase == "running"
+    assert states["worker-1.1"].phase == "gone" and states["worker-1.1"].taken
+    again = another().launch(request(*pair(), market="spot"))
+    assert again.machines == first.machines, "what was started once and is gone is not started again"
+    assert machines(azure) == [first.machines["worker-0.1"]]
+    second = another().launch(request(node(), node("worker-1.2", rank=1), market="spot"))
+    assert second.machines["worker-0.1"] == first.machines["worker-0.1"]
+    assert len(machines(azure)) == 2
+    assert len({one.zone for one in azure.instances(running=True)}) == 1
+    provisioner.terminate(second)
+    assert nothing_left(azure)
+
+
+def test_a_machine_that_is_of_no_more_use_is_ended_alone(azure: AzureControl, provisioner: AzureProvisioner) -> None:
+    allocation = provisioner.launch(request(*pair()))
+    for _ in range(2):
+        another().remove(allocation, ["worker-1.1"])
+    wait_for(lambda: machines(azure) == [allocation.machines["worker-0.1"]])
+    wait_for(lambda: len(azure.resources("Microsoft.Network/networkInterfaces")) == 1)
+    assert another().launch(request(*pair())).machines == allocation.machines, "it was lost: it is not started again"
+    assert len(azure.calls("virtualMachines.write")) == 2
+
+
+def test_after_its_end_a_launch_with_the_same_token_begins_anew(
+    azure: AzureControl, provisioner: AzureProvisioner
+) -> None:
+    for launches in (1, 2, 3):
+        allocation = another().launch(request())
+        assert len(azure.instances()) == launches
+        assert look(allocation).phase == "running"
+        another().terminate(allocation)
+        assert nothing_left(azure)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        LOSE,
+        RESET,
+        HTML,
+        error("TooManyRequests", 429, "slower", **{"Retry-After": "2"}),
+        error("InternalExecutionError", 500, "An internal execution error occurred."),
+    ],
+    ids=lambda fault: fault.code or fault.kind,
+)
+def test_what_came_of_a_call_is_not_known(azure: AzureControl, provisioner: AzureProvisioner, fault: Fault) -> None:
+    azure.fail("virtualMachines.write", fault, times=2)
+    allocation = provisioner.launch(request())
+    assert [one.name for one in azure.instances()] == list(allocation.machines.values())
+
+
+def test_the_answer_was_lost_and_the_caller_died(azure: AzureControl, provisioner: AzureProvisioner) -> None:
+    azure.set_times(operation=1.0)
+    azure.fail("virtualMachines.write", LOSE, times=None)
+    assert refused(provisioner, request()).error_class == "transient"
+    azure.heal()
+    azure.forget()
+    allocation = another().launch(request(lifetime_s=60))
+    assert not azure.calls("virtualMachines.write"), "it is on its way"
+    assert [one.name for one in azure.instances(running=True)] == list(allocation.machines.values())
+
+
+def test_a_machine_that_was_never_asked_for_is_asked_for_again(
+    azure: AzureControl, provisioner: AzureProvisioner
+) -> None:
+    """Its node is marked as started, and its interface is there: without a machine."""
+    azure.fail("virtualMachines.write", RESET, times=None)
+    assert refused(provisioner, request()).error_class == "transient"
+    azure.heal()
+    assert machines(azure) == []
+    allocation = another().launch(request())
+    assert machines(azure) == list(allocation.machines.values())
+
+
+def life(azure: AzureControl, provisioner: AzureProvisioner) -> list[Call]:
+    """From launch to end; the calls. Nothing is left."""
+    azure.forget()
+    before = len(azure.instances())
+    allocation = provisioner.launch(request(*pair()))
+    assert len(azure.instances()) == before + 2
+    provisioner.observe(allocation)
+    provisioner.terminate(allocation)
+    called = azure.calls()
+    assert nothing_left(azure)
+    return called
+
+
+@pytest.mark.parametrize("fault", [LOSE, RESET, HTML], ids=lambda fault: fault.kind)
+def test_every_call_of_a_life_fails_once(azure: AzureControl, provisioner: AzureProvisioner, fault: Fault) -> None:
+    actions = {call.action for call in life(azure, provisioner) if call.service != "login"}
+    assert {"virtualMachines.write", "roleAssignments.delete", "resourceGroups.delete"} <= actions
+    for action in sorted(actions):
+        azure.fail(action, fault)
+    life(azure, another())
+    assert {call.fault for call in azure.calls()} == {"", fault.kind}
+
+
+HARMED = (
+    "virtualMachines.write",
+    "virtualMachines.read",
+    "virtualMachines.list",
+    "virtualMachines.delete",
+    "networkInterfaces.write",
+    "publicIPAddresses.write",
+    "resourceGroups.write",
+    "resourceGroups.read",
+    "resourceGroups.delete",
+    "roleAssignments.write",
+    "roleAssignments.delete",
+    "tags.write",
+)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_whatever_goes_wrong_no_node_has_two_machines_and_nothing_is_left(azure: AzureControl, seed: int) -> None:
+    dice = random.Random(seed)
+    azure.set_times(operation=dice.choice([0.02, 0.2]), group=dice.choice([0.02, 0.3]), lag=dice.choice([0.0, 0.3]))
+    if dice.random() < 0.4:
+        azure.set_sku(T4, REGION, zones=[])
+        azure.set_capacity(T4, REGION, "", "on-demand", dice.choice([0, 1, 2]))
+    for _ in range(6):
+        fault = dice.choice([LOSE, RESET, HTML, error("InternalExecutionError", 500), error("TooManyRequests", 429)])
+        azure.fail(dice.choice(HARMED), fault, times=dice.choice([1, 2, None]), skip=dice.randint(0, 4))
+    asked = request(*(node(f"worker-{rank}.1", rank=rank) for rank in range(dice.choice([1, 2, 3]))))
+    allocation = Allocation("azure", asked.job_id, asked.attempt, asked.token, {}, {"owner": OWNER.name})
+    for launches in range(3):
+        if launches:
+            azure.heal()
+        try:
+            allocation = another().launch(asked)
+        except ProvisionError as refusal:
+            assert refusal.error_class in {"transient", "throttled", "capacity"}
+        else:
+            assert len(azure.instances(running=True)) == len(asked.nodes)
+            break
+    names = [one.name for one in azure.instances(running=True)]
+    assert len(names) == len(set(names))
+    azure.heal()
+    another().terminate(allocation)
+    assert nothing_left(azure)
+
+
+# --- what Azure refuses -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["allocation", "constraints", "sku"])
+def test_no_capacity_in_a_zone_leads_to_the_next_and_leaves_nothing_of_the_first(
+    azure: AzureControl, provisioner: AzureProvisioner, how: Any
+) -> None:
+    azure.set_sku(T4, REGION, zones=["1", "2"])
+    azure.set_capacity(T4, REGION, "1", "on-demand", 0, how=how)
+    allocation = provisioner.launch(request())
+    [machine] = azure.instances(running=True)
+    assert machine.zone == "2"
+    assert len(azure.resources("Microsoft.Compute/disks")) == 1
+    assert len(azure.resources("Microsoft.Network/networkInterfaces")) == 1
+    provisioner.terminate(allocation)
+    assert nothing_left(azure)
+
+
+def test_no_capacity_in_all_of_the_region_leaves_nothing(azure: AzureControl, provisioner: AzureProvisioner) -> None:
+    azure.set_sku(T4, REGION, zones=["1", "2"])
+    for zone in ("1", "2"):
+        azure.set_capacity(T4, REGION, zone, "spot", 0)
+    refusal = refused(provisioner, request(market="spot"))
+    assert (refusal.error_class, refusal.scope) == ("capacity", "region")
+    assert f"start worker-0.1 (spot {T4}) in zone" in str(refusal) and "Allocation" in refusal.code
+    wait_for(lambda: nothing_left(azure))
+
+
+def test_where_there_was_no_capacity_there_may_be_some_later(
+    azure: AzureControl, provisioner: AzureProvisioner
+) -> None:
+    azure.set_sku(T4, REGION, zones=[])
+    azure.set_capacity(T4, REGION, "", "on-demand", 0)
+    for _ in range(2):
+        assert refused(another(), request()).error_class == "capacity"
+    azure.set_capacity(T4, REGION, "", "on-demand", 1)
+    assert look(provisioner.launch(request())).phase == "running"
+
+
+def test_a_replacement_that_cannot_be_had_leaves_the_others_alone(
+    azure: AzureControl, provisioner: AzureProvisioner
+) -> None:
+    azure.set_sku(T4, REGION, zones=["1"])
+    nodes = [node(f"worker-{rank}.1", rank=rank) for rank in range(3)]
+    first = provisioner.launch(request(*nodes))
+    another().remove(first, ["worker-1.1", "worker-2.1"])
+    wait_for(lambda: len(machines(azure)) == 1)
+    azure.set_capacity(T4, REGION, "1", "on-demand", 2)
+    asked = request(node(), node("worker-1.2", rank=1), node("worker-2.2", rank=2))
+    assert refused(another(), asked).error_class == "capacity"
+    assert machines(azure) == [first.machines["worker-0.1"]]
+    azure.set_capacity(T4, REGION, "1", "on-demand", 3)
+    assert len(another().launch(asked).machines) == 3
+    assert len(azure.instances(running=True)) == 3
+
+
+def test_a_size_that_is_not_sold_to_the_subscription(azure: AzureControl, provisioner: AzureProvisioner) -> None:
+    azure.set_sku(T4, REGION, restricted=[])
+    refusal = refused(provisioner, request())
+    assert (refusal.error_class, refusal.scope) == ("not_offered", "region")
+    assert "NotAvailableForSubscription" in str(refusal)
+    assert not azure.calls("*.write")
+
+
+def test_zones_that_are_closed_to_the_subscription_are_not_tried(
+    azure: AzureControl, provisioner: AzureProvisioner
+) -> None:
+    azure.set_sku(T4, REGION, zones=["1", "2", "3"], restricted=["1", "2"])
+    provisioner.launch(request())
+    assert [one.zone for one in azure.instances()] == ["3"]
+    assert len(azure.calls("virtualMachines.write")) == 1
+
+
+def test_too_small_a_quota_is_told_before_anything_is_made(azure: AzureControl, provisioner: AzureProvisioner) -> None:
+    azure.set_quota(REGION, "lowPriorityCores", 4)
+    refusal = refused(provisioner, request(*pair(), market="spot"))
+    assert (refusal.error_class, refusal.scope) == ("quota", "region")
+    assert not azure.calls("*.write")
+
+
+def test_a_quota_that_azure_finds_too_small_itself(azure: AzureControl, provisioner: AzureProvisioner) -> None:
+    """The quotas are not told to this account; the machine is refused."""
+    azure.set_quota(REGION, "lowPriorityCores", 4)
+    azure.fail("locations.usages", error("AuthorizationFailed", 403, "no permission"), times=None)
+    refusal = refused(provisioner, request(*pair(), market="spot"))
+    assert (refusal.error_class, refusal.scope) == ("quota", "region")
+    wait_for(lambda: nothing_left(azure))
+
+
+@pytest.mark.parametrize(
+    ("action", "code", "status", "error_class"),
+    [
+        ("virtualMachines.write", "RequestDisallowedByPolicy", 403, "auth"),
+        ("virtualMachines.write", "InvalidParameter", 400, "invalid"),
+        ("roleAssignments.write", "AuthorizationFailed", 403, "auth"),
+        ("publicIPAddresses.write", "PublicIPCountLimitReached", 400, "quota"),
+        ("resourceGroups.write", "ReadOnlyDisabledSubscription", 409, "auth"),
+    ],
+)
+def test_what_is_refused_leaves_nothing(  # noqa: PLR0917
+    azure: AzureControl, provisioner: AzureProvisioner, action: str, code: str, status: int, error_class: str
+) -> None:
+    azure.fail(action, error(code, status, f"{code}: for a reason"), times=None)
+    refusal = refused(provisioner, request())
+    assert (refusal.error_class, refusal.code) == (error_class, code)
+    azure.heal()
+    wait_for(lambda: nothing_left(azure))
+
+
+@pytest.mark.parametrize("code", ["OperationPreempted", "InternalExecutionError"])
+def test_an_operation_that_fails_later_leaves_no_machine(
+    azure: AzureControl, provisioner: AzureProvisioner, code: str
+) -> None:
+    azure.set_sku(T4, REGION, zones=[])
+    azure.fail_later(VM, "write", code, where="worker-0")
+    refusal = refused(provisioner, request())
+    assert refusal.code == code
+    details = {"owner": OWNER.name}
+    another().terminate(Allocation("azure", "digits-abc", 1, TOKEN, {}, details))
+    assert nothing_left(azure)
+
+
+def test_an_identity_that_is_not_known_everywhere_yet(azure: AzureControl, provisioner: AzureProvisioner) -> None:
+    azure.set_times(roles=0.5)
+    azure.fail("roleAssignments.write", error("PrincipalNotFound", 400, "Principal x does not exist"), times=3)
+    assert look(provisioner.launch(request())).phase == "running"
+
+
+# --- what happens to machines -----------------------------------------------------------------------------------------
+
+
+def test_a_machine_whose_system_never_reported_is_told_with_the_end_of_its_console(
+    azure: AzureControl, provisioner: AzureProvisioner
+) -> None:
+    azure.fail_later(VM, "provision", "OSProvisioningTimedOut", "OS Provisioning did not finish")
+    allocation = provisioner.launch(request())
+    wait_for(lambda: "OSProvisioningTimedOut" in look(allocation).detail)
+    state = look(allocation)
+    assert state.phase == "running", "it runs: whether it is of use its agent tells"
+    assert isinstance(diagnostics.console(Clients(FastClock()), GROUP, allocation.machines["worker-0.1"]), str)
+    assert azure.calls("virtualMachines.retrieveBootDiagnosticsData")
+
+
+def test_terminate_waits_until_all_is_gone(azure: AzureControl, provisioner: AzureProvisioner) -> None:
+    allocation = provisioner.launch(request())
+    azure.set_times(group=0.8)
+    begun = time.monotonic()
+    provisioner.terminate(allocation)
+    assert time.monotonic() - begun >= 0.8
+    assert nothing_left(azure)
+
+
+def test_what_nobody_remembers_is_found_and_ended(azure: AzureControl, provisioner: AzureProvisioner) -> None:
+    azure.fail("virtualMachines.write", LOSE, times=None)
+    assert refused(provisioner, request()).error_class == "transient"
+    azure.heal()
+    [found] = another().find(OWNER)
+    assert (found.job_id, found.attempt, found.token) == ("digits-abc", 1, TOKEN)
+    assert set(found.machines) == {"worker-0.1"}
+    assert found.details == {"region": REGION, "owner": OWNER.name}
+    assert another().find(Owner("somebody-else")) == []
+    another().terminate(dataclasses.replace(found, machines={}, details={}))
+    assert nothing_left(azure) and another().find(OWNER) == []
+
+
+def test_machines_end_even_if_their_roles_cannot_be_taken_away(
+    azure: AzureControl, provisioner: AzureProvisioner
+) -> None:
+    allocation = provisioner.launch(request())
+    azure.fail("roleAssignments.delete", error("ScopeLocked", 409, "The scope is locked"), times=None)
+    with pytest.raises(ProvisionError, match="remove the lock") as locked:
+        another().terminate(allocation)
+    assert locked.value.error_class == "auth"
+    wait_for(lambda: machines(azure) == [])
+    azure.heal()
+    another().terminate(allocation)
+    assert nothing_left(azure)
+
+
+# --- credentials and network ------------------------------------------------------------------------------------------
+
+
+def test_a_server_that_hangs_is_given_up(
+    azure: AzureControl, provisioner: AzureProvisioner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cloudgpu.provisioners.azure.clients.READ_S", 0.3)
+    azure.fail("resourceGroups.read", HANG, times=None)
+    begun = time.monotonic()
+    refusal = refused(another(), request())
+    assert (refusal.error_class, refusal.code) == ("transient", "ServiceResponseTimeoutError")
+    assert time.monotonic() - begun < 60
+
+
+def test_credentials_that_were_refused_are_read_again(azure: AzureControl, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = another()
+    secret = "AZURE_CLIENT_SECRET"
+    with monkeypatch.context() as wrong:
+        wrong.setenv(secret, "another one")
+        refusal = refused(mine, request())
+        assert (refusal.error_class, refusal.scope) == ("auth", "cloud")
+    assert mine.launch(request()).machines
+
+
+def test_a_token_that_was_revoked_stops_the_launch_and_nothing_is_made(azure: AzureControl) -> None:
+    mine = another()
+    mine.find(OWNER)
+    azure.revoke("submitter")
+    refusal = refused(mine, request())
+    assert refusal.error_class == "auth"
+    assert nothing_left(azure)
+    assert mine.launch(request()).machines, "whoever was refused logs in again"
+
+
+def test_watching_costs_one_call_for_each_launch(azure: AzureControl, provisioner: AzureProvisioner) -> None:
+    allocation = provisioner.launch(request(*pair()))
+    azure.forget()
+    for _ in range(5):
+        assert {state.phase for state in provisioner.observe(allocation)} == {"running"}
+    assert len(azure.calls()) <= 2
