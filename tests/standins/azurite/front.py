@@ -27,6 +27,7 @@ _HOP = {"connection", "transfer-encoding", "keep-alive", "content-length", "date
 _ERROR = '<?xml version="1.0" encoding="utf-8"?><Error><Code>{code}</Code><Message>{message}</Message></Error>'
 
 _Answer = tuple[int, dict[str, str], bytes]
+_DROPPED: _Answer = (0, {}, b"")
 
 
 class Front:
@@ -81,7 +82,7 @@ class Front:
             self._over,
             refuse=_refuse,
             perform=lambda: self._forward(environ),
-            dropped=(0, {}, b""),
+            dropped=_DROPPED,
         )
         self._ledger.close(call, status)
         if status:
