@@ -28,6 +28,13 @@ _REACHES = {
     "vertex": ("gs",),
     "azure": ("az",),
 }
+# How a URL of each kind is written, for advice.
+_FORMS = {
+    "s3": "s3://BUCKET/FOLDER",
+    "gs": "gs://BUCKET/FOLDER",
+    "az": "az://CONTAINER@ACCOUNT/FOLDER",
+    "file": "file:///FOLDER",
+}
 _HOW_TO_SET_UP = {
     "aws": "aws is not set up here: it needs boto3 (pip install 'cloudgpu[aws]') and credentials (`aws configure`, "
     "`aws sso login`, or AWS_PROFILE), see docs/aws.md",
@@ -35,6 +42,9 @@ _HOW_TO_SET_UP = {
     "(`gcloud auth application-default login`, or GOOGLE_APPLICATION_CREDENTIALS), see docs/gcp.md",
     "vertex": "vertex is not set up here: it needs Google's SDK (pip install 'cloudgpu[gcp]') and credentials "
     "(`gcloud auth application-default login`, or GOOGLE_APPLICATION_CREDENTIALS), see docs/vertex.md",
+    "azure": "azure is not set up here: it needs Azure's SDK (pip install 'cloudgpu[azure]'), a subscription and "
+    "credentials (`az login`, or AZURE_SUBSCRIPTION_ID with AZURE_TENANT_ID, AZURE_CLIENT_ID and AZURE_CLIENT_SECRET), "
+    "see docs/azure.md",
 }
 
 
@@ -69,7 +79,7 @@ def obstacle(spec: JobSpec, cloud: str, *, look: bool) -> str:
     if cloud not in launchable():
         return f"this version plans for {cloud}, but launches only on: {', '.join(sorted(launchable()))}"
     if job_dir_scheme(spec.job_dir) not in _REACHES[cloud]:
-        needed = " or ".join(f"{scheme}://BUCKET/FOLDER" for scheme in _REACHES[cloud])
+        needed = " or ".join(_FORMS[scheme] for scheme in _REACHES[cloud])
         where = "a folder of this computer" if spec.job_dir is None else spec.job_dir
         return f"machines of {cloud} cannot reach the job dir, {where}: write job_dir: {needed}"
     for path, url in spec.inputs.items():

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import datetime
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import cloudgpu
+from cloudgpu import provisioners
+from cloudgpu.control import usable
 from cloudgpu.control.errors import SubmitError
 from cloudgpu.control.submission import CAPACITY_S, _capacity_s
 from cloudgpu.control.usable import MAX_WAYS, keep, obstacle, usable_offers
@@ -17,6 +21,7 @@ from cloudgpu.jobspecs.planner import plan
 from cloudgpu.provisioners import is_set_up
 from cloudgpu.tests.standins.control import make_offer
 
+ROOT = Path(cloudgpu.__file__).parent
 TODAY = datetime.date(2026, 11, 21)
 AWS, GCP, VERTEX, AZURE, LOCAL = (
     make_offer()._replace(cloud=cloud, region="r") for cloud in ("aws", "gcp", "vertex", "azure", "local")
@@ -40,6 +45,9 @@ def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GCE_METADATA_HOST", raising=False)
     monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path / "gcloud"))
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "key.json"))
+    for name in ("AZURE_SUBSCRIPTION_ID", "AZURE_CLIENT_ID", "IDENTITY_ENDPOINT", "MSI_ENDPOINT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AZURE_CONFIG_DIR", str(tmp_path / "az"))
 
 
 @pytest.fixture
@@ -107,6 +115,15 @@ def test_a_plan_says_so_without_looking_for_credentials() -> None:
     assert "s3://" in obstacle(spec(None), "aws", look=False)
     assert obstacle(spec("gs://bucket/jobs"), "gcp", look=False) == ""
     assert "launches only on" in obstacle(spec(), "azure", look=False)
+
+
+def test_every_target_that_needs_it_has_advice() -> None:
+    assert set(provisioners._SET_UP) <= set(usable._HOW_TO_SET_UP)
+    assert set(provisioners.launchable()) <= set(usable._REACHES)
+    assert {scheme for schemes in usable._REACHES.values() for scheme in schemes} <= set(usable._FORMS)
+    for target, advice in usable._HOW_TO_SET_UP.items():
+        [page] = re.findall(r"docs/[a-z]+\.md", advice)
+        assert advice.startswith(f"{target} is not set up here") and (ROOT / page).is_file()
 
 
 def test_inputs_that_machines_cannot_reach_are_refused() -> None:
