@@ -9,16 +9,17 @@ from pathlib import Path
 import pytest
 
 from cloudgpu.runtime.checkpoint.writer_client import finish_earlier
-from cloudgpu.runtime.jobdir import JobDir, JobDirError
+from cloudgpu.runtime.jobdir import JOB_KEY, JobDir, JobDirError, JobRecord
 from cloudgpu.runtime.logs import LogReader
 
 from ..standins.agents import World, until, world
 from ..standins.azurite import ACCOUNT, Azurite
 from ..standins.azurite.front import Front
 from ..standins.faults import HTML, LOSE, RESET, Fault, error
+from ..standins.local_jobs import home, submit_text
 from ..standins.staging import Training, verified_steps, verify
 
-__all__ = ["world"]
+__all__ = ["home", "world"]
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -152,3 +153,24 @@ class TestNode:
         front.fail("*", HTML, times=12)
         assert agent.wait(120) == 0
         assert [line.text for line in LogReader(remote.dir).read()[0] if line.stream == "stdout"] == ["one", "two"]
+
+
+class TestSubmission:
+    def test_the_account_is_written_into_the_job(
+        self, front: Front, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It is known here by a variable, which no machine of the job has."""
+        JobDir(f"az://{CONTAINER}@{ACCOUNT}/data").put("digits/a", b"seven\n")
+        monkeypatch.setenv("AZURE_STORAGE_ACCOUNT", ACCOUNT)
+        text = f"name: digits\njob_dir: az://{CONTAINER}/jobs/\nrun: cat data/a\ninputs: {{data: az://{CONTAINER}/data/digits}}\n"
+        job = submit_text(text, tmp_path)
+        job.wait(timeout_s=120)
+        assert job.job_dir == f"az://{CONTAINER}@{ACCOUNT}/jobs/{job.id}"
+        assert job.state == "succeeded", job.reason
+        record = JobRecord.from_bytes(JobDir(job.job_dir).get(JOB_KEY))
+        assert record.inputs == {"data": f"az://{CONTAINER}@{ACCOUNT}/data/digits"}
+        assert "seven" in [line.text for line in LogReader(JobDir(job.job_dir)).read()[0]]
+
+    def test_one_whose_account_is_not_known_is_refused(self, front: Front, home: Path, tmp_path: Path) -> None:
+        with pytest.raises(JobDirError, match="set AZURE_STORAGE_ACCOUNT"):
+            submit_text(f"name: digits\njob_dir: az://{CONTAINER}/jobs\nrun: 'true'\n", tmp_path, supervise=False)
