@@ -35,6 +35,8 @@ class Ending:
     """"" if it is not known."""
     named: Collection[str] = ()
     """Machines that somebody knows of: they are ended also if no listing shows them yet."""
+    region: str = ""
+    """"" if it is not known: then all zones there are must be reached."""
 
     def run(self) -> None:
         """Remove all of it; returns when nothing bills any more. Raises ProvisionError, and may then be run again."""
@@ -57,7 +59,8 @@ class Ending:
 
         `hidden` are deleted even if no listing shows them.
         """
-        seen = {one.machine: one for one in self.sightings.of_launch(self.token, self.owner, since=since)}
+        listed = self.sightings.of_launch(self.token, self.owner, since=since, region=self.region)
+        seen = {one.machine: one for one in listed}
         ending = {machine for machine, one in seen.items() if one.is_ending}
         if seen and len(ending) == len(seen) and not hidden:
             return set(seen)

@@ -96,7 +96,8 @@ class Launch:
         """The machines that are there; or were once, and are gone."""
         request, clock = self.request, self.clients.clock
         wanted = {node.node for node in request.nodes}
-        for one in self.sightings.of_owner(request.owner.name, since=clock.monotonic()).values():
+        seen = self.sightings.of_owner(request.owner.name, since=clock.monotonic(), region=request.region)
+        for one in seen.values():
             if one.token == request.token and one.node in wanted and not one.is_ending:
                 self.machines[one.node], self.zone = one.machine, one.zone
         missing = wanted - set(self.machines)
@@ -243,7 +244,7 @@ class Launch:
         """Remove what was made and started; what cannot be removed now is there for terminate()."""
         request = self.request
         try:
-            Ending(self.clients, self.sightings, request.token, request.owner.name).run()
+            Ending(self.clients, self.sightings, request.token, request.owner.name, region=request.region).run()
         except ProvisionError as error:
             log.warning("%s: after a launch that was refused: %s", request.job_id, error)
 

@@ -83,7 +83,8 @@ class GcpProvisioner:
         owner = allocation.details.get(OWNER, "")
         with self._google():
             named = frozenset(allocation.machines.values())
-            Ending(self._clients, self._sightings, allocation.token, owner, named).run()
+            region = allocation.details.get(REGION, "")
+            Ending(self._clients, self._sightings, allocation.token, owner, named, region).run()
 
     def remove(self, allocation: Allocation, nodes: Collection[str]) -> None:
         """A call for each that is not ending already."""
@@ -122,10 +123,10 @@ class GcpProvisioner:
 
     def _seen(self, allocation: Allocation) -> Mapping[str, Sighting]:
         """What was seen of the machines of the allocation's owner."""
-        owner = allocation.details.get(OWNER)
+        owner, region = allocation.details.get(OWNER), allocation.details.get(REGION, "")
         if owner:
-            return self._sightings.of_owner(owner)
-        return self._sightings.of_token(allocation.token)
+            return self._sightings.of_owner(owner, region=region)
+        return self._sightings.of_token(allocation.token, region=region)
 
     def _state(self, allocation: Allocation, node: str, machine: str, seen: Sighting | None) -> NodeState:
         if seen is None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from .. import tags
-from ..base import NodeState
+from ..base import NodeState, ProvisionError
 from ..calls import UNKNOWN
 from ..sharing import Looks
 from . import operations
@@ -103,35 +103,68 @@ class Sightings:
         self._clients = clients
         self._looks = Looks(self._ask, clients.clock)
 
-    def of_owner(self, owner: str, *, since: float | None = None) -> Mapping[str, Sighting]:
+    def of_owner(self, owner: str, *, since: float | None = None, region: str = "") -> Mapping[str, Sighting]:
         """Machine -> what was seen, of everything the owner has, in all zones.
 
-        `since`: no look that was begun before this steady time will do. Raises ProvisionError.
+        `since`: no look that was begun before this steady time will do. `region`: the one that matters, "": all; raises
+        ProvisionError(transient) if a zone of it cannot be reached, for that is not empty.
         """
-        return self._looks.at((tags.OWNER, owner), since=since)
+        return self._looks.at((tags.OWNER, owner), since=since).of(region)
 
-    def of_token(self, token: str, *, since: float | None = None) -> Mapping[str, Sighting]:
+    def of_token(self, token: str, *, since: float | None = None, region: str = "") -> Mapping[str, Sighting]:
         """The same of one launch whose owner is not known."""
-        return self._looks.at((tags.TOKEN, token), since=since)
+        return self._looks.at((tags.TOKEN, token), since=since).of(region)
 
-    def of_launch(self, token: str, owner: str, *, since: float | None = None) -> list[Sighting]:
+    def of_launch(self, token: str, owner: str, *, since: float | None = None, region: str = "") -> list[Sighting]:
         """Of one launch; `owner` may be "", if it is not known."""
-        seen = self.of_owner(owner, since=since) if owner else self.of_token(token, since=since)
+        seen = (
+            self.of_owner(owner, since=since, region=region)
+            if owner
+            else self.of_token(token, since=since, region=region)
+        )
         return [one for one in seen.values() if one.token == token]
 
-    def _ask(self, label: tuple[str, str]) -> dict[str, Sighting]:
+    def _ask(self, label: tuple[str, str]) -> Seen:
         from google.cloud import compute_v1
 
         request = compute_v1.AggregatedListInstancesRequest(
             project=self._clients.project, filter=with_label(*label), max_results=500
         )
 
-        def ask() -> dict[str, Sighting]:
-            pages = self._clients.instances.aggregated_list(request, retry=None, timeout=READ_S)
-            seen = [sighting(one) for scope, found in pages for one in reached(scope, found).instances]
-            return {one.machine: one for one in seen}
+        def ask() -> Seen:
+            pages = list(self._clients.instances.aggregated_list(request, retry=None, timeout=READ_S))
+            return seen_in(pages)
 
         return self._clients.ask("look at the machines", ask)
+
+
+class Seen(NamedTuple):
+    """What a list of all zones tells."""
+
+    machines: Mapping[str, Sighting]
+    unreachable: Mapping[str, str]
+    """Zone -> why nothing is known of it."""
+
+    def of(self, region: str) -> Mapping[str, Sighting]:
+        """All machines. Raises ProvisionError(transient) if a zone of this region, "" for any, could not be reached: of
+        the others nothing was asked."""
+        for zone, why in self.unreachable.items():
+            if region in {"", region_of(zone)}:
+                message = f"look at the machines: {zone} cannot be reached: {why}"
+                raise ProvisionError("transient", message, scope="zone", code=_UNREACHABLE)
+        return self.machines
+
+
+def seen_in(pages: Iterable[tuple[str, compute_v1.InstancesScopedList]]) -> Seen:
+    """Of the pages of a list."""
+    machines: dict[str, Sighting] = {}
+    unreachable: dict[str, str] = {}
+    for scope, found in pages:
+        warning: Any = found.warning
+        if warning.code == _UNREACHABLE:
+            unreachable[last_part(scope)] = warning.message
+        machines |= {one.machine: one for one in map(sighting, found.instances)}
+    return Seen(machines, unreachable)
 
 
 def look_at(clients: Clients, machine: str) -> Sighting | None:
@@ -191,13 +224,3 @@ def sighting(instance: compute_v1.Instance) -> Sighting:
         restarts=instance.scheduling.automatic_restart,
         was_stopped=bool(instance.last_stop_timestamp),
     )
-
-
-def reached(scope: str, found: compute_v1.InstancesScopedList) -> compute_v1.InstancesScopedList:
-    """A zone that could not be asked is not empty. Raises ServiceUnavailable."""
-    warning: Any = found.warning
-    if warning.code == _UNREACHABLE:
-        from google.api_core.exceptions import from_http_status
-
-        raise from_http_status(503, f"{last_part(scope)} cannot be reached: {warning.message}")  # type: ignore[no-untyped-call]
-    return found

@@ -636,6 +636,22 @@ def test_watching_a_hundred_jobs_costs_one_call(gce: GceControl, provisioner: Gc
     assert [call.action for call in gce.calls() if call.service == "compute"] == ["instances.aggregatedList"]
 
 
+def test_a_zone_that_cannot_be_reached_keeps_jobs_of_other_regions_from_nothing(
+    gce: GceControl, provisioner: GcpProvisioner
+) -> None:
+    here = provisioner.launch(request())
+    gce.cut_off("us-east1-b")
+    there = dataclasses.replace(here, token="e" * 32, details={**here.details, "region": "us-east1"})
+    assert look(here).phase == "running"
+    with pytest.raises(ProvisionError, match="us-east1-b cannot be reached") as caught:
+        another(FastClock()).observe(there)
+    assert caught.value.error_class == "transient"
+    with pytest.raises(ProvisionError, match="us-east1-b cannot be reached"):
+        another(FastClock()).find(OWNER)
+    provisioner.terminate(here)
+    assert left(gce) == {}
+
+
 def test_why_a_machine_is_gone_is_asked_once(gce: GceControl, provisioner: GcpProvisioner) -> None:
     allocation = provisioner.launch(request(market="spot"))
     gce.preempt(name_of(allocation.machines["worker-0.1"]), 0.1)

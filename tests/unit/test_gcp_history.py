@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 
 import pytest
-from google.api_core.exceptions import ServiceUnavailable
 from google.cloud import compute_v1
 
 from cloudgpu.provisioners import ProvisionError
@@ -13,7 +12,7 @@ from cloudgpu.provisioners.gcp.ending import ended_id
 from cloudgpu.provisioners.gcp.labels import instance_name
 from cloudgpu.provisioners.gcp.launching import past
 from cloudgpu.provisioners.gcp.operations import Done, done
-from cloudgpu.provisioners.gcp.sightings import end_of, reached
+from cloudgpu.provisioners.gcp.sightings import end_of, seen_in
 
 TOKEN, ZONE, NODE = "0123456789abcdef0123456789abcdef", "us-central1-a", "worker-0.1"
 NAME = instance_name(TOKEN, NODE)
@@ -175,9 +174,13 @@ def test_an_operation_that_failed_without_saying_what_is_told_by_its_status() ->
     assert done(fine).error is None
 
 
-def test_a_zone_that_cannot_be_reached_is_not_taken_for_empty() -> None:
+def test_a_zone_that_cannot_be_reached_is_not_taken_for_empty_and_concerns_its_own_region_only() -> None:
     empty = compute_v1.InstancesScopedList(warning={"code": "NO_RESULTS_ON_PAGE"})
-    assert list(reached("zones/us-central1-a", empty).instances) == []
     down = compute_v1.InstancesScopedList(warning={"code": "UNREACHABLE", "message": "try later"})
-    with pytest.raises(ServiceUnavailable, match="us-central1-a cannot be reached: try later"):
-        reached("zones/us-central1-a", down)
+    there = compute_v1.InstancesScopedList(instances=[{"name": NAME, "zone": f"zones/{ZONE}", "status": "RUNNING"}])
+    seen = seen_in([(f"zones/{ZONE}", there), ("zones/us-central1-b", empty), ("zones/us-east1-b", down)])
+    assert list(seen.of("us-central1")) == [f"{ZONE}/{NAME}"]
+    for region in ("us-east1", ""):
+        with pytest.raises(ProvisionError, match="us-east1-b cannot be reached: try later") as caught:
+            seen.of(region)
+        assert caught.value.error_class == "transient"

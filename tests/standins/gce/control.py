@@ -17,6 +17,10 @@ class GceControl(GcpControl):
         number."""
         self.do("compute/set_capacity", machine_type=machine_type, zone=zone, market=market, places=places)
 
+    def cut_off(self, zone: str) -> None:
+        """Lists of all zones cannot reach this one."""
+        self.do("compute/cut_off", zone=zone)
+
     def describe(self, kind: str, name: str, zones: Sequence[str], fields: dict[str, Any] | None) -> None:
         """What lists of `machineTypes` or `acceleratorTypes` tell of one in some zones: with these fields, whatever it
         is otherwise; None: nothing. It cannot be launched for that."""

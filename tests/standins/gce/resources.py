@@ -46,7 +46,8 @@ def list_(ask: Ask) -> Resource:
 def aggregated_list(ask: Ask) -> Resource:
     """One page over all scopes: those without anything have a warning in its place, on the first page."""
     scopes = _scopes(ask)
-    pairs = _all(ask, scopes)
+    away = ask.world.cut_off.intersection(scopes)
+    pairs = _all(ask, [scope for scope in scopes if scope not in away])
     page, token = _page(ask, [resource | {"": scope} for scope, resource in pairs])
     items: dict[str, Any] = {}
     for resource in page:
@@ -56,7 +57,7 @@ def aggregated_list(ask: Ask) -> Resource:
         )
     if not ask.query.get("pageToken"):
         for scope in scopes:
-            items.setdefault(scope, _empty(scope))
+            items.setdefault(scope, _unreachable(scope) if scope in away else _empty(scope))
     made = {
         "kind": f"compute#{_SINGULAR[ask.collection]}AggregatedList",
         "id": f"projects/{ask.params['project']}/aggregated/{ask.collection}",
@@ -111,6 +112,10 @@ def _empty(scope: str) -> Resource:
     data = [{"key": "scope", "value": scope}]
     text = f"There are no results for scope '{scope}' on this page."
     return {"warning": {"code": "NO_RESULTS_ON_PAGE", "message": text, "data": data}}
+
+
+def _unreachable(scope: str) -> Resource:
+    return {"warning": {"code": "UNREACHABLE", "message": f"The scope '{scope}' is not reachable."}}
 
 
 def _prefix(scope: str) -> str:

@@ -39,6 +39,9 @@ class Verbs:
     def set_quota(self, region: str, metric: str, limit: float, family: str) -> None:
         self._world.capacity.set_limit(region, metric, limit, family)
 
+    def cut_off(self, zone: str) -> None:
+        self._world.cut_off.add(f"zones/{zone}")
+
     def set_times(self, operation: float | None, stopping: float | None, lag: float | None, wait: float | None) -> None:
         world = self._world
         world.delay_s = world.delay_s if operation is None else operation

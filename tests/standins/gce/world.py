@@ -38,6 +38,8 @@ class World:
         self.described: dict[tuple[str, str], tuple[list[str], dict[str, Any] | None]] = {}
         """(`machineTypes` or `acceleratorTypes`, name) -> zones where it is otherwise than in the catalogue, and how;
         None: it is not there."""
+        self.cut_off: set[str] = set()
+        """Scopes that lists of all scopes cannot reach, `zones/us-central1-a`."""
         self.images: list[catalog.Image] = []
         """Made by tests, beside those of the catalogue."""
         self.pending_disks: dict[str, dict[str, Any]] = {}
