@@ -24,6 +24,7 @@ else:
 KNOWN_S = 900.0  # from the launch on; "Troubleshoot Azure RBAC": a role assignment is known after up to ten minutes
 REFUSED_S = 30.0
 ANSWER_S = 15.0
+GOING_S = 10.0  # the program has had its time, and systemd waits for 45 s in all
 LAST_S = 2.0  # for the metadata service, while the machine goes down
 RETURNS = ("reboot", "redeploy")
 """Scheduled events after which Azure starts the machine again, with its disk."""
@@ -74,7 +75,7 @@ class Host:
         if going_down and not self.stays_down:
             return
         try:
-            insist("this machine cannot deallocate itself", self.deallocate, LAST_S if going_down else patience())
+            insist("this machine cannot deallocate itself", self.deallocate, GOING_S if going_down else patience())
         except Hopeless as error:
             say(f"{error}. It powers itself off, and is paid for until the supervisor or `cloudgpu gc` deletes it")
         if not going_down:
