@@ -88,9 +88,10 @@ def make_group(clients: Clients, request: LaunchRequest, access: Collection[str]
     return _group(cast("Any", made))
 
 
-def mark_started(clients: Clients, token: str, nodes: Iterable[str]) -> None:
+def mark_started(clients: Clients, token: str, nodes: Collection[str]) -> None:
     """Remember that these are started now. It may be repeated."""
-    _change_tags(clients, token, "Merge", started_tags(nodes))
+    if nodes:
+        _change_tags(clients, token, "Merge", started_tags(nodes))
 
 
 def unmark_started(clients: Clients, token: str, nodes: Collection[str], group: Group) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, cast
@@ -54,6 +55,8 @@ class Launch:
     """Of the machines; None: of none."""
     _begun: frozenset[str] = frozenset()
     """Nodes whose machines are on their way, by a call whose answer nobody has."""
+    _is_placed: bool = False
+    """Some of them are there, so `zone` is that of all."""
     _some_have_begun: bool = False
     """Machines were started, and ended since another one was refused."""
 
@@ -81,27 +84,28 @@ class Launch:
 
     def _find(self, group: Group) -> None:
         """The machines that are there; or were once, and are gone."""
-        token, nodes = self.request.token, {node_name(node.node): node.node for node in self.request.nodes}
-        seen = self.sightings.of_launch(token, since=self.clients.clock.monotonic())
-        begun = set()
+        nodes = {node_name(node.node): node.node for node in self.request.nodes}
+        seen = self.sightings.of_launch(self.request.token, since=self.clients.clock.monotonic())
+        begun, failed = set(), []
         for name, node in nodes.items():
             found = seen.get(name)
             if found is None or found.is_ending:
                 continue
             view = operations.look_at(self.clients, group.name, name) if found.state != "Succeeded" else None
             if found.state == "Succeeded" or (view is not None and view.runs):
-                self.machines[node], self.zone = name, found.zone
+                self.machines[node] = name
             elif found.has_failed:
-                delete_machine(self.clients, group.name, name, wait=True)  # it never ran
+                failed.append(node)
+                continue
             elif view is not None:
                 begun.add(node)
-                self.zone = found.zone
+            self.zone, self._is_placed = found.zone, True
         self._begun = frozenset(begun)
-        hidden = {node_name(node): node for node in group.started & set(nodes.values()) - set(self.machines) - begun}
-        if hidden:
-            # One whose interface is there was never made: they go together.
-            there = network.interfaces_of(self.clients, group.name)
-            self.machines |= {node: name for name, node in hidden.items() if name not in there}
+        started = group.started & set(nodes.values()) - set(self.machines) - begun - set(failed)
+        self._clean(failed)
+        # One whose interface is there was never made: they go together.
+        there = network.interfaces_of(self.clients, group.name) if started else frozenset()
+        self.machines |= {node: node_name(node) for node in started if node_name(node) not in there}
 
     # -- what is needed
 
@@ -121,7 +125,6 @@ class Launch:
         attachment = network.make_network(clients, request)
         place = Place(zones[0], identity.id, identity.client_id, endpoint=_storage(), api_endpoint=self._endpoint())
         place = self._close_together(place, sizes)
-        mark_started(clients, request.token, [node.node for node in missing])
         first_with_room(
             zones if place.availability_set is None else [None],
             lambda zone: self._start_in(replace(place, zone=zone), missing, images, sizes, attachment),
@@ -132,7 +135,7 @@ class Launch:
 
     def _zones(self, sizes: Sequence[Size]) -> list[str | None]:
         """To try, in this order; that of machines which are there, for all are in one. Raises ProvisionError."""
-        if self.machines or self._begun:
+        if self._is_placed:
             return [self.zone]
         return zones_for(sizes, self.request.zone, self.request.region)
 
@@ -170,39 +173,52 @@ class Launch:
         sizes: Mapping[str, Size],
         attachment: network.Attachment,
     ) -> None:
-        """Start them in one zone; a refusal ends those that were started before it."""
+        """Start them in one zone; a refusal ends those that were started before it, and leaves nothing of the others.
+
+        Interfaces are made first of all, and the nodes marked when all are there. So a node that is marked, and has
+        neither machine nor interface, has had both.
+        """
+        request, clients = self.request, self.clients
         nodes = {node.node: node for node in missing}
+        new = [name for name in nodes if name not in self._begun]
+        with ThreadPoolExecutor(_AT_ONCE, "cloudgpu-interfaces") as pool:
+            made = {
+                name: pool.submit(network.make_interface, clients, request, nodes[name], attachment, sizes[name])
+                for name in new
+            }
+        interfaces = {name: one.result() for name, one in made.items()}
+        mark_started(clients, request.token, new)
 
         def start(name: str) -> str:
-            return self._start_one(place, nodes[name], sizes[name], images[name], attachment)
+            body = None
+            if name in interfaces:
+                body = machine(request, nodes[name], place, sizes[name], images[name], interfaces[name])
+            return self._start_one(place, nodes[name], body)
 
-        started = all_or_none(list(nodes), start, self._end, at_once=_AT_ONCE)
+        try:
+            started = all_or_none(list(nodes), start, self._have_begun, at_once=_AT_ONCE)
+        except ProvisionError as error:
+            if error.error_class not in UNKNOWN:
+                self._begun = frozenset()
+                self._clean(list(nodes))
+            raise
         self.machines |= started
         self.started = tuple(started)
         self.zone = place.zone
 
-    def _start_one(
-        self, place: Place, node: NodeRequest, size: Size, image: Image, attachment: network.Attachment
-    ) -> str:
-        """The machine's name, once it has a place. A machine that Azure has made and could not place stays there, and
-        its interface with it: it is deleted."""
+    def _start_one(self, place: Place, node: NodeRequest, body: dict[str, Any] | None) -> str:
+        """The machine's name, once it has a place. `body`: None, if it is on its way already."""
         request, clients = self.request, self.clients
         group, name = group_name(request.token), node_name(node.node)
         where = f"zone {place.zone} of {request.region}" if place.zone else request.region
         doing = f"start {node.node} ({request.market} {node.machine_type}) in {where}"
         try:
-            url = ""
-            if node.node not in self._begun:
-                nic = network.make_interface(clients, request, node, attachment, size)
-                url = self._order(group, name, doing, machine(request, node, place, size, image, nic))
+            url = "" if body is None else self._order(group, name, doing, body)
             operations.await_place(clients, group, name, doing, url)
         except ProvisionError as error:
             if error.error_class in UNKNOWN:
                 raise
-            told = with_console(clients, group, name, error)
-            self._begun -= {node.node}
-            delete_machine(clients, group, name, wait=True)
-            raise told from error
+            raise with_console(clients, group, name, error) from error
         return name
 
     def _order(self, group: str, name: str, doing: str, body: dict[str, Any]) -> str:
@@ -215,13 +231,24 @@ class Launch:
                 return ""  # an earlier call has had it made
             raise
 
-    def _end(self, started: Mapping[str, str]) -> None:
-        """Machines that have come to nothing, since another one of the launch was refused."""
+    def _have_begun(self, _started: Mapping[str, str]) -> None:
+        """Some machines were started, and come to nothing, since another one was refused."""
         self._some_have_begun = True
-        for name in started.values():
-            delete_machine(self.clients, group_name(self.request.token), name)
-        for name in started.values():
-            delete_machine(self.clients, group_name(self.request.token), name, wait=True)
+
+    def _clean(self, nodes: Sequence[str]) -> None:
+        """Remove the machines of nodes that were refused, or go with one that was; waits until they are gone.
+
+        A machine that Azure has made and could not place stays otherwise. First it is taken back that they were
+        started: whoever asks again after a crash must not take them for lost.
+        """
+        clients, token = self.clients, self.request.token
+        group = find_group(clients, token) if nodes else None
+        if group is None:
+            return
+        unmark_started(clients, token, nodes, group)
+        for wait in (False, True):
+            for node in nodes:
+                delete_machine(clients, group.name, node_name(node), wait=wait)
 
     # -- what was refused
 
@@ -230,16 +257,11 @@ class Launch:
         end of the group, which takes minutes, is not waited for."""
         clients, token = self.clients, self.request.token
         try:
-            group = find_group(clients, token)
-            if group is None:
-                return
-            # First: whoever asks again while the rest cannot be removed must not take the nodes for lost.
-            unmark_started(clients, token, [node.node for node in missing], group)
             if is_new:
                 Ending(clients, self.sightings, token).begin()
                 return
             for node in missing:
-                network.remove_interface(clients, group.name, node_name(node.node))
+                network.remove_interface(clients, group_name(token), node_name(node.node))
         except ProvisionError as error:
             log.warning("%s: after a launch that was refused: %s", self.request.job_id, error)
 
