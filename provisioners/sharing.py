@@ -25,6 +25,8 @@ class _View(Generic[_Seen]):
         self.begun = float("-inf")
         """Steady time at which the look that found `seen` was begun."""
         self.seen: _Seen | None = None
+        self.failed: tuple[float, Exception] | None = None
+        """When the last look failed, and how."""
 
 
 class Looks(Generic[_Key, _Seen]):
@@ -40,17 +42,29 @@ class Looks(Generic[_Key, _Seen]):
         """What `ask` says of a key.
 
         `since`: no look that was begun before this steady time will do; without, one of the last WINDOW_S does. Raises
-        what `ask` raises.
+        what `ask` raises; also to those who have waited for that look: a hundred jobs must not wait for the same server
+        one after the other.
         """
         with self._lock:
             view = self._views.setdefault(key, _View())
+        asked = self._clock.monotonic()
         with view.lock:
             oldest = self._clock.monotonic() - WINDOW_S if since is None else since
-            if view.seen is None or view.begun <= oldest:
-                begun = self._clock.monotonic()
-                view.seen = self._ask(key)
-                view.begun = begun
-            return view.seen
+            if view.seen is not None and view.begun > oldest:
+                return view.seen
+            if view.failed is not None and view.failed[0] > asked:
+                raise view.failed[1]
+            return self._look(key, view)
+
+    def _look(self, key: _Key, view: _View[_Seen]) -> _Seen:
+        begun = self._clock.monotonic()
+        try:
+            view.seen = seen = self._ask(key)
+        except Exception as error:
+            view.failed = (self._clock.monotonic(), error)
+            raise
+        view.begun, view.failed = begun, None
+        return seen
 
 
 class PerSettings(Generic[_T]):

@@ -10,6 +10,7 @@ from functools import partial
 import pytest
 
 from cloudgpu.provisioners import ProvisionError, calls
+from cloudgpu.provisioners.clock import SystemClock
 from cloudgpu.provisioners.sharing import WINDOW_S, Looks, PerSettings
 
 
@@ -266,6 +267,28 @@ def test_a_look_that_failed_is_no_answer() -> None:
     with pytest.raises(ProvisionError):
         looks.at("a")
     assert looks.at("a") == 7
+
+
+def test_a_server_that_hangs_is_not_waited_for_by_one_after_the_other() -> None:
+    asked: list[str] = []
+
+    def ask(key: str) -> int:
+        asked.append(key)
+        threading.Event().wait(0.5)
+        raise ProvisionError("transient", "no answer")
+
+    looks = Looks(ask, SystemClock())
+
+    def look(_: int) -> str:
+        with pytest.raises(ProvisionError, match="no answer"):
+            looks.at("a")
+        return "told"
+
+    with ThreadPoolExecutor(16) as pool:
+        assert set(pool.map(look, range(16))) == {"told"}
+    assert len(asked) <= 3, "once, or a little more often on a busy computer"
+    look(0)
+    assert len(asked) >= 2, "who comes later asks anew"
 
 
 def test_one_object_until_the_settings_change(monkeypatch: pytest.MonkeyPatch) -> None:
