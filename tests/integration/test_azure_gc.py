@@ -1,0 +1,289 @@
+"""`cloudgpu gc` on Azure: what a launch left is found without local state, however much of it there is, and removed;
+nobody else's is."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from decimal import Decimal
+from fractions import Fraction
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudgpu.control.submission import owner_name
+from cloudgpu.provisioners import AgentFile, LaunchRequest, NodeRequest, Owner, ProvisionError, leftovers
+from cloudgpu.provisioners.azure import collect, groups, identity, operations
+from cloudgpu.provisioners.azure.clients import Clients
+from cloudgpu.provisioners.azure.names import group_name
+from cloudgpu.provisioners.azure.provisioner import AzureProvisioner
+from cloudgpu.tests.standins.azure import Azure, AzureControl
+from cloudgpu.tests.standins.clocks import FastClock
+from cloudgpu.tests.standins.faults import HTML, LOSE, error
+
+CLOUDGPU = str(Path(sys.executable).with_name("cloudgpu"))
+REGION = "eastus"
+TOKEN = "0123456789abcdef" * 2
+SIZE = "Standard_NC4as_T4_v3"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Azure]:
+    with Azure() as azure:
+        yield azure
+
+
+@pytest.fixture
+def azure(server: Azure, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> AzureControl:
+    server.control.reset()
+    settings = {**server.environ(tmp_path / "az"), "CLOUDGPU_HOME": str(tmp_path / "home"), "COLUMNS": "100"}
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    server.control.add_storage("myaccount")
+    return server.control
+
+
+def request(**changes: Any) -> LaunchRequest:
+    base = LaunchRequest(
+        job_id="ghost-abcdefgh",
+        attempt=2,
+        token=TOKEN,
+        owner=Owner(owner_name()),
+        job_dir="az://jobs@myaccount/jobs/ghost-abcdefgh",
+        job_sha256="0" * 64,
+        region=REGION,
+        zone=None,
+        market="on-demand",
+        disk_gb=100.0,
+        nodes=tuple(NodeRequest(f"worker-{i}.1", "worker", i, i, SIZE, "T4", Fraction(1)) for i in range(2)),
+        lifetime_s=None,
+        expires=None,
+        agent=AgentFile("agent/abc.pyz", "a" * 64, "x86_64"),
+    )
+    return dataclasses.replace(base, **changes)
+
+
+def launch(**changes: Any) -> None:
+    AzureProvisioner(FastClock()).launch(request(**changes))
+
+
+def gc(*arguments: str, regions: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    where = [word for region in regions for word in ("--region", region)]
+    command = [CLOUDGPU, "gc", "--cloud", "azure", *where, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def found(*regions: str) -> list[leftovers.Leftover]:
+    return collect.find(regions, Clients(FastClock())).leftovers
+
+
+def remove(left: leftovers.Leftover) -> None:
+    collect.remove(left, Clients(FastClock()))
+
+
+def kinds(left: leftovers.Leftover) -> set[str]:
+    return {thing.kind for thing in left.things}
+
+
+def left(azure: AzureControl) -> list[str]:
+    """What there is of ours."""
+    return [one for one in azure.all_resources() if "/cloudgpu-" in one or "roleAssignments" in one]
+
+
+# --- all that a launch makes ------------------------------------------------------------------------------------------
+
+
+def test_all_that_a_launch_left_is_one_and_goes_in_one_command(azure: AzureControl) -> None:
+    launch()
+    [one] = json.loads(gc("--dry-run", "--json").stdout)
+    assert {thing["kind"] for thing in one["things"]} == {
+        *("resource group", "managed identity", "role assignment", "virtual network", "network security group"),
+        *("application security group", "network interface", "public address", "virtual machine", "disk"),
+    }
+    # Resources, but for the parts of the network; of role assignments those on the container and on the group.
+    assert len(one["things"]) == 1 + 4 + 2 * 4 + 2
+    assert (one["state"], one["removable"], one["regions"]) == ("orphaned", True, [REGION])
+    assert (one["owner"], one["job_id"], one["attempt"], one["token"]) == (owner_name(), "ghost-abcdefgh", 2, TOKEN)
+    refused = gc()
+    assert (refused.returncode, "add --yes" in refused.stderr) == (2, True)
+    done = gc("--yes")
+    assert done.returncode == 0, done.stderr
+    assert "removed what was left of ghost-abcdefgh, attempt 2" in done.stderr
+    assert left(azure) == []
+    assert "nothing to do" in gc().stderr
+
+
+def test_a_group_with_nothing_in_it_is_found_and_removed(azure: AzureControl) -> None:
+    groups.make_group(Clients(FastClock()), request(), [])
+    [one] = found()
+    assert kinds(one) == {"resource group"}
+    assert (one.owner, one.job_id, one.attempt, one.token) == (owner_name(), "ghost-abcdefgh", 2, TOKEN)
+    remove(one)
+    assert (found(), left(azure)) == ([], [])
+    remove(one)  # what is gone already does no harm
+
+
+def test_a_launch_that_died_before_its_machines_leaves_no_role_behind(azure: AzureControl) -> None:
+    clients = Clients(FastClock())
+    grants = identity.find_grants(clients, request())
+    groups.make_group(clients, request(), [grant.container.to_tag() for grant in grants])
+    identity.let_in(clients, request(), identity.make_identity(clients, request()), grants)
+    [one] = found()
+    assert kinds(one) == {"resource group", "managed identity", "role assignment"}
+    assert {thing.detail for thing in one.things if thing.kind == "role assignment"} == {
+        "on jobs",
+        f"on {group_name(TOKEN)}",
+    }
+    remove(one)
+    assert left(azure) == []
+
+
+def test_what_was_taken_out_of_a_launch_by_hand_is_removed_with_the_rest(azure: AzureControl) -> None:
+    launch()
+    clients = Clients(FastClock())
+    machines = clients.compute.virtual_machines
+    begin = partial(machines.begin_delete, group_name(TOKEN), "cloudgpu-worker-0-1")
+    operations.delete(clients, "delete", begin, partial(machines.get, group_name(TOKEN), "cloudgpu-worker-0-1"))
+    [one] = found()
+    assert [thing.id for thing in one.things if thing.kind == "virtual machine"] == ["cloudgpu-worker-1-1"]
+    remove(one)
+    assert left(azure) == []
+
+
+def test_a_group_whose_tags_were_changed_is_told_by_its_name(azure: AzureControl) -> None:
+    clients = Clients(FastClock())
+    groups.make_group(clients, request(), [])
+    body: Any = {"operation": "Delete", "properties": {"tags": {"cloudgpu-token": TOKEN, "cloudgpu-attempt": "2"}}}
+    clients.resources.tags.begin_update_at_scope(
+        f"subscriptions/{clients.subscription}/resourceGroups/{group_name(TOKEN)}", body
+    ).result()
+    [one] = found()
+    assert (one.token, one.attempt) == (TOKEN, 0)
+    remove(one)
+    assert left(azure) == []
+
+
+# --- what is said of it -----------------------------------------------------------------------------------------------
+
+
+def test_prices_ages_and_expiries_are_shown(azure: AzureControl) -> None:
+    launch(nodes=request().nodes[:1], expires=time.time() + 7_200)
+    [one] = found()
+    of_kind = {thing.kind: thing for thing in one.things}
+    machine = of_kind["virtual machine"]
+    assert (machine.detail, machine.price) == (f"{SIZE} on-demand, running", Decimal("0.526"))
+    assert machine.created is not None and time.time() - machine.created < 600
+    assert of_kind["disk"].detail == "100 GB, attached"
+    disk = of_kind["disk"].price
+    assert disk is not None and 0.005 < disk < 0.02
+    assert machine.price is not None and one.price == machine.price + disk + Decimal("0.005")
+    shown = gc("--dry-run").stdout
+    assert "1h 59m" in shown
+    assert all(len(line) <= 100 for line in shown.splitlines())
+
+
+def test_a_machine_that_has_deallocated_itself_costs_its_disk_only(azure: AzureControl) -> None:
+    launch(nodes=request().nodes[:1])
+    clients = Clients(FastClock())
+    machines = clients.compute.virtual_machines
+    machines.begin_deallocate(group_name(TOKEN), "cloudgpu-worker-0-1", polling_interval=0.1).result()
+    [one] = found()
+    [machine] = [thing for thing in one.things if thing.kind == "virtual machine"]
+    assert (machine.detail, machine.price) == (f"{SIZE} on-demand, deallocated", Decimal(0))
+
+
+def test_a_machine_that_has_only_powered_itself_off_is_paid_for(azure: AzureControl) -> None:
+    launch(nodes=request().nodes[:1])
+    clients = Clients(FastClock())
+    machines = clients.compute.virtual_machines
+    machines.begin_power_off(group_name(TOKEN), "cloudgpu-worker-0-1", polling_interval=0.1).result()
+    [one] = found()
+    [machine] = [thing for thing in one.things if thing.kind == "virtual machine"]
+    assert (machine.detail, machine.price) == (f"{SIZE} on-demand, stopped", Decimal("0.526"))
+
+
+# --- whose it is ------------------------------------------------------------------------------------------------------
+
+
+def test_what_belongs_to_others_goes_only_once_it_has_expired_and_only_when_asked_for(azure: AzureControl) -> None:
+    somebody, clients = Owner("cloudgpu-somebody"), Clients(FastClock())
+    for letter, expires in (("a", time.time() - 60), ("b", time.time() + 3_600), ("c", None)):
+        groups.make_group(clients, request(owner=somebody, token=letter * 32, expires=expires), [])
+    states = {one["token"][0]: one["state"] for one in json.loads(gc("--dry-run", "--json").stdout)}
+    assert states == {"a": "expired", "b": "another's", "c": "another's"}
+    gc("--yes")
+    assert len(found()) == 3
+    gc("--yes", "--others")
+    assert {one.token[0] for one in found()} == {"b", "c"}
+
+
+def test_only_the_regions_asked_for_are_looked_at(azure: AzureControl) -> None:
+    clients = Clients(FastClock())
+    groups.make_group(clients, request(), [])
+    groups.make_group(clients, request(token="b" * 32, region="westeurope"), [])
+    assert {one.token[0] for one in found()} == {"0", "b"}
+    [one] = found("westeurope")
+    assert (one.token[0], one.regions) == ("b", ["westeurope"])
+    refused = gc(regions=("eastus9",))
+    assert "Azure has no region eastus9" in refused.stderr
+    assert refused.returncode in {4, 6}
+
+
+def test_groups_of_others_are_not_ours(azure: AzureControl) -> None:
+    """By tag and by name: one of them alone is a coincidence."""
+    clients = Clients(FastClock())
+    for name, tags in (("cloudgpu", {"cloudgpu-owner": "me"}), (f"cloudgpu-{'d' * 32}", {"team": "other"})):
+        body: Any = {"location": REGION, "tags": tags}
+        clients.resources.resource_groups.create_or_update(name, body)
+    assert found() == []
+
+
+# --- what goes wrong --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fault", [LOSE, HTML], ids=lambda fault: fault.kind)
+def test_lost_answers_and_5xx_do_no_harm(azure: AzureControl, fault: Any) -> None:
+    launch()
+    for action in ("resource[gG]roups.*", "resources.list", "roleAssignments.*", "virtualMachines.*", "disks.*"):
+        azure.fail(action, fault)
+    [one] = found()
+    azure.fail("resourceGroups.delete", fault)
+    azure.fail("roleAssignments.delete", fault)
+    remove(one)
+    azure.heal()
+    assert left(azure) == []
+
+
+def test_a_group_that_may_not_be_looked_into_is_named_with_the_reason(azure: AzureControl) -> None:
+    launch()
+    azure.fail("disks.read", error("AuthorizationFailed", 403, "no Microsoft.Compute/disks/read"), times=None)
+    looked = collect.find([], Clients(FastClock()))
+    assert looked.leftovers == []
+    assert list(looked.missed) == [group_name(TOKEN)]
+    assert "Microsoft.Compute/disks/read" in looked.missed[group_name(TOKEN)]
+    done = gc("--yes")
+    assert (done.returncode, "Microsoft.Compute/disks/read" in done.stderr) == (6, True)
+
+
+def test_groups_that_may_not_be_listed_are_an_error_and_not_taken_for_none(azure: AzureControl) -> None:
+    launch()
+    azure.fail("resource[gG]roups.list", error("AuthorizationFailed", 403, "no groups for you"), times=None)
+    with pytest.raises(ProvisionError, match="no groups for you") as refused:
+        found()
+    assert refused.value.error_class == "auth"
+
+
+def test_a_group_that_goes_while_it_is_looked_at_is_no_error(azure: AzureControl) -> None:
+    launch()
+    clients = Clients(FastClock())
+    [group] = groups.groups_of(clients)
+    AzureProvisioner(FastClock()).terminate(AzureProvisioner(FastClock()).find(Owner(owner_name()))[0])
+    assert [one.thing.kind for one in collect._in_group(clients, group)] == ["resource group"]
