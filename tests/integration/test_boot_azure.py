@@ -24,6 +24,8 @@ from ..standins.agent_files import own_agent_file
 from ..standins.azure.imds import InstanceMetadata
 from ..standins.azure.tokens import Principal, Tokens
 from ..standins.azurite import ACCOUNT, Azurite, needed
+from ..standins.azurite.front import Front
+from ..standins.faults import error
 from ..standins.machine import Machine
 
 pytestmark = pytest.mark.timeout(300)
@@ -75,6 +77,8 @@ class World:
 
     folder: Path
     blobs: Azurite
+    front: Front
+    """By which machines reach it."""
     agent: Built
     manager: ResourceManager
     metadata: InstanceMetadata
@@ -109,7 +113,7 @@ class World:
             "lifetime_s": 3_600,
             "notices": "azure",
             "cloud": "azure",
-            "endpoint": self.blobs.url,
+            "endpoint": self.front.url,
             "api_endpoint": self.manager.url,
             "identity": IDENTITY.client_id,
         }
@@ -164,12 +168,12 @@ def world(tmp_path: Path, agent_file: Built, monkeypatch: pytest.MonkeyPatch) ->
     )
     for name in [name for name in os.environ if name.startswith("AZURE_")]:
         monkeypatch.delenv(name)
-    with Azurite(tmp_path) as blobs, imds:
+    with Azurite(tmp_path) as blobs, Front(blobs) as front, imds:
         for name, value in blobs.environ().items():
             monkeypatch.setenv(name, value)
         blobs.make_container(CONTAINER)
         manager = ResourceManager()
-        made = World(tmp_path, blobs, agent_file, manager, imds, audiences)
+        made = World(tmp_path, blobs, front, agent_file, manager, imds, audiences)
         yield made
         for machine in made.machines:
             machine.dispose()
@@ -222,16 +226,30 @@ class TestMachine:
         assert [path for path, _ in world.manager.calls] == [DEALLOCATED]
         assert set(world.audiences) == {"https://storage.azure.com", "https://management.azure.com"}
 
+    def test_it_asks_for_nothing_outside_of_its_job(self, world: World) -> None:
+        """Its role assignment says so: a request whose path, or listed prefix, is another would be refused."""
+        program = "from cloudgpu.runtime import Checkpointer; c = Checkpointer(); [None for _ in c.steps(3)]; c.save()"
+        world.dir.put("inputs/a", b"seven")
+        world.job(f'python -c "{program}"; cat data/a > b', inputs={"data": f"{URL}/inputs"}, outputs=["b"])
+        console = world.ends(world.boot())
+        assert world.result().outcome == "succeeded", console
+        calls = world.front.calls()
+        assert {call.caller for call in calls} == {IDENTITY.client_id}
+        assert {"blobs.list", "blob.get", "blob.put"} <= {call.action for call in calls}
+        assert [call for call in calls if not call.value("name").startswith("jobs/job-1/")] == []
+
     def test_a_role_that_is_not_known_yet_is_waited_for(self, world: World) -> None:
         """By the one that reads the job dir, and by the one that ends the machine: a short job is over before."""
         world.job("true")
         world.metadata.token_status = 429
+        world.front.fail("blob.get", error("AuthorizationPermissionMismatch", 403), where={"name": "*/agent/*"})
         world.manager.answers = [(403, "AuthorizationFailed"), (409, "Conflict"), (503, "ServerTimeout")]
         machine = world.boot()
         world.until(lambda: "trying again" in machine.console)
         world.metadata.token_status = 200
         console = world.ends(machine)
         assert world.result().outcome == "succeeded"
+        assert "HTTP 403 AuthorizationPermissionMismatch" in console
         assert "this machine cannot deallocate itself: HTTP 403 AuthorizationFailed: no; trying again" in console
         assert len(world.manager.calls) == 4
 

@@ -3,15 +3,18 @@
     with Azurite(folder) as blobs, Front(blobs) as front:
         front.fail("blob.put", LOSE, where={"name": "*/claim"})
 
-Actions: blob.put, blob.get, blob.head, blob.delete, block.put, blocks.commit, blobs.list; `name` is the blob's.
+Actions: blob.put, blob.get, blob.head, blob.delete, block.put, blocks.commit, blobs.list; `name` is the blob's, or the
+prefix that is listed; the caller is the application or identity of the token.
 """
 
 from __future__ import annotations
 
 import contextlib
 import http.client
+import json
 import ssl
 import threading
+from base64 import urlsafe_b64decode
 from collections.abc import Mapping
 from typing import Any, Self
 from urllib.parse import parse_qs, unquote
@@ -71,10 +74,11 @@ class Front:
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> list[bytes]:
         path, query = str(environ["RAW_URI"]).partition("?")[::2]
-        component = parse_qs(query).get("comp", [""])[0]
+        asked = {name: values[0] for name, values in parse_qs(query).items()}
+        component = asked.get("comp", "")
         action = _COMPONENTS.get(component) or f"blob.{environ['REQUEST_METHOD'].lower()}"
-        name = unquote(path).strip("/").partition("/")[2].partition("/")[2]
-        call = Call("blob", "", action, "", {"name": name})
+        name = unquote(path).strip("/").partition("/")[2].partition("/")[2] or asked.get("prefix", "")
+        call = Call("blob", "", action, _caller(environ.get("HTTP_AUTHORIZATION", "")), {"name": name})
         fault = self._ledger.open(call)
         status, headers, body = suffer(
             fault,
@@ -104,6 +108,15 @@ class Front:
             content = answer.read()
             length = answer.getheader("Content-Length") if environ["REQUEST_METHOD"] == "HEAD" else str(len(content))
             return answer.status, told | ({"Content-Length": length} if length else {}), content
+
+
+def _caller(authorization: str) -> str:
+    """By the token's claims, which Azurite has checked, or will."""
+    claims = authorization.removeprefix("Bearer ").split(".")[1:2]
+    try:
+        return str(json.loads(urlsafe_b64decode(claims[0] + "==")).get("appid", ""))
+    except (IndexError, ValueError):
+        return ""
 
 
 def _refuse(fault: Fault) -> _Answer:
