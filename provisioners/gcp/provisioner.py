@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from ...jobspecs.plan import Offer
 from .. import tags
-from ..base import Allocation, LaunchRequest, NodeState, Owner
+from ..base import Allocation, LaunchRequest, NodeState, Owner, ProvisionError
 from ..calls import logged_in
 from ..sharing import PerSettings
 from . import network
@@ -34,8 +34,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("cloudgpu.provisioners.gcp")
 
 TARGET = "gcp"
-REGION, ZONE, OWNER, LAUNCHED = "region", "zone", "owner", "launched:"
-"""In Allocation.details: Google's names, Owner.name; followed by a node, epoch seconds (whole) of its launch."""
+REGION, ZONE, OWNER, PROJECT, LAUNCHED = "region", "zone", "owner", "project", "launched:"
+"""In Allocation.details: Google's names, Owner.name, Google's id; followed by a node, epoch seconds (whole) of its
+launch."""
 
 UNSEEN_S = 60.0
 """A machine that was just launched may be unknown for so long; then it is gone."""
@@ -61,7 +62,7 @@ class GcpProvisioner:
         with self._google():
             launch.run()
         now = str(int(self._clients.clock.now()))
-        details = {REGION: request.region, ZONE: launch.zone, OWNER: request.owner.name}
+        details = {REGION: request.region, ZONE: launch.zone, OWNER: request.owner.name, PROJECT: self._clients.project}
         details |= {f"{LAUNCHED}{node}": now for node in launch.started}
         machines = {node.node: launch.machines[node.node] for node in request.nodes}
         return Allocation(TARGET, request.job_id, request.attempt, request.token, machines, details)
@@ -73,6 +74,7 @@ class GcpProvisioner:
         asked for by its name, as listings may lag.
         """
         with self._google():
+            self._check_project(allocation)
             seen = self._seen(allocation)
             return [self._state(allocation, node, one, seen.get(one)) for node, one in allocation.machines.items()]
 
@@ -82,6 +84,7 @@ class GcpProvisioner:
         """
         owner = allocation.details.get(OWNER, "")
         with self._google():
+            self._check_project(allocation)
             named = frozenset(allocation.machines.values())
             region = allocation.details.get(REGION, "")
             Ending(self._clients, self._sightings, allocation.token, owner, named, region).run()
@@ -89,6 +92,7 @@ class GcpProvisioner:
     def remove(self, allocation: Allocation, nodes: Collection[str]) -> None:
         """A call for each that is not ending already."""
         with self._google():
+            self._check_project(allocation)
             seen = self._seen(allocation)
             for machine in (allocation.machines[node] for node in nodes):
                 if machine not in seen or not seen[machine].is_ending:
@@ -120,6 +124,15 @@ class GcpProvisioner:
         need_sdk()
         with logged_in(self._clients.forget):
             yield
+
+    def _check_project(self, allocation: Allocation) -> None:
+        """Where other settings name another project its machines are not gone: they are not looked for there."""
+        made_in, here = allocation.details.get(PROJECT), self._clients.project
+        if made_in not in (None, here):
+            message = (
+                f"its machines are in the project {made_in}, but the settings name {here}: set GOOGLE_CLOUD_PROJECT"
+            )
+            raise ProvisionError("auth", message, scope="cloud", code="OtherProject")
 
     def _seen(self, allocation: Allocation) -> Mapping[str, Sighting]:
         """What was seen of the machines of the allocation's owner."""

@@ -679,6 +679,25 @@ def test_launches_and_ends_at_once(gce: GceControl, provisioner: GcpProvisioner)
 # --- what is wrong with the account -----------------------------------------------------------------------------------
 
 
+def test_machines_are_not_gone_because_the_settings_name_another_project(
+    gce: GceControl, provisioner: GcpProvisioner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allocation = provisioner.launch(request())
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setenv("GOOGLE_CLOUD_PROJECT", "another-project")
+        stranger = another()
+        for verb in (stranger.observe, stranger.terminate, lambda one: stranger.remove(one, list(one.machines))):
+            with pytest.raises(
+                ProvisionError, match="in the project project-of-tests, .* name another-project"
+            ) as caught:
+                verb(allocation)
+            assert caught.value.error_class == "auth"
+        with pytest.raises(ProvisionError, match="check GOOGLE_CLOUD_PROJECT: there is no such project") as caught:
+            stranger.find(OWNER)
+        assert caught.value.error_class == "auth"
+    assert look(allocation).phase == "running"
+
+
 def test_no_credentials(gce: GceControl, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS")
     monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path))
