@@ -129,9 +129,7 @@ class GcpProvisioner:
         """Where other settings name another project its machines are not gone: they are not looked for there."""
         made_in, here = allocation.details.get(PROJECT), self._clients.project
         if made_in not in (None, here):
-            message = (
-                f"its machines are in the project {made_in}, but the settings name {here}: set GOOGLE_CLOUD_PROJECT"
-            )
+            message = f"its machines are in the project {made_in}, the settings name {here}: set GOOGLE_CLOUD_PROJECT"
             raise ProvisionError("auth", message, scope="cloud", code="OtherProject")
 
     def _seen(self, allocation: Allocation) -> Mapping[str, Sighting]:

@@ -29,15 +29,19 @@ def find(regions: Sequence[str], clients: vertex.Clients | None = None) -> Found
     asked = list(dict.fromkeys(regions)) or known
     with ThreadPoolExecutor(_REGIONS_AT_ONCE, "cloudgpu-find") as pool:
         looks = {region: pool.submit(sightings.of_everybody, region) for region in asked}
-    found: list[Tagged] = []
-    missed: dict[str, str] = {}
-    refusals: list[ProvisionError] = []
-    for region, look in looks.items():
-        try:
-            found += [Tagged(_thing(job), job.tags) for job in look.result()]
-        except ProvisionError as error:
-            missed[region] = str(error)
-            refusals.append(error)
+        found: list[Tagged] = []
+        missed: dict[str, str] = {}
+        refusals: list[ProvisionError] = []
+        for number, (region, look) in enumerate(looks.items(), start=1):
+            try:
+                found += [Tagged(_thing(job), job.tags) for job in look.result()]
+            except ProvisionError as error:
+                missed[region] = str(error)
+                refusals.append(error)
+            if number == _REGIONS_AT_ONCE and [one.error_class for one in refusals] == ["transient"] * number:
+                # It is the network, or credentials, and not so many regions: each of the others would take minutes.
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise refusals[0]
     if len(refusals) == len(asked):
         raise refusals[0]
     return Found(launches("vertex", found), missed)

@@ -688,7 +688,7 @@ def test_machines_are_not_gone_because_the_settings_name_another_project(
         stranger = another()
         for verb in (stranger.observe, stranger.terminate, lambda one: stranger.remove(one, list(one.machines))):
             with pytest.raises(
-                ProvisionError, match="in the project project-of-tests, .* name another-project"
+                ProvisionError, match=r"in the project project-of-tests, .* name another-project"
             ) as caught:
                 verb(allocation)
             assert caught.value.error_class == "auth"

@@ -16,7 +16,7 @@ import pytest
 from cloudgpu.control.submission import owner_name
 from cloudgpu.provisioners import AgentFile, LaunchRequest, NodeRequest, Owner, ProvisionError
 from cloudgpu.provisioners.vertex import collect
-from cloudgpu.provisioners.vertex.clients import Clients
+from cloudgpu.provisioners.vertex.clients import Clients, regions
 from cloudgpu.provisioners.vertex.provisioner import VertexProvisioner
 from cloudgpu.tests.standins.clocks import FastClock
 from cloudgpu.tests.standins.faults import HTML, LOSE, error
@@ -144,6 +144,15 @@ def test_nobody_who_may_look_nowhere_is_told_that_there_is_nothing(vertex: Verte
     with pytest.raises(ProvisionError) as caught:
         collect.find([], Clients(FastClock()))
     assert caught.value.error_class == "auth"
+
+
+def test_where_nothing_answers_not_every_region_is_waited_for(vertex: Vertex) -> None:
+    vertex.gcp.control.fail(f"{JOBS}.list", HTML, times=None)
+    with pytest.raises(ProvisionError) as caught:
+        collect.find([], Clients(FastClock()))
+    assert caught.value.error_class == "transient"
+    asked = {call.region for call in vertex.gcp.control.calls(f"{JOBS}.list")}
+    assert 8 <= len(asked) <= 24 < len(regions()), "the first ones, and what was begun meanwhile"
 
 
 @pytest.mark.parametrize("fault", [LOSE, HTML], ids=lambda fault: fault.kind)
