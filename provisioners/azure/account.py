@@ -196,6 +196,11 @@ def short(text: str) -> str:
     return text if len(text) <= _LONGEST_MESSAGE else f"{text[:_LONGEST_MESSAGE]}…"
 
 
+def code_of(error: HttpResponseError) -> str:
+    """Azure's, of its answer; "": it has none."""
+    return _told_in(error)[0]
+
+
 def _answered(error: HttpResponseError, doing: str, clock: Clock) -> ProvisionError:
     headers = getattr(error.response, "headers", None) or {}
     code, message = _told_in(error)

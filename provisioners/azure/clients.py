@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from .. import calls
 from ..clock import Clock, SystemClock
-from .account import Account, need_sdk, understand
+from .account import Account, code_of, need_sdk, understand
 
 if TYPE_CHECKING:
     from azure.mgmt.authorization.v2022_04_01 import AuthorizationManagementClient
@@ -29,6 +29,8 @@ CONNECT_S, READ_S = 10.0, 60.0
 """For a connection, and for each piece of an answer; sizes of a region take seconds."""
 PATIENCE_S = 90.0
 """So long a call is repeated that was throttled or not answered."""
+
+_NO_SUBSCRIPTION = frozenset({"SubscriptionNotFound", "InvalidSubscriptionId"})
 
 Json = dict[str, Any]
 _T = TypeVar("_T")
@@ -169,11 +171,17 @@ def told(doing: str, clock: Clock) -> contextlib.AbstractContextManager[None]:
     return calls.told(understand, doing, clock)
 
 
-def gone_is_fine() -> contextlib.suppress:
-    """What is looked for, or was to be removed, is not there: so be it."""
-    from azure.core.exceptions import ResourceNotFoundError
+class gone_is_fine:  # noqa: N801 - used as a statement: `with gone_is_fine():`
+    """What is looked for, or was to be removed, is not there: so be it. But nothing is gone because the settings name
+    a subscription that nobody knows, which Azure answers likewise."""
 
-    return contextlib.suppress(ResourceNotFoundError)
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _type: object, error: BaseException | None, _at: object) -> bool:
+        from azure.core.exceptions import ResourceNotFoundError
+
+        return isinstance(error, ResourceNotFoundError) and code_of(error) not in _NO_SUBSCRIPTION
 
 
 def answer_of(response: Any, *_: object) -> Json:  # noqa: ANN401 - a PipelineResponse

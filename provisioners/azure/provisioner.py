@@ -38,9 +38,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("cloudgpu.provisioners.azure")
 
 TARGET = "azure"
-REGION, ZONE, OWNER, MARKET, LAUNCHED = "region", "zone", "owner", "market", "launched:"
-"""In Allocation.details: Azure's names, Owner.name, as in LaunchRequest; followed by a node, epoch seconds
-(whole) of its launch."""
+REGION, ZONE, SUBSCRIPTION, OWNER, MARKET = "region", "zone", "subscription", "owner", "market"
+"""In Allocation.details: Azure's names and id, Owner.name, as in LaunchRequest."""
+LAUNCHED = "launched:"
+"""Likewise, followed by a node: epoch seconds (whole) of its launch."""
 
 UNSEEN_S = 60.0
 """A machine that was just launched may be missing from lists for so long; then it is gone."""
@@ -69,7 +70,7 @@ class AzureProvisioner:
             launch.run()
         now = str(int(self._clients.clock.now()))
         details = {REGION: request.region, OWNER: request.owner.name, MARKET: request.market}
-        details |= {ZONE: launch.zone} if launch.zone else {}
+        details |= {SUBSCRIPTION: self._clients.subscription} | ({ZONE: launch.zone} if launch.zone else {})
         details |= {f"{LAUNCHED}{node}": now for node in launch.started}
         machines = {node.node: launch.machines[node.node] for node in request.nodes}
         return Allocation(TARGET, request.job_id, request.attempt, request.token, machines, details)
@@ -80,6 +81,7 @@ class AzureProvisioner:
         A machine that Azure could not make after all is deleted, and told as refused.
         """
         with self._azure():
+            self._check_subscription(allocation)
             seen = self._sightings.of_launch(allocation.token)
             return [self._state(allocation, node, one, seen.get(one)) for node, one in allocation.machines.items()]
 
@@ -88,12 +90,14 @@ class AzureProvisioner:
         if it is still being deleted after some minutes: call again.
         """
         with self._azure():
+            self._check_subscription(allocation)
             Ending(self._clients, self._sightings, allocation.token).run()
 
     def remove(self, allocation: Allocation, nodes: Collection[str]) -> None:
         """A call for each that is there; what was made for one that is not goes as well."""
         group = group_name(allocation.token)
         with self._azure():
+            self._check_subscription(allocation)
             for name in (allocation.machines[node] for node in nodes):
                 if operations.look_at(self._clients, group, name) is not None:
                     delete_machine(self._clients, group, name)
@@ -126,6 +130,16 @@ class AzureProvisioner:
         need_sdk()
         with logged_in(self._clients.forget):
             yield
+
+    def _check_subscription(self, allocation: Allocation) -> None:
+        """Where other settings name another subscription its machines are not gone: they are not looked for there."""
+        made_in, here = allocation.details.get(SUBSCRIPTION), self._clients.subscription
+        if made_in is not None and made_in.lower() != here.lower():
+            message = (
+                f"its machines are in the subscription {made_in}, but the settings name {here}: set "
+                "AZURE_SUBSCRIPTION_ID"
+            )
+            raise ProvisionError("auth", message, scope="cloud", code="OtherSubscription")
 
     def _state(self, allocation: Allocation, node: str, name: str, seen: Sighting | None) -> NodeState:
         known = self._refused.get((allocation.token, name))

@@ -653,6 +653,25 @@ def test_credentials_that_were_refused_are_read_again(azure: AzureControl, monke
     assert mine.launch(request()).machines
 
 
+def test_machines_are_not_gone_because_the_settings_name_another_subscription(
+    azure: AzureControl, provisioner: AzureProvisioner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allocation = provisioner.launch(request())
+    nobodys = dataclasses.replace(allocation, details={"owner": OWNER.name})
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setenv("AZURE_SUBSCRIPTION_ID", "5ab50000-0000-4000-8000-00000000ffff")
+        stranger = another()
+        for verb in (stranger.observe, stranger.terminate, lambda one: stranger.remove(one, list(one.machines))):
+            with pytest.raises(ProvisionError, match=r"but the settings name .*: set AZURE_SUBSCRIPTION_ID") as caught:
+                verb(allocation)
+            assert caught.value.error_class == "auth"
+        for verb in (stranger.observe, stranger.terminate):
+            with pytest.raises(ProvisionError, match="check AZURE_SUBSCRIPTION_ID") as caught:
+                verb(nobodys)
+            assert (caught.value.error_class, caught.value.code) == ("auth", "SubscriptionNotFound")
+    assert look(allocation).phase == "running"
+
+
 def test_a_token_that_was_revoked_stops_the_launch_and_nothing_is_made(azure: AzureControl) -> None:
     mine = another()
     mine.find(OWNER)
