@@ -44,7 +44,8 @@ class Host:
         self.stays_down = False
 
     def name(self) -> str:
-        return metadata("instance/compute/name", INSTANCE)
+        """Of no other machine: their names are the same in each launch."""
+        return metadata("instance/compute/vmId", INSTANCE)
 
     def node(self) -> str:
         return str(self.record["node"])
@@ -66,7 +67,7 @@ class Host:
     def comes_back(self) -> bool:
         """Asked when the machine goes down: after a reboot, its own or Azure's, and after a move to another host."""
         where = goes_down_to()
-        back = where == "reboot" or (where == "poweroff" and is_moved(self.name))
+        back = where == "reboot" or (where == "poweroff" and is_moved(own_name))
         self.stays_down = where == "poweroff" and not back
         return back
 
@@ -91,6 +92,11 @@ class Host:
         except Refused as error:
             if error.status != 404:  # it is being deleted
                 raise
+
+
+def own_name() -> str:
+    """As scheduled events have it."""
+    return metadata("instance/compute/name", INSTANCE)
 
 
 def patience() -> float:

@@ -7,6 +7,7 @@ import json
 import os
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -162,7 +163,7 @@ def world(tmp_path: Path, agent_file: Built, monkeypatch: pytest.MonkeyPatch) ->
         audiences.append(audience)
         return tokens.issue(who, audience)
 
-    compute = {"name": "cloudgpu-worker-0-1", "resourceId": VM}
+    compute = {"name": "cloudgpu-worker-0-1", "resourceId": VM, "vmId": str(uuid.uuid4())}
     imds = InstanceMetadata(
         compute["name"], lambda: {"compute": compute}, lambda: [("its-id", IDENTITY)], token, lambda _: None
     )
@@ -218,7 +219,7 @@ class TestMachine:
         world.job(f'python -c "{program}"', setup="echo prepared")
         machine = world.boot()
         console = world.ends(machine)
-        assert world.result().outcome == "succeeded", console + "\n".join(world.log())
+        assert world.result().outcome == "succeeded", "\n".join([console, world.result().reason, *world.log()])
         assert machine.calls[0] == "shutdown -P +60"  # before anything else
         assert "prepared" in world.log()
         assert f"from {URL} client-of-it" in world.log()
@@ -232,7 +233,7 @@ class TestMachine:
         world.dir.put("inputs/a", b"seven")
         world.job(f'python -c "{program}"; cat data/a > b', inputs={"data": f"{URL}/inputs"}, outputs=["b"])
         console = world.ends(world.boot())
-        assert world.result().outcome == "succeeded", console
+        assert world.result().outcome == "succeeded", "\n".join([console, world.result().reason, *world.log()])
         calls = world.front.calls()
         assert {call.caller for call in calls} == {IDENTITY.client_id}
         assert {"blobs.list", "blob.get", "blob.put"} <= {call.action for call in calls}
@@ -312,7 +313,7 @@ class TestRestart:
         assert not world.manager.calls
         machine.power_on()
         console = world.ends(machine)
-        assert world.result().outcome == "succeeded", console + "\n".join(world.log())
+        assert world.result().outcome == "succeeded", "\n".join([console, world.result().reason, *world.log()])
         assert "started 2" in world.log()
         assert len(world.manager.calls) == 1
 
