@@ -16,7 +16,7 @@ from .images import Image, Images
 from .labels import instance_name, instance_prefix
 from .machines import needs
 from .operations import Done
-from .request import Place, flex_wait_s, instance, request_id
+from .request import Place, flex_wait_s, instance, longest_run_s, request_id
 from .reservations import Reservation, find_reservations
 from .rest import last_part
 from .sightings import Sightings, look_at
@@ -116,7 +116,8 @@ class Launch:
         request, clients = self.request, self.clients
         images = {node.node: self.images.find(node) for node in missing}
         zones, reservations = self._zones(missing)
-        quotas.check(clients.rest, region=request.region, market=request.market, nodes=missing)
+        run_s = longest_run_s(request)
+        quotas.check(clients.rest, region=request.region, market=request.market, nodes=missing, run_s=run_s)
         attachment = network.find_attachment(clients, request.region)
         self._warn(attachment)
         insist(lambda: self._make(attachment), clients.clock, PATIENCE_S)

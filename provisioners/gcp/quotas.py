@@ -36,6 +36,7 @@ _TABLE = Path(__file__).with_name("quotas.csv")
 _SERVICE = {"gcp": "compute.googleapis.com", "vertex": "aiplatform.googleapis.com"}
 _MARKETS = {"on-demand": "on-demand", "spot": "spot", "flex-start": "spot"}
 """Flex-start machines use the quotas that are named preemptible. What a reservation holds has its quota already."""
+_SHORT_S = 7 * 86_400
 _ALL = {"GPUs": "GPUS_ALL_REGIONS", "vCPUs": "CPUS_ALL_REGIONS"}
 ALL_REGIONS = frozenset(_ALL.values())
 """Metrics of the project, over all of its regions."""
@@ -99,9 +100,19 @@ def request_url(project: str) -> str:
     return f"https://console.cloud.google.com/iam-admin/quotas?project={project}"
 
 
-def check(rest: Rest, *, region: str, market: str, nodes: Sequence[NodeRequest], target: str = "gcp") -> None:
+def check(
+    rest: Rest,
+    *,
+    region: str,
+    market: str,
+    nodes: Sequence[NodeRequest],
+    target: str = "gcp",
+    run_s: int | None = None,
+) -> None:
     """Raise ProvisionError(quota) if these machines do not fit beside those that run already.
 
+    `run_s`: after so long they are deleted (scheduling.maxRunDuration); None: never. With a week at most, machines on
+    demand may use either the standard or the preemptible quota ("Limit the run time of a VM").
     `nodes` are the machines about to be started: those of the same launch that run already count as used. What Google
     does not tell (no permission, an API that is not enabled, no such quota) is not held against the launch: it is said
     once in the log, and Google decides. One to four read-only calls: compute.regions.get, compute.projects.get and,
@@ -111,11 +122,12 @@ def check(rest: Rest, *, region: str, market: str, nodes: Sequence[NodeRequest],
     if not needed:
         return
     state = _State(rest, region)
+    either = market == "on-demand" and run_s is not None and run_s <= _SHORT_S
     for quota, amount in needed.items():
-        _check_one(state, quota, amount)
+        _check_one(state, quota, amount, either=either)
     # Whether preemptible use counts against the quotas of all regions is written nowhere: there Google decides.
     if target == "gcp" and _MARKETS[market] == "on-demand":
-        for unit in dict.fromkeys(quota.unit for quota in needed):
+        for unit in dict.fromkeys(quota.unit for quota in needed if not (either and quota.unit == "GPUs")):
             total = sum(amount for quota, amount in needed.items() if quota.unit == unit)
             _check_total(state, unit, total)
 
@@ -135,18 +147,20 @@ def _needed(target: str, market: str, nodes: Iterable[NodeRequest]) -> Counter[Q
     return needed
 
 
-def _check_one(state: _State, quota: Quota, needed: int) -> None:
-    """Spot machines use the quotas for standard ones where the project has no preemptible quota."""
+def _check_one(state: _State, quota: Quota, needed: int, *, either: bool) -> None:
+    """Spot machines use the quotas for standard ones where the project has no preemptible quota; `either`: any does."""
     choices = [quota]
-    if quota.target == "gcp" and quota.market == "spot":
-        choices += [other for other in [_quotas().get((quota.target, quota.of, "on-demand"))] if other is not None]
+    if quota.target == "gcp" and (quota.market == "spot" or either):
+        markets = [market for market in ("on-demand", "spot") if market != quota.market]
+        others = [_quotas().get((quota.target, quota.of, market)) for market in markets]
+        choices += [other for other in others if other is not None]
     refusal: ProvisionError | None = None
     for choice in choices:
         found = _told(partial(state.allowed, choice, needed), f"quota {choice.name} of {state.region}")
         if found is None or (found.used or 0) + needed <= found.limit:
             return
         refusal = refusal or state.refusal(choice.name, choice.unit, found, needed, state.region, "region")
-        if found.limit > 0:
+        if found.limit > 0 and not either:
             break
     if refusal is not None:
         raise refusal

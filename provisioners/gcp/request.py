@@ -158,7 +158,7 @@ def _scheduling(request: LaunchRequest, reservation: Reservation | None, *, loca
         scheduling["host_error_timeout_seconds"] = _HOST_ERROR_S
         if local_ssd:
             scheduling["local_ssd_recovery_timeout"] = {"seconds": 0}
-    seconds = _longest_run_s(request)
+    seconds = longest_run_s(request)
     if seconds is not None:
         scheduling["max_run_duration"] = {"seconds": seconds}
     if model or seconds is not None:
@@ -166,8 +166,8 @@ def _scheduling(request: LaunchRequest, reservation: Reservation | None, *, loca
     return scheduling
 
 
-def _longest_run_s(request: LaunchRequest) -> int | None:
-    """After which Compute Engine itself deletes the machine: a dead man's switch. None: never."""
+def longest_run_s(request: LaunchRequest) -> int | None:
+    """After so many seconds Compute Engine itself deletes the machine: a dead man's switch. None: never."""
     least, flex, longest = _RUN_S
     wanted = None if request.lifetime_s is None else request.lifetime_s + _GRACE_S
     if request.market == "flex-start":

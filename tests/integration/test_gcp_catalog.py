@@ -329,9 +329,15 @@ T4, L4 = node("n1-standard-4", "T4"), node("g2-standard-4", "L4")
 H100 = node("a3-highgpu-8g", "H100-80GB", 8)
 
 
-def check(*nodes: NodeRequest, market: str = "on-demand", region: str = HERE, target: str = "gcp") -> None:
+def check(
+    *nodes: NodeRequest,
+    market: str = "on-demand",
+    region: str = HERE,
+    target: str = "gcp",
+    run_s: int | None = None,
+) -> None:
     clock = FastClock()
-    quotas.check(Rest(Account(clock), clock), region=region, market=market, nodes=nodes, target=target)
+    quotas.check(Rest(Account(clock), clock), region=region, market=market, nodes=nodes, target=target, run_s=run_s)
 
 
 def run(control: CatalogControl, *nodes: NodeRequest, market: str = "on-demand") -> None:
@@ -367,9 +373,11 @@ def run(control: CatalogControl, *nodes: NodeRequest, market: str = "on-demand")
 IMAGE = "projects/ubuntu-os-cloud/global/images/family/ubuntu-2404-lts-amd64"
 
 
-def refused(*nodes: NodeRequest, market: str = "on-demand", target: str = "gcp") -> ProvisionError:
+def refused(
+    *nodes: NodeRequest, market: str = "on-demand", target: str = "gcp", run_s: int | None = None
+) -> ProvisionError:
     with pytest.raises(ProvisionError) as caught:
-        check(*nodes, market=market, target=target)
+        check(*nodes, market=market, target=target, run_s=run_s)
     assert caught.value.error_class == "quota"
     return caught.value
 
@@ -418,6 +426,20 @@ def test_spot_uses_the_standard_quota_where_the_project_has_no_preemptible_one(g
     gcp.set_quota(HERE, "NVIDIA_T4_GPUS", 1)
     check(T4, market="spot")
     assert refused(T4, T4, market="spot").code == "PREEMPTIBLE_NVIDIA_T4_GPUS"
+
+
+def test_machines_on_demand_for_a_week_at_most_may_use_either_quota(gcp: CatalogControl) -> None:
+    week = 7 * 86_400
+    gcp.set_quota(HERE, "NVIDIA_T4_GPUS", 1)
+    gcp.set_quota(HERE, "PREEMPTIBLE_NVIDIA_T4_GPUS", 2)
+    check(T4, T4, run_s=week)
+    for run_s in (week + 1, None):
+        assert refused(T4, T4, run_s=run_s).code == "NVIDIA_T4_GPUS"
+    assert refused(T4, T4, T4, run_s=week).code == "NVIDIA_T4_GPUS"
+    gcp.set_quota(HERE, "PREEMPTIBLE_NVIDIA_T4_GPUS", 1)
+    gcp.set_quota(HERE, "NVIDIA_T4_GPUS", 2)
+    check(T4, T4, run_s=week)
+    assert refused(T4, T4, market="spot", run_s=week).code == "PREEMPTIBLE_NVIDIA_T4_GPUS"
 
 
 def test_the_newer_gpus_limits_are_asked_of_cloud_quotas_and_their_use_is_counted(gcp: CatalogControl) -> None:

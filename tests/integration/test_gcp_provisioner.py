@@ -472,7 +472,7 @@ def test_a_machine_type_that_is_not_sold_in_a_zone(provisioner: GcpProvisioner) 
 
 def test_too_small_a_quota_is_told_before_anything_is_made(gce: GceControl, provisioner: GcpProvisioner) -> None:
     gce.set_quota("us-central1", "NVIDIA_T4_GPUS", 1)
-    refusal = refused(provisioner, request(*pair()))
+    refusal = refused(provisioner, request(*pair(), lifetime_s=30 * 86_400))
     assert (refusal.error_class, refusal.scope) == ("quota", "region")
     assert "NVIDIA_T4_GPUS" in str(refusal)
     assert not gce.calls("*.insert")
