@@ -112,7 +112,9 @@ class Launch:
     def _start(self, missing: Sequence[NodeRequest]) -> None:
         request, clients = self.request, self.clients
         images = {node.node: self.images.find(request.region, node) for node in missing}
-        sizes = {node.node: self.sizes.find(request.region, node.machine_type) for node in request.nodes}
+        sizes = {
+            node.node: self.sizes.find(request.region, node.machine_type, request.market) for node in request.nodes
+        }
         zones = self._zones(list(sizes.values()))
         new = [node.machine_type for node in missing if node.node not in self._begun]
         quotas.check(clients, region=request.region, market=request.market, machine_types=new)

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import threading
 from typing import NamedTuple
+from urllib.parse import quote
 
 from ...jobspecs import catalog
 from ..base import ProvisionError
-from .clients import Clients, Json, plain
+from .clients import Clients, Json
 
 _LASTS_S = 3_600.0
+_VERSION = "2021-07-01"
+"""Of the list of SKUs: the one that the SDK asks for, too."""
 _ARM = ("p", "pl")
 """What a size's features begin with if its processor is Arm's: `D4ps_v6`, `D4plds_v6`."""
 
@@ -33,6 +36,8 @@ class Size(NamedTuple):
     """It takes Premium disks."""
     accelerated: bool
     """It takes accelerated networking."""
+    spot: bool = True
+    """It is sold as Spot."""
 
 
 class Sizes:
@@ -43,17 +48,12 @@ class Sizes:
         self._lock = threading.Lock()
         self._known: dict[str, tuple[float, dict[str, Size]]] = {}
 
-    def find(self, region: str, machine_type: str) -> Size:
-        """Raises ProvisionError(not_offered) if the region does not have it, or not for this subscription."""
+    def find(self, region: str, machine_type: str, market: str) -> Size:
+        """Raises ProvisionError(not_offered) if the region does not have it, or not for this subscription or market."""
         found = self.of_region(region).get(machine_type.lower())
-        if found is None:
-            message = f"{region} has no {machine_type}; choose another region"
-            raise ProvisionError("not_offered", message, scope="region", code="SkuNotAvailable")
-        if found.reason:
-            message = (
-                f"{machine_type} is not sold to this subscription in {region} ({found.reason}): ask for access at the "
-                "portal, Quotas, or choose another region"
-            )
+        if found is None or (reason := why_not(found, market)):
+            why = f"{region} has no {machine_type}" if found is None else f"{machine_type} in {region}: {reason}"
+            message = f"{why}; choose another region, or another machine type"
             raise ProvisionError("not_offered", message, scope="region", code="SkuNotAvailable")
         return found
 
@@ -68,15 +68,31 @@ class Sizes:
             return sizes
 
     def _ask(self, region: str) -> dict[str, Size]:
-        skus = self._clients.ask(
-            f"look up the sizes of {region}",
-            lambda: plain(self._clients.compute.resource_skus.list(filter=f"location eq '{region}'")),
-        )
-        return {
-            str(sku["name"]).lower(): size_of(sku, region)
-            for sku in skus
-            if sku.get("resourceType") == "virtualMachines"
-        }
+        skus = skus_of(self._clients, region, f"look up the sizes of {region}")
+        return {str(sku["name"]).lower(): size_of(sku, region) for sku in skus}
+
+
+def why_not(size: Size, market: str) -> str:
+    """Why a size cannot be had in its region; "": it can."""
+    if size.reason:
+        return f"it is not sold to this subscription ({size.reason}), ask for access at the portal, Quotas"
+    return "it is not sold as Spot" if market == "spot" and not size.spot else ""
+
+
+def skus_of(clients: Clients, region: str, doing: str) -> list[Json]:
+    """All sizes that a region lists, in wire format: to the SDK's models such a list would take seconds to become.
+
+    Raises ProvisionError.
+    """
+    where = quote(f"location eq '{region}'")
+    url = f"subscriptions/{clients.subscription}/providers/Microsoft.Compute/skus"
+    url += f"?api-version={_VERSION}&$filter={where}"
+    found: list[Json] = []
+    while url:
+        page = clients.get(url, doing)
+        found += [one for one in page.get("value") or () if one.get("resourceType") == "virtualMachines"]
+        url = str(page.get("nextLink") or "")
+    return found
 
 
 def size_of(sku: Json, region: str) -> Size:
@@ -101,6 +117,7 @@ def size_of(sku: Json, region: str) -> Size:
         rdma=features.get("RdmaEnabled") == "True",
         premium=features.get("PremiumIO") == "True",
         accelerated=features.get("AcceleratedNetworkingEnabled") == "True",
+        spot=features.get("LowPriorityCapable") != "False",
     )
 
 

@@ -15,7 +15,7 @@ from cloudgpu.provisioners import AgentFile, LaunchRequest, NodeRequest, Owner, 
 from cloudgpu.provisioners.azure import groups, identity, names, network
 from cloudgpu.provisioners.azure.images import Image, Urn, urn_for
 from cloudgpu.provisioners.azure.request import Place, check_request, machine, nobodys_key, zones_for
-from cloudgpu.provisioners.azure.sizes import Size, architecture_of, size_of
+from cloudgpu.provisioners.azure.sizes import Size, architecture_of, size_of, why_not
 from cloudgpu.tests.standins.azure.schema import faults
 
 TOKEN = "0123456789abcdef0123456789abcdef"
@@ -194,6 +194,14 @@ def test_what_azure_says_of_a_size() -> None:
     assert size_of(restricted("Zone", zones=("1", "2", "3")), "eastus").reason == "no zone is open to it"
     assert size_of(restricted("Location"), "EastUS").reason == "NotAvailableForSubscription"
     assert size_of(restricted("Location"), "westus").reason == ""
+
+
+def test_why_a_size_cannot_be_had() -> None:
+    assert not why_not(size_of(SKU, "eastus"), "spot")
+    assert "(NotAvailableForSubscription)" in why_not(size_of(restricted("Location"), "eastus"), "on-demand")
+    never_spot = {**SKU, "capabilities": [{"name": "LowPriorityCapable", "value": "False"}]}
+    assert why_not(size_of(never_spot, "eastus"), "spot") == "it is not sold as Spot"
+    assert not why_not(size_of(never_spot, "eastus"), "on-demand")
 
 
 def test_zones_to_try_are_those_that_all_sizes_have() -> None:
