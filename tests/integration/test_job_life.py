@@ -19,6 +19,7 @@ import pytest
 from cloudgpu.control import paths, presence
 from cloudgpu.control.errors import NoSuchJobError, NotRunningError, SubmitError
 from cloudgpu.control.jobs import Job, ensure_supervisor, get_job, list_jobs, orphans, submit, terminate_orphan
+from cloudgpu.control.settings import settle
 from cloudgpu.control.submission import owner_name
 from cloudgpu.jobspecs.loader import load_text
 from cloudgpu.jobspecs.plan import Plan
@@ -183,7 +184,7 @@ def test_what_cannot_be_submitted_leaves_nothing(home: Path, code: Path) -> None
     loaded = load_text("name: codeless\ncode: .\nrun: 'true'\n", base=code)
     with pytest.raises(SubmitError, match="nothing can run"):
         submit(loaded, Plan(()))
-    with pytest.raises(SubmitError, match="launches only on"):
+    with pytest.raises(SubmitError, match="azure cannot reach the job dir"):
         submit(loaded, Plan((make_offer()._replace(cloud="azure"),)))
     limited = load_text("name: dear\nrun: 'true'\nlimits: {cost: 1 USD}\n", base=code)
     with pytest.raises(SubmitError, match=r"price .* is unknown"):
@@ -228,6 +229,35 @@ def test_many_that_want_a_supervisor_get_one(home: Path, code: Path) -> None:
         supervisors = [process.pid for process in home_processes(home) if "supervise" in process.cmdline()]
         time.sleep(0.1)
     assert supervisors == [int(paths.supervisor_lock().read_text())]
+
+
+@pytest.mark.parametrize("service", [False, True])
+def test_a_supervisor_with_another_project_is_replaced_when_idle_or_said_to_be_there(
+    home: Path, monkeypatch: pytest.MonkeyPatch, service: bool
+) -> None:
+    monkeypatch.setenv("GOOGLE_CLOUD_PROJECT", "first")
+    command = [sys.executable, "-m", "cloudgpu", "supervise", *([] if service else ["--idle-exit", "60s"])]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as supervisor:
+        try:
+            end = time.monotonic() + 30
+            while not presence.is_running() or not paths.supervisor_lock().read_text():
+                assert time.monotonic() < end and supervisor.poll() is None
+                time.sleep(0.05)
+            assert not settle({"gcp"}, busy=False), "the same settings"
+            monkeypatch.setenv("GOOGLE_CLOUD_PROJECT", "second")
+            assert not settle({"aws", "local"}, busy=False), "of no use there"
+            if service:
+                with pytest.raises(SubmitError, match=r"GOOGLE_CLOUD_PROJECT; .*CLOUDGPU_HOME"):
+                    settle({"gcp"}, busy=False)
+            with pytest.raises(SubmitError, match=r"with other settings .* GOOGLE_CLOUD_PROJECT"):
+                settle({"vertex"}, busy=True)
+            assert presence.is_running()
+            if not service:
+                assert settle({"gcp"}, busy=False)
+                assert not presence.is_running()
+                assert supervisor.wait(30) == 0
+        finally:
+            supervisor.terminate()
 
 
 def test_an_idle_supervisor_ends_and_leaves_no_job_behind(home: Path, code: Path) -> None:
