@@ -32,10 +32,10 @@ from ..asking import (
 from ..base import ProvisionError
 from ..refresh import Outcome, Progress, Update
 from . import quotas
-from .clients import Clients, Json, plain
+from .clients import Clients, Json
 from .prices import MARKETS, PriceList
 from .regions import check_regions, regions_of
-from .sizes import size_of
+from .sizes import size_of, skus_of
 
 QUOTAS = ("region", "market", "code", "name", "vcpus", "source", "date")
 _WORKERS = 8
@@ -280,13 +280,12 @@ class _Asking:
 
 def _ask_skus(clients: Clients, region: str, known: Iterable[str]) -> dict[str, Sku]:
     """Sizes with accelerators, and known ones, that a region lists. Raises ProvisionError."""
-    doing, where = f"ask for the sizes of {region}", f"location eq '{region}'"
-    names = set(known)
+    doing, names = f"ask for the sizes of {region}", set(known)
     try:
         found = (
             _sku(item, region)
-            for item in clients.ask(doing, lambda: plain(clients.compute.resource_skus.list(filter=where)))
-            if item.get("resourceType") == "virtualMachines" and (item["name"] in names or _gpus(_told(item)))
+            for item in skus_of(clients, region, doing)
+            if item["name"] in names or _gpus(_told(item))
         )
         return {sku.name: sku for sku in found}
     except (KeyError, TypeError, ValueError, AttributeError) as error:

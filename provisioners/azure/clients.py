@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from .. import calls
+from ..base import ProvisionError
 from ..clock import Clock, SystemClock
 from .account import Account, code_of, need_sdk, understand
 
@@ -94,7 +95,11 @@ class Clients:
 
             answer = self.compute.send_request(HttpRequest("GET", self._absolute(url)))
             answer.raise_for_status()
-            found = answer.json()
+            try:
+                found = answer.json()
+            except ValueError as error:
+                message = f"{doing}: the answer is no JSON; does something stand between this computer and Azure?"
+                raise ProvisionError("transient", message, scope="region") from error
             return found if isinstance(found, dict) else {}
 
         return self.ask(doing, call)

@@ -20,7 +20,7 @@ from cloudgpu.provisioners.azure.clients import Clients
 from cloudgpu.provisioners.base import ProvisionError
 from cloudgpu.tests.standins.azure import Azure, AzureControl
 from cloudgpu.tests.standins.clocks import FastClock
-from cloudgpu.tests.standins.faults import HANG, HTML, RESET, error
+from cloudgpu.tests.standins.faults import HANG, HTML, RESET, Fault, error
 
 CLOUDGPU = str(Path(sys.executable).with_name("cloudgpu"))
 REGIONS = ("eastus", "westeurope")
@@ -298,6 +298,8 @@ def test_short_troubles_are_waited_out(azure: AzureControl) -> None:
         azure.fail(call, RESET)
     azure.fail("prices.list", error("TooManyRequests", 429, "Too many requests", **{"Retry-After": "1"}))
     azure.fail("locations.list", error("ServerTimeout", 503))
+    for call in ("skus.list", "locations.list", "prices.list"):
+        azure.fail(call, Fault("html", status=200))
     code, states, said = refresh(HERE)
     assert (code, set(states.values())) == (0, {"refreshed"}), said
 
