@@ -302,7 +302,7 @@ def _sku(item: Json, region: str) -> Sku:
         memory_gb=float(told["MemoryGB"]),
         gpus=_gpus(told),
         arch=_ARCHITECTURES.get(told.get("CpuArchitectureType", ""), ""),
-        spot=told.get("LowPriorityCapable", "False").casefold() == "true",
+        spot=size.spot,
         zones=size.zones,
         restricted=bool(size.reason),
     )
