@@ -40,6 +40,7 @@ _REGISTRY = {
     "local": ".local:LocalProvisioner",
     "aws": ".aws.provisioner:shared",
     "gcp": ".gcp.provisioner:shared",
+    "azure": ".azure.provisioner:shared",
     "vertex": ".vertex.provisioner:shared",
 }
 
@@ -47,6 +48,7 @@ _REGISTRY = {
 _SET_UP = {
     "aws": ".aws.clients:could_be_used",
     "gcp": ".gcp.clients:could_be_used",
+    "azure": ".azure.account:could_be_used",
     "vertex": ".gcp.clients:could_be_used",
 }
 
@@ -54,6 +56,7 @@ _SET_UP = {
 _ARCHITECTURES = {
     "aws": ".aws.images:architecture_of",
     "gcp": ".gcp.machines:architecture_of",
+    "azure": ".azure.sizes:architecture_of",
     "vertex": ".gcp.machines:architecture_of",
 }
 

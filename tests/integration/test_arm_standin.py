@@ -79,8 +79,8 @@ class Subscription:
         subnets: list[Body] = [{"name": "machines", "properties": {"addressPrefix": "10.0.0.0/20"}}]
         network: Any = {"location": REGION, "properties": {"addressSpace": space, "subnets": subnets}}
         made = self.network.virtual_networks.begin_create_or_update(GROUP, "net", network).result(PATIENT_S)
-        self.subnet = str(made.subnets[0].id)  # type: ignore[index]
-        identity = self.identities.user_assigned_identities.create_or_update(GROUP, "who", {"location": REGION})  # type: ignore[arg-type]
+        self.subnet = str(made.subnets[0].id)
+        identity = self.identities.user_assigned_identities.create_or_update(GROUP, "who", {"location": REGION})
         self.identity, self.principal = str(identity.id), str(identity.principal_id)
 
     def nic(self, name: str, *, public: bool = True, rules: list[Body] | None = None) -> str:
@@ -254,7 +254,8 @@ class TestAMachine:
     def test_tags_are_replaced(self, azure: Subscription) -> None:
         azure.start()
         machines = azure.compute.virtual_machines
-        machines.begin_update(GROUP, "vm", {"tags": {"new": "one"}}).result(PATIENT_S)  # type: ignore[arg-type]
+        tags: Any = {"tags": {"new": "one"}}
+        machines.begin_update(GROUP, "vm", tags).result(PATIENT_S)
         assert azure.told().tags == {"new": "one"}
 
 
@@ -300,7 +301,7 @@ class TestWhatIsRefused:
         status, code, text = refused(lambda: azure.start("second", **changes))
         assert (status, code) == (409, "OperationNotAllowed")
         assert words in text and "Current Limit: 4, Current Usage: 4, Additional Required: 4" in text
-        usages = {str(one.name.value): (one.current_value, one.limit) for one in azure.compute.usage.list(REGION)}  # type: ignore[union-attr]
+        usages = {str(one.name.value): (one.current_value, one.limit) for one in azure.compute.usage.list(REGION)}
         assert usages[name] == (4, 4)
 
     def test_a_size_that_the_subscription_may_not_have(self, azure: Subscription) -> None:
@@ -368,8 +369,8 @@ class TestWhatIsRefused:
 
     def test_a_wrong_secret(self, azure: Subscription) -> None:
         wrong = ClientSecretCredential(
-            azure.credential._tenant_id,  # type: ignore[attr-defined]
-            azure.credential._client_id,  # type: ignore[attr-defined]
+            azure.credential._tenant_id,
+            azure.credential._client_id,
             "wrong",
             authority=azure.arm,
             disable_instance_discovery=True,
@@ -431,7 +432,7 @@ class TestRoles:
     def assign(self, azure: Subscription, scope: str, role: str, **more: Any) -> Any:
         definition = f"/subscriptions/{SUBSCRIPTION}/providers/Microsoft.Authorization/roleDefinitions/{role}"
         told: Any = {"roleDefinitionId": definition, "principalId": azure.principal, **more}
-        return azure.roles.role_assignments.create(scope, more.pop("name", NAME), {"properties": told})  # type: ignore[arg-type]
+        return azure.roles.role_assignments.create(scope, more.pop("name", NAME), {"properties": told})
 
     def test_the_same_again_is_the_same_and_another_of_the_role_is_not(self, azure: Subscription) -> None:
         scope = f"{azure.control.add_storage('account')}/blobServices/default/containers/jobs"
@@ -447,7 +448,7 @@ class TestRoles:
 
     def test_a_new_principal_is_not_known_to_who_does_not_say_what_it_is(self, azure: Subscription) -> None:
         azure.control.set_times(roles=60.0)
-        made = azure.identities.user_assigned_identities.create_or_update(GROUP, "new", {"location": REGION})  # type: ignore[arg-type]
+        made = azure.identities.user_assigned_identities.create_or_update(GROUP, "new", {"location": REGION})
         azure.principal = str(made.principal_id)
         scope = f"/subscriptions/{SUBSCRIPTION}/resourceGroups/{GROUP}"
         assert refused(lambda: self.assign(azure, scope, POWER))[:2] == (400, "PrincipalNotFound")
@@ -540,7 +541,7 @@ class TestFaults:
         azure.control.fail("resourceGroups.read", error("TooManyRequests", 429, "later", **{"Retry-After": "7"}))
         with pytest.raises(HttpResponseError) as caught:
             azure.resources.resource_groups.get(GROUP)
-        response = caught.value.response
+        response: Any = caught.value.response
         assert response is not None and (caught.value.status_code, response.headers["Retry-After"]) == (429, "7")
         azure.resources.resource_groups.get(GROUP)
 

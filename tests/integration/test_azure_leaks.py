@@ -1,0 +1,214 @@
+"""Whatever happens to a supervisor and to its calls, a job on Azure ends, once, and nothing of it is left: no machine,
+disk, interface, address, network, identity, role assignment, group.
+
+kill -9 at every call of a launch and of a teardown that changes something, as an undisturbed run shows them: the
+stand-in kills whoever makes the call when it has done it. Then every answer is lost once, each call throttled twice,
+and answered with errors of the server; operations are slow, lists late, new principals unknown.
+
+With CLOUDGPU_LONG=1: see tests/standins/leaks.py; kills fall before and after every call, also those that only look,
+and each fault hits one call at a time as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from cloudgpu.control.jobs import Job
+from cloudgpu.provisioners import tags
+from cloudgpu.tests.standins.azure import SUBMITTER
+from cloudgpu.tests.standins.azure.capacity import HOW
+from cloudgpu.tests.standins.azure.jobs import CONTAINER, AzureJobs, azure_jobs
+from cloudgpu.tests.standins.azurite import ACCOUNT
+from cloudgpu.tests.standins.faults import HTML, KILL_AFTER, KILL_BEFORE, LOSE, RESET, Fault, error
+from cloudgpu.tests.standins.leaks import LONG, Agents, Leaks, Scene
+from cloudgpu.tests.standins.zygote import Zygote
+
+pytestmark = pytest.mark.timeout(3_600)
+
+TYPE = "Standard_NC4as_T4_v3"
+NODES = 2
+FIRST, SECOND = "eastus", "westeurope"
+SCENE = Scene(
+    "azure",
+    f"""
+name: leaks
+resources: {{cloud: azure, machine_type: {TYPE}, region: [{FIRST}, {SECOND}], market: spot, nodes: {NODES}}}
+job_dir: az://{CONTAINER}@{ACCOUNT}/jobs
+run: sleep 0.2
+launcher: none
+""",
+    {"caller": SUBMITTER},
+    "!*.list|*.read|*.usages|*.instanceView",
+)
+CHANGES = {
+    "resourceGroups.write",
+    "userAssignedIdentities.write",
+    "roleAssignments.write",
+    "tags.update",
+    "applicationSecurityGroups.write",
+    "networkSecurityGroups.write",
+    "virtualNetworks.write",
+    "publicIPAddresses.write",
+    "networkInterfaces.write",
+    "virtualMachines.write",
+    "roleAssignments.delete",
+    "resourceGroups.delete",
+}
+IMPORTS = (
+    "azure.identity",
+    "azure.mgmt.authorization.v2022_04_01",
+    "azure.mgmt.compute",
+    "azure.mgmt.msi.v2024_11_30",
+    "azure.mgmt.network",
+    "azure.mgmt.resource.resources",
+    "obstore",
+    "cloudgpu.tests.standins.hasty",
+)
+"""Taken over by each supervisor from the process it is a fork of."""
+
+
+class AzureAgents(Agents):
+    def __init__(self, jobs: AzureJobs) -> None:
+        super().__init__(jobs.parent)
+        self._jobs = jobs
+
+    def nodes(self) -> Iterator[tuple[str, int, str]]:
+        for one in self._jobs.control.instances(running=True):
+            yield one.tags[tags.JOB], int(one.tags[tags.ATTEMPT]), one.tags[tags.NODE]
+
+
+class AzureLeaks(Leaks[AzureJobs]):
+    def check_machines(self, job: Job) -> None:
+        """Not two of a rank at the same time, nor two of a node; but where a launch was refused, and its supervisor
+        killed while it ended what was started, whoever takes over may have begun it again."""
+        refused = {str(attempt.number) for attempt in job.attempts() if attempt.outcome == "refused"}
+        ranks: dict[str, float] = {}
+        nodes: list[tuple[str, str]] = []
+        for one in self.jobs.instances(job):
+            assert one.gone is not None, self.jobs.story(job)
+            assert one.launched >= ranks.get(one.tags[tags.RANK], 0.0), self.jobs.story(job)
+            ranks[one.tags[tags.RANK]] = one.gone
+            if one.tags[tags.ATTEMPT] not in refused:
+                nodes.append((one.tags[tags.ATTEMPT], one.tags[tags.NODE]))
+        assert len(nodes) == len(set(nodes)), self.jobs.story(job)
+
+
+@pytest.fixture(scope="module")
+def leaks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AzureLeaks]:
+    folder = tmp_path_factory.mktemp("leaks")
+    (agents := folder / "agents").mkdir()
+    with azure_jobs(folder, agents, boot=False) as jobs, AzureAgents(jobs):
+        zygote = Zygote(*IMPORTS)
+        yield AzureLeaks(jobs, jobs.control, SCENE, zygote)
+        zygote.close()
+
+
+def check_whole(leaks: AzureLeaks, job: Job) -> None:
+    """It has had its machines, in one attempt."""
+    assert job.state == "succeeded", leaks.jobs.story(job)
+    assert len(leaks.jobs.instances(job)) == NODES, leaks.jobs.story(job)
+    assert len(job.attempts()) == 1, leaks.jobs.story(job)
+
+
+def test_undisturbed(leaks: AzureLeaks) -> None:
+    job = leaks.submit()
+    assert leaks.run(job) == 0
+    check_whole(leaks, job)
+    assert {action for action, _ in leaks.calls} >= CHANGES
+
+
+@pytest.mark.parametrize("cancel", [False, True], ids=["goes on", "is cancelled"])
+@pytest.mark.parametrize("fault", [KILL_BEFORE, KILL_AFTER] if LONG else [KILL_AFTER], ids=lambda fault: fault.kind)
+def test_killed_at_every_call(leaks: AzureLeaks, fault: Fault, cancel: bool) -> None:
+    for action, before in leaks.calls:
+        job = leaks.submit()
+        leaks.control.fail(action, fault, where=SCENE.calls, skip=before)
+        kills = leaks.run(job, cancel_when_killed=cancel)
+        assert kills == 1 or action not in CHANGES, (action, before, leaks.jobs.story(job))  # how often it looks varies
+        assert job.state == "succeeded" or (cancel and kills), leaks.jobs.story(job)
+        assert len(job.attempts()) == 1, leaks.jobs.story(job)
+
+
+SWEEPS: dict[str, tuple[Fault, int]] = {
+    "answer lost": (LOSE, 1),
+    "throttled twice": (error("TooManyRequests", 429, "The request is being throttled.", **{"Retry-After": "1"}), 2),
+    "server error": (error("InternalServerError", 500), 3 if LONG else 1),
+    "error page": (HTML, 3 if LONG else 1),
+    "connection reset": (RESET, 1),
+}
+
+
+def actions_of(leaks: AzureLeaks) -> list[str]:
+    return sorted({action for actions in leaks.actions.values() for action in actions})
+
+
+@pytest.mark.parametrize("sweep", SWEEPS)
+def test_every_call_goes_wrong(leaks: AzureLeaks, sweep: str) -> None:
+    """All that change something (all, in the long run) in one launch and teardown, each as often as the sweep says."""
+    fault, times = SWEEPS[sweep]
+    job = leaks.submit()
+    for action in actions_of(leaks):
+        leaks.control.fail(action, fault, where=SCENE.calls, times=times)
+    leaks.run(job)
+    check_whole(leaks, job)
+    assert {call.action for call in leaks.called() if call.fault} == set(actions_of(leaks))
+
+
+@pytest.mark.skipif(not LONG, reason="CLOUDGPU_LONG")
+@pytest.mark.parametrize("sweep", SWEEPS)
+def test_one_call_goes_wrong(leaks: AzureLeaks, sweep: str) -> None:
+    fault, times = SWEEPS[sweep]
+    for action, before in leaks.calls:
+        job = leaks.submit()
+        leaks.control.fail(action, fault, where=SCENE.calls, times=times, skip=before)
+        leaks.run(job)
+        check_whole(leaks, job)
+
+
+@pytest.mark.parametrize("fault", [LOSE, KILL_AFTER], ids=lambda fault: fault.kind)
+def test_machines_in_a_subscription_that_is_slow(leaks: AzureLeaks, fault: Fault) -> None:
+    """While an operation runs, and no list shows its group yet, whoever asks again gets that machine."""
+    leaks.jobs.control.set_times(operation=0.3, group=0.5, lag=0.5, roles=0.5)
+    try:
+        job = leaks.submit()
+        leaks.control.fail("virtualMachines.write", fault, where=SCENE.calls, times=1, skip=1)
+        leaks.run(job)
+        check_whole(leaks, job)
+    finally:
+        leaks.jobs.control.set_times(operation=0.02, group=0.0, lag=0.0, roles=0.0)
+
+
+@pytest.mark.parametrize(
+    ("fault", "how", "first"),
+    [
+        (LOSE, "allocation", "eastus2"),
+        (LOSE, "constraints", "swedencentral"),
+        (LOSE, "sku", "northeurope"),
+        (KILL_AFTER, "allocation", "centralus"),
+        (KILL_AFTER, "constraints", "uksouth"),
+        (KILL_AFTER, "sku", "southcentralus"),
+    ],
+    ids=lambda one: one.kind if isinstance(one, Fault) else one,
+)
+def test_a_refused_launch_leaves_nothing(leaks: AzureLeaks, fault: Fault, how: HOW, first: str) -> None:
+    """Each zone has room for one of two: what was started there is ended, and what Azure made and could not place.
+
+    Each time in a region of its own, for it is remembered that one was full."""
+    for zone in ("1", "2", "3"):
+        leaks.jobs.control.set_capacity(TYPE, first, zone, "spot", 1, how=how)
+    usual = leaks.scene
+    leaks.scene = replace(usual, job=usual.job.replace(FIRST, first))
+    try:
+        job = leaks.submit()
+    finally:
+        leaks.scene = usual
+    leaks.control.fail("virtualMachines.delete", fault, where=SCENE.calls)
+    leaks.run(job)
+    assert job.state == "succeeded", leaks.jobs.story(job)
+    assert [call.fault for call in leaks.called("virtualMachines.delete") if call.fault] == [fault.kind]
+    places = [one.region for one in leaks.jobs.instances(job)]
+    assert places[-NODES:] == [SECOND] * NODES, leaks.jobs.story(job)
+    assert places[0] == first, leaks.jobs.story(job)
