@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,7 @@ def test_an_omitted_cloud_that_cannot_reach_the_job_dir_is_left_out() -> None:
 
 @pytest.mark.usefixtures("nobody")
 def test_an_omitted_cloud_without_credentials_is_left_out() -> None:
-    assert [cloud for cloud in ("aws", "gcp", "vertex", "local") if is_set_up(cloud)] == ["local"]
+    assert [cloud for cloud in ("aws", "gcp", "vertex", "azure", "local") if is_set_up(cloud)] == ["local"]
     assert usable_offers(spec(), Plan((AWS, LOCAL))) == [LOCAL]
     assert usable_offers(spec("gs://bucket/jobs"), Plan((VERTEX, GCP, LOCAL))) == [LOCAL]
 
@@ -96,6 +97,7 @@ def test_google_reaches_cloud_storage_only(cloud: str, job_dir: str | None) -> N
         ("aws", "s3://bucket/jobs", "aws configure"),
         ("gcp", "gs://bucket/jobs", "gcloud auth application-default login"),
         ("vertex", "gs://bucket/jobs", "gcloud auth application-default login"),
+        ("azure", "az://jobs@myaccount/runs", "az login"),
     ],
 )
 def test_a_named_cloud_that_is_not_set_up_is_refused_with_advice(cloud: str, job_dir: str, advice: str) -> None:
@@ -103,17 +105,43 @@ def test_a_named_cloud_that_is_not_set_up_is_refused_with_advice(cloud: str, job
         usable_offers(spec(job_dir, cloud=cloud), Plan((make_offer()._replace(cloud=cloud),)))
 
 
-def test_when_nothing_is_usable_every_reason_is_told() -> None:
+@pytest.mark.parametrize("job_dir", [None, "gs://bucket/jobs"])
+def test_azure_reaches_blob_storage_only(job_dir: str | None) -> None:
+    with pytest.raises(SubmitError, match=r"azure cannot reach .*: write job_dir: az://CONTAINER@ACCOUNT/FOLDER"):
+        usable_offers(spec(job_dir, cloud="azure"), Plan((AZURE,)))
+
+
+def test_a_login_or_an_application_and_a_subscription_make_azure_usable(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    job = spec("az://jobs@myaccount/runs")
+    assert usable_offers(job, Plan((AZURE, AWS, LOCAL))) == [LOCAL]
+    monkeypatch.setenv("AZURE_CLIENT_ID", "an application")
+    assert usable_offers(job, Plan((AZURE, AWS, LOCAL))) == [LOCAL]
+    monkeypatch.setenv("AZURE_SUBSCRIPTION_ID", "a subscription")
+    assert usable_offers(job, Plan((AZURE, AWS, LOCAL))) == [AZURE, LOCAL]
+    monkeypatch.delenv("AZURE_CLIENT_ID")
+    monkeypatch.delenv("AZURE_SUBSCRIPTION_ID")
+    (tmp_path / "az").mkdir()
+    profile = {"subscriptions": [{"id": "one", "isDefault": False}, {"id": "two", "isDefault": True}]}
+    (tmp_path / "az" / "azureProfile.json").write_text(json.dumps(profile))
+    assert usable_offers(job, Plan((AZURE, LOCAL))) == [AZURE, LOCAL]
+
+
+def test_when_nothing_is_usable_every_reason_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(provisioners._REGISTRY, "azure")
     with pytest.raises(SubmitError) as told:
         usable_offers(spec(None), Plan((AZURE, AWS)))
     assert "plans for azure, but launches only on: aws, gcp, local, vertex" in str(told.value)
     assert "machines of aws cannot reach the job dir, a folder of this computer" in str(told.value)
 
 
-def test_a_plan_says_so_without_looking_for_credentials() -> None:
+def test_a_plan_says_so_without_looking_for_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
     assert obstacle(spec(), "aws", look=False) == ""
     assert "s3://" in obstacle(spec(None), "aws", look=False)
     assert obstacle(spec("gs://bucket/jobs"), "gcp", look=False) == ""
+    assert obstacle(spec("az://jobs@myaccount/runs"), "azure", look=False) == ""
+    monkeypatch.delitem(provisioners._REGISTRY, "azure")
     assert "launches only on" in obstacle(spec(), "azure", look=False)
 
 
