@@ -153,8 +153,8 @@ def test_only_the_evicted_machine_of_two_is_replaced(jobs: AzureJobs) -> None:
     assert {f"worker-0.1 has {2 * sum(range(150))}", f"worker-1.2 has {2 * sum(range(150))}"} <= set(log)
 
 
-def test_a_machine_whose_system_never_reports_is_told_with_its_console(jobs: AzureJobs) -> None:
-    """Azure says so while it runs: its agent goes on, and the job with it."""
+def test_a_machine_that_azure_gave_up_on_and_runs_goes_on(jobs: AzureJobs) -> None:
+    """Its system has not reported in time: its agent has the last word, and the job ends well."""
     machines = "Microsoft.Compute/virtualMachines"
     jobs.control.fail_later(machines, "provision", "OSProvisioningTimedOut", "It did not report.")
     job = jobs.submit(counting(5), text=SPOT)
