@@ -77,6 +77,8 @@ def command(
         remark("nothing to do: everything that is tagged belongs to a job that runs")
     for place, why in missed.items():
         warning(f"{place} was not looked at: {why}")
+    if shown and not going and not dry_run and not as_json:
+        remark("nothing was removed: what is another's stays until it has expired, and goes with --others then")
     if going and not dry_run:
         if not yes and not can_ask():
             remark("nothing was removed: add --yes")

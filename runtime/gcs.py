@@ -144,6 +144,7 @@ def connection() -> Connection:
     elif _type_of(file) == "service_account" or not _has_google_auth():
         if _type_of(file) not in ("service_account", "authorized_user"):
             raise CredentialsError(f"the credentials in {file} cannot be used: {_NEEDS_GOOGLE_AUTH}")
+        _check_key(file)
         config["application_credentials"] = str(file)
     else:
         found["credential_provider"] = _google_auth(file, file.stat().st_mtime_ns)
@@ -242,6 +243,17 @@ def _type_of(file: Path) -> str:
         return str(json.loads(file.read_bytes())["type"])
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise CredentialsError(f"{file} holds no Google credentials: {error!r}") from error
+
+
+def _check_key(file: Path) -> None:
+    """obstore names neither the file nor what to do. Raises CredentialsError."""
+    told = json.loads(file.read_bytes())
+    lacks = [
+        name for name in ("client_email", "private_key") if told["type"] == "service_account" and not told.get(name)
+    ]
+    if lacks:
+        advice = "get a new one (gcloud iam service-accounts keys create)"
+        raise CredentialsError(f"the key in {file} cannot be used, it has no {' and no '.join(lacks)}: {advice}")
 
 
 def _is_no_machine() -> bool:

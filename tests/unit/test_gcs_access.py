@@ -230,6 +230,14 @@ class TestCredentials:
         with pytest.raises(JobDirError, match=r"odd\.json holds no Google credentials"):
             JobDir(URL)
 
+    def test_a_key_of_which_something_is_missing_is_said(
+        self, gcp: Gcp, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        (tmp_path / "half.json").write_text('{"type": "service_account", "client_email": "a@p"}')
+        monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "half.json"))
+        with pytest.raises(JobDirError, match=r"half\.json cannot be used, it has no private_key: get a new one"):
+            JobDir(URL)
+
     def test_an_emulator_without_credentials_is_asked_without(self, gcp: Gcp) -> None:
         """As Google's own clients do; this one wants to know who asks."""
         with pytest.raises(JobDirError, match="does not know these credentials"):
