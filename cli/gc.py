@@ -78,7 +78,7 @@ def command(
     for place, why in missed.items():
         warning(f"{place} was not looked at: {why}")
     if shown and not going and not dry_run and not as_json:
-        remark("nothing was removed: what is another's stays until it has expired, and goes with --others then")
+        remark("nothing was removed: nothing of it may go yet; `cloudgpu gc --help` tells what may, and when")
     if going and not dry_run:
         if not yes and not can_ask():
             remark("nothing was removed: add --yes")
