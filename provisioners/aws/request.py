@@ -9,7 +9,8 @@ from typing import Any
 
 from .. import tags
 from ..base import LaunchRequest, NodeRequest, ProvisionError
-from ..boot import BootRecord, user_data
+from ..boot import user_data
+from ..booting import check_agent, told_at_boot
 from .images import Image, architecture_of
 from .network import Subnet, efa_cards, tag_list
 from .reservations import Reservation
@@ -79,41 +80,20 @@ def check_request(request: LaunchRequest) -> None:
     """Raises ProvisionError for a market EC2 does not have, and for an agent that does not fit the machines."""
     if request.market not in ("on-demand", "spot", "reservation"):
         raise ProvisionError("invalid", f"EC2 has no market {request.market}", scope="cloud")
-    if request.agent is None:
-        raise ProvisionError("invalid", "there is no agent file for the machines in the job dir", scope="cloud")
-    for node in request.nodes:
-        architecture = architecture_of(node.machine_type)
-        if architecture != request.agent.architecture:
-            raise ProvisionError(
-                "invalid",
-                f"{node.machine_type} is {architecture}, the job's agent file is for {request.agent.architecture}",
-                scope="cloud",
-            )
+    check_agent(request, lambda node: architecture_of(node.machine_type))
 
 
 def _boot(request: LaunchRequest, node: NodeRequest, place: Place) -> str:
     reservation = place.reservations.get(node.machine_type)
-    agent = request.agent
-    if agent is None:
-        raise ProvisionError("invalid", "there is no agent file for the machines in the job dir", scope="cloud")
-    try:
-        record = BootRecord(
-            job_dir=request.job_dir,
-            job_id=request.job_id,
-            attempt=request.attempt,
-            node=node.node,
-            job_sha256=request.job_sha256,
-            agent_key=agent.key,
-            agent_sha256=agent.sha256,
-            region=request.region,
-            lifetime_s=request.lifetime_s,
-            notices="aws",
-            capacity_block_end=reservation.end if reservation is not None and reservation.is_block else None,
-            endpoint=place.endpoint,
-        )
-        return user_data(record).decode()
-    except ValueError as error:
-        raise ProvisionError("invalid", f"{node.node} cannot be started: {error}", scope="cloud") from error
+    return told_at_boot(
+        request,
+        node.node,
+        "aws",
+        user_data,
+        lifetime_s=request.lifetime_s,
+        endpoint=place.endpoint,
+        capacity_block_end=reservation.end if reservation is not None and reservation.is_block else None,
+    ).decode()
 
 
 def _interfaces(request: LaunchRequest, node: NodeRequest, place: Place) -> list[dict[str, Any]]:

@@ -11,7 +11,8 @@ from typing import Any
 
 from .. import tags
 from ..base import LaunchRequest, NodeRequest, ProvisionError
-from ..boot import BootRecord, user_data
+from ..boot import user_data
+from ..booting import check_agent, told_at_boot
 from .images import Image
 from .names import node_name
 from .sizes import Size, architecture_of
@@ -84,16 +85,7 @@ def check_request(request: LaunchRequest) -> None:
     """Raises ProvisionError for a market that is not there, and for an agent that does not fit the machines."""
     if request.market not in MARKETS:
         raise ProvisionError("invalid", f"the target azure has no market {request.market}", scope="cloud")
-    if request.agent is None:
-        raise ProvisionError("invalid", "there is no agent file for the machines in the job dir", scope="cloud")
-    for node in request.nodes:
-        architecture = architecture_of(node.machine_type)
-        if architecture != request.agent.architecture:
-            raise ProvisionError(
-                "invalid",
-                f"{node.machine_type} is {architecture}, the job's agent file is for {request.agent.architecture}",
-                scope="cloud",
-            )
+    check_agent(request, lambda node: architecture_of(node.machine_type))
 
 
 def zones_for(sizes: Sequence[Size], zone: str | None, region: str) -> list[str | None]:
@@ -155,29 +147,16 @@ def nobodys_key(token: str) -> str:
 
 
 def _boot(request: LaunchRequest, node: NodeRequest, place: Place) -> bytes:
-    agent = request.agent
-    if agent is None:
-        raise ProvisionError("invalid", "there is no agent file for the machines in the job dir", scope="cloud")
-    try:
-        record = BootRecord(
-            job_dir=request.job_dir,
-            job_id=request.job_id,
-            attempt=request.attempt,
-            node=node.node,
-            job_sha256=request.job_sha256,
-            agent_key=agent.key,
-            agent_sha256=agent.sha256,
-            region=request.region,
-            lifetime_s=request.lifetime_s,
-            notices="azure",
-            endpoint=place.endpoint,
-            cloud="azure",
-            api_endpoint=place.api_endpoint,
-            identity=place.client_id,
-        )
-        return user_data(record)
-    except ValueError as error:
-        raise ProvisionError("invalid", f"{node.node} cannot be started: {error}", scope="cloud") from error
+    return told_at_boot(
+        request,
+        node.node,
+        "azure",
+        user_data,
+        lifetime_s=request.lifetime_s,
+        endpoint=place.endpoint,
+        api_endpoint=place.api_endpoint,
+        identity=place.client_id,
+    )
 
 
 # --- what belongs to all of a launch ----------------------------------------------------------------------------------

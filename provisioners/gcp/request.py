@@ -13,8 +13,8 @@ from typing import Any
 
 from .. import tags
 from ..base import LaunchRequest, NodeRequest, ProvisionError, node_token
-from ..boot.record import BootRecord
 from ..boot.startup_script import startup_script
+from ..booting import check_agent, told_at_boot
 from .images import Image
 from .labels import instance_name, launch_name, to_labels
 from .machines import architecture_of, attached_gpus, needs
@@ -105,16 +105,7 @@ def check_request(request: LaunchRequest) -> None:
     """Raises ProvisionError for a market that is not there, and for an agent that does not fit the machines."""
     if request.market not in MARKETS:
         raise ProvisionError("invalid", f"Compute Engine has no market {request.market}", scope="cloud")
-    if request.agent is None:
-        raise ProvisionError("invalid", "there is no agent file for the machines in the job dir", scope="cloud")
-    for node in request.nodes:
-        architecture = architecture_of(node.machine_type)
-        if architecture != request.agent.architecture:
-            raise ProvisionError(
-                "invalid",
-                f"{node.machine_type} is {architecture}, the job's agent file is for {request.agent.architecture}",
-                scope="cloud",
-            )
+    check_agent(request, lambda node: architecture_of(node.machine_type))
 
 
 def request_id(token: str, node: str, zone: str, *after: str) -> str:
@@ -193,27 +184,14 @@ def _affinity(market: str, reservation: Reservation | None) -> dict[str, Any]:
 
 
 def _metadata(request: LaunchRequest, node: NodeRequest, place: Place) -> list[dict[str, str]]:
-    agent = request.agent
-    if agent is None:
-        raise ProvisionError("invalid", "there is no agent file for the machines in the job dir", scope="cloud")
-    try:
-        record = BootRecord(
-            job_dir=request.job_dir,
-            job_id=request.job_id,
-            attempt=request.attempt,
-            node=node.node,
-            job_sha256=request.job_sha256,
-            agent_key=agent.key,
-            agent_sha256=agent.sha256,
-            region=request.region,
-            lifetime_s=_life_s(request),
-            notices="gcp",
-            endpoint=place.storage_endpoint,
-            cloud="gcp",
-            api_endpoint=place.api_endpoint,
-        )
-        script = startup_script(record)
-    except ValueError as error:
-        raise ProvisionError("invalid", f"{node.node} cannot be started: {error}", scope="cloud") from error
+    script = told_at_boot(
+        request,
+        node.node,
+        "gcp",
+        startup_script,
+        lifetime_s=_life_s(request),
+        endpoint=place.storage_endpoint,
+        api_endpoint=place.api_endpoint,
+    )
     # Nobody is meant to log in: keys of the project's users are not for this machine.
     return [{"key": "startup-script", "value": script}, {"key": "block-project-ssh-keys", "value": "TRUE"}]

@@ -12,7 +12,8 @@ from typing import Any
 from ...jobspecs.catalog_machines import MachineType, find_machine_type
 from .. import tags
 from ..base import LaunchRequest, NodeRequest, ProvisionError
-from ..boot import BootRecord, container_command
+from ..boot import container_command
+from ..booting import check_agent, told_at_boot
 from ..gcp import labels
 from . import pools
 from .images import default_image
@@ -99,40 +100,21 @@ def check_request(request: LaunchRequest) -> None:
     """Raises ProvisionError for a market that there is not, and for an agent that does not fit the machines."""
     if request.market not in _STRATEGIES:
         raise ProvisionError("invalid", f"Vertex AI has no market {request.market}", scope="cloud")
-    if request.agent is None:
-        raise ProvisionError("invalid", "there is no agent file for the machines in the job dir", scope="cloud")
-    machines = [_type(node) for node in request.nodes]
-    for machine in machines:
-        if machine.arch != request.agent.architecture:
-            message = f"{machine.name} is {machine.arch}, the job's agent file is for {request.agent.architecture}"
-            raise ProvisionError("invalid", message, scope="cloud")
+    check_agent(request, lambda node: _type(node).arch)
     if request.market == "flex-start" and len({(node.machine_type, node.count) for node in request.nodes}) > 1:
         message = "a flex-start job has the same machine in all of its worker pools: choose another market"
         raise ProvisionError("not_offered", message, scope="cloud")
 
 
 def _command(request: LaunchRequest, settings: Settings, placed: Sequence[pools.Pool]) -> tuple[list[str], list[str]]:
-    agent = request.agent
-    if agent is None:
-        raise ProvisionError("invalid", "there is no agent file for the machines in the job dir", scope="cloud")
-    try:
-        record = BootRecord(
-            job_dir=request.job_dir,
-            job_id=request.job_id,
-            attempt=request.attempt,
-            node="",
-            job_sha256=request.job_sha256,
-            agent_key=agent.key,
-            agent_sha256=agent.sha256,
-            region=request.region,
-            lifetime_s=_life_s(request),
-            notices="gcp",
-            endpoint=settings.storage_endpoint,
-            cloud="vertex",
-        )
-        return container_command(record, pools.replicas(placed))
-    except ValueError as error:
-        raise ProvisionError("invalid", f"the job cannot be started: {error}", scope="cloud") from error
+    return told_at_boot(
+        request,
+        "",
+        "vertex",
+        lambda record: container_command(record, pools.replicas(placed)),
+        lifetime_s=_life_s(request),
+        endpoint=settings.storage_endpoint,
+    )
 
 
 def _type(node: NodeRequest) -> MachineType:
