@@ -125,10 +125,16 @@ def test_setup_that_fails(world: World) -> None:
     assert world.texts() == ["trying"]
 
 
-def test_every_gpu_gets_a_process_and_all_nodes_find_rank_0(world: World) -> None:
+def test_every_gpu_gets_a_process_and_all_nodes_find_rank_0(world: World, tmp_path: Path) -> None:
+    """The programs wait for each other: once all of a node's have ended, a node that is late begins no more."""
+    come = tmp_path / "come"
+    come.mkdir()
     names = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE NODE_RANK MASTER_ADDR CLOUDGPU_RANK CLOUDGPU_WORLD_SIZE"
     world.job(
-        f'for n in {names} MASTER_PORT TORCHELASTIC_RUN_ID; do printf "%s " "${{!n}}"; done; echo', nodes=2, gpus=2
+        f'for n in {names} MASTER_PORT TORCHELASTIC_RUN_ID; do printf "%s " "${{!n}}"; done; echo; '
+        f"touch {come}/$RANK; until [ $(ls {come} | wc -l) = 4 ]; do sleep 0.05; done",
+        nodes=2,
+        gpus=2,
     )
     both = [world.start(0), world.start(1)]
     assert [agent.wait(100) for agent in both] == [0, 0]

@@ -175,7 +175,7 @@ def test_a_group_whose_tags_were_changed_is_told_by_its_name(azure: AzureControl
 
 
 def test_prices_ages_and_expiries_are_shown(azure: AzureControl) -> None:
-    launch(nodes=request().nodes[:1], expires=time.time() + 7_200)
+    launch(nodes=request().nodes[:1], expires=time.time() + 7_170)
     [one] = found()
     of_kind = {thing.kind: thing for thing in one.things}
     machine = of_kind["virtual machine"]
@@ -186,7 +186,7 @@ def test_prices_ages_and_expiries_are_shown(azure: AzureControl) -> None:
     assert disk is not None and 0.005 < disk < 0.02
     assert machine.price is not None and one.price == machine.price + disk + Decimal("0.005")
     shown = gc("--dry-run").stdout
-    assert "1h 59m" in shown
+    assert "1h 59m" in shown or "1h 58m" in shown
     assert all(len(line) <= 100 for line in shown.splitlines())
 
 
