@@ -22,7 +22,7 @@ from .peers import WAYS, Way
 from .training import Copy, Training
 
 SAVES, STEPS_BETWEEN, WARM = 8, 6, 8
-ROUNDS = 24
+ROUNDS = 16
 """With a save and without: a step's time varies by more than what a save costs it."""
 OURS, LIMIT = "cloudgpu", "no save, a process that writes"
 BLOCKING_BUDGET, DCP_BUDGET, SLOWER_BUDGET_MS, MEMORY_BUDGET = 1.3, 0.5, 5.0, 1.3
