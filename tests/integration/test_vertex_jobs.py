@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from cloudgpu.control.jobs import ensure_supervisor
+from cloudgpu.tests.standins.cloud_jobs import counting, counting_together, total
 from cloudgpu.tests.standins.local_jobs import stop_supervisor
 from cloudgpu.tests.standins.vertex.user_jobs import TYPE, VertexJobs, agents, jobs, vertex_jobs
 
@@ -25,36 +26,6 @@ GPUS = "aiplatform.googleapis.com/custom_model_training_preemptible_nvidia_t4_gp
 DONE = ("SUCCEEDED", "CANCELLED")
 """Custom jobs whose nodes have all succeeded: the supervisor may have been faster than their containers' end."""
 OFTEN = "checkpoint: {every: 1s, keep: 2}\n"
-
-# Counts up, as long as it takes; nothing but the standard library and what the agent file brings.
-COUNTING = """
-import os, pathlib, time
-from cloudgpu.runtime import Checkpointer
-
-class Total:
-    value = 0
-    def state_dict(self):
-        return {"value": self.value}
-    def load_state_dict(self, state):
-        self.value = state["value"]
-
-total = Total()
-ckpt = Checkpointer(total=total)
-print(f"attempt {os.environ['CLOUDGPU_ATTEMPT']} begins at {ckpt.step} with {total.value}", flush=True)
-for step in ckpt.steps(STEPS):
-    total.value += step
-    time.sleep(0.1)
-print(f"sum {total.value}", flush=True)
-"""
-
-
-def counting(steps: int) -> str:
-    return COUNTING.replace("STEPS", str(steps))
-
-
-def total(steps: int) -> str:
-    """What the program prints if no step was left out or done twice."""
-    return f"sum {sum(range(steps))}"
 
 
 @pytest.mark.parametrize("transport", ["rest", "grpc"])
@@ -148,39 +119,16 @@ def test_the_submitters_computer_may_be_off_meanwhile(jobs: VertexJobs, tmp_path
     jobs.finish(job)
 
 
-# On several nodes: every rank counts what all of them have. Its Python is the tests' own, which has torch.
-TOGETHER = """
-import os, time
-import torch
-import torch.distributed as dist
-from cloudgpu.runtime import Checkpointer
-
-class Total:
-    value = 0
-    def state_dict(self):
-        return {"value": self.value}
-    def load_state_dict(self, state):
-        self.value = state["value"]
-
-torch.set_num_threads(1)
-dist.init_process_group("gloo")
-total = Total()
-ckpt = Checkpointer(total=total)
-print(f"{os.environ['CLOUDGPU_NODE']} begins at {ckpt.step}", flush=True)
-for step in ckpt.steps(STEPS):
-    both = torch.tensor([float(step)])
-    dist.all_reduce(both)
-    total.value += int(both.item())
-    time.sleep(0.1)
-dist.destroy_process_group()
-time.sleep(2.0 * dist_rank if (dist_rank := int(os.environ["RANK"])) else 0.0)  # the primary replica is first
-print(f"{os.environ['CLOUDGPU_NODE']} has {total.value}", flush=True)
+# The primary replica is done first, which would end the job.
+LATER = """
+time.sleep(2.0 * int(os.environ["RANK"]))
+print(f"{os.environ['CLOUDGPU_NODE']} is done", flush=True)
 """
 
 
 def test_two_nodes_and_the_preemption_of_one(jobs: VertexJobs) -> None:
     two = RESOURCES.replace("{", "{nodes: 2, ", 1) + OFTEN + "launcher: torchrun\n"
-    job = jobs.submit(TOGETHER.replace("STEPS", "100"), python=sys.executable, text=two)
+    job = jobs.submit(counting_together(100) + LATER, python=sys.executable, text=two)
     jobs.wait_for(lambda: jobs.is_saved(job), job)
     running = jobs.running(job)
     assert running is not None
@@ -191,8 +139,8 @@ def test_two_nodes_and_the_preemption_of_one(jobs: VertexJobs) -> None:
     log = jobs.log(job)
     assert {"worker-0.1 begins at 0", "worker-1.1 begins at 0"} <= set(log)
     assert len([line for line in log if "begins at" in line and not line.endswith(" 0")]) == 2
-    # Also of the node that is still at work when the primary replica has ended, which ends the job.
     assert {f"worker-{node}.1 has {2 * sum(range(100))}" for node in (0, 1)} <= set(log)
+    assert {f"worker-{node}.1 is done" for node in (0, 1)} <= set(log)
 
 
 ROLES = f"""
