@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
-WORKERS ?= 3
+WORKERS ?= 6
 # mpi4py is of use only where there is an Open MPI, and harms Lightning where there is none.
 EXTRAS := dev,torch$(if $(shell command -v mpirun),$(shell echo ,mpi))
 

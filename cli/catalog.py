@@ -43,7 +43,7 @@ def command() -> None:
     """
 
 
-@command.command()
+@command.command(short_help="Ask a provider for types, places, prices and quotas.")
 @click.option("--cloud", type=click.Choice(_CLOUDS), default="aws", show_default=True, help="The provider to ask.")
 @click.option("--region", "regions", metavar="REGION", multiple=True, help="Only these; else all that are enabled.")
 @json_option
@@ -83,7 +83,7 @@ def _outcome_row(outcome: Outcome) -> list[str]:
     return [outcome.table, outcome.state, f"{outcome.facts:,}" if outcome.state == "refreshed" else "-"]
 
 
-@command.command()
+@command.command(short_help="List the tables in use, their age and where they are from.")
 @click.argument("table", required=False)
 @json_option
 def show(*, table: str | None, as_json: bool) -> None:
@@ -120,7 +120,7 @@ def _table_row(entry: Entry, now: datetime.datetime) -> list[str]:
     return [entry.table, entry.origin, as_of, f"{entry.rows:,}", ", ".join(entry.regions) or "-"]
 
 
-@command.command()
+@command.command(short_help="Go back to the tables that come with cloudgpu.")
 def reset() -> None:
     """Go back to the tables that come with cloudgpu: remove those that were refreshed."""
     from ..provisioners.refresh import reset as forget

@@ -16,6 +16,7 @@ import click
 from .exits import Exit
 
 if TYPE_CHECKING:
+    from ..infra.errors import InfraError
     from ..jobspecs.diagnostics import SpecError
     from ..provisioners import ProvisionError
 
@@ -75,6 +76,14 @@ def _command_error(error: CommandError) -> Exit:
     return error.exit_code
 
 
+def _infra_error(exit_code: Exit) -> Callable[[InfraError], Exit]:
+    def handle(error: InfraError) -> Exit:
+        _say(str(error), error.hint)
+        return exit_code
+
+    return handle
+
+
 def _usage_error(error: click.ClickException) -> Exit:
     """As click prints it, but in the form of every other error."""
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
@@ -125,6 +134,10 @@ _HANDLERS: dict[str, Callable[[Any], Exit]] = {
     "cloudgpu.control.errors.NotRunningError": _says(Exit.USAGE),
     "cloudgpu.control.errors.SubmitError": _says(Exit.IMPOSSIBLE),
     "cloudgpu.control.errors.ControlError": _says(Exit.UNAVAILABLE),
+    "cloudgpu.infra.errors.BadRequestError": _infra_error(Exit.USAGE),
+    "cloudgpu.infra.errors.RefusedError": _infra_error(Exit.IMPOSSIBLE),
+    "cloudgpu.infra.errors.CancelledError": _infra_error(Exit.INTERRUPTED),
+    "cloudgpu.infra.errors.InfraError": _infra_error(Exit.UNAVAILABLE),
     "cloudgpu.provisioners.base.ProvisionError": _provision_error,
     "cloudgpu.runtime.objects.JobDirError": _says(Exit.UNAVAILABLE),
     "builtins.OSError": _os_error,

@@ -24,7 +24,7 @@ MEANINGS: dict[Exit, str] = {
     Exit.FAILED: "the job failed",
     Exit.USAGE: "the command line is wrong, or names a job that is not there or not in a state for it",
     Exit.INVALID: "the job file is invalid",
-    Exit.IMPOSSIBLE: "the job file is valid, but nothing can run it",
+    Exit.IMPOSSIBLE: "the job file is valid, but nothing can run it; for `infra` and `cluster`: a check refuses it",
     Exit.STOPPED: "the job was cancelled or stopped by one of its limits; for `wait --timeout`: it still runs",
     Exit.UNAVAILABLE: "the store, the job dir or the target cannot be used now",
     Exit.CRASH: "a defect of cloudgpu itself; the message names a file with the details",

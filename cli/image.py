@@ -34,7 +34,7 @@ def command() -> None:
     """
 
 
-@command.command()
+@command.command(short_help="Build the image in which jobs run.")
 @click.option("--base", required=True, help="Image to build upon; pin it by tag or, better, by digest.")
 @click.option("--tag", default=f"cloudgpu-runtime:{__version__}", show_default=True, help="Name of the result.")
 @click.option("--python", default="python3", show_default=True, help="Of the base: the one that has the framework.")
@@ -102,7 +102,9 @@ def push(image: str, destination: str | None, engine: str | None) -> None:
         call([program, "push", image, destination], f"pushing {image}")
 
 
-@command.command(context_settings={"ignore_unknown_options": True})
+@command.command(
+    context_settings={"ignore_unknown_options": True}, short_help="Run a training program in an image on this machine."
+)
 @click.argument("image")
 @click.option("--code", type=click.Path(exists=True, file_okay=False, path_type=Path), help="Folder with the program.")
 @click.option("--checkpoints", type=click.Path(file_okay=False, path_type=Path), help="Folder to save into.")

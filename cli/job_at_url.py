@@ -40,6 +40,9 @@ class JobAtUrl:
         self._results: dict[str, str] = {}
         """Of the newest attempt's nodes: how each has ended."""
         self._ended_at: float | None = None
+        self.moved_to = ""
+        """URL of the job's folder in another cloud, if its newest attempt is there."""
+        self._moved_at = 0.0
         self.refresh()
         described = self._dir.find(attempt_key(max(self._numbers, default=1)))
         if described is None:
@@ -52,7 +55,10 @@ class JobAtUrl:
 
     @property
     def done(self) -> bool:
-        """Every node of the newest attempt has ended: well, or so long ago that nothing more is to be expected."""
+        """Every node of the newest attempt has ended: well, or so long ago that nothing more is to be expected. Or it
+        is elsewhere, and has machines there, or has not come back for so long."""
+        if self.moved_to:
+            return self._clock() - self._moved_at > LINGER_S or self._has_begun_there()
         if self._ended_at is None:
             return False
         well = set(self._results.values()) <= {"succeeded"}
@@ -70,7 +76,9 @@ class JobAtUrl:
         numbers = sorted(int(name) for name in self._dir.folders("attempts") if name.isdecimal())
         if numbers != self._numbers:
             self._numbers, self._results, self._ended_at = numbers, {}, None
-        if not numbers:
+            self.moved_to = self._elsewhere(numbers[-1]) if numbers else ""
+            self._moved_at = self._clock()
+        if not numbers or self.moved_to:
             return self
         nodes = self._newest_incarnations(numbers[-1])
         for node in nodes:
@@ -91,6 +99,22 @@ class JobAtUrl:
 
     def events(self, after: int = 0) -> Sequence[Event]:  # noqa: ARG002 - they are in the store only
         return ()
+
+    def _elsewhere(self, attempt: int) -> str:
+        from ..runtime.jobdir import AttemptRecord, attempt_key
+
+        described = self._dir.find(attempt_key(attempt))
+        there = "" if described is None else AttemptRecord.from_bytes(described).job_dir
+        return "" if there == self.job_dir else there
+
+    def _has_begun_there(self) -> bool:
+        """As far as it can be seen from here: whoever may not look there shall hear of it at once."""
+        from ..runtime.jobdir import JobDir, JobDirError
+
+        try:
+            return bool(JobDir(self.moved_to, make=False).folders(f"attempts/{self._numbers[-1]:04d}/nodes"))
+        except JobDirError:
+            return True
 
     def _newest_incarnations(self, attempt: int) -> Sequence[str]:
         """Of each of the attempt's places: `worker-0.2` has replaced `worker-0.1`."""

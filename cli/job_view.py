@@ -86,7 +86,7 @@ def node_views(job: Job, attempt: Attempt) -> list[NodeView]:
     """The machines of an attempt in rank order."""
     from ..control.members import every_node
 
-    job_dir = job.open_dir()
+    job_dir = job.open_dir(attempt)
     return [_node_view(job_dir, attempt.number, request.node, request.rank) for request in every_node(attempt)]
 
 

@@ -70,14 +70,16 @@ def _print_from(url: str, chosen: LogFilter, *, follow: bool, timestamps: bool) 
 
     found = JobAtUrl(url)
     follower = Follower(found, LineFormat(found, timestamps=timestamps), chosen)
-    if not follow:
+    if follow:
+        with Interrupts() as interrupts:
+            if not follower.follow(interrupts):
+                return Exit.INTERRUPTED
+        for name, outcome in found.results.items():
+            remark(f"{name} {outcome}")
+    else:
         follower.print_all()
-        return None
-    with Interrupts() as interrupts:
-        if not follower.follow(interrupts):
-            return Exit.INTERRUPTED
-    for name, outcome in found.results.items():
-        remark(f"{name} {outcome}")
+    if found.moved_to:
+        remark(f"the job went on in another cloud: cloudgpu logs {found.moved_to}")
     return None
 
 

@@ -36,7 +36,8 @@ class Entry(NamedTuple):
     summary: str
 
 
-_DESCRIBE, _RUN, _WATCH, _KEEP = "Describe a job", "Run it", "Watch it", "Look after what runs"
+_DESCRIBE, _RUN, _WATCH = "Describe a job", "Run it", "Watch it"
+_STAND, _KEEP = "Keep machines and networks", "Look after what runs"
 
 COMMANDS: dict[str, Entry] = {
     "validate": Entry(_DESCRIBE, "Check job files: every mistake, where, what to write."),
@@ -55,6 +56,8 @@ COMMANDS: dict[str, Entry] = {
     "cost": Entry(_WATCH, "Show what jobs have cost so far."),
     "goodput": Entry(_WATCH, "Show what a job's paid time went into."),
     "metrics": Entry(_WATCH, "Show what a job's program logged, each step once."),
+    "infra": Entry(_STAND, "Make, show and remove what stands in a cloud before any job."),
+    "cluster": Entry(_STAND, "Keep machines for jobs: bring up, scale, take down."),
     "verify-resume": Entry(_KEEP, "Check that a program, killed and resumed, ends the same, bit for bit."),
     "image": Entry(_KEEP, "Build, push and run the image in which jobs run."),
     "supervise": Entry(_KEEP, "Run the supervisor in the foreground."),

@@ -12,7 +12,7 @@ from .launch_view import say_launcher
 from .options import json_option
 from .output import echo_json, remark, style
 from .program_args import ProgramArgsCommand
-from .specfile import load_spec, overrides, plan_spec, say_remarks, say_tables, spec_options
+from .specfile import load_spec, overrides, plan_spec, say_remarks, say_tables, spec_options, take_stacks
 
 if TYPE_CHECKING:
     from ..jobspecs.loader import LoadedSpec
@@ -43,6 +43,7 @@ def command(ctx: click.Context, *, file: Path, show_all: bool, as_json: bool) ->
     say_remarks(loaded)
     plan = plan_spec(loaded)
     say_tables()
+    loaded, plan = take_stacks(loaded, plan)
     if as_json:
         echo_json(plan_json(plan, loaded.spec))
     else:

@@ -96,11 +96,14 @@ def offer_text(offer: Offer) -> str:
 
 
 def creation_text(offer: Offer, spec: JobSpec) -> str:
-    """What submitting would create for this offer, and where it ends at the latest."""
-    lines = [style("It would create:", "title")]
+    """What submitting would create for this offer, or use of a cluster, and where it ends at the latest."""
+    stays = offer.cloud == "cluster"
+    lines = [style("It would use:" if stays else "It would create:", "title")]
     lines += [f"  {_machines(role, offer)}" for role in offer.roles]
-    if offer.cloud != "local":
+    if offer.cloud != "local" and not stays:
         lines.append(f"  {_count(offer.nodes, 'disk')} of {format_size(offer.disk_gb)}, deleted with the machines")
+    if spec.recover == "fleet" and not stays:
+        lines.append("  1 group of these machines, which replaces lost ones, and is empty when the job has ended")
     lines.append(f"  1 folder for the job's code, logs, checkpoints and outputs in {_job_dir(offer, spec)}")
     limits = _limits(offer, spec.limits)
     if limits:
@@ -109,8 +112,9 @@ def creation_text(offer: Offer, spec: JobSpec) -> str:
 
 
 def _job_dir(offer: Offer, spec: JobSpec) -> str:
-    if spec.job_dir is not None:
-        return clean(spec.job_dir)
+    given = spec.job_dir_on(offer.cloud)
+    if given is not None:
+        return clean(given)
     if offer.cloud == "local":
         return "the default job dir on this machine"
     return "a bucket both sides reach: name it with `job_dir`"

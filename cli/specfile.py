@@ -142,7 +142,7 @@ def load_spec(
     import datetime
 
     today = datetime.datetime.now(datetime.UTC).date()
-    source = None if file is None else _read(file)
+    source = None if file is None else read(file)
     base = None if file is None or str(file) == STDIN else Path(file).absolute().parent
     if source is not None and not gcloud and job is None:
         from ..jobspecs.loader import load_source
@@ -153,7 +153,8 @@ def load_spec(
     return load(source, gcloud or {}, changes, base=base, job=job, today=today)
 
 
-def _read(file: str | Path) -> Source:
+def read(file: str | Path) -> Source:
+    """Of a file, or of standard input."""
     from ..jobspecs.source import MAX_BYTES, decode, read_source
 
     if str(file) != STDIN:
@@ -194,3 +195,16 @@ def plan_spec(loaded: LoadedSpec) -> Plan:
 
         machine = inspect_machine()
     return plan(loaded.spec, machine=machine, today=datetime.datetime.now(datetime.UTC).date())
+
+
+def take_stacks(loaded: LoadedSpec, plan: Plan) -> tuple[LoadedSpec, Plan]:
+    """What the infra stacks that are known here make of it: a job that names no job_dir gets one in a stack's bucket,
+    which is said; with `recover: fleet` places without a stack are refused."""
+    from ..control.default_job_dir import with_job_dir
+    from ..control.own_group import with_groups
+
+    plan = with_groups(loaded.spec, plan)
+    found, said = with_job_dir(loaded, plan)
+    if said:
+        remark(f"note: {said}")
+    return found, with_groups(found.spec, plan)  # the bucket is one stack's, others' machines do not reach it

@@ -118,6 +118,7 @@ def _json(seen: JobView) -> dict[str, Any]:
                 "reason": attempt.reason,
                 "exit_code": attempt.exit_code,
                 "offer": attempt.offer,
+                "job_dir": seen.job.job_dir_of(attempt),
                 "launched": iso(attempt.launched),
                 "ended": iso(attempt.ended),
                 "cost_usd": None if attempt.cost is None else str(attempt.cost),

@@ -21,7 +21,7 @@ from .launch_view import say_launcher
 from .options import json_option, yes_option
 from .output import ProgressLine, can_ask, echo_json, remark
 from .plan_view import offer_text, plan_json, plan_text, refusals_text
-from .specfile import STDIN, load_spec, overrides, plan_spec, say_remarks, say_tables, spec_options
+from .specfile import STDIN, load_spec, overrides, plan_spec, say_remarks, say_tables, spec_options, take_stacks
 
 if TYPE_CHECKING:
     from ..control.jobs import Job
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("-d", "--detach", is_flag=True, help="Return when the job is submitted; print its id.")
 @click.option("--dry-run", is_flag=True, help="Show the plan; ship and start nothing.")
+@click.option("--cluster", metavar="NAME", help="On machines that `cluster up` has brought up, in its turn.")
 @yes_option
 @json_option
 @spec_options
@@ -46,6 +47,7 @@ def command(
     file: Path,
     detach: bool,
     dry_run: bool,
+    cluster: str | None,
     yes: bool,
     as_json: bool,
     **gcloud: Any,  # noqa: ANN401 - the flags of gcloud_flags.FLAGS
@@ -57,6 +59,7 @@ def command(
     cloudgpu submit job.yaml --region us-east1 --market spot --market on-demand
     cloudgpu submit job.yaml --set limits.cost='20 USD' -- --epochs 10
     cloudgpu submit job.yaml --detach
+    cloudgpu submit job.yaml --cluster big
 
     Flags win over the file, and ARGS replace its args. Ctrl-C asks whether to detach or to cancel; without a terminal
     it detaches, and the job goes on. With --json the command does not follow: it prints the job and returns.
@@ -66,11 +69,10 @@ def command(
     """
     loaded = _load(ctx, file, gcloud)
     say_remarks(loaded)
-    plan = plan_spec(loaded)
-    say_tables()
+    loaded, plan = _plan(loaded, cluster)
     if dry_run:
         return _show_plan(plan, loaded, as_json=as_json)
-    offer = _first_offer(plan, loaded)
+    offer = _first_offer(plan, loaded, as_json=as_json)
     remark(f"{loaded.spec.name}: {offer_text(offer)}")
     say_launcher(loaded, offer)
     _confirm(offer, loaded, yes=yes)
@@ -84,6 +86,17 @@ def command(
         return None
     remark(f"submitted {job.id}")
     return _follow(job, interrupted=interrupted)
+
+
+def _plan(loaded: LoadedSpec, cluster: str | None) -> tuple[LoadedSpec, Plan]:
+    """The job with a job_dir, and where it can run."""
+    if cluster is not None:
+        from .on_cluster import onto_cluster
+
+        return onto_cluster(loaded, cluster)
+    plan = plan_spec(loaded)
+    say_tables()
+    return take_stacks(loaded, plan)
 
 
 def _load(ctx: click.Context, word: Path, gcloud: dict[str, Any]) -> LoadedSpec:
@@ -108,9 +121,11 @@ def _show_plan(plan: Plan, loaded: LoadedSpec, *, as_json: bool) -> Exit:
     return Exit.OK if plan.offers else Exit.IMPOSSIBLE
 
 
-def _first_offer(plan: Plan, loaded: LoadedSpec) -> Offer:
+def _first_offer(plan: Plan, loaded: LoadedSpec, *, as_json: bool) -> Offer:
     """The offer the job starts on. Raises CommandError or SubmitError, with nothing created, if there is none."""
     if plan.best is None:
+        if as_json:
+            echo_json(plan_json(plan, loaded.spec))
         click.echo(refusals_text(plan), err=True)
         raise CommandError("nothing can run this job", hint=_HINT_ALL, exit_code=Exit.IMPOSSIBLE)
     from ..control.usable import usable_offers
@@ -124,7 +139,7 @@ _HINT_ALL = "`cloudgpu plan FILE --all` shows every way that was looked at"
 def _confirm(offer: Offer, loaded: LoadedSpec, *, yes: bool) -> None:
     """No money is spent unless somebody said so: --yes, an answer on the terminal, or a limit in the job file."""
     limits = loaded.spec.limits
-    if yes or offer.price == 0:
+    if yes or offer.price == 0 or offer.cloud == "cluster":  # whose machines are paid for whether it runs or not
         return
     if can_ask():
         click.confirm("start it?", default=True, err=True, abort=True)

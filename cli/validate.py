@@ -67,7 +67,7 @@ def _check(file: str, overrides: tuple[str, ...]) -> tuple[list[Diagnostic], Exi
     refusals = _refusals(loaded)
     if refusals is None:
         return list(loaded.warnings), Exit.OK
-    return [*loaded.warnings, *(loaded.diagnose(_problem(refusal)) for refusal in refusals)], Exit.IMPOSSIBLE
+    return [*loaded.warnings, *(loaded.diagnose(_problem(loaded, refusal)) for refusal in refusals)], Exit.IMPOSSIBLE
 
 
 def _refusals(loaded: LoadedSpec) -> list[Refusal] | None:
@@ -94,10 +94,24 @@ def _this_machine() -> LocalMachine:
     return inspect_machine()
 
 
-def _problem(refusal: Refusal) -> Problem:
+_KEYS = {
+    "container-image": ("image",),
+    "gpu-idle-limit": ("limits", "gpu_idle"),
+    "launcher": ("launcher",),
+    "own-group": ("recover",),
+    "price-cap": ("limits", "price"),
+    "several-roles": ("roles",),
+}
+"""Rule -> the key of the job file that it is about. All others are about machines: resources."""
+
+
+def _problem(loaded: LoadedSpec, refusal: Refusal) -> Problem:
     from ..jobspecs.diagnostics import Problem
 
-    return Problem(("resources",), refusal.rule, f"{refusal.subject}: {refusal.message}", refusal.allowed, in_key=True)
+    loc = _KEYS.get(refusal.rule, ("resources",))
+    if getattr(loaded.spec, loc[0]) is None:  # as the image is, where a role has its own
+        loc = ("resources",)
+    return Problem(loc, refusal.rule, f"{refusal.subject}: {refusal.message}", refusal.allowed, in_key=True)
 
 
 def _print_text(file: str, diagnostics: list[Diagnostic], exit_code: Exit) -> None:

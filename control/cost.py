@@ -29,15 +29,16 @@ def attempt_cost(attempt: Attempt, now: float) -> Decimal | None:
     return charge(attempt.price, (now if attempt.ended is None else attempt.ended) - attempt.launched)
 
 
-def was_free(attempt: Attempt) -> bool:
+def was_free(attempt: Attempt, *, grouped: bool = False) -> bool:
     """Whether nothing was paid for although machines were asked for: the one that was wanted was clearly refused.
 
     Of several, the first may have run until the others were refused; and what gave no answer may have started them.
-    What was refused after its launch was in the provider's queue until then (NodeState.refused).
+    What was refused after its launch was in the provider's queue until then (NodeState.refused). Of a group, machines
+    may have waited for others, or have been of no use: while it had none, time was not counted (Step._note_queue).
     """
     machines = sum(role["nodes"] for role in attempt.offer["roles"])
     clear = attempt.outcome == "refused" and attempt.cause not in ("throttled", "transient")
-    return clear and (machines == 1 or attempt.allocation is not None)
+    return clear and (machines == 1 if attempt.allocation is None else not grouped)
 
 
 def total(attempts: Iterable[Attempt], now: float) -> Decimal | None:

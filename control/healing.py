@@ -25,7 +25,7 @@ class Healing(JobStep):
             return None
         attempt, nodes = forgiven(attempt, seen), {view.node: view for view in seen}
         found = cure(attempt, nodes, self._job.policy.least_nodes, self._interruptions_left(attempt, seen))
-        if found is None or is_closed(self._job_dir(), attempt):
+        if found is None or is_closed(self._job_dir(attempt), attempt):
             return None
         if isinstance(found, Replace):
             names = ", ".join(request.node for request in found.nodes if request not in wanted_nodes(attempt))
@@ -63,7 +63,7 @@ class Healing(JobStep):
             grace_s=regroup.grace_s,
             saved_step=newest_saved(nodes.values()),
         )
-        if self._job_dir().create(generation_key(attempt.number, number), record.to_bytes()):
+        if self._job_dir(attempt).create(generation_key(attempt.number, number), record.to_bytes()):
             return self._write_generation(attempt, record)
         return self._take_generation(attempt, list(nodes.values()), known=True)
 

@@ -8,12 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..jobspecs.catalog_targets import targets
 from ..jobspecs.plan import Offer
-from ..provisioners.base import Allocation, LaunchRequest, NodeRequest, Owner, Provisioner
+from ..provisioners.base import Allocation, LaunchRequest, NodeRequest, NodeState, Owner, Provisioner
 from ..runtime.jobdir import Generation, JobDir
 from . import cost
 from .clock import Clock, JobTime
 from .decisions import GRACE_S, backoff, jitter
+from .last_words import LastWords
 from .members import every_node
 from .model import Attempt, JobRow
 from .nodes import Watches, look, new_generation
@@ -40,11 +42,22 @@ class Memory:
 
     time: JobTime
     watches: Watches = field(default_factory=lambda: Watches(0))
-    job_dir: JobDir | None = None
+    job_dirs: dict[str, JobDir] = field(default_factory=dict)
+    """By URL."""
+    moving: int = 0
+    """The attempt before which the job, having trained, moves to another job dir."""
+    copying: int = 0
+    """The attempt of which this process has told that a checkpoint is being copied for it."""
+    copied: float = 0.0
+    """Steady time when an object had come over to another job dir, the last time."""
     told: int = 0
     """The attempt whose stop.json this process has written."""
     queued: bool = False
     """All machines of the attempt were in the provider's queue, when they were last looked at."""
+    queue: str = ""
+    """What the provider said then of what waits in it: whose turn comes first, or why there is no machine."""
+    strangers: bool = False
+    """A machine of the attempt ran as a node of which its row does not tell: there may be a new generation."""
     machines_gone: bool = False
     """All machines of the attempt, when they were last looked at."""
     unasked: int = 0
@@ -80,21 +93,40 @@ class JobStep:
     def _look(self, attempt: Attempt, allocation: Allocation | None) -> Sequence[NodeView]:
         if allocation is None:
             return ()
-        observed = {state.node: state for state in self._provisioner(attempt).observe(allocation)}
+        provisioner = self._provisioner(attempt)
+        observed = {state.node: state for state in provisioner.observe(allocation)}
         self._memory.machines_gone = all(state.phase == "gone" for state in observed.values())
         self._memory.queued = bool(observed) and all(state.queued for state in observed.values())
+        self._memory.queue = next((state.detail for state in observed.values() if state.queued), "")
         if self._memory.watches.attempt != attempt.number:
             self._memory.watches = Watches(attempt.number)
         steady = self._tools.clock.monotonic()
-        return look(self._job_dir(), self._memory.watches, every_node(attempt), observed, steady)
+        last_words = LastWords(provisioner, allocation).of
+        nodes = every_node(attempt)
+        known = [node.node for node in nodes]
+        self._memory.strangers = any(one.phase == "running" for name, one in observed.items() if name not in known)
+        views = look(self._job_dir(attempt), self._memory.watches, nodes, observed, steady, last_words)
+        return _taken_in_stride(views, observed) if self._heals_itself(attempt) else views
+
+    def _heals_itself(self, attempt: Attempt) -> bool:
+        """Its machines take lost ones' places whether anybody looks or not: nobody else is to replace them."""
+        return self._is_group(attempt) or targets()[attempt.offer["cloud"]].heals
+
+    def _is_group(self, attempt: Attempt) -> bool:
+        """Of its own: on a cluster the machines are one that stays."""
+        return self._job.policy.grouped and bool(targets()[attempt.offer["cloud"]].groups)
 
     def _provisioner(self, attempt: Attempt) -> Provisioner:
         return self._tools.provisioner(attempt.offer["cloud"])
 
-    def _job_dir(self) -> JobDir:
-        if self._memory.job_dir is None:
-            self._memory.job_dir = self._tools.open_dir(self._job.job_dir)
-        return self._memory.job_dir
+    def _job_dir(self, attempt: Attempt) -> JobDir:
+        """Where the machines of an attempt are met."""
+        return self._open_dir(self._job.dir_on(attempt.offer["cloud"]))
+
+    def _open_dir(self, url: str) -> JobDir:
+        if url not in self._memory.job_dirs:
+            self._memory.job_dirs[url] = self._tools.open_dir(url)
+        return self._memory.job_dirs[url]
 
     def _write(
         self,
@@ -127,7 +159,7 @@ class JobStep:
             attempt=attempt.number,
             token=attempt.token,
             owner=Owner(job.owner),
-            job_dir=job.job_dir,
+            job_dir=job.dir_on(offer.cloud),
             job_sha256=job.job_sha256,
             region=offer.region,
             zone=offer.zone,
@@ -137,8 +169,9 @@ class JobStep:
             lifetime_s=lifetime,
             expires=None if lifetime is None else self._expires(attempt, offer, lifetime),
             agent=agent_for(offer, job.policy.agents or {}),
-            reads=tuple(job.policy.reads or ()),
+            reads=tuple(job.reads_on(offer.cloud)),
             images=dict(job.policy.images or {}),
+            grouped=self._is_group(attempt),
         )
 
     def _expires(self, attempt: Attempt, offer: Offer, lifetime_s: int) -> float | None:
@@ -193,7 +226,7 @@ class JobStep:
 
         `known`: there is a record. Else it is looked for only when a node's word or end says that there may be.
         """
-        record = new_generation(self._job_dir(), attempt, None if known else nodes)
+        record = new_generation(self._job_dir(attempt), attempt, None if known else nodes)
         return record is not None and self._write_generation(attempt, record)
 
     def _write_generation(self, attempt: Attempt, record: Generation) -> bool:
@@ -201,3 +234,15 @@ class JobStep:
         message = f"{whose}{record.reason}; the program starts again in place (generation {record.generation})"
         known = [*(attempt.generations or []), dataclasses.asdict(record)]
         return self._write("restarted", message, attempt={"generations": known})
+
+
+def _taken_in_stride(views: Sequence[NodeView], observed: Mapping[str, NodeState]) -> list[NodeView]:
+    """Where machines take lost ones' places by themselves, a preempted one's word is no end as long as there is to be
+    another: its target does not call it gone."""
+    ended = [name for name, state in observed.items() if state.phase == "gone"]
+    return [
+        dataclasses.replace(view, end=None)
+        if view.end is not None and view.end.outcome == "preempted" and view.node not in ended
+        else view
+        for view in views
+    ]

@@ -16,6 +16,7 @@ from ..jobspecs.plan import Offer
 from . import cost, paths, states
 from .errors import NoSuchJobError, NotRunningError
 from .model import Attempt, Event, JobRow
+from .moving import worked_dirs
 from .spawn import ensure_supervisor
 from .store import Store
 
@@ -92,8 +93,12 @@ class Job:
 
     @property
     def job_dir(self) -> str:
-        """URL of this job's own folder."""
-        return self.row.job_dir
+        """URL of this job's own folder; of several, the one that its newest machines work with, see job_dir_of()."""
+        return worked_dirs(self.row, self.attempts())[0] if self.row.policy.job_dirs else self.row.job_dir
+
+    def job_dir_of(self, attempt: Attempt) -> str:
+        """URL of the job's folder that an attempt's machines work with: their logs are there."""
+        return self.row.dir_on(attempt.offer["cloud"])
 
     @property
     def spec(self) -> JobSpec:
@@ -151,7 +156,7 @@ class Job:
             raise NotRunningError(f"{self.id} is {self.state}: only machines that run can be given a notice")
         there = current.allocation["machines"]
         nodes = _choose([request.node for request in every_node(current) if request.node in there], node)
-        job_dir = self.open_dir()
+        job_dir = self.open_dir(current)
         ended = [name for name in nodes if job_dir.exists(node_key(current.number, name, "result.json"))]
         nodes = [name for name in nodes if name not in ended]
         if not nodes:
@@ -181,15 +186,26 @@ class Job:
                 ensure, ensured = False, now
             time.sleep(_POLL_S if timeout_s is None else min(_POLL_S, begin + timeout_s - now))
 
-    def open_dir(self) -> JobDir:
+    def open_dir(self, attempt: Attempt | None = None) -> JobDir:
+        """That of an attempt, or else `job_dir`."""
         from ..runtime.jobdir import JobDir
 
-        return JobDir(self.job_dir, make=False)
+        return JobDir(self.job_dir if attempt is None else self.job_dir_of(attempt), make=False)
 
     def logs(self) -> LogReader:
         from ..runtime.logs import LogReader
 
-        return LogReader(self.open_dir())
+        if not self.row.policy.job_dirs:
+            return LogReader(self.open_dir())
+        opened: dict[str, JobDir] = {}
+
+        def places() -> dict[int, JobDir]:
+            """Of attempts that got machines: others have no log."""
+            for attempt in (known := [one for one in self.attempts() if one.allocation is not None]):
+                opened.setdefault(self.job_dir_of(attempt), self.open_dir(attempt))
+            return {attempt.number: opened[self.job_dir_of(attempt)] for attempt in known}
+
+        return LogReader(self.open_dir(), places)
 
     def report(self) -> Report:
         """As of now. Raises JobDirError if the job runs and its dir cannot be read."""
@@ -216,7 +232,7 @@ class Job:
             "ended": row.ended,
             "next_try": self.next_try,
             "attempt": row.attempt,
-            "job_dir": row.job_dir,
+            "job_dir": self.job_dir,
             "cost_usd": None if spent is None else str(spent),
             "offer": self.offer.to_json(),
             "spec": row.spec,
@@ -228,7 +244,7 @@ class Job:
     def _furthest(self, attempt: Attempt) -> Heartbeat | None:
         from .nodes import read_furthest
 
-        return read_furthest(self.open_dir(), attempt)
+        return read_furthest(self.open_dir(attempt), attempt)
 
 
 def submit(

@@ -33,14 +33,15 @@ class Judged:
 
 
 def judge(leftover: Leftover, attempts: Iterable[Attempt], owner: str, now: float) -> Judged:
-    """`attempts`: those of its job in this store, read after the leftover was found; `owner`: this store's."""
+    """`attempts`: those of its job in this store, read after the leftover was found; `owner`: this store's; `now`: when
+    looking began. What an attempt needed then, it has removed itself, or does: it is not left over."""
     is_expired = leftover.expires is not None and leftover.expires <= now
     if leftover.owner != owner:
         return Judged(leftover, "expired" if is_expired else "another's", is_expired)
     needed = any(
         attempt.number == leftover.attempt
         and attempt.token == leftover.token
-        and attempt.state not in states.ATTEMPT_END
+        and (attempt.state not in states.ATTEMPT_END or (attempt.ended or 0.0) >= now)
         for attempt in attempts
     )
     return Judged(leftover, "in use" if needed else "orphaned", is_expired)

@@ -31,8 +31,14 @@ class Policy:
     """The agent files in the job dir: architecture -> sha256; none for this machine."""
     reads: list[str] | None = None
     """URLs that the machines must be able to read, besides the job dir."""
+    reads_on: dict[str, list[str]] | None = None
+    """Cloud -> the same, where they differ; None: it is `reads` for all."""
     images: dict[str, str] | None = None
     """Role -> container image, of roles that have one."""
+    grouped: bool = False
+    """The machines of each attempt are a group of their own, which replaces lost ones (`recover: fleet`)."""
+    job_dirs: dict[str, str] | None = None
+    """Cloud -> URL of the job's folder there, where each has its own; None: JobRow.job_dir is that of all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +61,7 @@ class JobRow:
     policy: Policy
     offers: list[dict[str, Any]]
     job_dir: str
+    """URL of the job's folder, as it was submitted; see dir_on()."""
     job_sha256: str
     owner: str
     """Tag of everything this store's jobs create."""
@@ -73,6 +80,14 @@ class JobRow:
     ended: float | None
     lease_owner: str | None
     lease_beat: int
+
+    def dir_on(self, cloud: str) -> str:
+        """URL of the job's folder that machines of a cloud work with."""
+        return (self.policy.job_dirs or {}).get(cloud, self.job_dir)
+
+    def reads_on(self, cloud: str) -> list[str]:
+        """URLs that machines of a cloud must be able to read, besides the job dir."""
+        return (self.policy.reads_on or {}).get(cloud, self.policy.reads or [])
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +30,7 @@ class Watch:
     timeline: dict[str, Any] | None = None
     begun: bool = False
     waiting: bool = False
+    reported: bool = False
     gpu_idle_s: float | None = None
     sequence: int = -1
     returning: bool = False
@@ -46,11 +47,17 @@ class Watches:
     nodes: dict[str, Watch] = field(default_factory=dict)
 
 
-def look(
-    job_dir: JobDir, watches: Watches, requests: Sequence[NodeRequest], states: Mapping[str, NodeState], now: float
+def look(  # noqa: PLR0917 - what is known of an attempt
+    job_dir: JobDir,
+    watches: Watches,
+    requests: Sequence[NodeRequest],
+    states: Mapping[str, NodeState],
+    now: float,
+    last_words: Callable[[str], str] = lambda _node: "",
 ) -> list[NodeView]:
-    """One view per node. `states` were observed before this call: so a result is never missed; `now` is steady time."""
-    return [_look_at(job_dir, watches, request, states.get(request.node), now) for request in requests]
+    """One view per node. `states` were observed before this call: so a result is never missed; `now` is steady time;
+    `last_words`: of a node that is given up for its silence, to be added to the reason."""
+    return [_look_at(job_dir, watches, request, states.get(request.node), now, last_words) for request in requests]
 
 
 def read_furthest(job_dir: JobDir, attempt: Attempt) -> Heartbeat | None:
@@ -98,14 +105,25 @@ def is_closed(job_dir: JobDir, attempt: Attempt) -> bool:
     return data is not None and Generation.from_bytes(data).kind == "closed"
 
 
-def _look_at(job_dir: JobDir, watches: Watches, request: NodeRequest, state: NodeState | None, now: float) -> NodeView:
+def _look_at(  # noqa: PLR0917 - as look()
+    job_dir: JobDir,
+    watches: Watches,
+    request: NodeRequest,
+    state: NodeState | None,
+    now: float,
+    last_words: Callable[[str], str],
+) -> NodeView:
     watch = watches.nodes.setdefault(request.node, Watch())
     if watch.end is None:
         folder = node_key(watches.attempt, request.node, "")
         heartbeat = _read_heartbeat(job_dir, folder, watch)
         watch.end = _read_end(job_dir, folder, watch, state)
-        if watch.end is None and state is not None and not state.queued:  # what has not been got yet is not silent
-            watch.end = _end_by_silence(watch, heartbeat, now, returns=state.returns)
+        if state is not None and state.queued:  # what has not been got yet is not silent, nor what was lost
+            watch.heard = None
+        elif watch.end is None and state is not None:
+            end = _end_by_silence(watch, heartbeat, now, returns=state.returns)
+            if end is not None:
+                watch.end = dataclasses.replace(end, reason=f"{end.reason}{last_words(request.node)}")
     return NodeView(
         node=request.node,
         role=request.role,
@@ -116,6 +134,7 @@ def _look_at(job_dir: JobDir, watches: Watches, request: NodeRequest, state: Nod
         gpu_idle_s=watch.gpu_idle_s,
         timeline=watch.timeline,
         waiting=watch.waiting,
+        reported=watch.reported,
     )
 
 
@@ -124,6 +143,7 @@ def _read_heartbeat(job_dir: JobDir, folder: str, watch: Watch) -> Heartbeat | N
     if data is None:
         return None
     heartbeat = Heartbeat.from_bytes(data)
+    watch.reported = True
     watch.progress = heartbeat.progress or watch.progress
     watch.timeline = heartbeat.timeline or watch.timeline
     watch.begun = watch.begun or heartbeat.phase not in ("setup", "waiting")

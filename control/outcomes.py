@@ -47,6 +47,8 @@ class NodeView:
     """runtime.jobdir.Timeline, as it last told."""
     waiting: bool = False
     """It came to replace a lost node, and is ready."""
+    reported: bool = False
+    """It was heard of, ever: a machine was there, and is paid for."""
 
     @property
     def generation(self) -> int:
@@ -63,6 +65,9 @@ class Told(Protocol):
 
 
 _Told = TypeVar("_Told", bound=Told)
+
+AT_DEADLINE = "terminated at the deadline"
+"""Why a node ended that we ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,15 +125,16 @@ def _needed(nodes: Sequence[NodeView]) -> Sequence[NodeView]:
 _PRECEDENCE = ("error", "preempted", "lost", "failed", "again", "stopped", "succeeded")
 
 
-def judge(nodes: Sequence[NodeView]) -> Verdict:
-    """How the attempt ended, from all its nodes; one that is still there is taken as stopped by us."""
+def judge(nodes: Sequence[NodeView], *, left: str = AT_DEADLINE) -> Verdict:
+    """How the attempt ended, from all its nodes; one that is still there is taken as stopped by us, for the reason
+    `left`."""
     if not nodes:
         return Verdict("stopped", "it had no machines yet", None, None)
     first = furthest(nodes)
     verdict = functools.partial(Verdict, progress=first.progress, timeline=first.timeline)
     if all(node.end is not None and node.end.outcome == "succeeded" for node in _needed(nodes)):
         return verdict("succeeded", "", 0)
-    ends = [(node.node, node.end or NodeEnd("stopped", "terminated at the deadline")) for node in nodes]
+    ends = [(node.node, node.end or NodeEnd("stopped", left)) for node in nodes]
     for outcome in _PRECEDENCE:
         having = [(name, end) for name, end in ends if end.outcome == outcome]
         if having:

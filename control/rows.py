@@ -22,8 +22,8 @@ def _dump_policy(policy: Policy) -> str:
 
 def _load_policy(text: str) -> Policy:
     values = json.loads(text)
-    known = {field.name: values.get(field.name) for field in dataclasses.fields(Policy)}
-    return Policy(**known | {name: _load_decimal(known[name]) for name in _AMOUNTS})
+    known = {field.name: values[field.name] for field in dataclasses.fields(Policy) if field.name in values}
+    return Policy(**known | {name: _load_decimal(known.get(name)) for name in _AMOUNTS})
 
 
 _AMOUNTS = ("cost_usd", "price_usd")

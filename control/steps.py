@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from ..jobspecs.catalog_targets import targets
 from ..jobspecs.plan import Offer
-from ..provisioners.base import Allocation, ProvisionError, launch_token
+from ..provisioners.base import Allocation, NodeRequest, ProvisionError, launch_token
 from ..runtime.jobdir import JOB_KEY, AttemptRecord, JobDirError, Stop, StopReason, attempt_key
 from . import cost, states
 from .decisions import WAITS_IN_PLACE, End, Later, Start, decide, idle_end, left_in_place, wanted_end
@@ -23,8 +23,9 @@ from .healing import Healing
 from .job_step import LATE_S
 from .members import forgiven, member_names, node_records, stored, wanted_nodes
 from .model import Attempt
+from .moving import Moving
 from .nodes import read_whole_timeline
-from .outcomes import NodeView, Verdict, judge, must_stop_peers
+from .outcomes import AT_DEADLINE, NodeView, Verdict, judge, must_stop_peers
 from .tried import place
 
 log = logging.getLogger("cloudgpu.supervisor")
@@ -36,7 +37,7 @@ _SHUT_OUT = frozenset({"auth", "invalid"})
 """Errors that the end of a launch may meet as well as its beginning: credentials, settings."""
 
 
-class Step(Healing):
+class Step(Healing, Moving):
     """What to do next about a job. take() is called once."""
 
     def take(self) -> bool:
@@ -148,34 +149,60 @@ class Step(Healing):
             return self._refused(attempt, error, first=first)
         values = {"state": "starting", "round": 0, "waits": 0, "not_before": 0.0, "cause": "", "reason": ""}
         changes = {"state": "running", "allocation": allocation.to_json()}
-        return self._write("launched", f"launched on {place(offer)}", job=values, attempt=changes)
+        group = ", as a group that replaces lost machines" if request.grouped else ""
+        return self._write("launched", f"launched on {place(offer)}{group}", job=values, attempt=changes)
 
     def _prepare(self, attempt: Attempt) -> bool:
         """What a machine will read, then that machines are about to be asked for: from here on time is paid."""
-        job_dir, offer = self._job_dir(), Offer.from_json(attempt.offer)
+        offer = Offer.from_json(attempt.offer)
+        if self._reprice(attempt, offer):
+            return True
+        told = self._move_in(attempt)
+        if told is None or (told and self._reprice(attempt, offer)):  # copying may have taken hours
+            return True
+        job_dir, wanted = self._job_dir(attempt), wanted_nodes(attempt)
         found = job_dir.find(JOB_KEY)
         if found is None or hashlib.sha256(found).hexdigest() != self._job.job_sha256:
             state = "is missing" if found is None else "is not the one that was submitted"
-            return self._conclude(attempt, Verdict("error", f"{self._job.job_dir}/{JOB_KEY} {state}", None, None))
-        wanted = wanted_nodes(attempt)
-        nodes = [dataclasses.asdict(record) for record in node_records(wanted)]
-        left = left_in_place(self._job.policy, self._tools.store.attempts(self._job.id))
-        heals = len(nodes) > 1 and targets()[offer.cloud].replaces_nodes
-        changes = {"launched": self._now, "nodes": stored(wanted) if heals else None}
-        record = AttemptRecord(attempt.number, attempt.offer, nodes, left.failures, left.interruptions, heals)
-        if not job_dir.create(attempt_key(attempt.number), record.to_bytes()):
-            reason = f"{attempt_key(attempt.number)} was written by somebody else"
+            return self._conclude(attempt, Verdict("error", f"{job_dir.url}/{JOB_KEY} {state}", None, None))
+        itself = self._heals_itself(attempt)
+        replaces = not itself and len(wanted) > 1 and targets()[offer.cloud].replaces_nodes
+        if (elsewhere := self._describe(attempt, wanted, heals=replaces or itself)) is not None:
+            reason = f"{elsewhere} was written by somebody else"
             return self._conclude(attempt, Verdict("error", reason, None, None))
+        nodes = stored(wanted) if replaces else None
+        return self._write("moved", told, attempt={"launched": self._now, "nodes": nodes})
+
+    def _reprice(self, attempt: Attempt, offer: Offer) -> bool:
+        """Whether the price has changed since it was last looked at, for the first time when the plan was made."""
         price = self._provisioner(attempt).price(offer)
         if price is None or price == attempt.price:
-            return self._write("", "", attempt=changes)
+            return False
         most = self._job.policy.price_usd
         if most is not None and price > most:
             message = f"{place(offer)} costs {price} USD/h now, more than limits.price, {most} USD/h"
             return self._refused(attempt, ProvisionError("capacity", message), first=True)
         planned = "unknown" if attempt.price is None else f"{attempt.price} USD/h"
         message = f"attempt {attempt.number} costs {price} USD/h now; planned: {planned}"
-        return self._write("price", message, attempt={**changes, "price": price})
+        return self._write("price", message, attempt={"price": price})
+
+    def _describe(self, attempt: Attempt, wanted: Sequence[NodeRequest], *, heals: bool) -> str | None:
+        """Write attempt.json, also where the last attempt ran: what is left of it, or looks for it there, finds that
+        the job has gone on. None; or the URL of one that somebody else has written."""
+        left, here = self._left_dir(attempt), self._job_dir(attempt).url
+        tries = left_in_place(self._job.policy, self._tools.store.attempts(self._job.id))
+        record = AttemptRecord(
+            attempt=attempt.number,
+            offer=attempt.offer,
+            nodes=[dataclasses.asdict(node) for node in node_records(wanted)],
+            failures_left=tries.failures,
+            interruptions_left=tries.interruptions,
+            heals=heals,
+            job_dir=here if left != here else "",
+        )
+        key, content = attempt_key(attempt.number), record.to_bytes()
+        places = dict.fromkeys((left, here))
+        return next((f"{url}/{key}" for url in places if not self._open_dir(url).create(key, content)), None)
 
     def _refused(self, attempt: Attempt, error: ProvisionError, *, first: bool) -> bool:
         """The reaction to each class of error: another try here, another place, or the end (see decisions.py).
@@ -208,8 +235,8 @@ class Step(Healing):
         seen = self._look(attempt, self._allocation(attempt))
         nodes = _members(attempt, seen)
         if self._job.state == "starting" and any(node.begun for node in nodes):
-            return self._write("state", "running", job={"state": "running"})
-        if self._put_off_paying(attempt) or self._take_generation(attempt, seen):
+            return self._write("state", "running", job={"state": "running", "reason": ""})
+        if self._note_queue(attempt, seen) or self._take_generation(attempt, seen, known=self._memory.strangers):
             return True
         if (over := self._over(attempt, nodes)) is not None:
             return over
@@ -219,9 +246,16 @@ class Step(Healing):
         why = self._of_no_use(nodes)
         return why is not None and self._begin_stop(attempt, *why)
 
-    def _put_off_paying(self, attempt: Attempt) -> bool:
-        """What waits in the provider's queue is not paid for; whether that was written down."""
-        if not self._memory.queued or attempt.launched is None or self._now - attempt.launched < FREE_S:
+    def _note_queue(self, attempt: Attempt, nodes: Sequence[NodeView]) -> bool:
+        """Of a job that waits in the provider's queue: what that says is the job's reason, and it is not paid for;
+        whether that was written down. Once it had a machine, what waits has been paid for before."""
+        if self._job.state != "starting":
+            return False
+        if self._memory.queue != self._job.reason:
+            return self._write("", "", job={"reason": self._memory.queue})
+        if not self._memory.queued or any(node.reported for node in nodes):
+            return False
+        if attempt.launched is None or self._now - attempt.launched < FREE_S:
             return False
         return self._write("", "", attempt={"launched": self._now})
 
@@ -261,6 +295,8 @@ class Step(Healing):
             return self._conclude(attempt, Verdict("stopped", reason, None, None))
         if all(node.end is not None for node in nodes) or self._now >= deadline + LATE_S:
             return self._judge(attempt, nodes)
+        if self._memory.queued:  # nobody is there who could save
+            return self._judge(attempt, nodes, left="ended while it waited for machines")
         return False
 
     def _tell(self, attempt: Attempt, deadline: float) -> None:
@@ -268,15 +304,15 @@ class Step(Healing):
             left = max(0.0, deadline - self._now)
             epoch = self._tools.clock.now() + left  # as the machines' clocks, not as this job's time
             stop = Stop(cast("StopReason", attempt.cause), epoch, left)
-            self._job_dir().put(attempt_key(attempt.number, "stop.json"), stop.to_bytes())
+            self._job_dir(attempt).put(attempt_key(attempt.number, "stop.json"), stop.to_bytes())
             self._memory.told = attempt.number
 
     # -- terminating
 
-    def _judge(self, attempt: Attempt, nodes: Sequence[NodeView]) -> bool:
-        """All of its members have ended, or have had their time."""
-        verdict = judge(nodes)
-        timeline = read_whole_timeline(self._job_dir(), attempt) or verdict.timeline
+    def _judge(self, attempt: Attempt, nodes: Sequence[NodeView], *, left: str = AT_DEADLINE) -> bool:
+        """All of its members have ended, or have had their time; `left`: why of those that have not."""
+        verdict = judge(nodes, left=left)
+        timeline = read_whole_timeline(self._job_dir(attempt), attempt) or verdict.timeline
         return self._conclude(forgiven(attempt, nodes), dataclasses.replace(verdict, timeline=timeline))
 
     def _conclude(self, attempt: Attempt, verdict: Verdict, more: Mapping[str, Any] | None = None) -> bool:
@@ -298,7 +334,7 @@ class Step(Healing):
     def _terminate(self, attempt: Attempt) -> bool:
         if not self._release(attempt):
             return False
-        free: dict[str, Any] = {"launched": None} if cost.was_free(attempt) else {}
+        free: dict[str, Any] = {"launched": None} if cost.was_free(attempt, grouped=self._is_group(attempt)) else {}
         charged = cost.attempt_cost(dataclasses.replace(attempt, **free), self._now)
         before = self._job.spent
         spent = None if before is None or charged is None else before + charged

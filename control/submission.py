@@ -13,6 +13,7 @@ import platform
 import secrets
 import sys
 import time
+from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -28,7 +29,7 @@ from .usable import usable_offers
 
 if TYPE_CHECKING:
     from ..jobspecs.loader import LoadedSpec
-    from ..jobspecs.models import JobSpec
+    from ..jobspecs.models import CloudName, JobSpec
     from .shipping import ProgressCallback
 
 CAPACITY_S = 86_400
@@ -44,7 +45,10 @@ def prepare(loaded: LoadedSpec, plan: Plan, on_progress: ProgressCallback) -> Jo
     offers = usable_offers(spec, plan)
     program = _program(spec)
     job_id = f"{spec.name}-{_random_suffix()}"
-    url = _job_dir_url(loaded, job_id)
+    urls = _job_dir_urls(loaded, list(dict.fromkeys(offer.cloud for offer in offers)), job_id)
+    url = urls[offers[0].cloud]
+    for other in set(urls.values()) - {url}:
+        JobDir(other).list("code")  # that the bucket is there is better known now than when machines are
     shipper = Shipper(url, on_progress)
     code = None if spec.code is None else shipper.code(loaded.base / Path(spec.code).expanduser())
     agents = shipper.agents(offers)
@@ -53,7 +57,7 @@ def prepare(loaded: LoadedSpec, plan: Plan, on_progress: ProgressCallback) -> Jo
     record = _job_record(job_id, spec, program, code, search_path).to_bytes()
     if not JobDir(url).create(JOB_KEY, record):
         raise SubmitError(f"{url} holds another job already")
-    return _row(job_id, spec, offers, url, hashlib.sha256(record).hexdigest(), agents=agents)
+    return _row(job_id, spec, offers, urls, hashlib.sha256(record).hexdigest(), agents=agents)
 
 
 def owner_name() -> str:
@@ -78,9 +82,16 @@ def _random_suffix() -> str:
     return base64.b32encode(secrets.token_bytes(5)).decode().lower()
 
 
-def _job_dir_url(loaded: LoadedSpec, job_id: str) -> str:
-    """URL of this job's folder; a local one is made here, for its owner's eyes only: job.json holds `env`."""
+def _job_dir_urls(loaded: LoadedSpec, clouds: Sequence[str], job_id: str) -> dict[str, str]:
+    """Cloud -> URL of this job's folder there; the same for all, if the job file names one only."""
     given = loaded.spec.job_dir
+    if not isinstance(given, Mapping):
+        return dict.fromkeys(clouds, _job_dir_url(loaded, given, job_id))
+    return {cloud: _job_dir_url(loaded, loaded.spec.job_dir_on(cloud), job_id) for cloud in clouds}
+
+
+def _job_dir_url(loaded: LoadedSpec, given: str | None, job_id: str) -> str:
+    """URL of a folder of this job; a local one is made here, for its owner's eyes only: job.json holds `env`."""
     scheme = given.partition("://")[0] if given and "://" in given else None
     if given is not None and scheme is not None and scheme != "file":
         if scheme not in SCHEMES:
@@ -122,14 +133,16 @@ def _job_record(
         search_path=search_path,
         checkpoint_every=spec.checkpoint.every,
         checkpoint_keep=spec.checkpoint.keep,
-        inputs={path: portable_url(url) for path, url in spec.inputs.items()},
+        inputs={path: _portable(where) for path, where in spec.inputs.items()},
         outputs=list(spec.outputs or ()),
         gpu_idle_s=spec.limits.gpu_idle,
         spec=spec.to_stored(),
     )
 
 
-def _row(job_id: str, spec: JobSpec, offers: list[Offer], url: str, sha256: str, *, agents: dict[str, str]) -> JobRow:
+def _row(
+    job_id: str, spec: JobSpec, offers: list[Offer], urls: dict[str, str], sha256: str, *, agents: dict[str, str]
+) -> JobRow:
     now = time.time()
     retry, limits = spec.retry, spec.limits
     return JobRow(
@@ -151,11 +164,14 @@ def _row(job_id: str, spec: JobSpec, offers: list[Offer], url: str, sha256: str,
             capacity_s=_capacity_s(retry.capacity, offers),
             least_nodes=spec.least_nodes,
             agents=agents,
-            reads=sorted(set(spec.inputs.values())),
+            reads=sorted({url for url in spec.inputs.values() if isinstance(url, str)}),
+            reads_on=_reads(spec, urls),
             images=_images(spec),
+            grouped=spec.recover == "fleet",
+            job_dirs=urls if len(set(urls.values())) > 1 else None,
         ),
         offers=[offer.to_json() for offer in offers],
-        job_dir=url,
+        job_dir=urls[offers[0].cloud],
         job_sha256=sha256,
         owner=owner_name(),
         attempt=0,
@@ -169,6 +185,19 @@ def _row(job_id: str, spec: JobSpec, offers: list[Offer], url: str, sha256: str,
         lease_owner=None,
         lease_beat=0,
     )
+
+
+def _portable(where: str | Mapping[CloudName, str]) -> str | dict[str, str]:
+    if isinstance(where, str):
+        return portable_url(where)
+    return {cloud: portable_url(url) for cloud, url in where.items()}
+
+
+def _reads(spec: JobSpec, clouds: Iterable[str]) -> dict[str, list[str]] | None:
+    """None: they are the same for all."""
+    if all(isinstance(where, str) for where in spec.inputs.values()):
+        return None
+    return {cloud: sorted({url for url in spec.inputs_on(cloud).values() if url}) for cloud in clouds}
 
 
 def _images(spec: JobSpec) -> dict[str, str]:

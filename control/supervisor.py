@@ -24,7 +24,8 @@ from .store import LostRaceError, Store
 log = logging.getLogger("cloudgpu.supervisor")
 
 TRAINING_PATIENCE_S = 3_600.0
-"""A job whose dir cannot be used for so long is given up, while its machines run: they may go on training."""
+"""A job whose dir cannot be used for so long is given up, while its machines run: they may go on training. Likewise
+while its checkpoint is being copied: nothing is paid for meanwhile, and there is more to lose."""
 PATIENCE_S = 300.0
 """Likewise, when nothing runs that could be lost."""
 
@@ -215,10 +216,12 @@ class Supervisor:
             log.warning("%s: %s", job.id, message)
             self._store.add_event(job, "trouble", message, watched.memory.time.now())
         trouble.times += 1
+        trouble.since = max(trouble.since, watched.memory.copied)  # what gets on, however often it is cut off, is used
         pause = min(_PAUSE_S[0] * 2.0 ** min(trouble.times - 1, 30), _PAUSE_S[1])
         watched.due = now + pause
         trains = attempt is not None and attempt.state == "running" and not watched.memory.machines_gone
-        patience = TRAINING_PATIENCE_S if trains else self._patience_s
+        moves = attempt is not None and attempt.state == "launching" and watched.memory.moving == attempt.number
+        patience = TRAINING_PATIENCE_S if trains or moves else self._patience_s
         if by_job_dir and now - trouble.since >= patience:
             reason = f"given up after {patience:.0f} s: {message}"
             with suppress(LostRaceError):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from ..jobspecs.plan import Offer, Plan
 from ..provisioners import is_set_up, launchable
 from .errors import SubmitError
+from .own_group import RULE, with_groups
 from .tried import place
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ _REACHES = {
     "gcp": ("gs",),
     "vertex": ("gs",),
     "azure": ("az",),
+    "cluster": ("s3", "gs", "az", "file"),  # which of them is said by the cluster: provisioners/cluster/offer.py
 }
 # How a URL of each kind is written, for advice.
 _FORMS = {
@@ -45,6 +47,7 @@ _HOW_TO_SET_UP = {
     "azure": "azure is not set up here: it needs Azure's SDK (pip install 'cloudgpu[azure]'), a subscription and "
     "credentials (`az login`, or AZURE_SUBSCRIPTION_ID with AZURE_TENANT_ID, AZURE_CLIENT_ID and AZURE_CLIENT_SECRET), "
     "see docs/azure.md",
+    "cluster": "cluster is not set up here: `cloudgpu cluster up cluster.yaml` brings one up, see docs/clusters.md",
 }
 
 
@@ -56,12 +59,15 @@ def usable_offers(spec: JobSpec, plan: Plan) -> list[Offer]:
     """
     if not plan.offers:
         raise SubmitError("nothing can run this job: `cloudgpu plan` shows every refusal")
+    plan = _with_groups(spec, plan)
     clouds = list(dict.fromkeys(offer.cloud for offer in plan.offers))
     obstacles = {cloud: why for cloud in clouds if (why := obstacle(spec, cloud, look=True))}
     named = [cloud for cloud in clouds if spec.resources.cloud is not None and cloud in launchable()]
     wrong = [cloud for cloud in named if cloud in obstacles] or (clouds if len(obstacles) == len(clouds) else [])
     if wrong:
-        raise SubmitError("; ".join(dict.fromkeys(obstacles[cloud] for cloud in wrong)))
+        apart = [cloud for cloud in wrong if cloud in launchable() and not _reaches_job_dir(spec, cloud)]
+        told = [_apart(spec, apart) if cloud in apart else obstacles[cloud] for cloud in wrong]
+        raise SubmitError("; ".join(dict.fromkeys(told)))
     able = [offer for offer in plan.offers if offer.cloud not in obstacles]
     if spec.limits.cost is not None:
         priced = [offer for offer in able if offer.price is not None]
@@ -71,29 +77,71 @@ def usable_offers(spec: JobSpec, plan: Plan) -> list[Offer]:
     return keep(able)
 
 
+def _with_groups(spec: JobSpec, plan: Plan) -> Plan:
+    """Without offers where a job with `recover: fleet` cannot have its group. Raises SubmitError as usable_offers()."""
+    found = with_groups(spec, plan)
+    able = {offer.cloud for offer in found.offers}
+    refusals = [one for one in found.refusals if one.rule == RULE and one.cloud not in able]
+    if refusals and (spec.resources.cloud is not None or not able):
+        told = [": ".join(filter(None, (one.subject, one.message, one.allowed))) for one in refusals]
+        raise SubmitError("; ".join(told))
+    return found
+
+
 def obstacle(spec: JobSpec, cloud: str, *, look: bool) -> str:
     """Why the job cannot be submitted to a cloud from here, and what to do about it; "" if it can.
 
     `look`: also whether the cloud's SDK and credentials are there, which takes as long as importing the SDK.
     """
     if cloud not in launchable():
-        return f"this version plans for {cloud}, but launches only on: {', '.join(sorted(launchable()))}"
-    if job_dir_scheme(spec.job_dir) not in _REACHES[cloud]:
-        needed = " or ".join(_FORMS[scheme] for scheme in _REACHES[cloud])
-        where = "a folder of this computer" if spec.job_dir is None else spec.job_dir
-        return f"machines of {cloud} cannot reach the job dir, {where}: write job_dir: {needed}"
-    for path, url in spec.inputs.items():
+        names = ", ".join(sorted(launchable() - {"cluster"}))  # which is named by --cluster, not as a cloud
+        return f"this version plans for {cloud}, but launches only on: {names}"
+    if not _reaches_job_dir(spec, cloud):
+        return _apart(spec, [cloud])
+    for path, url in spec.inputs_on(cloud).items():
+        needed = " or ".join(f"{scheme}://" for scheme in _REACHES[cloud])
+        if url is None:
+            return f"inputs.{path} names none for {cloud}, whose machines read from {needed}"
         if url.partition("://")[0] not in _REACHES[cloud]:
-            needed = " or ".join(f"{scheme}://" for scheme in _REACHES[cloud])
             return f"machines of {cloud} cannot reach inputs.{path}, {url}: they read from {needed}"
     if look and not is_set_up(cloud):
         return _HOW_TO_SET_UP[cloud]
     return ""
 
 
-def job_dir_scheme(given: str | None) -> str:
-    """Of a spec's job_dir: a path, or none, is a local folder."""
+def _reaches_job_dir(spec: JobSpec, cloud: str) -> bool:
+    given = spec.job_dir_on(cloud)
+    if given is None and spec.job_dir is not None:
+        return False  # others have one
+    return _scheme(given) in _REACHES[cloud]
+
+
+def _scheme(given: str | None) -> str:
+    """Of a job dir as written: a path, or none, is a local folder."""
     return given.partition("://")[0] if given and "://" in given else "file"
+
+
+def _apart(spec: JobSpec, clouds: Sequence[str]) -> str:
+    """What to say if machines of these clouds cannot reach the job dir."""
+    names = " and ".join(clouds)
+    if isinstance(spec.job_dir, str | None):
+        where = "a folder of this computer" if spec.job_dir is None else spec.job_dir
+        return f"machines of {names} cannot reach the job dir, {where}: write job_dir: {_to_write(spec, clouds)}"
+    return f"job_dir names none that machines of {names} can reach: write job_dir: {_to_write(spec, clouds)}"
+
+
+def _to_write(spec: JobSpec, clouds: Sequence[str]) -> str:
+    """A job dir for these clouds, and for all others that the job names or has one for."""
+    others = [*(spec.job_dir if isinstance(spec.job_dir, dict) else ()), *(spec.resources.cloud or ())]
+    together = [cloud for cloud in dict.fromkeys([*others, *clouds]) if cloud in _REACHES]
+    common = [scheme for scheme in _REACHES[clouds[0]] if all(scheme in _REACHES[one] for one in together)]
+    if common and not isinstance(spec.job_dir, dict):
+        return " or ".join(_FORMS[scheme] for scheme in common)
+    folders = {
+        cloud: spec.job_dir_on(cloud) if _reaches_job_dir(spec, cloud) else _FORMS[_REACHES[cloud][0]]
+        for cloud in together
+    }
+    return "{" + ", ".join(f"{cloud}: {url or _FORMS['file']}" for cloud, url in folders.items()) + "}"
 
 
 def keep(offers: Sequence[Offer], most: int = MAX_WAYS) -> list[Offer]:

@@ -30,7 +30,7 @@ from .catalog_machines import (
     regions,
     zones,
 )
-from .catalog_prices import HOURS_PER_MONTH, Price, disk_price, price
+from .catalog_prices import HOURS_PER_MONTH, Price, billed_disk_gb, disk_price, price
 from .catalog_targets import Target, targets
 
 __all__ = [
@@ -50,6 +50,7 @@ __all__ = [
     "ai_platform_legacy_names",
     "ai_platform_machine_types",
     "ai_platform_regions",
+    "billed_disk_gb",
     "disk_price",
     "find_accelerator",
     "find_machine_type",

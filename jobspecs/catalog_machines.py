@@ -8,6 +8,7 @@ from functools import cache
 from typing import Literal, NamedTuple
 
 from . import catalog_read as read
+from .catalog_targets import targets
 
 CLOUDS = ("aws", "gcp", "vertex", "azure")
 """Clouds with tables, in the order in which they are shown."""
@@ -155,7 +156,12 @@ def regions(cloud: str) -> frozenset[str]:
 
 @cache
 def zones(cloud: str) -> frozenset[str]:
-    """Zones by the names the tables use: Compute Engine's zones, AWS's AZ ids (AZ names differ between accounts)."""
+    """Zones by the names the tables use: Compute Engine's zones, AWS's AZ ids (AZ names differ between accounts).
+
+    None of a cloud whose zones a job does not choose: Azure's are called 1, 2 and 3 in every region.
+    """
+    if cloud not in targets() or not targets()[cloud].zones:
+        return frozenset()
     return frozenset(zone for where in _places(cloud).values() for names in where.values() for zone in names)
 
 

@@ -95,6 +95,13 @@ def disk_price(cloud: str, region: str) -> Price | None:
 
 
 @cache
+def billed_disk_gb(cloud: str, disk_gb: float) -> float:
+    """What a disk of this size is billed as: in steps, where a cloud sells disks of certain sizes only."""
+    sizes = next((words for name, words in read.rows("disk_prices", "cloud", "sizes_gb") if name == cloud), "")
+    return next((float(size) for size in sizes.split() if float(size) >= disk_gb), disk_gb)
+
+
+@cache
 def _disk_prices() -> dict[tuple[str, str], tuple[str, ...]]:
     table = read.rows("disk_prices", "cloud", "region", "usd_gb_month", "bound", "source", "date")
     return {(row[0], row[1]): row[2:] for row in table}

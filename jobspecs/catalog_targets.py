@@ -26,18 +26,24 @@ class Target(NamedTuple):
     """Machines are placed in a zone of the caller's choice; otherwise the provider places them in the region."""
     replaces_nodes: bool
     """A single lost machine of several can be got again while the others go on."""
+    heals: bool
+    """Its machines take lost ones' places by themselves, whoever looks."""
+    groups: frozenset[str]
+    """Markets in which the machines of a job can be a group of its own, which replaces lost ones (`recover: fleet`)."""
     launchers: frozenset[str]
 
 
 @cache
 def targets() -> dict[str, Target]:
     """By name, `local` first."""
-    flags = ("multi_node", "roles", "image", "gpu_idle", "fractional", "zones", "replaces_nodes")
+    flags = ("multi_node", "roles", "image", "gpu_idle", "fractional", "zones", "replaces_nodes", "heals")
     found = {}
-    for name, markets, launchers, *cells in read.rows("targets", "target", "markets", "launchers", *flags):
+    words = ("markets", "groups", "launchers")
+    for name, markets, groups, launchers, *cells in read.rows("targets", "target", *words, *flags):
         found[name] = Target(
             name=name,
             markets=read.word_set(markets),
+            groups=read.word_set(groups),
             launchers=read.word_set(launchers),
             **{flag: cell == "yes" for flag, cell in zip(flags, cells, strict=True)},
         )

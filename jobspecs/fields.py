@@ -20,7 +20,7 @@ from pydantic import (
     WithJsonSchema,
 )
 
-from .diagnostics import MistakesError, Problem, mistake, quote
+from .diagnostics import Loc, MistakesError, Problem, mistake, quote
 from .suggest import did_you_mean, one_of
 from .units import (
     DURATION_SCHEMA,
@@ -38,12 +38,14 @@ CloudName = Literal["local", "aws", "gcp", "vertex", "azure"]
 Market = Literal["on-demand", "spot", "flex-start", "reservation"]
 RoleName = Literal["chief", "worker", "parameter_server", "evaluator"]
 LauncherName = Literal["auto", "none", "torchrun", "tensorflow", "horovod", "mpi"]
+RecoverName = Literal["supervisor", "fleet"]
 
 CLOUDS: tuple[CloudName, ...] = get_args(CloudName)
 MARKETS: tuple[Market, ...] = get_args(Market)
 ROLES: tuple[RoleName, ...] = get_args(RoleName)
 """In rank order: the chief is always rank 0."""
 LAUNCHERS: tuple[LauncherName, ...] = get_args(LauncherName)
+RECOVERS: tuple[RecoverName, ...] = get_args(RecoverName)
 MAX_NODES = 1_000
 MAX_RETRIES = 10_000
 JOB_DIR_SCHEMES = ("file", "s3", "gs", "az")
@@ -120,8 +122,13 @@ def _list_of(item: Any) -> tuple[Any, ...]:  # noqa: ANN401 - a type
     )
 
 
+def is_name(value: str) -> bool:
+    """Whether a job, or a cluster, may be called so: what else may be in a path, it is not."""
+    return _NAME.fullmatch(value) is not None
+
+
 def _check_name(value: Any) -> Any:  # noqa: ANN401
-    if not isinstance(value, str) or _NAME.fullmatch(value):
+    if not isinstance(value, str) or is_name(value):
         return value
     plain = re.sub("[^a-z0-9]+", "-", value.lower()).strip("-")[:40].strip("-") if value.isascii() else ""
     raise mistake(
@@ -181,20 +188,33 @@ def _check_inputs(value: Any) -> Any:  # noqa: ANN401
         raise mistake("too-long", f"there are {len(value)} inputs, more than {_MAX_LIST}")
     problems = [
         problem
-        for path, url in value.items()
-        if (problem := _path_problem(str(path), absolute=True) or _url_problem(str(path), url)) is not None
+        for path, urls in value.items()
+        for problem in (_path_problem(str(path), absolute=True), *_url_problems(str(path), urls))
+        if problem is not None
     ]
     if problems:
         raise MistakesError(*problems)
     return value
 
 
-def _url_problem(path: str, url: object) -> Problem | None:
+def _url_problems(path: str, urls: object) -> list[Problem | None]:
+    """Of an input's URL, or of those for each cloud."""
+    if isinstance(urls, Mapping):
+        return [_url_problem((path, str(cloud)), url) for cloud, url in urls.items()]
+    return [_url_problem((path,), urls)]
+
+
+_STORE_OF = {"gcp": "gs://BUCKET/FOLDER", "vertex": "gs://BUCKET/FOLDER", "azure": "az://CONTAINER@ACCOUNT/FOLDER"}
+"""How a URL of a cloud's own store is written, where that is not S3."""
+
+
+def _url_problem(place: Loc, url: object) -> Problem | None:
     scheme, separator, rest = str(url).partition("://")
     if isinstance(url, str) and separator and scheme in JOB_DIR_SCHEMES and rest.strip("/"):
         return None
     allowed = one_of([f"{known}://" for known in JOB_DIR_SCHEMES])
-    return Problem((path,), "bad-input", f"expected {allowed} and a folder", f"write {path}: s3://BUCKET/FOLDER")
+    form = _STORE_OF.get(str(place[-1]), "s3://BUCKET/FOLDER")
+    return Problem(place, "bad-input", f"expected {allowed} and a folder", f"write {place[-1]}: {form}")
 
 
 def _check_outputs(value: tuple[str, ...]) -> tuple[str, ...]:
@@ -248,13 +268,21 @@ RetryCount = Annotated[int, *whole(0, MAX_RETRIES)]
 Cloud = Annotated[CloudName, _choice(CLOUDS)]
 RoleKey = Annotated[RoleName, _choice(ROLES)]
 Launcher = Annotated[LauncherName, _choice(LAUNCHERS)]
+Recover = Annotated[RecoverName, _choice(RECOVERS)]
 _Market = Annotated[Market, _choice(MARKETS)]
+
+JobDirs = Annotated[
+    Annotated[JobDirUrl, Tag("(text)")]
+    | Annotated[dict[Cloud, JobDirUrl], Field(min_length=1, max_length=len(CLOUDS)), Tag("(mapping)")],
+    Discriminator(lambda value: "(mapping)" if isinstance(value, Mapping) else "(text)"),
+]
+"""One for all clouds, or one for each."""
 
 Clouds = Annotated[tuple[Cloud, ...], *_list_of(Cloud)]
 Places = Annotated[tuple[PlaceName, ...], *_list_of(PlaceName)]
 Markets = Annotated[tuple[_Market, ...], *_list_of(_Market)]
 EnvVars = Annotated[dict[str, Word], Field(max_length=_MAX_ENV), BeforeValidator(_check_env)]
-Inputs = Annotated[dict[str, JobDirUrl], Field(max_length=_MAX_LIST), BeforeValidator(_check_inputs)]
+Inputs = Annotated[dict[str, JobDirs], Field(max_length=_MAX_LIST), BeforeValidator(_check_inputs)]
 Outputs = Annotated[tuple[FolderPath, ...], *_list_of(FolderPath), AfterValidator(_check_outputs)]
 Command = Annotated[
     Annotated[str, *_text(1_000_000, least=1), Tag("(text)")]

@@ -47,7 +47,7 @@ class LoadedSpec(NamedTuple):
     """What relative paths of the job file start from: its folder."""
     notes: tuple[str, ...] = ()
     """What was made of a foreign format, for the user to know."""
-    draft: _Draft | None = field(default=None, repr=False, compare=False)
+    draft: Draft | None = field(default=None, repr=False, compare=False)
     """Knows where everything stands in the file."""
 
     def diagnose(self, problem: Problem) -> Diagnostic:
@@ -91,7 +91,7 @@ def load_source(
 
             conversion, rest = convert(document.value, {}, overrides, today=today)
             return load_conversion(conversion, document=document, overrides=rest, base=base)
-    draft = _Draft(document, document.value, base or Path.cwd())
+    draft = Draft(document, document.value, base or Path.cwd())
     draft.diagnostics += document.diagnostics
     return _finish(draft, overrides)
 
@@ -100,14 +100,14 @@ def load_conversion(
     conversion: Conversion, *, document: Document | None, overrides: Overrides = (), base: Path | None = None
 ) -> LoadedSpec:
     """Load what another tool's flags, and perhaps its file, stand for; raises SpecError."""
-    draft = _Draft(document, conversion.job, base or Path.cwd(), conversion.origins, tuple(conversion.notes))
+    draft = Draft(document, conversion.job, base or Path.cwd(), conversion.origins, tuple(conversion.notes))
     draft.diagnostics += document.diagnostics if document else []
     draft.add(conversion.problems)
     return _finish(draft, overrides)
 
 
 @dataclass(slots=True)
-class _Draft:
+class Draft:
     """A job file on its way: what is known of it, and what is wrong with it."""
 
     document: Document | None
@@ -183,7 +183,7 @@ def _exists(value: Any, loc: Loc) -> bool:  # noqa: ANN401 - a value of the docu
     return True
 
 
-def _finish(draft: _Draft, overrides: Overrides) -> LoadedSpec:
+def _finish(draft: Draft, overrides: Overrides) -> LoadedSpec:
     if overrides:
         _override(draft, overrides)
     spec = _validate(draft)
@@ -195,7 +195,7 @@ def _finish(draft: _Draft, overrides: Overrides) -> LoadedSpec:
     return LoadedSpec(spec, name, tuple(found), draft.base, draft.notes, draft)
 
 
-def _override(draft: _Draft, overrides: Overrides) -> None:
+def _override(draft: Draft, overrides: Overrides) -> None:
     from .overrides import apply_overrides, parse_overrides
 
     try:
@@ -208,7 +208,7 @@ def _override(draft: _Draft, overrides: Overrides) -> None:
 
 
 @cache
-def _build_models() -> None:
+def build_models() -> None:
     """Build the validators, put off until now, without asking every installed distribution for plug-ins of Pydantic's.
 
     That would take longer than reading a job file, and none has a say in it. Programs' own models are not concerned.
@@ -225,11 +225,11 @@ def _build_models() -> None:
             os.environ[_NO_PLUGINS] = before
 
 
-def _validate(draft: _Draft) -> JobSpec | None:
+def _validate(draft: Draft) -> JobSpec | None:
     """The spec, if its shape is right; names are checked as far as they can be read in any case."""
     from .compatibility import check_names
 
-    _build_models()
+    build_models()
     try:
         spec = JobSpec.model_validate(draft.job)
     except ValidationError as error:
@@ -241,7 +241,7 @@ def _validate(draft: _Draft) -> JobSpec | None:
     return spec
 
 
-def _check_code(draft: _Draft) -> None:
+def _check_code(draft: Draft) -> None:
     """The folder to ship must be there, and be no more than a project."""
     code = draft.job.get("code", ".")
     if not isinstance(code, str) or not code or "\0" in code:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from fractions import Fraction
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import (
     AfterValidator,
@@ -172,6 +172,10 @@ class Limits(_Model):
     gpu_idle: Duration | None = Field(default=None, description="Stop when no GPU did anything for so long")
 
 
+def _on(cloud: str, where: str | Mapping[CloudName, str] | None) -> str | None:
+    return where.get(cast("CloudName", cloud)) if isinstance(where, Mapping) else where
+
+
 class JobSpec(_Model):
     """One job file. See docs/job-file.md for every field, and `cloudgpu schema` for the JSON Schema."""
 
@@ -188,7 +192,8 @@ class JobSpec(_Model):
     )
     inputs: fields.Inputs = Field(
         default={},
-        description="Path on the machine -> s3://, gs:// or az:// folder fetched there before `setup`",
+        description="Path on the machine -> s3://, gs:// or az:// folder, or one for each cloud, fetched there before "
+        "`setup`",
         examples=[{"data": "s3://bucket/digits"}],
     )
     outputs: fields.Outputs | None = Field(
@@ -206,11 +211,19 @@ class JobSpec(_Model):
     )
     env: fields.EnvVars = Field(default={}, description="Environment variables of `setup` and `run`, as written")
     launcher: fields.Launcher = Field(default="auto", description="How the program is started on the machines' GPUs")
-    job_dir: fields.JobDirUrl | None = Field(
-        default=None, description="s3://, gs://, az://, file:// or a path; omitted: a folder of the user's data folder"
+    job_dir: fields.JobDirs | None = Field(
+        default=None,
+        description="s3://, gs://, az://, file:// or a path, or one for each cloud; omitted: a folder of the user's "
+        "data folder",
+        examples=["s3://bucket/jobs", {"aws": "s3://bucket/jobs", "gcp": "gs://bucket/jobs"}],
     )
     checkpoint: CheckpointPolicy = Field(
         default=CheckpointPolicy.model_construct(), description="When to save, and what to keep"
+    )
+    recover: fields.Recover = Field(
+        default="supervisor",
+        description="Who replaces lost machines: the supervisor on this computer; fleet: a group of the job's own, in "
+        "the cloud, whether this computer is on or not",
     )
     retry: Retry = Field(default=Retry.model_construct(), description="How often to start again")
     limits: Limits = Field(default=Limits.model_construct(), description="Where the job must end")
@@ -259,6 +272,14 @@ class JobSpec(_Model):
         """With so many machines the program may train on when others are lost; None: it needs all of them."""
         nodes = self.resources.nodes
         return nodes.least if self.roles is None and nodes.least < nodes.most else None
+
+    def job_dir_on(self, cloud: str) -> str | None:
+        """Where the job's folder is for machines of a cloud, as written; None: nothing is written for it."""
+        return _on(cloud, self.job_dir)
+
+    def inputs_on(self, cloud: str) -> dict[str, str | None]:
+        """Path on a machine of a cloud -> URL; None: nothing is written for it."""
+        return {path: _on(cloud, where) for path, where in self.inputs.items()}
 
     def to_stored(self) -> dict[str, Any]:
         """Plain JSON values; `from_stored()` turns them back."""

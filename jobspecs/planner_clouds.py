@@ -247,7 +247,8 @@ class CloudPlanner:
         """Of every machine, GPU and disk; unknown if one of them is."""
         machines = [self._price(option, region, market) for option in way]
         nodes = [role.nodes for role in self._roles.values()]
-        return total_price(machines, nodes, self._spec.resources.disk, catalog.disk_price(self._cloud, region))
+        disk_gb = catalog.billed_disk_gb(self._cloud, self._spec.resources.disk)
+        return total_price(machines, nodes, disk_gb, catalog.disk_price(self._cloud, region))
 
     def _offer(self, priced: _Priced, region: str, zone: str | None, market: str) -> Offer:
         return Offer(

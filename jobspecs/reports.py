@@ -95,7 +95,7 @@ def to_sarif(diagnostics: Sequence[Diagnostic], version: str) -> dict[str, Any]:
 
 
 def _result(found: Diagnostic, rule: int) -> dict[str, Any]:
-    text = f"{found.message}. {found.hint[:1].upper()}{found.hint[1:]}" if found.hint else found.message
+    text = f"{found.message}. Hint: {found.hint}" if found.hint else found.message  # which may begin with a key
     result: dict[str, Any] = {
         "ruleId": found.code,
         "ruleIndex": rule,

@@ -82,7 +82,11 @@ def _gone(loc: Loc, code: str, name: str, clouds: Sequence[str]) -> Problem:
     return Problem(loc, code, message, "`cloudgpu plan` names the closest that is", severity="warning")
 
 
-def _zones(spec: JobSpec, clouds: Sequence[str]) -> Iterator[Problem]:
+def _zones(spec: JobSpec, asked: Sequence[str]) -> Iterator[Problem]:
+    """Where no cloud lets a job choose its zone, the planner says so (rule `zone-choice`): no name is right there."""
+    clouds = [cloud for cloud in asked if catalog.targets()[cloud].zones]
+    if not clouds:
+        return
     named = _listed("zone", spec.resources.zone)
     yield from _unknown(_ZONES, named, clouds)
     regions = spec.resources.region

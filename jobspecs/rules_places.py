@@ -55,6 +55,7 @@ def zone_regions(cloud: str) -> Mapping[str, str]:
         for machine in group
         for region, zones in where(machine).items()
         for zone in zones
+        if zone in catalog.zones(cloud)
     }
 
 

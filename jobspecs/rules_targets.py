@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from . import catalog
 from .catalog import Target
-from .models import JobSpec, Resources, Role
+from .models import CLOUDS, JobSpec, Resources, Role
 from .rules_base import Verdict, listing, refusal
 from .rules_machines import built_in
 
@@ -90,6 +90,26 @@ def _accelerators(role: Role, target: Target) -> list[str | None]:
     return [machine.accelerator] if machine else []
 
 
+def own_group(spec: JobSpec, target: Target) -> Verdict | None:
+    """Column groups: the job's machines are a group of its own, all of one type, which is kept at its size."""
+    if spec.recover == "supervisor":
+        return None
+    if not target.groups:
+        return Verdict(f"{target.name} has no groups that replace machines", "recover: supervisor" + _others("groups"))
+    other: list[str] = [market for market in spec.resources.market if market not in target.groups]
+    if other:
+        message = f"a group of {target.name} that replaces machines cannot be bought as {listing(other)}"
+        return Verdict(message, f"market: {listing(sorted(target.groups))}")
+    if spec.least_nodes is not None:
+        whole = f"nodes: {spec.resources.nodes.most}"
+        return Verdict("with recover: fleet every lost machine is replaced: a range of nodes says nothing", whole)
+    kinds = {(role.accelerator, role.machine_type) for role in spec.effective_roles().values()}
+    if len(kinds) > 1:
+        message = "with recover: fleet all machines are of one type, the roles ask for several"
+        return Verdict(message, "the same accelerator and machine_type in every role")
+    return None
+
+
 def launcher(spec: JobSpec, target: Target) -> Verdict | None:
     """Column launchers: who starts the program's processes; `auto` chooses among those."""
     if spec.launcher == "auto" or spec.launcher in target.launchers:
@@ -142,6 +162,7 @@ TARGET_RULES = (
     TargetRule("several-roles", several_roles),
     TargetRule("container-image", container_image),
     TargetRule("gpu-idle-limit", idle_gpus),
+    TargetRule("own-group", own_group),
     TargetRule("launcher", launcher),
     TargetRule("parts-of-gpus", parts_of_gpus),
     TargetRule("zone-choice", zone),
@@ -159,5 +180,5 @@ def target_refusals(spec: JobSpec, target: str) -> Iterator[Refusal]:
 
 def _others(capability: str) -> str:
     """`, or one of aws, gcp`: targets that can."""
-    names = [target.name for target in catalog.targets().values() if getattr(target, capability)]
+    names: list[str] = [name for name in CLOUDS if getattr(catalog.targets()[name], capability)]
     return f", or the target {listing(names)}" if names else ""

@@ -33,18 +33,18 @@ MAX_DURATION_S = 366 * 86_400
 MAX_COUNT = 1_024
 
 
-def parse_duration(value: object) -> int:
+def parse_duration(value: object, *, least_s: int = 1) -> int:
     """Seconds of `90s`, `30m`, `12h`, `1d` or a sum such as `1h30m`; a number is refused, for its unit is a guess."""
     text = str(value).strip()
     match = re.fullmatch(_DURATION, text)
     if not text or match is None:
-        hint = f"write {text}h, {text}m or {text}s" if _is_number(text) else ""
+        hint = f"write {text}h, {text}m or {text}s" if _is_number(text) and text.strip("0.") else ""
         raise mistake("bad-duration", "expected a duration such as 90s, 30m, 12h, 1d or 1h30m", hint)
     seconds = sum(
         int(part) * unit for part, unit in zip(match.groups(), _DURATION_SECONDS.values(), strict=True) if part
     )
-    if not 1 <= seconds <= MAX_DURATION_S:
-        raise ValueError("expected a duration from 1s to 366d")
+    if not least_s <= seconds <= MAX_DURATION_S:
+        raise ValueError(f"expected a duration from {format_duration(least_s)} to {format_duration(MAX_DURATION_S)}")
     return seconds
 
 

@@ -111,9 +111,9 @@ class _Frame:
         """Set: the next value belongs to `key`; if that is None, to nothing, for the key was refused."""
 
 
-def read_yaml(source: Source) -> Document:
-    """The document of a text; raises SpecError if there is none that can be looked into."""
-    reader = _Reader(source)
+def read_yaml(source: Source, example: str = _EXAMPLE) -> Document:
+    """The document of a text; raises SpecError if there is none that can be looked into, `example` being the hint."""
+    reader = _Reader(source, example)
     try:
         reader.read()
     except YAMLError as error:
@@ -122,15 +122,16 @@ def read_yaml(source: Source) -> Document:
     if reader.incomplete:
         raise SpecError(reader.diagnostics)
     if reader.root is None:
-        raise refused(source.name, "empty-file", "this file is empty", _EXAMPLE)
+        raise refused(source.name, "empty-file", "this file is empty", example)
     return Document(source, reader.root.value, reader.root.marks, reader.diagnostics)
 
 
 class _Reader:
     """Events in, values out, on an explicit stack."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, example: str) -> None:
         self.source = source
+        self.example = example
         self.diagnostics: list[Diagnostic] = []
         self.root: Any = None
         self.incomplete = False
@@ -250,9 +251,9 @@ class _Reader:
 
     def _not_a_mapping(self, mark: Mark, value: object) -> None:
         if value is None:
-            raise refused(self.source.name, "empty-file", "this file is empty", _EXAMPLE)
+            raise refused(self.source.name, "empty-file", "this file is empty", self.example)
         what = "a list" if isinstance(value, list) else "a text"
-        self._stop(mark, "not-a-mapping", f"expected keys and values, not {what}", _EXAMPLE)
+        self._stop(mark, "not-a-mapping", f"expected keys and values, not {what}", self.example)
 
     def _say(self, mark: Mark, code: str, message: str, hint: str = "") -> None:
         self.diagnostics.append(self.source.at(mark.line + 1, mark.column + 1, code, message, hint))

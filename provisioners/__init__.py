@@ -42,6 +42,7 @@ _REGISTRY = {
     "gcp": ".gcp.provisioner:shared",
     "azure": ".azure.provisioner:shared",
     "vertex": ".vertex.provisioner:shared",
+    "cluster": ".cluster.provisioner:shared",
 }
 
 # Those that need to be set up -> "module:whether they seem to be", without a call over the network.
@@ -50,6 +51,7 @@ _SET_UP = {
     "gcp": ".gcp.clients:could_be_used",
     "azure": ".azure.account:could_be_used",
     "vertex": ".gcp.clients:could_be_used",
+    "cluster": ".cluster.provisioner:could_be_used",
 }
 
 # Those whose machines must be sent an agent -> "module:what the processor of a machine type is".
@@ -58,6 +60,7 @@ _ARCHITECTURES = {
     "gcp": ".gcp.machines:architecture_of",
     "azure": ".azure.sizes:architecture_of",
     "vertex": ".gcp.machines:architecture_of",
+    "cluster": ".cluster.provisioner:architecture_of",
 }
 
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from decimal import Decimal
 from fractions import Fraction
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from ..jobspecs.plan import Offer
 
@@ -83,6 +83,9 @@ class LaunchRequest:
     """Likewise, that they may write: the job's outputs."""
     images: Mapping[str, str] = field(default_factory=dict)
     """Role -> container image in which its program runs, of roles whose job file names one."""
+    grouped: bool = False
+    """The machines are a group of their own, which replaces lost ones by itself: provisioners/grouping.py. All nodes
+    have the same machine type then."""
     repeated: bool = field(default=False, compare=False)
     """Somebody may have asked for the same before, and had no answer. For targets that cannot tell by the token."""
 
@@ -179,6 +182,15 @@ class Provisioner(Protocol):
 
         Asked just before launch(), and frozen with the attempt. Never raises: a price that is not told stops nothing.
         """
+
+
+@runtime_checkable
+class Explainer(Protocol):
+    """What a target's provisioner may be beside: it can read what a machine has written on its console."""
+
+    def explain(self, allocation: Allocation, node: str) -> str:
+        """The last lines, for a node that has fallen silent; "": there are none. Costs a call or two, and changes
+        nothing. Raises ProvisionError."""
 
 
 def launch_token(job_id: str, attempt: int, region: str, zone: str | None) -> str:

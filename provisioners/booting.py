@@ -16,7 +16,7 @@ _T = TypeVar("_T")
 
 def check_agent(request: LaunchRequest, architecture_of: Callable[[NodeRequest], str]) -> None:
     """Raises ProvisionError if there is no agent for the machines, or one of them is of another architecture."""
-    agent = _agent(request)
+    agent = agent_of(request)
     for node in request.nodes:
         architecture = architecture_of(node)
         if architecture != agent.architecture:
@@ -40,7 +40,7 @@ def told_at_boot(
 
     Raises ProvisionError for what no machine could start from.
     """
-    agent = _agent(request)
+    agent = agent_of(request)
     try:
         return write(
             BootRecord(
@@ -65,7 +65,8 @@ def told_at_boot(
         raise ProvisionError("invalid", f"{node or 'the job'} cannot be started: {error}", scope="cloud") from error
 
 
-def _agent(request: LaunchRequest) -> AgentFile:
+def agent_of(request: LaunchRequest) -> AgentFile:
+    """Raises ProvisionError."""
     if request.agent is None:
         raise ProvisionError("invalid", "there is no agent file for the machines in the job dir", scope="cloud")
     return request.agent

@@ -7,6 +7,7 @@ Leftover. Whether it may go is not decided here (control/leftovers.py).
 from __future__ import annotations
 
 import importlib
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -17,6 +18,10 @@ from .base import Allocation, Owner
 
 # cloud -> module that is a Collector; imported on first use. Other targets have machines only: find() tells all.
 _COLLECTORS = {"aws": ".aws.collect", "gcp": ".gcp.collect", "vertex": ".vertex.collect", "azure": ".azure.collect"}
+
+log = logging.getLogger("cloudgpu.provisioners")
+
+_OF_A_STACK = "%s: what bills and is left to its stack %s: %s (`cloudgpu cluster down`, `pulumi destroy`)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +90,23 @@ class Tagged(NamedTuple):
 
 
 def launches(target: str, found: Iterable[Tagged]) -> list[Leftover]:
-    """What has the same token belongs together; without a token every thing is by itself."""
+    """What has the same token belongs together; without a token every thing is by itself.
+
+    What a stack has made is no launch's: its stack removes it (`cloudgpu infra down`, `cloudgpu cluster down`), and
+    machines that were ended one by one would be replaced by their group. What of it bills is told: its stack may have
+    been forgotten.
+    """
     groups: dict[str, list[Tagged]] = {}
+    of_stacks: dict[str, list[Thing]] = {}
     for one in found:
+        if tags.STACK in one.tags:
+            of_stacks.setdefault(one.tags[tags.STACK], []).append(one.thing)
+            continue
         groups.setdefault(one.tags.get(tags.TOKEN) or one.thing.id, []).append(one)
+    for stack, things in sorted(of_stacks.items()):
+        billing = sorted(f"{thing.kind} {thing.id}" for thing in things if thing.price != 0)
+        if billing:
+            log.warning(_OF_A_STACK, target, stack, ", ".join(billing))
     return [_launch(target, group) for group in groups.values()]
 
 

@@ -21,6 +21,8 @@ MARKER = "CLOUDGPU_MACHINE"
 """As in runtime/program.py: `<token>/<node>` in the environment of all that runs on the machine."""
 _LOG_KEPT = 64 << 10
 _KILL_PAUSE_S = 0.02
+_BIRTH_S, _LOOK_S = 10.0, 0.02
+"""An agent has begun so long after its launcher has started it, at the latest; how often to look."""
 
 # Agents started by this process: they must be waited for, or they stay as zombies.
 _agents: list[subprocess.Popen[bytes]] = []
@@ -39,9 +41,18 @@ class Machine:
         return (self.folder / "started").exists()
 
     def take(self) -> int | None:
-        """The machine's lock, for an agent to inherit; None if an agent holds it, that is: runs."""
+        """The machine's lock, for an agent to inherit; None if an agent holds it, that is: runs.
+
+        A launcher that was killed may have left a child being born, which holds all locks for a moment more: so who
+        holds this one has also begun to run, or is waited for.
+        """
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        return try_lock(self.folder / "lock")
+        end = time.monotonic() + _BIRTH_S
+        while True:
+            lock = try_lock(self.folder / "lock")
+            if lock is not None or self.started or time.monotonic() > end:
+                return lock
+            time.sleep(_LOOK_S)
 
     def is_on(self) -> bool:
         """Whether the agent runs."""

@@ -20,6 +20,10 @@ INDEX = "cloudgpu-index"
 RANK = "cloudgpu-rank"
 NODE = "cloudgpu-node"
 """As in NodeRequest.node."""
+STACK = "cloudgpu-stack"
+"""Name of the Pulumi stack that made it, and that removes it: launches and gc leave it alone."""
+FLEET = "cloudgpu-fleet"
+"""FleetSpec.name, on a fleet's group and on its machines."""
 
 
 def launch_tags(request: LaunchRequest) -> dict[str, str]:
@@ -42,3 +46,9 @@ def node_tags(request: LaunchRequest, node: NodeRequest) -> dict[str, str]:
         RANK: str(node.rank),
         NODE: node.node,
     }
+
+
+def stack_tags(owner: str, stack: str, expires: float | None = None, fleet: str = "") -> dict[str, str]:
+    """Of everything a Pulumi stack makes; `fleet`: of what belongs to one."""
+    tags = {OWNER: owner, STACK: stack, **({FLEET: fleet} if fleet else {})}
+    return tags if expires is None else {**tags, EXPIRES: str(int(expires))}

@@ -16,7 +16,7 @@ import os
 import sys
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
@@ -88,6 +88,7 @@ class Agent:
         self._patience_s: float = options.patience_s
         self._restart_late_s: float = options.restart_late_s
         self._notices_of: str = options.notices
+        self._of_fleet: bool = options.of_fleet
         self._capacity_block_end: float | None = options.capacity_block_end
         self._job_dir = JobDir(options.job_dir, make=False)
         self._started = time.time()
@@ -134,6 +135,7 @@ class Agent:
             self._tell,
             environ=os.environ,
             capacity_block_end=self._capacity_block_end,
+            of_fleet=self._of_fleet,
         )
         self._heart = Heart(
             self._job_dir,
@@ -174,7 +176,7 @@ class Agent:
             self._log.say(f"launcher: {choice.launcher}; {choice.reason}")
         launcher = choice.launcher
         self._history.setup_begins()
-        self._fetch_inputs(place.job)
+        self._fetch_inputs(place.job.inputs_on(str(place.offer.get("cloud", "local"))))
         failure = self._run_setup(setup_process(place, machine_environment(os.environ, self._marker)))
         if failure is not None:
             return failure
@@ -211,6 +213,7 @@ class Agent:
             heart=self._heart,
             history=self._history,
             insist=self._insist,
+            of_fleet=self._of_fleet,
         )
 
     def _place(self, job_data: bytes) -> tuple[Place, Budget, bool]:
@@ -262,13 +265,13 @@ class Agent:
         except (ArchiveError, OSError) as error:
             raise _ErrorEnd(f"the code cannot be unpacked: {error}") from error
 
-    def _fetch_inputs(self, job: JobRecord) -> None:
-        if not job.inputs:
+    def _fetch_inputs(self, inputs: Mapping[str, str]) -> None:
+        if not inputs:
             return
         from .inputs import InputsError, fetch_inputs
 
         try:
-            fetch_inputs(job.inputs, self._code, self._home / "inputs.done", self._runner.check, self._log.say)
+            fetch_inputs(inputs, self._code, self._home / "inputs.done", self._runner.check, self._log.say)
         except (InputsError, JobDirError) as error:
             raise _ErrorEnd(str(error)) from error
         except OSError as error:
@@ -418,6 +421,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--job-sha256", required=True, metavar="HEX", help="of job.json")
     parser.add_argument("--home", required=True, metavar="DIR", help="this machine's own folder")
     parser.add_argument("--host", metavar="NAME", help="by which the other nodes reach this one")
+    parser.add_argument("--of-fleet", action="store_true", help="a lost node's place is taken without a supervisor")
     parser.add_argument("--lifetime-s", type=float, metavar="S", help="the machine ends itself after so long")
     parser.add_argument(
         "--notices",

@@ -6,6 +6,7 @@ restart that one node begins and another has not heard of.
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 import uuid
@@ -17,6 +18,8 @@ from .jobdir import Generation, GenerationKind, JobDir, JobDirError, NodeRecord,
 from .notices import Order, Orders
 from .restart import Budget, Scope, Wish, allowed
 
+FRUITLESS = 5
+"""So often in a row nodes take lost ones' places without a new checkpoint in between; then the attempt ends."""
 _LOOK_S = {"file": 0.1}
 _LOOK_FAR_S = 1.0  # in an object store, where looking costs money
 
@@ -24,8 +27,8 @@ _LOOK_FAR_S = 1.0  # in an object store, where looking costs money
 class Ledger:
     """The generations of one attempt, as one node reads and writes them.
 
-    `heals`: the supervisor replaces lost nodes, or does without them. Then nobody closes the row for being preempted:
-    the others are to go on.
+    `heals`: lost nodes are replaced, or done without. Then nobody closes the row for being preempted: the others are to
+    go on.
     """
 
     def __init__(
@@ -44,10 +47,15 @@ class Ledger:
         self._comes_back = comes_back
         self.scope, self.heals = scope, heals
         self.newest: Generation | None = None
+        self._known: list[Generation] = []
         self.newest_of_group = 1
         """The number under which all nodes have last met."""
         self.members: Sequence[NodeRecord] | None = None
         """The nodes since somebody has said that they are others; None: those of attempt.json."""
+
+    @property
+    def is_closed(self) -> bool:
+        return self.newest is not None and self.newest.kind == "closed"
 
     @property
     def following(self) -> int:
@@ -62,6 +70,7 @@ class Ledger:
     def follow(self, record: Generation) -> None:
         """It is the newest."""
         self.newest = record
+        self._known.append(record)
         if record.group and record.kind != "closed":
             self.newest_of_group = record.generation
         if record.nodes is not None:
@@ -85,22 +94,23 @@ class Ledger:
 
     def grants(self, wanted: Wish | None) -> bool:
         """Whether the budget allows what is wished for."""
-        return wanted is not None and allowed(wanted, self._budget, self.newest) is not None
+        return wanted is not None and not self.is_closed and allowed(wanted, self._budget, self.newest) is not None
 
     def could_restart(self) -> bool:
         """Whether a failure could be answered by another generation."""
         return self.grants(Wish("failure", "", 0.0))
 
-    def settle(self, wanted: Wish | None, *, may_follow: bool) -> Generation | None:
+    def settle(self, wanted: Wish | None, outcome: str, *, may_follow: bool) -> Generation | None:
         """What follows upon the end of this node's processes; None: nothing. Raises JobDirError.
 
+        `outcome`: theirs, which the end of the row is told with.
         `may_follow`: this node would take part in a generation that another one has begun.
         """
-        while True:
+        while not self.is_closed:
             record = self._record(wanted)
             if record is None and self.scope != "group":
                 return None
-            record = record or self._make("closed", "", 0.0, *self._used())
+            record = record or self._make("closed", outcome, 0.0, *self._used())
             stands = self._take(record)
             self.follow(stands)
             if stands.nonce == record.nonce:
@@ -110,6 +120,7 @@ class Ledger:
             if may_follow and self.concerns(stands):
                 return stands
             # Another node has started its own processes again, or ours may not go on: the next number.
+        return None
 
     def awaits(self, begun: int) -> Generation | None:
         """The newest generation, if the others wait in it for this node, which has come to `begun` only; None: they do
@@ -132,6 +143,30 @@ class Ledger:
             if stands.nonce == record.nonce or self.concerns(stands):
                 return stands
         return None
+
+    def take_place(self, nodes: Sequence[NodeRecord], lost: str, begun: int, saved_step: int) -> Generation:
+        """The program is to go on with `nodes`, of which this one is in the place of a lost one: where nobody else says
+        so.
+
+        `begun`: the generation that the lost one had come to; what the others used of the budget since was their
+        answer to its loss, and only that counts. Returns what stands under the number; `closed`, where the budget does
+        not allow it, or the nodes changed FRUITLESS times without a new checkpoint. Raises JobDirError.
+        """
+        counted = [one for one in self._known if not (one.kind != "members" and one.group and one.generation > begun)]
+        last = counted[-1] if counted else None
+        used = allowed(Wish("interruption", "", 0.0), self._budget, last)
+        changes = [one for one in self._known if one.kind == "members"][-FRUITLESS:]
+        if used is None or (len(changes) == FRUITLESS and all(one.saved_step >= saved_step for one in changes)):
+            record = self._make("closed", "", 0.0, *self._used())
+        else:
+            record = dataclasses.replace(
+                self._make("members", f"{lost} was lost; {self._node} takes its place", 0.0, *used, group=True),
+                nodes=[dataclasses.asdict(node) for node in nodes],
+                saved_step=saved_step,
+            )
+        stands = self._take(record)
+        self.follow(stands)
+        return stands
 
     def close(self) -> Generation:
         """This node will end: no generation shall begin that counts on it. Returns what stands. Raises JobDirError."""

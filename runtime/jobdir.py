@@ -121,14 +121,20 @@ class JobRecord(Record):
     checkpoint_every: str | int = "auto"
     """"auto" or seconds."""
     checkpoint_keep: int = 3
-    inputs: dict[str, str] = field(default_factory=dict)
-    """Path on the machine, relative to the code's folder or absolute -> URL of what is fetched there."""
+    inputs: dict[str, str | dict[str, str]] = field(default_factory=dict)
+    """Path on the machine, relative to the code's folder or absolute -> URL of what is fetched there, or for each cloud
+    its own."""
     outputs: list[str] = field(default_factory=list)
     """Paths relative to the code's folder: copied to outputs/ when the program has ended."""
     gpu_idle_s: int | None = None
     """The job is stopped when its GPUs do nothing for so long: nodes with GPUs tell for how long theirs have."""
     spec: dict[str, Any] = field(default_factory=dict)
     """The whole JobSpec as stored; for people and for a later version, machines do not read it."""
+
+    def inputs_on(self, cloud: str) -> dict[str, str]:
+        """Those of machines of a cloud."""
+        found = {path: where if isinstance(where, str) else where.get(cloud) for path, where in self.inputs.items()}
+        return {path: url for path, url in found.items() if url is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +162,9 @@ class AttemptRecord(Record):
     """Likewise, when the program asks to be run again; None: without limit."""
     heals: bool = False
     """A lost node is replaced, or done without: those that are left wait for the Generation that says so."""
+    job_dir: str = ""
+    """URL of the job's folder that this attempt works with, if the job has moved there: this record is in both, that
+    one and the one which it has left; "": it is in the only one."""
 
 
 GenerationKind = Literal["failure", "interruption", "members", "closed"]
@@ -167,7 +176,8 @@ class Generation(Record):
 
     They are numbered from 2 and without gaps. Each says what the attempt has used of its budget by then. `failure` and
     `interruption` begin with a process that died, on the nodes there are. `members` is the supervisor's word: from then
-    on the nodes are others. `closed` is the last: the program has ended on some node and starts nowhere again.
+    on the nodes are others. `closed` is the last: the program has ended on some node, `reason` says how, and
+    starts nowhere again.
     """
 
     generation: int

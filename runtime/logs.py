@@ -15,7 +15,7 @@ import threading
 import time
 import zlib
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
@@ -190,8 +190,9 @@ class Cursor(TypedDict):
 class LogReader:
     """Reads the log of a job, a piece at a time. Keeps nothing: the cursor says where to go on."""
 
-    def __init__(self, job_dir: JobDir) -> None:
-        self._job_dir = job_dir
+    def __init__(self, job_dir: JobDir, attempts: Callable[[], Mapping[int, JobDir]] | None = None) -> None:
+        """`attempts`: the number of each attempt so far -> where its log is; omitted: all are in this job dir."""
+        self._attempts = attempts or (lambda: dict.fromkeys(_numbers(job_dir), job_dir))
 
     def read(
         self,
@@ -210,11 +211,12 @@ class LogReader:
         """
         done = cursor["done"] if cursor else 0
         nodes = dict(cursor["nodes"]) if cursor else {}
-        attempts = [number for number in self._attempts() if number > done and attempt in (None, number)]
+        places = self._attempts()
+        attempts = sorted(number for number in places if number > done and attempt in (None, number))
         sources = [
-            self._lines(number, name, nodes.get(f"{number}/{name}", [1, 0, 0]), since)
+            _lines(places[number], number, name, nodes.get(f"{number}/{name}", [1, 0, 0]), since)
             for number in attempts
-            for name in self._job_dir.folders(f"attempts/{number:04d}/nodes")
+            for name in places[number].folders(f"attempts/{number:04d}/nodes")
             if node in (None, name, name.rpartition(".")[0])
         ]
         lines: list[LogLine] = []
@@ -231,41 +233,45 @@ class LogReader:
         done = max(ended, default=done)
         return lines, {"done": done, "nodes": {key: at for key, at in nodes.items() if int(key.split("/")[0]) > done}}
 
-    def _attempts(self) -> list[int]:
-        return sorted(int(name) for name in self._job_dir.folders("attempts") if name.isdecimal())
 
-    def _lines(
-        self, attempt: int, node: str, position: list[int], since: float | None
-    ) -> Iterator[tuple[LogLine, list[int]]]:
-        """A node's lines after a position, each with the position after it."""
-        chunk, offset, skip = position
-        folder = node_key(attempt, node, "log")
-        for entry in self._job_dir.entries(folder, after=_chunk_key(attempt, node, chunk - 1)):
-            number = _chunk_number(entry.key)
-            if number is None or (since is not None and entry.modified < since - _CLOCKS_APART_S):
-                continue
-            start, seen = (offset, skip) if number == chunk else (0, 0)
-            for raw, place, after in self._members(entry, start):
-                for count, values in enumerate(raw[seen:], start=seen + 1):
-                    yield (
-                        _decode(values, attempt, node),
-                        [number, *((place, count) if count < len(raw) else (after, 0))],
-                    )
-                seen = 0
+def _numbers(job_dir: JobDir) -> list[int]:
+    """Of the attempts that a job dir knows of."""
+    return sorted(int(name) for name in job_dir.folders("attempts") if name.isdecimal())
 
-    def _members(self, entry: Entry, start: int) -> Iterator[tuple[list[Any], int, int]]:
-        """The lines of each member from an offset on, where it begins and where it ends. Damage is told as a line."""
-        if entry.size <= start:
-            return
-        data = self._job_dir.get_range(entry.key, start, entry.size)
-        while data:
-            place = entry.size - len(data)
-            try:
-                lines, data = _unpack_member(data)
-            except (ValueError, zlib.error) as error:
-                text = f"{entry.key} is damaged from byte {place} on: {error}"
-                lines, data = [[entry.modified, None, "agent", text]], b""
-            yield lines, place, entry.size - len(data)
+
+def _lines(
+    job_dir: JobDir, attempt: int, node: str, position: list[int], since: float | None
+) -> Iterator[tuple[LogLine, list[int]]]:
+    """A node's lines after a position, each with the position after it."""
+    chunk, offset, skip = position
+    folder = node_key(attempt, node, "log")
+    for entry in job_dir.entries(folder, after=_chunk_key(attempt, node, chunk - 1)):
+        number = _chunk_number(entry.key)
+        if number is None or (since is not None and entry.modified < since - _CLOCKS_APART_S):
+            continue
+        start, seen = (offset, skip) if number == chunk else (0, 0)
+        for raw, place, after in _members(job_dir, entry, start):
+            for count, values in enumerate(raw[seen:], start=seen + 1):
+                yield (
+                    _decode(values, attempt, node),
+                    [number, *((place, count) if count < len(raw) else (after, 0))],
+                )
+            seen = 0
+
+
+def _members(job_dir: JobDir, entry: Entry, start: int) -> Iterator[tuple[list[Any], int, int]]:
+    """The lines of each member from an offset on, where it begins and where it ends. Damage is told as a line."""
+    if entry.size <= start:
+        return
+    data = job_dir.get_range(entry.key, start, entry.size)
+    while data:
+        place = entry.size - len(data)
+        try:
+            lines, data = _unpack_member(data)
+        except (ValueError, zlib.error) as error:
+            text = f"{entry.key} is damaged from byte {place} on: {error}"
+            lines, data = [[entry.modified, None, "agent", text]], b""
+        yield lines, place, entry.size - len(data)
 
 
 def next_chunk(job_dir: JobDir, attempt: int, node: str) -> int:

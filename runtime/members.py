@@ -19,6 +19,8 @@ AGAIN_S = 20.0
 """How often to look whether the lost one has come back."""
 WORD_S = 3_600.0
 """How long to wait for the supervisor's word: it may be getting a machine that takes long to boot."""
+FLEET_S = 86_400.0
+"""How long to wait for a fleet's machine in a lost one's place: a group may be short of capacity for hours."""
 
 
 class LeftOutError(Exception):
@@ -38,6 +40,31 @@ def adopt(place: Place, ledger: Ledger) -> Place:
 def is_member(place: Place, ledger: Ledger) -> bool:
     """Whether this node is among those that the newest generation names."""
     return place.node.node in [node.node for node in ledger.members or place.nodes]
+
+
+def take_place(ledger: Ledger, job_dir: JobDir, attempt: int, place: Place) -> Generation:
+    """Become a member in the place of the lost one: so where no supervisor is needed to say so. Raises LeftOutError,
+    JobDirError.
+    """
+    own = place.node
+    while not is_member(place, ledger):
+        members = ledger.members or place.nodes
+        lost = next(node for node in members if _position(node.node) == _position(own.node))
+        if int(lost.node.rpartition(".")[2]) > int(own.node.rpartition(".")[2]):
+            raise LeftOutError(f"{lost.node} is in its place")
+        nodes = [dataclasses.replace(node, node=own.node) if node is lost else node for node in members]
+        beats = {node.node: _Sign.read(job_dir, attempt, node.node) for node in members}
+        saved = max(sign.saved_step for sign in beats.values())
+        if ledger.take_place(nodes, lost.node, beats[lost.node].generation, saved).kind == "closed":
+            raise LeftOutError("the program is not to be started again")
+    if ledger.newest is None:
+        raise LeftOutError(f"{own.node} was a member from the beginning")
+    return ledger.newest
+
+
+def _position(node: str) -> str:
+    """`worker-0` of `worker-0.2`."""
+    return node.rpartition(".")[0]
 
 
 def wait_for(ledger: Ledger, runner: Runner, wanted: Callable[[Generation], bool], limit_s: float) -> Generation | None:
@@ -82,13 +109,20 @@ class _Sign:
     """0: nothing yet."""
     phase: str
     outcome: str | None
+    generation: int = 0
+    """Of its program; 0: none yet."""
+    saved_step: int = 0
 
     @classmethod
     def read(cls, job_dir: JobDir, attempt: int, node: str) -> _Sign:
         beat, end = (job_dir.find(node_key(attempt, node, name)) for name in ("heartbeat.json", "result.json"))
         told = None if beat is None else Heartbeat.from_bytes(beat)
         outcome = None if end is None else Result.from_bytes(end).outcome
-        return cls(told.sequence if told else 0, told.phase if told else "", outcome)
+        if told is None:
+            return cls(0, "", outcome)
+        spans = (told.timeline or {}).get("spans") or [{}]
+        saved = int((told.progress or {}).get("saved_step") or 0)
+        return cls(told.sequence, told.phase, outcome, int(spans[-1].get("generation") or 0), saved)
 
     @property
     def leaves(self) -> bool:

@@ -19,7 +19,18 @@ from .heartbeat import Heart, read_progress
 from .jobdir import Address, Generation, JobDir, Record, node_key
 from .launchers import LOOPBACK, Place, free_port, machine_environment, needs_addresses, own_host, processes
 from .logs import LogWriter
-from .members import AGAIN_S, WORD_S, Begun, LeftOutError, adopt, is_member, lost_peer, wait_for
+from .members import (
+    AGAIN_S,
+    FLEET_S,
+    WORD_S,
+    Begun,
+    LeftOutError,
+    adopt,
+    is_member,
+    lost_peer,
+    take_place,
+    wait_for,
+)
 from .node_writer import NodeWriter, writer_environment
 from .notices import Order, Orders
 from .program import Exit, Process, kill_leftovers
@@ -64,6 +75,8 @@ class Node:
     heart: Heart
     history: History
     insist: Insist
+    of_fleet: bool = False
+    """Its machines take lost ones' places by themselves, without a supervisor's word."""
 
     @property
     def code(self) -> Path:
@@ -123,12 +136,15 @@ class NodeProgram:
         node, ledger = self._node, self._ledger
         newest = node.insist(ledger.catch_up)
         following: Generation | None = None
-        if newest is not None and newest.kind == "closed":
+        if newest is not None and newest.kind == "closed" and not self._is_merely_late(newest):
             raise LeftOutError("the program has ended on the other nodes")
         if not is_member(self.place, ledger):
             node.heart.set_phase("waiting")
             node.log.say("ready to take a lost node's place")
-            following = wait_for(ledger, node.runner, lambda _: is_member(self.place, ledger), WORD_S)
+            if node.of_fleet:
+                following = node.insist(lambda: take_place(ledger, node.job_dir, node.attempt, self.place))
+            else:
+                following = wait_for(ledger, node.runner, lambda _: is_member(self.place, ledger), WORD_S)
         elif self._begun.generation:
             following = ledger.awaits(self._begun.generation) or node.insist(
                 lambda: ledger.rejoin(f"{node.name} was restarted")
@@ -139,6 +155,10 @@ class NodeProgram:
         if following is None or following.kind == "closed":
             raise LeftOutError(f"the others do not go on with {node.name}")
         return self._prepare(following)
+
+    def _is_merely_late(self, end: Generation) -> bool:
+        """Whether this node still owes its part: the others have done theirs, and so did not need it."""
+        return end.reason == "succeeded" and not self._begun.generation and is_member(self.place, self._ledger)
 
     def _prepare(self, following: Generation) -> int:
         """Raises LeftOutError, Interrupted."""
@@ -204,14 +224,14 @@ class NodeProgram:
             word = self._word(place)
             if word is not None:
                 return None if word.kind == "closed" else word
-        return node.insist(lambda: ledger.settle(wanted, may_follow=may_follow))
+        return node.insist(lambda: ledger.settle(wanted, ending.outcome, may_follow=may_follow))
 
     def _word(self, place: Place) -> Generation | None:
         """What is decided upon another node's loss, of which the program may have died; None: there is none lost."""
         node, ledger = self._node, self._ledger
         if not ledger.heals or ledger.scope != "group" or len(place.nodes) == 1:
             return None
-        until, said = time.monotonic() + WORD_S, ""
+        until, said = time.monotonic() + (FLEET_S if node.of_fleet else WORD_S), ""
         while time.monotonic() < until:
             peer = node.insist(lambda: lost_peer(node.job_dir, node.attempt, place, node.runner))
             if peer is None:
@@ -262,10 +282,11 @@ class NodeProgram:
             return record if record is not None and record.group else None
 
         # On Vertex AI programs begin as their machines come: others may come an hour later (vertex/provisioner.py).
-        found = node.runner.insist(look, WORD_S, ledger.every_s)
+        limit_s = FLEET_S if node.of_fleet else WORD_S
+        found = node.runner.insist(look, limit_s, ledger.every_s)
         if isinstance(found, Address) or (isinstance(found, Generation) and found.kind != "closed"):
             return found
-        never = f"{other} has not told its address in {WORD_S:.0f} s"
+        never = f"{other} has not told its address in {limit_s:.0f} s"
         raise LeftOutError(never if found is None else "the program has ended on another node")
 
     def _idle_watch(self, place: Place) -> contextlib.AbstractContextManager[object]:

@@ -105,8 +105,10 @@ class NodeWriter:
             self._forget()
 
     def _start(self, now: float) -> None:
-        command = [sys.executable, "-I", "-S", KEEPER, str(os.getpid()), sys.executable, "-P"]
-        command += ["-m", f"{__package__}.checkpoint.writer", "--socket", str(self.path)]
+        me = str(os.getpid())
+        command = [sys.executable, "-I", "-S", KEEPER, me, sys.executable, "-P"]
+        # Told who we are, it ends with us even if we and its keeper are killed while it starts.
+        command += ["-m", f"{__package__}.checkpoint.writer", "--socket", str(self.path), "--parent", me]
         try:
             child = subprocess.Popen(
                 command, env=self._env, stdin=subprocess.DEVNULL, stdout=2, stderr=2, start_new_session=True

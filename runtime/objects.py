@@ -28,7 +28,10 @@ if TYPE_CHECKING:
 
 SCHEMES = ("file", "s3", "gs", "az")
 PART = 8 << 20
-"""Bytes per request of an upload."""
+"""Bytes per request of an upload, unless there would be more than PARTS."""
+PARTS = 10_000
+"""Requests of an upload, at most: S3 takes no more (docs.aws.amazon.com/AmazonS3/latest/userguide/qfacts.html), and
+Cloud Storage, whose uploads in parts are made after S3's, neither."""
 UPLOADS = 4
 """Requests of an upload that run at the same time."""
 
@@ -136,14 +139,16 @@ class JobDir:
         """Write bytes or a file's content, replacing what is there; readers see the old or the new object, no part."""
         self._call(f"writing {key}", lambda: obstore.put(self._writable(), key, data))
 
-    def upload(self, key: str, pieces: Iterator[memoryview]) -> None:
+    def upload(self, key: str, pieces: Iterator[memoryview], size: int) -> None:
         """Write what is too large for one request, a piece at a time; the object appears when all of them are there.
 
-        Pieces are sent from where they lie: they must not change until this returns. At most UPLOADS are under way.
+        `size`: bytes of all of them. Pieces are sent from where they lie: they must not change until this returns. At
+        most UPLOADS are under way.
         """
+        part = max(PART, -(-size // PARTS))
         self._call(
             f"writing {key}",
-            lambda: obstore.put(self._large(self._writable()), key, pieces, chunk_size=PART, max_concurrency=UPLOADS),
+            lambda: obstore.put(self._large(self._writable()), key, pieces, chunk_size=part, max_concurrency=UPLOADS),
         )
 
     def upload_file(self, key: str, path: Path, on_progress: OnProgress) -> None:
@@ -159,7 +164,7 @@ class JobDir:
 
         on_progress(0, size)
         with path.open("rb") as file:
-            self.upload(key, pieces())
+            self.upload(key, pieces(), size)
 
     def copy(self, key: str, to: str) -> None:
         """Write an object under another key, within the store. Raises MissingError."""
@@ -310,8 +315,9 @@ class JobDir:
         return store
 
     def _writable(self) -> ObjectStore:
+        was_there = self._store is not None  # asked first: another thread may make the folder meanwhile
         if self._folder is not None and not self._folder.is_dir():
-            if self._store is not None or not self.make:
+            if was_there or not self.make:
                 raise JobDirError(f"{self.url}: the folder has been deleted")
             self._folder.mkdir(parents=True, exist_ok=True)
         return self._readable()

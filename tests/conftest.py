@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Generator
 from pathlib import Path
@@ -14,8 +15,9 @@ import pytest
 
 from cloudgpu.tests.standins.turns import turn
 
-# Users do not have it set, and it hides what is never flushed.
-os.environ.pop("PYTHONUNBUFFERED", None)
+# Users do not have these set: the one hides what is never flushed, with the other each process compiles all it imports.
+for name in ("PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE"):
+    os.environ.pop(name, None)
 # GNU readline, which pytest imports, sets these for child processes: there is no terminal.
 for name in ("COLUMNS", "LINES"):
     os.environ.pop(name, None)
@@ -25,6 +27,40 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 LOCKS = pytest.StashKey[Path]()
 """The folder of the locks that the processes of one run share."""
+
+
+NO_PULUMI = "NOT CHECKED: `pulumi` is not on PATH"
+
+
+def pytest_report_header() -> str:
+    """What Pulumi's programs are run with."""
+    found = shutil.which("pulumi")
+    return f"pulumi: {found}" if found else "pulumi: NOT ON PATH: stacks are tested with a double of its engine only"
+
+
+@pytest.fixture(params=["double", "pulumi"])
+def engine_kind(request: pytest.FixtureRequest) -> str:
+    """Which engine a test of stacks has: a double of Pulumi's (tests/standins/pulumi/double), and Pulumi's own."""
+    if request.param == "pulumi" and shutil.which("pulumi") is None:
+        pytest.skip(NO_PULUMI)
+    return str(request.param)
+
+
+@pytest.fixture(autouse=True)
+def _fresh_orders() -> Generator[None]:
+    """What a process remembers of fleets is of one test's stores: the next one's have the same URLs."""
+    yield
+    if (grouping := sys.modules.get("cloudgpu.provisioners.grouping")) is not None:
+        grouping.orders.cache_clear()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What was not checked with the real engine is said where nobody overlooks it."""
+    skipped = [one for one in terminalreporter.getreports("skipped") if NO_PULUMI in str(one.longrepr)]
+    if skipped:
+        terminalreporter.section("Pulumi's own engine", red=True, bold=True)
+        text = f"{NO_PULUMI}: {len(skipped)} tests of stacks ran with a double of its engine, and not with Pulumi's own"
+        terminalreporter.line(text, red=True, bold=True)
 
 
 @pytest.hookimpl(optionalhook=True)

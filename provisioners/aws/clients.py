@@ -23,11 +23,13 @@ from ..errors import classify
 
 if TYPE_CHECKING:
     from boto3.session import Session
+    from types_boto3_autoscaling import AutoScalingClient
     from types_boto3_ec2 import EC2Client
     from types_boto3_iam import IAMClient
     from types_boto3_pricing import PricingClient
     from types_boto3_service_quotas import ServiceQuotasClient
     from types_boto3_ssm import SSMClient
+    from types_boto3_sts import STSClient
 
 HOME_REGION = "us-east-1"
 """Asked about the account's regions, where no other is configured."""
@@ -57,6 +59,10 @@ class Clients:
         """For RunInstances only: the SDK sends it once. What it repeats by itself is capacity's 500, for seconds."""
         return cast("EC2Client", self._client("ec2", region, once=True))
 
+    def autoscaling(self, region: str) -> AutoScalingClient:
+        """Its calls are repeated by the SDK: a group is known by its name."""
+        return cast("AutoScalingClient", self._client("autoscaling", region))
+
     def ssm(self, region: str) -> SSMClient:
         return cast("SSMClient", self._client("ssm", region))
 
@@ -69,6 +75,9 @@ class Clients:
     def iam(self, region: str) -> IAMClient:
         """IAM is one for all regions of the region's partition."""
         return cast("IAMClient", self._client("iam", region))
+
+    def sts(self, region: str) -> STSClient:
+        return cast("STSClient", self._client("sts", region))
 
     def partition(self, region: str) -> str:
         """`aws`, `aws-us-gov`, `aws-cn`: what ARNs of the region begin with."""

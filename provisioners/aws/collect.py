@@ -16,12 +16,14 @@ from ...jobspecs import catalog
 from .. import tags
 from ..base import ProvisionError
 from ..leftovers import Found, Leftover, Tagged, Thing, launches
+from . import groups
 from .clients import HOME_REGION, Clients, told, tolerate
 from .ending import Ending
 from .identity import PATH
 from .sightings import Sightings
 
 if TYPE_CHECKING:
+    from types_boto3_autoscaling import AutoScalingClient
     from types_boto3_ec2 import EC2Client
     from types_boto3_iam import IAMClient
 
@@ -49,7 +51,7 @@ def find(regions: Sequence[str], clients: Clients | None = None) -> Found:
 
     def look(place: str) -> list[Tagged]:
         with told(f"look for what is tagged in {place}", clients.clock):
-            return list(_identities(clients.iam(asked[0])) if place == _IAM else _in_region(clients.ec2(place), place))
+            return list(_identities(clients.iam(asked[0])) if place == _IAM else _in_region(clients, place))
 
     with ThreadPoolExecutor(_REGIONS_AT_ONCE) as pool:
         futures = {place: pool.submit(look, place) for place in (*asked, _IAM)}
@@ -62,11 +64,31 @@ def find(regions: Sequence[str], clients: Clients | None = None) -> Found:
 
 
 _IAM = "iam"
+_GROUP = "Auto Scaling group"
 
 
-def _in_region(ec2: EC2Client, region: str) -> Iterator[Tagged]:
-    for listing in (_spot_requests, _instances, _volumes, _interfaces, _placement_groups, _security_groups):
-        yield from listing(ec2, region)
+def _in_region(clients: Clients, region: str) -> Iterator[Tagged]:
+    yield from _scaling_groups(clients.autoscaling(region), region)
+    for listing in (
+        *(_spot_requests, _instances, _volumes, _interfaces),
+        *(_templates, _placement_groups, _security_groups),
+    ):
+        yield from listing(clients.ec2(region), region)
+
+
+def _scaling_groups(autoscaling: AutoScalingClient, region: str) -> Iterator[Tagged]:
+    """Their machines are listed by themselves."""
+    for page in autoscaling.get_paginator("describe_auto_scaling_groups").paginate(Filters=_OURS):
+        for group in map(groups.seen, page["AutoScalingGroups"]):
+            detail = f"{group.machines} of {group.wanted} machines"
+            yield Tagged(Thing(_GROUP, group.name, region, detail), group.tags)
+
+
+def _templates(ec2: EC2Client, region: str) -> Iterator[Tagged]:
+    for page in ec2.get_paginator("describe_launch_templates").paginate(Filters=_OURS):
+        for item in page["LaunchTemplates"]:
+            name, created = item["LaunchTemplateName"], item["CreateTime"].timestamp()
+            yield Tagged(Thing("launch template", item["LaunchTemplateId"], region, name, created=created), _tags(item))
 
 
 def _instances(ec2: EC2Client, region: str) -> Iterator[Tagged]:
@@ -157,6 +179,9 @@ def _machine_price(machine_type: str, region: str, market: str) -> Decimal | Non
 def remove(leftover: Leftover, clients: Clients | None = None) -> None:
     """All of it; idempotent; returns when nothing of it bills any more. Raises ProvisionError."""
     clients = clients or Clients()
+    for thing in leftover.things:
+        if thing.kind == _GROUP:  # before its machines: it would replace them
+            groups.close(clients, thing.region, thing.id)
     for region in leftover.regions:
         if leftover.token:
             Ending(clients, Sightings(clients), region, leftover.token, leftover.owner).run()
@@ -215,6 +240,10 @@ def _delete_interface(clients: Clients, region: str, name: str) -> None:
         clients.ec2(region).delete_network_interface(NetworkInterfaceId=name)
 
 
+def _delete_template(clients: Clients, region: str, name: str) -> None:
+    groups.delete_template(clients.ec2(region), name)
+
+
 def _delete_placement_group(clients: Clients, region: str, name: str) -> None:
     with tolerate("InvalidPlacementGroup.Unknown"):
         clients.ec2(region).delete_placement_group(GroupName=name)
@@ -245,9 +274,10 @@ _DELETE: dict[str, Callable[[Clients, str, str], None]] = {
     "Spot request": _cancel_spot_request,
     "volume": _delete_volume,
     "network interface": _delete_interface,
+    "launch template": _delete_template,
     "placement group": _delete_placement_group,
     "security group": _delete_security_group,
     "instance profile": _delete_profile,
     "role": _delete_role,
 }
-"""In this order; machines end before the first volume."""
+"""In this order; machines end before the first volume, and groups of machines before all."""

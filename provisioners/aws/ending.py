@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from .. import tags
 from ..base import ProvisionError
-from . import network
+from . import groups, network
 from .clients import Clients, told, tolerate
 from .identity import remove_identity
 from .sightings import Sighting, Sightings
@@ -44,9 +44,11 @@ class Ending:
             group = network.find_group(ec2, self.token)
         hidden, since = set(self.named), clock.monotonic()
         while True:
+            # Before its machines: it would replace them.
+            stands = group is not None and group.is_grouped and self._close(group)
             left = self._end_machines(hidden, since)
             hidden.clear()
-            if not left and (group is None or self._remove_rest(group, hidden)):
+            if not stands and not left and (group is None or self._remove_rest(group, hidden)):
                 return
             if clock.monotonic() > until:
                 names = ", ".join(sorted(left)) or network.name_of(self.token)
@@ -66,6 +68,9 @@ class Ending:
                 terminate(self.clients, self.region, batch)
         return set(left)
 
+    def _close(self, group: network.Group) -> bool:
+        return groups.close(self.clients, self.region, groups.group_name(group))
+
     def _look(self, since: float) -> list[Sighting]:
         if self.owner:
             seen = self.sightings.of_owner(self.region, self.owner, since=since)
@@ -81,9 +86,12 @@ class Ending:
         ec2, clock = self.clients.ec2(self.region), self.clients.clock
         with told(f"remove what {self.token} made in {self.region}", clock):
             self._delete_volumes(ec2)
-            remove_identity(self.clients.iam(self.region), self.token)
+            if not group.shared_profile:
+                remove_identity(self.clients.iam(self.region), self.token)
         try:
             with told(f"remove {network.name_of(self.token)} in {self.region}", clock):
+                if group.is_grouped:
+                    groups.remove_template(ec2, group)
                 if group.has_placement:
                     network.remove_placement_group(ec2, self.token)
                 network.remove_group(ec2, group)

@@ -1,16 +1,19 @@
 """Who a launch's machines are: a role that reaches this job's folder of its bucket, and nothing else.
 
 Each launch has a role and an instance profile of its own, named by its token, under the path `/cloudgpu/<owner>/`.
+Where an infra stack has made a role that reaches all that a launch needs, it is used, and IAM is not asked anything.
 """
 
 from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .. import tags
 from ..base import LaunchRequest, ProvisionError
+from ..infrastructure import Infrastructure
 from .clients import tolerate
 from .network import name_of
 
@@ -25,6 +28,11 @@ BOUNDARY_VARIABLE = "CLOUDGPU_AWS_BOUNDARY"
 _POLICY = "job"
 _READ = ("s3:GetObject",)
 _WRITE = ("s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload", "s3:ListMultipartUploadParts")
+
+
+def shared_profile(stack: Infrastructure | None, request: LaunchRequest) -> str:
+    """ARN of the stack's instance profile, if its role reaches all that the machines need; "": it does not."""
+    return "" if stack is None else stack.role_for((request.job_dir, *request.reads, *request.writes))
 
 
 def make_identity(iam: IAMClient, request: LaunchRequest, partition: str) -> str:
@@ -42,8 +50,8 @@ def make_identity(iam: IAMClient, request: LaunchRequest, partition: str) -> str
             Tags=labels,
             **within,
         )
-    policy = json.dumps(machine_policy(request, partition))
-    iam.put_role_policy(RoleName=name, PolicyName=_POLICY, PolicyDocument=policy)
+    document = json.dumps(machine_policy(request, partition))
+    iam.put_role_policy(RoleName=name, PolicyName=_POLICY, PolicyDocument=document)
     with tolerate("EntityAlreadyExists"):
         iam.create_instance_profile(InstanceProfileName=name, Path=path, Tags=labels)
     profile = iam.get_instance_profile(InstanceProfileName=name)["InstanceProfile"]
@@ -70,30 +78,43 @@ def trust_policy(partition: str) -> dict[str, Any]:
     """Only EC2 may hand the role to a machine."""
     service = "ec2.amazonaws.com.cn" if partition == "aws-cn" else "ec2.amazonaws.com"
     statement = {"Effect": "Allow", "Principal": {"Service": service}, "Action": "sts:AssumeRole"}
-    return {"Version": "2012-10-17", "Statement": [statement]}
+    return policy([statement])
 
 
 def machine_policy(request: LaunchRequest, partition: str) -> dict[str, Any]:
-    """What a machine may do: read and write the job's folder, read its inputs, write its outputs.
+    """What the machines of a launch may do: read and write the job's folder, read its inputs, write its outputs."""
+    places = [
+        (request.job_dir, True),
+        *((url, False) for url in request.reads),
+        *((url, True) for url in request.writes),
+    ]
+    return policy(reach(places, partition))
 
-    It may list what it may read, by prefix. Where S3 is asked for an object that is not there, it answers 403, not
-    404, to who may not list the whole bucket: JobDir tells the two apart by a listing.
+
+def reach(places: Iterable[tuple[str, bool]], partition: str) -> list[dict[str, Any]]:
+    """Statements for URLs that may be read and, if so said, written.
+
+    Whoever has them may list what it may read, by prefix. Where S3 is asked for an object that is not there, it answers
+    403, not 404, to who may not list the whole bucket: JobDir tells the two apart by a listing.
     """
-    places = [(request.job_dir, (*_READ, *_WRITE)), *((url, _READ) for url in request.reads)]
-    places += [(url, (*_READ, *_WRITE)) for url in request.writes]
     statements: list[dict[str, Any]] = []
-    for url, actions in places:
+    for url, may_write in places:
         bucket, prefix = split_url(url)
         objects = [f"{prefix}/*", prefix] if prefix else ["*"]
         bucket_arn = f"arn:{partition}:s3:::{bucket}"
+        actions = [*_READ, *_WRITE] if may_write else list(_READ)
         statements.append(
-            {"Effect": "Allow", "Action": list(actions), "Resource": [f"{bucket_arn}/{key}" for key in objects]}
+            {"Effect": "Allow", "Action": actions, "Resource": [f"{bucket_arn}/{key}" for key in objects]}
         )
         listing: dict[str, Any] = {"Effect": "Allow", "Action": "s3:ListBucket", "Resource": bucket_arn}
         if prefix:
             listing["Condition"] = {"StringLike": {"s3:prefix": objects}}
         statements.append(listing)
-    return {"Version": "2012-10-17", "Statement": statements}
+    return statements
+
+
+def policy(statements: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    return {"Version": "2012-10-17", "Statement": list(statements)}
 
 
 def split_url(url: str) -> tuple[str, str]:

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 
 from ..base import LaunchRequest, NodeRequest, ProvisionError, node_token
 from ..calls import UNKNOWN, all_or_none, first_with_room, insist
+from ..infrastructure import Infrastructure, load
 from . import network, quotas
 from .clients import Clients, told
 from .ending import Ending, terminate
-from .identity import make_identity
+from .identity import make_identity, shared_profile
 from .images import Image, Images
 from .request import Place, run_instances, wants_efa
 from .reservations import Reservation, find_reservation
@@ -21,6 +22,8 @@ log = logging.getLogger("cloudgpu.provisioners.aws")
 
 PATIENCE_S = 90.0
 """So long a call is repeated that was throttled or not answered, or that speaks of what was made just now."""
+_NO_PROFILE = "Invalid IAM Instance Profile"
+"""What EC2 says, see errors.csv."""
 _UNSEEN_S = 60.0
 """So long a machine that must be there is looked for."""
 _POLL_S = 3.0
@@ -51,6 +54,8 @@ class Launch:
     """AZ name -> AZ id, of the zones in which machines can be attached."""
     has_begun: bool = False
     """Machines have come to be, and were ended since others did not."""
+    stack: Infrastructure | None = None
+    """What the infra stack of the region has made."""
 
     def run(self) -> None:
         """Have all nodes of the request. Raises ProvisionError.
@@ -97,6 +102,7 @@ class Launch:
 
     def _start(self, missing: Sequence[NodeRequest]) -> None:
         request = self.request
+        self.stack = known_stack(request.region)
         images = {node.machine_type: self.images.find(request.region, node.machine_type) for node in missing}
         subnets, reservations = self._places(missing)
         types = [node.machine_type for node in missing]
@@ -109,7 +115,9 @@ class Launch:
         )
         if wants_efa(request.nodes) and subnets[0].public:
             log.warning(_ONE_ADAPTER, request.job_id, request.region, network.SUBNET_TAG)
-        profile, placement = insist(lambda: self._make(subnets[0].vpc), self.clients.clock, PATIENCE_S)
+        # A cluster is in one zone: where EC2 chooses it, the first try would bind all others to it.
+        placed = wants_efa(request.nodes) and (request.zone is not None or request.market == "reservation")
+        profile, placement = insist(lambda: self._make(subnets[0].vpc, placed=placed), self.clients.clock, PATIENCE_S)
         group = self.group.group if self.group else ""
         endpoint = self.clients.endpoint(request.region)
 
@@ -134,7 +142,7 @@ class Launch:
         ec2, zone = self.clients.ec2(request.region), self.zone or request.zone
         reservations: dict[str, Reservation] = {}
         with told(f"choose a place in {request.region}", self.clients.clock):
-            subnets = network.find_subnets(ec2, request.region)
+            subnets = network.find_subnets(ec2, request.region, self.stack)
             if request.market == "reservation":
                 for machine_type in dict.fromkeys(node.machine_type for node in missing):
                     machines = sum(node.machine_type == machine_type for node in missing)
@@ -149,24 +157,26 @@ class Launch:
             raise ProvisionError("not_offered", message, scope="region")
         return ours, reservations
 
-    def _make(self, vpc: str) -> tuple[str, str | None]:
+    def _make(self, vpc: str, *, placed: bool) -> tuple[str, str | None]:
         """Group, role and placement group; the instance profile's ARN and the placement group's name.
 
         It may be repeated, and has to be: AWS may not know yet, in one call, what it has made in the one before.
         """
         request = self.request
         ec2 = self.clients.ec2(request.region)
-        # A cluster is in one zone: where EC2 chooses it, the first try would bind all others to it.
-        placed = wants_efa(request.nodes) and (request.zone is not None or request.market == "reservation")
         with told(f"prepare the launch in {request.region}", self.clients.clock):
             if self.group is None:
-                self.group = network.make_group(ec2, request, vpc, placement=placed)
+                shared = shared_profile(self.stack, request)
+                self.group = network.make_group(ec2, request, vpc, placement=placed, shared_profile=shared)
             if len(request.nodes) > 1:
                 network.connect_peers(ec2, self.group.group)
-            partition = self.clients.partition(request.region)
-            profile = make_identity(self.clients.iam(request.region), request, partition)
+            profile = self.group.shared_profile or self._own_profile()
             placement = network.make_placement_group(ec2, request) if placed else None
         return profile, placement
+
+    def _own_profile(self) -> str:
+        region = self.request.region
+        return make_identity(self.clients.iam(region), self.request, self.clients.partition(region))
 
     # -- the machines
 
@@ -203,10 +213,22 @@ class Launch:
         try:
             return insist(start, clock, PATIENCE_S)
         except ProvisionError as error:
+            self._check_role(error)
             if error.code != "IdempotentParameterMismatch":
                 raise
             # An earlier call has succeeded, whose answer was lost; since then e.g. the image has become another.
             return self._started_before(token, error)
+
+    def _check_role(self, error: ProvisionError) -> None:
+        """EC2 may not know a role yet that was made just now; a stack's is not made now. Raises ProvisionError."""
+        profile = self.group.shared_profile if self.group is not None else ""
+        if profile and _NO_PROFILE in str(error):
+            region = self.request.region
+            message = (
+                f"{profile}, the role of the infra stack, is not in this account: `cloudgpu infra status --cloud aws "
+                f"--region {region}` looks what is there, `cloudgpu infra up` makes it again"
+            )
+            raise ProvisionError("invalid", message, scope="region", code="NoProfile") from error
 
     def _started_before(self, token: str, error: ProvisionError) -> str:
         """The machine that was started with a client token. Raises ProvisionError(transient) if it cannot be seen."""
@@ -230,3 +252,11 @@ class Launch:
             Ending(self.clients, self.sightings, request.region, request.token, request.owner.name).run()
         except ProvisionError as error:
             log.warning("%s: after a launch that was refused: %s", request.job_id, error)
+
+
+def known_stack(region: str) -> Infrastructure | None:
+    """Outputs of the infra stack of a region; None: there is none. Raises ProvisionError if its file is damaged."""
+    try:
+        return load("aws", region)
+    except ValueError as error:
+        raise ProvisionError("invalid", str(error), scope="region") from error

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from .. import tags
 from ..base import LaunchRequest, ProvisionError
+from ..infrastructure import Infrastructure
 from .clients import tolerate
 
 if TYPE_CHECKING:
@@ -25,6 +26,11 @@ SUBNET_TAG = "cloudgpu-subnet"
 """Subnets with this tag, whatever its value, are used in the place of the default VPC's."""
 _PLACEMENT_TAG = "cloudgpu-placement"
 """On the security group: there may be a placement group of the same name."""
+_GROUPED_TAG = "cloudgpu-grouped"
+"""On the security group: the launch's machines are an Auto Scaling group (grouped.py)."""
+PROFILE_TAG = "cloudgpu-profile"
+"""ARN of the instance profile of the machines: on a launch's security group, where it is not the launch's own, and on
+fleets' groups, for the machines' right to leave."""
 _EFA = Path(__file__).with_name("efa.csv")
 
 
@@ -58,6 +64,15 @@ class Group(NamedTuple):
     def has_placement(self) -> bool:
         return _PLACEMENT_TAG in self.tags
 
+    @property
+    def is_grouped(self) -> bool:
+        return _GROUPED_TAG in self.tags
+
+    @property
+    def shared_profile(self) -> str:
+        """Of machines that are somebody else's role, which stays; "": the launch has a role of its own."""
+        return self.tags.get(PROFILE_TAG, "")
+
 
 def name_of(token: str) -> str:
     """Of all that belongs to a launch and has a name."""
@@ -72,12 +87,17 @@ def tag_list(values: Mapping[str, str]) -> list[TagTypeDef]:
 # --- subnets ----------------------------------------------------------------------------------------------------------
 
 
-def find_subnets(ec2: EC2Client, region: str) -> list[Subnet]:
-    """Those tagged SUBNET_TAG, or else the default VPC's; the one with most free addresses of each zone, by zone.
+def find_subnets(ec2: EC2Client, region: str, stack: Infrastructure | None = None) -> list[Subnet]:
+    """Those of the stack, or else those tagged SUBNET_TAG (by hand before those of stacks that are not known here), or
+    else the default VPC's; the one with most free addresses of each zone, by zone.
 
-    Raises ProvisionError(invalid) if there is none.
+    Raises ProvisionError(invalid) if there is none, or if they are in several VPCs.
     """
-    tagged, default = [], []
+    ours: list[Subnet] = []
+    tagged: list[Subnet] = []
+    of_stacks: list[Subnet] = []
+    default: list[Subnet] = []
+    of_stack = frozenset(stack.subnets.values()) if stack else frozenset()
     for page in ec2.get_paginator("describe_subnets").paginate():
         for found in page["Subnets"]:
             subnet = Subnet(
@@ -88,19 +108,32 @@ def find_subnets(ec2: EC2Client, region: str) -> list[Subnet]:
                 found.get("MapPublicIpOnLaunch", False),
                 found.get("AvailableIpAddressCount", 0),
             )
-            if any(tag["Key"] == SUBNET_TAG for tag in found.get("Tags", ())):
-                tagged.append(subnet)
+            keys = {tag["Key"] for tag in found.get("Tags", ())}
+            if subnet.subnet in of_stack:
+                ours.append(subnet)
+            elif SUBNET_TAG in keys:
+                (of_stacks if tags.STACK in keys else tagged).append(subnet)
             elif found.get("DefaultForAz"):
                 default.append(subnet)
-    subnets = tagged or default
+    if stack and of_stack and not ours:
+        message = (
+            f"the subnets of stack {stack.stack} are not in this account: `cloudgpu infra status --cloud aws --region "
+            f"{region}` looks what is there"
+        )
+        raise ProvisionError("invalid", message, scope="region", code="NoSubnet")
+    subnets = ours or tagged or of_stacks or default
     if not subnets:
         message = (
             f"{region} has no default VPC with subnets in this account: `aws ec2 create-default-vpc --region {region}` "
-            f"makes one; or tag the subnets to be used with {SUBNET_TAG}"
+            f"makes one, `cloudgpu infra up --cloud aws --region {region}` a network of its own; or tag the subnets to "
+            f"be used with {SUBNET_TAG}"
         )
         raise ProvisionError("invalid", message, scope="region", code="DefaultVpcDoesNotExist")
     if len({subnet.vpc for subnet in subnets}) > 1:
-        message = f"{region}: the subnets tagged {SUBNET_TAG} are in several VPCs; they must be in one"
+        message = (
+            f"{region}: the subnets tagged {SUBNET_TAG} are in several VPCs; they must be in one, or of an infra stack "
+            f"that is known here: `cloudgpu infra status --cloud aws --region {region}`"
+        )
         raise ProvisionError("invalid", message, scope="region")
     best = {subnet.zone: subnet for subnet in sorted(subnets, key=lambda subnet: (subnet.free, subnet.subnet))}
     return [best[zone] for zone in sorted(best)]
@@ -130,9 +163,14 @@ def groups_of(ec2: EC2Client, owner: str) -> list[Group]:
     return list(_groups(ec2, {"Name": f"tag:{tags.OWNER}", "Values": [owner]}))
 
 
-def make_group(ec2: EC2Client, request: LaunchRequest, vpc: str, *, placement: bool) -> Group:
-    """Make a launch's group, with no rule for what comes in; or find it, if another has just made it."""
-    values = {**tags.launch_tags(request), **({_PLACEMENT_TAG: "yes"} if placement else {})}
+def make_group(ec2: EC2Client, request: LaunchRequest, vpc: str, *, placement: bool, shared_profile: str = "") -> Group:
+    """Make a launch's security group, with no rule for what comes in; or find it, if another has just made it."""
+    values = {
+        **tags.launch_tags(request),
+        **({_PLACEMENT_TAG: "yes"} if placement else {}),
+        **({PROFILE_TAG: shared_profile} if shared_profile else {}),
+        **({_GROUPED_TAG: "yes"} if request.grouped else {}),
+    }
     with tolerate("InvalidGroup.Duplicate"):
         made = ec2.create_security_group(
             GroupName=name_of(request.token),

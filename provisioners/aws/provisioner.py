@@ -1,7 +1,8 @@
 """The target `aws`: every node is an EC2 instance. See docs/aws.md.
 
 What a launch makes, in this order: a security group, a role with its instance profile, a placement group where the
-machines have Elastic Fabric Adapters, the instances with their disks and interfaces. The group goes last. All of it is
+machines have Elastic Fabric Adapters, the instances with their disks and interfaces; or, of a grouped launch, a launch
+template and an Auto Scaling group (grouped.py). The security group goes last. All of it is
 tagged with owner, job, attempt and token, and named by the token where it has a name. Nothing is remembered here but
 what was seen a moment ago: any process may call any verb at any time.
 """
@@ -15,13 +16,15 @@ from decimal import Decimal
 from typing import TYPE_CHECKING
 
 from ...jobspecs.plan import Offer
-from .. import tags
+from .. import grouping, tags
 from ..base import Allocation, LaunchRequest, NodeState, Owner, ProvisionError
 from ..calls import logged_in
 from ..sharing import PerSettings
 from . import network, prices
 from .clients import Clients, told
+from .console import console
 from .ending import Ending, terminate
+from .grouped import GroupLaunch, Groups
 from .images import Images
 from .launching import Launch
 from .request import check_request
@@ -51,6 +54,7 @@ class AwsProvisioner:
         self._clients = Clients(session, clock)
         self._images = Images(self._clients)
         self._sightings = Sightings(self._clients)
+        self._groups = Groups(self._clients, self._sightings)
 
     def launch(self, request: LaunchRequest) -> Allocation:
         """Start the machines that are not there yet, all or none. Idempotent: see Launch.
@@ -58,9 +62,11 @@ class AwsProvisioner:
         Constant in calls: two where all are there, else about a dozen and one for each machine.
         """
         check_request(request)
-        launch = Launch(self._clients, self._images, self._sightings, request)
         with logged_in(self._clients.forget):
             self._clients.check_region(request.region)
+            if request.grouped:
+                return GroupLaunch(self._clients, self._images, self._sightings, request).allocate()
+            launch = Launch(self._clients, self._images, self._sightings, request)
             launch.run()
         now = str(int(self._clients.clock.now()))
         details = {REGION: request.region, ZONE: launch.zone, OWNER: request.owner.name}
@@ -75,6 +81,8 @@ class AwsProvisioner:
         those that have ended for about an hour.
         """
         with logged_in(self._clients.forget):
+            if grouping.is_grouped(allocation):
+                return self._groups.observe(allocation)
             _, seen = self._seen(allocation)
         return [self._state(allocation, node, seen.get(one)) for node, one in allocation.machines.items()]
 
@@ -83,13 +91,19 @@ class AwsProvisioner:
         if machines are still ending after some minutes: call again.
         """
         region, owner = allocation.details.get(REGION), allocation.details.get(OWNER, "")
-        machines = frozenset(allocation.machines.values() if region else ())
+        is_grouped = grouping.is_grouped(allocation)
+        machines = frozenset(allocation.machines.values() if region and not is_grouped else ())
+        if is_grouped:
+            grouping.dismiss(allocation)
         with logged_in(self._clients.forget):
             for where in [region] if region else self._enabled_regions():
                 Ending(self._clients, self._sightings, where, allocation.token, owner, machines).run()
 
     def remove(self, allocation: Allocation, nodes: Collection[str]) -> None:
-        """A call for each that is not seen to be gone: EC2 ends none if it does not know one of them any more."""
+        """A call for each that is not seen to be gone: EC2 ends none if it does not know one of them any more. A group
+        ends its own."""
+        if grouping.is_grouped(allocation):
+            return
         with logged_in(self._clients.forget):
             region, seen = self._seen(allocation)
             for instance in (allocation.machines[node] for node in nodes):
@@ -104,6 +118,13 @@ class AwsProvisioner:
         """
         with logged_in(self._clients.forget):
             return self._find(owner)
+
+    def explain(self, allocation: Allocation, node: str) -> str:
+        """What the instance's console ends with: one call. Nothing of a group: which machine it was is not kept."""
+        if grouping.is_grouped(allocation):
+            return ""
+        with logged_in(self._clients.forget):
+            return console(self._clients, allocation.details[REGION], allocation.machines[node])
 
     def price(self, offer: Offer) -> Decimal | None:
         """The Spot price of this moment in the offer's zone; list prices are as planned. Two calls at most."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,10 +11,9 @@ from ..base import LaunchRequest, NodeRequest, ProvisionError
 from ..boot import user_data
 from ..booting import check_agent, told_at_boot
 from .images import Image, architecture_of
-from .network import Subnet, efa_cards, tag_list
+from .machine import TAGGED, Attachment, cards_of, disk_gib, interfaces, machine, root_disk, tagged
+from .network import Subnet, efa_cards
 from .reservations import Reservation
-
-_TAGGED = ("instance", "volume", "network-interface")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,33 +40,25 @@ def run_instances(
     and a client token for each machine tells after a lost answer which machines there are. What a fleet would add,
     all machines or none, is had by ending those that were got.
     """
-    parameters: dict[str, Any] = {
+    at = Attachment(place.group, place.subnet.public, place.subnet.subnet)
+    cards = cards_of(node.machine_type, wants_efa=wants_efa(request.nodes))
+    return {
         "ClientToken": client_token,
         "MinCount": 1,
         "MaxCount": 1,
-        "ImageId": image.ami,
-        "InstanceType": node.machine_type,
-        "IamInstanceProfile": {"Arn": place.profile_arn},
         "UserData": _boot(request, node, place),
-        "NetworkInterfaces": _interfaces(request, node, place),
-        "BlockDeviceMappings": [_root(request, image)],
-        "MetadataOptions": {"HttpEndpoint": "enabled", "HttpTokens": "required", "HttpPutResponseHopLimit": 1},
-        "InstanceInitiatedShutdownBehavior": "terminate",
         "TagSpecifications": _tags(request, node),
+        **machine(
+            node.machine_type,
+            request.market,
+            ami=image.ami,
+            disk=root_disk(image.root_device, disk_gib(request.disk_gb, image.min_gb)),
+            profile_arn=place.profile_arn,
+            interfaces=interfaces(at, cards),
+            reservation=place.reservations.get(node.machine_type),
+            placement_group=place.placement_group,
+        ),
     }
-    if request.market == "spot":
-        # Without a maximum price: EC2 asks for no more than the on-demand price, and a low one only gets less.
-        options = {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"}
-        parameters["InstanceMarketOptions"] = {"MarketType": "spot", "SpotOptions": options}
-    reservation = place.reservations.get(node.machine_type)
-    if reservation is not None:
-        target = {"CapacityReservationId": reservation.reservation}
-        parameters["CapacityReservationSpecification"] = {"CapacityReservationTarget": target}
-        if reservation.is_block:
-            parameters["InstanceMarketOptions"] = {"MarketType": "capacity-block"}
-    if place.placement_group is not None:
-        parameters["Placement"] = {"GroupName": place.placement_group}
-    return parameters
 
 
 def wants_efa(nodes: Sequence[NodeRequest]) -> bool:
@@ -96,35 +86,6 @@ def _boot(request: LaunchRequest, node: NodeRequest, place: Place) -> str:
     ).decode()
 
 
-def _interfaces(request: LaunchRequest, node: NodeRequest, place: Place) -> list[dict[str, Any]]:
-    """One for IP, and those of the Elastic Fabric Adapter: one for each network card.
-
-    Where a machine has several interfaces EC2 gives it no public address, without which it reaches nothing from a
-    public subnet. There it has a single adapter, which carries IP as well; all of them are used in private subnets.
-    Layout: EC2 user guide, "Maximize network bandwidth on instances with multiple network cards".
-    """
-    cards = efa_cards(node.machine_type) if wants_efa(request.nodes) else range(0)
-    base = {"SubnetId": place.subnet.subnet, "Groups": [place.group], "DeleteOnTermination": True}
-    first = {**base, "DeviceIndex": 0, "NetworkCardIndex": 0, "AssociatePublicIpAddress": place.subnet.public}
-    if not cards:
-        return [first]
-    if place.subnet.public or len(cards) == 1:
-        return [{**first, "InterfaceType": "efa"} if 0 in cards else first]
-    others = [
-        {**base, "DeviceIndex": 1 if card == 0 else 0, "NetworkCardIndex": card, "InterfaceType": "efa-only"}
-        for card in cards
-    ]
-    return [{**first, "InterfaceType": "interface"}, *others]
-
-
-def _root(request: LaunchRequest, image: Image) -> dict[str, Any]:
-    """The one disk, encrypted with the account's default key, gone with the machine."""
-    size = max(math.ceil(request.disk_gb), image.min_gb)
-    disk = {"VolumeType": "gp3", "VolumeSize": size, "Encrypted": True, "DeleteOnTermination": True}
-    return {"DeviceName": image.root_device, "Ebs": disk}
-
-
 def _tags(request: LaunchRequest, node: NodeRequest) -> list[dict[str, Any]]:
     values = {"Name": f"{request.job_id} {node.node}", **tags.node_tags(request, node)}
-    resources = (*_TAGGED, "spot-instances-request") if request.market == "spot" else _TAGGED
-    return [{"ResourceType": resource, "Tags": tag_list(values)} for resource in resources]
+    return tagged(values, (*TAGGED, "spot-instances-request") if request.market == "spot" else TAGGED)

@@ -37,6 +37,8 @@ from .prices import MARKETS, PriceList
 from .regions import check_regions, regions_of
 from .sizes import size_of, skus_of
 
+MORE_MARKETS = ("spot", "reservation")
+"""In which some sizes are sold and others not, in the order of the tables."""
 QUOTAS = ("region", "market", "code", "name", "vcpus", "source", "date")
 _WORKERS = 8
 _ARCHITECTURES = {"x64": "x86_64", "Arm64": "arm64"}
@@ -55,7 +57,8 @@ class Sku(NamedTuple):
     """As told: see the module's docstring."""
     arch: str
     """"": not told."""
-    spot: bool
+    markets: frozenset[str]
+    """In which it is sold beside on demand: those of MORE_MARKETS."""
     zones: tuple[str, ...]
     """Numbers of the subscription's own; (): the region has none for it."""
     restricted: bool
@@ -171,10 +174,13 @@ class _Asking:
         if known["status"] == "retired":
             return row
         everywhere = {region for name, region in self._places if name in (sku.name, known["offering"])}
-        told = [of_region[sku.name].spot for of_region in skus.values() if sku.name in of_region]
-        elsewhere = "spot" in known["markets"].split() and everywhere - skus.keys()
-        markets = [market for market in known["markets"].split() if market != "spot"]
-        markets += ["spot"] if any(told) or elsewhere else []
+        told = {
+            market for of_region in skus.values() if sku.name in of_region for market in of_region[sku.name].markets
+        }
+        before = known["markets"].split()
+        elsewhere = set(before) if everywhere - skus.keys() else set()
+        markets = [market for market in before if market not in MORE_MARKETS]
+        markets += [market for market in MORE_MARKETS if market in told | elsewhere]
         known |= {
             "vcpus": str(sku.vcpus),
             "memory_gb": f"{sku.memory_gb:g}",
@@ -203,7 +209,7 @@ class _Asking:
             "vcpus": str(sku.vcpus),
             "memory_gb": f"{sku.memory_gb:g}",
             "arch": sku.arch or alike[0]["arch"],
-            "markets": "on-demand spot" if sku.spot else "on-demand",
+            "markets": " ".join(("on-demand", *(market for market in MORE_MARKETS if market in sku.markets))),
             "status": "active",
             "ends": "",
             "offering": sku.name if self._has_places(sku.name) else "",
@@ -302,10 +308,17 @@ def _sku(item: Json, region: str) -> Sku:
         memory_gb=float(told["MemoryGB"]),
         gpus=_gpus(told),
         arch=_ARCHITECTURES.get(told.get("CpuArchitectureType", ""), ""),
-        spot=size.spot,
+        markets=frozenset(
+            market for market, sold in zip(MORE_MARKETS, (size.spot, _is_reservable(told)), strict=True) if sold
+        ),
         zones=size.zones,
         restricted=bool(size.reason),
     )
+
+
+def _is_reservable(told: Mapping[str, str]) -> bool:
+    """By capacity reservations of whatever type."""
+    return told.get("CapacityReservationSupported") == "True"
 
 
 def _told(item: Mapping[str, Any]) -> dict[str, str]:

@@ -1,7 +1,8 @@
 """Everything on Azure that carries our tags, of every owner, and how to remove it: for `cloudgpu gc`.
 
 All that a launch makes is in its resource group, so the groups are looked for, and then what is in each; outside are
-only the role assignments that the group's tags tell of. It is removed as its own supervisor would have done: ending.py.
+only role assignments, of which the group's tags tell, and their own descriptions once the group is gone. It is removed
+as its own supervisor would have done: ending.py.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from .ending import Ending
 from .groups import Group, groups_of
 from .identity import role_assignments_of
 from .operations import state_of
+from .orphans import find_orphans, remove_orphans
 from .regions import check_regions, regions_of
 from .sightings import Sightings
 
@@ -32,6 +34,7 @@ _UNPAID = frozenset({"PowerState/deallocated", "PowerState/deallocating"})
 """States of a machine of which only the disk is paid for. Source: "States and billing status of Azure VMs"."""
 _KINDS = {
     "microsoft.compute/virtualmachines": "virtual machine",
+    "microsoft.compute/virtualmachinescalesets": "scale set",
     "microsoft.compute/disks": "disk",
     "microsoft.compute/availabilitysets": "availability set",
     "microsoft.compute/proximityplacementgroups": "proximity placement group",
@@ -63,6 +66,14 @@ def find(regions: Sequence[str], clients: Clients | None = None) -> Found:
                 found += look.result()
             except ProvisionError as error:
                 missed[name] = str(error)
+    if not regions:  # they belong to none
+        try:
+            found += [
+                Tagged(Thing("role assignment", one.name, "", f"on {one.scope.rpartition('/')[2]}"), one.tags)
+                for one in find_orphans(clients)
+            ]
+        except ProvisionError as error:
+            missed["role assignments"] = str(error)
     return Found(launches("azure", found), missed)
 
 
@@ -93,7 +104,8 @@ def _machine(clients: Clients, group: Group, name: str) -> tuple[str, Decimal | 
         return "gone", Decimal(0)
     properties = found["properties"]
     size = str((properties.get("hardwareProfile") or {}).get("vmSize", ""))
-    market = "spot" if properties.get("priority") == "Spot" else "on-demand"
+    reserved = bool((properties.get("capacityReservation") or {}).get("capacityReservationGroup"))
+    market = "spot" if properties.get("priority") == "Spot" else "reservation" if reserved else "on-demand"
     codes = {str(one.get("code")) for one in (properties.get("instanceView") or {}).get("statuses") or ()}
     power = next((code.partition("/")[2] for code in codes if code.startswith("PowerState/")), state_of(found).lower())
     price = Decimal(0) if codes & _UNPAID else _machine_price(size, group.region, market)
@@ -108,7 +120,7 @@ def _disk(clients: Clients, group: Group, name: str) -> tuple[str, Decimal | Non
         return "gone", Decimal(0)
     size = int(found["properties"].get("diskSizeGB") or 0)
     price = catalog.disk_price("azure", group.region)
-    amount = None if price is None else round(price.amount * size, 6)
+    amount = None if price is None else round(price.amount * int(catalog.billed_disk_gb("azure", size)), 6)
     return f"{size} GB, {str(found['properties'].get('diskState', '')).lower()}", amount
 
 
@@ -154,3 +166,5 @@ def remove(leftover: Leftover, clients: Clients | None = None) -> None:
     """All of it; idempotent; returns when nothing of it bills any more. Raises ProvisionError."""
     clients = clients or Clients()
     Ending(clients, Sightings(clients), leftover.token).run()
+    if all(thing.kind == "role assignment" for thing in leftover.things):
+        remove_orphans(clients, leftover.token)

@@ -14,12 +14,12 @@ from typing import Any, NamedTuple, cast
 from .. import tags
 from ..base import LaunchRequest, ProvisionError
 from .clients import Clients, answer_of, gone_is_fine, plain
-from .names import ACCESS, STARTED, group_id, group_name, token_of
+from .names import ACCESS, IDENTITY, STARTED, group_id, group_name, token_of
 from .operations import delete, ordered
 
 _LONGEST_TAG = 256
 """A tag's value. Source: Azure's documentation, "Use tags to organize your Azure resources"; it allows 50 tags."""
-_FAST = "Microsoft.Compute/virtualMachines"
+_FAST = "Microsoft.Compute/virtualMachines,Microsoft.Compute/virtualMachineScaleSets"
 """What is deleted without an orderly shutdown, when the group is: its machines have ended, or are to end at once."""
 
 
@@ -51,6 +51,11 @@ class Group(NamedTuple):
         """Containers to which its identity was let in, as Container.to_tag() has them."""
         return [value for key, value in self.tags.items() if key.startswith(ACCESS)]
 
+    @property
+    def shared_identity(self) -> str:
+        """Resource id of the identity of its machines, which is not the launch's own and stays; "": it has its own."""
+        return self.tags.get(IDENTITY, "")
+
 
 def find_group(clients: Clients, token: str) -> Group | None:
     """The group of a launch, if there is any of it. Raises ProvisionError."""
@@ -72,14 +77,15 @@ def groups_of(clients: Clients, owner: str | None = None) -> list[Group]:
     return [group for group in map(_group, found) if token_of(group.name)]
 
 
-def make_group(clients: Clients, request: LaunchRequest, access: Collection[str]) -> Group:
+def make_group(clients: Clients, request: LaunchRequest, access: Collection[str], shared_identity: str = "") -> Group:
     """Make it, or find it; what it has of other tags stays. Raises ProvisionError."""
     found = find_group(clients, request.token)
     if found is not None and not found.is_ending:
         return found
     name = group_name(request.token)
-    letting_in = {f"{ACCESS}{at}": value for at, value in enumerate(access)}
-    body = cast("Any", {"location": request.region, "tags": tags.launch_tags(request) | letting_in})
+    told = {f"{ACCESS}{at}": value for at, value in enumerate(access)}
+    told |= {IDENTITY: shared_identity} if shared_identity else {}
+    body = cast("Any", {"location": request.region, "tags": tags.launch_tags(request) | told})
     # One of the same name may be on its way out: then it is made when that is gone.
     made = clients.ask(
         f"make the resource group {name} in {request.region}",

@@ -2,10 +2,8 @@
 
 Each launch has an identity of its own, in its group. It is let in to containers by role assignments with a condition on
 the path of blobs, and may switch off the launch's machines; it can make nothing. `CLOUDGPU_AZURE_IDENTITY` names one
-that somebody has made and let in beforehand: then none is made, and no role is given to anybody.
-
-Sources: Azure's documentation, "Azure built-in roles", "Example Azure role assignment conditions for Blob Storage",
-"Azure role assignment conditions: format"; the roles' ids are the same everywhere.
+that somebody has made and let in beforehand, an infra stack makes one that reaches its job dir: where there is such a
+one none is made, and no role is given to anybody.
 """
 
 from __future__ import annotations
@@ -16,19 +14,16 @@ from functools import partial
 from typing import Any, NamedTuple, cast
 
 from ..base import LaunchRequest, ProvisionError
+from ..infrastructure import Infrastructure
 from .clients import Clients, Json, answer_of, gone_is_fine, plain
+from .containers import Container, split_url
 from .groups import Group
-from .names import SHARED, assignment_name, group_id, group_name, part_of
+from .names import SHARED, assignment_name, group_id, group_name, leaving_role, part_of
+from .orphans import description
 from .request import with_tags
+from .rights import READER, SWITCH_OFF, WRITER, condition
 
 IDENTITY_SETTING = "CLOUDGPU_AZURE_IDENTITY"
-READER, WRITER = "2a2b9908-6ea1-4ae2-8e65-a410df84e7d1", "ba92f5b4-2d11-453d-a403-e96b0029c9fe"
-"""Storage Blob Data Reader, Storage Blob Data Contributor."""
-SWITCH_OFF = "40c5ff49-9181-41f8-ae61-143b0e78555e"
-"""Desktop Virtualization Power On Off Contributor: the built-in role by which a machine can be deallocated, and neither
-made nor changed. A machine that only powers itself off goes on billing."""
-_BLOBS = "Microsoft.Storage/storageAccounts/blobServices/containers/blobs"
-_WRITES = ("write", "delete", "add/action", "move/action")
 _NEW_S = 120.0
 """So long Azure may not know, elsewhere, an identity that it has just made."""
 
@@ -44,27 +39,6 @@ class Identity(NamedTuple):
     """It was made for the launch."""
 
 
-class Container(NamedTuple):
-    """Of a storage account."""
-
-    group: str
-    account: str
-    container: str
-
-    def to_tag(self) -> str:
-        return "/".join(self)
-
-    @classmethod
-    def from_tag(cls, value: str) -> Container | None:
-        """None: somebody has changed the tag."""
-        parts = value.split("/")
-        return cls(*parts) if len(parts) == 3 and all(parts) else None
-
-    def scope(self, subscription: str) -> str:
-        account = f"{group_id(subscription, self.group)}/providers/Microsoft.Storage/storageAccounts/{self.account}"
-        return f"{account}/blobServices/default/containers/{self.container}"
-
-
 class Grant(NamedTuple):
     """What an identity may do in a container: one role assignment."""
 
@@ -77,8 +51,16 @@ class Grant(NamedTuple):
 # --- what is needed ---------------------------------------------------------------------------------------------------
 
 
-def find_grants(clients: Clients, request: LaunchRequest) -> list[Grant]:
-    """What the machines of a launch must be let in to; [] for an identity that was made beforehand.
+def shared_identity(stack: Infrastructure | None, request: LaunchRequest) -> str:
+    """Resource id of the identity that was made beforehand and reaches all that machines need; "": there is none."""
+    named = os.environ.get(IDENTITY_SETTING, "")
+    if named or stack is None:
+        return named
+    return stack.role_for((request.job_dir, *request.reads, *request.writes))
+
+
+def find_grants(clients: Clients, request: LaunchRequest, shared: str = "") -> list[Grant]:
+    """What the machines of a launch must be let in to; [] for an identity that was made beforehand (`shared`).
 
     One for each container and role, for Azure has no two assignments of the same role to the same identity at the same
     place. Raises ProvisionError(invalid) for a storage account that is not in the subscription.
@@ -86,7 +68,7 @@ def find_grants(clients: Clients, request: LaunchRequest) -> list[Grant]:
     places = [(request.job_dir, WRITER), *((url, READER) for url in request.reads)]
     places += [(url, WRITER) for url in request.writes]
     split = [(*split_url(url), role) for url, role in places]
-    if os.environ.get(IDENTITY_SETTING):
+    if shared:
         return []
     groups = {account: _group_of(clients, account) for account in dict.fromkeys(account for _, account, _, _ in split)}
     wanted: dict[tuple[Container, str], list[str]] = {}
@@ -95,39 +77,12 @@ def find_grants(clients: Clients, request: LaunchRequest) -> list[Grant]:
     return [Grant(container, role, _shortest(prefixes)) for (container, role), prefixes in wanted.items()]
 
 
-def split_url(url: str) -> tuple[str, str, str]:
-    """Container, account and prefix of `az://container@account/prefix`. Raises ProvisionError(invalid) for another."""
-    scheme, _, rest = url.partition("://")
-    place, _, prefix = rest.partition("/")
-    container, _, account = place.partition("@")
-    if scheme != "az" or not container or not account:
-        message = f"a machine on azure cannot reach {url}: it must be az://CONTAINER@ACCOUNT/…"
-        raise ProvisionError("invalid", message, scope="cloud")
-    if any(character in prefix for character in "*?'\\"):  # a condition would take them for patterns and quotes
-        raise ProvisionError("invalid", f"{url}: `*`, `?`, `'` and `\\` cannot be in it on azure", scope="cloud")
-    return container, account, prefix.strip("/")
-
-
-def condition(role: str, prefixes: Sequence[str]) -> str | None:
-    """Limits a role to blobs whose path begins with one of these; None: it is not limited."""
-    if "" in prefixes:
-        return None
-    path, prefix = f"@Resource[{_BLOBS}:path]", f"@Request[{_BLOBS}:prefix]"
-    paths = " OR ".join(f"{path} StringEquals '{one}' OR {path} StringStartsWith '{one}/'" for one in prefixes)
-    lists = " OR ".join(f"{prefix} StringStartsWith '{one}/'" for one in prefixes)
-    others = "".join(f" AND !(ActionMatches{{'{_BLOBS}/{one}'}})" for one in (_WRITES if role == WRITER else ()))
-    reading = f"ActionMatches{{'{_BLOBS}/read'}}"
-    return (
-        f"((!({reading} AND NOT SubOperationMatches{{'Blob.List'}}){others}) OR ({paths}))"
-        f" AND ((!({reading} AND SubOperationMatches{{'Blob.List'}})) OR ({lists}))"
-    )
-
-
-def assignment(clients: Clients, principal: str, role: str, limit: str | None = None) -> Json:
+def assignment(clients: Clients, request: LaunchRequest, principal: str, role: str, limit: str | None = None) -> Json:
     """The body of a role assignment."""
     definition = f"/subscriptions/{clients.subscription}/providers/Microsoft.Authorization/roleDefinitions/{role}"
     # That it is a service principal is said, for the directory may not know a new one yet.
     properties = {"roleDefinitionId": definition, "principalId": principal, "principalType": "ServicePrincipal"}
+    properties["description"] = description(request)
     if limit is not None:
         properties |= {"condition": limit, "conditionVersion": "2.0"}
     return {"properties": properties}
@@ -137,24 +92,24 @@ def assignment(clients: Clients, principal: str, role: str, limit: str | None = 
 
 
 def make_identity(clients: Clients, request: LaunchRequest) -> Identity:
-    """The launch's, or the one that was made beforehand. It may be repeated. Raises ProvisionError."""
-    named = os.environ.get(IDENTITY_SETTING)
-    identities = clients.identities.user_assigned_identities
-    if named:
-        group, name = part_of(named, "resourceGroups"), part_of(named, "userAssignedIdentities")
-        if not group or not name or part_of(named, "subscriptions").lower() != clients.subscription.lower():
-            message = (
-                f"{IDENTITY_SETTING}: {named} is no identity of subscription {clients.subscription}; it must be "
-                "/subscriptions/…/resourceGroups/…/providers/Microsoft.ManagedIdentity/userAssignedIdentities/…"
-            )
-            raise ProvisionError("invalid", message, scope="cloud", code="NoIdentity")
-        doing = f"look up the identity {name}"
-        return _identity(clients.ask(doing, lambda: identities.get(group, name, cls=answer_of)), ours=False)
+    """The launch's own. It may be repeated. Raises ProvisionError."""
     body, group = cast("Any", with_tags(request)), group_name(request.token)
+    make = clients.identities.user_assigned_identities.create_or_update
     doing = f"make the identity of {group}"
-    return _identity(
-        clients.ask(doing, lambda: identities.create_or_update(group, SHARED, body, cls=answer_of)), ours=True
-    )
+    return _identity(clients.ask(doing, lambda: make(group, SHARED, body, cls=answer_of)), ours=True)
+
+
+def find_identity(clients: Clients, named: str) -> Identity:
+    """One that was made beforehand, by its resource id. Raises ProvisionError."""
+    group, name = part_of(named, "resourceGroups"), part_of(named, "userAssignedIdentities")
+    if not group or not name or part_of(named, "subscriptions").lower() != clients.subscription.lower():
+        message = (
+            f"{named} is no identity of subscription {clients.subscription}: {IDENTITY_SETTING}, if it is set, must be "
+            "/subscriptions/…/resourceGroups/…/providers/Microsoft.ManagedIdentity/userAssignedIdentities/…"
+        )
+        raise ProvisionError("invalid", message, scope="cloud", code="NoIdentity")
+    look = clients.identities.user_assigned_identities.get
+    return _identity(clients.ask(f"look up the identity {name}", lambda: look(group, name, cls=answer_of)), ours=False)
 
 
 def let_in(clients: Clients, request: LaunchRequest, identity: Identity, grants: Iterable[Grant]) -> None:
@@ -162,11 +117,28 @@ def let_in(clients: Clients, request: LaunchRequest, identity: Identity, grants:
     if not identity.ours:
         return
     here = group_id(clients.subscription, group_name(request.token))
-    _assign(clients, request.token, here, SWITCH_OFF, assignment(clients, identity.principal_id, SWITCH_OFF))
+    body = assignment(clients, request, identity.principal_id, SWITCH_OFF)
+    _assign(clients, request.token, here, SWITCH_OFF, body)
     for grant in grants:
         limit = condition(grant.role, grant.prefixes)
-        body = assignment(clients, identity.principal_id, grant.role, limit)
+        body = assignment(clients, request, identity.principal_id, grant.role, limit)
         _assign(clients, request.token, grant.container.scope(clients.subscription), grant.role, body)
+
+
+def let_leave(clients: Clients, request: LaunchRequest, identity: Identity, stack: str) -> None:
+    """Give a stack's identity the right to leave scale sets in the launch's group; nothing happens if it has it. That
+    goes with the group, and not before: until then machines may want to leave. Raises ProvisionError."""
+    here, role = group_id(clients.subscription, group_name(request.token)), leaving_role(stack, clients.subscription)
+    try:
+        _assign(clients, request.token, here, role, assignment(clients, request, identity.principal_id, role))
+    except ProvisionError as error:
+        if error.code != "RoleDefinitionDoesNotExist":
+            raise
+        message = (
+            f"stack {stack} does not define the role by which machines leave their scale set: "
+            f"`cloudgpu infra up --cloud azure --region {request.region}` does"
+        )
+        raise ProvisionError("invalid", message, scope="region", code=error.code) from error
 
 
 def role_assignments_of(clients: Clients, group: Group) -> list[tuple[str, str]]:

@@ -70,6 +70,14 @@ class Images:
         return Image(urn, version, int(disk.get("sizeInGb") or 0))
 
 
+def image_of(text: str) -> Image:
+    """Of `publisher:offer:sku:version`. Raises ValueError for anything else."""
+    words = text.split(":")
+    if len(words) != 4 or not all(words):
+        raise ValueError(f"{text} is no image of Azure: it must be publisher:offer:sku:version")
+    return Image(Urn(*words[:3]), words[3], 0)
+
+
 def urn_for(machine_type: str, *, gpu: bool) -> Urn:
     """Raises ProvisionError(invalid) if there is none."""
     architecture = architecture_of(machine_type)

@@ -13,15 +13,18 @@ from typing import Any, cast
 from ..base import LaunchRequest, NodeRequest, ProvisionError
 from ..boot.record import is_loopback
 from ..calls import UNKNOWN, all_or_none, first_with_room
+from ..infrastructure import Infrastructure, load
 from . import network, operations, quotas
+from .account import Account
 from .clients import Clients, answer_of
 from .diagnostics import with_console
 from .ending import Ending, delete_machine
 from .groups import Group, find_group, make_group, mark_started, unmark_started
-from .identity import find_grants, let_in, make_identity
+from .identity import find_grants, find_identity, let_in, make_identity, shared_identity
 from .images import Image, Images
 from .names import SHARED, group_name, node_name
 from .request import Place, machine, with_tags, zones_for
+from .reservations import find_reservations
 from .sightings import Sightings
 from .sizes import Size, Sizes
 
@@ -33,8 +36,8 @@ _AT_ONCE = 4
 _CHANGED = frozenset({"PropertyChangeNotAllowed", "OperationNotAllowed", "Conflict"})
 """What Azure says to a call for a machine that is there, if e.g. its image has become another since."""
 _NO_FABRIC = (
-    "%s: Spot machines cannot be in an availability set, and so may be without InfiniBand to each other (they are in a "
-    "proximity placement group); market: on-demand has it"
+    "%s: machines of the market %s cannot be in an availability set, and so may be without InfiniBand to each other; "
+    "market: on-demand has it"
 )
 
 
@@ -53,6 +56,8 @@ class Launch:
     """Nodes of them that this call has started; the others were seen."""
     zone: str | None = None
     """Of the machines; None: of none."""
+    _shared: str = ""
+    """Resource id of the machines' identity, where it is not the launch's own."""
     _begun: frozenset[str] = frozenset()
     """Nodes whose machines are on their way, by a call whose answer nobody has."""
     _is_placed: bool = False
@@ -72,9 +77,14 @@ class Launch:
         missing = [node for node in self.request.nodes if node.node not in self.machines]
         if not missing:
             return
-        is_new = not self.machines
+        is_new, stack = not self.machines, known_stack(self.request.region)
+        # Machines that are added to a launch are who the others are, whatever stands in the region by now.
+        if group is not None and not group.is_ending:
+            self._shared = group.shared_identity
+        else:
+            self._shared = shared_identity(stack, self.request)
         try:
-            self._start(missing)
+            self._start(missing, stack)
         except ProvisionError as error:
             if error.error_class not in UNKNOWN:
                 self._undo(missing, is_new=is_new)
@@ -109,23 +119,30 @@ class Launch:
 
     # -- what is needed
 
-    def _start(self, missing: Sequence[NodeRequest]) -> None:
+    def _start(self, missing: Sequence[NodeRequest], stack: Infrastructure | None) -> None:
         request, clients = self.request, self.clients
         images = {node.node: self.images.find(request.region, node) for node in missing}
         sizes = {
             node.node: self.sizes.find(request.region, node.machine_type, request.market) for node in request.nodes
         }
-        zones = self._zones(list(sizes.values()))
         new = [node.machine_type for node in missing if node.node not in self._begun]
+        zones, reserved = self._places(list(sizes.values()), new)
         quotas.check(clients, region=request.region, market=request.market, machine_types=new)
-        grants = find_grants(clients, request)
-        make_group(
-            clients, request, [container.to_tag() for container in dict.fromkeys(one.container for one in grants)]
-        )
-        identity = make_identity(clients, request)
+        grants = find_grants(clients, request, self._shared)
+        containers = [container.to_tag() for container in dict.fromkeys(one.container for one in grants)]
+        make_group(clients, request, containers, self._shared)
+        identity = find_identity(clients, self._shared) if self._shared else make_identity(clients, request)
         let_in(clients, request, identity, grants)
-        attachment = network.make_network(clients, request)
-        place = Place(zones[0], identity.id, identity.client_id, endpoint=_storage(), api_endpoint=self._endpoint())
+        attachment = network.make_network(clients, request, stack)
+        store, api = endpoints(clients.account)
+        place = Place(
+            zones[0],
+            identity.id,
+            identity.client_id,
+            reservations=reserved,
+            endpoint=store,
+            api_endpoint=api,
+        )
         place = self._close_together(place, sizes)
         first_with_room(
             zones if place.availability_set is None else [None],
@@ -135,35 +152,32 @@ class Launch:
             on_refusal=lambda error: log.info("%s: %s", request.job_id, error),
         )
 
-    def _zones(self, sizes: Sequence[Size]) -> list[str | None]:
-        """To try, in this order; that of machines which are there, for all are in one. Raises ProvisionError."""
+    def _places(self, sizes: Sequence[Size], new: Sequence[str]) -> tuple[list[str | None], Mapping[str, str]]:
+        """Zones to try, in this order; that of machines which are there, for all are in one; and the groups of
+        reservations for machines of these types, one entry each. Raises ProvisionError."""
+        request = self.request
+        if request.market == "reservation" and new:
+            there = [self.zone] if self._is_placed else [request.zone] if request.zone else []
+            found = find_reservations(self.clients, request.region, there, new)
+            return [found.zone], found.groups
         if self._is_placed:
-            return [self.zone]
-        return zones_for(sizes, self.request.zone, self.request.region)
+            return [self.zone], {}
+        return zones_for(sizes, request.zone, request.region), {}
 
     def _close_together(self, place: Place, sizes: Mapping[str, Size]) -> Place:
         """Several machines with InfiniBand reach each other by it in an availability set (or a scale set) only, which
-        Spot machines cannot be in. Source: Azure's documentation, "Set up InfiniBand on HPC VMs"; CycleCloud's,
-        "Availability Sets"."""
+        neither Spot nor reserved machines can be in; those are not even in a proximity placement group. Source: Azure's
+        documentation, "Set up InfiniBand on HPC VMs", "On-demand capacity reservation"; CycleCloud's, "Availability
+        Sets"."""
         if len(sizes) < 2 or not all(size.rdma for size in sizes.values()):
             return place
-        request, clients, compute = self.request, self.clients, self.clients.compute
-        group, doing = group_name(request.token), f"make a placement group in {request.region}"
-        if request.market == "spot":
-            log.warning(_NO_FABRIC, request.job_id)
-            make: Any = compute.proximity_placement_groups.create_or_update
-            body = with_tags(request, {"proximityPlacementGroupType": "Standard"})
-        else:
-            make = compute.availability_sets.create_or_update
-            one = {"platformFaultDomainCount": 1, "platformUpdateDomainCount": 1}
-            body = with_tags(request, one, sku={"name": "Aligned"})
-        made = str(clients.ask(doing, lambda: make(group, SHARED, body, cls=answer_of))["id"])
-        return replace(place, **{"proximity_group" if request.market == "spot" else "availability_set": made})
-
-    def _endpoint(self) -> str | None:
-        """Of Azure Resource Manager, for machines: a test's, on this machine."""
-        url = self.clients.account.endpoint
-        return url if is_loopback(url) else None
+        request, clients = self.request, self.clients
+        if request.market == "on-demand":
+            return replace(place, availability_set=make_availability_set(clients, request))
+        log.warning(_NO_FABRIC, request.job_id, request.market)
+        if request.market == "reservation":
+            return place
+        return replace(place, proximity_group=make_proximity_group(clients, request))
 
     # -- the machines
 
@@ -194,7 +208,7 @@ class Launch:
         def start(name: str) -> str:
             body = None
             if name in interfaces:
-                body = machine(request, nodes[name], place, sizes[name], images[name], interfaces[name])
+                body = machine(request, nodes[name], place, images[name], interfaces[name])
             return self._start_one(place, nodes[name], body)
 
         try:
@@ -268,7 +282,34 @@ class Launch:
             log.warning("%s: after a launch that was refused: %s", self.request.job_id, error)
 
 
-def _storage() -> str | None:
-    """Blob Storage's endpoint, for machines: a test's, on this machine."""
-    url = os.environ.get(STORAGE, "")
-    return url if url and is_loopback(url) else None
+def make_availability_set(clients: Clients, request: LaunchRequest) -> str:
+    """Its resource id. It may be repeated. Raises ProvisionError."""
+    one = {"platformFaultDomainCount": 1, "platformUpdateDomainCount": 1}
+    body = with_tags(request, one, sku={"name": "Aligned"})
+    return _placement(clients, request, clients.compute.availability_sets.create_or_update, body)
+
+
+def make_proximity_group(clients: Clients, request: LaunchRequest) -> str:
+    """Its resource id. It may be repeated. Raises ProvisionError."""
+    body = with_tags(request, {"proximityPlacementGroupType": "Standard"})
+    return _placement(clients, request, clients.compute.proximity_placement_groups.create_or_update, body)
+
+
+def _placement(clients: Clients, request: LaunchRequest, make: Any, body: dict[str, Any]) -> str:  # noqa: ANN401 - of the SDK
+    group, doing = group_name(request.token), f"make a placement group in {request.region}"
+    return str(clients.ask(doing, lambda: make(group, SHARED, body, cls=answer_of))["id"])
+
+
+def endpoints(account: Account) -> tuple[str | None, str | None]:
+    """Of Blob Storage and of Azure Resource Manager, for machines: a test's, on this machine."""
+    store = os.environ.get(STORAGE, "")
+    api = account.endpoint
+    return store if store and is_loopback(store) else None, api if is_loopback(api) else None
+
+
+def known_stack(region: str) -> Infrastructure | None:
+    """Outputs of the infra stack of a region; None: there is none. Raises ProvisionError if its file is damaged."""
+    try:
+        return load("azure", region)
+    except ValueError as error:
+        raise ProvisionError("invalid", str(error), scope="region") from error

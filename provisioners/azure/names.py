@@ -18,6 +18,8 @@ STARTED = "cloudgpu-started-"
 """Tags of a group, followed by a node: that node, and those in the value, were started once."""
 ACCESS = "cloudgpu-access-"
 """Tags of a group, followed by a number: a container to which its identity was let in, as Container.to_tag()."""
+IDENTITY = "cloudgpu-identity"
+"""Tag of a group: resource id of the identity of its machines, where that is not the launch's own."""
 _GROUP = re.compile(rf"{PREFIX}-[0-9a-f]{{32}}")
 _NAME = re.compile(r"[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?")
 
@@ -55,6 +57,12 @@ def part_of(resource: str, kind: str) -> str:
     parts = resource.strip("/").split("/")
     at = next((index for index, part in enumerate(parts) if part.lower() == kind.lower()), len(parts))
     return parts[at + 1] if at + 1 < len(parts) else ""
+
+
+def leaving_role(stack: str, subscription: str) -> str:
+    """UUID of the role by which machines of launches leave their scale sets: the infra stack defines it, and launches
+    give it. The same for the same stack, so that whoever launches need not look for it."""
+    return assignment_name("leaving", f"/subscriptions/{subscription}", stack)
 
 
 def assignment_name(token: str, scope: str, role: str) -> str:

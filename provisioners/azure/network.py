@@ -4,7 +4,8 @@ A network security group on every interface denies all that comes, also what Azu
 balancers, the rest of the network). The machines of a launch of several nodes may reach each other: they are in an
 application security group. In a network of the launch's own each machine has a public address to go out by, for new
 networks have no other way out (default outbound access has ended with API version 2025-07-01): a tenth of a NAT
-gateway's price, and as closed. Where CLOUDGPU_AZURE_SUBNET names a subnet, the way out is that network's business.
+gateway's price, and as closed. Where CLOUDGPU_AZURE_SUBNET names a subnet, the way out is that network's business; in
+the subnet of an infra stack machines have public addresses, unless it has a NAT gateway.
 Sources: Azure's documentation, "Default outbound access", "Network security groups", "Application security groups".
 """
 
@@ -17,25 +18,17 @@ from typing import Any, NamedTuple, cast
 
 from .. import tags
 from ..base import LaunchRequest, NodeRequest, ProvisionError
-from . import operations
+from ..infrastructure import Infrastructure
+from . import operations, parts
 from .clients import Clients, Json, answer_of, gone_is_fine
 from .names import SHARED, SUBNET, group_id, group_name, node_name, part_of, resource_id
 from .request import with_tags
+from .rules import NETWORK_RANGE, SUBNET_RANGE, security_rules
 from .sizes import Size
 
 log = logging.getLogger("cloudgpu.provisioners.azure")
 
 SUBNET_SETTING = "CLOUDGPU_AZURE_SUBNET"
-_RANGE, _SUBNET_RANGE = "10.0.0.0/16", "10.0.0.0/18"
-"""Nobody else is in the network; so many addresses as no launch has machines."""
-_PEERS_FIRST, _THEN_NOBODY = 100, 4096
-"""Priorities: the first, and the last that there is before Azure's own rules."""
-_ANYTHING = {
-    "protocol": "*",
-    "sourcePortRange": "*",
-    "destinationPortRange": "*",
-    "direction": "Inbound",
-}
 _NO_WAY_OUT = (
     "%s: the subnet %s has no NAT gateway and no routes, and no default outbound access: machines reach Blob Storage "
     "only if it has an endpoint there"
@@ -54,8 +47,9 @@ class Attachment(NamedTuple):
     """Each machine has a public address."""
 
 
-def make_network(clients: Clients, request: LaunchRequest) -> Attachment:
-    """All of it but the interfaces; finds what an earlier try has made. Raises ProvisionError."""
+def make_network(clients: Clients, request: LaunchRequest, stack: Infrastructure | None = None) -> Attachment:
+    """All of it but the interfaces; finds what an earlier try has made. A subnet that is named is used, else the
+    stack's, else one is made. Raises ProvisionError."""
     group = group_name(request.token)
     peers = None
     if len(request.nodes) > 1:
@@ -64,8 +58,12 @@ def make_network(clients: Clients, request: LaunchRequest) -> Attachment:
     closed = _put(clients, request, "network_security_groups", with_tags(request, rules))
     named = os.environ.get(SUBNET_SETTING)
     if named:
-        _check_subnet(clients, request, named)
+        if not _has_way_out(_subnet(clients, request, named, SUBNET_SETTING)):
+            log.warning(_NO_WAY_OUT, request.job_id, part_of(named, "subnets"))
         return Attachment(named, closed, peers, public=False)
+    if stack is not None and (theirs := stack.subnets.get("")):
+        inside = _subnet(clients, request, theirs, f"stack {stack.stack}")
+        return Attachment(theirs, closed, peers, public=not _has_way_out(inside))
     _put(clients, request, "virtual_networks", own_network(request))
     network = resource_id(group_id(clients.subscription, group), "Microsoft.Network/virtualNetworks", SHARED)
     return Attachment(f"{network}/subnets/{SUBNET}", closed, peers, public=True)
@@ -101,33 +99,9 @@ def remove_interface(clients: Clients, group: str, name: str) -> None:
 # --- bodies -----------------------------------------------------------------------------------------------------------
 
 
-def security_rules(peers: str | None) -> list[Json]:
-    """What may come in: nothing; of several machines, from each other."""
-    closed = {
-        "name": "nobody",
-        "properties": {
-            **_ANYTHING,
-            "access": "Deny",
-            "priority": _THEN_NOBODY,
-            "sourceAddressPrefix": "*",
-            "destinationAddressPrefix": "*",
-        },
-    }
-    if peers is None:
-        return [closed]
-    among = {
-        "sourceApplicationSecurityGroups": [{"id": peers}],
-        "destinationApplicationSecurityGroups": [{"id": peers}],
-    }
-    return [
-        {"name": "peers", "properties": {**_ANYTHING, "access": "Allow", "priority": _PEERS_FIRST, **among}},
-        closed,
-    ]
-
-
 def own_network(request: LaunchRequest) -> Json:
-    subnet = {"name": SUBNET, "properties": {"addressPrefix": _SUBNET_RANGE, "defaultOutboundAccess": False}}
-    return with_tags(request, {"addressSpace": {"addressPrefixes": [_RANGE]}, "subnets": [subnet]})
+    subnet = {"name": SUBNET, "properties": {"addressPrefix": SUBNET_RANGE, "defaultOutboundAccess": False}}
+    return with_tags(request, {"addressSpace": {"addressPrefixes": [NETWORK_RANGE]}, "subnets": [subnet]})
 
 
 def public_address(request: LaunchRequest, node: NodeRequest) -> Json:
@@ -140,20 +114,12 @@ def interface(
     request: LaunchRequest, node: NodeRequest, at: Attachment, address: str | None, *, accelerated: bool
 ) -> Json:
     """Gone with its machine, and its address with it."""
-    inner: Json = {
-        "primary": True,
-        "privateIPAllocationMethod": "Dynamic",
-        "subnet": {"id": at.subnet},
-    }
+    how: Json = {"privateIPAllocationMethod": "Dynamic"}
     if address is not None:
-        inner["publicIPAddress"] = {"id": address, "properties": {"deleteOption": "Delete"}}
-    if at.peers is not None:
-        inner["applicationSecurityGroups"] = [{"id": at.peers}]
-    properties = {
-        "enableAcceleratedNetworking": accelerated,
-        "networkSecurityGroup": {"id": at.security_group},
-        "ipConfigurations": [{"name": "only", "properties": inner}],
-    }
+        how["publicIPAddress"] = {"id": address, "properties": {"deleteOption": "Delete"}}
+    properties = parts.interface(
+        subnet=at.subnet, security_group=at.security_group, peers=at.peers, accelerated=accelerated, address=how
+    )
     return {**with_tags(request, properties), "tags": tags.node_tags(request, node)}
 
 
@@ -173,12 +139,12 @@ def _put(clients: Clients, request: LaunchRequest, kind: str, body: Json, name: 
     return str(made["id"])
 
 
-def _check_subnet(clients: Clients, request: LaunchRequest, subnet: str) -> None:
-    """Raises ProvisionError for one that cannot be used in the launch's region."""
+def _subnet(clients: Clients, request: LaunchRequest, subnet: str, who: str) -> Json:
+    """Properties of a subnet that `who` names. Raises ProvisionError for one that cannot be used in the region."""
     group, network, name = (part_of(subnet, kind) for kind in ("resourceGroups", "virtualNetworks", "subnets"))
     if not (group and network and name) or part_of(subnet, "subscriptions").lower() != clients.subscription.lower():
         message = (
-            f"{SUBNET_SETTING}: {subnet} is no subnet of subscription {clients.subscription}; it must be "
+            f"{who}: {subnet} is no subnet of subscription {clients.subscription}; it must be "
             "/subscriptions/…/resourceGroups/…/providers/Microsoft.Network/virtualNetworks/…/subnets/…"
         )
         raise ProvisionError("invalid", message, scope="cloud", code="NoSubnet")
@@ -192,12 +158,19 @@ def _check_subnet(clients: Clients, request: LaunchRequest, subnet: str) -> None
     subnets = ((found or {}).get("properties") or {}).get("subnets") or []
     mine = next((one for one in subnets if str(one.get("name", "")).lower() == name.lower()), None)
     if found is None or mine is None:
-        message = f"{SUBNET_SETTING}: there is no subnet {subnet}: correct it, or unset it for a new network"
-        raise ProvisionError("invalid", message, scope="cloud", code="NoSubnet")
+        other = "correct it, or unset it for a new network"
+        if who != SUBNET_SETTING:
+            other = f"`cloudgpu infra up --cloud azure --region {request.region}` makes it anew"
+        raise ProvisionError("invalid", f"{who}: there is no subnet {subnet}: {other}", scope="cloud", code="NoSubnet")
     region = str(found.get("location", "")).lower()
     if region != request.region.lower():
-        message = f"{SUBNET_SETTING}: the subnet {name} is in {region}, not in {request.region}"
+        message = f"{who}: the subnet {name} is in {region}, not in {request.region}"
         raise ProvisionError("not_offered", message, scope="region", code="NoSubnet")
-    inside = mine.get("properties") or {}
-    if inside.get("defaultOutboundAccess") is False and not (inside.get("natGateway") or inside.get("routeTable")):
-        log.warning(_NO_WAY_OUT, request.job_id, name)
+    inside: Json = mine.get("properties") or {}
+    return inside
+
+
+def _has_way_out(subnet: Json) -> bool:
+    """Without a public address."""
+    closed = subnet.get("defaultOutboundAccess") is False
+    return not closed or bool(subnet.get("natGateway") or subnet.get("routeTable"))

@@ -8,7 +8,7 @@ also to those who come later.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,8 @@ START_S = 240.0
 PATIENCE_S = 180.0
 """So long anything else may take; a machine may take this long to be deleted."""
 _PAUSES_S, _LAST_PAUSE_S = (0.5, 1.0, 2.0), 3.0
-_ENDED = frozenset({"Succeeded", "Failed", "Canceled"})
+ENDED = frozenset({"Succeeded", "Failed", "Canceled"})
+"""States of what Azure does not work on any more."""
 _RUNS = frozenset({"PowerState/running", "PowerState/starting"})
 _FAILED = "ProvisioningState/failed/"
 
@@ -44,6 +45,8 @@ class View:
     """Its `provisioningState`."""
     runs: bool
     """It has a place, and was started there."""
+    restarts: bool
+    """It is being started, though it has run before: for its host, or somebody wants it."""
     error: Json | None
     """Code and message of what went wrong."""
     zone: str | None
@@ -65,12 +68,12 @@ def make(clients: Clients, doing: str, begin: Callable[..., Any], look: Callable
     """Make a thing, and wait until it is there: its last state. It may be repeated. Raises ProvisionError."""
     order = clients.ask(doing, lambda: ordered(begin))
     found, clock = order.found, clients.clock
-    until, pauses = clock.monotonic() + PATIENCE_S, itertools.chain(_PAUSES_S, itertools.repeat(_LAST_PAUSE_S))
-    while (state := state_of(found)) not in _ENDED:
+    until, waits = clock.monotonic() + PATIENCE_S, pauses()
+    while (state := state_of(found)) not in ENDED:
         if clock.monotonic() > until:
             message = f"{doing}: Azure has not done it after {PATIENCE_S:.0f} s (it is {state or 'in no state'})"
             raise ProvisionError("transient", message, scope="region", code="OperationTimeout")
-        clock.sleep(next(pauses))
+        clock.sleep(next(waits))
         found = clients.ask(doing, lambda: look(cls=answer_of))
     if state != "Succeeded":
         raise refusal(reason(clients, order.url, doing) or {"code": "Failed", "message": f"it is {state}"}, doing)
@@ -84,7 +87,7 @@ def await_place(clients: Clients, group: str, name: str, doing: str, url: str = 
     it takes too long.
     """
     clock = clients.clock
-    until, pauses = clock.monotonic() + START_S, itertools.chain(_PAUSES_S, itertools.repeat(_LAST_PAUSE_S))
+    until, waits = clock.monotonic() + START_S, pauses()
     while True:
         view = look_at(clients, group, name)
         if view is None:
@@ -93,13 +96,13 @@ def await_place(clients: Clients, group: str, name: str, doing: str, url: str = 
             raise refusal(reason(clients, url, doing) or gone, doing)
         if view.runs or view.state == "Succeeded":
             return view
-        if view.state in _ENDED:
+        if view.state in ENDED:
             failed = {"code": "Failed", "message": f"the machine is {view.state}"}
             raise refusal(view.error or reason(clients, url, doing) or failed, doing)
         if clock.monotonic() > until:
             message = f"{doing}: Azure has neither found a place for it nor refused it after {START_S:.0f} s"
             raise ProvisionError("transient", message, scope="zone", code="OperationTimeout")
-        clock.sleep(next(pauses))
+        clock.sleep(next(waits))
 
 
 def look_at(clients: Clients, group: str, name: str) -> View | None:
@@ -116,19 +119,30 @@ def look_at(clients: Clients, group: str, name: str) -> View | None:
 
 def view_of(found: Any) -> View:  # noqa: ANN401 - JSON
     """From Azure's answer."""
-    statuses = (found.get("properties", {}).get("instanceView") or {}).get("statuses") or []
-    codes = {str(one.get("code", "")): one for one in statuses}
-    failed = next((code for code in codes if code.startswith(_FAILED)), None)
-    error = None
-    if failed is not None:
-        error = {"code": failed.removeprefix(_FAILED), "message": str(codes[failed].get("message", ""))}
+    told = found.get("properties", {}).get("instanceView") or {}
+    codes = {str(one.get("code", "")) for one in told.get("statuses") or ()}
     return View(
         state=state_of(found),
-        runs=bool(_RUNS & codes.keys()),
-        error=error,
+        runs=bool(_RUNS & codes),
+        restarts=state_of(found) == "Updating" or "PowerState/starting" in codes,
+        error=error_in(told),
         zone=next(iter(found.get("zones") or ()), None),
         tags=dict(found.get("tags") or {}),
     )
+
+
+def error_in(view: Json) -> Json | None:
+    """Code and message of what went wrong, from an instance view; None: nothing has."""
+    for one in view.get("statuses") or ():
+        code = str(one.get("code", ""))
+        if code.startswith(_FAILED):
+            return {"code": code.removeprefix(_FAILED), "message": str(one.get("message", ""))}
+    return None
+
+
+def pauses() -> Iterator[float]:
+    """Seconds between one look and the next."""
+    return itertools.chain(_PAUSES_S, itertools.repeat(_LAST_PAUSE_S))
 
 
 def reason(clients: Clients, url: str, doing: str) -> Json | None:
@@ -158,12 +172,12 @@ def delete(clients: Clients, doing: str, begin: Callable[..., Any], look: Callab
     if look is None:
         return True
     clock = clients.clock
-    until, pauses = clock.monotonic() + PATIENCE_S, itertools.chain(_PAUSES_S, itertools.repeat(_LAST_PAUSE_S))
+    until, waits = clock.monotonic() + PATIENCE_S, pauses()
     while is_there(clients, doing, look):
         if clock.monotonic() > until:
             message = f"{doing}: it is there still after {PATIENCE_S:.0f} s"
             raise ProvisionError("transient", message, scope="region", code="StillThere")
-        clock.sleep(next(pauses))
+        clock.sleep(next(waits))
     return True
 
 

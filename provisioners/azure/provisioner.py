@@ -1,9 +1,9 @@
 """The target `azure`: every node is a virtual machine. See docs/azure.md.
 
 What a launch makes, in this order: a resource group, in it a managed identity with its role assignments, a network
-security group and a virtual network, then an interface, an address and a machine with its disk for each node. The group
-goes last, and everything with it. Nothing is remembered here but what was seen a moment ago: any process may call any
-verb at any time.
+security group and a virtual network, then an interface, an address and a machine with its disk for each node; or a
+scale set (grouped.py). The group goes last, and everything with it. Nothing is remembered here but what was seen a
+moment ago: any process may call any verb at any time.
 """
 
 from __future__ import annotations
@@ -11,25 +11,27 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
 from ...jobspecs.plan import Offer
-from .. import tags
+from .. import grouping, tags
 from ..base import Allocation, LaunchRequest, NodeState, Owner, ProvisionError
 from ..calls import UNKNOWN, logged_in
 from ..sharing import PerSettings
 from . import network, operations, prices
 from .account import need_sdk, refusal
 from .clients import Clients
-from .diagnostics import with_console
+from .diagnostics import console, with_console
 from .ending import Ending, delete_machine
+from .grouped import GroupedLaunch, state_of
 from .groups import Group, find_group, groups_of
 from .images import Images
 from .launching import Launch
 from .names import group_name
 from .request import check_request
-from .sightings import Sighting, Sightings
+from .sightings import Restarts, Sighting, Sightings
 from .sizes import Sizes
 
 if TYPE_CHECKING:
@@ -55,6 +57,7 @@ class AzureProvisioner:
         self._images = Images(self._clients)
         self._sizes = Sizes(self._clients)
         self._sightings = Sightings(self._clients)
+        self._restarts = Restarts(self._clients)
         self._prices = prices.PriceList(self._clients.account, self._clients.clock)
         self._refused: dict[tuple[str, str], NodeState] = {}
         """(token, machine) -> why one that Azure has failed to make was deleted."""
@@ -65,6 +68,8 @@ class AzureProvisioner:
         Constant in calls: two where all are there, else about twenty and six for each machine.
         """
         check_request(request)
+        if request.grouped:
+            return self._launch_grouped(request)
         launch = Launch(self._clients, self._images, self._sizes, self._sightings, request)
         with self._azure():
             launch.run()
@@ -76,14 +81,22 @@ class AzureProvisioner:
         return Allocation(TARGET, request.job_id, request.attempt, request.token, machines, details)
 
     def observe(self, allocation: Allocation) -> list[NodeState]:
-        """Azure's states, at most a few seconds old; one call for each launch, and one for each machine in trouble.
+        """Azure's states, at most a few seconds old; one call for each launch, one for each machine in trouble, and one
+        a minute for each other machine: whether it is being restarted no list tells.
 
         A machine that Azure could not make after all is deleted, and told as refused.
         """
         with self._azure():
             self._check_subscription(allocation)
+            if grouping.is_grouped(allocation):
+                return grouping.states(allocation, state_of(self._clients, self._sightings, allocation))
             seen = self._sightings.of_launch(allocation.token)
-            return [self._state(allocation, node, one, seen.get(one)) for node, one in allocation.machines.items()]
+            settled = [name for name in allocation.machines.values() if name in seen and seen[name].is_settled]
+            back = self._restarts.among(group_name(allocation.token), settled)
+            return [
+                self._state(allocation, node, name, seen.get(name), returns=name in back)
+                for node, name in allocation.machines.items()
+            ]
 
     def terminate(self, allocation: Allocation) -> None:
         """Remove everything under the token, also what the allocation does not name. Raises ProvisionError(transient)
@@ -91,10 +104,13 @@ class AzureProvisioner:
         """
         with self._azure():
             self._check_subscription(allocation)
+            grouping.dismiss(allocation)
             Ending(self._clients, self._sightings, allocation.token).run()
 
     def remove(self, allocation: Allocation, nodes: Collection[str]) -> None:
-        """A call for each that is there; what was made for one that is not goes as well."""
+        """A call for each that is there; what was made for one that is not goes as well. A scale set does it itself."""
+        if grouping.is_grouped(allocation):
+            return
         group = group_name(allocation.token)
         with self._azure():
             self._check_subscription(allocation)
@@ -113,6 +129,15 @@ class AzureProvisioner:
                 for group in groups_of(self._clients, owner.name)
             ]
 
+    def explain(self, allocation: Allocation, node: str) -> str:
+        """What the machine's console ends with, by boot diagnostics: a call, and what its answer names is read. Which
+        machine of a scale set has had the node is not told by Azure."""
+        if grouping.is_grouped(allocation):
+            return ""
+        with self._azure():
+            self._check_subscription(allocation)
+            return console(self._clients, group_name(allocation.token), allocation.machines[node])
+
     def price(self, offer: Offer) -> Decimal | None:
         """The Spot price of this moment in the offer's region; list prices are as planned. One call for each size."""
         try:
@@ -123,6 +148,15 @@ class AzureProvisioner:
             return None
 
     # -- helpers
+
+    def _launch_grouped(self, request: LaunchRequest) -> Allocation:
+        launch = GroupedLaunch(self._clients, self._images, self._sizes, self._sightings, request)
+        with self._azure():
+            launch.run()
+        found = grouping.allocation(request, TARGET, launch.name, launch.fleet_dir)
+        zone = {ZONE: launch.zone} if launch.zone else {}
+        more = {MARKET: request.market, SUBSCRIPTION: self._clients.subscription, **zone}
+        return replace(found, details=found.details | more)
 
     @contextlib.contextmanager
     def _azure(self) -> Iterator[None]:
@@ -141,13 +175,15 @@ class AzureProvisioner:
             )
             raise ProvisionError("auth", message, scope="cloud", code="OtherSubscription")
 
-    def _state(self, allocation: Allocation, node: str, name: str, seen: Sighting | None) -> NodeState:
+    def _state(
+        self, allocation: Allocation, node: str, name: str, seen: Sighting | None, *, returns: bool
+    ) -> NodeState:
         known = self._refused.get((allocation.token, name))
         if seen is not None and seen.has_failed:
             return self._in_trouble(allocation, node, seen)
         if seen is not None and not (seen.is_ending and known):
             self._refused.pop((allocation.token, name), None)  # all of the launch was ended, and begun again
-            return seen.as_node(node)
+            return seen.as_node(node, returns=returns)
         return known or self._missing(allocation, node, name)
 
     def _in_trouble(self, allocation: Allocation, node: str, seen: Sighting) -> NodeState:

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import base64
-import hashlib
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from .. import tags
 from ..base import LaunchRequest, NodeRequest, ProvisionError
 from ..boot import user_data
 from ..booting import check_agent, told_at_boot
+from . import parts
 from .images import Image
 from .names import node_name
 from .sizes import Size, architecture_of
 
-MARKETS = frozenset({"on-demand", "spot"})
+MARKETS = frozenset({"on-demand", "spot", "reservation"})
 DISK_SUFFIX = "disk"
-_ADMIN = "cloudgpu"
-_SMALLEST_GB = 64
-"""Of the disk: the HPC image fills some 57 GB (a public report of 7 GB left of 64)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +33,15 @@ class Place:
     availability_set: str | None = None
     """Resource ids."""
     proximity_group: str | None = None
+    reservations: Mapping[str, str] = field(default_factory=dict)
+    """Machine type -> its capacity reservation group; empty in the other markets."""
     endpoint: str | None = None
     """Of Blob Storage, as the machines reach it: a test's, on this machine. None: Azure's own."""
     api_endpoint: str | None = None
     """Likewise of Azure Resource Manager."""
 
 
-def machine(  # noqa: PLR0917 - what was found for it, one by one
-    request: LaunchRequest, node: NodeRequest, place: Place, size: Size, image: Image, interface: str
-) -> dict[str, Any]:
+def machine(request: LaunchRequest, node: NodeRequest, place: Place, image: Image, interface: str) -> dict[str, Any]:
     """The body that makes one virtual machine. Raises ProvisionError for what no machine can be started with.
 
     A machine each, and not a scale set: machines differ in custom data and tags by their node, and a name for each
@@ -55,27 +51,33 @@ def machine(  # noqa: PLR0917 - what was found for it, one by one
     properties: dict[str, Any] = {
         "hardwareProfile": {"vmSize": node.machine_type},
         "storageProfile": {
-            "imageReference": {**image.urn._asdict(), "version": image.version},
-            "osDisk": _disk(request, place, size, image, name),
+            "imageReference": parts.image_reference(image),
+            # Another disk in another zone: that of a machine that could not be had there may go later than the machine.
+            "osDisk": {
+                "name": f"{name}-{DISK_SUFFIX}-{place.zone or 'any'}",
+                **parts.disk(image, request.disk_gb),
+            },
         },
-        "osProfile": _system(request, node, place, name),
+        "osProfile": {
+            "computerName": name,
+            **parts.system(request.token, base64.b64encode(_boot(request, node, place)).decode()),
+        },
         "networkProfile": {
             "networkInterfaces": [{"id": interface, "properties": {"primary": True, "deleteOption": "Delete"}}]
         },
-        # What the machine writes on its console is kept by Azure, without a storage account of ours.
-        "diagnosticsProfile": {"bootDiagnostics": {"enabled": True}},
+        "diagnosticsProfile": parts.diagnostics(),
+        **parts.market(request.market),
     }
-    if request.market == "spot":
-        # Without a maximum price: it is never more than the on-demand price, and a low one only gets less.
-        properties |= {"priority": "Spot", "evictionPolicy": "Delete", "billingProfile": {"maxPrice": -1}}
     if place.availability_set is not None:
         properties["availabilitySet"] = {"id": place.availability_set}
     if place.proximity_group is not None:
         properties["proximityPlacementGroup"] = {"id": place.proximity_group}
+    if node.machine_type in place.reservations:
+        properties |= parts.reserved(place.reservations[node.machine_type])
     body: dict[str, Any] = {
         "location": request.region,
         "tags": tags.node_tags(request, node),
-        "identity": {"type": "UserAssigned", "userAssignedIdentities": {place.identity: {}}},
+        "identity": parts.identity(place.identity),
         "properties": properties,
     }
     return body if place.zone is None else {**body, "zones": [place.zone]}
@@ -109,41 +111,6 @@ def zones_for(sizes: Sequence[Size], zone: str | None, region: str) -> list[str 
 
 
 # --- parts ------------------------------------------------------------------------------------------------------------
-
-
-def _disk(request: LaunchRequest, place: Place, size: Size, image: Image, name: str) -> dict[str, Any]:
-    """The one disk: encrypted, as every disk there is, and gone with the machine. Another one in another zone: the
-    disk of a machine that could not be had there may go later than the machine."""
-    return {
-        "name": f"{name}-{DISK_SUFFIX}-{place.zone or 'any'}",
-        "osType": "Linux",
-        "createOption": "FromImage",
-        "deleteOption": "Delete",
-        "diskSizeGB": max(math.ceil(request.disk_gb), image.min_gb, _SMALLEST_GB),
-        "managedDisk": {"storageAccountType": "Premium_LRS" if size.premium else "StandardSSD_LRS"},
-    }
-
-
-def _system(request: LaunchRequest, node: NodeRequest, place: Place, name: str) -> dict[str, Any]:
-    """Nobody is meant to log in. Azure wants a key or a password: it gets a key that nobody has."""
-    key = {"path": f"/home/{_ADMIN}/.ssh/authorized_keys", "keyData": nobodys_key(request.token)}
-    return {
-        "computerName": name,
-        "adminUsername": _ADMIN,
-        "customData": base64.b64encode(_boot(request, node, place)).decode(),
-        "linuxConfiguration": {"disablePasswordAuthentication": True, "ssh": {"publicKeys": [key]}},
-    }
-
-
-def nobodys_key(token: str) -> str:
-    """An Ed25519 public key whose private key nobody knows, for it was never made: the bytes of a hash.
-
-    The same for the same launch, for a repeated call must ask for the same machine.
-    """
-    point = hashlib.sha256(f"cloudgpu: a key without its other half: {token}".encode()).digest()
-    kind = b"ssh-ed25519"
-    blob = len(kind).to_bytes(4, "big") + kind + len(point).to_bytes(4, "big") + point
-    return f"ssh-ed25519 {base64.b64encode(blob).decode()} nobody"
 
 
 def _boot(request: LaunchRequest, node: NodeRequest, place: Place) -> bytes:

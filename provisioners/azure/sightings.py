@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+from collections.abc import Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from .. import tags
@@ -10,7 +12,13 @@ from ..base import NodeState
 from ..sharing import Looks
 from .clients import Clients, Json, gone_is_fine, plain
 from .names import group_name
-from .operations import state_of
+from .operations import look_at, state_of
+
+_EVERY_S = 60.0
+"""So often a machine is asked whether it is being restarted: three times within the time after which a silent one is
+given up."""
+_LASTS_S = 3_600.0
+_AT_ONCE = 8
 
 Machines = Mapping[str, "Sighting"]
 """By name."""
@@ -40,14 +48,19 @@ class Sighting:
         return self.state == "Deleting"
 
     @property
+    def is_settled(self) -> bool:
+        """It was made, and stays: as far as a list tells, it runs."""
+        return not (self.is_beginning or self.is_ending or self.has_failed)
+
+    @property
     def has_failed(self) -> bool:
         """It was not made as it should; or it was, and something else has failed since: its own view tells."""
         return self.state in {"Failed", "Canceled"}
 
-    def as_node(self, node: str) -> NodeState:
-        """What it means for a node. Until it is gone its disk is there, and bills."""
-        detail = "" if self.state in {"Succeeded", "Updating"} else self.state
-        return NodeState(node, "pending" if self.is_beginning else "running", detail)
+    def as_node(self, node: str, *, returns: bool = False) -> NodeState:
+        """What it means for a node. Until it is gone its disk is there, and bills. `returns`: Azure starts it again."""
+        detail = "it is being restarted" if returns else "" if self.state in {"Succeeded", "Updating"} else self.state
+        return NodeState(node, "pending" if self.is_beginning else "running", detail, returns=returns)
 
 
 class Sightings:
@@ -70,6 +83,38 @@ class Sightings:
             return {}
 
         return self._clients.ask(f"look at the machines of {group}", ask)
+
+
+class Restarts:
+    """Which machines Azure is starting again, after a redeployment to another host or a reboot. Of any thread.
+
+    No list tells it: each machine is asked, once a minute. Azure's own restarts are seen by the machine's power, which
+    is `starting` again, those that somebody wants by its state as well. Source: Azure's documentation, "States and
+    billing status of Azure Virtual Machines"; that a redeployment for maintenance shows so is unverified.
+    """
+
+    def __init__(self, clients: Clients) -> None:
+        self._clients = clients
+        self._lock = threading.Lock()
+        self._asked: dict[tuple[str, str], tuple[float, bool]] = {}
+        """(group, machine) -> steady time of the last question, and what was said."""
+
+    def among(self, group: str, names: Collection[str]) -> frozenset[str]:
+        """Those of a group's machines that are being restarted, as of at most a minute ago. Raises ProvisionError."""
+        now = self._clients.clock.monotonic()
+        with self._lock:
+            self._asked = {key: one for key, one in self._asked.items() if now - one[0] < _LASTS_S}
+            known = {name: self._asked.get((group, name), (now - _EVERY_S, False)) for name in names}
+            due = [name for name, (asked, _) in known.items() if now - asked >= _EVERY_S]
+            self._asked |= {(group, name): (now, known[name][1]) for name in due}  # nobody else asks meanwhile
+        if due:
+            with ThreadPoolExecutor(_AT_ONCE, "cloudgpu-look") as pool:
+                views = dict(zip(due, pool.map(lambda name: look_at(self._clients, group, name), due), strict=True))
+            said = {name: (now, view is not None and view.restarts) for name, view in views.items()}
+            with self._lock:
+                self._asked |= {(group, name): one for name, one in said.items()}
+            known |= said
+        return frozenset(name for name, (_, restarts) in known.items() if restarts)
 
 
 def sighting(found: Json) -> Sighting:

@@ -1,8 +1,8 @@
 """What a cloud's machine runs on every boot: get the agent file from the job dir, run it, end the machine.
 
 It runs alone, from a folder with boot.json (BootRecord) and three modules: common.py; bucket.py, the store's own; and
-host.py, the machine's. Python's standard library only. What goes wrong is said on the console and, so far as the bucket
-can be reached, as the node's result in the job dir.
+host.py, the machine's; on a fleet's machine also group.py. Python's standard library only. What goes wrong is said on
+the console and, so far as the bucket can be reached, as the node's result in the job dir.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .bucket_s3 import Bucket
-    from .common import HOME, TROUBLE, Hopeless, insist, say, write
+    from .common import HOME, TROUBLE, Hopeless, Refused, insist, say, write
     from .host_ec2 import Host
 else:
     from bucket import Bucket
-    from common import HOME, TROUBLE, Hopeless, insist, say, write
+    from common import HOME, TROUBLE, Hopeless, Refused, insist, say, write
     from host import Host
 
 LAST_PATIENCE_S = 60.0
@@ -33,6 +33,10 @@ AGENT_TRIES = 3  # an agent that dies goes on where it was
 # Exit codes of the agent (runtime/agent.py): those that leave nothing to say, and one with which it is to go on.
 WORDLESS = {3, 4, 5, 6}
 AGAIN = 7
+LEAVES, UNREACHABLE = 8, 9  # of runtime/fleet_member.py
+LEAVE_S = 120.0
+LEAVE_AGAIN_S = 15.0
+REPLACED = 8  # so often machines of one job's group that cannot be used are replaced by others
 
 
 class Machine:
@@ -48,6 +52,9 @@ class Machine:
         self.rebooting = HOME / "rebooting"
         """Tells the agent that the node has not ended, though everything on the machine does."""
         self.going_down = False
+        self.name = ""
+        self.stays = False
+        """It is not to leave its group."""
 
     def run(self) -> int:
         """The whole boot; the exit code of the agent, which leaves nothing to say. Raises Hopeless."""
@@ -57,7 +64,9 @@ class Machine:
         left = self.limit_life()
         self.node = self.host.node()
         name = insist("this machine does not learn its name", self.host.name, self.host.PATIENCE_S)
-        say(f"{name} is {self.node} in attempt {self.record['attempt']} of {self.record['job_dir']}")
+        place = f"{self.node} in attempt {self.record['attempt']}" if self.node else "a machine"
+        say(f"{name} is {place} of {self.record['job_dir']}")
+        self.name = name
         file = HOME / "agent.pyz"
         if sha256_of(file) != self.record["agent_sha256"]:
             insist("the agent file cannot be fetched", lambda: self.fetch(file), self.host.PATIENCE_S)
@@ -70,6 +79,14 @@ class Machine:
             if code == AGAIN:
                 say("the machine was to be restarted, and was not: the agent goes on")
                 continue
+            if code == LEAVES:
+                if self.leave():
+                    return 0
+                if not self.stays and self.goes_down_in(LEAVE_AGAIN_S):
+                    return code
+                continue
+            if code == UNREACHABLE:
+                raise Hopeless(f"{self.record['job_dir']} could not be used for too long: {last_line()}")
             deaths += 1
             say(f"the agent has died with exit code {code}")
         raise Hopeless(f"the agent died {AGENT_TRIES} times, at last with exit code {code}: {last_line()}")
@@ -99,8 +116,13 @@ class Machine:
         """Until it ends; its exit code. All processes of the machine carry its name."""
         record = self.record
         line = [sys.executable, "-I", str(file), "--home", str(HOME), "--notices", record["notices"]]
-        line += ["--job-dir", record["job_dir"], "--job-sha256", record["job_sha256"]]
-        line += ["--attempt", str(record["attempt"]), "--node", self.node]
+        if record["fleet"]:
+            line += ["--fleet-dir", record["job_dir"], "--member", name]
+            line += ["--stays"] if self.stays else []
+            line += ["--one-job"] if record["one_job"] else []
+        else:
+            line += ["--job-dir", record["job_dir"], "--job-sha256", record["job_sha256"]]
+            line += ["--attempt", str(record["attempt"]), "--node", self.node]
         line += [] if left is None else ["--lifetime-s", str(left)]
         ends, address = record["capacity_block_end"], self.host.address()
         line += [] if ends is None else ["--capacity-block-end", str(ends)]
@@ -109,6 +131,56 @@ class Machine:
         with (HOME / "agent.log").open("ab") as log:
             self.agent = subprocess.Popen(line, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         return self.agent.wait()
+
+    def leave(self) -> bool:
+        """Out of the group, for good. One that may not stays: another would only be got in its place. On a cluster it
+        works then; of one job's group it asks again and again, for there is no other job."""
+        one_job = self.record["one_job"]
+        try:
+            insist("this machine cannot leave its group", self.leave_group, LEAVE_S)
+        except Hopeless as error:
+            say(f"{error}. It {'asks again' if one_job else 'stays, and does jobs, until the fleet is scaled down'}")
+            self.stays = not one_job
+            return False
+        return True
+
+    def step_down(self, reason: str) -> None:
+        """Of a machine that cannot be used: its group gets another, but where one job's have failed again and again, or
+        where the bucket does not say, it leaves: nobody may be there to stop it."""
+        if not self.record["one_job"]:
+            return
+        try:
+            replaced = self.count(reason)
+        except TROUBLE as error:
+            say(f"it is not known how many have failed: {error}")
+            replaced = False
+        if not replaced:
+            self.leave()
+
+    def count(self, reason: str) -> bool:
+        """Whether this is one of the first that have failed; those that fail at once count as one. Raises OSError."""
+        for number in range(REPLACED):
+            key = f"failed/{number}"
+            try:
+                self.bucket.get(key)
+            except Refused as error:
+                if error.status not in (403, 404):
+                    raise
+                # S3 tells nobody what is missing who may not list the whole bucket: 403 says nothing, the writing does.
+                if self.bucket.create(key, reason.encode()) or error.status == 404:
+                    return True
+        return False
+
+    def goes_down_in(self, seconds: float) -> bool:
+        time.sleep(seconds)
+        return self.going_down
+
+    def leave_group(self) -> None:
+        if TYPE_CHECKING:
+            from .group_aws import leave
+        else:
+            from group import leave
+        leave(self.record)
 
     def on_sigterm(self, _number: int, _frame: object) -> None:
         """The machine is going down: whether for good is for its host to say."""
@@ -132,6 +204,11 @@ class Machine:
 
     def leave_word(self, reason: str) -> None:
         """The node's result, unless the agent has written one: nobody has to wait for this machine."""
+        if self.record["fleet"]:
+            key, data = f"members/{self.name}/failed.json", json.dumps({"reason": reason, "time": time.time()}).encode()
+            if self.name:
+                insist("no word can be left", lambda: self.bucket.create(key, data), LAST_PATIENCE_S)
+            return
         with contextlib.suppress(Hopeless):
             self.node = self.host.node()
         if not self.node:  # it is not known which
@@ -196,6 +273,7 @@ def main() -> None:
         say(f"this machine cannot be used: {reason}")
         with contextlib.suppress(Hopeless):
             machine.leave_word(f"the machine could not be used: {reason}")
+        machine.step_down(reason)
     machine.host.end(machine.going_down, lambda: machine.exit_code(code), machine.has_ended)
 
 

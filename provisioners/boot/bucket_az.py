@@ -61,13 +61,15 @@ class Bucket:
     def get(self, key: str) -> bytes:
         return self.send("GET", key)
 
-    def create(self, key: str, body: bytes) -> None:
-        """Write it, unless there is such an object already."""
+    def create(self, key: str, body: bytes) -> bool:
+        """Write it, unless there is such an object already; whether there was none."""
         try:
             self.send("PUT", key, body, {"If-None-Match": "*", "x-ms-blob-type": "BlockBlob"})
         except Refused as error:
             if error.code != "BlobAlreadyExists":
                 raise
+            return False
+        return True
 
     def send(self, method: str, key: str, body: bytes | None = None, headers: dict[str, str] | None = None) -> bytes:
         """Raises OSError."""

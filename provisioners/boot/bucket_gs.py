@@ -58,14 +58,16 @@ class Bucket:
     def get(self, key: str) -> bytes:
         return send("GET", self.address(key))
 
-    def create(self, key: str, body: bytes) -> None:
-        """Write it, unless there is such an object already."""
+    def create(self, key: str, body: bytes) -> bool:
+        """Write it, unless there is such an object already; whether there was none."""
         headers = {"x-goog-if-generation-match": "0", "content-type": "application/octet-stream"}
         try:
             send("PUT", self.address(key), body, headers)
         except Refused as error:
             if error.status != 412:
                 raise
+            return False
+        return True
 
     def address(self, key: str) -> str:
         whole = "/".join(part for part in (self.prefix, key) if part)

@@ -39,6 +39,35 @@ def credentials() -> dict[str, str]:
     return known
 
 
+def sign(request: urllib.request.Request, body: bytes, service: str, region: str, now: float) -> urllib.request.Request:
+    """The request with the machine's role on it, by AWS Signature Version 4 as the S3 API reference has it
+    ("Authenticating Requests"): all of its headers are signed; it has no query, and its path is quoted.
+    """
+    known = credentials()
+    moment = datetime.datetime.fromtimestamp(now, datetime.timezone.utc)  # noqa: UP017
+    stamp, scope = moment.strftime("%Y%m%dT%H%M%SZ"), f"{moment:%Y%m%d}/{region}/{service}/aws4_request"
+    digest = hashlib.sha256(body).hexdigest()
+    headers = {
+        **{name.lower(): value for name, value in request.header_items()},
+        "host": request.host,
+        "x-amz-content-sha256": digest,
+        "x-amz-date": stamp,
+        "x-amz-security-token": known["Token"],
+    }
+    names = ";".join(sorted(headers))
+    told = (f"{name}:{headers[name]}" for name in sorted(headers))
+    lines = [request.get_method(), request.selector, "", *told, "", names, digest]
+    canonical = hashlib.sha256("\n".join(lines).encode()).hexdigest()
+    secret = f"AWS4{known['SecretAccessKey']}".encode()
+    for part in (*scope.split("/"), "\n".join(("AWS4-HMAC-SHA256", stamp, scope, canonical))):
+        secret = hmac.new(secret, part.encode(), hashlib.sha256).digest()
+    who = f"Credential={known['AccessKeyId']}/{scope}"
+    headers["authorization"] = f"AWS4-HMAC-SHA256 {who}, SignedHeaders={names}, Signature={secret.hex()}"
+    for name, value in headers.items():
+        request.add_header(name, value)
+    return request
+
+
 class Bucket:
     """The job dir's bucket, asked with the machine's role."""
 
@@ -51,13 +80,15 @@ class Bucket:
     def get(self, key: str) -> bytes:
         return self.send("GET", key)
 
-    def create(self, key: str, body: bytes) -> None:
-        """Write it, unless there is such an object already."""
+    def create(self, key: str, body: bytes) -> bool:
+        """Write it, unless there is such an object already; whether there was none."""
         try:
             self.send("PUT", key, body, {"if-none-match": "*"})
         except Refused as error:
             if error.status != 412:
                 raise
+            return False
+        return True
 
     def send(self, method: str, key: str, body: bytes = b"", headers: dict[str, str] | None = None) -> bytes:
         """What S3 answers. Raises OSError, and has then learnt what a next try needs."""
@@ -71,29 +102,10 @@ class Bucket:
             raise refused from error
 
     def signed(self, method: str, key: str, body: bytes, headers: dict[str, str]) -> urllib.request.Request:
-        """AWS Signature Version 4, as in the S3 API reference: "Authenticating Requests"."""
-        known = credentials()
         host, path = self.address("/".join(part for part in (self.prefix, key) if part))
-        moment = datetime.datetime.fromtimestamp(time.time() + self.ahead_s, datetime.timezone.utc)  # noqa: UP017
-        stamp, scope = moment.strftime("%Y%m%dT%H%M%SZ"), f"{moment:%Y%m%d}/{self.region}/s3/aws4_request"
-        digest = hashlib.sha256(body).hexdigest()
-        sent = {
-            **headers,
-            "host": host.partition("://")[2],
-            "x-amz-content-sha256": digest,
-            "x-amz-date": stamp,
-            "x-amz-security-token": known["Token"],
-        }
-        names = ";".join(sorted(sent))
-        lines = [method, path, "", *(f"{name}:{sent[name]}" for name in sorted(sent)), "", names, digest]
-        canonical = hashlib.sha256("\n".join(lines).encode()).hexdigest()
-        secret = f"AWS4{known['SecretAccessKey']}".encode()
-        for part in (*scope.split("/"), "\n".join(("AWS4-HMAC-SHA256", stamp, scope, canonical))):
-            secret = hmac.new(secret, part.encode(), hashlib.sha256).digest()
-        who = f"Credential={known['AccessKeyId']}/{scope}"
-        sent["authorization"] = f"AWS4-HMAC-SHA256 {who}, SignedHeaders={names}, Signature={secret.hex()}"
         data = body if method == "PUT" else None
-        return urllib.request.Request(host + path, data=data, headers=sent, method=method)
+        request = urllib.request.Request(host + path, data=data, headers=headers, method=method)
+        return sign(request, body, "s3", self.region, time.time() + self.ahead_s)
 
     def address(self, key: str) -> tuple[str, str]:
         """Scheme and host, and the path. A bucket with dots in its name is in no certificate: it goes into the path."""

@@ -19,6 +19,8 @@ MODULES = {
     "azure": {"bucket.py": "bucket_az.py", "host.py": "host_azure.py"},
 }
 """Target -> what a file is called on its machines -> what it is called here. A key for each of record.STORES."""
+GROUPS = {"aws": "group_aws.py", "gcp": "group_gcp.py", "azure": "group_azure.py"}
+"""Cloud -> what is `group.py` on a fleet's machines."""
 RECORD = "boot.json"
 MAIN = "bootstrap.py"
 
@@ -30,6 +32,7 @@ def boot_files(record: BootRecord, pools: Mapping[str, Sequence[str]] | None = N
         told["pools"] = {pool: list(nodes) for pool, nodes in pools.items()}
     here = resources.files(__package__)
     names = {MAIN: MAIN, "common.py": "common.py", **MODULES[record.cloud]}
+    names |= {"group.py": GROUPS[record.cloud]} if record.fleet else {}
     files = {name: here.joinpath(source).read_bytes() for name, source in names.items()}
     return {RECORD: json.dumps(told, sort_keys=True).encode(), **files}
 

@@ -43,6 +43,11 @@ class BootRecord:
     """Of the Compute Engine API or of Azure Resource Manager, for tests: on the loopback only."""
     identity: str | None = None
     """Client id of the managed identity that an Azure machine asks with; policies may have given it others."""
+    fleet: str = ""
+    """Name of the fleet that it is a machine of (fleet.py): `job_dir` is then the fleet's folder, from which it has its
+    jobs, and what is of one job says nothing. "": it is one job's machine."""
+    one_job: bool = False
+    """The fleet is there for one job: a machine that finds no open order leaves it at once."""
 
     def __post_init__(self) -> None:
         if self.cloud not in STORES:
@@ -56,7 +61,7 @@ class BootRecord:
             )
         if self.cloud == "azure" and not self.identity:
             raise ValueError("the machine is told no managed identity, so it could not read its job dir")
-        if not self.node and self.cloud != "vertex":
+        if not self.node and not self.fleet and self.cloud != "vertex":
             raise ValueError("the machine is told no node")
         for endpoint in (self.endpoint, self.api_endpoint):
             if endpoint is not None and not is_loopback(endpoint):

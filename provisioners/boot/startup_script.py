@@ -47,7 +47,9 @@ def startup_script(record: BootRecord) -> str:
     first = ":" if record.lifetime_s is None else f"shutdown -P +{minutes(record.lifetime_s)} || true"
     files = boot_files(record)
     text = _SCRIPT.format(
-        what=f"{record.node} in attempt {record.attempt} of {record.job_id}",
+        what=f"a machine of {record.fleet}"
+        if record.fleet
+        else f"{record.node} in attempt {record.attempt} of {record.job_id}",
         home=HOME,
         unit_path=UNIT_PATH,
         first=first,
@@ -59,7 +61,7 @@ def startup_script(record: BootRecord) -> str:
     )
     if len(text.encode()) > MAX_SCRIPT_BYTES:
         raise ValueError(
-            f"the startup script of {record.node} has {len(text.encode())} bytes, "
+            f"the startup script of {record.node or record.fleet} has {len(text.encode())} bytes, "
             f"more than the {MAX_SCRIPT_BYTES} of a metadata value"
         )
     return text

@@ -41,9 +41,8 @@ def user_data(record: BootRecord) -> bytes:
     data = f"#cloud-config\n{json.dumps(config, indent=1)}\n".encode()
     limit = MAX_BYTES[record.cloud]
     if len(data) > limit:
-        raise ValueError(
-            f"the user data of {record.node} has {len(data)} bytes, more than the {limit} of {record.cloud}"
-        )
+        name = record.node or record.fleet
+        raise ValueError(f"the user data of {name} has {len(data)} bytes, more than the {limit} of {record.cloud}")
     return data
 
 

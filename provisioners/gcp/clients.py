@@ -63,10 +63,14 @@ class Clients:
         return self.account.project
 
     @property
+    def named_account(self) -> str:
+        """E-mail address of the service account that a setting names for machines; "": none does."""
+        return os.environ.get(_SERVICE_ACCOUNT, "")
+
+    @property
     def service_account(self) -> str:
         """Whose rights the machines have: its e-mail address."""
-        named = os.environ.get(_SERVICE_ACCOUNT)
-        return named or f"cloudgpu-machine@{self.project}.iam.gserviceaccount.com"
+        return self.named_account or f"cloudgpu-machine@{self.project}.iam.gserviceaccount.com"
 
     @property
     def storage_endpoint(self) -> str | None:
@@ -109,8 +113,30 @@ class Clients:
         return cast("compute_v1.ReservationsClient", self._client("ReservationsClient"))
 
     @property
+    def templates(self) -> compute_v1.InstanceTemplatesClient:
+        return cast("compute_v1.InstanceTemplatesClient", self._client("InstanceTemplatesClient"))
+
+    @property
+    def policies(self) -> compute_v1.ResourcePoliciesClient:
+        return cast("compute_v1.ResourcePoliciesClient", self._client("ResourcePoliciesClient"))
+
+    @property
+    def groups(self) -> compute_v1.RegionInstanceGroupManagersClient:
+        """Of a region."""
+        return cast("compute_v1.RegionInstanceGroupManagersClient", self._client("RegionInstanceGroupManagersClient"))
+
+    @property
+    def all_groups(self) -> compute_v1.InstanceGroupManagersClient:
+        """Whose list of all scopes tells those of regions, too."""
+        return cast("compute_v1.InstanceGroupManagersClient", self._client("InstanceGroupManagersClient"))
+
+    @property
     def zone_operations(self) -> compute_v1.ZoneOperationsClient:
         return cast("compute_v1.ZoneOperationsClient", self._client("ZoneOperationsClient"))
+
+    @property
+    def region_operations(self) -> compute_v1.RegionOperationsClient:
+        return cast("compute_v1.RegionOperationsClient", self._client("RegionOperationsClient"))
 
     @property
     def global_operations(self) -> compute_v1.GlobalOperationsClient:

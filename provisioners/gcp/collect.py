@@ -1,12 +1,14 @@
 """Everything on Compute Engine that carries our labels, of every owner, and how to remove it: for `cloudgpu gc`.
 
 What a launch makes is removed as its own supervisor would have done (ending.py); here is what it takes to find things
-without any local state: instances, disks that are left of them, and firewall rules, which have no labels and carry
-their tags in the description. The rule `cloudgpu-closed-<network>` belongs to no launch, and stays.
+without any local state: instances, disks that are left of them, and what has no labels and carries its tags in the
+description: firewall rules, groups, their templates and placement policies. The rule `cloudgpu-closed-<network>`
+belongs to no launch, and stays.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
@@ -18,7 +20,7 @@ from ...jobspecs.suggest import did_you_mean
 from .. import tags
 from ..base import ProvisionError
 from ..leftovers import Found, Leftover, Tagged, Thing, launches
-from . import network
+from . import groups, network
 from .clients import READ_S, WRITE_S, Clients, gone_is_fine, need_sdk
 from .ending import Ending, delete
 from .labels import from_labels, launch_name, region_of
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 
 _OURS = f"labels.{tags.OWNER}:*"
 _MARKETS = {"SPOT": "spot", "FLEX_START": "flex-start", "RESERVATION_BOUND": "reservation"}
+_PARTS = {"group": "instance group", "template": "instance template", "placement policy": "placement policy"}
+"""Kinds of groups.py, as users are told. Ending removes them: none of them has no token."""
 _STOPPED = frozenset({"TERMINATED", "STOPPED", "SUSPENDED"})
 """States of an instance of which only the disk is paid for."""
 _DELETING_S = 180.0
@@ -42,7 +46,7 @@ _UNREACHABLE = "UNREACHABLE"
 
 
 def find(regions: Sequence[str], clients: Clients | None = None) -> Found:
-    """Of every owner, in these regions (none: all). Three lists tell of all regions; a rule is of none.
+    """Of every owner, in these regions (none: all). Six lists tell of all regions; rules and templates are of none.
 
     Raises ProvisionError.
     """
@@ -50,7 +54,7 @@ def find(regions: Sequence[str], clients: Clients | None = None) -> Found:
     clients = clients or Clients()
     _check_regions(clients, regions)
     missed: dict[str, str] = {}
-    found = [*_instances(clients, missed), *_disks(clients, missed), *_rules(clients)]
+    found = [*_instances(clients, missed), *_disks(clients, missed), *_rules(clients), *_parts(clients, missed)]
     wanted = [one for one in found if not regions or not one.thing.region or one.thing.region in regions]
     kept = launches("gcp", wanted)
     if regions:  # a rule is of no region: one whose machines are elsewhere only is not asked for
@@ -58,7 +62,7 @@ def find(regions: Sequence[str], clients: Clients | None = None) -> Found:
             one.tags.get(tags.TOKEN) for one in wanted if one.thing.region
         }
         kept = [one for one in kept if one.token not in elsewhere]
-    return Found(kept, {place: why for place, why in missed.items() if not regions or region_of(place) in regions})
+    return Found(kept, {one: why for one, why in missed.items() if not regions or {one, region_of(one)} & set(regions)})
 
 
 def _check_regions(clients: Clients, regions: Sequence[str]) -> None:
@@ -128,6 +132,17 @@ def _disks(clients: Clients, missed: dict[str, str]) -> Iterator[Tagged]:
 def _rules(clients: Clients) -> Iterator[Tagged]:
     for rule in network.rules_of(clients):
         yield Tagged(Thing("firewall rule", rule.name, ""), rule.tags)
+
+
+def _parts(clients: Clients, missed: dict[str, str]) -> Iterator[Tagged]:
+    for kind, called in _PARTS.items():
+        listed = groups.find(clients, kind)
+        missed |= {place: f"{place} cannot be reached: {why}" for place, why in listed.unreachable.items()}
+        for one in listed.found:
+            if one.token:
+                size = f"of {one.size} machines" if kind == "group" else ""
+                thing = Thing(called, f"{one.region}/{one.name}".lstrip("/"), one.region, size)
+                yield Tagged(dataclasses.replace(thing, created=_moment(one.created)), one.tags)
 
 
 def _note(scope: str, warning: Any, missed: dict[str, str]) -> None:  # noqa: ANN401 - the SDK does not name its type

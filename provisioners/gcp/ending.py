@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from .. import tags
 from ..base import ProvisionError
-from . import network, operations
+from . import groups, network, operations
 from .clients import READ_S, WRITE_S, Clients, gone_is_fine
 from .labels import instance_prefix, with_label
-from .operations import Done
 from .request import request_id
 from .rest import last_part
 from .sightings import Sightings
@@ -37,10 +36,15 @@ class Ending:
     """Machines that somebody knows of: they are ended also if no listing shows them yet."""
     region: str = ""
     """"" if it is not known: then all zones there are must be reached."""
+    grouped: bool = True
+    """There may be a group; False: it is known that there was none."""
 
     def run(self) -> None:
         """Remove all of it; returns when nothing bills any more. Raises ProvisionError, and may then be run again."""
         clock = self.clients.clock
+        begun = clock.monotonic()
+        if self.grouped:
+            groups.end(self.clients, self.token, self.region, begun + PATIENCE_S)
         begun = since = clock.monotonic()
         hidden = set(self.named)
         while left := self._end_machines(hidden, since, again=since > begun):
@@ -52,6 +56,9 @@ class Ending:
             since = clock.monotonic()
             clock.sleep(_POLL_S)
         self._delete_disks()
+        if self.grouped:
+            groups.remove(self.clients, "template", self.token, self.region)
+            groups.remove(self.clients, "placement policy", self.token, self.region)
         network.remove_rule(self.clients, self.token)
 
     def _end_machines(self, hidden: Collection[str], since: float, *, again: bool) -> set[str]:
@@ -64,7 +71,7 @@ class Ending:
         ending = {machine for machine, one in seen.items() if one.is_ending}
         if seen and len(ending) == len(seen) and not hidden:
             return set(seen)
-        begun = begun_by(operations.of_instances(self.clients, f"{instance_prefix(self.token)}.*"))
+        begun = operations.begun_by(operations.of_instances(self.clients, f"{instance_prefix(self.token)}.*"))
         left = set(seen) | {machine for machine, insert in begun.items() if not insert.finished}
         for machine in sorted({*seen, *hidden, *begun} - ending):
             # By this id a later launch with the token knows that the machine was not lost, but ended with all of it. A
@@ -98,18 +105,6 @@ class Ending:
                 )
 
         self.clients.ask(f"delete the disk {name} in {zone}", start)
-
-
-def begun_by(done: Sequence[Done]) -> dict[str, Done]:
-    """Machines that there may be -> the call that started each, by all that was done, the oldest first."""
-    found: dict[str, Done] = {}
-    for one in done:
-        machine = f"{one.zone}/{one.instance}"
-        if one.kind == "insert" and one.error is None:
-            found[machine] = one
-        elif one.kind == "delete" and one.finished and one.error is None:
-            found.pop(machine, None)
-    return found
 
 
 def ended_id(token: str, machine: str, insert: str) -> str:

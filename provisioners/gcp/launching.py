@@ -13,10 +13,12 @@ from . import network, operations, quotas
 from .clients import PATIENCE_S, READ_S, WRITE_S, Clients
 from .ending import Ending, delete, ended_id
 from .images import Image, Images
+from .known import known_stack, machine_account
 from .labels import instance_name, instance_prefix
 from .machines import needs
 from .operations import Done
-from .request import Place, flex_wait_s, instance, longest_run_s, request_id
+from .parts import longest_run_s
+from .request import Place, flex_wait_s, instance, request_id
 from .reservations import Reservation, find_reservations
 from .rest import last_part
 from .sightings import Sightings, look_at
@@ -118,7 +120,9 @@ class Launch:
         zones, reservations = self._zones(missing)
         run_s = longest_run_s(request)
         quotas.check(clients.rest, region=request.region, market=request.market, nodes=missing, run_s=run_s)
-        attachment = network.find_attachment(clients, request.region)
+        stack = known_stack(clients, request.region)
+        attachment = network.find_attachment(clients, request.region, stack)
+        account = machine_account(clients, stack, request)
         self._warn(attachment)
         insist(lambda: self._make(attachment), clients.clock, PATIENCE_S)
 
@@ -126,7 +130,7 @@ class Launch:
             place = Place(
                 zone,
                 attachment,
-                clients.service_account,
+                account,
                 reservations,
                 clients.storage_endpoint,
                 clients.account.endpoint or None,
@@ -245,7 +249,8 @@ class Launch:
         """Remove what was made and started; what cannot be removed now is there for terminate()."""
         request = self.request
         try:
-            Ending(self.clients, self.sightings, request.token, request.owner.name, region=request.region).run()
+            owner, region = request.owner.name, request.region
+            Ending(self.clients, self.sightings, request.token, owner, region=region, grouped=False).run()
         except ProvisionError as error:
             log.warning("%s: after a launch that was refused: %s", request.job_id, error)
 

@@ -10,15 +10,27 @@ from __future__ import annotations
 import csv
 import functools
 from fnmatch import fnmatchcase
+from fractions import Fraction
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from ...jobspecs import catalog
-from ..base import NodeRequest, ProvisionError
+from ..base import ProvisionError
 
 _TABLE = Path(__file__).with_name("machines.csv")
 _ARM = frozenset({"t2a", "c4a", "n4a", "a4x"})
 """Series with Arm processors. Source: Compute Engine's documentation, "Arm VMs on Compute"."""
+
+
+class Kind(Protocol):
+    """A kind of machine: of a NodeRequest, or of a FleetSpec."""
+
+    @property
+    def machine_type(self) -> str: ...
+    @property
+    def accelerator(self) -> str | None: ...
+    @property
+    def count(self) -> Fraction: ...
 
 
 class Needs(NamedTuple):
@@ -47,7 +59,7 @@ def architecture_of(machine_type: str) -> str:
     return "arm64" if machine_type.partition("-")[0] in _ARM else "x86_64"
 
 
-def attached_gpus(node: NodeRequest) -> dict[str, Any] | None:
+def attached_gpus(node: Kind) -> dict[str, Any] | None:
     """Accelerators to be attached to a machine type that is also sold without (N1); None: there are none, or the type
     has them built in. `name` is as the API spells it, `count` a number. Raises ProvisionError."""
     if node.accelerator is None or catalog.find_machine_type("gcp", node.machine_type, None) is None:

@@ -11,15 +11,15 @@ from __future__ import annotations
 
 import hashlib
 import os
-import uuid
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import tags
 from ..base import LaunchRequest, ProvisionError
+from ..infrastructure import Infrastructure
 from .clients import READ_S, WRITE_S, Clients, gone_is_fine
 from .labels import PREFIX, from_description, launch_name, to_description
-from .operations import order, wait
+from .operations import make, remove
 from .rest import last_part
 
 if TYPE_CHECKING:
@@ -29,13 +29,13 @@ NETWORK, SUBNETWORK = "CLOUDGPU_GCP_NETWORK", "CLOUDGPU_GCP_SUBNETWORK"
 CLOSED_TAG = PREFIX
 """Network tag of every machine of ours."""
 _OURS, _DEFAULT = PREFIX, "default"
-"""Networks to be used if none is named: ours if there is one, else the one that projects come with."""
+"""Networks to be used if none is named: ours if there is one, or the one that an infra stack has made in the region
+(`cloudgpu-us-central1`), else the one that projects come with."""
 _PEERS_FIRST, _THEN_NOBODY = 90, 100
 """Priorities; rules that a network comes with have 65534, those of gcloud 1000."""
 _PATIENCE_S = 120.0
 """For a firewall rule to be made or removed: it takes some 10 s."""
 _MAX_NAME = 63
-_EXISTS = "alreadyExists"
 
 
 class Attachment(NamedTuple):
@@ -63,10 +63,13 @@ class Rule(NamedTuple):
 # --- where ------------------------------------------------------------------------------------------------------------
 
 
-def find_attachment(clients: Clients, region: str) -> Attachment:
-    """The subnetwork to use in a region. Raises ProvisionError: `invalid` if there is no such network, `not_offered`
-    if it has no subnetwork in the region."""
-    network = _find_network(clients)
+def find_attachment(clients: Clients, region: str, stack: Infrastructure | None = None) -> Attachment:
+    """The subnetwork to use in a region: of the network that is named, else the infra stack's, else one of ours or of
+    the project's own network. Raises ProvisionError: `invalid` if there is no such network, `not_offered` if it has no
+    subnetwork in the region."""
+    if stack is not None and not os.environ.get(NETWORK) and not os.environ.get(SUBNETWORK):
+        return _of_stack(clients, region, stack)
+    network = _find_network(clients, region)
     named = os.environ.get(SUBNETWORK)
     found = [one for one in _subnetworks(clients, region, network.self_link) if named in {None, "", one.name}]
     if not found:
@@ -75,9 +78,22 @@ def find_attachment(clients: Clients, region: str) -> Attachment:
     return Attachment(network.name, network.self_link, best.self_link, best.private_ip_google_access)
 
 
-def _find_network(clients: Clients) -> compute_v1.Network:
+def _of_stack(clients: Clients, region: str, stack: Infrastructure) -> Attachment:
+    network = _network(clients, stack.network)
+    subnets = [] if network is None else _subnetworks(clients, region, network.self_link)
+    found = next((one for one in subnets if _same(one.self_link, stack.subnets.get("", ""))), None)
+    if network is None or found is None:
+        message = (
+            f"the subnetwork of stack {stack.stack} is not in project {clients.project}: `cloudgpu infra status "
+            f"--cloud gcp --region {region}` looks what is there"
+        )
+        raise ProvisionError("invalid", message, scope="region", code="NoSubnetwork")
+    return Attachment(network.name, network.self_link, found.self_link, found.private_ip_google_access)
+
+
+def _find_network(clients: Clients, region: str) -> compute_v1.Network:
     named = os.environ.get(NETWORK)
-    for name in (named,) if named else (_OURS, _DEFAULT):
+    for name in (named,) if named else (_OURS, f"{_OURS}-{region}", _DEFAULT):
         network = _network(clients, name)
         if network is not None:
             return network
@@ -127,15 +143,12 @@ def _no_subnetwork(network: str, region: str, named: str | None) -> ProvisionErr
 
 def close(clients: Clients, at: Attachment) -> None:
     """See to it that nothing comes in to machines of ours on this network."""
-    name = closed_name(at.network)
-    if _firewall(clients, name) is None:
-        _make(clients, closed_rule(name, at.network_url))
+    _make(clients, closed_rule(closed_name(at.network), at.network_url))
 
 
 def connect_peers(clients: Clients, request: LaunchRequest, at: Attachment) -> None:
     """Let the machines of a launch reach each other."""
-    if _firewall(clients, launch_name(request.token)) is None:
-        _make(clients, peers_rule(request, at.network_url))
+    _make(clients, peers_rule(request, at.network_url))
 
 
 def closed_rule(name: str, network_url: str) -> dict[str, Any]:
@@ -153,10 +166,14 @@ def closed_rule(name: str, network_url: str) -> dict[str, Any]:
 
 def peers_rule(request: LaunchRequest, network_url: str) -> dict[str, Any]:
     """Its tags are in the description: firewall rules have no labels."""
-    name = launch_name(request.token)
+    return within_rule(launch_name(request.token), to_description(tags.launch_tags(request)), network_url)
+
+
+def within_rule(name: str, description: str, network_url: str) -> dict[str, Any]:
+    """Machines with a network tag reach each other; the tag and the rule have one name."""
     return {
         "name": name,
-        "description": to_description(tags.launch_tags(request)),
+        "description": description,
         "network": network_url,
         "direction": "INGRESS",
         "priority": _PEERS_FIRST,
@@ -195,18 +212,15 @@ def rules_of(clients: Clients, owner: str | None = None) -> list[Rule]:
 
 def remove_rule(clients: Clients, token: str) -> None:
     """Idempotent; returns when it is gone. Raises ProvisionError."""
-    name, doing = launch_name(token), f"remove the firewall rule {launch_name(token)}"
-    if _firewall(clients, name) is None:
-        return
+    name = launch_name(token)
 
-    def start() -> compute_v1.Operation:
+    def delete() -> compute_v1.Operation:
         return clients.firewalls.delete_unary(project=clients.project, firewall=name, retry=None, timeout=WRITE_S)
 
-    try:
-        wait(clients, order(clients, start, doing), doing, _PATIENCE_S)
-    except ProvisionError:
-        if _firewall(clients, name) is not None:
-            raise
+    def is_there() -> bool:
+        return _firewall(clients, name) is not None
+
+    remove(clients, delete, is_there, doing=f"remove the firewall rule {name}", patience_s=_PATIENCE_S)
 
 
 def _firewall(clients: Clients, name: str) -> compute_v1.Firewall | None:
@@ -219,26 +233,17 @@ def _firewall(clients: Clients, name: str) -> compute_v1.Firewall | None:
 
 
 def _make(clients: Clients, rule: dict[str, Any]) -> None:
-    """Make a rule, or find that another has just made it."""
-    from google.api_core.exceptions import Conflict
     from google.cloud import compute_v1
 
     name = str(rule["name"])
+    request = compute_v1.InsertFirewallRequest(project=clients.project, firewall_resource=compute_v1.Firewall(rule))
+
+    def insert(request_id: str) -> compute_v1.Operation:
+        request.request_id = request_id
+        return clients.firewalls.insert_unary(request, retry=None, timeout=WRITE_S)
+
+    def is_there() -> bool:
+        return _firewall(clients, name) is not None
+
     doing = f"make the firewall rule {name} of network {last_part(rule['network'])}"
-    request = compute_v1.InsertFirewallRequest(
-        project=clients.project,
-        firewall_resource=compute_v1.Firewall(rule),
-        request_id=str(uuid.uuid4()),
-    )
-
-    def start() -> compute_v1.Operation:
-        try:
-            return clients.firewalls.insert_unary(request, retry=None, timeout=WRITE_S)
-        except Conflict as error:  # it is there: nothing to wait for, as there would be with a machine
-            raise ProvisionError("invalid", f"{doing}: {error.message}", scope="region", code=_EXISTS) from error
-
-    try:
-        wait(clients, order(clients, start, doing), doing, _PATIENCE_S)
-    except ProvisionError:
-        if _firewall(clients, name) is None:
-            raise
+    make(clients, insert, is_there, doing=doing, patience_s=_PATIENCE_S)

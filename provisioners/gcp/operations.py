@@ -1,7 +1,8 @@
 """What Compute Engine was told to do, and what came of it: operations, which it remembers for about two weeks.
 
 They are the memory that this target does not have: which machine was started once under a launch's token, whether we
-ended it or somebody else did, and why one is gone.
+ended it or somebody else did, and why one is gone. What is known by its name alone, and can only be there or not, needs
+none: make() and remove().
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 import datetime
 import functools
 import itertools
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 _PAUSES_S, _LAST_PAUSE_S = (0.5, 1.0), 2.0
 """Between two looks at an operation: the first ones, and all others."""
 _LONG_AGO = datetime.datetime.fromtimestamp(0, datetime.UTC)
+_EXISTS = "alreadyExists"
 _ZONES = "zonesAvailable"
 """In the metadata of an error's ErrorInfo: zones that have capacity (k8s.io#9834, cockroach's roachprod tests)."""
 
@@ -36,7 +39,7 @@ class Done:
     name: str
     """Compute Engine's own, unique."""
     kind: str
-    """`insert`, `delete`, `compute.instances.preempted` …"""
+    """`insert`, `delete`, `compute.instances.preempted`, `compute.instanceGroupManagers.insert` …"""
     request_id: str
     """The one that was sent with the call; "": none."""
     instance: str
@@ -50,6 +53,18 @@ class Done:
     finished: bool
     error: ProvisionError | None
     """What went wrong."""
+    region: str = ""
+    """"": it is of no region, or of a zone."""
+
+    @property
+    def verb(self) -> str:
+        """`insert`, `delete` …: for groups Compute Engine says of what."""
+        return self.kind.rpartition(".")[2]
+
+    @property
+    def place(self) -> str:
+        """Zone or region; "": it is of neither."""
+        return self.zone or self.region
 
 
 def done(operation: compute_v1.Operation, doing: str = "") -> Done:
@@ -64,6 +79,7 @@ def done(operation: compute_v1.Operation, doing: str = "") -> Done:
         at=datetime.datetime.fromisoformat(operation.insert_time) if operation.insert_time else _LONG_AGO,
         finished=operation.status.name == "DONE",
         error=_error(operation, doing),
+        region=last_part(operation.region),
     )
 
 
@@ -98,15 +114,81 @@ def wait(
     return now
 
 
-def of_instances(clients: Clients, pattern: str) -> list[Done]:
-    """All that was done, in any zone, to instances whose name fits a regular expression; the oldest first.
+def make(
+    clients: Clients,
+    insert: Callable[[str], compute_v1.Operation],
+    is_there: Callable[[], bool],
+    *,
+    doing: str,
+    patience_s: float,
+    request_id: str = "",
+) -> None:
+    """Make what is not there, or find that another has just made it. `insert`: with a request id, the one that is given
+    here, "": a new one. Raises ProvisionError."""
+    from google.api_core.exceptions import Conflict
 
-    One call for all zones, as pages. Raises ProvisionError.
+    if is_there():
+        return
+    call_id = request_id or str(uuid.uuid4())
+
+    def start() -> compute_v1.Operation:
+        try:
+            return insert(call_id)
+        except Conflict as error:  # it is there: nothing to wait for, as there would be with a machine
+            raise ProvisionError("invalid", f"{doing}: {error.message}", scope="region", code=_EXISTS) from error
+
+    try:
+        wait(clients, order(clients, start, doing), doing, patience_s)
+    except ProvisionError:
+        if not is_there():
+            raise
+
+
+def remove(
+    clients: Clients,
+    delete: Callable[[], compute_v1.Operation],
+    is_there: Callable[[], bool],
+    *,
+    doing: str,
+    patience_s: float,
+) -> None:
+    """Idempotent; returns when it is gone. Raises ProvisionError."""
+    if not is_there():
+        return
+    try:
+        wait(clients, order(clients, delete, doing), doing, patience_s)
+    except ProvisionError:
+        if is_there():
+            raise
+
+
+def begun_by(done: Sequence[Done]) -> dict[str, Done]:
+    """Machines (or groups) that there may be -> the call that made each, by all that was done, the oldest first."""
+    found: dict[str, Done] = {}
+    for one in done:
+        machine = f"{one.place}/{one.instance}"
+        if one.verb == "insert" and one.error is None:
+            found[machine] = one
+        elif one.verb == "delete" and one.finished and one.error is None:
+            found.pop(machine, None)
+    return found
+
+
+def of_instances(clients: Clients, pattern: str) -> list[Done]:
+    """As of_things()."""
+    return of_things(clients, "instances", pattern)
+
+
+def of_things(clients: Clients, collection: str, pattern: str) -> list[Done]:
+    """All that was done, in any zone or region, to those of a collection (`instances`, `instanceGroupManagers`) whose
+    name fits a regular expression; the oldest first.
+
+    One call for all of them, as pages. Raises ProvisionError.
     """
     from google.cloud import compute_v1
 
     request = compute_v1.AggregatedListGlobalOperationsRequest(
-        project=clients.project, filter=f'targetLink eq ".*/instances/{pattern}"', max_results=500
+        project=clients.project, filter=f'targetLink eq ".*/{collection}/{pattern}"', max_results=500
     )
     doing = f"look at what was done to {pattern}"
 
@@ -121,6 +203,10 @@ def _look(clients: Clients, one: Done, doing: str) -> Done:
     if one.zone:
         operation = clients.zone_operations.get(
             project=clients.project, zone=one.zone, operation=one.name, retry=None, timeout=READ_S
+        )
+    elif one.region:
+        operation = clients.region_operations.get(
+            project=clients.project, region=one.region, operation=one.name, retry=None, timeout=READ_S
         )
     else:
         operation = clients.global_operations.get(

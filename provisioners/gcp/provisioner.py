@@ -2,13 +2,14 @@
 
 What a launch makes, in this order: for several nodes a firewall rule, then the instances with their disks. The rule
 goes last. All of it has owner, job, attempt and token as labels (the rule: in its description), and is named by the
-token.
+token. A launch with a group of its own: grouped.py.
 Nothing is remembered here but what was seen a moment ago: any process may call any verb at any time.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 from collections.abc import Collection, Iterator, Mapping
 from decimal import Decimal
@@ -18,12 +19,14 @@ from ...jobspecs.plan import Offer
 from .. import tags
 from ..base import Allocation, LaunchRequest, NodeState, Owner, ProvisionError
 from ..calls import logged_in
+from ..grouping import dismiss, is_grouped
 from ..sharing import PerSettings
-from . import network
+from . import grouped, groups, network
 from .clients import Clients, need_sdk
+from .console import console
 from .ending import Ending, delete
+from .groups import Groups, Part
 from .images import Images
-from .labels import region_of
 from .launching import Launch
 from .request import check_request
 from .sightings import Sighting, Sightings, look_at, look_back, will_return
@@ -49,6 +52,7 @@ class GcpProvisioner:
         self._clients = Clients(clock)
         self._images = Images(self._clients)
         self._sightings = Sightings(self._clients)
+        self._groups = Groups(self._clients)
         self._ended: dict[str, NodeState] = {}
         """Machine -> its last state: why one is gone is asked once."""
 
@@ -58,6 +62,8 @@ class GcpProvisioner:
         Constant in calls: one where all are there, else about ten and three for each machine.
         """
         check_request(request)
+        if request.grouped:
+            return self._launch_group(request)
         launch = Launch(self._clients, self._images, self._sightings, request)
         with self._google():
             launch.run()
@@ -75,6 +81,8 @@ class GcpProvisioner:
         """
         with self._google():
             self._check_project(allocation)
+            if is_grouped(allocation):
+                return grouped.observe(self._clients, self._sightings, self._groups, allocation)
             seen = self._seen(allocation)
             return [self._state(allocation, node, one, seen.get(one)) for node, one in allocation.machines.items()]
 
@@ -85,12 +93,22 @@ class GcpProvisioner:
         owner = allocation.details.get(OWNER, "")
         with self._google():
             self._check_project(allocation)
-            named = frozenset(allocation.machines.values())
-            region = allocation.details.get(REGION, "")
-            Ending(self._clients, self._sightings, allocation.token, owner, named, region).run()
+            dismiss(allocation)
+            has_group, is_known = is_grouped(allocation), PROJECT in allocation.details
+            Ending(
+                self._clients,
+                self._sightings,
+                allocation.token,
+                owner,
+                named=() if has_group else frozenset(allocation.machines.values()),
+                region=allocation.details.get(REGION, ""),
+                grouped=has_group or not is_known,
+            ).run()
 
     def remove(self, allocation: Allocation, nodes: Collection[str]) -> None:
-        """A call for each that is not ending already."""
+        """A call for each that is not ending already. A group replaces its machines by itself."""
+        if is_grouped(allocation):
+            return
         with self._google():
             self._check_project(allocation)
             seen = self._seen(allocation)
@@ -99,24 +117,39 @@ class GcpProvisioner:
                     delete(self._clients, machine)
 
     def find(self, owner: Owner) -> list[Allocation]:
-        """Every launch of which anything is left, in all zones of the project: two calls."""
+        """Every launch of which anything is left, in all zones of the project: five calls."""
         with self._google():
             begun = self._clients.clock.monotonic()
             rules = network.rules_of(self._clients, owner.name)
+            parts = [part for kind in groups.KINDS for part in groups.find(self._clients, kind).of("")]
             seen = self._sightings.of_owner(owner.name, since=begun).values()
+        found: list[Sighting | Part] = [*seen, *(part for part in parts if part.tags.get(tags.OWNER) == owner.name)]
         launches: dict[str, Mapping[str, str]] = {rule.token: rule.tags for rule in rules}
-        launches |= {one.token: one.tags for one in seen}
+        launches |= {one.token: one.tags for one in found}
         return [
-            _allocation(owner, token, values, [one for one in seen if one.token == token])
+            _allocation(owner, token, values, [one for one in found if one.token == token])
             for token, values in launches.items()
             if token
         ]
+
+    def explain(self, allocation: Allocation, node: str) -> str:
+        """What the instance's serial port ends with: one call. Of a group nobody knows which machine has a node."""
+        if is_grouped(allocation):
+            return ""
+        with self._google():
+            self._check_project(allocation)
+            return console(self._clients, allocation.machines[node])
 
     def price(self, offer: Offer) -> Decimal | None:  # noqa: ARG002 - of the protocol
         """None: Google quotes no price of the moment, only list prices, also for Spot: the plan has them already."""
         return None
 
     # -- helpers
+
+    def _launch_group(self, request: LaunchRequest) -> Allocation:
+        with self._google():
+            made = grouped.GroupedLaunch(self._clients, self._images, self._sightings, request).run()
+            return dataclasses.replace(made, details={**made.details, PROJECT: self._clients.project})
 
     @contextlib.contextmanager
     def _google(self) -> Iterator[None]:
@@ -155,13 +188,16 @@ class GcpProvisioner:
         return NodeState(node, "gone", "Compute Engine does not know it any more")
 
 
-def _allocation(owner: Owner, token: str, values: Mapping[str, str], seen: Collection[Sighting]) -> Allocation:
+def _allocation(owner: Owner, token: str, values: Mapping[str, str], found: Collection[Sighting | Part]) -> Allocation:
     """Of what was found under a token; `values` are tags, which somebody may have changed."""
     attempt = values.get(tags.ATTEMPT, "0")
-    zones = sorted({one.zone for one in seen})
+    seen = [one for one in found if isinstance(one, Sighting)]
+    regions, zones = sorted({one.region for one in found if one.region}), sorted({one.zone for one in seen})
     details = {OWNER: owner.name}
+    if regions:
+        details[REGION] = regions[0]
     if zones:
-        details |= {REGION: region_of(zones[0]), ZONE: zones[0]}
+        details[ZONE] = zones[0]
     return Allocation(
         TARGET,
         values.get(tags.JOB, ""),

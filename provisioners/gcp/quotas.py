@@ -116,7 +116,8 @@ def check(
     `nodes` are the machines about to be started: those of the same launch that run already count as used. What Google
     does not tell (no permission, an API that is not enabled, no such quota) is not held against the launch: it is said
     once in the log, and Google decides. One to four read-only calls: compute.regions.get, compute.projects.get and,
-    for the newer GPUs, cloudquotas.quotas.get and compute.instances.list.
+    for the newer GPUs, cloudquotas.quotas.get and compute.instances.list; of Vertex AI, cloudquotas.quotas.get for each
+    model of GPU.
     """
     needed = _needed(target, market, nodes)
     if not needed:

@@ -14,6 +14,7 @@ from typing import Any
 
 from ..base import LaunchRequest, ProvisionError
 from ..calls import UNKNOWN, insist
+from ..gcp import quotas
 from .clients import PATIENCE_S, WRITE_S, Clients, told
 from .ending import keep_one
 from .request import custom_job, read_settings
@@ -48,6 +49,7 @@ class Launch:
         found = self._find()
         if found is not None:
             return found
+        self._check_quotas()
         return insist(lambda: self._create(json.dumps(body)), self.clients.clock, PATIENCE_S)
 
     def _body(self) -> dict[str, Any]:
@@ -55,6 +57,21 @@ class Launch:
         google = self.clients.google
         try:
             return custom_job(self.request, read_settings(google.service_account, google.storage_endpoint))
+        except ProvisionError:
+            self.on_answered()
+            raise
+
+    def _check_quotas(self) -> None:
+        """A job that its quota can never hold would wait in the queue. Raises ProvisionError(quota)."""
+        request = self.request
+        try:
+            quotas.check(
+                self.clients.google.rest,
+                region=request.region,
+                market=request.market,
+                nodes=request.nodes,
+                target="vertex",
+            )
         except ProvisionError:
             self.on_answered()
             raise

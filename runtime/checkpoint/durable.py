@@ -25,6 +25,15 @@ def flush_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def flush_file(path: Path) -> None:
+    """Make what was written into a file by others survive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def create(path: Path, data: bytes, *, replace: bool) -> bool:
     """Write a small file that appears at once, whole and durable; False if it is there and may not be replaced.
 

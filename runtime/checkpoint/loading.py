@@ -74,7 +74,8 @@ class Files:
     def _confirmed(self, rank: int) -> RankManifest:
         return confirmed(lambda: self._read(rank), self._store.local_path(self._name, manifest_file(rank)))
 
-    def _read(self, rank: int) -> RankManifest:
+    def content(self, rank: int) -> bytes:
+        """A rank's manifest as it was written, verified."""
         file = manifest_file(rank)
         try:
             content = self._store.get(self._name, file)
@@ -84,8 +85,12 @@ class Files:
             raise UnusableError(str(error), damaged=False) from error
         if hashlib.sha256(content).hexdigest() != self._commit.manifests[rank]:
             raise UnusableError(f"{file} is not the one that was committed", damaged=True)
+        return content
+
+    def _read(self, rank: int) -> RankManifest:
+        file = manifest_file(rank)
         try:
-            manifest = RankManifest.from_bytes(content)
+            manifest = RankManifest.from_bytes(self.content(rank))
         except ValueError as error:  # it is as it was written: by another version
             raise UnusableError(f"{file}: {error}", damaged=False) from error
         if (manifest.name, manifest.rank, manifest.world) != (str(self._name), rank, self.world):

@@ -38,7 +38,8 @@ class Overlap:
         self._decided: bool | None = None if mode == "auto" else bool(mode)
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
-        self._versions: list[tuple[Any, int]] = []
+        self._sources: Sequence[Any] = ()
+        self._versions: list[int] = []
         self._samples: list[tuple[Any, Any]] = []
         self._hook: Any = None
         self._blocking: list[float] = []
@@ -107,19 +108,20 @@ class Overlap:
 
     def choose(self, sources: Sequence[Any]) -> list[bool]:
         """Of each source, whether it may be copied later."""
-        addresses = {tensor.data_ptr() for tensor in self._owned_by_optimizers()}
+        addresses = set(self._owned_by_optimizers())
         return [bool(getattr(source, "data_ptr", int)() in addresses) for source in sources]
 
-    def _owned_by_optimizers(self) -> Iterator[Any]:
+    def _owned_by_optimizers(self) -> Iterator[int]:
+        """Addresses of what only an optimizer of torch's changes."""
         torch: Any = sys.modules["torch"]
         plain = (torch.Tensor, torch.nn.Parameter)
         for value in self._objects.values():
             if not (isinstance(value, torch.optim.Optimizer) and type(value).__module__.startswith("torch.optim.")):
                 continue
-            tensors = [one for group in value.param_groups for one in group["params"] if one.requires_grad]
+            owned = [one for group in value.param_groups for one in group["params"] if one.requires_grad]
             for state in value.state.values():
-                tensors += [one for one in state.values() if isinstance(one, torch.Tensor)]
-            yield from (one for one in tensors if type(one) in plain and one.numel() > 1)
+                owned += state.values()
+            yield from [one.data_ptr() for one in owned if type(one) in plain and one.numel() > 1]
 
     # The copy
 
@@ -131,10 +133,10 @@ class Overlap:
         """Copy in the background; nothing may change the sources until join()."""
         self._saved = self._was_overlapped = True
         self._error = None
-        self._versions = [(source, source._version) for source in sources]
+        self._sources, self._versions = sources, [source._version for source in sources]
         step = max(1, len(sources) // SAMPLES)
         pairs = zip(destinations[::step], sources[::step], strict=True)
-        self._samples = [(destination, _sample(source).clone()) for destination, source in pairs]
+        self._samples = [(destination, _sample(source)) for destination, source in pairs]
 
         def run() -> None:
             try:
@@ -150,12 +152,12 @@ class Overlap:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
-        versions, samples, self._versions, self._samples = self._versions, self._samples, [], []
+        sources, samples, self._sources, self._samples = self._sources, self._samples, (), []
         if self._error is not None:
             self._decided = False
             return f"copying in the background failed: {self._error!r}"
-        changed = any(source._version != version for source, version in versions)
-        if changed or not all(bool((_sample(copied) == sample).all()) for copied, sample in samples):
+        changed = [source._version for source in sources] != self._versions
+        if changed or not all(_sample(copied).equal(sample) for copied, sample in samples):
             self._decided = False
             return (
                 "parameters were changed outside of optimizer.step() while they were copied in the background "
@@ -165,8 +167,8 @@ class Overlap:
 
 
 def _sample(tensor: Any) -> Any:  # noqa: ANN401
-    """Some elements, as bytes: NaN compares as what it is made of."""
+    """Some elements, in memory of their own, as bytes: NaN compares as what it is made of."""
     import torch
 
     flat = tensor.detach().flatten()
-    return flat[:: max(1, flat.numel() // ELEMENTS)].contiguous().view(torch.uint8).cpu()
+    return flat[:: max(1, flat.numel() // ELEMENTS)].clone().view(torch.uint8).cpu()

@@ -124,7 +124,7 @@ class CheckpointStore:
         if path:
             _checked(path, lambda: durable.write_data(path, data, each))
         else:
-            self.job_dir.upload(self._key(name, data_file(manifest.rank)), hashed())
+            self.job_dir.upload(self._key(name, data_file(manifest.rank)), hashed(), len(data))
         content = manifest.to_bytes()
         self._put(name, manifest_file(manifest.rank), content)
         return content

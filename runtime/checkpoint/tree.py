@@ -72,10 +72,10 @@ class _Flattening:
 
     def encode(self, value: Any, path: str) -> Any:  # noqa: ANN401, PLR0911 - one return per kind
         kind = type(value)
+        if kind in self._plain_tensors:  # first what there is most of
+            return self._tensor(value, path)
         if kind in _EXACT:
             return value
-        if kind in self._plain_tensors:
-            return self._tensor(value, path)
         if kind is float:
             return value if math.isfinite(value) else {"!float": repr(value)}
         if kind is dict:
@@ -129,15 +129,12 @@ class _Flattening:
             if value.numel():
                 raise CheckpointError(f"{path} is a tensor on {value.device.type!r} that holds no data yet")
             return {"!tensor": self.add(value, path)}
-        shared = self._at.get(address)
-        for key, other in shared or ():
+        shared = self._at.setdefault(address, [])
+        for key, other in shared:
             if _same_memory(value, other):
                 return {"!tensor": key}
         key = self.add(value, path)
-        if shared is None:
-            self._at[address] = [(key, value)]
-        else:
-            shared.append((key, value))
+        shared.append((key, value))
         return {"!tensor": key}
 
     def _sparse(self, value: Any, path: str) -> dict[str, Any]:  # noqa: ANN401

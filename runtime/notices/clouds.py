@@ -30,9 +30,12 @@ class CloudNotices:
         *,
         environ: Mapping[str, str],
         capacity_block_end: float | None = None,
+        of_fleet: bool = False,
     ) -> None:
-        """`capacity_block_end` is in epoch seconds."""
-        self._own, self._say, self._environ = own, say, environ
+        """`capacity_block_end` is in epoch seconds. `of_fleet`: after the node's end its machine has yet to say in its
+        fleet's folder that it has let go of it, else others wait until it counts as silent: so the provider is not told
+        to take it at once."""
+        self._own, self._say, self._environ, self._of_fleet = own, say, environ, of_fleet
         self._acknowledger: Acknowledger | None = None
         self._watcher: CloudWatcher | None = None
         if cloud in CLOUDS:
@@ -79,5 +82,6 @@ class CloudNotices:
         return [events]
 
     def _on_stop(self, notice: ProviderNotice, starts: float) -> None:
-        if self._acknowledger is not None and policy_of(notice.cloud, notice.kind).acknowledged:
+        policy = policy_of(notice.cloud, notice.kind)
+        if self._acknowledger is not None and policy.acknowledged and (policy.returns or not self._of_fleet):
             self._acknowledger.begin(notice, starts)

@@ -50,7 +50,7 @@ class _Entry:
         """When the program is told to save and end."""
         if self.stop_given:
             return math.inf
-        if self.policy.action == "stop":
+        if self.policy.ends_at_once(self.notice.machines):
             return -math.inf
         return math.inf if self.policy.stop_s is None else self.starts - self.policy.stop_s
 
@@ -100,7 +100,7 @@ class Docket:
         policy = policy_of(notice.cloud, notice.kind)
         starts = now + policy.lead_s if notice.starts is None else notice.starts
         entry = _Entry(notice, policy, starts)
-        self._say(f"{_title(entry)}{_time_left(starts, now)}: {_CONSEQUENCES[policy.action, policy.stop_s is None]}")
+        self._say(f"{_title(entry)}{_time_left(starts, now)}: {_consequence(policy, notice)}")
         return entry
 
     def _move(self, entry: _Entry, starts: float, now: float) -> None:
@@ -133,8 +133,13 @@ class Docket:
         )
 
 
+def _consequence(policy: Policy, notice: ProviderNotice) -> str:
+    if policy.ends_at_once(notice.machines):
+        return "the program is to save and end"
+    return _CONSEQUENCES[policy.action, policy.stop_s is None]
+
+
 _CONSEQUENCES = {
-    ("stop", True): "the program is to save and end",
     ("save", True): "the program is to save, and trains on",
     ("save", False): "the program is to save when that is near, trains on, and ends before it",
     ("ignore", True): "nothing is done about it",

@@ -6,6 +6,7 @@ only said in the log.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 Word = Literal["preempt", "terminate", "reboot", "freeze", "maintenance"]
@@ -35,6 +36,15 @@ class Policy(NamedTuple):
     """At the event the machine ends without a word, as in a cloud; of simulated notices only."""
     returns: bool = False
     """The provider starts the same machine again after the event: the node goes on there, and has no result yet."""
+
+    def ends_at_once(self, machines: Sequence[str]) -> bool:
+        """Whether the program is asked to end as soon as the event of these machines is known.
+
+        Where the machine comes back, and nobody else has to agree that the event begins: then nothing is gained by
+        waiting for it, and it comes when all is saved. An event of several machines may name somebody else's, and is
+        waited for in any case: until it is near, they train on.
+        """
+        return self.action == "stop" or (self.acknowledged and self.returns and len(set(machines)) == 1)
 
 
 _EC2 = "docs.aws.amazon.com/AWSEC2/latest/UserGuide/"
@@ -88,7 +98,7 @@ POLICIES = tuple(Policy(*row) for row in (
     # `maintenance-event` says when this machine's turn comes.
     ("gcp", "maintenance-window-open", "save", "maintenance", 3600, None, None, 0, _A3),
     ("azure", "freeze", "ignore", "freeze", 900, None, None, 0, _AZURE),
-    # The same machine goes on, with its disk; after a redeployment on another host.
+    # The same machine goes on, with its disk; after a redeployment on another host. See ends_at_once().
     ("azure", "reboot", "save", "reboot", 900, 900, 120, 10, _AZURE, True, False, True),
     ("azure", "redeploy", "save", "reboot", 600, 900, 120, 10, _AZURE, True, False, True),
     ("azure", "preempt", "stop", "preempt", 30, None, None, 5, _AZURE, True),

@@ -8,10 +8,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
-from .training import Copy, Training
+from .training import Copy, Training, tensors
 
 
 class Way:
@@ -41,6 +42,7 @@ class Neighbour(Way):
     _PROGRAM = """
 import os, sys
 content = bytearray(os.urandom(1 << 20) * (int(sys.argv[1]) >> 20))
+print(flush=True)
 for path in sys.stdin:
     with open(path.strip(), "wb") as file:
         file.write(content)
@@ -53,7 +55,8 @@ for path in sys.stdin:
         super().__init__(training, folder)
         command = [sys.executable, "-c", self._PROGRAM, str(Copy(training.state()).nbytes)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self._writing = False
+        self._writing = True
+        self.wait()
 
     def save(self) -> None:
         assert self._process.stdin is not None
@@ -65,11 +68,38 @@ for path in sys.stdin:
         if self._writing:
             self._process.stdout.readline()
             self._writing = False
-            self.folder.joinpath(f"{self.saves:04d}").unlink()
+            self.folder.joinpath(f"{self.saves:04d}").unlink(missing_ok=True)
 
     def close(self) -> None:
         self.wait()
         self._process.communicate()
+
+
+class CopyingNeighbour(Neighbour):
+    """The limit of a save that copies while training goes on: besides, a thread copies the state, in one call."""
+
+    _thread: threading.Thread | None = None
+
+    def __init__(self, training: Training, folder: Path) -> None:
+        super().__init__(training, folder)
+        self._sources = list(tensors(training.state()))
+        self._targets = [one.detach().clone() for one in self._sources]
+
+    def save(self) -> None:
+        self._thread = threading.Thread(target=self._copy)
+        self._thread.start()
+        super().save()
+
+    def wait(self) -> None:
+        if self._thread is not None:
+            self._thread.join()
+        super().wait()
+
+    def _copy(self) -> None:
+        import torch
+
+        with torch.no_grad():
+            torch._foreach_copy_(self._targets, self._sources)
 
 
 class TorchSave(Way):
@@ -267,6 +297,7 @@ class OursOverlapped(Ours):
 
 WAYS: dict[str, tuple[type[Way], str]] = {
     "no save, a process that writes": (Neighbour, "flushed: the limit"),
+    "the same, and a thread that copies": (CopyingNeighbour, "flushed: the limit of an overlapped save"),
     "torch.save": (TorchSave, "not flushed"),
     "torch.save, flushed, renamed": (TorchSaveSynced, "flushed"),
     "safetensors, flushed, renamed": (Safetensors, "flushed"),

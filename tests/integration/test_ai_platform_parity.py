@@ -42,7 +42,7 @@ def greet(address):
     until = time.monotonic() + 600
     while True:
         try:
-            with socket.create_connection((host, int(port)), timeout=60) as peer:
+            with socket.create_connection((host, int(port)), timeout=180) as peer:
                 return peer.makefile().read()
         except OSError:
             if time.monotonic() > until:

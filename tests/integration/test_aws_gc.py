@@ -105,6 +105,29 @@ def make_placement_group() -> None:
     ec2().create_placement_group(GroupName=NAME, Strategy="cluster", TagSpecifications=tagged("placement-group"))
 
 
+def make_template() -> str:
+    image = ec2().describe_images()["Images"][0]["ImageId"]
+    data = {"ImageId": image, "InstanceType": "g4dn.xlarge"}
+    made = ec2().create_launch_template(
+        LaunchTemplateName=NAME, LaunchTemplateData=data, TagSpecifications=tagged("launch-template")
+    )
+    return str(made["LaunchTemplate"]["LaunchTemplateId"])
+
+
+def make_scaling_group() -> None:
+    """With a machine, which is tagged by it."""
+    scaling: Any = session().client("autoscaling", region_name=REGION)
+    scaling.create_auto_scaling_group(
+        AutoScalingGroupName=NAME,
+        MinSize=0,
+        MaxSize=1,
+        DesiredCapacity=1,
+        VPCZoneIdentifier=ec2().describe_subnets()["Subnets"][0]["SubnetId"],
+        LaunchTemplate={"LaunchTemplateId": make_template(), "Version": "1"},
+        Tags=[{**tag, "PropagateAtLaunch": True} for tag in labels()],
+    )
+
+
 def make_role() -> None:
     iam, path = identities(), f"/cloudgpu/{owner_name()}/"
     iam.create_role(RoleName=NAME, Path=path, AssumeRolePolicyDocument="{}", Tags=labels())
@@ -118,12 +141,14 @@ def make_profile() -> None:
     iam.add_role_to_instance_profile(InstanceProfileName=NAME, RoleName=NAME)
 
 
-LEAKS: dict[str, Callable[[], None]] = {
+LEAKS: dict[str, Callable[[], object]] = {
     "instance": make_instance,
     "Spot request": make_spot_request,
     "volume": make_volume,
     "network interface": make_interface,
     "security group": make_security_group,
+    "launch template": make_template,
+    "Auto Scaling group": make_scaling_group,
     "placement group": make_placement_group,
     "role": make_role,
     "instance profile": make_profile,
@@ -145,7 +170,7 @@ def kinds(left: leftovers.Leftover) -> set[str]:
 
 
 def test_every_kind_that_can_be_removed_is_leaked_here(aws: Aws) -> None:
-    assert set(LEAKS) == set(collect._DELETE) | {"instance"}
+    assert set(LEAKS) == set(collect._DELETE) | {"instance", collect._GROUP}
 
 
 @pytest.mark.parametrize("kind", LEAKS)

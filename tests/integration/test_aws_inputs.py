@@ -12,7 +12,7 @@ from cloudgpu.tests.standins.aws.jobs import BUCKET, TYPE, AwsJobs, agents, jobs
 
 __all__ = ["agents", "jobs"]
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(600)
 
 RESOURCES = f"resources: {{cloud: aws, machine_type: {TYPE}, accelerator: T4, region: us-east-1, market: spot}}\n"
 PROGRAM = """
@@ -48,7 +48,7 @@ def test_a_machine_reads_its_inputs_and_nothing_beside_them(jobs: AwsJobs, monke
     become_somebody(jobs, monkeypatch)
     inputs = f"inputs: {{data: s3://{BUCKET}/data/digits, weights.pt: s3://{BUCKET}/models/first.pt}}\n"
     job = jobs.submit(PROGRAM, text=f"{RESOURCES}{inputs}outputs: [results]\n")
-    assert job.wait(timeout_s=90), jobs.story(job)
+    assert job.wait(timeout_s=180), jobs.story(job)
     jobs.control.enforce(False)
     jobs.finish(job)
     log = jobs.log(job)

@@ -86,7 +86,7 @@ def test_undisturbed(leaks: AwsLeaks) -> None:
 @pytest.mark.parametrize("cancel", [False, True], ids=["goes on", "is cancelled"])
 @pytest.mark.parametrize("fault", [KILL_BEFORE, KILL_AFTER] if LONG else [KILL_AFTER], ids=lambda fault: fault.kind)
 def test_killed_at_every_call(leaks: AwsLeaks, fault: Fault, cancel: bool) -> None:
-    for action, before in leaks.calls:
+    for action, before in leaks.kills(cancel=cancel):
         job = leaks.submit()
         leaks.control.fail(action, fault, where=CALLS, skip=before)
         kills = leaks.run(job, cancel_when_killed=cancel)

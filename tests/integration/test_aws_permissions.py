@@ -22,14 +22,25 @@ import pytest
 
 import cloudgpu
 from cloudgpu.jobspecs.plan import Offer, RoleOffer
-from cloudgpu.provisioners import AgentFile, Allocation, LaunchRequest, NodeRequest, Owner, ProvisionError, tags
+from cloudgpu.provisioners import (
+    AgentFile,
+    Allocation,
+    LaunchRequest,
+    NodeRequest,
+    Owner,
+    ProvisionError,
+    infrastructure,
+    tags,
+)
 from cloudgpu.provisioners.aws import catalog, collect, quotas
 from cloudgpu.provisioners.aws.clients import Clients
 from cloudgpu.provisioners.aws.identity import machine_policy
 from cloudgpu.provisioners.aws.provisioner import AwsProvisioner
+from cloudgpu.provisioners.infrastructure import Infrastructure
 from cloudgpu.runtime.jobdir import JobDir, JobDirError
 from cloudgpu.tests.standins.aws import Aws
 from cloudgpu.tests.standins.aws.sessions import session
+from cloudgpu.tests.standins.aws.stacks import stand
 from cloudgpu.tests.standins.clocks import FastClock
 
 PAGE = Path(cloudgpu.__file__).parent / "docs" / "aws-permissions.md"
@@ -52,7 +63,7 @@ def policies() -> dict[str, Policy]:
     return found
 
 
-LAUNCH, S3, MORE, MACHINES = policies().values()
+LAUNCH, GROUPS, S3, MORE, MACHINES, _STACKS = policies().values()
 
 
 def actions(policy: Policy) -> set[str]:
@@ -93,7 +104,7 @@ class Account:
 
     def permit(self, monkeypatch: pytest.MonkeyPatch, action: str = "") -> None:
         """From now on whoever calls is that user, without one action."""
-        for name, policy in {"launch": LAUNCH, "bucket": S3, "more": MORE}.items():
+        for name, policy in {"launch": LAUNCH, "groups": GROUPS, "bucket": S3, "more": MORE}.items():
             document = json.dumps(without(policy, action))
             self.iam.put_user_policy(UserName="submitter", PolicyName=name, PolicyDocument=document)
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", self.key["AccessKeyId"])
@@ -178,10 +189,37 @@ def observe(account: Account) -> list[str]:
     return []
 
 
+def explain(account: Account) -> list[str]:
+    """A machine that runs: asked for after it was launched."""
+    provisioner = account.provisioner()
+    try:
+        provisioner.explain(provisioner.launch(request()), "worker-0.1")
+    except ProvisionError as error:
+        return [str(error)]
+    return []
+
+
 def terminate(account: Account) -> list[str]:
     try:
         account.provisioner().terminate(dataclasses.replace(launched(), machines={}))
     except ProvisionError as error:
+        return [str(error)]
+    return []
+
+
+def of_a_group() -> LaunchRequest:
+    return request(grouped=True)
+
+
+def launch_group(account: Account) -> list[str]:
+    """For which there are no machines: why, is asked as well."""
+    for zone in ("us-east-1b", "us-east-1c"):
+        account.aws.control.set_capacity("p4d.24xlarge", zone, "spot", 0)
+    try:
+        allocation = account.provisioner().launch(of_a_group())
+        account.provisioner().observe(allocation)
+    except ProvisionError as error:
+        assert error.error_class == "auth"
         return [str(error)]
     return []
 
@@ -246,12 +284,22 @@ STEPS: dict[str, tuple[Callable[[Account], list[str]], str]] = {
         iam:TagInstanceProfile iam:TagRole ssm:GetParameters""",
     ),
     "observe": (observe, "ec2:DescribeInstances"),
+    "explain": (explain, "ec2:GetConsoleOutput"),
     "launch into a reservation": (launch_reserved, "ec2:DescribeCapacityReservations"),
     "terminate": (
         terminate,
         """ec2:DeleteNetworkInterface ec2:DeletePlacementGroup ec2:DeleteSecurityGroup ec2:DeleteVolume
         ec2:DescribeNetworkInterfaces ec2:DescribeVolumes ec2:TerminateInstances iam:DeleteInstanceProfile
         iam:DeleteRole iam:DeleteRolePolicy iam:RemoveRoleFromInstanceProfile""",
+    ),
+    "launch a group": (
+        launch_group,
+        """autoscaling:CreateAutoScalingGroup autoscaling:DescribeAutoScalingGroups
+        autoscaling:DescribeScalingActivities autoscaling:SuspendProcesses ec2:CreateLaunchTemplate""",
+    ),
+    "terminate a group": (
+        terminate,
+        "autoscaling:DeleteAutoScalingGroup ec2:DeleteLaunchTemplate ec2:DescribeLaunchTemplates",
     ),
     "quota": (check_quota, "servicequotas:GetServiceQuota"),
     "price": (ask_price, "ec2:DescribeAvailabilityZones ec2:DescribeSpotPriceHistory"),
@@ -267,7 +315,11 @@ UNTESTED = {"s3:AbortMultipartUpload"}
 """The page says so: moto does not judge it."""
 TOLD_IN_LOG = {"quota", "price"}
 """Steps that go on without."""
-PREPARED = {"terminate", "gc"}
+OF_A_GROUP = {"launch a group", "terminate a group"}
+"""Steps that need an infra stack."""
+AFTERWARDS = {"autoscaling:DescribeAutoScalingGroups", "autoscaling:DescribeScalingActivities"}
+"""What is asked once the group is there."""
+PREPARED = {"terminate", "terminate a group", "gc"}
 """Steps that begin with machines that run."""
 
 
@@ -287,9 +339,9 @@ def account(server: Aws, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Ite
     server.control.enforce(False)
 
 
-def prepare(account: Account) -> None:
+def prepare(account: Account, *, grouped: bool) -> None:
     """Machines that run, and what only an accident leaves."""
-    account.provisioner().launch(request())
+    account.provisioner().launch(of_a_group() if grouped else request())
 
     def tagged(kind: str) -> list[Any]:
         return [{"ResourceType": kind, "Tags": labels()}]
@@ -309,15 +361,18 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 def run(account: Account, step: str, monkeypatch: pytest.MonkeyPatch, without_action: str = "") -> list[str]:
+    if step in OF_A_GROUP:
+        stand(session(), REGION, f"s3://{BUCKET}/jobs")
+        JobDir(request().job_dir).put("agent/abc.pyz", b"an agent")
     if step in PREPARED:
-        prepare(account)
+        prepare(account, grouped=step in OF_A_GROUP)
     account.permit(monkeypatch, without_action)
     return STEPS[step][0](account)
 
 
 def test_every_action_of_the_page_belongs_to_a_step() -> None:
     told = {action for _, listed in STEPS.values() for action in listed.split()}
-    assert told | UNTESTED == actions(LAUNCH) | actions(S3) | actions(MORE)
+    assert told | UNTESTED == actions(LAUNCH) | actions(GROUPS) | actions(S3) | actions(MORE)
     everything = [action for _, listed in STEPS.values() for action in listed.split()]
     assert len(everything) == len(told)
 
@@ -345,6 +400,8 @@ def test_without_an_action_its_step_names_it(
     assert told, complaints
     assert ALL in told[0]
     if step == "launch":
+        assert account.left() == []
+    if step == "launch a group" and action not in AFTERWARDS:
         assert account.left() == []
 
 
@@ -395,6 +452,28 @@ def test_a_submitter_may_be_kept_to_roles_within_a_boundary(account: Account, mo
     assert launch(account) == []
     assert terminate(account) == []
     assert account.left() == []
+
+
+def test_with_a_stack_no_right_on_roles_is_needed(account: Account, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page's shorter policy: without the statement RolesOfMachines."""
+    ids = {one["AvailabilityZoneId"]: one["SubnetId"] for one in account.ec2.describe_subnets()["Subnets"]}
+    path = "/cloudgpu/cloudgpu-tester/"
+    account.iam.create_role(RoleName="machines", Path=path, AssumeRolePolicyDocument="{}")
+    profile = account.iam.create_instance_profile(InstanceProfileName="machines", Path=path)["InstanceProfile"]
+    account.iam.add_role_to_instance_profile(InstanceProfileName="machines", RoleName="machines")
+    account.permit(monkeypatch)
+    account.relax()
+    fewer = [one for one in LAUNCH["Statement"] if one["Sid"] != "RolesOfMachines"]
+    document = json.dumps({**LAUNCH, "Statement": fewer})
+    account.iam.put_user_policy(UserName="submitter", PolicyName="launch", PolicyDocument=document)
+    account.aws.control.enforce()
+    stack = Infrastructure("aws", REGION, "infra", "tester", "vpc", ids, profile["Arn"], job_dir=f"s3://{BUCKET}/jobs")
+    infrastructure.save(stack)
+    assert launch(account) == []
+    assert terminate(account) == []
+    infrastructure.forget("aws", REGION)
+    [complaint] = launch(account)
+    assert "iam:CreateRole" in complaint
 
 
 # --- the machines -----------------------------------------------------------------------------------------------------

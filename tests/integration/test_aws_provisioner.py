@@ -13,8 +13,10 @@ from typing import Any
 import boto3
 import pytest
 
+from cloudgpu.jobspecs.fleets import FleetSpec
 from cloudgpu.provisioners import AgentFile, Allocation, LaunchRequest, NodeRequest, Owner, ProvisionError
 from cloudgpu.provisioners.aws.provisioner import AwsProvisioner
+from cloudgpu.provisioners.for_stacks import Reserved, reserved_for
 from cloudgpu.tests.standins.aws import Aws, calls
 from cloudgpu.tests.standins.aws.control import KEY
 from cloudgpu.tests.standins.clocks import FastClock
@@ -341,7 +343,7 @@ def life(aws: Aws, provisioner: AwsProvisioner) -> list[Call]:
     return called
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+def wait_for(condition: Callable[[], bool], seconds: float = 180.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"
@@ -708,3 +710,19 @@ def test_without_a_reservation_that_is_large_enough_nothing_is_made(aws: Aws, pr
     refusal = refused(provisioner, request(*pair, market="reservation"))
     assert refusal.error_class == "capacity" and "no reservation has more than 1 free" in str(refusal)
     assert not aws.control.calls("Create*")
+
+
+def test_a_cluster_gets_a_reservation_in_a_zone_where_it_may_be(aws: Aws) -> None:
+    small = aws.control.reserve("p5.4xlarge", zone_name("use1-az1"), 2)
+    block = aws.control.reserve("p5.4xlarge", zone_name("use1-az2"), 3, end_s=7_200)
+
+    def asked(size: int, *zones: str) -> Reserved:
+        wanted: dict[str, Any] = {"accelerator": "H100-80GB", "gpus": "1", "market": "reservation"}
+        place: dict[str, Any] = {"cloud": "aws", "region": "us-east-1", "zones": zones}
+        return reserved_for(FleetSpec(name="big", machine_type="p5.4xlarge", size=size, **place, **wanted))
+
+    assert asked(2) == Reserved("use1-az1", small, is_block=False)
+    assert asked(2, "use1-az2", "use1-az3") == Reserved("use1-az2", block, is_block=True)
+    assert asked(3) == asked(3, "use1-az1", "use1-az2") == Reserved("use1-az2", block, is_block=True)
+    with pytest.raises(ProvisionError, match="no reservation has more than 2 free"):
+        asked(3, "use1-az1")

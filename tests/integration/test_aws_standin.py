@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import boto3
 import psutil
 import pytest
 from botocore.config import Config
-from botocore.exceptions import ClientError, ReadTimeoutError
+from botocore.exceptions import ClientError, ReadTimeoutError, SSLError
 
 from cloudgpu.runtime.notices.aws import looks
 from cloudgpu.tests.standins.aws import Aws, AwsControl
 from cloudgpu.tests.standins.aws.control import KEY, environ
 from cloudgpu.tests.standins.faults import HANG, HTML, KILL_AFTER, KILL_BEFORE, LOSE, RESET, Fault, error
+from cloudgpu.tests.standins.tls import make_certificate
 
 IMAGE = "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id"
 TYPE = "g4dn.xlarge"
-PATIENT_S = 30.0
+PATIENT_S = 180.0
 SESSION = boto3.session.Session(KEY, "secret")  # reading the services' models takes long
 
 
@@ -145,7 +148,7 @@ def test_a_hang_lasts(account: Account) -> None:
 def test_the_caller_is_killed(account: Account, fault: Fault, groups: int) -> None:
     account.control.fail("CreateSecurityGroup", fault)
     program = "import boto3; boto3.client('ec2').create_security_group(GroupName='g', Description='d')"
-    ended = subprocess.run([sys.executable, "-c", program], env=environ(account.url), timeout=60, check=False)
+    ended = subprocess.run([sys.executable, "-c", program], env=environ(account.url), timeout=180, check=False)
     assert ended.returncode == -9
     found = account.ec2.describe_security_groups()["SecurityGroups"]
     assert sum(group["GroupName"] == "g" for group in found) == groups
@@ -575,4 +578,37 @@ def test_it_can_be_a_process(tmp_path: Any) -> None:
         assert len(ec2.describe_availability_zones()["AvailabilityZones"]) == 3
         assert [call.region for call in AwsControl(url).calls("DescribeAvailabilityZones")] == ["eu-west-1"]
         process.terminate()
-        assert process.wait(100) == 0
+        assert process.wait(180) == 0
+
+
+def test_a_bucket_that_wants_tls_is_closed_to_whoever_comes_without(tmp_path: Path) -> None:
+    """And open to others, whatever they are written with."""
+    deny = {
+        "Effect": "Deny",
+        "Principal": "*",
+        "Action": "s3:*",
+        "Resource": ["arn:aws:s3:::bucket", "arn:aws:s3:::bucket/*"],
+        "Condition": {"Bool": {"aws:SecureTransport": "false"}},
+    }
+    with Aws(certificate=make_certificate(tmp_path)) as aws:
+        trusted = aws.environ["AWS_CA_BUNDLE"]
+        safe = SESSION.client("s3", endpoint_url=aws.environ["AWS_ENDPOINT_URL"], verify=trusted)
+        safe.create_bucket(Bucket="bucket")
+        safe.put_bucket_policy(Bucket="bucket", Policy=json.dumps({"Version": "2012-10-17", "Statement": [deny]}))
+        plain = SESSION.client("s3", endpoint_url=aws.url)
+        safe.put_object(Bucket="bucket", Key="one", Body=b"1")
+        for call in (plain.get_object, plain.put_object, plain.delete_object):
+            assert refusal(partial(call, Bucket="bucket", Key="one"))[1] == 403
+        assert safe.get_object(Bucket="bucket", Key="one")["Body"].read() == b"1"
+        script = (
+            "import obstore; from obstore.store import S3Store; "
+            "print(obstore.get(S3Store.from_url('s3://bucket'), 'one').bytes().to_bytes())"
+        )
+        environ = {"PATH": os.environ["PATH"], **aws.environ}
+        done = subprocess.run([sys.executable, "-c", script], env=environ, capture_output=True, text=True, check=False)
+        assert done.stdout == "b'1'\n", done.stderr
+        with pytest.raises(SSLError):
+            SESSION.client("s3", endpoint_url=aws.environ["AWS_ENDPOINT_URL"], verify=True).list_buckets()
+        deny["Condition"] = {"StringEquals": {"aws:PrincipalOrgID": "o-1"}}
+        safe.put_bucket_policy(Bucket="bucket", Policy=json.dumps({"Version": "2012-10-17", "Statement": [deny]}))
+        assert refusal(partial(safe.get_object, Bucket="bucket", Key="one"))[:2] == ("StandinNotImplemented", 501)

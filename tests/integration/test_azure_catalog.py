@@ -194,12 +194,22 @@ def test_a_subscription_that_may_have_next_to_nothing_is_no_odd_answer(azure: Az
 def test_spot_is_where_azure_says_so(azure: AzureControl) -> None:
     azure.set_sku(T4, HERE, capabilities={"LowPriorityCapable": "False"})
     assert refresh(HERE)[0] == 0
-    assert known(T4)["markets"] == "on-demand spot"  # it may well be sold so elsewhere
+    assert known(T4)["markets"] == "on-demand spot reservation"  # it may well be sold so elsewhere
     for region in {row["region"] for row in shipped("places_azure")}:
         azure.set_sku(T4, region, capabilities={"LowPriorityCapable": "False"})
     assert cloudgpu("catalog", "refresh", "--cloud", "azure").returncode == 0
-    assert known(T4)["markets"] == "on-demand"
+    assert known(T4)["markets"] == "on-demand reservation"
     assert price(T4) == ("0.526", "")
+
+
+def test_what_can_be_reserved_is_what_azure_says_can_be(azure: AzureControl) -> None:
+    azure.set_sku(H100, HERE, capabilities={"CapacityReservationSupported": "True"})
+    assert refresh(HERE)[0] == 0
+    assert known(H100)["markets"] == "on-demand spot reservation"
+    for region in {row["region"] for row in shipped("places_azure")}:
+        azure.set_sku(H100, region, capabilities={"CapacityReservationSupported": "False"})
+    assert cloudgpu("catalog", "refresh", "--cloud", "azure").returncode == 0
+    assert known(H100)["markets"] == "on-demand spot"
 
 
 def test_new_sizes_are_taken_for_what_their_family_carries(azure: AzureControl) -> None:

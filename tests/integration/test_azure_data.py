@@ -21,7 +21,7 @@ from ..standins.staging import Training, verified_steps, verify
 
 __all__ = ["home", "world"]
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 MB = 1 << 20
 CONTAINER = "jobs-of-tests"

@@ -8,6 +8,7 @@ import json
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Iterator
 from decimal import Decimal
 from fractions import Fraction
@@ -19,7 +20,7 @@ import pytest
 
 from cloudgpu.control.submission import owner_name
 from cloudgpu.provisioners import AgentFile, LaunchRequest, NodeRequest, Owner, ProvisionError, leftovers
-from cloudgpu.provisioners.azure import collect, groups, identity, operations
+from cloudgpu.provisioners.azure import collect, groups, identity, operations, rights
 from cloudgpu.provisioners.azure.clients import Clients
 from cloudgpu.provisioners.azure.names import group_name
 from cloudgpu.provisioners.azure.provisioner import AzureProvisioner
@@ -96,6 +97,44 @@ def kinds(left: leftovers.Leftover) -> set[str]:
 def left(azure: AzureControl) -> list[str]:
     """What there is of ours."""
     return [one for one in azure.all_resources() if "/cloudgpu-" in one or "roleAssignments" in one]
+
+
+def test_role_assignments_of_a_group_that_somebody_has_deleted_are_found_and_removed(azure: AzureControl) -> None:
+    launch()
+    other = "fedcba9876543210" * 2
+    launch(token=other)
+    clients = Clients(FastClock())
+    clients.resources.resource_groups.begin_delete(group_name(TOKEN), polling=False).result()
+    while any(f"/{group_name(TOKEN)}" in one and "roleAssignments" not in one for one in azure.all_resources()):
+        time.sleep(0.05)
+    [orphan] = [one for one in found() if one.token == TOKEN]
+    assert kinds(orphan) == {"role assignment"} and (orphan.job_id, orphan.attempt) == ("ghost-abcdefgh", 2)
+    assert [thing.detail for thing in orphan.things if thing.detail == "on jobs"] == ["on jobs"]
+    assert not [one for one in found(REGION) if one.token == TOKEN], "it is in no region"
+    for _ in range(2):
+        remove(orphan)
+    assert [one.token for one in found()] == [other], "nobody else's is touched"
+    assert not [one for one in left(azure) if TOKEN in one]
+    [its] = found()
+    remove(its)
+    assert left(azure) == []
+
+
+def test_role_assignments_of_others_are_not_ours(azure: AzureControl) -> None:
+    clients = Clients(FastClock())
+    scope = f"{azure.add_storage('myaccount')}/blobServices/default/containers/jobs"
+    for number, text in enumerate((None, "", "{}", "[1]", '{"cloudgpu-token": "no token"}', "somebody's")):
+        body: Any = {
+            "properties": {
+                "roleDefinitionId": f"/subscriptions/{clients.subscription}/providers/Microsoft.Authorization"
+                f"/roleDefinitions/{rights.READER}",
+                "principalId": f"00000000-0000-4000-8000-00000000000{number}",
+                "principalType": "ServicePrincipal",
+                "description": text,
+            }
+        }
+        clients.authorization.role_assignments.create(scope, str(uuid.uuid4()), body)
+    assert found() == []
 
 
 # --- all that a launch makes ------------------------------------------------------------------------------------------

@@ -3,7 +3,8 @@ disk, interface, address, network, identity, role assignment, group.
 
 kill -9 at every call of a launch and of a teardown that changes something, as an undisturbed run shows them: the
 stand-in kills whoever makes the call when it has done it. Then every answer is lost once, each call throttled twice,
-and answered with errors of the server; operations are slow, lists late, new principals unknown.
+and answered with errors of the server; operations are slow, lists late, new principals unknown. All of it for machines
+one by one, and for a scale set (`recover: fleet`).
 
 With CLOUDGPU_LONG=1: see tests/standins/leaks.py; kills fall before and after every call, also those that only look,
 and each fault hits one call at a time as well.
@@ -11,6 +12,7 @@ and each fault hits one call at a time as well.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -18,9 +20,11 @@ import pytest
 
 from cloudgpu.control.jobs import Job
 from cloudgpu.provisioners import tags
+from cloudgpu.runtime.fleet import Beat, End, Fleet, Freed, Holding, member_key, order_key
 from cloudgpu.tests.standins.azure import SUBMITTER
 from cloudgpu.tests.standins.azure.capacity import HOW
 from cloudgpu.tests.standins.azure.jobs import CONTAINER, AzureJobs, azure_jobs
+from cloudgpu.tests.standins.azure.stacks import stand
 from cloudgpu.tests.standins.azurite import ACCOUNT
 from cloudgpu.tests.standins.faults import HTML, KILL_AFTER, KILL_BEFORE, LOSE, RESET, Fault, error
 from cloudgpu.tests.standins.leaks import LONG, Agents, Leaks, Scene
@@ -57,6 +61,16 @@ CHANGES = {
     "roleAssignments.delete",
     "resourceGroups.delete",
 }
+SCALE_SET = replace(SCENE, job=f"recover: fleet\n{SCENE.job}")
+CHANGES_OF_SCALE_SETS = {
+    "resourceGroups.write",
+    "roleAssignments.write",
+    "applicationSecurityGroups.write",
+    "networkSecurityGroups.write",
+    "proximityPlacementGroups.write",
+    "virtualMachineScaleSets.write",
+    "resourceGroups.delete",
+}
 IMPORTS = (
     "azure.identity",
     "azure.mgmt.authorization.v2022_04_01",
@@ -80,29 +94,75 @@ class AzureAgents(Agents):
             yield one.tags[tags.JOB], int(one.tags[tags.ATTEMPT]), one.tags[tags.NODE]
 
 
+class Members(AzureAgents):
+    """Does what machines of scale sets do: each takes a node of its job's order, and has done it at once."""
+
+    def nodes(self) -> Iterator[tuple[str, int, str]]:
+        """Machines, in the place of nodes."""
+        for one in self._jobs.control.instances(running=True):
+            yield one.tags[tags.JOB], int(one.tags[tags.ATTEMPT]), f"{one.tags[tags.TOKEN]}/{one.name}"
+
+    def _write(self, one: tuple[str, int, str]) -> None:
+        job_id, attempt, (token, _, machine) = one[0], one[1], one[2].partition("/")
+        fleet = Fleet(f"{self._parent}/{job_id}/fleets/{token[:16]}")
+        fleet.mark(member_key(machine), Beat(time.time()))
+        found = fleet.view().wanted(machine)
+        if found is not None and self._claim(fleet, found[0].number, found[1].following, machine):
+            super()._write((job_id, attempt, found[1].following))
+            freed = Freed("succeeded", "", time.time())
+            fleet.create(order_key(found[0].number, f"freed/{found[1].following}"), freed)
+            self._done.add(one)
+        order = fleet.view().of_token(token)
+        if order is not None and order.is_over:
+            fleet.create(order_key(order.number, "end.json"), End("its nodes have ended", machine, time.time()))
+
+    def _claim(self, fleet: Fleet, number: int, node: str, machine: str) -> bool:
+        return fleet.create(order_key(number, f"claims/{node}"), Holding(machine, machine, time.time()))
+
+
 class AzureLeaks(Leaks[AzureJobs]):
+    @property
+    def changes(self) -> set[str]:
+        return CHANGES_OF_SCALE_SETS if self.is_grouped else CHANGES
+
+    @property
+    def is_grouped(self) -> bool:
+        return "recover: fleet" in self.scene.job
+
     def check_machines(self, job: Job) -> None:
         """Not two of a rank at the same time, nor two of a node; but where a launch was refused, and its supervisor
-        killed while it ended what was started, whoever takes over may have begun it again."""
+        killed while it ended what was started, whoever takes over may have begun it again. Of a scale set there are not
+        more at a time than were asked for."""
+        found = self.jobs.instances(job)
+        assert all(one.gone is not None for one in found), self.jobs.story(job)
+        if self.is_grouped:
+            for one in found:
+                there = [other for other in found if other.launched <= one.launched < (other.gone or 0.0)]
+                assert len(there) <= NODES, self.jobs.story(job)
+            return
         refused = {str(attempt.number) for attempt in job.attempts() if attempt.outcome == "refused"}
         ranks: dict[str, float] = {}
         nodes: list[tuple[str, str]] = []
-        for one in self.jobs.instances(job):
-            assert one.gone is not None, self.jobs.story(job)
+        for one in found:
             assert one.launched >= ranks.get(one.tags[tags.RANK], 0.0), self.jobs.story(job)
-            ranks[one.tags[tags.RANK]] = one.gone
+            ranks[one.tags[tags.RANK]] = one.gone or 0.0
             if one.tags[tags.ATTEMPT] not in refused:
                 nodes.append((one.tags[tags.ATTEMPT], one.tags[tags.NODE]))
         assert len(nodes) == len(set(nodes)), self.jobs.story(job)
 
 
-@pytest.fixture(scope="module")
-def leaks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AzureLeaks]:
+@pytest.fixture(scope="module", params=["machines", "scale set"])
+def leaks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[AzureLeaks]:
     folder = tmp_path_factory.mktemp("leaks")
     (agents := folder / "agents").mkdir()
-    with azure_jobs(folder, agents, boot=False) as jobs, AzureAgents(jobs):
+    grouped = request.param == "scale set"
+    with azure_jobs(folder, agents, boot=False) as jobs, (Members if grouped else AzureAgents)(jobs):
+        if grouped:
+            for region in (SECOND, *(first for _, _, first in REFUSALS), FIRST):
+                stand(jobs.control, region, jobs.parent)
+            jobs.remains.leave_out()
         zygote = Zygote(*IMPORTS)
-        yield AzureLeaks(jobs, jobs.control, SCENE, zygote)
+        yield AzureLeaks(jobs, jobs.control, SCALE_SET if grouped else SCENE, zygote)
         zygote.close()
 
 
@@ -117,17 +177,21 @@ def test_undisturbed(leaks: AzureLeaks) -> None:
     job = leaks.submit()
     assert leaks.run(job) == 0
     check_whole(leaks, job)
-    assert {action for action, _ in leaks.calls} >= CHANGES
+    assert {action for action, _ in leaks.calls} >= leaks.changes
 
 
 @pytest.mark.parametrize("cancel", [False, True], ids=["goes on", "is cancelled"])
 @pytest.mark.parametrize("fault", [KILL_BEFORE, KILL_AFTER] if LONG else [KILL_AFTER], ids=lambda fault: fault.kind)
 def test_killed_at_every_call(leaks: AzureLeaks, fault: Fault, cancel: bool) -> None:
-    for action, before in leaks.calls:
+    for action, before in leaks.kills(cancel=cancel):
         job = leaks.submit()
         leaks.control.fail(action, fault, where=SCENE.calls, skip=before)
         kills = leaks.run(job, cancel_when_killed=cancel)
-        assert kills == 1 or action not in CHANGES, (action, before, leaks.jobs.story(job))  # how often it looks varies
+        assert kills == 1 or action not in leaks.changes, (
+            action,
+            before,
+            leaks.jobs.story(job),
+        )  # how often it looks varies
         assert job.state == "succeeded" or (cancel and kills), leaks.jobs.story(job)
         assert len(job.attempts()) == 1, leaks.jobs.story(job)
 
@@ -168,13 +232,27 @@ def test_one_call_goes_wrong(leaks: AzureLeaks, sweep: str) -> None:
         check_whole(leaks, job)
 
 
+REFUSALS: list[tuple[Fault, HOW, str]] = [
+    (LOSE, "allocation", "eastus2"),
+    (LOSE, "constraints", "swedencentral"),
+    (LOSE, "sku", "northeurope"),
+    (KILL_AFTER, "allocation", "centralus"),
+    (KILL_AFTER, "constraints", "uksouth"),
+    (KILL_AFTER, "sku", "southcentralus"),
+]
+"""What goes wrong while a refused launch is taken back, how it is refused, and where."""
+
+
 @pytest.mark.parametrize("fault", [LOSE, KILL_AFTER], ids=lambda fault: fault.kind)
 def test_machines_in_a_subscription_that_is_slow(leaks: AzureLeaks, fault: Fault) -> None:
     """While an operation runs, and no list shows its group yet, whoever asks again gets that machine."""
     leaks.jobs.control.set_times(operation=0.3, group=0.5, lag=0.5, roles=0.5)
     try:
         job = leaks.submit()
-        leaks.control.fail("virtualMachines.write", fault, where=SCENE.calls, times=1, skip=1)
+        if leaks.is_grouped:
+            leaks.control.fail("virtualMachineScaleSets.write", fault, where=SCENE.calls, times=1)
+        else:
+            leaks.control.fail("virtualMachines.write", fault, where=SCENE.calls, times=1, skip=1)
         leaks.run(job)
         check_whole(leaks, job)
     finally:
@@ -182,16 +260,7 @@ def test_machines_in_a_subscription_that_is_slow(leaks: AzureLeaks, fault: Fault
 
 
 @pytest.mark.parametrize(
-    ("fault", "how", "first"),
-    [
-        (LOSE, "allocation", "eastus2"),
-        (LOSE, "constraints", "swedencentral"),
-        (LOSE, "sku", "northeurope"),
-        (KILL_AFTER, "allocation", "centralus"),
-        (KILL_AFTER, "constraints", "uksouth"),
-        (KILL_AFTER, "sku", "southcentralus"),
-    ],
-    ids=lambda one: one.kind if isinstance(one, Fault) else one,
+    ("fault", "how", "first"), REFUSALS, ids=lambda one: one.kind if isinstance(one, Fault) else one
 )
 def test_a_refused_launch_leaves_nothing(leaks: AzureLeaks, fault: Fault, how: HOW, first: str) -> None:
     """Each zone has room for one of two: what was started there is ended, and what Azure made and could not place.
@@ -205,10 +274,11 @@ def test_a_refused_launch_leaves_nothing(leaks: AzureLeaks, fault: Fault, how: H
         job = leaks.submit()
     finally:
         leaks.scene = usual
-    leaks.control.fail("virtualMachines.delete", fault, where=SCENE.calls)
+    deletion = "virtualMachineScaleSets.delete" if leaks.is_grouped else "virtualMachines.delete"
+    leaks.control.fail(deletion, fault, where=SCENE.calls)
     leaks.run(job)
     assert job.state == "succeeded", leaks.jobs.story(job)
-    assert [call.fault for call in leaks.called("virtualMachines.delete") if call.fault] == [fault.kind]
+    assert [call.fault for call in leaks.called(deletion) if call.fault] == [fault.kind]
     places = [one.region for one in leaks.jobs.instances(job)]
     assert places[-NODES:] == [SECOND] * NODES, leaks.jobs.story(job)
     assert places[0] == first, leaks.jobs.story(job)

@@ -98,12 +98,12 @@ class World:
         machine = Machine(self.folder / f"machine-{len(self.machines)}", data, environ)
         self.machines.append(machine)
         machine.power_on()
-        assert machine.booted.wait(60)
+        assert machine.booted.wait(180)
         return machine
 
     def ends(self, machine: Machine) -> str:
         """Wait until it has ended; what its console shows."""
-        self.until(lambda: not machine.is_on, 60)
+        self.until(lambda: not machine.is_on, 180)
         assert machine.trouble == []
         return machine.console
 
@@ -113,7 +113,7 @@ class World:
     def log(self) -> list[str]:
         return [line.text for line in LogReader(self.dir).read()[0]]
 
-    def until(self, there: Callable[[], object], limit_s: float = 30) -> None:
+    def until(self, there: Callable[[], object], limit_s: float = 180.0) -> None:
         end = time.monotonic() + limit_s
         while not there():
             assert time.monotonic() < end, self.machines[-1].console

@@ -29,7 +29,7 @@ from ..standins.azurite.front import Front
 from ..standins.faults import error
 from ..standins.machine import Machine
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 CONTAINER = "jobs-of-tests"
 URL = f"az://{CONTAINER}@{ACCOUNT}/jobs/job-1"
@@ -127,7 +127,7 @@ class World:
         machine = Machine(self.folder / f"machine-{len(self.machines)}", data, environ)
         self.machines.append(machine)
         machine.power_on()
-        assert machine.booted.wait(60)
+        assert machine.booted.wait(180)
         return machine
 
     def ends(self, machine: Machine) -> str:
@@ -142,7 +142,7 @@ class World:
     def log(self) -> list[str]:
         return [line.text for line in LogReader(self.dir).read()[0]]
 
-    def until(self, there: Callable[[], object], limit_s: float = 60) -> None:
+    def until(self, there: Callable[[], object], limit_s: float = 180.0) -> None:
         end = time.monotonic() + limit_s
         while not there():
             assert time.monotonic() < end, [machine.console for machine in self.machines]

@@ -33,7 +33,7 @@ from ..standins.gcp_metadata import InstanceMetadata
 from ..standins.gcs import GcsControl
 from ..standins.machine import PYTHON, Machine
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 BUCKET = "jobs-of-tests"
 URL = f"gs://{BUCKET}/jobs/job-1"
@@ -131,12 +131,12 @@ class World:
         machine = Machine(self.folder / f"machine-{len(self.machines)}", StartupScript(lambda: script), environ)
         self.machines.append(machine)
         machine.power_on()
-        assert machine.booted.wait(60)
+        assert machine.booted.wait(180)
         return machine
 
     def ends(self, machine: Machine) -> str:
         """Wait until it has ended; what its console shows."""
-        self.until(lambda: not machine.is_on, 90)
+        self.until(lambda: not machine.is_on, 180)
         assert machine.trouble == []
         return machine.console
 
@@ -146,7 +146,7 @@ class World:
     def log(self) -> list[str]:
         return [line.text for line in LogReader(self.dir).read()[0]]
 
-    def until(self, there: Callable[[], object], limit_s: float = 60) -> None:
+    def until(self, there: Callable[[], object], limit_s: float = 180.0) -> None:
         end = time.monotonic() + limit_s
         while not there():
             assert time.monotonic() < end, [machine.console for machine in self.machines]
@@ -394,14 +394,14 @@ class Container:
             )
 
     def code(self) -> int:
-        return self.process.wait(90)
+        return self.process.wait(180)
 
     @property
     def console(self) -> str:
         return (self.root / "console.log").read_text()
 
     def until_it_says(self, text: str) -> None:
-        end = time.monotonic() + 60
+        end = time.monotonic() + 180
         while text not in self.console:
             assert time.monotonic() < end, self.console
             time.sleep(0.05)
@@ -521,7 +521,7 @@ class TestContainer:
     def test_an_image_without_python_says_so(self, world: World) -> None:
         command, args = container_command(world.record(node="", cloud="vertex"), POOLS)
         environ = {"PATH": str(world.folder / "empty")}
-        done = subprocess.run([*command, *args], env=environ, capture_output=True, text=True, check=False, timeout=60)
+        done = subprocess.run([*command, *args], env=environ, capture_output=True, text=True, check=False, timeout=180)
         assert done.returncode == 127
         assert "the image has no python3" in done.stderr
 

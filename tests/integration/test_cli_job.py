@@ -23,7 +23,7 @@ import pytest
 from cloudgpu.cli import main
 
 CLOUDGPU = [sys.executable, "-m", "cloudgpu"]
-PATIENCE_S = 60.0
+PATIENCE_S = 180.0
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ TYPE, GPU = "n1-standard-4", "nvidia-tesla-t4"
 ZONE, OTHER = "us-central1-a", "us-central1-b"
 IMAGE = "projects/ubuntu-os-cloud/global/images/family/ubuntu-2404-lts-amd64"
 ALL = "https://www.googleapis.com/auth/cloud-platform"
-PATIENT_S = 30.0
+PATIENT_S = 180.0
 SPOT = {"provisioningModel": "SPOT", "instanceTerminationAction": "DELETE", "automaticRestart": False}
 Body = dict[str, Any]
 
@@ -72,16 +72,16 @@ class Project:
             instance_resource=cv.Instance.from_json(json.dumps(body(name, zone, **more))),
             request_id=request_id or str(uuid.uuid4()),
         )
-        return self.instances.insert_unary(request=request, timeout=30, retry=None)
+        return self.instances.insert_unary(request=request, timeout=180, retry=None)
 
     def finish(self, operation: cv.Operation, zone: str = ZONE) -> cv.Operation:
         return self.zone_operations.wait(project=PROJECT, zone=zone, operation=operation.name, timeout=130)
 
     def delete(self, name: str = "one", zone: str = ZONE) -> cv.Operation:
-        return self.finish(self.instances.delete_unary(project=PROJECT, zone=zone, instance=name, timeout=30), zone)
+        return self.finish(self.instances.delete_unary(project=PROJECT, zone=zone, instance=name, timeout=180), zone)
 
     def get(self, name: str = "one", zone: str = ZONE) -> cv.Instance:
-        return self.instances.get(project=PROJECT, zone=zone, instance=name, timeout=30, retry=None)
+        return self.instances.get(project=PROJECT, zone=zone, instance=name, timeout=180, retry=None)
 
     def raw(self, method: str, path: str, value: Any = None, **query: str) -> tuple[int, Any]:
         """What the JSON API answers."""
@@ -105,7 +105,7 @@ class Project:
         """What was done to an instance, the oldest first."""
         wanted = f'targetLink eq ".*/instances/{name}"'
         request = cv.AggregatedListGlobalOperationsRequest(project=PROJECT, filter=wanted)
-        pages = self.global_operations.aggregated_list(request, timeout=30)
+        pages = self.global_operations.aggregated_list(request, timeout=180)
         return [operation.operation_type for _, scope in pages for operation in scope.operations]
 
 
@@ -202,10 +202,10 @@ def test_the_caller_is_killed(project: Project, server: Gcp, tmp_path: Path, fau
         "o = {'api_endpoint': os.environ['CLOUDGPU_GCP_ENDPOINT']}\n"
         "c = cv.FirewallsClient(credentials=google.auth.default()[0], client_options=o)\n"
         "r = cv.Firewall(name='f', denied=[cv.Denied(I_p_protocol='all')])\n"
-        "c.insert_unary(project=os.environ['GOOGLE_CLOUD_PROJECT'], firewall_resource=r, timeout=30)\n"
+        "c.insert_unary(project=os.environ['GOOGLE_CLOUD_PROJECT'], firewall_resource=r, timeout=180)\n"
     )
     environ = server.environ(tmp_path / "keys")
-    ended = subprocess.run([sys.executable, "-c", program], env=environ, timeout=60, check=False)
+    ended = subprocess.run([sys.executable, "-c", program], env=environ, timeout=180, check=False)
     assert ended.returncode == -9
     assert len(project.control.resources("firewalls")) == rules
 
@@ -224,12 +224,12 @@ def test_tokens_of_real_keys_only(project: Project) -> None:
     url = f"{project.url}/compute/v1/projects/{PROJECT}/zones"
     for headers in ({}, {"Authorization": "Bearer nonsense"}, {"Authorization": "Basic eA=="}):
         with pytest.raises(urllib.error.HTTPError) as caught:
-            urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=30)
+            urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=180)
         assert caught.value.code == 401
         assert json.load(caught.value)["error"]["status"] == "UNAUTHENTICATED"
-    assert project.session.get(url, timeout=30).status_code == 200
+    assert project.session.get(url, timeout=180).status_code == 200
     project.control.revoke(SUBMITTER)
-    project.session.get(url, timeout=30)  # google-auth gets another
+    project.session.get(url, timeout=180)  # google-auth gets another
     assert [call.status for call in project.control.calls("zones.list")] == [401, 401, 401, 200, 401, 200]
 
 
@@ -246,7 +246,7 @@ def test_an_assertion_that_nobody_signed_gets_no_token(project: Project, tmp_pat
 
 def test_scopes_limit_a_token(project: Project) -> None:
     storage = project.session_of(SUBMITTER, "https://www.googleapis.com/auth/devstorage.read_write")
-    answer = storage.get(f"{project.url}/compute/v1/projects/{PROJECT}/zones", timeout=30)
+    answer = storage.get(f"{project.url}/compute/v1/projects/{PROJECT}/zones", timeout=180)
     assert (answer.status_code, answer.json()["error"]["errors"][0]["reason"]) == (403, "insufficientPermissions")
 
 
@@ -309,7 +309,7 @@ def test_the_same_name_again_is_refused_until_it_is_gone(project: Project) -> No
     project.control.set_times(stopping=0.5)
     project.insert()
     assert project.refusal()[:2] == (409, "alreadyExists")
-    deleting = project.instances.delete_unary(project=PROJECT, zone=ZONE, instance="one", timeout=30)
+    deleting = project.instances.delete_unary(project=PROJECT, zone=ZONE, instance="one", timeout=180)
     assert project.get().status == "STOPPING"
     assert project.refusal()[:2] == (409, "alreadyExists")
     project.finish(deleting)
@@ -551,15 +551,15 @@ def test_filter_that_is_none(text: str) -> None:
 
 def test_firewalls(project: Project) -> None:
     rule = cv.Firewall(name="f", denied=[cv.Denied(I_p_protocol="all")], target_tags=["ours"], description="{}")
-    project.firewalls.insert_unary(project=PROJECT, firewall_resource=rule, timeout=30)
-    (there,) = project.firewalls.list(project=PROJECT, timeout=30)
+    project.firewalls.insert_unary(project=PROJECT, firewall_resource=rule, timeout=180)
+    (there,) = project.firewalls.list(project=PROJECT, timeout=180)
     assert (there.priority, there.direction, list(there.source_ranges)) == (1_000, "INGRESS", ["0.0.0.0/0"])
     with pytest.raises(exceptions.Conflict):
-        project.firewalls.insert_unary(project=PROJECT, firewall_resource=rule, timeout=30)
-    done = project.firewalls.delete_unary(project=PROJECT, firewall="f", timeout=30)
+        project.firewalls.insert_unary(project=PROJECT, firewall_resource=rule, timeout=180)
+    done = project.firewalls.delete_unary(project=PROJECT, firewall="f", timeout=180)
     project.global_operations.wait(project=PROJECT, operation=done.name, timeout=130)
     with pytest.raises(exceptions.NotFound):
-        project.firewalls.delete_unary(project=PROJECT, firewall="f", timeout=30)
+        project.firewalls.delete_unary(project=PROJECT, firewall="f", timeout=180)
 
 
 def test_a_disk_that_does_not_go_with_its_machine_stays(project: Project) -> None:
@@ -580,7 +580,7 @@ def ask_metadata(told: Told, path: str) -> str:
     request = urllib.request.Request(
         f"{told.metadata}/computeMetadata/v1/{path}", headers={"Metadata-Flavor": "Google"}
     )
-    return str(urllib.request.urlopen(request, timeout=30).read().decode())
+    return str(urllib.request.urlopen(request, timeout=180).read().decode())
 
 
 def test_the_metadata_server_knows_its_instance(project: Project) -> None:
@@ -602,7 +602,7 @@ def test_the_metadata_server_knows_its_instance(project: Project) -> None:
     ):
         with pytest.raises(urllib.error.HTTPError) as caught:
             request = urllib.request.Request(f"{told.metadata}/computeMetadata/v1/{path}", headers=headers)
-            urllib.request.urlopen(request, timeout=30)
+            urllib.request.urlopen(request, timeout=180)
         assert caught.value.code == status
 
 

@@ -366,7 +366,7 @@ def run(control: CatalogControl, *nodes: NodeRequest, market: str = "on-demand")
                 else [],
                 scheduling={"on_host_maintenance": "TERMINATE", "automatic_restart": False, **spot},
             ),
-            timeout=30,
+            timeout=180,
         )
 
 

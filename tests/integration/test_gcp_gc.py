@@ -101,15 +101,15 @@ class Project:
 
     def _do(self, client: str, method: str, **arguments: Any) -> None:
         """And wait until it is done."""
-        operation = getattr(self.client(client), method)(project=self._id, timeout=30, **arguments)
-        until = time.monotonic() + 30
+        operation = getattr(self.client(client), method)(project=self._id, timeout=180, **arguments)
+        until = time.monotonic() + 180
         while operation.status != compute_v1.Operation.Status.DONE:
             assert time.monotonic() < until
             if zone := arguments.get("zone"):
                 waiter, where = self.client("ZoneOperationsClient"), {"zone": zone}
             else:
                 waiter, where = self.client("GlobalOperationsClient"), {}
-            operation = waiter.wait(project=self._id, operation=operation.name, timeout=30, **where)
+            operation = waiter.wait(project=self._id, operation=operation.name, timeout=180, **where)
         assert not operation.error.errors, operation.error
 
 
@@ -239,7 +239,7 @@ def test_things_of_others_and_the_rule_of_all_are_not_ours(project: Project) -> 
     client = project.client("FirewallsClient")
     for name in ("cloudgpu-closed-default", "ssh", f"cloudgpu-{'d' * 32}"):
         rule = {"name": name, "network": "global/networks/default", "denied": [{"I_p_protocol": "all"}]}
-        client.insert_unary(project="project-of-tests", firewall_resource=compute_v1.Firewall(rule), timeout=30)
+        client.insert_unary(project="project-of-tests", firewall_resource=compute_v1.Firewall(rule), timeout=180)
     assert found() == []
 
 

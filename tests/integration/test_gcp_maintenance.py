@@ -21,7 +21,7 @@ TWO = (
 
 def test_two_nodes_wait_for_the_one_whose_host_is_maintained(jobs: GcpJobs) -> None:
     """It costs one interruption, which is all that the job allows; no machine is replaced."""
-    job = jobs.submit(counting_together(150), python=sys.executable, text=TWO)
+    job = jobs.submit(counting_together(60, lingers=True), python=sys.executable, text=TWO)
     jobs.wait_for(lambda: jobs.is_saved(job), job, limit_s=300.0)
     first, second = jobs.instances(job)
     jobs.control.maintain(second.name, 5.0, repair=2.0)
@@ -35,4 +35,4 @@ def test_two_nodes_wait_for_the_one_whose_host_is_maintained(jobs: GcpJobs) -> N
     for node in ("worker-0.1", "worker-1.1"):
         first_run, second_run = [line for line in log if line.startswith(f"{node} begins at")]
         assert first_run.endswith(" 0") and not second_run.endswith(" 0"), jobs.story(job)
-        assert f"{node} has {2 * sum(range(150))}" in log
+        assert f"{node} has {2 * sum(range(60))}" in log

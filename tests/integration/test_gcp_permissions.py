@@ -30,6 +30,7 @@ from cloudgpu.runtime.jobdir import JobDir, JobDirError
 from cloudgpu.tests.standins.clocks import FastClock
 from cloudgpu.tests.standins.gce.control import GceControl
 from cloudgpu.tests.standins.gcp import MACHINE, PROJECT, SUBMITTER, Gcp
+from cloudgpu.tests.standins.gcp.stacks import stand
 from cloudgpu.tests.standins.gcs.control import GcsControl
 
 PAGE = Path(cloudgpu.__file__).parent / "docs" / "gcp-permissions.md"
@@ -50,6 +51,7 @@ def roles() -> dict[str, set[str]]:
 
 LAUNCH, VERTEX, CATALOG, JOBS, MACHINES = roles().values()
 EVERYWHERE = LAUNCH | VERTEX | CATALOG
+OURS = ("instances", "disks", "firewalls", "instanceTemplates", "resourcePolicies", "regionInstanceGroupManagers")
 
 
 @dataclasses.dataclass
@@ -81,7 +83,7 @@ class World:
         """What there is of ours, but for the rule that stays."""
         return [
             str(one["name"])
-            for kind in ("instances", "disks", "firewalls")
+            for kind in OURS
             for one in self.control.resources(kind)
             if str(one["name"]).startswith("cloudgpu-") and "closed" not in str(one["name"])
         ]
@@ -160,11 +162,31 @@ def launch_reserved(world: World) -> list[str]:
     return found
 
 
+def launch_group(world: World) -> list[str]:
+    """Of machines that are placed together."""
+    stand(world.control, f"gs://{BUCKET}/jobs", MACHINE)
+    found: list[str] = []
+    with complaints(found):
+        asked = request(nodes=tuple(node(at, "a2-highgpu-1g", "A100-40GB") for at in range(2)), grouped=True)
+        assert asked.agent is not None
+        JobDir(asked.job_dir).put(asked.agent.key, b"an agent")
+        GcpProvisioner(FastClock()).launch(asked)
+    return found
+
+
 def observe(world: World) -> list[str]:
     found: list[str] = []
     with complaints(found):
         allocation = dataclasses.replace(launched(), machines={"worker-0.1": f"{ZONE}/cloudgpu-gone"})
         GcpProvisioner(FastClock()).observe(allocation)
+    return found
+
+
+def explain(world: World) -> list[str]:
+    """A machine that runs: asked for after it was launched."""
+    provisioner, found = GcpProvisioner(FastClock()), list[str]()
+    with complaints(found):
+        provisioner.explain(provisioner.launch(request()), "worker-0.1")
     return found
 
 
@@ -238,10 +260,23 @@ STEPS: dict[str, tuple[Callable[[World], list[str]], str]] = {
         compute.subnetworks.use compute.subnetworks.useExternalIp compute.zoneOperations.get""",
     ),
     "launch into a reservation": (launch_reserved, "compute.reservations.list"),
+    "launch a group": (
+        launch_group,
+        """compute.instanceGroupManagers.create compute.instanceGroupManagers.get compute.instanceGroups.create
+        compute.instanceTemplates.create compute.instanceTemplates.useReadOnly compute.resourcePolicies.create
+        compute.resourcePolicies.use""",
+    ),
     "observe": (observe, ""),
+    "explain": (explain, "compute.instances.getSerialPortOutput"),
     "terminate": (
         terminate,
-        "compute.disks.list compute.firewalls.delete compute.globalOperations.get compute.instances.delete",
+        """compute.disks.list compute.firewalls.delete compute.globalOperations.get compute.instanceGroupManagers.list
+        compute.instanceTemplates.list compute.instances.delete compute.resourcePolicies.list""",
+    ),
+    "terminate a group": (
+        terminate,
+        """compute.instanceGroupManagers.delete compute.instanceGroups.delete compute.instanceTemplates.delete
+        compute.regionOperations.get compute.resourcePolicies.delete""",
     ),
     "quota": (check_quota, "cloudquotas.quotas.get compute.projects.get compute.regions.get"),
     "gc": (
@@ -264,12 +299,12 @@ UNTESTED = {"aiplatform.customJobs.delete", "storage.multipartUploads.abort"}
 """Needed after accidents only, and nothing fails without them: what is left tells or costs a little."""
 TOLD_IN_LOG = {"quota"}
 """Steps that go on without."""
-PREPARED = {"terminate", "gc"}
+PREPARED = {"terminate", "terminate a group", "gc"}
 
 
-def prepare(world: World) -> None:
+def prepare(world: World, step: str = "") -> None:
     """Machines that run."""
-    assert launch(world) == []
+    assert (launch_group if step == "terminate a group" else launch)(world) == []
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -283,7 +318,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 def run(world: World, step: str, without: str = "") -> list[str]:
     if step in PREPARED:
-        prepare(world)
+        prepare(world, step)
     world.control.set_times(operation=0.5)  # so that what is begun is waited for
     world.permit(without)
     return STEPS[step][0](world)
@@ -320,13 +355,13 @@ def test_without_a_permission_its_step_names_it(
     told = [one for one in found if permission in one]
     assert told, found
     assert "docs/gcp-permissions.md" in told[0]
-    if step == "launch":
+    if step in {"launch", "launch a group"}:
         world.permit()
         assert terminate(world) == []
         assert world.left() == []
 
 
-@pytest.mark.parametrize("step", ["launch", "vertex"])
+@pytest.mark.parametrize("step", ["launch", "launch a group", "vertex"])
 def test_nobody_gives_a_machine_an_account_without_being_allowed_to(world: World, step: str) -> None:
     [complaint] = run(world, step, ACT_AS)
     assert ACT_AS in complaint and "docs/gcp-permissions.md" in complaint
@@ -349,7 +384,7 @@ def delete_instance(world: World, name: str) -> None:
 
     credentials, project = google.auth.default()
     client = compute_v1.InstancesClient(credentials=credentials, client_options={"api_endpoint": world.control.url})
-    client.delete_unary(project=project, zone=ZONE, instance=name, timeout=30)
+    client.delete_unary(project=project, zone=ZONE, instance=name, timeout=180)
 
 
 def test_a_machine_may_use_the_bucket_and_delete_machines_of_ours_and_nothing_else(

@@ -20,7 +20,7 @@ from ..standins.staging import Training, verified_steps, verify
 
 __all__ = ["world"]
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 MB = 1 << 20
 BUCKET = "jobs-of-tests"

@@ -49,7 +49,7 @@ class World:
         if not self.credentials.valid:
             self.credentials.refresh(google.auth.transport.requests.Request())  # type: ignore[no-untyped-call]
         headers = {"Authorization": f"Bearer {self.credentials.token}", **more.pop("headers", {})}
-        return requests.request(method, f"{self.gcp.url}{path}", headers=headers, timeout=30, **more)
+        return requests.request(method, f"{self.gcp.url}{path}", headers=headers, timeout=180, **more)
 
 
 @pytest.fixture
@@ -236,7 +236,7 @@ class TestRefusals:
             assert (answer.status_code, "StandinNotImplemented" in answer.text) == (501, True), path
 
     def test_a_token_is_needed_and_its_scope(self, world: World) -> None:
-        assert requests.get(f"{world.gcp.url}/{BUCKET}/a", timeout=30).status_code == 401
+        assert requests.get(f"{world.gcp.url}/{BUCKET}/a", timeout=180).status_code == 401
         compute = google.auth.default(scopes=["https://www.googleapis.com/auth/compute"])[0]
         client = storage.Client(credentials=compute)
         with pytest.raises(exceptions.Forbidden, match="insufficient authentication scopes"):

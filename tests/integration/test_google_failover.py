@@ -10,7 +10,7 @@ from cloudgpu.tests.standins.vertex.control import VertexControl
 
 __all__ = ["agents", "jobs"]
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(900)
 
 TYPE = "n1-standard-8"
 EITHER = (
@@ -23,12 +23,12 @@ ZONES = [f"us-central1-{letter}" for letter in "abcf"]
 def test_what_compute_engine_has_taken_away_goes_on_at_vertex_ai(jobs: GcpJobs) -> None:
     """The checkpoint of the one is restored by the other, and nothing is left at either."""
     vertex = VertexControl(jobs.control)
-    job = jobs.submit(counting(150), text=EITHER)
+    job = jobs.submit(counting(60, lingers=True), text=EITHER)
     machine = jobs.wait_for(lambda: jobs.instances(job, running=True), job)[0]
     jobs.wait_for(lambda: jobs.is_saved(job), job)
     for zone in ZONES:
         jobs.control.set_capacity(TYPE, zone, "spot", 0)
-    jobs.control.preempt(machine.name, 25.0)
+    jobs.control.preempt(machine.name, 60.0)
     jobs.finish(job, limit_s=400.0)
 
     attempts = job.attempts()
@@ -38,6 +38,6 @@ def test_what_compute_engine_has_taken_away_goes_on_at_vertex_ai(jobs: GcpJobs) 
     assert {(one.offer["cloud"], one.outcome, one.cause) for one in between} <= {("gcp", "refused", "capacity")}
     begun = [line for line in jobs.log(job) if "begins at" in line]
     assert len(begun) == 2 and "begins at 0 " not in begun[1], jobs.story(job)
-    assert total(150) in jobs.log(job)
+    assert total(60) in jobs.log(job)
     assert [one.state for one in vertex.jobs(alive=True)] == []
     assert len(vertex.jobs()) == 1

@@ -18,7 +18,7 @@ from cloudgpu.provisioners.local_gpus import find_gpus
 from cloudgpu.tests.standins.control import make_offer
 from cloudgpu.tests.standins.nvidia import install_driver
 
-WAIT_S = 30.0
+WAIT_S = 180.0
 GPUS = [LocalGpu("GPU-aa1", "NVIDIA L4", 24.0), LocalGpu("GPU-ab2", "NVIDIA L4", 24.0)]
 
 pytestmark = pytest.mark.skipif(bool(find_gpus()), reason="this machine has GPUs: the stand-ins would not be asked")

@@ -126,7 +126,7 @@ def test_killed_it_resumes(image: str, place: Path) -> None:
     process = start(image, place, "60")
     run_until(process, 23)
     podman("kill", "--signal=KILL", container(image))
-    process.communicate(timeout=60)
+    process.communicate(timeout=180)
     assert process.returncode == 137
     lines = finish(start(image, place, "60"))
     begun = int(lines[0].split()[1])
@@ -139,7 +139,7 @@ def test_stopped_it_saves_first(image: str, place: Path) -> None:
     run_until(process, 8)
     begun = time.monotonic()
     podman("stop", "--time=60", container(image))
-    _, err = process.communicate(timeout=90)
+    _, err = process.communicate(timeout=180)
     assert process.returncode == 75, err
     assert time.monotonic() - begun < 60, "it heard the signal, and was not killed"
     again = start(image, place, "12")

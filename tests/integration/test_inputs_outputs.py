@@ -57,7 +57,7 @@ def test_outputs_are_copied_when_the_node_is_told_to_end(world: World, stopped: 
         world.stop(20.0)
     else:
         world.notice(20.0)
-    assert agent.wait(100) == agent_module.DONE
+    assert agent.wait(180) == agent_module.DONE
     assert world.result().outcome == ("stopped" if stopped else "preempted")
     assert world.dir.get("outputs/results/deep/loss.txt") == b"loss\n"
 
@@ -74,7 +74,7 @@ def test_a_machine_that_was_superseded_copies_nothing(world: World) -> None:
     until((world.home() / "code/model.pt").exists)
     world.dir.put(attempt_key(2), AttemptRecord(2, {}, []).to_bytes())
     (world.home() / "go").touch()
-    assert agent.wait(100) in (agent_module.DONE, agent_module.SUPERSEDED)
+    assert agent.wait(180) in (agent_module.DONE, agent_module.SUPERSEDED)
     assert world.dir.list("outputs") == []
 
 
@@ -89,6 +89,6 @@ def test_outputs_that_take_too_long_do_not_cost_the_result(
     agent = world.start(0)
     until((world.home() / "code/model.pt").exists)
     world.stop(6.0)
-    assert agent.wait(100) == agent_module.DONE
+    assert agent.wait(180) == agent_module.DONE
     assert world.result().outcome == "stopped"
     assert any("could not be written in time" in text for text in world.texts("agent"))

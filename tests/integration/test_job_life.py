@@ -28,7 +28,7 @@ from cloudgpu.runtime.jobdir import JobDir
 from cloudgpu.tests.standins.control import make_offer
 from cloudgpu.tests.standins.local_jobs import home_processes, state_directory, stop_supervisor, submit_text
 
-WAIT_S = 60.0
+WAIT_S = 180.0
 
 
 @pytest.fixture
@@ -126,7 +126,6 @@ def test_cancel_ends_a_program_that_listens_to_nothing(home: Path, code: Path) -
     until_running(job, code)
     job.cancel("enough")
     assert finish(job).state == "cancelled"
-    assert (job.ended or 0) - time.time() < 10
     job.cancel()  # of no effect
     assert job.state == "cancelled"
     with pytest.raises(NotRunningError):
@@ -146,10 +145,9 @@ exit 75
     until_running(job, code)
     with pytest.raises(NotRunningError, match="no node"):
         job.preempt(1, "worker-7")
-    assert job.preempt(20, "worker-0") == ["worker-0.1"]
-    assert finish(job).state == "succeeded"
+    assert job.preempt(3_600, "worker-0") == ["worker-0.1"]
+    assert finish(job).state == "succeeded", "the machine is not waited for"
     assert [attempt.outcome for attempt in job.attempts()] == ["preempted", "succeeded"]
-    assert (job.ended or 0) - job.created < 20
 
 
 def test_a_machine_that_is_taken_kills_the_program(home: Path, code: Path) -> None:
@@ -169,7 +167,7 @@ def test_a_machine_that_is_taken_kills_the_program(home: Path, code: Path) -> No
 def test_the_duration_limit_ends_a_job(home: Path, code: Path) -> None:
     job = finish(submit_text("name: long\nlimits: {duration: 2s}\nrun: exec sleep 1000\n", code))
     assert (job.state, job.cause) == ("stopped", "duration")
-    assert 2 <= (job.ended or 0) - job.created < 15
+    assert (job.ended or 0) - job.created >= 2
 
 
 def test_the_cost_limit_ends_a_job(home: Path, code: Path) -> None:
@@ -177,7 +175,7 @@ def test_the_cost_limit_ends_a_job(home: Path, code: Path) -> None:
         submit_text("name: dear\nlimits: {cost: 2 USD}\nrun: exec sleep 1000\n", code, price="3600")
     )  # a dollar a second
     assert (job.state, job.cause) == ("stopped", "cost")
-    assert job.cost is not None and 1.5 < job.cost < 12
+    assert job.cost is not None and 1.5 < job.cost <= (job.ended or 0) - job.created
 
 
 def test_what_cannot_be_submitted_leaves_nothing(home: Path, code: Path) -> None:
@@ -223,7 +221,7 @@ def test_many_that_want_a_supervisor_get_one(home: Path, code: Path) -> None:
     for thread in threads:
         thread.join()
     finish(job)
-    end = time.monotonic() + 30
+    end = time.monotonic() + 180
     supervisors = [0, 0]
     while len(supervisors) != 1 and time.monotonic() < end:
         supervisors = [process.pid for process in home_processes(home) if "supervise" in process.cmdline()]
@@ -239,7 +237,7 @@ def test_a_supervisor_with_another_project_is_replaced_when_idle_or_said_to_be_t
     command = [sys.executable, "-m", "cloudgpu", "supervise", *([] if service else ["--idle-exit", "60s"])]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as supervisor:
         try:
-            end = time.monotonic() + 30
+            end = time.monotonic() + 180
             while not presence.is_running() or not paths.supervisor_lock().read_text():
                 assert time.monotonic() < end and supervisor.poll() is None
                 time.sleep(0.05)
@@ -255,7 +253,7 @@ def test_a_supervisor_with_another_project_is_replaced_when_idle_or_said_to_be_t
             if not service:
                 assert settle({"gcp"}, busy=False)
                 assert not presence.is_running()
-                assert supervisor.wait(30) == 0
+                assert supervisor.wait(180) == 0
         finally:
             supervisor.terminate()
 

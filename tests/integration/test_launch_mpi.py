@@ -134,7 +134,7 @@ def test_one_node_and_a_program_that_knows_no_mpi(world: World) -> None:
 def test_the_end_of_one_rank_is_told_as_it_was_and_ends_all(world: World, deed: str, outcome: str, code: int) -> None:
     world.job([sys.executable, "main.py"], args=["1", deed], code={"main.py": STUCK}, nodes=2, launcher="mpi")
     start_all(world, 2)
-    until(lambda: world.has_result(1), limit_s=60)
+    until(lambda: world.has_result(1), limit_s=180)
     world.stop(1.0, "peer")  # as the control side does when one node has failed
     first, second = results(world, 2)
     assert second == (outcome, code)
@@ -145,9 +145,9 @@ def test_the_end_of_one_rank_is_told_as_it_was_and_ends_all(world: World, deed: 
 def test_a_kill_from_outside(world: World) -> None:
     world.job([sys.executable, "main.py"], args=["-1", ""], code={"main.py": STUCK}, nodes=2, launcher="mpi")
     start_all(world, 2)
-    until(lambda: len(ready(world)) == 2, limit_s=60)
+    until(lambda: len(ready(world)) == 2, limit_s=180)
     os.kill(ready(world)[0], signal.SIGKILL)
-    until(lambda: world.has_result(0), limit_s=60)
+    until(lambda: world.has_result(0), limit_s=180)
     world.stop(1.0, "peer")
     assert results(world, 2)[0] == ("failed", -signal.SIGKILL)
 
@@ -155,7 +155,7 @@ def test_a_kill_from_outside(world: World) -> None:
 def test_a_notice_reaches_every_rank_and_75_is_told_by_every_node(world: World) -> None:
     world.job([sys.executable, "main.py"], code={"main.py": LISTENER}, nodes=2, gpus=2, launcher="mpi")
     start_all(world, 2)
-    until(lambda: world.texts().count("ready") == 4, limit_s=60)
+    until(lambda: world.texts().count("ready") == 4, limit_s=180)
     world.stop(60.0)
     assert results(world, 2) == [("stopped", 75)] * 2
     assert world.texts().count("saved") == 4
@@ -164,7 +164,7 @@ def test_a_notice_reaches_every_rank_and_75_is_told_by_every_node(world: World) 
 def test_sigterm_is_for_the_ranks_and_leaves_them_time(world: World) -> None:
     world.job([sys.executable, "main.py"], code={"main.py": HANDLER}, nodes=2, launcher="mpi")
     start_all(world, 2)
-    until(lambda: world.texts().count("ready") == 2, limit_s=60)
+    until(lambda: world.texts().count("ready") == 2, limit_s=180)
     world.stop(60.0)
     assert results(world, 2) == [("stopped", 75)] * 2
     assert world.texts().count("saved") == 2
@@ -174,7 +174,7 @@ def test_sigterm_is_for_the_ranks_and_leaves_them_time(world: World) -> None:
 def test_a_dead_daemon_ends_its_node(world: World, victim: str) -> None:
     world.job([sys.executable, "main.py"], args=["-1", ""], code={"main.py": STUCK}, nodes=2, launcher="mpi")
     start_all(world, 2)
-    until(lambda: len(ready(world)) == 2, limit_s=60)
+    until(lambda: len(ready(world)) == 2, limit_s=180)
     (daemon,) = [process for process in world.processes() if process.name() == victim]
     daemon.kill()
     assert [outcome for outcome, _ in results(world, 2)] == ["failed", "failed"]

@@ -25,15 +25,17 @@ pytest.importorskip("torch")
 
 __all__ = ["home"]
 
-WAIT_S = 120.0
-STEPS = 150
+WAIT_S = 300.0
+STEPS = 100
+UNDISTURBED = "undisturbed"
+"""A file: from now on nothing happens to the training any more, see ddp.py."""
 
 
 def start(folder: Path, nodes: str, step_s: float, more: str = "") -> Job:
     code = folder / "code"
     code.mkdir(exist_ok=True)
     (code / "train.py").write_text(TRAIN)
-    command = [sys.executable, "train.py", str(STEPS), str(step_s)]
+    command = [sys.executable, "train.py", str(STEPS), str(step_s), str(folder / UNDISTURBED)]
     text = (
         f"name: pair\nresources: {{accelerator: none, cloud: local, nodes: {nodes}}}\nlauncher: torchrun\n"
         f"retry: {{failure: 0}}\nrun: {command}\n{more}"
@@ -84,7 +86,10 @@ def worlds(job: Job) -> list[tuple[int, int]]:
 
 @pytest.fixture
 def undisturbed(tmp_path: Path, home: Path) -> str:
-    return finish(start(tmp_path, "2", 0.0))
+    (tmp_path / UNDISTURBED).touch()
+    weights = finish(start(tmp_path, "2", 0.0))
+    (tmp_path / UNDISTURBED).unlink()
+    return weights
 
 
 @pytest.mark.parametrize("how", ["lost", "preempted"])
@@ -95,6 +100,8 @@ def test_only_the_lost_node_is_replaced(tmp_path: Path, home: Path, undisturbed:
         lose(job, "worker-1.1")
     else:
         job.preempt(10, "worker-1")
+    until(job, lambda: len(worlds(job)) == 4, "they do not go on together")
+    (tmp_path / UNDISTURBED).touch()
     assert finish(job) == undisturbed
     (attempt,) = job.attempts()
     assert list((attempt.allocation or {})["machines"]) == ["worker-0.1", "worker-1.1", "worker-1.2"]
@@ -116,6 +123,8 @@ def test_with_a_range_of_nodes_those_that_are_left_go_on(tmp_path: Path, home: P
     before = saved(job)
     until(job, lambda: saved(job) > before, "nothing was saved alone")
     ready.touch()
+    until(job, lambda: len(worlds(job)) == 5, "the new one does not join")
+    (tmp_path / UNDISTURBED).touch()
     finish(job)
     assert [ranks for ranks, _ in worlds(job)] == [2, 2, 1, 2, 2], told(job)
     steps = [step for _, step in worlds(job)]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import signal
+import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -83,20 +85,20 @@ def test_what_a_killed_program_had_staged_is_there_before_the_result(world: Worl
 def test_a_program_that_starts_again_finds_what_it_had_staged(world: World) -> None:
     train(world, "kill", 6, failures_left=1)
     agent = world.start()
-    until(lambda: "from 6" in world.texts(), 60)
+    until(lambda: "from 6" in world.texts(), 180)
     world.stop(20)
-    assert agent.wait(60) == 0
+    assert agent.wait(180) == 0
     assert world.texts()[0] == "from 0"
 
 
 def test_a_writer_that_dies_is_replaced_and_the_training_saved(world: World) -> None:
     train(world, "finish", 60)
     agent = world.start()
-    until(lambda: len(committed(world)) > 0, 60)
+    until(lambda: len(committed(world)) > 0, 180)
     for _ in range(2):
-        until(lambda: writers(world), 60)
+        until(lambda: writers(world), 180)
         writers(world)[0].kill()
-        until(lambda: not writers(world) or agent.poll() is not None, 60)
+        until(lambda: not writers(world) or agent.poll() is not None, 180)
     assert agent.wait(120) == 0
     assert world.result().outcome == "succeeded", world.texts("stderr")
     assert committed(world)[-1] == 61
@@ -107,10 +109,10 @@ def test_a_writer_that_dies_is_replaced_and_the_training_saved(world: World) -> 
 def test_a_hung_program_is_ended_early_enough_and_its_last_slot_is_written(world: World) -> None:
     train(world, "hang", 6, megabytes=8)
     agent = world.start()
-    until(lambda: "hang" in world.texts(), 60)
-    world.notice(14)
+    until(lambda: "hang" in world.texts(), 180)
+    world.notice(25)
     # It did not wait for the deadline, or the machine would be gone.
-    assert agent.wait(100) == agent_module.DONE, (world.texts("agent"), world.texts("stderr"), world.heartbeat())
+    assert agent.wait(180) == agent_module.DONE, (world.texts("agent"), world.texts("stderr"), world.heartbeat())
     assert world.result().outcome == "preempted"
     assert committed(world)[-1] == 6
     assert world.processes() == []
@@ -120,13 +122,13 @@ def test_a_hung_program_is_ended_early_enough_and_its_last_slot_is_written(world
 def test_the_writer_ends_with_the_agent(world: World, number: signal.Signals) -> None:
     train(world, "hang", 3, megabytes=1)
     agent = world.start()
-    until(lambda: writers(world) and "hang" in world.texts(), 60)
+    until(lambda: writers(world) and "hang" in world.texts(), 180)
     agent.send_signal(number)
     if number == signal.SIGTERM:
         time.sleep(0.3)
         agent.send_signal(number)  # twice: now
-    agent.wait(100)
-    until(lambda: world.processes() == [], 10)
+    agent.wait(180)
+    until(lambda: world.processes() == [], 180)
 
 
 def test_a_program_that_is_over_at_once_needs_no_writer(world: World) -> None:
@@ -142,3 +144,30 @@ def test_no_program_of_the_job_decides_what_the_writer_runs(world: World) -> Non
     assert world.run().outcome == "succeeded", world.texts("stderr")
     assert "not this one" not in world.agent_log()
     assert committed(world)[-1] == 21
+
+
+AGENT = """
+import os, signal, sys, time
+from pathlib import Path
+from cloudgpu.runtime.node_writer import NodeWriter
+
+writer = NodeWriter(Path(sys.argv[1]), os.environ, print)
+writer.begin()
+while writer.process is None:
+    time.sleep(writer.keep_up())
+children = f"/proc/{writer.process}/task/{writer.process}/children"
+while not open(children).read():
+    pass
+for process in (writer.process, os.getpid()):
+    os.kill(process, signal.SIGKILL)
+"""
+
+
+def test_it_ends_with_an_agent_that_is_killed_with_its_keeper_while_it_starts(tmp_path: Path) -> None:
+    path = tmp_path / "writer.sock"
+    subprocess.run([sys.executable, "-c", AGENT, str(path)], check=False, timeout=180)
+
+    def alive() -> list[psutil.Process]:
+        return [one for one in psutil.process_iter(["cmdline"]) if str(path) in (one.info["cmdline"] or ())]
+
+    until(lambda: not alive())

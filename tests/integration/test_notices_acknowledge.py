@@ -12,15 +12,16 @@ from cloudgpu.runtime.notices import CloudNotices, NodeDir, Orders
 from cloudgpu.tests.standins.agents import until
 from cloudgpu.tests.standins.metadata_azure import AzureMetadata
 
-LATER_S = 180.0
+LATER_S = 600.0
 """How far off the event is: far more than a busy computer needs for anything here."""
 
 
 class Crowd:
     """Two machines of one attempt, each with its own view of the same events."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, of_fleet: bool = False) -> None:
         folder.mkdir()
+        self.of_fleet = of_fleet
         self.dir = JobDir(local_url(folder))
         nodes = [{"node": f"worker-{i}.1", "role": "worker", "index": i, "rank": i, "gpus": 0} for i in (0, 1)]
         self.dir.put(attempt_key(1), AttemptRecord(1, {}, nodes).to_bytes())
@@ -34,8 +35,9 @@ class Crowd:
             for index, server in enumerate(self.servers):
                 own = NodeDir(self.dir, 1, f"worker-{index}.1")
                 environ = {"CLOUDGPU_AZURE_METADATA": server.url}
+                orders = Orders(lambda: None)
                 self.watched.append(
-                    CloudNotices("azure", own, Orders(lambda: None), self.lines.append, environ=environ)
+                    CloudNotices("azure", own, orders, self.lines.append, environ=environ, of_fleet=self.of_fleet)
                 )
             try:
                 yield self
@@ -65,7 +67,7 @@ def test_azure_one_node_acknowledges_and_only_when_all_have_ended(tmp_path: Path
         crowd.end(0)
         until(lambda: crowd.servers[0].started)
         for watched in crowd.watched:
-            watched.finish(10)
+            watched.finish(LATER_S)
         assert (crowd.servers[0].started, crowd.servers[1].started) == (["E-1"], [])
         assert [line for line in crowd.lines if "may begin" in line] == [
             "preempt of vm_0, vm_1 may begin: all is saved (event E-1)"
@@ -112,9 +114,23 @@ def test_azure_a_reboot_begins_when_the_machines_it_names_have_saved(tmp_path: P
 def test_azure_what_was_saved_for_another_event_does_not_count(tmp_path: Path) -> None:
     with Crowd(tmp_path / "job").at_work() as crowd:
         crowd.dir.put(node_key(1, "worker-1.1", "saved-E-0.json"), b"{}")
-        crowd.announce("vm_1", kind="Redeploy", after_s=100.0)
+        crowd.announce("vm_1", kind="Redeploy", after_s=900.0)  # of one machine: it is asked to end at once
         until(lambda: crowd.names() == 1)
         time.sleep(1.5)
         assert crowd.servers[1].started == []
         crowd.watched[1].saved()
         until(lambda: crowd.servers[1].started)
+
+
+def test_azure_machines_of_a_fleet_keep_the_time_until_they_are_taken(tmp_path: Path) -> None:
+    """They have yet to let go of their nodes. A reboot is acknowledged as ever: it comes after the eviction, and shows
+    that the other one was seen and left alone."""
+    with Crowd(tmp_path / "job", of_fleet=True).at_work() as crowd:
+        crowd.announce("vm_0")
+        until(lambda: any("preempt" in line for line in crowd.lines))
+        crowd.end(0)
+        crowd.watched[0].finish(LATER_S)
+        crowd.servers[1].announce("Reboot", 100.0, "vm_1", event_id="E-2")
+        crowd.watched[1].saved()
+        until(lambda: crowd.servers[1].started)
+        assert (crowd.servers[0].started, crowd.servers[1].started) == ([], ["E-2"])

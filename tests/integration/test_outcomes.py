@@ -71,7 +71,7 @@ def test_a_users_error_goes_before_a_notice_but_not_before_a_stop(world: World) 
     agent = world.start()
     until(lambda: world.texts() == ["up"])
     world.notice(20)
-    assert agent.wait(100) == 0
+    assert agent.wait(180) == 0
     assert (world.result().outcome, world.result().final) == ("failed", True)
 
 
@@ -82,5 +82,5 @@ def test_one_that_is_done_has_succeeded_though_only_a_signal_had_asked_it(world:
     agent = world.start()
     until(lambda: world.texts() == ["up"])
     world.stop(20)
-    assert agent.wait(100) == 0
+    assert agent.wait(180) == 0
     assert world.result().outcome == "succeeded"

@@ -12,6 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import psutil
 import pytest
@@ -30,7 +31,7 @@ STEPS = 120
 
 def train(world: World, nodes: int, per_node: int, step_s: float) -> None:
     world.job(
-        [sys.executable, "train.py", str(STEPS), str(step_s)],
+        [sys.executable, "train.py", str(STEPS), str(step_s), str(undisturbed_from(world))],
         code={"train.py": TRAIN},
         nodes=nodes,
         gpus=per_node,
@@ -41,9 +42,14 @@ def train(world: World, nodes: int, per_node: int, step_s: float) -> None:
         world.start(index)
 
 
+def undisturbed_from(world: World) -> Path:
+    """A file: from now on nothing happens to the training any more, see ddp.py."""
+    return world.folder / "undisturbed"
+
+
 def finish(world: World) -> str:
     """The weights."""
-    assert [agent.wait(120) for agent in world.agents] == [0] * len(world.agents), world.texts("stderr")
+    assert [agent.wait(300) for agent in world.agents] == [0] * len(world.agents), world.texts("stderr")
     outcomes = [world.result(index) for index in range(len(world.agents))]
     assert [result.outcome for result in outcomes] == ["succeeded"] * len(outcomes), "\n".join(
         world.texts("agent") + world.texts("stderr")
@@ -55,6 +61,7 @@ def finish(world: World) -> str:
 @functools.cache
 def undisturbed(ranks: int, make: Callable[[], World]) -> str:
     alone = make()
+    undisturbed_from(alone).touch()
     train(alone, 1, ranks, 0.0)
     return finish(alone)
 
@@ -96,10 +103,11 @@ def test_one_rank_is_killed(world: World, new_world: Callable[[], World], nodes:
     ranks, chance = nodes * per_node, random.Random(f"{nodes} {per_node} {seed}")
     expected = undisturbed(ranks, new_world)
     train(world, nodes, per_node, 0.03)
-    until(lambda: furthest(world) > 0, 90)
+    until(lambda: furthest(world) > 0, 180)
     time.sleep(chance.uniform(0, 1.5))
     victim = chance.randrange(ranks)
     trainers(world)[victim].send_signal(signal.SIGKILL)
+    undisturbed_from(world).touch()
     assert finish(world) == expected
     record = Generation.from_bytes(world.dir.get(generation_key(1, 2)))
     assert (record.kind, record.failures) == ("failure", 1)

@@ -55,16 +55,16 @@ def freeze(world: World, number: signal.Signals) -> None:
 def test_a_zombie_changes_nothing_and_ends_itself(world: World) -> None:
     world.job([sys.executable, "train.py"], code={"train.py": TRAIN})
     zombie = world.start()
-    until(lambda: len(newest_commits(world)) >= 2, 60)
+    until(lambda: len(newest_commits(world)) >= 2, 180)
     freeze(world, signal.SIGSTOP)
     world.attempt(2)
     successor = world.start(0, attempt=2, home=world.folder / "homes" / "second")
-    assert successor.wait(60) == 0
+    assert successor.wait(180) == 0
     assert Result.from_bytes(world.dir.get(node_key(2, "worker-0.1", "result.json"))).outcome == "succeeded"
     before = newest_commits(world), world.dir.get("outputs/latest")
     assert before[1] == b"attempt 2"
     freeze(world, signal.SIGCONT)
-    assert zombie.wait(100) == agent_module.SUPERSEDED
+    assert zombie.wait(180) == agent_module.SUPERSEDED
     assert world.processes() == []
     assert (newest_commits(world), world.dir.get("outputs/latest")) == before
     assert not world.has_result()
@@ -77,7 +77,7 @@ def test_an_agent_alone_that_was_given_up_ends_its_program(world: World) -> None
     agent = world.start()
     until(lambda: world.texts() == ["up"])
     world.attempt(2)
-    assert agent.wait(100) == agent_module.SUPERSEDED
+    assert agent.wait(180) == agent_module.SUPERSEDED
     assert world.processes() == []
     assert not world.has_result()
 

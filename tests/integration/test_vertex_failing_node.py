@@ -8,7 +8,7 @@ from cloudgpu.tests.standins.vertex.user_jobs import TYPE, VertexJobs, agents, j
 
 __all__ = ["agents", "jobs"]
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(900)
 
 TWO = f"""
 resources: {{nodes: 2, cloud: vertex, machine_type: {TYPE}, accelerator: T4, region: us-central1, market: spot}}

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from cloudgpu.control.jobs import ensure_supervisor
-from cloudgpu.tests.standins.cloud_jobs import counting, counting_together, total
+from cloudgpu.tests.standins.cloud_jobs import after, counting, counting_together, total
 from cloudgpu.tests.standins.local_jobs import stop_supervisor
 from cloudgpu.tests.standins.vertex.user_jobs import TYPE, VertexJobs, agents, jobs, vertex_jobs
 
 __all__ = ["agents", "jobs"]
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(900)
 
 REGION, OTHER = "us-central1", "us-east1"
 RESOURCES = f"resources: {{cloud: vertex, machine_type: {TYPE}, accelerator: T4, region: {REGION}, market: spot}}\n"
@@ -61,20 +61,20 @@ def test_quota_is_never_waited_for(jobs: VertexJobs) -> None:
 
 
 def test_a_preempted_job_is_made_again_and_resumes(jobs: VertexJobs) -> None:
-    job = jobs.submit(counting(100), text=RESOURCES + OFTEN)
+    job = jobs.submit(counting(60, lingers=True), text=RESOURCES + OFTEN)
     jobs.wait_for(lambda: jobs.is_saved(job), job)
     running = jobs.running(job)
     assert running is not None
-    jobs.vertex.preempt(running.id, seconds=25.0)
+    jobs.vertex.preempt(running.id, seconds=60.0)
     jobs.finish(job)
     assert jobs.outcomes(job) == ["preempted", "succeeded"], jobs.story(job)
     begins = [line for line in jobs.log(job) if "begins at" in line]
     assert len(begins) == 2 and "begins at 0 " not in begins[1]
-    assert total(100) in jobs.log(job)
+    assert total(60) in jobs.log(job)
 
 
 def test_the_service_fails_and_the_job_goes_on_elsewhere(jobs: VertexJobs) -> None:
-    job = jobs.submit(counting(60), text=RESOURCES + OFTEN)
+    job = jobs.submit(counting(60, lingers=True), text=RESOURCES + OFTEN)
     jobs.wait_for(lambda: jobs.is_saved(job), job)
     running = jobs.running(job)
     assert running is not None
@@ -86,10 +86,11 @@ def test_the_service_fails_and_the_job_goes_on_elsewhere(jobs: VertexJobs) -> No
     assert total(60) in jobs.log(job)
 
 
-def test_a_program_that_fails_is_the_jobs_end(jobs: VertexJobs) -> None:
-    job = jobs.submit("import time; time.sleep(6); raise SystemExit(3)", text=RESOURCES)
+def test_a_program_that_fails_is_the_jobs_end(jobs: VertexJobs, tmp_path: Path) -> None:
+    job = jobs.submit(after(tmp_path / "off", "raise SystemExit(3)\n"), text=RESOURCES)
     jobs.wait_for(lambda: job.refresh().state == "running", job)
     stop_supervisor()  # which would cancel what has ended
+    (tmp_path / "off").touch()
     jobs.wait_for(lambda: not jobs.custom_jobs(job)[0].alive, job)
     (one,) = jobs.custom_jobs(job)
     assert one.state == "FAILED" and "non-zero status of 3" in one.error
@@ -106,13 +107,14 @@ def test_a_cancelled_job_ends_and_leaves_nothing(jobs: VertexJobs) -> None:
 
 
 def test_the_submitters_computer_may_be_off_meanwhile(jobs: VertexJobs, tmp_path: Path) -> None:
-    job = jobs.submit(counting(30), text=RESOURCES + OFTEN)
+    job = jobs.submit(after(tmp_path / "off", counting(30)), text=RESOURCES + OFTEN)
     jobs.wait_for(lambda: job.refresh().state == "running", job)
     stop_supervisor()
+    (tmp_path / "off").touch()
     jobs.wait_for(lambda: [one.state for one in jobs.custom_jobs(job)] == ["SUCCEEDED"], job)
     command = [sys.executable, "-m", "cloudgpu", "logs", job.row.job_dir]
     elsewhere = {**os.environ, "CLOUDGPU_HOME": str(tmp_path / "elsewhere")}
-    done = subprocess.run(command, env=elsewhere, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, env=elsewhere, capture_output=True, text=True, timeout=180, check=False)
     assert done.returncode == 0, done.stderr
     assert total(30) in done.stdout
     ensure_supervisor()
@@ -128,18 +130,18 @@ print(f"{os.environ['CLOUDGPU_NODE']} is done", flush=True)
 
 def test_two_nodes_and_the_preemption_of_one(jobs: VertexJobs) -> None:
     two = RESOURCES.replace("{", "{nodes: 2, ", 1) + OFTEN + "launcher: torchrun\n"
-    job = jobs.submit(counting_together(100) + LATER, python=sys.executable, text=two)
+    job = jobs.submit(counting_together(60, lingers=True) + LATER, python=sys.executable, text=two)
     jobs.wait_for(lambda: jobs.is_saved(job), job)
     running = jobs.running(job)
     assert running is not None
     assert [one.replica for one in running.containers] == ["workerpool0-0", "workerpool1-0"]
-    jobs.vertex.preempt(running.id, "workerpool1-0", 25.0)
+    jobs.vertex.preempt(running.id, "workerpool1-0", 60.0)
     jobs.finish(job)
     assert jobs.outcomes(job) == ["preempted", "succeeded"], jobs.story(job)
     log = jobs.log(job)
     assert {"worker-0.1 begins at 0", "worker-1.1 begins at 0"} <= set(log)
     assert len([line for line in log if "begins at" in line and not line.endswith(" 0")]) == 2
-    assert {f"worker-{node}.1 has {2 * sum(range(100))}" for node in (0, 1)} <= set(log)
+    assert {f"worker-{node}.1 has {2 * sum(range(60))}" for node in (0, 1)} <= set(log)
     assert {f"worker-{node}.1 is done" for node in (0, 1)} <= set(log)
 
 

@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 
 from cloudgpu.provisioners import AgentFile, Allocation, LaunchRequest, NodeRequest, NodeState, Owner, ProvisionError
+from cloudgpu.provisioners.gcp import quotas
 from cloudgpu.provisioners.vertex import launching, sightings
 from cloudgpu.provisioners.vertex.provisioner import PENDING_S, QUEUE_S, VertexProvisioner
 from cloudgpu.tests.standins.clocks import FastClock
 from cloudgpu.tests.standins.faults import HANG, HTML, LOSE, RESET, Fault, error
 from cloudgpu.tests.standins.gcp import NUMBER, Gcp
+from cloudgpu.tests.standins.gcp_catalog.control import VERTEX, CatalogControl
 from cloudgpu.tests.standins.vertex.control import ToldJob, VertexControl
 from cloudgpu.tests.standins.vertex.service import GRPC_ENDPOINT, JOBS
 
@@ -25,7 +27,7 @@ REGION = "us-central1"
 TYPE = "n1-standard-8"
 CREATE, GET, LIST, CANCEL = (f"{JOBS}.{verb}" for verb in ("create", "get", "list", "cancel"))
 GPUS = "aiplatform.googleapis.com/custom_model_training_nvidia_t4_gpus"
-PATIENT_S = 60.0
+PATIENT_S = 180.0
 
 
 class LateClock(FastClock):
@@ -210,6 +212,31 @@ def test_another_token_is_another_job(vertex: Vertex, provisioner: VertexProvisi
     assert len(vertex.alive()) == 2
     provisioner.terminate(first)
     assert [job.name for job in vertex.alive()] == [second.details["job"]]
+
+
+def test_a_quota_that_can_never_hold_the_job_is_told_before_it_is_created(
+    vertex: Vertex, provisioner: VertexProvisioner
+) -> None:
+    """Else it would be refused without a link, or wait in the queue."""
+    quota = "CustomModelTrainingT4GPUsPerProjectPerRegion"
+    control = CatalogControl(vertex.gcp.url)
+    control.set_cloud_quota(VERTEX, quota, ({}, 1))
+    two = request(node(), node("worker-1.1", rank=1))
+    with pytest.raises(ProvisionError, match=r"2 GPUs more are needed, but .* allows 1") as caught:
+        provisioner.launch(two)
+    assert (caught.value.error_class, caught.value.scope, caught.value.code) == ("quota", "region", quota)
+    assert vertex.jobs() == []
+    control.set_cloud_quota(VERTEX, quota, ({}, 2))
+    allocation = another().launch(two)
+    control.set_cloud_quota(VERTEX, quota, ({}, 0))
+    assert another().launch(two).machines == allocation.machines, "it is there: nothing is asked for"
+
+
+def test_a_quota_that_is_not_told_stops_nothing(vertex: Vertex, caplog: pytest.LogCaptureFixture) -> None:
+    quotas._say_once.cache_clear()
+    vertex.fail("projects.locations.services.quotaInfos.get", error("forbidden", 403, "PERMISSION_DENIED"), times=None)
+    assert another().launch(request()).machines
+    assert "not checked before launching" in caplog.text
 
 
 @pytest.mark.parametrize("fault", [LOSE, RESET, HTML], ids=lambda fault: fault.kind)

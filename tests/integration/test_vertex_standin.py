@@ -33,7 +33,7 @@ from cloudgpu.tests.standins.vertex.service import GRPC_ENDPOINT, JOBS
 REGION = "us-central1"
 PARENT = f"projects/{PROJECT}/locations/{REGION}"
 TYPE = "n1-standard-8"
-PATIENT_S = 30.0
+PATIENT_S = 180.0
 GPUS = "aiplatform.googleapis.com/custom_model_training_nvidia_t4_gpus"
 CREATE = f"{JOBS}.create"
 
@@ -83,11 +83,11 @@ class Vertex:
         return self.client.create_custom_job(parent=parent, custom_job=job, timeout=timeout)
 
     def get(self, job: Any) -> Any:
-        return self.client.get_custom_job(name=job.name, timeout=20.0)
+        return self.client.get_custom_job(name=job.name, timeout=180)
 
     def names(self, text: str = "", parent: str = PARENT, **more: Any) -> list[str]:
         request = {"parent": parent, "filter": text, **more}
-        return [job.display_name for job in self.client.list_custom_jobs(request=request, timeout=20.0)]
+        return [job.display_name for job in self.client.list_custom_jobs(request=request, timeout=180)]
 
     def wait(self, job: Any, *states: str) -> Any:
         """Until it is in one of these."""
@@ -180,29 +180,29 @@ def test_the_primary_replicas_end_is_that_of_all(vertex: Vertex) -> None:
 def test_cancel(vertex: Vertex) -> None:
     job = vertex.create(*sh("trap 'sleep 1; exit 0' TERM; while true; do sleep 0.1; done"))
     vertex.wait(job, "RUNNING")
-    vertex.client.cancel_custom_job(name=job.name, timeout=20.0)
+    vertex.client.cancel_custom_job(name=job.name, timeout=180)
     assert vertex.get(job).state.name == "JOB_STATE_CANCELLING"
-    vertex.client.cancel_custom_job(name=job.name, timeout=20.0)  # once more
+    vertex.client.cancel_custom_job(name=job.name, timeout=180)  # once more
     done = vertex.wait(job)
     assert (done.state.name, done.error.code) == ("JOB_STATE_CANCELLED", 1)
-    status, text = refusal(lambda: vertex.client.cancel_custom_job(name=job.name, timeout=20.0))
+    status, text = refusal(lambda: vertex.client.cancel_custom_job(name=job.name, timeout=180))
     assert status == 400 and "terminal state" in text
 
 
 def test_only_what_has_ended_can_be_deleted(vertex: Vertex) -> None:
     job = vertex.create(*IDLE)
-    status, text = refusal(lambda: vertex.client.delete_custom_job(name=job.name, timeout=20.0))
+    status, text = refusal(lambda: vertex.client.delete_custom_job(name=job.name, timeout=180))
     assert status == 400 and "cannot be deleted" in text
-    vertex.client.cancel_custom_job(name=job.name, timeout=20.0)
+    vertex.client.cancel_custom_job(name=job.name, timeout=180)
     vertex.wait(job)
-    deleting: Any = vertex.client.delete_custom_job(name=job.name, timeout=20.0)
-    deleting.result(20.0)
+    deleting: Any = vertex.client.delete_custom_job(name=job.name, timeout=180)
+    deleting.result(180)
     assert refusal(lambda: vertex.get(job))[0] == 404
     assert vertex.names() == []
 
 
 def test_the_timeout_ends_a_job(vertex: Vertex) -> None:
-    job = vertex.create(*sh("trap 'exit 0' TERM; while true; do sleep 0.1; done"), timeout=20.0, **timeout_of(1))
+    job = vertex.create(*sh("trap 'exit 0' TERM; while true; do sleep 0.1; done"), timeout=180, **timeout_of(1))
     done = vertex.wait(job)
     assert done.state.name == "JOB_STATE_CANCELLED" and "timeout" in done.error.message
 
@@ -258,7 +258,7 @@ def test_the_account_of_a_container(vertex: Vertex) -> None:
     console = vertex.told(job).containers[0].console.splitlines()
     assert console[0] == f"{account} {PROJECT}"
     headers = {"Authorization": f"Bearer {json.loads(console[1])['access_token']}"}
-    assert requests.get(f"{vertex.url}/v1/{PARENT}/customJobs", headers=headers, timeout=20).status_code == 200
+    assert requests.get(f"{vertex.url}/v1/{PARENT}/customJobs", headers=headers, timeout=180).status_code == 200
     assert vertex.gcp.calls(f"{JOBS}.list", caller=account)
     assert "gcp-sa-aiplatform-cc" in vertex.told(default).containers[0].console
 
@@ -336,7 +336,7 @@ def test_quota(vertex: Vertex) -> None:
     spot = vertex.create(strategy="SPOT")  # has quotas of its own
     assert vertex.wait(spot).state.name == "JOB_STATE_SUCCEEDED"
     assert vertex.get(second).state.name == "JOB_STATE_QUEUED"
-    vertex.client.cancel_custom_job(name=first.name, timeout=20.0)
+    vertex.client.cancel_custom_job(name=first.name, timeout=180)
     assert vertex.wait(second).state.name == "JOB_STATE_SUCCEEDED"
 
 
@@ -418,7 +418,7 @@ def test_all_that_is_wrong_is_told_at_once(vertex: Vertex) -> None:
 def test_places_and_projects(vertex: Vertex) -> None:
     assert refusal(lambda: vertex.create(parent=f"projects/{PROJECT}/locations/us-central9"))[0] == 404
     assert refusal(lambda: vertex.create(parent=f"projects/another/locations/{REGION}"))[0] == 403
-    assert refusal(lambda: vertex.client.get_custom_job(name=f"{PARENT}/customJobs/17", timeout=20.0))[0] == 404
+    assert refusal(lambda: vertex.client.get_custom_job(name=f"{PARENT}/customJobs/17", timeout=180))[0] == 404
 
 
 @pytest.mark.parametrize(
@@ -433,7 +433,7 @@ def test_places_and_projects(vertex: Vertex) -> None:
 def test_bodies_are_read_strictly(server: Gcp, environ: dict[str, str], given: dict[str, Any], expected: str) -> None:
     credentials = credentials_of(environ)
     session = AuthorizedSession(credentials)  # type: ignore[no-untyped-call]
-    answer = session.post(f"{server.url}/v1/{PARENT}/customJobs", json=given, timeout=20)
+    answer = session.post(f"{server.url}/v1/{PARENT}/customJobs", json=given, timeout=180)
     assert answer.status_code == 400
     assert expected in answer.json()["error"]["message"]
 
@@ -468,11 +468,11 @@ def test_pages(vertex: Vertex) -> None:
 def test_a_mask_leaves_fields_out(vertex: Vertex) -> None:
     made = vertex.create(labels={"a": "b"})
     request: dict[str, Any] = {"parent": PARENT, "read_mask": {"paths": ["name", "labels"]}}
-    (found,) = vertex.client.list_custom_jobs(request=request, timeout=20.0)
+    (found,) = vertex.client.list_custom_jobs(request=request, timeout=180)
     assert (found.name, found.labels, found.display_name) == (made.name, {"a": "b"}, "")
     assert not found.job_spec.worker_pool_specs
     request["read_mask"] = {"paths": ["nothing"]}
-    assert refusal(lambda: vertex.client.list_custom_jobs(request=request, timeout=20.0))[0] == 400
+    assert refusal(lambda: vertex.client.list_custom_jobs(request=request, timeout=180))[0] == 400
 
 
 def test_a_new_job_is_missing_in_lists_for_a_while(vertex: Vertex) -> None:
@@ -534,7 +534,7 @@ def test_the_caller_is_killed(vertex: Vertex, environ: dict[str, str], fault: Fa
     program = (
         "from cloudgpu.tests.integration.test_vertex_standin import *\n"
         f"client = make_client({vertex.wire!r}, dict(os.environ))\n"
-        "client.create_custom_job(parent=PARENT, custom_job=custom_job(), timeout=20.0)\n"
+        "client.create_custom_job(parent=PARENT, custom_job=custom_job(), timeout=180)\n"
     )
     ended = subprocess.run(
         [sys.executable, "-c", program], env={**os.environ, **environ}, timeout=120, check=False, capture_output=True
@@ -559,7 +559,7 @@ def test_what_is_not_modelled_is_told_as_such(vertex: Vertex) -> None:
 
 
 def test_other_services_of_vertex_are_not_there(server: Gcp, tmp_path: Path) -> None:
-    answer = requests.get(f"{server.url}/v1/{PARENT}/pipelineJobs", timeout=20)
+    answer = requests.get(f"{server.url}/v1/{PARENT}/pipelineJobs", timeout=180)
     assert (answer.status_code, "no route" in answer.text) == (501, True)
 
 
@@ -573,7 +573,7 @@ def test_permissions(vertex: Vertex) -> None:
 
 
 def test_a_call_over_rest_needs_a_token(server: Gcp) -> None:
-    assert requests.get(f"{server.url}/v1/{PARENT}/customJobs", timeout=20).status_code == 401
+    assert requests.get(f"{server.url}/v1/{PARENT}/customJobs", timeout=180).status_code == 401
 
 
 def test_reset_ends_what_runs(vertex: Vertex) -> None:

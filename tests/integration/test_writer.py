@@ -45,7 +45,7 @@ LONG = os.environ.get("CLOUDGPU_LONG") == "1"
 MB = 1 << 20
 
 
-def until(condition: Callable[[], object], seconds: float = 60) -> None:
+def until(condition: Callable[[], object], seconds: float = 180.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it has not happened"
@@ -99,9 +99,10 @@ def other_writer(one: Training, pid: int) -> bool:
 def test_saves_are_committed_verified_and_kept(tmp_path: Path) -> None:
     with training(tmp_path, size=20 * MB + 7) as one:
         for step in range(5):
+            begun = time.monotonic()
             result = one.save(step, keep=2)
             assert (result.written, result.committed, result.error, result.fenced) == (True, True, None, False)
-            assert 0 < result.seconds < 60
+            assert 0 < result.seconds <= time.monotonic() - begun
         assert finish_earlier(one.store, 0, 60)  # retention comes after the result
         assert verified_steps(one.store) == [4, 3]
         folders = {path.name for path in (tmp_path / "checkpoints").iterdir()}
@@ -144,7 +145,7 @@ def test_where_there_is_room_for_one_slot_it_is_used_alone(tmp_path: Path) -> No
             assert one.save(step).committed
         assert one.stage(4)
         assert one.stage(5)  # both at once: it is tried again, and there is memory now
-        assert [result.committed for result in one.client.wait(60)] == [True, True]
+        assert [result.committed for result in one.client.wait(180)] == [True, True]
         assert all(place.ready for place in one.client._places)
 
 
@@ -154,7 +155,7 @@ def test_ranks_are_committed_by_the_first(tmp_path: Path) -> None:
         for step in range(3):
             for one in ranks:
                 one.stage(step)
-            results = [one.client.wait(60)[0] for one in ranks]
+            results = [one.client.wait(180)[0] for one in ranks]
             assert [result.error for result in results] == [None] * 3
             assert [result.committed for result in results] == [True, False, False]
             assert all(result.written for result in results)
@@ -168,7 +169,7 @@ def test_a_save_that_another_rank_cannot_complete_is_abandoned(tmp_path: Path) -
         until(lambda: one.store.ranks_written(name) == {0})
         assert one.client.poll() == []
         one.client.abandon(name)
-        (result,) = one.client.wait(60)
+        (result,) = one.client.wait(180)
         assert (result.written, result.committed) == (True, False)
         assert "another rank" in (result.error or "")
         assert one.store.names() == []
@@ -179,7 +180,7 @@ def test_a_later_complete_save_supersedes(tmp_path: Path) -> None:
         one.stage(1)  # which the other rank never stages
         one.stage(2)
         assert two.save(2).written
-        results = {result.name.step: result for result in one.client.wait(60)}
+        results = {result.name.step: result for result in one.client.wait(180)}
         assert results[2].committed
         assert "superseded" in (results[1].error or "")
         assert verified_steps(one.store) == [2]
@@ -204,6 +205,13 @@ def test_a_zombie_cannot_commit_and_is_told(tmp_path: Path) -> None:
             zombie.store.check_fence(1)
 
 
+def test_the_writer_gives_way_to_the_training(tmp_path: Path) -> None:
+    with training(tmp_path) as one:
+        assert one.save(0).committed
+        own = os.getpriority(os.PRIO_PROCESS, 0)
+        assert os.getpriority(os.PRIO_PROCESS, writer_of(one)) == min(own + 10, 19)
+
+
 # Deaths
 
 
@@ -213,7 +221,7 @@ def test_a_killed_writer_is_replaced_and_nothing_staged_is_lost(tmp_path: Path) 
         for step in (1, 2):
             name = one.stage(step)
             os.kill(writer_of(one), signal.SIGKILL)
-            (result,) = one.client.wait(60)
+            (result,) = one.client.wait(180)
             assert (result.name, result.committed, result.error) == (name, True, None)
         assert verified_steps(one.store)[0] == 2
 
@@ -254,7 +262,7 @@ def test_an_abandoned_save_stays_so_for_the_next_writer(tmp_path: Path) -> None:
         os.kill(pid, signal.SIGSTOP)  # it does not hear of it
         one.client.abandon(name)
         os.kill(pid, signal.SIGKILL)
-        (result,) = one.client.wait(30)
+        (result,) = one.client.wait(180)
         assert "another rank" in (result.error or "")
         assert one.store.names() == []
 
@@ -337,7 +345,7 @@ def test_a_part_that_can_no_longer_come_is_not_waited_for(
             monkeypatch.setenv("CLOUDGPU_WRITER", str(path))
             stack.enter_context(node_writer(path))
         processes = [start(url, rank, 2, steps, MB) for rank, steps in ((0, 1), (1, 0))]
-        assert processes[1].wait(60) == 0
+        assert processes[1].wait(180) == 0
         assert processes[0].stdout
         assert any(line.startswith("staged") for line in processes[0].stdout)
         processes[0].kill()
@@ -407,19 +415,19 @@ def test_the_nodes_writer_serves_all_ranks_and_ends_when_told(tmp_path: Path, mo
             for step in range(3):
                 one.stage(step)
                 two.stage(step)
-                assert two.client.wait(60)[0].written
-                assert one.client.wait(60)[0].committed
+                assert two.client.wait(180)[0].written
+                assert one.client.wait(180)[0].committed
             assert writers() - before == {process.pid}  # nobody has started one of its own
             assert wait_until_durable(str(path), 60)
             process.terminate()
             one.stage(3)  # a trainer may save upon the same signal
             two.stage(3)
-            assert two.client.wait(60)[0].written
-            assert one.client.wait(60)[0].committed
+            assert two.client.wait(180)[0].written
+            assert one.client.wait(180)[0].committed
             assert process.poll() is None
             one.client.close()
             two.client.close()
-            assert process.wait(60) == 0
+            assert process.wait(180) == 0
         assert not path.exists()
     assert verified_steps(one.store)[0] == 3
     assert wait_until_durable(str(path), 60)  # nobody there: nothing staged
@@ -450,7 +458,7 @@ for step in ckpt.steps(10):
     assert program.stdout.readline() == "made\n"
     time.sleep(0.5)
     with node_writer(path):
-        assert program.wait(60) == -signal.SIGKILL
+        assert program.wait(180) == -signal.SIGKILL
         assert wait_until_durable(str(path), 60)
     assert [path.parent.name[:8] for path in tmp_path.glob("there/*/COMMIT.json")] == ["00000001"]
 
@@ -490,13 +498,13 @@ def test_memory_of_ranks_that_are_no_more_is_given_back(tmp_path: Path, monkeypa
         with training(tmp_path, world=2) as one, training(tmp_path, rank=1, world=2) as two:
             one.stage(1)
             assert two.save(1).written
-            assert one.client.wait(60)[0].committed
+            assert one.client.wait(180)[0].committed
         until(lambda: resources(process.pid)[1] == 2)  # each rank's newest part
         with training(tmp_path, attempt=2) as alone:
             assert alone.save(2).committed
             assert alone.save(3).committed
             # Of its own two slots, the second may not be made yet; and nothing of the other rank's.
-            until(lambda: resources(process.pid)[1] <= 2, 10)
+            until(lambda: resources(process.pid)[1] <= 2, 180)
 
 
 def test_a_dead_node_writer_is_waited_for_and_given_everything_again(
@@ -512,7 +520,7 @@ def test_a_dead_node_writer_is_waited_for_and_given_everything_again(
         one.stage(1)
         assert one.client.poll() == []
         with node_writer(path) as second:
-            assert one.client.wait(60)[0].committed
+            assert one.client.wait(180)[0].committed
             assert writers() - before == {second.pid}
             assert one.save(2).committed
     assert verified_steps(one.store) == [2, 1, 0]
@@ -550,10 +558,10 @@ def test_a_writer_that_is_late_to_end_leaves_its_successor_alone(tmp_path: Path)
         second = subprocess.Popen(command)
         until(lambda: path.stat().st_ino != inode)
         first.terminate()
-        assert first.wait(60) == 0
+        assert first.wait(180) == 0
         assert is_listened_to(str(path))
         second.terminate()
-        assert second.wait(60) == 0
+        assert second.wait(180) == 0
         assert not path.exists()
 
 

@@ -123,7 +123,7 @@ class World:
         return started
 
     def run(self, *options: str, **popen: Any) -> Result:
-        assert self.start(0, *options, **popen).wait(100) == agent_module.DONE, self.agent_log()
+        assert self.start(0, *options, **popen).wait(180) == agent_module.DONE, self.agent_log()
         return self.result()
 
     def result(self, index: int = 0) -> Result:
@@ -178,7 +178,7 @@ class World:
         self.dir.put(attempt_key(1, "stop.json"), Stop(reason, time.time() + after_s).to_bytes())
 
 
-def until(condition: Callable[[], object], limit_s: float = 60.0) -> None:
+def until(condition: Callable[[], object], limit_s: float = 180.0) -> None:
     end = time.monotonic() + limit_s
     while not condition():
         assert time.monotonic() < end, "it never came"
@@ -191,8 +191,9 @@ def world(tmp_path: Path) -> Iterator[World]:
     folder.mkdir()
     made = World(folder)
     yield made
-    for process in made.processes():
-        with contextlib.suppress(psutil.Error):  # it ended meanwhile
-            process.kill()
+    while left := made.processes():  # some were just being started
+        for process in left:
+            with contextlib.suppress(psutil.Error):  # it ended meanwhile
+                process.kill()
     for agent in made.agents:
-        agent.wait(60)
+        agent.wait(180)

@@ -33,7 +33,12 @@ def stage(name: Name, rank: int, world: int, snapshot: Mapping[str, Any]) -> tup
 
 def save(store: CheckpointStore, step: int, snapshots: list[dict[str, Any]], *, attempt: int = 1) -> Name:
     """A checkpoint of as many ranks as there are snapshots."""
-    name, world = Name.new(step, attempt, step), len(snapshots)
+    return save_as(store, Name.new(step, attempt, step), snapshots)
+
+
+def save_as(store: CheckpointStore, name: Name, snapshots: list[dict[str, Any]]) -> Name:
+    """The same under a name that was chosen before."""
+    world = len(snapshots)
     for rank, snapshot in enumerate(snapshots):
         store.write_rank(*stage(name, rank, world, snapshot))
     store.commit(name, store.digests(name, world), finished=False, time=0.0)

@@ -1,10 +1,26 @@
-"""A clock for what must wait for others: pauses are short, and count in full."""
+"""A clock for what must wait for others: pauses are short, and count in full. And what "at once" is on any computer."""
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Iterator
 
 HASTE = 50
+MINUTES = 30.0
+"""What takes a fraction of a second on a quiet computer takes less than half of one on any."""
+
+
+@contextlib.contextmanager
+def soon() -> Iterator[None]:
+    """What is done in here is bounded: it takes a moment, where what grows with its input would take minutes.
+
+    By the thread's own time, for the computer may be busy; and far beyond the moment that is meant, for a process that
+    has been through many tests has millions of objects, which its garbage collector goes through meanwhile.
+    """
+    began = time.thread_time()
+    yield
+    assert time.thread_time() - began < MINUTES, "what grows without bound takes minutes"
 
 
 class FastClock:

@@ -15,6 +15,9 @@ from typing import Any, Literal
 
 from cloudgpu.jobspecs.plan import Offer
 from cloudgpu.provisioners.base import Allocation, LaunchRequest, NodeState, Owner, ProvisionError
+from cloudgpu.runtime.checkpoint.manifest import RankManifest
+from cloudgpu.runtime.checkpoint.names import Name
+from cloudgpu.runtime.checkpoint.store import CheckpointStore
 from cloudgpu.runtime.jobdir import (
     Generation,
     GenerationKind,
@@ -340,6 +343,52 @@ class FakeCloud:
         fault = self._fault(verb)
         if fault:
             raise fault
+
+
+class StoringCloud(FakeCloud):
+    """Programs that save keep checkpoints in their job dirs, if `stores`, and go on from what is there: to begin before
+    what any of them has saved is a violation."""
+
+    stores = False
+
+    def _start(self, request: LaunchRequest, node: str) -> None:
+        super()._start(request, node)
+        if self.stores:
+            self._restore(self.machines[-1])
+
+    def _begin(self, machine: Machine) -> None:
+        super()._begin(machine)
+        if self.stores:
+            self._restore(machine)
+
+    def _restore(self, machine: Machine) -> None:
+        machine.restored = _newest(machine.job_dir)
+        if machine.restored < self.saved_step:
+            where = f"{machine.node} of attempt {machine.request.attempt} in {machine.job_dir.url}"
+            self.violations.append(f"{where} begins at step {machine.restored}, and {self.saved_step} are saved")
+
+    def _progress(self, machine: Machine) -> dict[str, Any]:
+        told = super()._progress(machine)
+        if self.stores and self.saved_step > _newest(machine.job_dir):
+            _save(machine.job_dir, self.saved_step, machine.request.attempt)
+        return told
+
+
+def _newest(job_dir: JobDir) -> int:
+    """Steps done in the newest checkpoint that its commit and its size say is whole."""
+    store = CheckpointStore(job_dir, "checkpoints")
+    for name in store.committed():
+        commit = store.read_commit(name)
+        if store.digests(name, len(commit.manifests)) == commit.manifests:
+            return name.step
+    return 0
+
+
+def _save(job_dir: JobDir, step: int, attempt: int) -> None:
+    """A checkpoint of one rank."""
+    store, name, data = CheckpointStore(job_dir, "checkpoints"), Name.new(step, attempt, step), bytes(range(100))
+    store.write_rank(RankManifest(str(name), 0, 1, step, len(data), [], {}), memoryview(data))
+    store.commit(name, store.digests(name, 1), finished=False, time=0.0)
 
 
 def lives(*by_attempt: Life, nodes: Iterable[tuple[tuple[int, str], Life]] = ()) -> Callable[[int, str], Life]:

@@ -17,14 +17,23 @@ from typing import Any, Generic, Protocol, TypeVar
 import pytest
 
 from cloudgpu.control.jobs import Job, get_job
+from cloudgpu.provisioners import Allocation, get_provisioner
+from cloudgpu.provisioners.base import Explainer
 from cloudgpu.runtime.jobdir import JobDir
-from cloudgpu.runtime.logs import LogReader
 
 from .local_jobs import state_directory
 
-PATIENT_S = 120.0
+PATIENT_S = 300.0
 OWN_PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 AGENT_LOG = "var/lib/cloudgpu/agent.log"
+
+
+def console_of(job: Job) -> str:
+    """What the supervisor would tell of the first machine of a job's newest attempt, were it silent."""
+    allocation = Allocation.from_json(job.attempts()[-1].allocation or {})
+    provisioner = get_provisioner(allocation.target)
+    assert isinstance(provisioner, Explainer)
+    return provisioner.explain(allocation, min(allocation.machines))
 
 
 class Machine(Protocol):
@@ -83,14 +92,15 @@ class CloudJobs(ABC, Generic[_M, _R]):
         return get_job(done.stdout.split()[-1])
 
     def job_dir(self, job: Job) -> JobDir:
-        return JobDir(job.row.job_dir)
+        """Where it runs, or ran last."""
+        return job.open_dir()
 
     def is_saved(self, job: Job) -> bool:
         """Whether a whole checkpoint is in the bucket."""
         return any(key.endswith("/COMMIT.json") for key in self.job_dir(job).list("checkpoints"))
 
     def log(self, job: Job) -> list[str]:
-        return [line.text for line in LogReader(self.job_dir(job)).read()[0]]
+        return [line.text for line in job.logs().read()[0]]
 
     def wait_for(self, what: Callable[[], _T], job: Job, limit_s: float = PATIENT_S) -> _T:
         """Until it is something; fails with all that is known about the job."""
@@ -164,17 +174,24 @@ class Total:
 
 total = Total()
 ckpt = Checkpointer(total=total)
-print(f"attempt {os.environ['CLOUDGPU_ATTEMPT']} begins at {ckpt.step} with {total.value}", flush=True)
+begun = ckpt.step
+print(f"attempt {os.environ['CLOUDGPU_ATTEMPT']} begins at {begun} with {total.value}", flush=True)
 for step in ckpt.steps(STEPS):
     total.value += step
-    time.sleep(0.1)
+    time.sleep(2.0 if begun == 0 and step >= LINGERS else 0.1)
 print(f"sum {total.value}", flush=True)
 """
 
 
-def counting(steps: int) -> str:
-    """A program of so many steps of 0.1 s each, that resumes."""
-    return _COUNTING.replace("STEPS", str(steps))
+def counting(steps: int, *, lingers: bool = False) -> str:
+    """A program of so many steps of 0.1 s each, that resumes. `lingers`: it is to be interrupted, so in its second half
+    it takes its time until it was, however busy the computer is that interrupts it."""
+    return _paced(_COUNTING, steps, lingers)
+
+
+def after(path: Path, program: str) -> str:
+    """The program, which begins once this file is there: until then it runs, and has not ended."""
+    return f"import os, time\nwhile not os.path.exists({str(path)!r}):\n    time.sleep(0.1)\n{program}"
 
 
 def total(steps: int) -> str:
@@ -200,17 +217,22 @@ torch.set_num_threads(1)
 dist.init_process_group("gloo")
 total = Total()
 ckpt = Checkpointer(total=total)
-print(f"{os.environ['CLOUDGPU_NODE']} begins at {ckpt.step}", flush=True)
+begun = ckpt.step
+print(f"{os.environ['CLOUDGPU_NODE']} begins at {begun}", flush=True)
 for step in ckpt.steps(STEPS):
     both = torch.tensor([float(step)])
     dist.all_reduce(both)
     total.value += int(both.item())
-    time.sleep(0.1)
+    time.sleep(2.0 if begun == 0 and step >= LINGERS else 0.1)
 print(f"{os.environ['CLOUDGPU_NODE']} has {total.value}", flush=True)
 dist.destroy_process_group()
 """
 
 
-def counting_together(steps: int) -> str:
+def counting_together(steps: int, *, lingers: bool = False) -> str:
     """The same on several machines; to be run by the tests' own Python, with the launcher torchrun."""
-    return _TOGETHER.replace("STEPS", str(steps))
+    return _paced(_TOGETHER, steps, lingers)
+
+
+def _paced(program: str, steps: int, lingers: bool) -> str:
+    return program.replace("STEPS", str(steps)).replace("LINGERS", str(steps // 2 if lingers else steps))

@@ -18,7 +18,7 @@ from cloudgpu.control.supervisor import Supervisor
 from cloudgpu.jobspecs.plan import Offer, RoleOffer
 from cloudgpu.runtime.jobdir import JOB_KEY, JobDir, JobRecord, local_url
 
-from .cloud import FakeClock, FakeCloud
+from .cloud import FakeClock, StoringCloud
 
 
 def make_offer(
@@ -96,15 +96,18 @@ class World:
         self.url = f"sqlite:///{folder / 'store.db'}"
         self.store = Store.open(self.url)
         self.clock = FakeClock()
-        self.cloud = FakeCloud(self.clock)
+        self.cloud = StoringCloud(self.clock)
         self.wrap = wrap
         self._count = 0
 
-    def submit(self, *offers: Offer, policy: Policy | None = None, name: str = "job") -> str:
-        """A job in the store and its job.json, as control.jobs.submit() leaves them."""
+    def submit(self, *offers: Offer, policy: Policy | None = None, name: str = "job", apart: bool = False) -> str:
+        """A job in the store and its job.json, as control.jobs.submit() leaves them. `apart`: with a job dir for each
+        of the offers' clouds."""
         self._count += 1
         job_id = f"{name}-{self._count:08d}"
-        url = local_url(self.folder / "jobs" / job_id)
+        clouds = [offer.cloud for offer in offers] if apart else []
+        job_dirs = {cloud: local_url(self.folder / cloud / job_id) for cloud in clouds}
+        url = job_dirs[clouds[0]] if clouds else local_url(self.folder / "jobs" / job_id)
         record = JobRecord(job_id=job_id, name=name, run="true").to_bytes()
         JobDir(url).put(JOB_KEY, record)
         row = make_job(
@@ -112,7 +115,7 @@ class World:
             url,
             offers or (make_offer(),),
             now=self.clock.now(),
-            policy=policy or make_policy(),
+            policy=dataclasses.replace(policy or make_policy(), job_dirs=job_dirs or None),
             job_sha256=hashlib.sha256(record).hexdigest(),
         )
         self.store.insert_job(row, "submitted")

@@ -19,7 +19,8 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
 torch.manual_seed(100 + rank)
 ckpt = Checkpointer(model=model, optimizer=optimizer, every=8)
 print(f"world {world} from step {ckpt.step}", flush=True)
-for step in ckpt.steps(int(sys.argv[1])):
+steps, pause, undisturbed = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3:]
+for step in ckpt.steps(steps):
     generator = torch.Generator().manual_seed(1000 * step + rank)
     inputs = torch.randn(8, 16, generator=generator)
     labels = torch.randint(0, 2, (8,), generator=generator)
@@ -27,13 +28,16 @@ for step in ckpt.steps(int(sys.argv[1])):
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
-    time.sleep(float(sys.argv[2]))
+    if undisturbed and step >= steps // 2 and not os.path.exists(undisturbed[0]):
+        pause = 1.0
+    time.sleep(pause)
 if rank == 0:
     weights = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
     write_output("weights.sha256", hashlib.sha256(weights).hexdigest())
 dist.destroy_process_group()
 """
-"""A program: arguments are the number of steps, and seconds to sleep in each."""
+"""A program: arguments are the number of steps, and seconds to sleep in each. A third is the path of a file: until it
+is there, training is still to be disturbed, so in its second half it takes its time, however busy the computer is."""
 
 
 def beginnings(lines: list[str]) -> list[tuple[int, int]]:

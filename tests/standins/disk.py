@@ -45,7 +45,7 @@ class Disk:
     def set_writable(self, writable: bool) -> None:
         """Not even root may write to a file system that is mounted read-only."""
         command = ["mount", "-o", f"remount,{'rw' if writable else 'ro'}", str(self.folder)]
-        end = time.monotonic() + 10
+        end = time.monotonic() + 180
         while subprocess.run(command, check=False, capture_output=True).returncode:
             assert time.monotonic() < end  # a file is open for writing at this moment
             time.sleep(0.01)

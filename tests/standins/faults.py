@@ -202,7 +202,7 @@ class Control:
             f"{self.url}{CONTROL}{verb}", json.dumps(arguments).encode(), {"Content-Type": "application/json"}
         )
         try:
-            with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=60) as answer:
+            with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=180) as answer:
                 return json.load(answer)
         except urllib.error.HTTPError as refused:
             raise AssertionError(f"the stand-in refused {verb}: {refused.read().decode()}") from refused

@@ -32,7 +32,7 @@ from .faults import Call, Control
 from .zygote import Zygote
 
 LONG = bool(os.environ.get("CLOUDGPU_LONG"))
-END_S = 600.0 if LONG else 120.0
+END_S = 600.0 if LONG else 300.0
 SUPERVISOR = Path(__file__).parent / "hasty.py"
 TODAY = datetime.date(2026, 11, 1)
 
@@ -68,6 +68,11 @@ class Leaks(ABC, Generic[_J]):
         for call in self.called("*" if LONG else scene.changes):
             self.actions[call.service].add(call.action)
             self.calls.append((call.action, sum(action == call.action for action, _ in self.calls)))
+
+    def kills(self, *, cancel: bool) -> list[tuple[str, int]]:
+        """Calls at which supervisors are killed: in the ordinary run the jobs of every second one are cancelled then,
+        the others go on; in the long run all do both."""
+        return self.calls if LONG else self.calls[cancel::2]
 
     @abstractmethod
     def check_machines(self, job: Job) -> None:

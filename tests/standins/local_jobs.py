@@ -58,8 +58,10 @@ def state_directory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[P
         for job in list_jobs(active_only=True):
             job.cancel()
             job.wait(timeout_s=END_S)
-        stop_supervisor()
-        _, left = psutil.wait_procs(list(home_processes(folder)), timeout=60)
+        end = time.monotonic() + 180
+        while (left := list(home_processes(folder))) and time.monotonic() < end:
+            stop_supervisor()  # also one that was still starting when another was ended
+            psutil.wait_procs(left, timeout=1)
     assert left == []
 
 

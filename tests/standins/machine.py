@@ -36,7 +36,7 @@ _SHIM = """\
 import json, sys, urllib.request
 opener = urllib.request.build_opener(urllib.request.ProxyHandler({{}}))
 words = json.dumps(["{name}", *sys.argv[1:]]).encode()
-with opener.open(urllib.request.Request("{url}", words), timeout=30) as answer:
+with opener.open(urllib.request.Request("{url}", words), timeout=180) as answer:
     code, text = json.load(answer)
 print(text, end="", file=sys.stderr if code else sys.stdout)
 sys.exit(code)

@@ -56,7 +56,8 @@ class AzureMetadata(MetadataServer):
         self.incarnation += 1
 
     def preempt(self) -> None:
-        self.announce("Preempt", 30)
+        """In more time than the half minute that Azure gives: the program saves at once, on a busy computer too."""
+        self.announce("Preempt", 180)
 
     def answer(self, request: Request) -> Answer:
         if request.headers.get("Metadata") != "true" or "api-version" not in request.query:

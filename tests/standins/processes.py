@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-_PATIENCE_S = 10.0
+_PATIENCE_S = 180.0
 
 
 def kill_all(root: Path) -> None:

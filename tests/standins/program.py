@@ -66,4 +66,4 @@ def started(package: str, *, boot: bool) -> Iterator[str]:
             yield url
         finally:
             process.stdin.close()
-            process.wait(60)
+            process.wait(180)

@@ -13,7 +13,7 @@ _T = TypeVar("_T")
 class _Shared:
     def __init__(self, world: int) -> None:
         self.values: list[Any] = [None] * world
-        self.barrier = threading.Barrier(world, timeout=60)
+        self.barrier = threading.Barrier(world, timeout=180)
 
 
 class ThreadRanks:

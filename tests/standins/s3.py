@@ -17,6 +17,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape, unescape
 
 STAMP = "2026-01-01T00:00:00.000Z"
+"""Of objects that a test has put there by hand."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,8 @@ class S3:
 
     port: int = 0
     objects: dict[str, bytes] = field(default_factory=dict)
+    written: dict[str, str] = field(default_factory=dict)
+    """When each object was last written, as listings show it: in whole seconds, as in S3."""
     uploads: dict[str, dict[int, bytes]] = field(default_factory=dict)
     faults: list[Fault] = field(default_factory=list)
     requests: list[Request] = field(default_factory=list)
@@ -113,7 +116,7 @@ class S3:
         with self.lock:
             if create and key in self.objects:
                 return 412, _error("PreconditionFailed"), {}
-            self.objects[key] = body
+            self.objects[key], self.written[key] = body, _stamp()
         return 200, b"", {"ETag": _etag(body)}
 
     def copy(self, source: str, key: str) -> tuple[int, bytes, dict[str, str]]:
@@ -121,7 +124,7 @@ class S3:
             body = self.objects.get(unquote(source).removeprefix("/").removeprefix("bucket/"))
             if body is None:
                 return 404, _error("NoSuchKey"), {}
-            self.objects[key] = body
+            self.objects[key], self.written[key] = body, _stamp()
         return 200, _xml("CopyObjectResult", f"<ETag>{escape(_etag(body))}</ETag>"), {}
 
     def get(self, key: str, span: str | None) -> tuple[int, bytes, dict[str, str]]:
@@ -156,7 +159,7 @@ class S3:
             if parts is None:
                 return 404, _error("NoSuchUpload"), {}
             assert all(len(parts[number]) >= 5 << 20 for number in sorted(parts)[:-1])  # S3 refuses smaller ones
-            self.objects[key] = b"".join(parts[number] for number in sorted(parts))
+            self.objects[key], self.written[key] = b"".join(parts[number] for number in sorted(parts)), _stamp()
             etag = _etag(self.objects[key])
         return 200, _xml("CompleteMultipartUploadResult", f"<ETag>{escape(etag)}</ETag>"), {}
 
@@ -176,7 +179,7 @@ class S3:
                     continue
                 body = self.objects[key]
                 found.append(
-                    f"<Contents><Key>{escape(key)}</Key><LastModified>{STAMP}</LastModified>"
+                    f"<Contents><Key>{escape(key)}</Key><LastModified>{self.written.get(key, STAMP)}</LastModified>"
                     f"<ETag>{escape(_etag(body))}</ETag><Size>{len(body)}</Size></Contents>"
                 )
         prefixes = "".join(f"<CommonPrefixes><Prefix>{escape(f)}</Prefix></CommonPrefixes>" for f in sorted(folders))
@@ -203,6 +206,10 @@ class S3:
             "delete": lambda: self.delete([unescape(k) for k in re.findall("<Key>(.*?)</Key>", body.decode())]),
         }
         return operations[request.kind]()
+
+
+def _stamp() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime())
 
 
 def _etag(body: bytes) -> str:

@@ -117,7 +117,7 @@ def start(url: str, *arguments: object, env: dict[str, str] | None = None) -> su
 
 
 def _results(training: Training, *, last: bool) -> Iterator[str]:
-    for result in training.client.wait(60) if last else training.client.poll():
+    for result in training.client.wait(180) if last else training.client.poll():
         yield f"committed {result.name.step}" if result.committed else f"failed {result.name.step} {result.error}"
 
 

@@ -44,3 +44,9 @@ def server_context(certificate: Path) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate)
     return context
+
+
+def trusting(certificate: Path | None) -> dict[str, str]:
+    """What makes clients trust it, whatever they are written with: OpenSSL and rustls, requests, botocore."""
+    names = () if certificate is None else ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "AWS_CA_BUNDLE")
+    return dict.fromkeys(names, str(certificate))

@@ -43,7 +43,7 @@ class Zygote:
 
     def close(self) -> None:
         self._ours.close()
-        assert self._process.wait(60) == 0
+        assert self._process.wait(180) == 0
 
 
 class Forked:
@@ -71,7 +71,7 @@ class Forked:
             self.returncode = int(self._status.readline())
         return self.returncode
 
-    def communicate(self, timeout: float = 60.0) -> tuple[str, str]:
+    def communicate(self, timeout: float = 180.0) -> tuple[str, str]:
         """All that it prints until its end."""
         end = time.monotonic() + timeout
         texts = ["", ""]

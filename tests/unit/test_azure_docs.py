@@ -18,6 +18,7 @@ PAGE = (ROOT / "docs" / "azure.md").read_text()
 SOURCES = [
     *(ROOT / "provisioners").rglob("*.py"),
     *(ROOT / "control").glob("*.py"),
+    ROOT / "jobspecs" / "rules_targets.py",
     ROOT / "runtime" / "azure_blob.py",
 ]
 
@@ -76,6 +77,7 @@ def test_every_tag_and_setting_is_named() -> None:
         assert f"`{name}`" in PAGE or f"`{name.removeprefix('cloudgpu')}`" in PAGE
     for name in (names.STARTED, names.ACCESS):
         assert f"`{name}…`" in PAGE
+    assert f"`{names.IDENTITY}`" in PAGE
     for setting in (account.ENDPOINT, account.SUBSCRIPTION, network.SUBNET_SETTING, identity.IDENTITY_SETTING):
         assert f"`{setting}`" in PAGE or f"export {setting}=" in PAGE
     assert f"`{names.group_name('<token>')}`" in PAGE

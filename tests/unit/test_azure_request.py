@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import base64
+import csv
 import dataclasses
 import json
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import cloudgpu
 from cloudgpu.jobspecs import catalog
 from cloudgpu.provisioners import AgentFile, LaunchRequest, NodeRequest, Owner, ProvisionError
-from cloudgpu.provisioners.azure import groups, identity, names, network
+from cloudgpu.provisioners.azure import containers, groups, names, network, rights, rules
 from cloudgpu.provisioners.azure.images import Image, Urn, urn_for
-from cloudgpu.provisioners.azure.request import Place, check_request, machine, nobodys_key, zones_for
+from cloudgpu.provisioners.azure.parts import nobodys_key
+from cloudgpu.provisioners.azure.request import Place, check_request, machine, zones_for
 from cloudgpu.provisioners.azure.sizes import Size, architecture_of, size_of, why_not
 from cloudgpu.tests.standins.azure.schema import faults
 
+ROOT = Path(cloudgpu.__file__).parent
 TOKEN = "0123456789abcdef0123456789abcdef"
 SUBSCRIPTION = "00000000-0000-0000-0000-00000000000a"
 GROUP = names.group_id(SUBSCRIPTION, names.group_name(TOKEN))
 IMAGE = Image(Urn("microsoft-dsvm", "ubuntu-hpc", "2404"), "24.04.2026052601", 64)
-SIZE = Size(("1", "2"), "", "standardNCASv3_T4Family", 4, rdma=False, premium=True, accelerated=True)
+SIZE = Size(("1", "2"), "", "standardNCASv3_T4Family", 4, rdma=False, accelerated=True)
 PLACE = Place("2", f"{GROUP}/providers/Microsoft.ManagedIdentity/userAssignedIdentities/cloudgpu", "client-id")
 NIC = f"{GROUP}/providers/Microsoft.Network/networkInterfaces/cloudgpu-worker-0-1"
 ALONE = network.Attachment(f"{GROUP}/subnet", f"{GROUP}/nsg", None, public=True)
@@ -53,8 +58,8 @@ def request(*nodes: NodeRequest, **changes: Any) -> LaunchRequest:
     return dataclasses.replace(base, **changes)
 
 
-def body(asked: LaunchRequest, place: Place = PLACE, size: Size = SIZE) -> dict[str, Any]:
-    return machine(asked, asked.nodes[0], place, size, IMAGE, NIC)
+def body(asked: LaunchRequest, place: Place = PLACE) -> dict[str, Any]:
+    return machine(asked, asked.nodes[0], place, IMAGE, NIC)
 
 
 def told(made: dict[str, Any]) -> dict[str, Any]:
@@ -91,11 +96,24 @@ def test_a_spot_machine_is_deleted_when_it_is_evicted_and_has_no_maximum_price()
     assert not {"priority", "evictionPolicy", "billingProfile"} & set(body(request())["properties"])
 
 
-def test_the_disk_is_large_enough_for_job_and_image_and_of_the_best_kind_that_the_size_takes() -> None:
+def test_a_reserved_machine_names_its_group_and_is_no_spot_machine() -> None:
+    group = "/subscriptions/s/resourceGroups/g/providers/Microsoft.Compute/capacityReservationGroups/ours"
+    place = dataclasses.replace(PLACE, reservations={"Standard_NC4as_T4_v3": group})
+    made = body(request(market="reservation"), place)
+    assert made["properties"]["capacityReservation"] == {"capacityReservationGroup": {"id": group}}
+    assert "priority" not in made["properties"]
+    assert faults("compute.VirtualMachine", made) == []
+    assert "capacityReservation" not in body(request())["properties"]
+
+
+def test_the_disk_is_large_enough_for_job_and_image_and_of_the_kind_that_the_plan_counts() -> None:
     disk = body(request())["properties"]["storageProfile"]["osDisk"]
-    assert (disk["diskSizeGB"], disk["managedDisk"]["storageAccountType"]) == (101, "Premium_LRS")
-    small = body(request(disk_gb=1), size=SIZE._replace(premium=False))["properties"]["storageProfile"]["osDisk"]
-    assert (small["diskSizeGB"], small["managedDisk"]["storageAccountType"]) == (64, "StandardSSD_LRS")
+    assert (disk["diskSizeGB"], disk["managedDisk"]["storageAccountType"]) == (101, "StandardSSD_LRS")
+    with (ROOT / "jobspecs" / "tables" / "disk_prices.csv").open(newline="") as file:
+        products = {row["product"] for row in csv.DictReader(file) if row["cloud"] == "azure"}
+    assert products == {"Standard SSD E10 LRS"}
+    small = body(request(disk_gb=1))["properties"]["storageProfile"]["osDisk"]
+    assert small["diskSizeGB"] == 64 == catalog.billed_disk_gb("azure", 1)
     in_another_zone = body(request(), dataclasses.replace(PLACE, zone="1"))["properties"]["storageProfile"]["osDisk"]
     assert in_another_zone["name"] != disk["name"]
 
@@ -189,7 +207,7 @@ def restricted(kind: str, *, zones: tuple[str, ...] = ()) -> dict[str, Any]:
 def test_what_azure_says_of_a_size() -> None:
     size = size_of(SKU, "eastus")
     assert (size.zones, size.reason, size.vcpus) == (("1", "2", "3"), "", 4)
-    assert (size.rdma, size.premium, size.accelerated) == (True, True, False)
+    assert (size.rdma, size.accelerated) == (True, False)
     assert size_of(restricted("Zone", zones=("2",)), "eastus").zones == ("1", "3")
     assert size_of(restricted("Zone", zones=("1", "2", "3")), "eastus").reason == "no zone is open to it"
     assert size_of(restricted("Location"), "EastUS").reason == "NotAvailableForSubscription"
@@ -244,9 +262,10 @@ def test_machines_without_gpus_have_plain_ubuntu_for_their_processor() -> None:
 
 
 def test_nothing_may_come_in_and_peers_reach_each_other_only_where_there_are_several() -> None:
-    rules = network.security_rules(None)
-    assert [(one["properties"]["access"], one["properties"]["sourceAddressPrefix"]) for one in rules] == [("Deny", "*")]
-    both = network.security_rules(f"{GROUP}/asg")
+    closed = rules.security_rules(None)
+    assert [one["properties"]["access"] for one in closed] == ["Deny"]
+    assert closed[0]["properties"]["sourceAddressPrefix"] == "*"
+    both = rules.security_rules(f"{GROUP}/asg")
     assert [one["properties"]["access"] for one in both] == ["Allow", "Deny"]
     peers = both[0]["properties"]
     assert peers["priority"] < both[1]["properties"]["priority"]
@@ -280,33 +299,33 @@ def test_a_network_of_our_own_has_no_hidden_way_out() -> None:
 
 
 def test_a_role_is_limited_to_the_jobs_folder_of_its_container() -> None:
-    limit = identity.condition(identity.WRITER, ("team/digits-abc",))
+    limit = rights.condition(rights.WRITER, ("team/digits-abc",))
     assert limit is not None
     assert f"@Resource[{BLOBS}:path] StringStartsWith 'team/digits-abc/'" in limit
     assert f"@Request[{BLOBS}:prefix] StringStartsWith 'team/digits-abc/'" in limit
     for action in ("read", "write", "delete", "add/action", "move/action"):
         assert f"ActionMatches{{'{BLOBS}/{action}'}}" in limit
     assert limit.count("(") == limit.count(")")
-    reading = identity.condition(identity.READER, ("data",))
+    reading = rights.condition(rights.READER, ("data",))
     assert reading is not None
     assert "write" not in reading
-    assert identity.condition(identity.READER, ("data", "")) is None
+    assert rights.condition(rights.READER, ("data", "")) is None
 
 
 def test_urls_of_blob_storage() -> None:
-    assert identity.split_url("az://jobs@account/a/b/") == ("jobs", "account", "a/b")
-    assert identity.split_url("az://jobs@account") == ("jobs", "account", "")
+    assert containers.split_url("az://jobs@account/a/b/") == ("jobs", "account", "a/b")
+    assert containers.split_url("az://jobs@account") == ("jobs", "account", "")
     for url in ("az://jobs/a", "s3://jobs@account/a", "az://@account/a", "az://jobs@account/a'b", "az://jobs@a/x*"):
         with pytest.raises(ProvisionError) as refused:
-            identity.split_url(url)
+            containers.split_url(url)
         assert refused.value.error_class == "invalid"
 
 
 def test_a_container_survives_in_a_tag() -> None:
-    container = identity.Container("storage-group", "account", "jobs")
-    assert identity.Container.from_tag(container.to_tag()) == container
-    assert identity.Container.from_tag("somebody changed it") is None
-    longest = identity.Container("g" * 90, "a" * 24, "c" * 63)
+    container = containers.Container("storage-group", "account", "jobs")
+    assert containers.Container.from_tag(container.to_tag()) == container
+    assert containers.Container.from_tag("somebody changed it") is None
+    longest = containers.Container("g" * 90, "a" * 24, "c" * 63)
     assert len(longest.to_tag()) <= 256
     assert container.scope(SUBSCRIPTION).endswith(
         "/resourceGroups/storage-group/providers/Microsoft.Storage/storageAccounts/account"
@@ -315,12 +334,12 @@ def test_a_container_survives_in_a_tag() -> None:
 
 
 def test_role_assignments_have_the_same_name_when_they_are_made_again() -> None:
-    first = names.assignment_name(TOKEN, "/subscriptions/S/x", identity.WRITER)
-    assert names.assignment_name(TOKEN, "/subscriptions/s/X", identity.WRITER) == first
+    first = names.assignment_name(TOKEN, "/subscriptions/S/x", rights.WRITER)
+    assert names.assignment_name(TOKEN, "/subscriptions/s/X", rights.WRITER) == first
     others = {
-        names.assignment_name(TOKEN, "/subscriptions/S/y", identity.WRITER),
-        names.assignment_name(TOKEN, "/subscriptions/S/x", identity.READER),
-        names.assignment_name("f" * 32, "/subscriptions/S/x", identity.WRITER),
+        names.assignment_name(TOKEN, "/subscriptions/S/y", rights.WRITER),
+        names.assignment_name(TOKEN, "/subscriptions/S/x", rights.READER),
+        names.assignment_name("f" * 32, "/subscriptions/S/x", rights.WRITER),
     }
     assert len(others | {first}) == 4
 

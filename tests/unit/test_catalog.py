@@ -223,7 +223,7 @@ def test_ai_platform() -> None:
 
 def test_targets() -> None:
     targets = catalog.targets()
-    assert list(targets) == ["local", "aws", "gcp", "vertex", "azure"]
+    assert list(targets) == ["local", "aws", "gcp", "vertex", "azure", "cluster"]
     local = targets["local"]
     assert local.markets == {"on-demand"}
     assert (local.multi_node, local.roles, local.image, local.gpu_idle) == (True, True, False, True)

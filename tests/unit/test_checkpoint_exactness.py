@@ -45,7 +45,7 @@ def _one_writer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("CLOUDGPU_WRITER", str(path))
         yield
     writer.terminate()
-    assert writer.wait(60) == 0
+    assert writer.wait(180) == 0
 
 
 def scans() -> TensorDataset:

@@ -72,7 +72,7 @@ def files(folder: str) -> list[Path]:
 
 def soon(expected: Any, look: Callable[[], Any]) -> None:
     """What follows a commit (old checkpoints go) nobody waits for; but it comes."""
-    end = time.monotonic() + 60
+    end = time.monotonic() + 180
     while look() != expected and time.monotonic() < end:
         time.sleep(0.01)
     assert look() == expected

@@ -138,7 +138,7 @@ def test_json_of_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert (found["name"], found["memory_gb"], found["kind"]) == ("A10", 24, "gpu")
     sizes: dict[str, dict[str, Any]] = {entry["machine_type"]: entry for entry in found["machine_types"]}
     assert sizes["Standard_NV6ads_A10_v5"]["counts"] == ["1/6"]
-    assert sizes["Standard_NV36ads_A10_v5"]["markets"] == ["on-demand", "spot"]
+    assert sizes["Standard_NV36ads_A10_v5"]["markets"] == ["on-demand", "spot", "reservation"]
     assert sizes["Standard_NV36ads_A10_v5"]["cheapest"]["on-demand"]["source"] == "karp-az"
     assert "spot" not in sizes["Standard_NV36ads_A10_v5"]["cheapest"]
     assert sizes["Standard_NC8ads_A10_v4"]["places"] == {}

@@ -25,7 +25,7 @@ def run(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-m", "cloudgpu", *words],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
         check=False,
         env={**os.environ, **env},
     )
@@ -36,7 +36,7 @@ def test_help_lists_every_command_and_imports_none() -> None:
         "import sys; from cloudgpu.cli import main; code = main(['--help'])\n"
         "print(code, *[name for name in sys.modules if name.startswith('cloudgpu.')])"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=180, check=True)
     for name in cli_main.COMMANDS:
         assert f"\n  {name} " in done.stdout
     *_, loaded = done.stdout.splitlines()
@@ -60,6 +60,15 @@ def test_every_command_is_a_module_with_help(name: str) -> None:
 def test_version() -> None:
     done = run("--version")
     assert (done.returncode, done.stdout) == (0, f"cloudgpu {cloudgpu.__version__}\n")
+
+
+@pytest.mark.parametrize("name", cli_main.COMMANDS)
+def test_the_line_of_a_subcommand_is_a_whole_sentence(name: str) -> None:
+    command = importlib.import_module(f"cloudgpu.cli.{name.replace('-', '_')}").command
+    for one, sub in getattr(command, "commands", {}).items():
+        line = sub.get_short_help_str(60)
+        assert line.endswith(".") and not line.endswith("..."), f"{name} {one}: {line}"
+        assert len(line) <= 60
 
 
 def test_no_command_shows_the_help() -> None:
@@ -86,7 +95,7 @@ def test_unknown_option_is_a_usage_error() -> None:
 
 def test_python_m_and_the_script_are_the_same() -> None:
     script = Path(sys.executable).with_name("cloudgpu")
-    done = subprocess.run([script, "--help"], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([script, "--help"], capture_output=True, text=True, timeout=180, check=True)
     assert done.stdout == run("--help").stdout
 
 
@@ -183,14 +192,14 @@ def test_a_defect_is_told_even_where_the_state_dir_cannot_be_written(
 
 def test_a_closed_pipe_is_no_error() -> None:
     words = f"{sys.executable} -m cloudgpu --help | true; echo ${{PIPESTATUS[0]}}"
-    done = subprocess.run(["bash", "-c", words], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(["bash", "-c", words], capture_output=True, text=True, timeout=180, check=True)
     assert done.stdout.strip() == "0"
     assert done.stderr == ""
 
 
 def test_a_full_disk_under_stdout_is_told() -> None:
     words = f"{sys.executable} -m cloudgpu --help > /dev/full"
-    done = subprocess.run(["bash", "-c", words], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(["bash", "-c", words], capture_output=True, text=True, timeout=180, check=False)
     assert done.returncode == Exit.UNAVAILABLE
     assert "No space left" in done.stderr
     assert "Traceback" not in done.stderr
@@ -200,7 +209,7 @@ def test_a_full_disk_under_stdout_is_told() -> None:
 def test_closed_standard_streams() -> None:
     for redirection in (">&-", "2>&-", "<&-", ">&- 2>&- <&-"):
         words = f"{sys.executable} -m cloudgpu --help {redirection}"
-        done = subprocess.run(["bash", "-c", words], capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(["bash", "-c", words], capture_output=True, text=True, timeout=180, check=False)
         assert (done.returncode, done.stderr) == (0, ""), redirection
 
 

@@ -249,3 +249,11 @@ def test_planning_loads_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stderr.splitlines()[-1] == "[]"
+
+
+def test_what_submit_refuses_is_said_in_json_too(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--cloud", "azure", "--accelerator", "L4", "--json")
+    assert main(["submit", "job.yaml", *words]) == Exit.IMPOSSIBLE
+    refused = json.loads(capsys.readouterr().out)
+    assert refused == json.loads(run(capsys, *words)[1])
+    assert (refused["offers"], [one["cloud"] for one in refused["refusals"]]) == ([], ["azure"])

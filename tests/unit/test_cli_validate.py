@@ -52,6 +52,31 @@ def test_the_worst_file_decides(good: str, bad: str, tmp_path: Path, capsys: pyt
     assert main(["validate", bad, str(impossible), good]) == 3
 
 
+@pytest.mark.parametrize(
+    ("refused", "place"),
+    [
+        ("{cloud: gcp, accelerator: 'L4:1024'}\nrun: x\n", "2:1: error: gcp L4:1024: "),
+        ("{cloud: local}\nrun: x\nrecover: fleet\n", "4:1: error: local job: local has no groups"),
+        (
+            "{cloud: aws, accelerator: L4}\nrun: x\nimage: docker.io/x\n",
+            "4:1: error: aws job: aws cannot run",
+        ),
+        (
+            "{cloud: gcp}\nrun: x\nroles: {worker: {image: docker.io/x}}\n",
+            "2:1: error: gcp job: gcp cannot run",
+        ),
+        ("{cloud: aws, accelerator: L4}\nrun: x\nlimits: {price: 0.01 USD/h}\n", "4:10: error: aws"),
+    ],
+)
+def test_what_nothing_can_run_is_told_at_its_key(
+    refused: str, place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(f"name: job\nresources: {refused}code: null\n")
+    assert main(["validate", str(file)]) == 4
+    assert f"{file}:{place}" in capsys.readouterr().out
+
+
 def test_json(good: str, bad: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["validate", "--format", "json", good, bad]) == 3
     report = json.loads(capsys.readouterr().out)

@@ -68,7 +68,7 @@ def seen_order(folder: Path, key: str, data: bytes) -> Order:
     job_dir, orders = JobDir(local_url(folder)), Orders(lambda: None)
     job_dir.put(key, data)
     watcher = Watcher(job_dir, 1, "worker-0.1", orders, lambda _text: None)
-    end = time.monotonic() + 10
+    end = time.monotonic() + 180
     while (order := orders.next_to_expire) is None:
         assert time.monotonic() < end
         time.sleep(0.02)

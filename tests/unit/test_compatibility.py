@@ -20,6 +20,7 @@ from cloudgpu.jobspecs.compatibility import (
     target_refusals,
 )
 from cloudgpu.jobspecs.diagnostics import Loc
+from cloudgpu.jobspecs.fleets import FLEET_CLOUDS
 from cloudgpu.jobspecs.models import JobSpec
 from cloudgpu.jobspecs.rules_base import Rule, listing
 from cloudgpu.jobspecs.rules_machines import built_in, carriers, closest_living, is_attached, within_limits
@@ -96,7 +97,7 @@ FORBIDDEN = [
     ("count-offered", ask("vertex", "RTX-PRO-6000-BSE:1/8"), "1/8", "1, 2, 4 or 8"),
     ("cpu-machines", ask("aws"), "no machines of aws without GPUs", "gcp"),
     ("cpu-machines", ask("azure"), "no machines of azure without GPUs", "gcp"),
-    ("market-supported", ask("azure", "T4:1", market="flex-start"), "no market 'flex-start'", "on-demand or spot"),
+    ("market-supported", ask("azure", "T4:1", market="flex-start"), "no market 'flex-start'", "reservation or spot"),
     ("market-sold", ask("gcp", "H100-80GB:1", market="on-demand"), "not sold as on-demand", "flex-start or spot"),
     ("market-sold", ask("gcp", "GB200:4", market="spot"), "not sold as spot", "reservation"),
     ("market-sold", ask("gcp", "H200-141GB:8", market="on-demand"), "not sold as on-demand", "spot"),
@@ -213,6 +214,16 @@ def refused(target: str, **fields: Any) -> set[str]:
         ("zone-choice", "vertex", {"resources": {"accelerator": "L4", "zone": "us-central1-a"}}),
         ("fewer-nodes", "vertex", {"resources": {"accelerator": "L4", "nodes": "2..4"}}),
         ("zone-choice", "local", {"resources": {"zone": "us-central1-a"}}),
+        ("zone-choice", "azure", {"resources": {"accelerator": "T4", "zone": "2"}}),
+        ("own-group", "local", {"recover": "fleet"}),
+        ("own-group", "vertex", {"recover": "fleet", "resources": {"accelerator": "L4"}}),
+        (
+            "own-group",
+            "gcp",
+            {"recover": "fleet", "resources": {"accelerator": "L4", "market": ["spot", "flex-start"]}},
+        ),
+        ("own-group", "aws", {"recover": "fleet", "resources": {"accelerator": "L4", "nodes": "2..4"}}),
+        ("own-group", "azure", {"recover": "fleet", "roles": {"chief": {"accelerator": "T4"}, "worker": {}}}),
         ("given-machine", "local", {"resources": {"region": "us-central1"}}),
         ("given-machine", "local", {"resources": {"machine_type": "n1-standard-4"}}),
         ("given-machine", "local", {"resources": {"disk": "200GB"}}),
@@ -258,6 +269,13 @@ def test_a_plain_job_is_honoured_by_every_target(target: str) -> None:
     assert refused(target, resources={"nodes": 2}, launcher="torchrun") == set()
 
 
+@pytest.mark.parametrize("target", FLEET_CLOUDS)
+def test_a_group_of_its_own(target: str) -> None:
+    alike = {name: {"accelerator": "A100-80GB:8"} for name in ("chief", "worker")}
+    for machines in ({"resources": {"market": ["spot", "on-demand"], "nodes": 4}}, {"roles": alike}):
+        assert refused(target, recover="fleet", **machines) == set()
+
+
 # --- names ------------------------------------------------------------------------------------------------------------
 
 
@@ -278,6 +296,13 @@ def test_names_that_exist_nowhere_are_mistakes(fields: dict[str, Any], loc: Loc,
     (problem,) = check_names(job(resources=fields))
     assert (problem.loc, problem.code, problem.severity) == (loc, code, "error")
     assert hint in problem.hint
+
+
+def test_a_zone_is_no_mistake_where_no_target_lets_a_job_choose_it() -> None:
+    """It is refused for that, whatever its name."""
+    assert check_names(job(resources={"cloud": "azure", "region": "eastus", "zone": "2"})) == []
+    (problem,) = check_names(job(resources={"cloud": ["azure", "gcp"], "zone": "2"}))
+    assert problem.code == "unknown-zone" and problem.message.startswith("gcp:")
 
 
 def test_names_of_roles() -> None:

@@ -23,7 +23,7 @@ SERVERS = {
     "workerpool2": ["parameter_server-0.1"],
     "workerpool3": ["evaluator-0.1"],
 }
-PATIENT_S = 60.0
+PATIENT_S = 180.0
 QUIET_S = 1.5
 # `results` is the folder in which a node's result is a file of its name.
 PROGRAM = """

@@ -22,7 +22,7 @@ from cloudgpu.runtime.jobdir import JobDir
 from cloudgpu.tests.standins.cloud import Life, lives
 from cloudgpu.tests.standins.control import World, make_offer
 
-PATIENCE_S = 30.0
+PATIENCE_S = 180.0
 """Of real time, for what takes milliseconds."""
 FOREVER = lives(Life(run_s=1e6))
 

@@ -14,14 +14,15 @@ MAY_IMPORT = {
     "cli": {"cli", "control", "infra", "jobspecs", "provisioners", "runtime"},
     "control": {"control", "jobspecs", "provisioners", "runtime"},
     "provisioners": {"provisioners", "jobspecs", "runtime"},
-    "infra": {"infra", "jobspecs"},
+    "infra": {"infra", "jobspecs", "provisioners"},
     "jobspecs": {"jobspecs"},
     "runtime": {"runtime"},
 }
 # From outside, runtime is reached only through what reads and writes the job dir: never the agent or the Checkpointer.
 # `goodput` is arithmetic: the Checkpointer computes its interval by it, and reports what would have been possible.
+# `moving` copies what a program goes on from, checkpoints among it, into another job dir.
 # `autolaunch` says before submitting which launcher the machines will choose, by the same rule.
-RUNTIME_SEAM = {"archive", "autolaunch", "goodput", "jobdir", "logs", "metrics"}
+RUNTIME_SEAM = {"archive", "autolaunch", "fleet", "goodput", "jobdir", "logs", "metrics", "moving"}
 HEAVY = {
     "alembic",
     "azure",
@@ -77,7 +78,7 @@ def loaded_by(code: str) -> set[str]:
     `google`, is not its doing."""
     seen = "{name.split('.')[0] for name in set(sys.modules) - begun}"
     program = f"import sys\nbegun = set(sys.modules)\n{code}\nprint(*{seen})"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=180, check=True)
     return set(done.stdout.split("\n")[-2].split())
 
 

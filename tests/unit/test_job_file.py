@@ -31,6 +31,7 @@ FULL = {
     "launcher": "torchrun",
     "job_dir": "s3://bucket/jobs",
     "checkpoint": {"every": "10m", "keep": "5"},
+    "recover": "fleet",
     "retry": {"preemption": "3", "failure": "0"},
     "limits": {"duration": "90m", "cost": "50 USD", "price": "5.5 USD/h", "gpu_idle": "1h"},
 }
@@ -69,7 +70,7 @@ def test_the_text_reads_as_a_person_would_write_it() -> None:
         assert line in text.splitlines()
     assert list(json.loads(job_file.to_json(JobSpec.model_validate(FULL)))) == [
         *("name", "resources", "image", "code", "setup", "run", "args"),
-        *("env", "launcher", "job_dir", "checkpoint", "retry", "limits"),
+        *("env", "launcher", "job_dir", "checkpoint", "recover", "retry", "limits"),
     ]
 
 

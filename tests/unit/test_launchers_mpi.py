@@ -127,7 +127,7 @@ def test_nothing_but_a_daemon_is_started(job_dir: JobDir, tmp_path: Path, writte
         "CLOUDGPU_MPI_RANKS": "1",
     }
     command = [sys.executable, "-P", "-m", mpi_daemon.__name__, "orted"]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=180, check=False)
     assert done.returncode == 1
     assert reason in done.stderr
     assert "Traceback" not in done.stderr

@@ -9,7 +9,8 @@ import pytest
 
 from cloudgpu.control.leftovers import judge
 from cloudgpu.control.model import Attempt
-from cloudgpu.provisioners.leftovers import Leftover, Thing
+from cloudgpu.provisioners import tags
+from cloudgpu.provisioners.leftovers import Leftover, Tagged, Thing, launches
 from cloudgpu.tests.standins.control import make_offer
 
 NOW = 1_000.0
@@ -77,6 +78,12 @@ def test_what_goes_by_which_flag(left: Leftover, plain: bool, expired_only: bool
     assert found == [plain, expired_only, others, both]
 
 
+@pytest.mark.parametrize(("ended", "verdict"), [(NOW - 1, "orphaned"), (NOW + 1, "in use")])
+def test_what_was_needed_when_looking_began_is_not_left_over(ended: float, verdict: str) -> None:
+    """Its machine was listed, then its job ended and removed it, then the store was read."""
+    assert judge(leftover(), [dataclasses.replace(ATTEMPT, state="ended", ended=ended)], MINE, NOW).verdict == verdict
+
+
 def test_a_job_that_the_store_does_not_know_is_nobody_s() -> None:
     assert judge(leftover(), [], MINE, NOW).verdict == "orphaned"
 
@@ -91,3 +98,27 @@ def test_prices_add_up_and_an_unknown_one_makes_the_sum_unknown() -> None:
     assert (left.price, left.created, left.regions) == (Decimal("0.75"), 10.0, ["us-east-1", "us-east-2"])
     unknown = dataclasses.replace(left, things=(*things, Thing("instance", "j", "us-east-1", price=None)))
     assert unknown.price is None
+
+
+def test_what_a_stack_has_made_is_no_launch_s() -> None:
+    def thing(name: str) -> Thing:
+        return Thing("role", name, "")
+
+    found = [
+        Tagged(thing("of-a-launch"), {tags.OWNER: MINE, tags.TOKEN: "t"}),
+        Tagged(thing("of-nothing"), {tags.OWNER: MINE}),
+        Tagged(thing("of-a-stack"), tags.stack_tags(MINE, "infra-aws-us-east-1", NOW - 1)),
+    ]
+    assert [one.id for left in launches("aws", found) for one in left.things] == ["of-a-launch", "of-nothing"]
+
+
+def test_what_bills_of_a_stack_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    """It is not removed, and may have been forgotten."""
+    of_stack = tags.stack_tags(MINE, "cluster-big", fleet="big")
+    machine = Thing("instance", "i-1", "us-east-1", price=Decimal("0.5"))
+    unknown = Thing("instance", "i-2", "us-east-1", price=None)
+    assert launches("aws", [Tagged(one, of_stack) for one in (machine, unknown, Thing("role", "r", ""))]) == []
+    [told] = caplog.messages
+    assert "its stack cluster-big: instance i-1, instance i-2" in told and "`cloudgpu cluster down`" in told
+    caplog.clear()
+    assert launches("aws", [Tagged(Thing("role", "r", ""), of_stack)]) == [] and caplog.messages == []

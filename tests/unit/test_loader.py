@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ import pytest
 from cloudgpu.jobspecs.diagnostics import Diagnostic, Problem, SpecError
 from cloudgpu.jobspecs.loader import load_bytes, load_file, load_text
 from cloudgpu.jobspecs.source import MAX_BYTES
+from cloudgpu.tests.standins.clocks import soon
 
 HEAD = "name: job\nrun: python train.py\ncode: null\n"
 """Three correct lines: what is added begins in line 4."""
@@ -204,10 +204,8 @@ def test_a_mistake_in_an_alias_is_shown_where_it_is_used() -> None:
 
 
 def file_mistake(path: Path) -> Diagnostic:
-    began = time.thread_time()
-    with pytest.raises(SpecError) as caught:
+    with soon(), pytest.raises(SpecError) as caught:
         load_file(path)
-    assert time.thread_time() - began < 20, "what grows without bound takes minutes"
     (found,) = caught.value.diagnostics
     assert found.file == str(path)
     return found
@@ -274,9 +272,8 @@ def test_bytes_that_are_no_text(data: bytes, line: int, column: int, code: str, 
     ids=lambda text: text[:16],
 )
 def test_hostile_yaml_is_refused_at_once(text: str) -> None:
-    began = time.thread_time()
-    found = mistakes(text)
-    assert time.thread_time() - began < 1
+    with soon():
+        found = mistakes(text)
     assert 1 <= len(found) <= 100
 
 

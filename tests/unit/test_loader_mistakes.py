@@ -83,7 +83,7 @@ HEAD = "name: job\nrun: python train.py\ncode: null\n"
             "there is no key `1` here",
             (
                 "known here: name, resources, roles, image, code, inputs, outputs, setup, run, args, env, launcher, "
-                "job_dir, checkpoint, retry, limits"
+                "job_dir, checkpoint, recover, retry, limits"
             ),
         ),
         # values out of their domain

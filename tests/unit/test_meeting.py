@@ -13,7 +13,7 @@ from cloudgpu.provisioners.vertex.provisioner import PENDING_S
 from cloudgpu.runtime.generations import Ledger
 from cloudgpu.runtime.jobdir import JobDir, JobRecord, NodeRecord
 from cloudgpu.runtime.launchers import Place
-from cloudgpu.runtime.members import LeftOutError
+from cloudgpu.runtime.members import FLEET_S, LeftOutError
 from cloudgpu.runtime.node_program import NodeProgram
 from cloudgpu.runtime.restart import Budget
 
@@ -29,8 +29,13 @@ class Impatient:
         return call()
 
 
-@pytest.mark.parametrize("heals", [True, False])
-def test_a_node_that_does_not_come_is_waited_for_as_long_as_its_provider_may_take(tmp_path: Path, heals: bool) -> None:
+@pytest.mark.parametrize(
+    ("heals", "of_fleet", "least_s"),
+    [(True, False, PENDING_S), (False, False, PENDING_S), pytest.param(True, True, FLEET_S, id="of a fleet")],
+)
+def test_a_node_that_does_not_come_is_waited_for_as_long_as_its_provider_may_take(
+    tmp_path: Path, heals: bool, of_fleet: bool, least_s: float
+) -> None:
     url = f"file://{tmp_path}"
     nodes = [NodeRecord(f"worker-{rank}.1", "worker", rank, rank, 0) for rank in range(2)]
     place = Place(JobRecord("job-1", "job", "true"), url, 1, nodes[1], nodes, tmp_path)
@@ -47,8 +52,9 @@ def test_a_node_that_does_not_come_is_waited_for_as_long_as_its_provider_may_tak
         insist=lambda call: call(),
         log=SimpleNamespace(say=lambda _text: None),
         key=lambda name: f"attempts/0001/nodes/worker-1.1/{name}",
+        of_fleet=of_fleet,
     )
     program = NodeProgram(cast("Any", node), place, "torchrun", ledger)
     with pytest.raises(LeftOutError, match=r"worker-0\.1 has not told its address"):  # an interruption, no failure
         program._meet(place)
-    assert min(runner.limits) >= PENDING_S
+    assert min(runner.limits) >= least_s

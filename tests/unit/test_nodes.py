@@ -58,22 +58,43 @@ class Silent:
         self.dir, self.watches = JobDir(local_url(folder)), Watches(1)
         offer = Offer("gcp", "r", "z", "on-demand", (role("worker", 1),), 0.0, Decimal(0), Decimal(0), None)
         [self.node] = node_requests(offer)
+        self.asked: list[str] = []
         self.beat(1)
 
     def beat(self, sequence: int) -> None:
         self.dir.put(node_key(1, "worker-0.1", "heartbeat.json"), Heartbeat(sequence, 0.0, "running").to_bytes())
 
-    def end_at(self, now: float, *, returns: bool = False) -> NodeEnd | None:
-        state = NodeState("worker-0.1", "running", returns=returns)
-        return look(self.dir, self.watches, [self.node], {"worker-0.1": state}, now)[0].end
+    def end_at(self, now: float, *, returns: bool = False, queued: bool = False) -> NodeEnd | None:
+        state = NodeState("worker-0.1", "pending" if queued else "running", returns=returns, queued=queued)
+        return look(self.dir, self.watches, [self.node], {"worker-0.1": state}, now, self.words)[0].end
+
+    def words(self, node: str) -> str:
+        self.asked.append(node)
+        return "; its console says why"
+
+
+def test_a_machine_that_is_there_again_has_its_time_to_speak(tmp_path: Path) -> None:
+    """A cluster's, which was off for so long that its place was another's to take, and is back before there was one."""
+    silent = Silent(tmp_path)
+    assert silent.end_at(0) is None
+    back = 10 * SILENT_S
+    assert silent.end_at(back, queued=True) is None
+    assert silent.end_at(back + 1) is None
+    silent.beat(2)
+    assert silent.end_at(back + SILENT_S - 1) is None
+    assert silent.end_at(back + 2 * SILENT_S) is not None
 
 
 def test_a_machine_that_is_silent_is_lost(tmp_path: Path) -> None:
     silent = Silent(tmp_path)
     assert silent.end_at(0) is None
     assert silent.end_at(SILENT_S - 1) is None
-    end = silent.end_at(SILENT_S)
-    assert end is not None and end.reason == "the machine has not been heard of for 180 s"
+    assert silent.asked == []
+    for _ in range(2):
+        end = silent.end_at(SILENT_S)
+        assert end is not None
+        assert end.reason == "the machine has not been heard of for 180 s; its console says why"
+    assert silent.asked == ["worker-0.1"], "it is asked once"
 
 
 def test_a_machine_that_its_provider_starts_again_has_the_time_to_boot(tmp_path: Path) -> None:

@@ -206,7 +206,7 @@ def test_a_stop_silences_saves_and_only_stops_expire() -> None:
 def test_the_programs_notice_says_what_to_do_and_is_told_apart(tmp_path: Path) -> None:
     seen = []
     for action in ("save", "stop"):
-        order = Order("preempted", "maintenance", "x", time.monotonic() + 60, action=action)
+        order = Order("preempted", "maintenance", "x", time.monotonic() + 600, action=action)
         write_notice(tmp_path / "notice.json", order)
         seen.append(json.loads((tmp_path / "notice.json").read_text()))
     assert [(notice["action"], notice["reason"]) for notice in seen] == [
@@ -214,7 +214,7 @@ def test_the_programs_notice_says_what_to_do_and_is_told_apart(tmp_path: Path) -
         ("stop", "maintenance"),
     ]
     assert seen[0]["id"] != seen[1]["id"]
-    assert 50 < seen[0]["deadline"] - time.time() < 61
+    assert 400 < seen[0]["deadline"] - time.time() < 601
 
 
 def test_signals() -> None:
@@ -425,7 +425,7 @@ def test_an_impossible_address_is_said(url: str) -> None:
 
 def test_an_agent_without_a_cloud_does_not_load_http() -> None:
     program = "import sys, cloudgpu.runtime.agent; print('http.client' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=180, check=True)
     assert done.stdout == "False\n"
 
 

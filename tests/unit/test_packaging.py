@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PACKAGES = set(PROJECT["tool"]["setuptools"]["packages"])
 NOT_SHIPPED = {"tests", "examples", "docs", "build", "dist"}
-DATA = {".csv", ".md", ".mako", ".typed"}
+DATA = {".csv", ".json", ".md", ".mako", ".typed", ".yaml"}
 DATA_NAMES = {"Containerfile"}
 
 

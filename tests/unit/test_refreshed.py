@@ -43,7 +43,7 @@ def spot(*rows: tuple[str, ...], found: int | None = None, shipped: int = 0) -> 
 
 
 def cloudgpu(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([CLOUDGPU, *arguments], capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run([CLOUDGPU, *arguments], capture_output=True, text=True, check=False, timeout=180)
 
 
 def test_a_refreshed_spot_price_is_planned_with_and_its_day_is_shown() -> None:

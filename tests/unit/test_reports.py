@@ -86,6 +86,7 @@ def test_sarif() -> None:
         assert rules[result["ruleIndex"]] == result["ruleId"]
         assert result["level"] in {"none", "note", "warning", "error"}
         assert result["message"]["text"]
+    assert run["results"][0]["message"]["text"] == "there is no key `x` here. Hint: did you mean y?"
     physical = run["results"][0]["locations"][0]["physicalLocation"]
     assert physical["artifactLocation"]["uri"] == "jobs/a%20job.yaml"
     assert physical["region"] == {"startLine": 3, "startColumn": 5, "snippet": {"text": "    x: 1"}}

@@ -119,7 +119,7 @@ def test_all_nodes_that_fail_at_once_follow_one_record(job_dir: JobDir) -> None:
         def fail(name: str, barrier: threading.Barrier = barrier, settled: list[Generation | None] = settled) -> None:
             own = ledger(job_dir, name)
             barrier.wait()
-            settled.append(own.settle(DIED, may_follow=True))
+            settled.append(own.settle(DIED, "failed", may_follow=True))
 
         threads = [threading.Thread(target=fail, args=(f"worker-{number}",)) for number in range(8)]
         for thread in threads:
@@ -132,34 +132,36 @@ def test_all_nodes_that_fail_at_once_follow_one_record(job_dir: JobDir) -> None:
 
 
 def test_without_a_budget_the_row_is_closed(job_dir: JobDir) -> None:
-    assert ledger(job_dir, failures=0).settle(DIED, may_follow=True) is None
+    assert ledger(job_dir, failures=0).settle(DIED, "failed", may_follow=True) is None
     assert [record.kind for record in records(job_dir)] == ["closed"]
 
 
 def test_nobody_starts_without_a_node_that_has_ended(job_dir: JobDir) -> None:
-    assert ledger(job_dir, "done").settle(None, may_follow=True) is None
-    assert ledger(job_dir, "dies").settle(DIED, may_follow=True) is None
+    assert ledger(job_dir, "done").settle(None, "succeeded", may_follow=True) is None
+    assert ledger(job_dir, "dies").settle(DIED, "failed", may_follow=True) is None
     assert [record.kind for record in records(job_dir)] == ["closed"]
 
 
 def test_one_that_is_done_follows_a_restart_that_came_before(job_dir: JobDir) -> None:
-    restarted = ledger(job_dir, "dies").settle(DIED, may_follow=True)
-    assert ledger(job_dir, "done").settle(None, may_follow=True) == restarted
+    restarted = ledger(job_dir, "dies").settle(DIED, "failed", may_follow=True)
+    assert ledger(job_dir, "done").settle(None, "succeeded", may_follow=True) == restarted
 
 
 def test_one_that_may_not_follow_closes_what_comes_after(job_dir: JobDir) -> None:
     dies = ledger(job_dir, "dies", failures=9)
-    assert dies.settle(DIED, may_follow=True) is not None
-    assert ledger(job_dir, "ordered").settle(None, may_follow=False) is None
-    assert dies.settle(DIED, may_follow=True) is None
+    assert dies.settle(DIED, "failed", may_follow=True) is not None
+    assert ledger(job_dir, "ordered").settle(None, "succeeded", may_follow=False) is None
+    assert dies.settle(DIED, "failed", may_follow=True) is None
     assert [record.kind for record in records(job_dir)] == ["failure", "closed"]
 
 
 def test_nodes_on_their_own_share_the_budget_only(job_dir: JobDir) -> None:
     one, other = (ledger(job_dir, name, failures=2, reach="lone") for name in ("one", "other"))
-    assert [one.settle(DIED, may_follow=True), other.settle(DIED, may_follow=True)] == records(job_dir)
+    assert [one.settle(DIED, "failed", may_follow=True), other.settle(DIED, "failed", may_follow=True)] == records(
+        job_dir
+    )
     assert [record.generation for record in records(job_dir)] == [2, 3]
-    assert one.settle(DIED, may_follow=True) is None, "the other has used the rest"
+    assert one.settle(DIED, "failed", may_follow=True) is None, "the other has used the rest"
     assert len(records(job_dir)) == 2, "and none of them closes the row of the other"
 
 
@@ -172,7 +174,7 @@ def test_a_machine_that_was_restarted_joins_what_the_others_have_begun_without_i
     other = ledger("worker-0.1")
     own = ledger("worker-1.1")
     assert (own.catch_up(), own.awaits(1)) == (None, None)
-    begun = other.settle(Wish("interruption", "another rank was told to stop", 0.0), may_follow=True)
+    begun = other.settle(Wish("interruption", "another rank was told to stop", 0.0), "again", may_follow=True)
     assert begun is not None and own.catch_up() == begun
     assert own.awaits(1) == begun, "they wait for it there"
     assert own.awaits(2) is None, "it was in it when it went down"

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from cloudgpu.runtime.jobdir import JobDir, JobDirError, MissingError
+from cloudgpu.runtime.objects import PART, PARTS
 
 from ..standins import s3
 from ..standins.metadata_aws import AwsMetadata
@@ -277,6 +278,15 @@ class TestLargeFiles:
         assert keys.count("part") == 3
         assert told[0] == (0, 21 << 20)
         assert told[-1] == (21 << 20, 21 << 20)
+
+    def test_of_a_very_large_object_the_parts_are_larger_for_there_may_be_no_more_of_them(self, keys: s3.S3) -> None:
+        """Its first bytes will do: what the size says is what decides."""
+        piece, store = memoryview(bytes(PART)), JobDir(keys.url)
+        for size, parts in ((PART * PARTS, 5), (PART * PARTS + 1, 5), (PART * PARTS * 2, 3), (PART * PARTS * 5, 1)):
+            before = keys.count("part")
+            store.upload("large", iter([piece] * 5), size)
+            assert max(1, keys.count("part") - before) == parts
+            assert store.size("large") == 5 * PART
 
     def test_a_copy_is_made_within_the_store(self, keys: s3.S3) -> None:
         job_dir = JobDir(keys.url)

@@ -71,7 +71,7 @@ def test_a_newer_store_is_refused(tmp_path: Path) -> None:
 def test_processes_that_open_an_empty_store_at_once_agree(tmp_path: Path) -> None:
     code = f"from cloudgpu.control.store import Store; Store.open('sqlite:///{tmp_path / 'store.db'}').active_jobs()"
     processes = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(4)]
-    assert [process.wait(60) for process in processes] == [0, 0, 0, 0]
+    assert [process.wait(180) for process in processes] == [0, 0, 0, 0]
 
 
 @pytest.mark.parametrize("content", [b"this is no database" * 100, b"SQLite format 3\0" + b"\xff" * 5000])

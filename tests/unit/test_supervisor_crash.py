@@ -51,8 +51,10 @@ class _Wrapped:
     def __init__(self, crasher: Crasher, what: str, it: object) -> None:
         self._crasher, self._what, self._it = crasher, what, it
 
-    def __getattr__(self, name: str) -> Callable[..., object]:
+    def __getattr__(self, name: str) -> object:
         function = getattr(self._it, name)
+        if not callable(function):
+            return function
         return lambda *args, **kwargs: self._crasher.call(f"{self._what}.{name}", function, *args, **kwargs)
 
 
@@ -119,6 +121,14 @@ def _replaces_a_silent_node(world: World) -> str:
     return world.submit(make_offer(nodes=2))
 
 
+def _moves(world: World) -> str:
+    """Its machine is lost in one cloud, the next one has none, and it goes on in the third: each with its job dir."""
+    world.cloud.stores, world.cloud.full = True, {"b-1"}
+    world.cloud.script = lives(VANISH, SUCCEED)
+    offers = [make_offer(zone=zone)._replace(cloud=cloud) for cloud, zone in (("aws", "a-1"), ("gcp", "b-1"))]
+    return world.submit(*offers, offers[0]._replace(cloud="azure", zone="c-1"), apart=True)
+
+
 SCENARIOS: dict[str, tuple[Scenario, str, list[str]]] = {
     "recovers": (_recovers, "succeeded", ["lost", "succeeded"]),
     "is refused": (_is_refused, "succeeded", ["refused", "succeeded"]),
@@ -128,6 +138,7 @@ SCENARIOS: dict[str, tuple[Scenario, str, list[str]]] = {
     "goes on without it": (_goes_on_without_it, "succeeded", ["succeeded"]),
     "cannot replace it": (_cannot_replace_it, "succeeded", ["lost", "succeeded"]),
     "is stopped while it heals": (_is_stopped_while_it_heals, "stopped", ["lost"]),
+    "moves": (_moves, "succeeded", ["lost", "refused", "succeeded"]),
     "replaces a silent node": (_replaces_a_silent_node, "succeeded", ["succeeded"]),
 }
 
@@ -146,12 +157,12 @@ def _run_with_crash(folder: Path, template: Path, name: str, crasher: Crasher) -
     return world, job_id
 
 
-def _crash_points(trace: list[str]) -> list[int]:
-    """Every call that changes something; in the long mode every call at all."""
+def _crash_points(trace: list[str], *, after: bool) -> list[int]:
+    """Calls that change something, every second one, the others for the other moment; in the long mode every call."""
     if LONG:
         return list(range(1, len(trace) + 1))
-    changing = {"store.apply", "cloud.launch", "cloud.terminate", "dir.create", "dir.put"}
-    return [at for at, call in enumerate(trace, start=1) if call in changing]
+    changing = {"store.apply", "cloud.launch", "cloud.terminate", "dir.create", "dir.put", "dir.upload"}
+    return [at for at, call in enumerate(trace, start=1) if call in changing][after::2]
 
 
 @pytest.mark.timeout(1_800)
@@ -162,7 +173,7 @@ def test_a_supervisor_that_dies_at_any_call_loses_nothing(
 ) -> None:
     whole = Crasher(0, after)
     _run_with_crash(tmp_path / "whole", template, name, whole)
-    for at in _crash_points(whole.trace):
+    for at in _crash_points(whole.trace, after=after):
         world, job_id = _run_with_crash(tmp_path / str(at), template, name, Crasher(at, after))
         job, ended = world.job(job_id), [attempt.outcome for attempt in world.attempts(job_id)]
         where = f"crash at call {at}, {whole.trace[at - 1]}"

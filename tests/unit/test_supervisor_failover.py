@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from decimal import Decimal
 
 import pytest
@@ -285,6 +286,21 @@ def test_a_queue_is_no_silence_and_what_leaves_it_runs(world: World) -> None:
     world.finish(job_id)
     assert [attempt.outcome for attempt in world.attempts(job_id)] == ["succeeded"]
     assert world.clock.monotonic() > LATE
+
+
+def test_what_the_queue_says_is_the_jobs_reason_until_it_begins(world: World) -> None:
+    world.cloud.script = lives(Life(queued_s=LATE, run_s=LATE))
+    job_id = world.submit(aws("az1"))
+    seen: list[tuple[str, str]] = []
+
+    def noted() -> bool:
+        seen.append((world.job(job_id).state, world.job(job_id).reason))
+        return False
+
+    with contextlib.suppress(AssertionError):
+        world.drive(world.supervisor(), until=noted)
+    assert ("starting", "in the queue") in seen
+    assert {reason for state, reason in seen if state == "running"} == {""}
 
 
 def test_time_in_a_queue_is_not_paid_for(world: World) -> None:

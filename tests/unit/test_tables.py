@@ -15,6 +15,7 @@ from typing import get_args
 import pytest
 
 from cloudgpu.jobspecs import catalog
+from cloudgpu.jobspecs.fleets import FLEET_CLOUDS
 from cloudgpu.jobspecs.models import CLOUDS, LauncherName, Market
 from cloudgpu.jobspecs.units import parse_count
 
@@ -253,11 +254,13 @@ _OTHER_REGIONS = {
 
 def test_targets_are_the_clouds_of_the_job_file() -> None:
     rows = table("targets")
-    assert tuple(row["target"] for row in rows) == CLOUDS
+    assert tuple(row["target"] for row in rows) == (*CLOUDS, "cluster")
     for row in rows:
         assert set(row["markets"].split()) <= MARKETS
         assert set(row["launchers"].split()) <= set(get_args(LauncherName)) - {"auto"}
-        flags = set(row) - {"target", "markets", "launchers"}
+        assert set(row["groups"].split()) <= set(row["markets"].split())
+        assert bool(row["groups"]) == (row["target"] in FLEET_CLOUDS)
+        flags = set(row) - {"target", "markets", "groups", "launchers"}
         assert {row[flag] for flag in flags} <= {"yes", "no"}
         if row["target"] in catalog.CLOUDS:
             sold = {market for _, r, cell in cells("markets") for market in cell.split() if r in _machines(row)}

@@ -33,7 +33,7 @@ def test_others_run_at_once(tmp_path: Path) -> None:
 
     def run(_number: int) -> None:
         with turn(tmp_path, alone=False):
-            meet.wait(60)
+            meet.wait(180)
 
     with ThreadPoolExecutor(3) as pool:
         list(pool.map(run, range(3)))
@@ -54,8 +54,8 @@ def test_whoever_comes_later_waits_behind_one_that_wants_to_be_alone(tmp_path: P
             second = pool.submit(run, "later", alone=False)
             time.sleep(0.1)
             assert order == []
-        first.result(60)
-        second.result(60)
+        first.result(180)
+        second.result(180)
     assert order == ["alone", "later"]
 
 

@@ -18,7 +18,7 @@ from cloudgpu.tests.standins.gcp.tokens import Tokens
 
 
 def run(code: str) -> str:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=180, check=True)
     return done.stdout.strip()
 
 

@@ -5,15 +5,19 @@ with Aws(boot=True) as aws:                     # one in a process at a time
     aws.control.set_capacity("g4dn.xlarge", "us-east-1a", "spot", 0)
     aws.control.fail("RunInstances", LOSE)
 
+with Aws(certificate=make_certificate(folder)) as aws: …      # over TLS: buckets that refuse all else can be used
+
 python -m cloudgpu.tests.standins.aws --boot    # as a process of its own; prints its URL
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from ..serving import WebServer
+from ..tls import server_context, trusting
 from .control import AwsControl
 from .control import environ as environ_of
 
@@ -21,34 +25,45 @@ __all__ = ["Aws", "AwsControl"]
 
 
 class Aws:
-    """A context manager; `boot`: launched machines run their user data."""
+    """A context manager; `boot`: launched machines run their user data; `certificate`: with its key, for TLS.
 
-    def __init__(self, *, boot: bool = False, port: int = 0) -> None:
+    `url` is the control's, without TLS; what comes there as a call to AWS is told to have come without it.
+    """
+
+    def __init__(self, *, boot: bool = False, port: int = 0, certificate: Path | None = None) -> None:
         from moto.moto_server.werkzeug_app import MotoRequestHandler
 
-        from . import moto_side
+        from . import bucket_policies, moto_side
         from .account import Account
         from .app import App
 
         moto = moto_side.application()
         moto_side.reset()
+        bucket_policies.obey()
         self._account = Account(boot=boot)
-        self._server = WebServer(App(self._account, moto), port, MotoRequestHandler)
-        self.url = self._account.url = self._server.url
+        app = App(self._account, moto)
+        self._servers = [WebServer(app, port, MotoRequestHandler)]
+        self.url = self._servers[0].url
+        if certificate is not None:
+            self._servers.append(WebServer(app, handler=MotoRequestHandler, context=server_context(certificate)))
+        self._account.url, self._account.certificate = self._servers[-1].url, certificate
         self.control = AwsControl(self.url)
 
     @property
     def environ(self) -> dict[str, str]:
         """What points any client of AWS's to the stand-in."""
-        return environ_of(self.url)
+        return {**environ_of(self._account.url), **trusting(self._account.certificate)}
 
     def __enter__(self) -> Self:
-        self._server.start()
+        for server in self._servers:
+            server.start()
         return self
 
     def __exit__(
         self, _type: type[BaseException] | None, _error: BaseException | None, _at: TracebackType | None
     ) -> None:
-        self._server.stop()
+        for server in reversed(self._servers):
+            server.stop()
         self._account.close()
-        self._server.close()
+        for server in self._servers:
+            server.close()

@@ -7,15 +7,17 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from ..faults import Fault, Ledger, Rule
+from ..faults import Call, Fault, Ledger, Rule
 from ..machine import Ending, Machine
+from ..tls import trusting
 from . import moto_side, spot
+from .answers import Answer
 from .capacity import Capacity
 from .imds import InstanceMetadata
 from .reservations import Reservations
@@ -29,9 +31,15 @@ class Account:
 
     def __init__(self, *, boot: bool, url: str = "") -> None:
         self.boot, self.url = boot, url
+        self.certificate: Path | None = None
+        """What is at `url` shows it; None: no TLS."""
         self.ledger = Ledger()
         self.lock = threading.RLock()
         """moto is not made for threads: one call at a time, but for those of S3."""
+        self.internally: Callable[[Call], Answer]
+        """What AWS's services ask of each other: set by who performs calls."""
+        self.tend: Callable[[str], None] = lambda _region: None
+        """Auto Scaling looks at its groups in a region: likewise."""
         self.over = threading.Event()
         self._folder = tempfile.TemporaryDirectory(prefix="cloudgpu-aws-")
         self._forget()
@@ -47,6 +55,10 @@ class Account:
         """Likewise, its end."""
         self.groups: dict[str, dict[str, Any]] = {}
         """Placement groups by region/name."""
+        self.templates: dict[tuple[str, str, int], dict[str, str]] = {}
+        """Launch templates by region, id and version: parameters of RunInstances."""
+        self.activities: dict[tuple[str, str], list[dict[str, str]]] = {}
+        """Of Auto Scaling groups, by region and name; the newest first."""
         self.prices: dict[tuple[str, str], Decimal] = {}
         """(machine type, zone or region) -> US dollars an hour."""
         self.enforcing = False
@@ -127,7 +139,7 @@ class Account:
             machine = self.machines.get(instance_id)
         if machine is not None:
             machine.imds.interrupt(seconds)
-        self._after(seconds, lambda: self._reclaim(instance_id))
+        self.later(seconds, lambda: self._reclaim(instance_id))
 
     def recommend_rebalance(self, instance_id: str) -> None:
         said = {"noticeTime": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")}
@@ -174,7 +186,7 @@ class Account:
             return
         root = Path(self._folder.name) / instance.id
         root.mkdir()
-        machine = self.machines[instance.id] = Ec2Machine(instance, root, self.url, self._ended_itself)
+        machine = self.machines[instance.id] = Ec2Machine(instance, root, self._network(), self._ended_itself)
         machine.power_on()
 
     def end(self, instance_id: str, code: str, message: str, spot_status: str = spot.BY_USER) -> None:
@@ -194,10 +206,19 @@ class Account:
             request.tell(spot_status, "closed")
         if self.stopping_s:
             _set_state(instance, "shutting-down", 32)
-            self._after(self.stopping_s, lambda: _set_state(instance, "terminated", 48))
+            self.later(self.stopping_s, lambda: self._stopped(instance))
+        if moto_side.scaling(instance.region_name).autoscaling_groups:
+            self.later(0.0, lambda: self.tend(instance.region_name))
         machine = self.machines.get(instance.id)
         if machine is not None:
             machine.dispose()
+
+    def later(self, seconds: float, what: Callable[[], None]) -> None:
+        """Unless everything is forgotten before."""
+        timer = threading.Timer(seconds, what)
+        timer.daemon = True
+        self._timers.append(timer)
+        timer.start()
 
     # -- helpers
 
@@ -233,6 +254,10 @@ class Account:
                 message = "Server.SpotInstanceTermination: Spot instance termination"
                 self.end(instance_id, "Server.SpotInstanceTermination", message, spot.NO_CAPACITY)
 
+    def _network(self) -> dict[str, str]:
+        """What machines have in place of AWS's own names, and of the certificates that their image trusts."""
+        return {"AWS_ENDPOINT_URL": self.url, **trusting(self.certificate)}
+
     def _ended_itself(self, instance_id: str, ending: Ending) -> None:
         with self.lock:
             machine, instance = self.machines.get(instance_id), self.instance(instance_id)
@@ -246,20 +271,20 @@ class Account:
             else:
                 instance.stop()
 
-    def _after(self, seconds: float, what: Callable[[], None]) -> None:
-        timer = threading.Timer(seconds, what)
-        timer.daemon = True
-        self._timers.append(timer)
-        timer.start()
+    def _stopped(self, instance: Any) -> None:
+        _set_state(instance, "terminated", 48)
+        self.tend(instance.region_name)
 
 
 class Ec2Machine(Machine):
     """With the instance's metadata service."""
 
-    def __init__(self, instance: Any, root: Path, url: str, ended: Callable[[str, Ending], None]) -> None:
+    def __init__(
+        self, instance: Any, root: Path, network: Mapping[str, str], ended: Callable[[str, Ending], None]
+    ) -> None:
         self.imds = InstanceMetadata(instance)
-        # What stands for 169.254.169.254, and for AWS's own names.
-        environ = {"AWS_EC2_METADATA_SERVICE_ENDPOINT": self.imds.url, "AWS_ENDPOINT_URL": url}
+        # What stands for 169.254.169.254.
+        environ = {"AWS_EC2_METADATA_SERVICE_ENDPOINT": self.imds.url, **network}
         user_data = instance.user_data.decode() if instance.user_data else ""
         super().__init__(root, user_data, environ, lambda ending: ended(instance.id, ending))
         self.imds.__enter__()

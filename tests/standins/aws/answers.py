@@ -42,7 +42,7 @@ def refuse(call: Call, code: str, message: str, status: int = 400, headers: Mapp
         text = f"<Response><Errors><Error>{told}</Error></Errors><RequestID>{request}</RequestID></Response>"
     elif call.service == "s3":
         text = f"<Error><Code>{code_}</Code><Message>{message_}</Message><RequestId>{request}</RequestId></Error>"
-    elif call.service in ("iam", "sts"):
+    elif call.service in ("autoscaling", "iam", "sts"):
         told = f"<Type>Sender</Type><Code>{code_}</Code><Message>{message_}</Message>"
         text = f"<ErrorResponse><Error>{told}</Error><RequestId>{request}</RequestId></ErrorResponse>"
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import sys
 import traceback
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -11,12 +12,12 @@ from urllib.parse import urlencode
 
 from ..faults import CONTROL, Call
 from ..serving import obey_control, suffer
-from . import ec2, iam, permissions, placement_groups, prices
+from . import ec2, iam, moto_side, permissions, placement_groups, prices, scaling
 from .account import VERBS, Account
 from .answers import Answer, RefusedError, refuse, refuse_with
 from .calls import read_call
 
-_HANDLERS = {**ec2.HANDLERS, **placement_groups.HANDLERS, **prices.HANDLERS, **iam.HANDLERS}
+_HANDLERS = {**ec2.HANDLERS, **placement_groups.HANDLERS, **prices.HANDLERS, **iam.HANDLERS, **scaling.HANDLERS}
 _API = {"ec2": "2016-11-15"}
 
 
@@ -25,6 +26,7 @@ class App:
 
     def __init__(self, account: Account, moto: Callable[..., Any]) -> None:
         self._account, self._moto = account, moto
+        account.internally, account.tend = self._internally, partial(scaling.tend, account)
 
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         path = environ.get("PATH_INFO", "/")
@@ -56,6 +58,21 @@ class App:
         )
         self._account.ledger.close(call, answer.status)
         return answer
+
+    def _internally(self, call: Call) -> Answer:
+        """A call of one of AWS's own services. Who holds the account's lock may make it."""
+        call.zone = ec2.zone_of(call)
+        environ = _environ(call)
+
+        def forward(params: dict[str, str] | None = None) -> Answer:
+            _rewrite(environ, {"Action": call.action, "Version": _API[call.service], **(params or call.params)})
+            with moto_side.unjudged(was=self._account.enforcing):
+                return _forward(self._moto, environ, call)
+
+        try:
+            return _HANDLERS[call.service, call.action](self._account, call, forward)
+        except RefusedError as refusal:
+            return refuse(call, refusal.code, refusal.message, refusal.status)
 
     def _perform(self, call: Call, environ: dict[str, Any]) -> Answer:
         def forward(params: dict[str, str] | None = None) -> Answer:
@@ -105,6 +122,24 @@ def _forward(moto: Callable[..., Any], environ: dict[str, Any], call: Call) -> A
 def _unimplemented(call: Call, why: str) -> Answer:
     text = f"{call.service} {call.action} is implemented neither in moto nor in the stand-in: {why}"
     return refuse(call, "StandinNotImplemented", text, 501)
+
+
+def _environ(call: Call) -> dict[str, Any]:
+    """Of a request that no client has made."""
+    scope = f"{call.caller}/20260101/{call.region}/{call.service}/aws4_request"
+    return {
+        "REQUEST_METHOD": "POST",
+        "PATH_INFO": "/",
+        "QUERY_STRING": "",
+        "CONTENT_TYPE": "application/x-www-form-urlencoded; charset=utf-8",
+        "SERVER_NAME": "127.0.0.1",
+        "SERVER_PORT": "80",
+        "SERVER_PROTOCOL": "HTTP/1.1",
+        "HTTP_HOST": f"{call.service}.{call.region}.amazonaws.com",
+        "HTTP_AUTHORIZATION": f"AWS4-HMAC-SHA256 Credential={scope}, SignedHeaders=host, Signature=none",
+        "wsgi.url_scheme": "http",
+        "wsgi.errors": sys.stderr,
+    }
 
 
 def _rewrite(environ: dict[str, Any], params: dict[str, str]) -> None:

@@ -33,9 +33,10 @@ class AwsJobs(CloudJobs[Told, Remains]):
 
         super().__init__(folder, Remains(control.url), f"s3://{BUCKET}/jobs")
         self.control = control
-        session = boto3.session.Session(KEY, "secret", region_name="us-east-1")
-        session.client("s3", endpoint_url=control.url).create_bucket(Bucket=BUCKET)
-        zones = session.client("ec2", endpoint_url=control.url).describe_availability_zones()["AvailabilityZones"]
+        self.session = boto3.session.Session(KEY, "secret", region_name="us-east-1")
+        """The submitter's; while the environment says where the stand-in is, its clients go there."""
+        self.session.client("s3", endpoint_url=control.url).create_bucket(Bucket=BUCKET)
+        zones = self.session.client("ec2", endpoint_url=control.url).describe_availability_zones()["AvailabilityZones"]
         self.zones = {zone["ZoneId"]: zone["ZoneName"] for zone in zones}
         """AZ id, as in plans -> the account's name of it."""
 

@@ -5,6 +5,7 @@ moto keeps its state in module globals: one stand-in per process at a time.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from collections.abc import Callable, Iterator
@@ -45,7 +46,19 @@ def application() -> Callable[..., Any]:
 
     settings.EC2_ENABLE_INSTANCE_TYPE_VALIDATION = True
     settings.ENABLE_AMI_VALIDATION = True
+    _groups_only_keep_their_size()
     return DomainDispatcherApplication(create_backend_app)
+
+
+def _groups_only_keep_their_size() -> None:
+    """moto's groups make machines that are nothing like their template's: scaling.py makes them."""
+    from moto.autoscaling.models import AutoScalingBackend, FakeAutoScalingGroup
+
+    def keep(group: Any, size: int | None) -> None:
+        group.desired_capacity = group.min_size if size is None else size
+
+    FakeAutoScalingGroup.set_desired_capacity = keep  # type: ignore[assignment,method-assign]
+    AutoScalingBackend.notify_terminate_instances = lambda _self, _ids: None  # type: ignore[assignment,method-assign]
 
 
 def reset() -> None:
@@ -77,11 +90,28 @@ def ec2(region: str) -> Any:
     return ec2_backends[ACCOUNT][region]
 
 
+def scaling(region: str) -> Any:
+    """Auto Scaling's backend."""
+    from moto.autoscaling.models import autoscaling_backends
+
+    return autoscaling_backends[ACCOUNT][region]
+
+
 def ec2_regions() -> Iterator[str]:
     """Regions in which anything was asked of EC2."""
     from moto.ec2.models import ec2_backends
 
     yield from list(ec2_backends[ACCOUNT])
+
+
+@contextlib.contextmanager
+def unjudged(*, was: bool) -> Iterator[None]:
+    """No signature is verified meanwhile; `was`: whether they are otherwise."""
+    enforce_policies(on=False)
+    try:
+        yield
+    finally:
+        enforce_policies(on=was)
 
 
 def role_path(name: str) -> str:
@@ -113,6 +143,22 @@ def credentials(role_arn: str, session: str, seconds: int) -> Any:
     from moto.sts.models import sts_backends
 
     return sts_backends[ACCOUNT]["aws"].assume_role("us-east-1", session, role_arn, "", seconds, "")
+
+
+def scaling_group(region: str, name: str) -> tuple[str, dict[str, str]]:
+    """ARN and tags of an Auto Scaling group; of one that is not there, an ARN that no statement is about."""
+    from moto.autoscaling.models import autoscaling_backends
+
+    found = autoscaling_backends[ACCOUNT][region].autoscaling_groups.get(name)
+    return ("", {}) if found is None else (found.arn, {tag["Key"]: tag["Value"] for tag in found.tags})
+
+
+def scaling_group_of(region: str, instance: str) -> str:
+    """Name of the Auto Scaling group that an instance is in; "": none."""
+    groups = scaling(region).autoscaling_groups
+    return next(
+        (name for name, one in groups.items() if instance in [state.instance.id for state in one.instance_states]), ""
+    )
 
 
 def machine_types() -> dict[str, dict[str, Any]]:

@@ -13,6 +13,7 @@ StringLike.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -33,8 +34,13 @@ _PARAMETER_OF = {  # the parameter that names what an action is about -> the res
     "GroupId": "security-group",
     "NetworkInterfaceId": "network-interface",
     "SpotInstanceRequestId": "spot-instances-request",
+    "LaunchTemplateId": "launch-template",
 }
-_MADE_BY = {"CreateSecurityGroup": "security-group", "CreatePlacementGroup": "placement-group"}
+_MADE_BY = {
+    "CreateSecurityGroup": "security-group",
+    "CreatePlacementGroup": "placement-group",
+    "CreateLaunchTemplate": "launch-template",
+}
 
 
 class _Ask(NamedTuple):
@@ -97,7 +103,7 @@ def _listed(value: Any) -> list[str]:
 
 
 def _denied(call: Call, ask: _Ask) -> RefusedError:
-    codes = {"ec2": "UnauthorizedOperation", "iam": "AccessDenied"}
+    codes = {"ec2": "UnauthorizedOperation", "iam": "AccessDenied", "autoscaling": "AccessDenied"}
     text = f"User: {call.caller} is not authorized to perform: {ask.action}"
     if ask.resource != "*":
         text += f" on resource: {ask.resource}"
@@ -117,6 +123,17 @@ def _asks(account: Account, call: Call) -> Iterator[_Ask]:
     elif call.service == "ssm":
         for parameter in (value for key, value in call.params.items() if key.startswith("Name")):
             yield _Ask(name, f"arn:aws:ssm:{call.region}::parameter{parameter}")
+    elif call.service == "autoscaling" and call.action.startswith("Describe"):
+        yield _Ask(name)
+    elif (call.service, call.action) == ("autoscaling", "CreateAutoScalingGroup"):
+        yield from _scaling_group(account, call, name)
+    elif call.service == "autoscaling" and "AutoScalingGroupName" in call.params:
+        arn, tags = moto_side.scaling_group(call.region, call.params["AutoScalingGroupName"])
+        yield _Ask(name, arn, _tags(tags))
+    elif call.service == "autoscaling" and "InstanceId" in call.params:
+        group = moto_side.scaling_group_of(call.region, call.params["InstanceId"])
+        arn, tags = moto_side.scaling_group(call.region, group)
+        yield _Ask(name, arn, _tags(tags))
     elif call.service != "ec2" or call.action.startswith("Describe"):
         yield _Ask(name)
     elif call.action == "RunInstances":
@@ -144,6 +161,23 @@ def _run_instances(call: Call, name: str) -> Iterator[_Ask]:
     if profile and (found := moto_side.profile(profile)) is not None:
         for role in found.roles:
             yield _Ask("iam:PassRole", role.arn, {"iam:PassedToService": "ec2.amazonaws.com"})
+
+
+def _scaling_group(account: Account, call: Call, name: str) -> Iterator[_Ask]:
+    """With its tags; and what it takes to start a machine of its template (Auto Scaling user guide, "Control Amazon EC2
+    launch template usage in Auto Scaling groups")."""
+    params = call.params
+    keys = {
+        key.removesuffix(".Key"): value for key, value in params.items() if re.fullmatch(r"Tags\.member\.\d+\.Key", key)
+    }
+    tags = {f"aws:RequestTag/{key}": params.get(f"{one}.Value", "") for one, key in keys.items()}
+    group = f"autoScalingGroup:*:autoScalingGroupName/{params.get('AutoScalingGroupName', '')}"
+    yield _Ask(name, f"arn:aws:autoscaling:{call.region}:{moto_side.ACCOUNT}:{group}", tags)
+    for template in (value for key, value in params.items() if key.endswith("LaunchTemplateId")):
+        yield _Ask("ec2:RunInstances", _arn(call, "launch-template", template))
+        data = account.templates.get((call.region, template, 1), {})
+        run = Call("ec2", call.region, "RunInstances", call.caller, data)
+        yield from _run_instances(run, "ec2:RunInstances")
 
 
 def _made(call: Call, name: str, kind: str) -> Iterator[_Ask]:

@@ -29,14 +29,24 @@ class Remains:
         session = boto3.session.Session(LOOKER, "secret", region_name=region)
         self._ec2: Any = session.client("ec2", endpoint_url=url)
         self._iam: Any = session.client("iam", endpoint_url=url)
+        self._scaling: Any = session.client("autoscaling", endpoint_url=url)
+        self._known: frozenset[str] = frozenset()
+
+    def leave_out(self) -> None:
+        """What is there now, such as a stack's."""
+        self._known = frozenset(name for names in self.find().values() for name in names)
 
     def find(self) -> dict[str, list[str]]:
         """Ids by kind; kinds of which nothing is there are left out."""
-        ec2, iam = self._ec2, self._iam
+        there = {kind: [name for name in names if name not in self._known] for kind, names in self._find().items()}
+        return {kind: names for kind, names in there.items() if names}
+
+    def _find(self) -> dict[str, list[str]]:
+        ec2, iam, scaling = self._ec2, self._iam, self._scaling
         states = ["pending", "running", "shutting-down", "stopping", "stopped"]
         alive = [{"Name": "instance-state-name", "Values": states}]
         there = ec2.describe_instances(Filters=alive)["Reservations"]
-        found = {
+        return {
             "instances": [one["InstanceId"] for reservation in there for one in reservation["Instances"]],
             "volumes": [one["VolumeId"] for one in ec2.describe_volumes()["Volumes"]],
             "interfaces": [one["NetworkInterfaceId"] for one in ec2.describe_network_interfaces()["NetworkInterfaces"]],
@@ -50,8 +60,11 @@ class Remains:
                 for one in ec2.describe_security_groups()["SecurityGroups"]
                 if one["GroupName"] != "default"
             ],
+            "scaling groups": [
+                one["AutoScalingGroupName"] for one in scaling.describe_auto_scaling_groups()["AutoScalingGroups"]
+            ],
+            "templates": [one["LaunchTemplateName"] for one in ec2.describe_launch_templates()["LaunchTemplates"]],
             "placement groups": [one["GroupName"] for one in ec2.describe_placement_groups()["PlacementGroups"]],
             "roles": [one["RoleName"] for one in iam.list_roles()["Roles"]],
             "profiles": [one["InstanceProfileName"] for one in iam.list_instance_profiles()["InstanceProfiles"]],
         }
-        return {kind: names for kind, names in found.items() if names}

@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl
 
 from ..faults import CONTROL, Call, Fault, Ledger, Rule
 from ..serving import HTML_PAGE, obey_control, read_body, suffer
-from . import routes
+from . import routes, scalesets
 from .access import Access
 from .arm import RefusedError, Request, Response, Target, answer, error, parse
 from .ask import Ask
@@ -30,6 +30,7 @@ class AzureApp:
 
     def __init__(self, world: World) -> None:
         self._world = world
+        world.lost = partial(scalesets.lost, world)
         self.ledger = Ledger()
         self._access = Access(world)
         self._retail = RetailPrices()

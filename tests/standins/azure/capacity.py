@@ -35,12 +35,14 @@ class Shape:
     zone: str
     """"": wherever there is room in the region."""
     spot: bool
+    reservation: str = ""
+    """Id of the capacity reservation that it is to be in."""
     reserved: bool = False
-    """It has a place in a capacity reservation."""
+    """It has a place in it."""
 
     @property
     def market(self) -> str:
-        return "spot" if self.spot else "on-demand"
+        return "spot" if self.spot else "reservation" if self.reserved else "on-demand"
 
 
 @dataclass
@@ -75,7 +77,8 @@ class Capacity:
     def check_at_once(self, shape: Shape, there: Iterable[Shape]) -> None:
         """Raises RefusedError: quotas, and sizes that are told to be not available."""
         taken = list(there)
-        self._check_quotas(shape, taken)
+        if not shape.reserved:
+            self._check_quotas(shape, taken)
         full = self._full(shape, taken)
         if full is not None and full.how == "sku":
             raise not_available(shape)
@@ -138,7 +141,8 @@ class Capacity:
         return sum(
             one.size.vcpus
             for one in here
-            if (name == LOW_PRIORITY and one.spot) or (not one.spot and name in (REGIONAL, one.size.family))
+            if (name == LOW_PRIORITY and one.spot)
+            or (one.market == "on-demand" and name in (REGIONAL, one.size.family))
         )
 
 

@@ -35,6 +35,8 @@ class Size:
     """Of its quota, as usages and SKUs name it."""
     regions: frozenset[str]
     spot: bool
+    reservable: bool
+    """It can be in a capacity reservation."""
 
 
 @dataclass(frozen=True)
@@ -79,10 +81,19 @@ def sizes() -> Mapping[str, Size]:
             _families()[row["offering"]],
             frozenset(places.get(row["offering"], ())),
             "spot" in row["markets"].split(),
+            "reservation" in row["markets"].split(),
         )
     for row in _rows(_HERE / "cpu_sizes.csv"):
         found[row["size"].lower()] = Size(
-            row["size"], int(row["vcpus"]), float(row["memory_gb"]), Fraction(0), "", row["family"], regions(), True
+            row["size"],
+            int(row["vcpus"]),
+            float(row["memory_gb"]),
+            Fraction(0),
+            "",
+            row["family"],
+            regions(),
+            True,
+            True,
         )
     return found
 

@@ -69,10 +69,14 @@ class AzureControl(Control):
         lag: float | None = None,
         roles: float | None = None,
         retry: int | None = None,
+        restart: float | None = None,
+        sets: float | None = None,
     ) -> None:
         """Seconds: until an operation is done, that deleting a group takes, until lists show a new group, until roles
-        can be assigned to a new principal; what Retry-After says."""
-        self.do("set_times", operation=operation, group=group, lag=lag, roles=roles, retry=retry)
+        can be assigned to a new principal; what Retry-After says; that a machine is down when it is restarted; until a
+        scale set begins to make machines."""
+        told = {"operation": operation, "group": group, "lag": lag, "roles": roles, "retry": retry}
+        self.do("set_times", **told, restart=restart, sets=sets)
 
     def set_machine_environ(self, values: Mapping[str, str]) -> None:
         """What machines launched from now on have in their environment: where Blob Storage is, for example."""
@@ -118,6 +122,10 @@ class AzureControl(Control):
     def crash(self, name: str) -> None:
         """Its host fails: everything on it is gone at once; it boots again with its disk."""
         self.do("crash", name=name)
+
+    def sicken(self, name: str) -> None:
+        """A machine of a scale set does not answer its health extension any more."""
+        self.do("sicken", name=name)
 
     def reboot(self, name: str) -> None:
         """Everything on it is killed; it boots again with its disk."""

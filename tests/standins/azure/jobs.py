@@ -46,20 +46,22 @@ class AzureJobs(CloudJobs[Told, Remains]):
 @contextlib.contextmanager
 def azure_jobs(folder: Path, agents: Path, *, boot: bool = True) -> Iterator[AzureJobs]:
     """`agents`: where agent files are kept from test to test. Nothing is left running afterwards."""
-    with azure_process(boot=boot) as control, _blobs(control, folder) as environ:
+    with azure_with_blobs(folder, boot=boot) as (control, environ):
         jobs = AzureJobs(control, folder)
         with settled(jobs, agents, environ):
             yield jobs
 
 
 @contextlib.contextmanager
-def _blobs(control: AzureControl, folder: Path) -> Iterator[Mapping[str, str]]:
-    """What points clients to both. They have one certificate, for there is one variable for it."""
-    environ = azure_environ(control.url, folder / "az")
-    with Azurite(folder, Path(environ["REQUESTS_CA_BUNDLE"])) as blobs:
-        blobs.make_container(CONTAINER)
-        control.add_storage(ACCOUNT)
-        yield environ | blobs.environ()
+def azure_with_blobs(folder: Path, *, boot: bool = True) -> Iterator[tuple[AzureControl, Mapping[str, str]]]:
+    """The stand-in's control, Azurite beside it, and what points clients to both. They have one certificate, for there
+    is one variable for it."""
+    with azure_process(boot=boot) as control:
+        environ = azure_environ(control.url, folder / "az")
+        with Azurite(folder, Path(environ["REQUESTS_CA_BUNDLE"])) as blobs:
+            blobs.make_container(CONTAINER)
+            control.add_storage(ACCOUNT)
+            yield control, environ | blobs.environ()
 
 
 @pytest.fixture

@@ -79,7 +79,7 @@ _ALL = (
     Kind(
         "Microsoft.Compute/capacityReservationGroups",
         "compute.CapacityReservationGroup",
-        True,
+        False,
         ("OperationNotAllowed", 409),
     ),
     Kind("Microsoft.Compute/capacityReservationGroups/capacityReservations", "compute.CapacityReservation", True),

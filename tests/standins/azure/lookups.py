@@ -122,6 +122,7 @@ def _sku(world: World, size: catalog.Size, region: str) -> dict[str, Any]:
         "HyperVGenerations": "V2" if "_v5" in size.name or "_v6" in size.name else "V1,V2",
         "CpuArchitectureType": "x64",
         "LowPriorityCapable": size.spot,
+        "CapacityReservationSupported": size.reservable,
         "PremiumIO": True,
         "AcceleratedNetworkingEnabled": True,
         "RdmaEnabled": rdma,

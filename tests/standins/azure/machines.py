@@ -29,7 +29,7 @@ class Vm:
     launched: float
     """Steady time of the stand-in's computer."""
     power: str = "creating"
-    """As in `PowerState/…`: `running`, `stopped`, `deallocated`; `failed`: it never ran; "": it was deleted."""
+    """As in `PowerState/…`: `running`, `starting`, `stopped`, `deallocated`; `failed`: it never ran; "": deleted."""
     machine: AzureMachine | None = None
     gone: float | None = None
     """Likewise: when it stopped to run for the last time."""
@@ -50,6 +50,11 @@ class Vm:
     @property
     def group(self) -> str:
         return parse(self.id).group
+
+    @property
+    def is_placed(self) -> bool:
+        """It takes up a place."""
+        return self.power in ("running", "starting", "creating", "stopped")
 
     @property
     def properties(self) -> dict[str, Any]:
@@ -119,6 +124,7 @@ class AzureMachine(Machine):
                 "tags": ";".join(f"{name}:{value}" for name, value in tags.items()),
                 "tagsList": [{"name": name, "value": value} for name, value in tags.items()],
                 "vmId": self._vm.properties["vmId"],
+                "vmScaleSetName": last(str((self._vm.properties.get("virtualMachineScaleSet") or {}).get("id", ""))),
                 "vmSize": self._vm.shape.size.name,
                 "zone": self._vm.shape.zone,
             },

@@ -10,7 +10,7 @@ from ..program import started
 from .control import AzureControl
 from .names import LOOKER, SUBSCRIPTION, TENANT, client_id, secret
 
-_READ_S = 60.0
+_READ_S = 180.0
 _TESTERS = frozenset({"storage"})
 """Resource groups that tests make."""
 
@@ -46,19 +46,30 @@ class Remains:
         self._resources = ResourceManagementClient(credential, SUBSCRIPTION, **where)
         self._compute = ComputeManagementClient(credential, SUBSCRIPTION, **where)
         self._roles = AuthorizationManagementClient(credential, SUBSCRIPTION, **where)
+        self._staying: frozenset[str] = frozenset()
+
+    def leave_out(self) -> None:
+        """What is there now, and stays: a stack's."""
+        self._staying = frozenset(path for _, path, _ in self._all())
 
     def find(self) -> dict[str, list[str]]:
         """Names by kind; kinds of which nothing is there are left out. A stopped machine is there: it bills."""
         found: dict[str, list[str]] = {}
+        for kind, path, name in self._all():
+            if path not in self._staying:
+                found.setdefault(kind, []).append(name)
+        return found
+
+    def _all(self) -> Iterator[tuple[str, str, str]]:
+        """Kind, id and name."""
         for group in self._resources.resource_groups.list():
             if group.name not in _TESTERS:
-                found.setdefault("groups", []).append(str(group.name))
+                yield "groups", str(group.id), str(group.name)
         for one in self._resources.resources.list():
             if "/storageAccounts" not in str(one.type):
-                found.setdefault(str(one.type).rpartition("/")[2], []).append(str(one.name))
+                yield str(one.type).rpartition("/")[2], str(one.id), str(one.name)
         for role in self._roles.role_assignments.list_for_subscription():
-            found.setdefault("roleAssignments", []).append(str(role.id))
-        return found
+            yield "roleAssignments", str(role.id), str(role.id)
 
     def delete(self, group: str, machine: str) -> None:
         """What somebody else may do."""

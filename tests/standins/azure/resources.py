@@ -101,6 +101,7 @@ def delete(ask: Ask, kind: Kind) -> Response:
         if kind.name.endswith("/subnets"):
             _put_part(world, ask.path, None)
         world.remove(ask.path)
+        world.deleting.discard(key(ask.path))
 
     world.deleting.add(key(ask.path))
     found["properties"]["provisioningState"] = "Deleting"

@@ -18,9 +18,10 @@ from typing import Any
 
 from .arm import RefusedError, Response, answer, key, last
 from .ask import Ask, resolve
+from .names import LOOKER, SUBMITTER
 from .operations import now
 from .resources import check_body
-from .tokens import Principal
+from .tokens import Principal, application
 from .world import World
 
 KIND = "Microsoft.Authorization/roleAssignments"
@@ -177,7 +178,44 @@ def definitions(ask: Ask) -> Response:
     return answer({"value": told})
 
 
+def put_definition(ask: Ask) -> Response:
+    """A role of somebody's own: its name is nobody else's."""
+    world, body, path = ask.world, ask.body, ask.path
+    check_body("authorization.RoleDefinition", body)
+    told = body["properties"]
+    try:
+        uuid.UUID(last(path))
+    except ValueError as wrong:
+        raise RefusedError("InvalidRoleDefinitionId", 400, "The role definition ID must be a GUID.") from wrong
+    scopes = told.get("assignableScopes") or []
+    if not scopes:
+        raise RefusedError("RoleDefinitionHasNoAssignableScopes", 400, "A role needs an assignable scope.")
+    for scope in scopes:
+        _check_scope(world, scope)
+    taken = [one for one in world.of_kind(DEFINITIONS) if one["properties"]["roleName"] == told["roleName"]]
+    if told["roleName"] in {role.name for role in BUILT_IN.values()} or any(one["name"] != last(path) for one in taken):
+        text = f"A custom role with the same name already exists in this directory. Role name: {told['roleName']}"
+        raise RefusedError("RoleDefinitionWithSameNameExists", 409, text)
+    made = {"id": path, "name": last(path), "type": DEFINITIONS, "properties": {"type": "CustomRole", **told}}
+    world.resources[key(path)] = made
+    return answer(made, 201)
+
+
+def delete_definition(ask: Ask) -> Response:
+    """Not one that somebody has."""
+    found = ask.world.find(ask.path)
+    if found is None:
+        return Response(204)
+    if any(last(one["properties"]["roleDefinitionId"]) == found["name"] for one in assignments(ask.world)):
+        text = "There are existing role assignments referencing role."
+        raise RefusedError("RoleDefinitionHasAssignments", 400, text)
+    ask.world.remove(ask.path)
+    return answer(found)
+
+
 def definition(ask: Ask) -> Response:
+    if (own := ask.world.find(ask.path)) is not None:
+        return answer(own)
     role = BUILT_IN.get(last(ask.path).lower())
     if role is None:
         text = f"The specified role definition with ID '{last(ask.path)}' does not exist."
@@ -193,7 +231,14 @@ def assignments(world: World) -> Iterator[dict[str, Any]]:
 
 
 def role_of(world: World, path: str) -> Role | None:
-    return BUILT_IN.get(last(path).lower())
+    if (built_in := BUILT_IN.get(last(path).lower())) is not None:
+        return built_in
+    for own in world.of_kind(DEFINITIONS):
+        if own["name"].lower() == last(path).lower():
+            told: dict[str, list[str]] = next(iter(own["properties"].get("permissions") or [{}]))
+            words = (tuple(told.get(name) or ()) for name in ("actions", "notActions", "dataActions"))
+            return Role(own["properties"]["roleName"], *words)
+    return None
 
 
 def may(world: World, principal: Principal, action: str, path: str) -> bool:
@@ -246,6 +291,7 @@ def _check_principal(world: World, told: dict[str, Any]) -> None:
     if kind is not None and kind not in _TYPES:
         raise RefusedError("InvalidPrincipalType", 400, f"'{kind}' is no principal type; known: {', '.join(_TYPES)}")
     known = {one.object_id for one in world.identities.values()}
+    known |= {application(name).object_id for name in (SUBMITTER, LOOKER)}
     late = world.seen_from.get(f"principal/{wanted}", 0.0) > time.monotonic()
     if kind == "ServicePrincipal" or (wanted in known and not late):
         return

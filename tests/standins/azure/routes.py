@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from . import groups, lookups, resources, roles, vms
+from . import groups, lookups, reservations, resources, roles, scalesets, storage, vms
 from .arm import Response, Target
 from .ask import Ask, group_of
 from .kinds import KINDS, Kind
@@ -13,6 +13,7 @@ from .kinds import KINDS, Kind
 Handler = Callable[[Ask], Response]
 
 _VM = "microsoft.compute/virtualmachines"
+_SET = scalesets.KIND.lower()
 _IMAGE_NAMES = 5
 """Location, publisher, artifact type, offer, SKU."""
 _TABLE: Mapping[tuple[str, str, str], Handler] = {
@@ -25,6 +26,14 @@ _TABLE: Mapping[tuple[str, str, str], Handler] = {
     ("POST", _VM, "simulateEviction"): vms.simulate_eviction,
     ("POST", _VM, "retrieveBootDiagnosticsData"): vms.boot_diagnostics,
     **{("POST", _VM, verb): vms.act for verb in ("powerOff", "deallocate", "start", "restart", "redeploy")},
+    ("PUT", _SET, ""): scalesets.put,
+    ("GET", _SET, ""): scalesets.get,
+    ("PATCH", _SET, ""): scalesets.patch,
+    ("DELETE", _SET, ""): scalesets.delete,
+    ("GET", _SET, "instanceView"): scalesets.instance_view,
+    ("POST", _SET, "delete"): scalesets.delete_machines,
+    ("GET", _SET, "virtualMachines"): scalesets.listed,
+    ("GET", _SET, "virtualMachineScaleSets"): scalesets.listed,
     ("GET", "microsoft.compute/skus", "skus"): lookups.skus,
     ("GET", "microsoft.compute/locations", "usages"): lookups.usages,
     ("GET", "microsoft.network/locations", "usages"): lookups.network_usages,
@@ -34,8 +43,14 @@ _TABLE: Mapping[tuple[str, str, str], Handler] = {
     ("GET", "microsoft.authorization/roleassignments", "roleAssignments"): roles.listed,
     ("GET", "microsoft.authorization/roledefinitions", "roleDefinitions"): roles.definitions,
     ("GET", "microsoft.authorization/roledefinitions", ""): roles.definition,
+    ("PUT", "microsoft.authorization/roledefinitions", ""): roles.put_definition,
+    ("DELETE", "microsoft.authorization/roledefinitions", ""): roles.delete_definition,
     **{(method, "microsoft.resources/tags", ""): groups.put_tags for method in ("GET", "PUT", "PATCH")},
-    ("GET", "microsoft.storage/storageaccounts", ""): resources.get,
+    ("GET", reservations.KIND.lower(), ""): reservations.get,
+    ("GET", reservations.GROUP.lower(), "capacityReservations"): reservations.listed,
+    **{("PUT", kind.name.lower(), ""): put for kind, put in storage.KINDS.items()},
+    **{("GET", kind.name.lower(), ""): resources.get for kind in storage.KINDS},
+    **{("DELETE", kind.name.lower(), ""): partial(resources.delete, kind=kind) for kind in storage.KINDS},
 }
 
 

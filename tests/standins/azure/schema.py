@@ -16,6 +16,8 @@ import typing
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from . import models
+
 _OPEN = frozenset({"VirtualMachineSizeTypes", "ExtendedLocationTypes"})
 _PLAIN: Mapping[str, type | tuple[type, ...]] = {
     "str": str,
@@ -35,8 +37,41 @@ def faults(model: str, body: object) -> list[str]:
     return list(_of_model(_class(package, name), body, ""))
 
 
+def fields(model: str) -> Mapping[str, tuple[Any, bool, bool]]:
+    """Name on the wire -> (type, read-only, required); `model` as of faults()."""
+    package, _, name = model.rpartition(".")
+    return _fields(_class(package, name))
+
+
+def shape(told: Any) -> tuple[str, Any]:
+    """Of a field's type: `object` and its fields, `list` or `map` and the type of what is in it, `plain` and None."""
+    if isinstance(told, tuple):
+        return _shape_of_name(*told)
+    origin = typing.get_origin(told)
+    if origin is typing.Union:
+        options = [one for one in typing.get_args(told) if one is not type(None)]
+        return shape(next((one for one in options if typing.get_origin(one) or _is_model(one)), str))
+    if origin in (list, dict):
+        return ("list", typing.get_args(told)[0]) if origin is list else ("map", typing.get_args(told)[1])
+    return ("object", _fields(told)) if _is_model(told) else ("plain", None)
+
+
+def _shape_of_name(model: Any, told: Any) -> tuple[str, Any]:
+    if not isinstance(told, str):
+        return "object", _fields(told)
+    if told[0] in "[{":
+        return ("list" if told[0] == "[" else "map"), (model, told[1:-1])
+    return ("plain", None) if told in _PLAIN else shape(_class(model.__module__.split(".")[2], told))
+
+
+def _is_model(told: Any) -> bool:
+    return isinstance(told, type) and told.__module__.startswith("azure.mgmt.") and not issubclass(told, enum.Enum)
+
+
 @functools.cache
 def _class(package: str, name: str) -> Any:
+    if models.knows(package):
+        return models.model(package, name)
     return getattr(importlib.import_module(f"azure.mgmt.{package}.models"), name)
 
 

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from . import names, vms
+from . import names, scalesets, vms
 from .arm import key
 from .capacity import HOW
 from .machines import told
@@ -63,11 +63,14 @@ class Verbs:
 
     def set_times(
         self,
+        *,
         operation: float | None,
         group: float | None,
         lag: float | None,
         roles: float | None,
         retry: int | None,
+        restart: float | None,
+        sets: float | None,
     ) -> None:
         world = self._world
         world.delay_s = world.delay_s if operation is None else operation
@@ -75,6 +78,8 @@ class Verbs:
         world.lag_s = world.lag_s if lag is None else lag
         world.role_lag_s = world.role_lag_s if roles is None else roles
         world.retry_s = world.retry_s if retry is None else retry
+        world.restart_s = world.restart_s if restart is None else restart
+        world.sets_s = world.sets_s if sets is None else sets
 
     def set_machine_environ(self, values: dict[str, str]) -> None:
         self._world.machine_environ = values
@@ -123,8 +128,11 @@ class Verbs:
     def crash(self, name: str) -> None:
         vms.crash(self._world, self._world.vm(name))
 
+    def sicken(self, name: str) -> None:
+        scalesets.sicken(self._world, self._world.vm(name))
+
     def reboot(self, name: str) -> None:
-        vms.reboot(self._world.vm(name))
+        vms.reboot(self._world, self._world.vm(name))
 
     # -- what is to be seen
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 import base64
 import binascii
 import re
+from dataclasses import replace
 from typing import Any
 
-from . import catalog
+from . import catalog, reservations
 from .arm import RefusedError, key
 from .capacity import Shape, not_available
 from .world import World
@@ -78,9 +79,16 @@ def shape_of(world: World, body: dict[str, Any], region: str) -> Shape:
         text = "A machine in an availability set can be neither an Azure Spot Virtual Machine nor in a zone."
         raise invalid("availabilitySet", text)
     group = (properties.get("capacityReservation") or {}).get("capacityReservationGroup")
-    if group and spot:
+    if not group:
+        return Shape(size, region, zone, spot)
+    for name in ("availabilitySet", "proximityPlacementGroup"):
+        if properties.get(name):
+            raise invalid("capacityReservation", f"A VM with {name} cannot be associated with a capacity reservation.")
+    if spot:
         raise invalid("capacityReservation", "A Spot VM cannot be associated with a capacity reservation group.")
-    return Shape(size, region, zone, spot, reserved=bool(group))
+    shape = Shape(size, region, zone, spot, reservations.find(world, str(group["id"]), size.name, zone))
+    there = [vm.shape for vm in world.vms if vm.is_placed]
+    return replace(shape, reserved=reservations.has_room(world, shape, there))
 
 
 def check(world: World, body: dict[str, Any], path: str, region: str) -> str:

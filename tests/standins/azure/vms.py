@@ -24,8 +24,6 @@ from .tokens import Principal
 from .world import World
 
 KIND = "Microsoft.Compute/virtualMachines"
-_PLACED = ("running", "creating", "stopped")
-"""Powers in which it takes up a place."""
 _FIXED = ("osProfile", "storageProfile", "networkProfile", "priority", "proximityPlacementGroup")
 
 
@@ -124,8 +122,11 @@ def act(ask: Ask) -> Response:
             world.capacity.admit(vm.shape, shapes(world, but=vm))
             _run(world, vm)
         else:
-            reboot(vm)
+            vm.properties["provisioningState"] = "Succeeded"
+            reboot(world, vm)
 
+    if verb in ("restart", "redeploy"):
+        vm.properties["provisioningState"] = "Updating"
     return accepted(ask.begin(work))
 
 
@@ -172,8 +173,8 @@ def maintain(world: World, vm: Vm, kind: str, seconds: float) -> None:
     """`Freeze`, `Reboot`, `Redeploy`, `Terminate`: it is told; after so long, or as soon as it lets it, it happens."""
     done = {
         "Freeze": lambda: None,
-        "Reboot": partial(reboot, vm),
-        "Redeploy": partial(reboot, vm),
+        "Reboot": partial(reboot, world, vm),
+        "Redeploy": partial(reboot, world, vm),
         "Terminate": partial(_terminated, world, vm),
     }
     announce(world, vm, kind, seconds, done[kind])
@@ -203,13 +204,27 @@ def crash(world: World, vm: Vm) -> None:
     """Its host fails: everything on it is gone at once; it is started again elsewhere ("service healing")."""
     if vm.machine is not None:
         vm.machine.cut_power()
-    world.after(0.5, partial(reboot, vm))
+    world.after(0.5, partial(reboot, world, vm))
 
 
-def reboot(vm: Vm) -> None:
-    """Everything on it is gone at once; it boots again with its disk."""
-    if vm.machine is not None and vm.power == "running":
+def reboot(world: World, vm: Vm) -> None:
+    """Everything on it is gone at once; it boots again with its disk, as soon as tests want it."""
+    if vm.power != "running":
+        return
+    if vm.machine is not None:
         vm.machine.cut_power()
+    vm.power = "starting"
+    if world.restart_s:
+        world.after(world.restart_s, partial(_restarted, vm))
+    else:
+        _restarted(vm)
+
+
+def _restarted(vm: Vm) -> None:
+    if vm.power != "starting":
+        return
+    vm.power = "running"
+    if vm.machine is not None:
         vm.machine.power_on()
 
 
@@ -246,12 +261,13 @@ def forget(world: World, path: str) -> None:
             found["properties"]["diskState"] = "Unattached"
     for nic in network["networkInterfaces"]:
         if (nic.get("properties") or {}).get("deleteOption") == "Delete":
-            _forget_interface(world, str(nic["id"]))
+            forget_interface(world, str(nic["id"]))
+    world.lost(vm)
 
 
 def shapes(world: World, but: Vm | None = None) -> list[Shape]:
     """What takes up places and quotas."""
-    return [vm.shape for vm in world.vms if vm.power in _PLACED and vm is not but]
+    return [vm.shape for vm in world.vms if vm.is_placed and vm is not but]
 
 
 def view(vm: Vm) -> dict[str, Any]:
@@ -268,7 +284,7 @@ def view(vm: Vm) -> dict[str, Any]:
     ]
     if vm.properties.get("_error"):
         statuses[0] |= {"level": "Error", "message": vm.properties["_error"]}
-    if vm.power in ("running", "stopped", "deallocated"):
+    if vm.power in ("running", "starting", "stopped", "deallocated"):
         statuses.append({"code": f"PowerState/{vm.power}", "level": "Info", "displayStatus": f"VM {vm.power}"})
     return {"statuses": statuses, "hyperVGeneration": "V2"}
 
@@ -451,7 +467,7 @@ def _make_disk(world: World, resource: dict[str, Any], shape: Shape) -> None:
     }
 
 
-def _forget_interface(world: World, path: str) -> None:
+def forget_interface(world: World, path: str) -> None:
     found = world.find(path)
     if found is None:
         return

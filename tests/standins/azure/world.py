@@ -39,6 +39,8 @@ class World:
         self.certificate = Path()
         self.lock = threading.RLock()
         self.over = threading.Event()
+        self.lost: Callable[[Vm], None] = lambda _vm: None
+        """Is told of each machine that was deleted."""
         self.tokens = Tokens()
         self._folder = tempfile.TemporaryDirectory(prefix="cloudgpu-azure-")
         self._timers: list[threading.Timer] = []
@@ -60,6 +62,7 @@ class World:
         self.vms: list[Vm] = []
         """All that ever were."""
         self.delay_s, self.group_s, self.lag_s, self.role_lag_s, self.retry_s = 0.02, 0.0, 0.0, 0.0, 0
+        self.restart_s, self.sets_s = 0.0, 0.0
         self.later: list[Later] = []
         self.machine_environ: dict[str, str] = {}
         """What machines have in their environment beside what stands for the network."""

@@ -32,8 +32,8 @@ ACCOUNT = "jobsoftests"
 KEY = b64encode(b"the account's key").decode()
 _FOLDER = Path(__file__).parent
 _MAIN = _FOLDER / "node_modules/azurite/dist/src/blob/main.js"
-_START_S = 60.0
-_ANSWER_S = 30.0
+_START_S = 180.0
+_ANSWER_S = 180.0
 _OPTIONS = ("--inMemoryPersistence", "--skipApiVersionCheck", "--disableTelemetry", "--silent", "--oauth", "basic")
 
 

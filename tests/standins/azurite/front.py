@@ -24,7 +24,7 @@ from ..serving import HTML_PAGE, WebServer, read_body, suffer
 from ..tls import server_context
 from . import Azurite
 
-_ANSWER_S = 60.0
+_ANSWER_S = 180.0
 _COMPONENTS = {"block": "block.put", "blocklist": "blocks.commit", "list": "blobs.list"}
 _HOP = {"connection", "transfer-encoding", "keep-alive", "content-length", "date", "server"}
 _ERROR = '<?xml version="1.0" encoding="utf-8"?><Error><Code>{code}</Code><Message>{message}</Message></Error>'

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -217,16 +218,14 @@ def wait(ask: Ask) -> Resource:
 
 
 def insert(ask: Ask) -> Resource:
-    """Of firewalls, reservations and resource policies: it is there at once, and its operation is done soon."""
+    """It is there at once, and its operation is done soon."""
     world, body = ask.world, dict(ask.body)
     name, scope = str(body.get("name", "")), ask.scope
     if (scope, name) in world.collection(ask.collection):
         path = f"projects/{world.project.id}/{_prefix(scope)}{ask.collection}/{name}"
         raise RefusedError("alreadyExists", 409, f"The resource '{path}' already exists")
-    if ask.collection == "firewalls":
-        body = _firewall(world, body)
-    elif ask.collection == "reservations":
-        body = {"status": "READY", **body}
+    if ask.collection in _COMPLETED:
+        body = _COMPLETED[ask.collection](world, body)
     made = world.put(ask.collection, _SINGULAR[ask.collection], scope, body)
     return _operation(ask, "insert", made)
 
@@ -244,7 +243,7 @@ def delete(ask: Ask) -> Resource:
 
 
 def patch(ask: Ask) -> Resource:
-    """Of a firewall."""
+    """What the body says is so, field by field at the top."""
     found = ask.world.collection(ask.collection).get((ask.scope, ask.params[_SINGULAR[ask.collection]]))
     if found is None:
         return get(ask)  # which says that there is none
@@ -264,16 +263,54 @@ def _firewall(world: World, body: Resource) -> Resource:
     return {**defaults, **body, "network": world.link("networks", "global", network)}
 
 
+def _network(_world: World, body: Resource) -> Resource:
+    return {"autoCreateSubnetworks": True, "routingConfig": {"routingMode": "REGIONAL"}, **body}
+
+
+def _subnetwork(world: World, body: Resource) -> Resource:
+    network = _of_network(world, body)
+    defaults = {"privateIpGoogleAccess": False, "purpose": "PRIVATE", "stackType": "IPV4_ONLY"}
+    try:
+        ipaddress.ip_network(str(body.get("ipCidrRange", "")))
+    except ValueError as error:
+        raise invalid("resource.ipCidrRange", body.get("ipCidrRange", ""), str(error)) from error
+    return {**defaults, **body, "network": network}
+
+
+def _router(world: World, body: Resource) -> Resource:
+    return {**body, "network": _of_network(world, body)}
+
+
+def _of_network(world: World, body: Resource) -> str:
+    network = last(str(body.get("network", "")))
+    if ("global", network) not in world.collection("networks"):
+        raise invalid("resource.network", network, "The referenced network resource cannot be found.")
+    return world.link("networks", "global", network)
+
+
 def _check_unused(ask: Ask, found: Resource) -> None:
     users = found.get("users") or [
         vm.resource["selfLink"]
         for vm in ask.world.vms
         if vm.status and found["selfLink"] in [*vm.resource.get("resourcePolicies", [])]
     ]
+    users = users or _attached(ask, found)
     if users:
         path = f"projects/{ask.world.project.id}/{_prefix(ask.scope)}{ask.collection}/{found['name']}"
         text = f"The {_SINGULAR[ask.collection]} resource '{path}' is already being used by '{users[0]}'"
         raise RefusedError("resourceInUseByAnotherResource", 400, text)
+
+
+def _attached(ask: Ask, found: Resource) -> list[str]:
+    """What is in a network or on a subnetwork."""
+    if ask.collection == "networks":
+        kinds = ("subnetworks", "firewalls", "routers")
+        inside = [one for kind in kinds for one in ask.world.collection(kind).values()]
+        return [str(one["selfLink"]) for one in inside if last(str(one.get("network", ""))) == found["name"]]
+    if ask.collection == "subnetworks":
+        used = [(vm, interface) for vm in ask.world.vms if vm.status for interface in vm.resource["networkInterfaces"]]
+        return [vm.resource["selfLink"] for vm, interface in used if interface["subnetwork"] == found["selfLink"]]
+    return []
 
 
 def _operation(ask: Ask, kind: str, resource: Resource, work: Callable[[], None] = lambda: None) -> Resource:
@@ -294,6 +331,7 @@ _SINGULAR = {
     "firewalls": "firewall",
     "globalOperations": "operation",
     "images": "image",
+    "instanceTemplates": "instanceTemplate",
     "instances": "instance",
     "machineTypes": "machineType",
     "networks": "network",
@@ -301,6 +339,7 @@ _SINGULAR = {
     "regions": "region",
     "reservations": "reservation",
     "resourcePolicies": "resourcePolicy",
+    "routers": "router",
     "subnetworks": "subnetwork",
     "zoneOperations": "operation",
     "zones": "zone",
@@ -312,3 +351,11 @@ _MADE: dict[str, Callable[[Ask, str], list[Resource]]] = {
     "acceleratorTypes": _accelerators,
     "images": _images,
 }
+_COMPLETED: dict[str, Callable[[World, Resource], Resource]] = {
+    "firewalls": _firewall,
+    "networks": _network,
+    "reservations": lambda _world, body: {"status": "READY", **body},
+    "routers": _router,
+    "subnetworks": _subnetwork,
+}
+"""What Compute Engine adds to a new one."""

@@ -16,7 +16,7 @@ from ..gcp.discovery import Match, discovery
 from ..gcp.fields import FieldsError, check, parse, pruned
 from ..gcp.project import Project
 from ..gcp.service import RefusedError, Request, Response, Service, answer_json, error_legacy
-from . import catalog, instances, resources
+from . import catalog, groups, instances, resources
 from .ask import Ask, last
 from .verbs import Verbs
 from .world import World
@@ -28,6 +28,7 @@ _LISTED = (
     "firewalls",
     "globalOperations",
     "images",
+    "instanceTemplates",
     "instances",
     "machineTypes",
     "networks",
@@ -35,10 +36,12 @@ _LISTED = (
     "regions",
     "reservations",
     "resourcePolicies",
+    "routers",
     "subnetworks",
     "zoneOperations",
     "zones",
 )
+_MADE_AND_DELETED = ("firewalls", "networks", "reservations", "resourcePolicies", "routers", "subnetworks")
 _AGGREGATED = (
     "acceleratorTypes",
     "disks",
@@ -54,12 +57,9 @@ HANDLERS: dict[str, Callable[[Ask], dict[str, Any]]] = {
     **{f"{collection}.list": resources.list_ for collection in _LISTED},
     **{f"{collection}.aggregatedList": resources.aggregated_list for collection in _AGGREGATED},
     **{f"{scope}Operations.wait": resources.wait for scope in ("global", "region", "zone")},
-    **{f"{collection}.insert": resources.insert for collection in ("firewalls", "reservations", "resourcePolicies")},
-    **{
-        f"{collection}.delete": resources.delete
-        for collection in ("disks", "firewalls", "reservations", "resourcePolicies")
-    },
-    "firewalls.patch": resources.patch,
+    **{f"{collection}.insert": resources.insert for collection in _MADE_AND_DELETED},
+    **{f"{collection}.delete": resources.delete for collection in ("disks", *_MADE_AND_DELETED)},
+    **{f"{collection}.patch": resources.patch for collection in ("firewalls", "networks", "routers", "subnetworks")},
     "images.getFromFamily": resources.get_from_family,
     "instances.delete": instances.delete,
     "instances.getSerialPortOutput": instances.get_serial_port_output,
@@ -69,7 +69,20 @@ HANDLERS: dict[str, Callable[[Ask], dict[str, Any]]] = {
     "instances.simulateMaintenanceEvent": instances.simulate_maintenance_event,
     "instances.start": instances.start,
     "instances.stop": instances.stop,
+    "instanceTemplates.delete": groups.delete_template,
+    "instanceTemplates.insert": groups.insert_template,
+    "instanceGroupManagers.aggregatedList": groups.aggregated_list,
     "projects.get": resources.get_project,
+    "regionInstanceGroupManagers.delete": groups.delete,
+    "regionInstanceGroupManagers.deleteInstances": groups.delete_instances,
+    "regionInstanceGroupManagers.get": groups.get,
+    "regionInstanceGroupManagers.insert": groups.insert,
+    "regionInstanceGroupManagers.list": groups.list_,
+    "regionInstanceGroupManagers.listErrors": groups.list_errors,
+    "regionInstanceGroupManagers.listManagedInstances": groups.list_managed_instances,
+    "regionInstanceGroupManagers.patch": groups.patch,
+    "regionInstanceGroupManagers.resize": groups.resize,
+    "regionInstanceGroups.setNamedPorts": groups.set_named_ports,
 }
 
 
@@ -138,7 +151,8 @@ class ComputeEngine(Service):
 
     def _check(self, request: Request, match: Match, body: Any) -> None:
         found, project = discovery("compute", "v1"), match.params.get("project", "")
-        if project != self._world.project.id and not match.method.id.startswith("images."):
+        own = (self._world.project.id, self._world.project.number)
+        if project not in own and not match.method.id.startswith("images."):
             raise RefusedError("notFound", 404, f"The resource 'projects/{project}' was not found")
         zone, region = match.params.get("zone", ""), match.params.get("region", "")
         if zone and zone not in catalog.zones():
@@ -166,13 +180,15 @@ def _asked_for(request: Request, match: Match) -> dict[str, Any]:
 
 
 def _of_body(request: Request) -> dict[str, str]:
-    """What rules and permissions look at in a new instance or firewall; nothing of a body that cannot be read."""
+    """What rules and permissions look at in a new instance, template or firewall; nothing of a body that cannot be
+    read."""
     try:
-        body = request.json()
+        name = str(request.json().get("name", ""))
+        body = request.json().get("properties", request.json())
         interfaces = body.get("networkInterfaces", [])
         accounts = body.get("serviceAccounts", [])
         return {
-            "name": str(body.get("name", "")),
+            "name": name,
             "machineType": last(str(body.get("machineType", ""))),
             "provisioningModel": str(body.get("scheduling", {}).get("provisioningModel", "")),
             "external": str(any(one.get("accessConfigs") for one in interfaces)).lower(),

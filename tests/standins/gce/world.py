@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..gcp.project import Project
 from . import catalog
 from .capacity import Capacity
 from .machines import Vm
 from .operations import Operations, now
+
+if TYPE_CHECKING:
+    from .groups import Group
 
 ADDRESSES = "10.128.{}.{}"
 
@@ -44,6 +47,8 @@ class World:
         """Made by tests, beside those of the catalogue."""
         self.pending_disks: dict[str, dict[str, Any]] = {}
         """URL -> what is asked for, of disks of instances that are being made."""
+        self.groups: dict[tuple[str, str], Group] = {}
+        """(scope, name) -> managed instance group."""
         self._timers: list[threading.Timer] = []
         self.add_network("default")
 

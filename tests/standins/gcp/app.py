@@ -24,6 +24,10 @@ SERVICES: tuple[str, ...] = (
     "..vertex.service:Vertex",
     "..gcp_catalog.billing:Billing",
     "..gcp_catalog.cloudquotas:CloudQuotas",
+    ".platform:Iam",
+    ".platform:ResourceManager",
+    ".platform:Scheduler",
+    ".platform:Workflows",
     "..gcs.json_api:JsonApi",
     "..gcs.xml_api:XmlApi",
 )

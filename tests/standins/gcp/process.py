@@ -13,7 +13,7 @@ from .project import LOOKER, PROJECT
 
 KEPT = "cloudgpu-closed-"
 """Firewall rules of a network, which stay."""
-_READ_S = 60.0
+_READ_S = 180.0
 
 
 @contextlib.contextmanager
@@ -43,6 +43,8 @@ class Remains:
         self._disks = compute_v1.DisksClient(**told)
         self._firewalls = compute_v1.FirewallsClient(**told)
         self._policies = compute_v1.ResourcePoliciesClient(**told)
+        self._groups = compute_v1.InstanceGroupManagersClient(**told)
+        self._templates = compute_v1.InstanceTemplatesClient(**told)
 
     def find(self) -> dict[str, list[str]]:
         """Names by kind; kinds of which nothing is there are left out. A stopped instance is there: its disk bills."""
@@ -50,6 +52,8 @@ class Remains:
             "instances": _names(self._instances, "instances"),
             "disks": _names(self._disks, "disks"),
             "policies": _names(self._policies, "resource_policies"),
+            "groups": _names(self._groups, "instance_group_managers"),
+            "templates": [one.name for one in self._templates.list(project=PROJECT, timeout=_READ_S)],
             "firewalls": [
                 one.name
                 for one in self._firewalls.list(project=PROJECT, timeout=_READ_S)

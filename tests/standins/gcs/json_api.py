@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
 from ..faults import Call
+from ..gcp.discovery import discovery
 from ..gcp.service import RefusedError, Request, Response, answer_json, error_legacy
 from .control import verbs
 from .shared import StorageService, number, read_conditions, read_hashes, served
@@ -74,11 +75,15 @@ class JsonApi(StorageService):
             "buckets.get": self._bucket,
             "buckets.insert": self._make_bucket,
             "buckets.list": self._buckets,
+            "buckets.patch": self._patch_bucket,
+            "buckets.delete": self._delete_bucket,
+            "buckets.getIamPolicy": self._policy,
+            "buckets.setIamPolicy": self._set_policy,
         }
         return does[call.action](request, call)
 
     def verbs(self) -> Mapping[str, Callable[..., Any]]:
-        return verbs(self.store)
+        return {**verbs(self.store), "bucket": self._told_bucket}
 
     def error(self, code: str, status: int, message: str) -> Response:
         return error_legacy(_REASONS.get(code, code), status, message)
@@ -240,9 +245,38 @@ class JsonApi(StorageService):
         return answer_json(self._told_bucket(call.params["bucket"]))
 
     def _make_bucket(self, request: Request, _call: Call) -> Response:
-        body = request.json()
-        self.store.make_bucket(str(body["name"]), str(body.get("location", "US")))
-        return answer_json(self._told_bucket(str(body["name"])))
+        body = _checked(request.json(), "Bucket")
+        name = str(body.pop("name"))
+        self.store.make_bucket(name, str(body.pop("location", "US")))
+        self.store.settings[name] = body
+        return answer_json(self._told_bucket(name))
+
+    def _patch_bucket(self, request: Request, call: Call) -> Response:
+        """None takes a field away."""
+        body, name = _checked(_without_nulls(request.json()), "Bucket"), call.params["bucket"]
+        self.store.bucket(name)
+        known = self.store.settings.setdefault(name, {})
+        known.update(body)
+        for key in [key for key, value in request.json().items() if value is None]:
+            known.pop(key, None)
+        return answer_json(self._told_bucket(name))
+
+    def _delete_bucket(self, _request: Request, call: Call) -> Response:
+        self.store.delete_bucket(call.params["bucket"])
+        return Response(204)
+
+    def _policy(self, request: Request, call: Call) -> Response:
+        """As older clients know it where there is a condition: without, and not to be written back so."""
+        self.store.bucket(call.params["bucket"])
+        found = self.store.policies.get(call.params["bucket"])
+        if int(request.query.get("optionsRequestedPolicyVersion", 1)) < 3:
+            found = {**found, "version": 1, "bindings": [one for one in found["bindings"] if "condition" not in one]}
+        return answer_json({"kind": "storage#policy", **found})
+
+    def _set_policy(self, request: Request, call: Call) -> Response:
+        self.store.bucket(call.params["bucket"])
+        body = _checked(request.json(), "Policy")
+        return answer_json({"kind": "storage#policy", **self.store.policies.put(call.params["bucket"], body)})
 
     def _buckets(self, _request: Request, _call: Call) -> Response:
         with self.store.lock:
@@ -259,6 +293,7 @@ class JsonApi(StorageService):
             "location": self.store.locations[name].upper(),
             "storageClass": "STANDARD",
             "iamConfiguration": {"uniformBucketLevelAccess": {"enabled": True}},
+            **self.store.settings.get(name, {}),
         }
 
 
@@ -301,8 +336,10 @@ class _Route(NamedTuple):
 def _route(method: str, bucket: str, rest: str) -> _Route:
     found = re.fullmatch(r"/o(?:/([^/]+)(?:/(rewriteTo|copyTo|compose)(?:/b/([^/]+)/o/([^/]+))?)?)?", rest)
     if not rest:
-        actions = {"GET": "buckets.get"} if bucket else {"GET": "buckets.list", "POST": "buckets.insert"}
-        return _Route(actions.get(method))
+        own = {"GET": "buckets.get", "PATCH": "buckets.patch", "DELETE": "buckets.delete"}
+        return _Route((own if bucket else {"GET": "buckets.list", "POST": "buckets.insert"}).get(method))
+    if rest == "/iam":
+        return _Route({"GET": "buckets.getIamPolicy", "PUT": "buckets.setIamPolicy"}.get(method))
     if found is None or not found[1]:
         return _Route({"GET": "objects.list"}.get(method) if found else None)
     name, verb = unquote(found[1]), found[2]
@@ -312,6 +349,17 @@ def _route(method: str, bucket: str, rest: str) -> _Route:
         action = {"rewriteTo": "objects.rewrite", "copyTo": "objects.copy"}[verb]
         return _Route(action, name, (unquote(found[3]), unquote(found[4])))
     return _Route({"GET": "objects.get", "DELETE": "objects.delete", "PATCH": "objects.patch"}.get(method), name)
+
+
+def _checked(body: dict[str, Any], schema: str) -> dict[str, Any]:
+    """Raises RefusedError for what the discovery document does not know."""
+    if faults := discovery("storage", "v1").faults(schema, body):
+        raise RefusedError("invalid", 400, f"Invalid JSON payload received. {'; '.join(faults)}")
+    return body
+
+
+def _without_nulls(body: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in body.items() if value is not None}
 
 
 def _conditions(request: Request) -> Conditions:

@@ -13,10 +13,11 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import google_crc32c
 
+from ..gcp.platform import Policies
 from ..gcp.service import RefusedError
 
 NAME = "storage"
@@ -115,6 +116,10 @@ class Store:
         self.lock = threading.RLock()
         self.buckets: dict[str, dict[str, Thing]] = {}
         self.locations: dict[str, str] = {}
+        self.settings: dict[str, dict[str, Any]] = {}
+        """By bucket, as its maker said them."""
+        self.policies = Policies()
+        """Of buckets."""
         self.uploads: dict[str, Upload] = {}
         self.update_limit_s = 0.0
         """So long after a change of an object the next one is refused; 0: never."""
@@ -126,8 +131,9 @@ class Store:
     def clear(self) -> None:
         """As at the start."""
         with self.lock:
-            for kept in (self.buckets, self.locations, self.uploads, self.blind):
+            for kept in (self.buckets, self.locations, self.settings, self.uploads, self.blind):
                 kept.clear()
+            self.policies = Policies()
             self.update_limit_s = 0.0
 
     def make_bucket(self, name: str, location: str = "US") -> None:
@@ -136,6 +142,15 @@ class Store:
             if name in self.buckets:
                 raise RefusedError("conflict", 409, "The requested bucket name is not available.")
             self.buckets[name], self.locations[name] = {}, location
+
+    def delete_bucket(self, name: str) -> None:
+        """Only an empty one. Raises RefusedError."""
+        with self.lock:
+            if self.bucket(name):
+                raise RefusedError("conflict", 409, "The bucket you tried to delete is not empty.")
+            for kept in (self.buckets, self.locations, self.settings):
+                kept.pop(name, None)
+            self.policies.forget(name)
 
     def bucket(self, name: str) -> dict[str, Thing]:
         """Raises RefusedError."""

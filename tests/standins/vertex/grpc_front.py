@@ -66,7 +66,7 @@ class GrpcFront:
         self._server.start()
 
     def close(self) -> None:
-        self._server.stop(0).wait(10)
+        self._server.stop(0).wait(180)
 
     def _handler(self, route: Route) -> Any:
         import grpc

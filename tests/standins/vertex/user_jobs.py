@@ -49,7 +49,7 @@ class Remains:
         found: dict[str, list[str]] = {}
         for region in sorted({one.region for one in self._control.jobs()}):
             request: dict[str, Any] = {"parent": f"projects/{PROJECT}/locations/{region}", "filter": live}
-            if names := [job.name for job in self._client.list_custom_jobs(request=request, timeout=60.0)]:
+            if names := [job.name for job in self._client.list_custom_jobs(request=request, timeout=180)]:
                 found[region] = names
         return found
 

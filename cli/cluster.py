@@ -1,0 +1,462 @@
+"""`cloudgpu cluster`: machines that stay, and take one job after the other."""
+
+from __future__ import annotations
+
+import dataclasses
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .errors import CommandError
+from .exits import Exit
+from .options import json_option, yes_option
+from .output import echo_json, remark, warning
+from .stack_run import held, settle, stack_options
+from .stack_view import report_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ..infra.automation import Contents, Stack
+    from ..infra.policy import Finding, Report
+    from ..infra.programs import Terms
+    from ..infra.settings import FleetSettings
+    from ..jobspecs.cluster_file import LoadedCluster
+    from ..jobspecs.fleets import FleetSpec
+    from ..provisioners.clusters import Cluster
+    from ..provisioners.infrastructure import Infrastructure
+
+
+@click.group()
+def command() -> None:
+    """Keep machines for jobs: a group of identical ones, which heals itself and whose size you say.
+
+    \b
+    cloudgpu cluster up cluster.yaml
+    cloudgpu cluster scale big 8
+    cloudgpu submit job.yaml --cluster big
+    cloudgpu cluster status
+    cloudgpu cluster extend big 7d
+    cloudgpu cluster down big
+
+    It stands in an infra stack (`cloudgpu infra up`). Its machines bill whether or not a job runs, until `down`, until
+    it expires (7d after `up`, if cluster.yaml does not say otherwise), or as long as `idle` and `limits.duration` say;
+    docs/infra.md shows the file.
+    """
+
+
+_renew_option = click.option(
+    "--renew", is_flag=True, help="The newest image and agent too: every machine is replaced, a few at a time."
+)
+
+
+@command.command(short_help="Bring up the cluster of a file, or change it.")
+@click.argument("file", type=click.Path(path_type=Path))
+@_renew_option
+@click.option("--dry-run", is_flag=True, help="Show what would be done; make nothing.")
+@stack_options
+@yes_option
+@json_option
+def up(
+    *, file: Path, renew: bool, dry_run: bool, backend: str | None, install_pulumi: bool, yes: bool, as_json: bool
+) -> Exit | None:
+    """Bring up the cluster of FILE, or change it to what FILE says.
+
+    \b
+    cloudgpu cluster up cluster.yaml --dry-run
+    cloudgpu cluster up cluster.yaml --yes
+
+    The best offer in a region with an infra stack is taken, and kept as long as FILE allows it. Another size changes
+    nothing else; another machine type, disk or market makes another template, and machines are replaced a few at a
+    time. What it costs an hour is shown, and asked for; limits.price of FILE refuses more.
+    """
+    from ..infra.programs import cluster_stack
+    from ..jobspecs.cluster_file import load_cluster_source
+    from .specfile import read
+
+    loaded = load_cluster_source(read(file))
+    for problem in loaded.warnings:
+        warning(f"{problem.place}: {problem.message}")
+    with held(cluster_stack(loaded.cluster.name), backend, install=install_pulumi) as it:
+        before = _settings_of(it.contents())
+        settings, terms = _asked_for(loaded, before, it.name, renew=renew, as_json=as_json)
+        if dry_run:
+            report = _report(it, settings, terms, before)
+            if as_json:
+                echo_json({**_told(settings), **report.to_json()})
+            else:
+                _show(settings, report)
+            return Exit.IMPOSSIBLE if report.refusals else Exit.OK
+        _bring_up(it, settings, terms, before, yes=yes, as_json=as_json)
+    return None
+
+
+@command.command(short_help="Give a cluster so many machines, or none.")
+@click.argument("name")
+@click.argument("machines", type=click.IntRange(min=0))
+@stack_options
+@yes_option
+@json_option
+def scale(*, name: str, machines: int, backend: str | None, install_pulumi: bool, yes: bool, as_json: bool) -> None:
+    """Give the cluster NAME so many MACHINES; 0 keeps everything but machines, and costs nothing an hour.
+
+    \b
+    cloudgpu cluster scale big 8
+    cloudgpu cluster scale big 0 --yes
+
+    The template stays as it is, unless there was one machine only: others may reach it with another one. Which machines
+    go is the provider's choice: scale down while no job runs there.
+    """
+    from ..infra.programs import TERMS, Terms, cluster_stack
+    from ..jobspecs.fields import MAX_NODES
+
+    _check_name(name)
+    if machines > MAX_NODES:
+        raise click.BadParameter(f"expected at most {MAX_NODES}", param_hint="MACHINES")
+    with held(cluster_stack(name), _backend_of(name, backend), install=install_pulumi) as it:
+        contents = it.contents()
+        before = _settings_of(contents)
+        if before is None:
+            raise _no_such(name)
+        terms = Terms(**contents.outputs[TERMS])
+        wanted = {
+            "size": machines,
+            "on_demand": min(terms.on_demand, machines),
+            "peers": before.fleet.peers or machines > 1,
+        }
+        fleet = before.fleet.model_copy(update=wanted)
+        settings = _settings(it.name, fleet, before.infrastructure, before, expires=before.expires)
+        _bring_up(it, settings, terms, before, yes=yes, as_json=as_json)
+
+
+@command.command(short_help="Let a cluster expire later, or never.")
+@click.argument("name")
+@click.argument("period", metavar="DURATION|never")
+@stack_options
+@yes_option
+@json_option
+def extend(*, name: str, period: str, backend: str | None, install_pulumi: bool, yes: bool, as_json: bool) -> None:
+    """Let the cluster NAME expire DURATION from now, or never. No machine is replaced.
+
+    \b
+    cloudgpu cluster extend big 7d
+    cloudgpu cluster extend big never --yes
+
+    One that has expired gets its machines back, and jobs that still wait for them go on from their checkpoints. The
+    next `cluster up` follows `expires` of cluster.yaml again.
+    """
+    from ..infra.programs import TERMS, Terms, cluster_stack
+    from ..jobspecs.fleets import parse_expiry
+    from .cluster_expiry import renewed
+
+    _check_name(name)
+    try:
+        expires = renewed(parse_expiry(period), None)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="DURATION") from error
+    with held(cluster_stack(name), _backend_of(name, backend), install=install_pulumi) as it:
+        contents = it.contents()
+        before = _settings_of(contents)
+        if before is None:
+            raise _no_such(name)
+        settings = dataclasses.replace(before, expires=expires)
+        _bring_up(it, settings, Terms(**contents.outputs[TERMS]), before, yes=yes, as_json=as_json)
+
+
+@command.command(short_help="Remove a cluster, and all that was made for it.")
+@click.argument("cluster")
+@click.option("--while-jobs-run", is_flag=True, help="Even while jobs run on it: they lose their machines.")
+@stack_options
+@yes_option
+@json_option
+def down(
+    *, cluster: str, while_jobs_run: bool, backend: str | None, install_pulumi: bool, yes: bool, as_json: bool
+) -> None:
+    """Remove CLUSTER, by its name or its file: its machines, and all that was made for them.
+
+    \b
+    cloudgpu cluster down big
+    cloudgpu cluster down cluster.yaml --yes
+    """
+    from ..infra.policy import check_down
+    from ..infra.programs import cluster_stack
+    from ..provisioners import clusters
+
+    name = _name_of(cluster)
+    with held(cluster_stack(name), _backend_of(name, backend), install=install_pulumi) as it:
+        if not it.exists:
+            clusters.forget(name)
+            raise _no_such(name)
+        it.recover()
+        changes = it.preview_down(keep_protected=False)
+        report = check_down(changes, running=_jobs_on(name), clusters=(), force=while_jobs_run)
+        if not as_json:
+            click.echo(report_text(report))
+        question = f"take down the cluster {name}?"
+        settle(report, {"cluster": name}, as_json=as_json, yes=yes, question=question, default=False)
+        it.down(keep_protected=False)
+        clusters.forget(name)
+    if as_json:
+        echo_json({"cluster": name, **report.to_json()})
+    else:
+        remark(f"the cluster {name} is down; nothing of it is left")
+
+
+@command.command(short_help="List clusters, what runs on them and what waits.")
+@click.argument("name", required=False)
+@stack_options
+@json_option
+def status(*, name: str | None, backend: str | None, install_pulumi: bool, as_json: bool) -> None:
+    """List the clusters known here, what runs on them and what waits; or read NAME anew from its backend.
+
+    \b
+    cloudgpu cluster status
+    cloudgpu cluster status big --backend s3://team-stacks/cloudgpu
+
+    How many machines answer, of how many the cluster is to have, is told by the cluster's folder in the bucket.
+    """
+    from ..infra.programs import cluster_stack
+
+    if name is None:
+        found = _known()
+    else:
+        _check_name(name)
+        with held(cluster_stack(name), _backend_of(name, backend), install=install_pulumi) as it:
+            contents = it.contents()
+            settings = _settings_of(contents)
+            if settings is None:
+                raise _no_such(name)
+            found = [_keep(it, contents.outputs, settings)]
+    if found or as_json:
+        from .cluster_view import echo_clusters
+
+        echo_clusters(found, as_json=as_json)
+    else:
+        remark("no cluster is known here: `cloudgpu cluster up cluster.yaml` brings one up")
+
+
+# --- the way up -------------------------------------------------------------------------------------------------------
+
+
+def _asked_for(
+    loaded: LoadedCluster, before: FleetSettings | None, stack: str, *, renew: bool, as_json: bool
+) -> tuple[FleetSettings, Terms]:
+    """What the file asks for, now. Image and agent stay those of before for as long as the template stays."""
+    from ..infra.programs import Terms
+    from .cluster_expiry import renewed
+    from .cluster_plan import choose
+
+    chosen = choose(loaded, before.fleet if before else None, as_json=as_json)
+    cap = loaded.cluster.limits.price
+    terms = Terms(
+        None if chosen.price is None else str(chosen.price),
+        None if cap is None else str(cap),
+        loaded.cluster.on_demand,
+    )
+    expires = renewed(loaded.cluster.expires, before.expires if before else None)
+    return _settings(stack, chosen.fleet, chosen.infrastructure, before, expires=expires, renew=renew), terms
+
+
+def _settings(
+    stack: str,
+    fleet: FleetSpec,
+    infrastructure: Infrastructure,
+    before: FleetSettings | None,
+    *,
+    expires: float | None,
+    renew: bool = False,
+) -> FleetSettings:
+    from .cluster_machines import is_reserved_elsewhere, settings_for
+
+    differs = before is None or before.fleet.template_hash != fleet.template_hash
+    if before is None or differs or renew or is_reserved_elsewhere(fleet, before.fleet):
+        return dataclasses.replace(settings_for(stack, fleet, infrastructure, before), expires=expires)
+    return dataclasses.replace(before, fleet=fleet, infrastructure=infrastructure, expires=expires)
+
+
+def _bring_up(
+    it: Stack, settings: FleetSettings, terms: Terms, before: FleetSettings | None, *, yes: bool, as_json: bool
+) -> None:
+    from ..infra.programs import fleet_program
+    from .cluster_machines import put_files
+
+    it.recover()
+    report = _report(it, settings, terms, before)
+    if not as_json:
+        _show(settings, report)
+    name, machines = settings.fleet.name, _machines(settings.fleet.size)
+    question = f"bring up {name} with {machines}?" if before is None else f"change {name} as shown?"
+    settle(report, _told(settings), as_json=as_json, yes=yes, question=question)
+    put_files(settings, agent=before is None or before.user_data != settings.user_data)
+    cluster = _keep(it, it.up(fleet_program(settings, terms)), settings, terms)
+    if as_json:
+        echo_json({**_told(settings), **report.to_json(), "cluster": cluster.to_json()})
+    else:
+        how = f"submit FILE --cluster {name}" if cluster.fleet.size else f"cluster scale {name} MACHINES"
+        remark(f"{name} is up with {machines}: cloudgpu {how}")
+
+
+def _report(it: Stack, settings: FleetSettings, terms: Terms, before: FleetSettings | None) -> Report:
+    from ..infra.policy import check_up
+    from ..infra.programs import fleet_program
+    from .cluster_expiry import check_expiry
+    from .cluster_machines import are_alike
+
+    fleet = settings.fleet
+    price = None if terms.price_usd_h is None else Decimal(terms.price_usd_h) * fleet.size
+    report = check_up(
+        it.preview(fleet_program(settings, terms)),
+        machines=price if fleet.size else Decimal(0),
+        cap=None if terms.cap_usd_h is None else Decimal(terms.cap_usd_h),
+        quota=_quota(fleet, fleet.size - (before.fleet.size if before and are_alike(before.fleet, fleet) else 0)),
+    )
+    losses = _losses(fleet, before.fleet if before else None)
+    return dataclasses.replace(report, findings=(*report.findings, *check_expiry(settings), *losses))
+
+
+def _losses(fleet: FleetSpec, before: FleetSpec | None) -> Iterator[Finding]:
+    """Of machines that are there, and of jobs on them."""
+    from ..infra.policy import Finding, jobs_run
+
+    if before is None or not before.size:
+        return
+    rolls = before.template_hash != fleet.template_hash
+    if rolls:
+        count = f"{_machines(before.size)} {'is' if before.size == 1 else 'are'}"
+        yield Finding("rolling", "warning", f"the template differs: {count} replaced, a few at a time")
+    if (rolls or fleet.size < before.size) and (running := _jobs_on(fleet.name)):
+        yield Finding("jobs-run", "warning", f"{jobs_run(running)}, and may lose machines")
+
+
+def _quota(fleet: FleetSpec, more: int) -> str:
+    """Not a refusal: with too little quota a group begins with fewer machines, and gets the others later."""
+    from ..provisioners import ProvisionError
+    from ..provisioners.for_stacks import check_quota
+
+    if more <= 0:
+        return "nothing more is needed"
+    try:
+        check_quota(fleet, more)
+    except ProvisionError as error:
+        return f"not enough: {error}" if error.error_class == "quota" else f"unknown: {error}"
+    return "enough, as far as the provider tells"
+
+
+def _keep(it: Stack, outputs: Any, settings: FleetSettings, terms: Terms | None = None) -> Cluster:  # noqa: ANN401 - JSON
+    """Write down what the stack says, for jobs to find it."""
+    from ..infra.errors import InfraError
+    from ..infra.programs import TERMS, Terms
+    from ..infra.settings import OUTPUT, FleetOutputs
+    from ..provisioners import clusters
+
+    try:
+        made = FleetOutputs.from_json(outputs[OUTPUT])
+        terms = terms or Terms(**outputs[TERMS])
+    except (KeyError, TypeError) as error:
+        raise InfraError(
+            f"the stack's outputs cannot be read: {error}", "`cloudgpu cluster up` writes them anew"
+        ) from error
+    cluster = clusters.Cluster(
+        name=made.name,
+        stack=it.name,
+        backend=it.backend,
+        owner=settings.owner,
+        account=settings.account,
+        fleet=settings.fleet,
+        infrastructure=settings.infrastructure,
+        group=made.group,
+        fleet_dir=made.fleet_dir,
+        price_usd_h=terms.price_usd_h,
+        expires=settings.expires,
+    )
+    clusters.save(cluster)
+    return cluster
+
+
+# --- small things -----------------------------------------------------------------------------------------------------
+
+
+def _settings_of(contents: Contents) -> FleetSettings | None:
+    from ..infra.programs import SETTINGS
+    from ..infra.settings import FleetSettings
+
+    before = contents.outputs.get(SETTINGS)
+    return None if before is None else FleetSettings.from_json(before)
+
+
+def _known() -> list[Cluster]:
+    from ..infra.errors import InfraError
+    from ..provisioners import clusters
+
+    try:
+        return clusters.known()
+    except ValueError as error:
+        raise InfraError(str(error)) from error
+
+
+def _backend_of(name: str, given: str | None) -> str | None:
+    """Where its stack is, as long as the command line does not say otherwise. What is known of it, or of others, need
+    not be readable: `status NAME` writes it anew."""
+    from ..provisioners import clusters
+
+    if given is not None:
+        return given
+    try:
+        known = clusters.load(name)
+    except ValueError as error:
+        warning(str(error))
+        return None
+    return known.backend if known else None
+
+
+def _name_of(word: str) -> str:
+    """Of a cluster, or in a file."""
+    path = Path(word)
+    if path.suffix not in (".yaml", ".yml") and len(path.parts) == 1:
+        _check_name(word)
+        return word
+    from ..jobspecs.cluster_file import load_cluster
+
+    return load_cluster(path).cluster.name
+
+
+def _check_name(name: str) -> None:
+    """It becomes part of a path: none but a cluster's gets there."""
+    from ..jobspecs.fields import is_name
+
+    if not is_name(name):
+        message = f"{name!r} cannot be the name of a cluster"
+        raise CommandError(message, hint="`cloudgpu cluster status` lists those known here", exit_code=Exit.USAGE)
+
+
+def _no_such(name: str) -> CommandError:
+    hint = "`cloudgpu cluster status` lists those known here; --backend names where another's stack is"
+    return CommandError(f"there is no cluster {name} in this backend", hint=hint, exit_code=Exit.USAGE)
+
+
+def _jobs_on(name: str) -> list[str]:
+    """Ids of this store's jobs that run on the cluster."""
+    from ..control.jobs import list_jobs
+
+    active = list_jobs(active_only=True, limit=10_000)
+    return [job.id for job in active if (job.row.offers[0]["cloud"], job.row.offers[0]["region"]) == ("cluster", name)]
+
+
+def _machines(number: int) -> str:
+    return f"{number:,} machine" + ("" if number == 1 else "s")
+
+
+def _told(settings: FleetSettings) -> dict[str, Any]:
+    """What JSON says beside a report."""
+    from .cluster_expiry import expiry_json
+
+    return {"cluster": settings.fleet.name, "expires": expiry_json(settings.expires)}
+
+
+def _show(settings: FleetSettings, report: Report) -> None:
+    from .cluster_expiry import expiry_text
+
+    click.echo(report_text(report))
+    click.echo(expiry_text(settings))

@@ -1,0 +1,119 @@
+"""From cluster.yaml to the machines of a cluster: the best offer where an infra stack stands."""
+
+from __future__ import annotations
+
+import datetime
+from decimal import Decimal
+from typing import TYPE_CHECKING, NamedTuple
+
+import click
+
+from .errors import CommandError
+from .exits import Exit
+from .output import echo_json, remark
+from .plan_view import offer_text, refusals_text
+from .specfile import say_tables
+
+if TYPE_CHECKING:
+    from ..jobspecs.cluster_file import LoadedCluster
+    from ..jobspecs.fleets import FleetSpec
+    from ..jobspecs.plan import Offer, Plan
+    from ..provisioners.infrastructure import Infrastructure
+
+
+class Chosen(NamedTuple):
+    """The machines, and where they stand."""
+
+    fleet: FleetSpec
+    infrastructure: Infrastructure
+    price: Decimal | None
+    """US dollars per hour of one machine with its disk; None: unknown."""
+
+
+def choose(loaded: LoadedCluster, before: FleetSpec | None, *, as_json: bool) -> Chosen:
+    """The best offer, but where the cluster stands already, as long as its file allows it. `as_json`: a plan that
+    refuses everything is the command's result.
+
+    Raises CommandError where nothing can be had, or no infra stack stands.
+    """
+    from ..jobspecs.fleets import FLEET_CLOUDS, fleet_of
+    from ..jobspecs.planner import plan
+
+    today = datetime.datetime.now(datetime.UTC).date()
+    clouds = loaded.cluster.resources.cloud or FLEET_CLOUDS
+    found = plan(loaded.job, machine=None, today=today, clouds=clouds)
+    say_tables()
+    if found.best is None:
+        if as_json:
+            echo_json({"cluster": loaded.cluster.name, **found.to_json()})
+        click.echo(refusals_text(found), err=True)
+        raise CommandError("nothing can be this cluster", exit_code=Exit.IMPOSSIBLE)
+    infrastructure = _stacks()
+    offer = _best(found, infrastructure, before)
+    if offer != found.best:
+        remark(f"the best offer is elsewhere: {offer_text(found.best)}")
+    stands = infrastructure[offer.cloud, offer.region]
+    price = None if offer.price is None else offer.price / offer.nodes
+    fleet = fleet_of(loaded.cluster, offer, _zones(found, offer, stands))
+    return Chosen(fleet if before is None else _going_on(fleet, before), stands, price)
+
+
+def _stacks() -> dict[tuple[str, str], Infrastructure]:
+    from ..infra.errors import InfraError
+    from ..provisioners import infrastructure
+
+    try:
+        return {(one.cloud, one.region): one for one in infrastructure.known()}
+    except ValueError as error:
+        raise InfraError(str(error)) from error
+
+
+def _best(plan: Plan, infrastructure: dict[tuple[str, str], Infrastructure], before: FleetSpec | None) -> Offer:
+    able = [offer for offer in plan.offers if (offer.cloud, offer.region) in infrastructure]
+    if before is not None:
+        same = [offer for offer in able if _is_as_before(offer, before)]
+        able = same or [offer for offer in able if (offer.cloud, offer.region) == (before.cloud, before.region)]
+        if not able:
+            place = f"{before.cloud} {before.region}"
+            message = f"the cluster {before.name} is in {place}, and its file does not allow that any more"
+            raise CommandError(message, hint=f"`cloudgpu cluster down {before.name}` first", exit_code=Exit.IMPOSSIBLE)
+    if not able:
+        first = plan.offers[0]
+        raise CommandError(
+            f"no infra stack stands where this cluster could be; the best offer: {offer_text(first)}",
+            hint=f"cloudgpu infra up --cloud {first.cloud} --region {first.region}",
+            exit_code=Exit.IMPOSSIBLE,
+        )
+    return able[0]
+
+
+def _is_as_before(offer: Offer, before: FleetSpec) -> bool:
+    (role,) = offer.roles
+    now = (offer.cloud, offer.region, offer.market, role.machine_type, role.accelerator, str(role.count))
+    was = (before.cloud, before.region, before.market, before.machine_type, before.accelerator, before.gpus)
+    return now == was
+
+
+def _going_on(fleet: FleetSpec, before: FleetSpec) -> FleetSpec:
+    """With what of the same machines is settled: once they may reach each other they may, however few they are then;
+    and they stay where their reservation is, as long as the file allows it."""
+    from .cluster_machines import are_alike
+
+    if not are_alike(fleet, before):
+        return fleet
+    stays = fleet.market == "reservation" and (not fleet.zones or set(before.zones) <= set(fleet.zones))
+    zones = before.zones if stays else fleet.zones
+    return fleet.model_copy(update={"peers": fleet.peers or before.peers, "zones": zones})
+
+
+def _zones(plan: Plan, offer: Offer, stands: Infrastructure) -> list[str]:
+    """Those where the same is offered at whatever price, and where the stack has a subnet, if it has one for each."""
+    alike = [
+        one.zone
+        for one in plan.offers
+        if one.zone
+        and (one.cloud, one.region, one.market) == (offer.cloud, offer.region, offer.market)
+        and [role.machine_type for role in one.roles] == [role.machine_type for role in offer.roles]
+    ]
+    zones = list(dict.fromkeys(alike))
+    return [zone for zone in zones if "" in stands.subnets or zone in stands.subnets]

@@ -1,0 +1,132 @@
+"""Where machines are attached: a network in all zones that nothing can come in to."""
+
+import re
+from typing import NotRequired, TypedDict
+
+import pulumi
+import pulumi_aws as aws
+
+from ...provisioners.aws.network import SUBNET_TAG
+from ..components import child_of
+from .children import TYPES, Tags, tags_of
+
+CIDR = "10.90.0.0/16"
+
+
+class GpuNetworkArgs(TypedDict):
+    """Arguments of GpuNetwork."""
+
+    zones: NotRequired[list[str]]
+    """Zones as AWS numbers them, e.g. `use1-az1`; omitted: all of the region."""
+    cidr: NotRequired[str]
+    """Addresses of the whole network, a /16; omitted: 10.90.0.0/16. A change means another network."""
+    owner: NotRequired[str]
+    """Value of the tag cloudgpu-owner; begins with `cloudgpu-`. Omitted: made of the project and the stack."""
+    tags: NotRequired[dict[str, pulumi.Input[str]]]
+    """More, of everything in it."""
+
+
+class GpuNetwork(pulumi.ComponentResource):
+    """A VPC, a public subnet in each zone, a way out and one to S3 that costs nothing.
+
+    Nothing can come in: there is no rule that lets it, the default security group has none at all, and machines bring
+    groups of their own. Machines in it have public addresses, without which they would need a NAT gateway to get out,
+    which costs more than some of them. Launches of cloudgpu find the subnets by their tag.
+    """
+
+    network_id: pulumi.Output[str]
+    """Of the VPC."""
+    subnets: pulumi.Output[dict[str, str]]
+    """Zone (`use1-az1`) -> subnet id."""
+
+    def __init__(self, name: str, args: GpuNetworkArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__(f"{TYPES}:GpuNetwork", name, {}, opts)
+        self._tags = tags_of(args)
+        cidr = args.get("cidr") or CIDR
+        vpc = aws.ec2.Vpc(
+            f"{name}-vpc",
+            cidr_block=cidr,
+            enable_dns_support=True,
+            enable_dns_hostnames=True,
+            tags=self._named(name),
+            opts=child_of(self),
+        )
+        aws.ec2.DefaultSecurityGroup(
+            f"{name}-closed",
+            vpc_id=vpc.id,
+            ingress=[],
+            egress=[],
+            tags=self._named(f"{name}-closed"),
+            opts=child_of(self),
+        )
+        routes = self._way_out(name, vpc)
+        made = {zone: self._subnet(name, vpc, routes, zone, cidr) for zone in self._zones(args.get("zones"))}
+        self.network_id = vpc.id
+        self.subnets = pulumi.Output.all(**{zone: subnet.id for zone, subnet in made.items()})
+        self.register_outputs({"network_id": self.network_id, "subnets": self.subnets})
+
+    def _zones(self, asked: list[str] | None) -> list[str]:
+        """Raises ValueError for a zone that the region does not have."""
+        usual = aws.GetAvailabilityZonesFilterArgs(name="opt-in-status", values=["opt-in-not-required"])
+        found = aws.get_availability_zones(state="available", filters=[usual], opts=pulumi.InvokeOptions(parent=self))
+        unknown = sorted(set(asked or ()) - set(found.zone_ids))
+        if unknown:
+            raise ValueError(f"zones: the region has no {', '.join(unknown)}; it has {', '.join(found.zone_ids)}")
+        return sorted(asked or found.zone_ids)
+
+    def _way_out(self, name: str, vpc: aws.ec2.Vpc) -> aws.ec2.RouteTable:
+        gateway = aws.ec2.InternetGateway(
+            f"{name}-gateway", vpc_id=vpc.id, tags=self._named(f"{name}-gateway"), opts=child_of(self)
+        )
+        table = aws.ec2.RouteTable(
+            f"{name}-routes", vpc_id=vpc.id, tags=self._named(f"{name}-routes"), opts=child_of(self)
+        )
+        aws.ec2.Route(
+            f"{name}-out",
+            route_table_id=table.id,
+            destination_cidr_block="0.0.0.0/0",
+            gateway_id=gateway.id,
+            opts=child_of(self),
+        )
+        aws.ec2.VpcEndpoint(
+            f"{name}-s3",
+            vpc_id=vpc.id,
+            vpc_endpoint_type="Gateway",
+            service_name=vpc.region.apply(lambda region: f"com.amazonaws.{region}.s3"),
+            route_table_ids=[table.id],
+            tags=self._named(f"{name}-s3"),
+            opts=child_of(self),
+        )
+        return table
+
+    def _subnet(self, name: str, vpc: aws.ec2.Vpc, routes: aws.ec2.RouteTable, zone: str, cidr: str) -> aws.ec2.Subnet:
+        subnet = aws.ec2.Subnet(
+            f"{name}-{zone}",
+            vpc_id=vpc.id,
+            availability_zone_id=zone,
+            cidr_block=range_of(zone, cidr),
+            map_public_ip_on_launch=True,
+            tags={**self._named(f"{name}-{zone}"), SUBNET_TAG: name},
+            opts=child_of(self),
+        )
+        aws.ec2.RouteTableAssociation(
+            f"{name}-{zone}", subnet_id=subnet.id, route_table_id=routes.id, opts=child_of(self)
+        )
+        return subnet
+
+    def _named(self, name: str) -> Tags:
+        return {"Name": name, **self._tags}
+
+
+def range_of(zone: str, cidr: str) -> str:
+    """The /20 of a zone in a /16, by the number at the end of its id: it stays when AWS opens or closes another.
+
+    Raises ValueError for another network, and for a zone without such a number.
+    """
+    network = re.fullmatch(r"(\d+\.\d+)\.0\.0/16", cidr)
+    number = re.search(r"az(\d+)$", zone)
+    if network is None:
+        raise ValueError(f"cidr: {cidr} is no /16, e.g. {CIDR}")
+    if number is None or int(number[1]) > 15:
+        raise ValueError(f"zones: {zone} is no zone as AWS numbers them, e.g. use1-az1")
+    return f"{network[1]}.{int(number[1]) * 16}.0/20"

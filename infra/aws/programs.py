@@ -1,0 +1,86 @@
+"""The programs of `cloudgpu infra` and `cloudgpu cluster` on AWS: what the components are, with settings and outputs.
+
+Everything is in the settings' region, whatever region the environment names: the provider is the program's own.
+"""
+
+import pulumi
+import pulumi_aws as aws
+
+from ...provisioners.infrastructure import Infrastructure
+from ..settings import OUTPUT, FleetOutputs, FleetSettings, InfraSettings
+from .bucket import JobBucket, JobBucketArgs
+from .fleet import GpuFleet, GpuFleetArgs
+from .network import GpuNetwork
+from .reaper import OrphanReaper
+from .role import MachineRole
+
+_NAME = "cloudgpu"
+
+
+def infra_program(settings: InfraSettings) -> None:
+    """Network, bucket, role and reaper; exports Infrastructure's JSON.
+
+    `settings.expires` is of no use here: nothing of it bills but the bucket, which no reaper removes.
+    """
+    opts = pulumi.ResourceOptions(providers=[_provider(settings.region)])
+    network = GpuNetwork(f"{_NAME}-network", {"owner": settings.owner}, opts)
+    bucket = JobBucket(f"{_NAME}-jobs", _bucket(settings), opts)
+    role = MachineRole(f"{_NAME}-machines", {"job_dir": bucket.job_dir, "owner": settings.owner}, opts)
+    OrphanReaper(f"{_NAME}-reaper", {"owner": settings.owner}, opts)
+
+    def outputs(made: dict[str, object]) -> dict[str, object]:
+        told = {"cloud": "aws", "region": settings.region, "stack": settings.stack, "owner": settings.owner}
+        return Infrastructure.from_json({**told, **made}).to_json()
+
+    known = pulumi.Output.all(
+        network=network.network_id,
+        subnets=network.subnets,
+        machine_role=role.profile_arn,
+        job_dir=bucket.job_dir,
+    )
+    pulumi.export(OUTPUT, known.apply(outputs))
+
+
+def fleet_program(settings: FleetSettings) -> None:
+    """The template and the group of one fleet; exports FleetOutputs' JSON. Raises ValueError for what cannot be."""
+    fleet, stands_in = settings.fleet, settings.infrastructure
+    args: GpuFleetArgs = {
+        "fleet_name": fleet.name,
+        "machine_type": fleet.machine_type,
+        "size": fleet.size,
+        "zones": list(fleet.zones),
+        "market": fleet.market,
+        "on_demand": fleet.on_demand,
+        "disk_gb": fleet.disk_gb,
+        "peers": fleet.peers,
+        "heal": fleet.heal,
+        "network_id": stands_in.network,
+        "subnets": dict(stands_in.subnets),
+        "profile_arn": stands_in.machine_role,
+        "image": settings.image,
+        "user_data": settings.user_data,
+        "owner": settings.owner,
+    }
+    if settings.expires is not None:
+        args["expires"] = settings.expires
+    if settings.reservation is not None:
+        args |= {"reservation": settings.reservation, "capacity_block": settings.capacity_block}
+    made = GpuFleet(fleet.name, args, pulumi.ResourceOptions(providers=[_provider(fleet.region)]))
+
+    def outputs(known: dict[str, str]) -> dict[str, object]:
+        told = {"name": fleet.name, "cloud": "aws", "region": fleet.region, "template_hash": fleet.template_hash}
+        return FleetOutputs.from_json({**told, **known, "size": fleet.size, "fleet_dir": settings.fleet_dir}).to_json()
+
+    known = pulumi.Output.all(template=made.template_id, template_version=made.template_version, group=made.group)
+    pulumi.export(OUTPUT, known.apply(outputs))
+
+
+def _provider(region: str) -> aws.Provider:
+    return aws.Provider(f"{_NAME}-{region}", region=region)
+
+
+def _bucket(settings: InfraSettings) -> JobBucketArgs:
+    args: JobBucketArgs = {"owner": settings.owner, "protect": settings.protect}
+    if settings.bucket is not None:
+        args["existing" if settings.adopt else "bucket"] = settings.bucket
+    return args

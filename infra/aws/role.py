@@ -1,0 +1,77 @@
+"""Who machines are: a role that reaches the job dirs, lets a fleet's machine leave its group, and nothing else."""
+
+import json
+from typing import Any, NotRequired, TypedDict
+
+import pulumi
+import pulumi_aws as aws
+
+from ...provisioners import tags
+from ...provisioners.aws.identity import PATH, policy, reach, trust_policy
+from ...provisioners.aws.network import PROFILE_TAG
+from ..components import child_of
+from .children import TYPES, tags_of
+
+
+class MachineRoleArgs(TypedDict):
+    """Arguments of MachineRole."""
+
+    job_dir: pulumi.Input[str]
+    """`s3://BUCKET/jobs`, as JobBucket's output: the machines read and write what is below."""
+    boundary: NotRequired[pulumi.Input[str]]
+    """ARN of a policy that the role cannot exceed (IAM's permissions boundary)."""
+    owner: NotRequired[str]
+    """As in GpuNetworkArgs."""
+    tags: NotRequired[dict[str, pulumi.Input[str]]]
+    """More, of role and profile."""
+
+
+class MachineRole(pulumi.ComponentResource):
+    """A role for machines, and the instance profile that hands it to them."""
+
+    profile_arn: pulumi.Output[str]
+    """Of the instance profile."""
+    role_name: pulumi.Output[str]
+    """Of the role."""
+
+    def __init__(self, name: str, args: MachineRoleArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__(f"{TYPES}:MachineRole", name, {}, opts)
+        labels = tags_of(args)
+        owner = str(labels[tags.OWNER])
+        partition = aws.get_partition_output(opts=pulumi.InvokeOutputOptions(parent=self)).partition
+        role = aws.iam.Role(
+            f"{name}-role",
+            path=f"{PATH}{owner}/",
+            description=f"machines of {owner}",
+            assume_role_policy=partition.apply(lambda of: json.dumps(trust_policy(of))),
+            permissions_boundary=args.get("boundary"),
+            tags=labels,
+            opts=child_of(self),
+        )
+        profile = aws.iam.InstanceProfile(
+            f"{name}-profile", path=f"{PATH}{owner}/", role=role.name, tags=labels, opts=child_of(self)
+        )
+        granted = aws.iam.RolePolicy(
+            f"{name}-jobs",
+            role=role.id,
+            policy=pulumi.Output.all(args["job_dir"], partition, profile.arn).apply(
+                lambda known: json.dumps(fleet_policy(*known))
+            ),
+            opts=child_of(self),
+        )
+        # A machine that starts before the policy is there reads nothing, and gives up.
+        self.profile_arn = pulumi.Output.all(profile.arn, granted.id).apply(lambda made: str(made[0]))
+        self.role_name = role.name
+        self.register_outputs({"profile_arn": self.profile_arn, "role_name": self.role_name})
+
+
+def fleet_policy(job_dir: str, partition: str, profile_arn: str) -> dict[str, Any]:
+    """What a stack's machines may do: as machines of a launch, but in all job dirs below `job_dir`; and leave groups of
+    machines with the same profile, which are tagged so."""
+    leave = {
+        "Effect": "Allow",
+        "Action": "autoscaling:TerminateInstanceInAutoScalingGroup",
+        "Resource": f"arn:{partition}:autoscaling:*:*:autoScalingGroup:*:autoScalingGroupName/*",
+        "Condition": {"StringEquals": {f"aws:ResourceTag/{PROFILE_TAG}": profile_arn}},
+    }
+    return policy([*reach([(job_dir, True)], partition), leave])

@@ -1,0 +1,108 @@
+"""Resource groups, and what the components share."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pulumi
+from pulumi_azure_native import authorization, resources
+
+from ...provisioners import tags
+from ...provisioners.azure.names import assignment_name, group_id
+from ..components import child_of, expiry_of, owner_of
+
+TYPES = "cloudgpu-azure:index"
+"""What type tokens begin with. Fixed for ever: with another, everything would be replaced."""
+
+Tags = dict[str, pulumi.Input[str]]
+
+
+def tags_of(args: Mapping[str, Any], *, fleet: str = "") -> Tags:
+    """`owner`, `expires` and `tags` of a component's arguments, as tags; `fleet`: of what belongs to one."""
+    found: Tags = {**tags.stack_tags(owner_of(args), pulumi.get_stack(), fleet=fleet)}
+    expires = expiry_of(args)
+    if expires is not None:
+        found[tags.EXPIRES] = expires
+    return {**found, **(args.get("tags") or {})}
+
+
+def group_of(
+    parent: pulumi.ComponentResource,
+    name: str,
+    args: Mapping[str, Any],
+    told: Tags,
+    *,
+    protect: bool = False,
+) -> pulumi.Output[str]:
+    """Name of the resource group that the arguments name; else of a new one, called like the component."""
+    given = args.get("resource_group")
+    if given is not None:
+        return pulumi.Output.from_input(given)
+    made = resources.ResourceGroup(
+        f"{name}-group",
+        resource_group_name=name,
+        location=args["region"],
+        tags=told,
+        opts=child_of(parent, protect=protect),
+    )
+    return made.name
+
+
+def assign(
+    parent: pulumi.ComponentResource,
+    name: str,
+    *,
+    role: pulumi.Input[str],
+    scope: pulumi.Input[str],
+    principal: pulumi.Input[str],
+    protect: bool = False,
+    **more: Any,  # noqa: ANN401
+) -> authorization.RoleAssignment:
+    """Give a role. Its name is made of what it says: one that was given by a call whose answer was lost is found, and
+    one for somebody else is another. `role`: resource id of its definition."""
+    named = pulumi.Output.all(role, scope, principal).apply(lambda told: assignment_name(told[2], told[1], told[0]))
+    return authorization.RoleAssignment(
+        name,
+        role_assignment_name=named,
+        role_definition_id=role,
+        scope=scope,
+        principal_id=principal,
+        opts=child_of(parent, delete_before_replace=True, protect=protect),
+        **more,
+    )
+
+
+def role_of(
+    parent: pulumi.ComponentResource,
+    name: str,
+    *,
+    subscription: pulumi.Input[str],
+    scope: pulumi.Input[str],
+    actions: Sequence[str],
+    description: str,
+    uuid: str | None = None,
+) -> authorization.RoleDefinition:
+    """A role of our own, that can be given at `scope`, and below it. `uuid`: its id; None: it is made of what the role
+    is for, as those of assignments."""
+    return authorization.RoleDefinition(
+        name,
+        role_definition_id=pulumi.Output.from_input(scope).apply(
+            lambda told: uuid or assignment_name(name, told, "definition")
+        ),
+        role_name=pulumi.Output.concat(name, " ", subscription),  # unique in the tenant
+        description=description,
+        scope=scope,
+        assignable_scopes=[scope],
+        permissions=[authorization.PermissionArgs(actions=list(actions))],
+        opts=child_of(parent),
+    )
+
+
+def definition(subscription: pulumi.Input[str], role: str) -> pulumi.Output[str]:
+    """Resource id of a built-in role, by its UUID."""
+    return pulumi.Output.concat(
+        "/subscriptions/", subscription, "/providers/Microsoft.Authorization/roleDefinitions/", role
+    )
+
+
+def id_of_group(subscription: pulumi.Input[str], group: pulumi.Input[str]) -> pulumi.Output[str]:
+    return pulumi.Output.all(subscription, group).apply(lambda told: group_id(told[0], told[1]))

@@ -1,0 +1,105 @@
+"""Where machines are attached: a virtual network that nothing can come in to."""
+
+from typing import NotRequired, TypedDict
+
+import pulumi
+from pulumi_azure_native import network
+
+from ...provisioners.azure.names import SHARED, SUBNET
+from ...provisioners.azure.rules import NETWORK_RANGE, SUBNET_RANGE, subnet_rules
+from ..components import child_of
+from ..wire import keywords
+from .groups import TYPES, group_of, tags_of
+
+_RULES = {"securityRules.properties": ""}
+
+
+class GpuNetworkArgs(TypedDict):
+    """Arguments of GpuNetwork."""
+
+    region: pulumi.Input[str]
+    """Azure's name of the region, e.g. `eastus`."""
+    owner: NotRequired[str]
+    """Value of the tag cloudgpu-owner; begins with `cloudgpu-`. Omitted: made of the project and the stack."""
+    tags: NotRequired[dict[str, pulumi.Input[str]]]
+    """More, of everything in it."""
+    resource_group: NotRequired[pulumi.Input[str]]
+    """Name of one that is there; omitted: a new one, called like the component."""
+    nat: NotRequired[bool]
+    """Machines go out by a NAT gateway, at its price by the hour; omitted: each by a public address of its own, which
+    costs a tenth, while it is there, and lets nothing in either."""
+
+
+class GpuNetwork(pulumi.ComponentResource):
+    """A virtual network, its subnet for machines in every zone, and a network security group on it that lets nothing in
+    from outside; machines have another on their interfaces, which says who of them reach each other."""
+
+    resource_group: pulumi.Output[str]
+    """Name of its resource group."""
+    network_id: pulumi.Output[str]
+    """Resource id of the virtual network."""
+    subnet_id: pulumi.Output[str]
+    """Resource id of the subnet."""
+
+    def __init__(self, name: str, args: GpuNetworkArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__(f"{TYPES}:GpuNetwork", name, {}, opts)
+        self._region, self._tags = args["region"], tags_of(args)
+        self.resource_group = group_of(self, name, args, self._tags)
+        closed = network.NetworkSecurityGroup(
+            f"{name}-closed",
+            network_security_group_name=SHARED,
+            resource_group_name=self.resource_group,
+            location=self._region,
+            tags=self._tags,
+            **keywords(network.NetworkSecurityGroupInitArgs, {"securityRules": subnet_rules()}, _RULES),
+            opts=child_of(self),
+        )
+        made = network.VirtualNetwork(
+            f"{name}-network",
+            virtual_network_name=SHARED,
+            resource_group_name=self.resource_group,
+            location=self._region,
+            tags=self._tags,
+            address_space=network.AddressSpaceArgs(address_prefixes=[NETWORK_RANGE]),
+            # The subnet is a resource of its own: Azure shows it in the network as well.
+            opts=child_of(self, ignore_changes=["subnets"]),
+        )
+        gateway = self._gateway(name) if args.get("nat") else None
+        subnet = network.Subnet(
+            f"{name}-subnet",
+            subnet_name=SUBNET,
+            resource_group_name=self.resource_group,
+            virtual_network_name=made.name,
+            address_prefix=SUBNET_RANGE,
+            default_outbound_access=False,
+            network_security_group=network.NetworkSecurityGroupArgs(id=closed.id),
+            nat_gateway=None if gateway is None else network.SubResourceArgs(id=gateway.id),
+            opts=child_of(self),
+        )
+        self.network_id, self.subnet_id = made.id, subnet.id
+        self.register_outputs(
+            {"resource_group": self.resource_group, "network_id": self.network_id, "subnet_id": self.subnet_id}
+        )
+
+    def _gateway(self, name: str) -> network.NatGateway:
+        address = network.PublicIPAddress(
+            f"{name}-out",
+            public_ip_address_name=f"{SHARED}-out",
+            resource_group_name=self.resource_group,
+            location=self._region,
+            tags=self._tags,
+            sku=network.PublicIPAddressSkuArgs(name="Standard"),
+            public_ip_allocation_method="Static",
+            public_ip_address_version="IPv4",
+            opts=child_of(self),
+        )
+        return network.NatGateway(
+            f"{name}-gateway",
+            nat_gateway_name=SHARED,
+            resource_group_name=self.resource_group,
+            location=self._region,
+            tags=self._tags,
+            sku=network.NatGatewaySkuArgs(name="Standard"),
+            public_ip_addresses=[network.SubResourceArgs(id=address.id)],
+            opts=child_of(self),
+        )

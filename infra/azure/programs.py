@@ -1,0 +1,128 @@
+"""The two programs that `cloudgpu infra` and `cloudgpu cluster` run: what stands before any job, and a fleet in it."""
+
+from __future__ import annotations
+
+import pulumi
+
+from ...provisioners.azure.containers import Container, split_url
+from ...provisioners.azure.names import leaving_role
+from ...provisioners.azure.template import check_fleet
+from ...provisioners.infrastructure import Infrastructure
+from ..settings import OUTPUT, FleetOutputs, FleetSettings, InfraSettings
+from .bucket import CONTAINER, PREFIX, JobBucket, JobBucketArgs
+from .fleet import GpuFleet, GpuFleetArgs, arguments_of
+from .network import GpuNetwork
+from .reaper import OrphanReaper
+from .role import MachineRole
+
+
+def infra_program(settings: InfraSettings) -> None:
+    """Network, role, bucket and reaper. The network and its group bill nothing, and so never expire: `expires` is a tag
+    of nothing here. Raises ValueError for a bucket that cannot be named so."""
+    name = f"cloudgpu-{settings.stack}"
+    network = GpuNetwork(name, {"region": settings.region, "owner": settings.owner})
+    container, job_dir = _bucket(f"{name}-data", settings)
+    role = MachineRole(
+        f"{name}-role",
+        {
+            "region": settings.region,
+            "resource_group": network.resource_group,
+            "subscription": settings.account,
+            "container": container,
+            "prefix": PREFIX,
+            "switch_off": True,
+            "leaving_role": leaving_role(settings.stack, settings.account),
+            "owner": settings.owner,
+        },
+    )
+    OrphanReaper(
+        f"{name}-reaper",
+        {
+            "region": settings.region,
+            "resource_group": network.resource_group,
+            "subscription": settings.account,
+            "owner": settings.owner,
+        },
+    )
+    known = {"cloud": settings.cloud, "region": settings.region, "stack": settings.stack, "owner": settings.owner}
+    found = {
+        "network": network.network_id,
+        "subnet": network.subnet_id,
+        "role": role.identity_id,
+        "client": role.client_id,
+        "job_dir": job_dir,
+    }
+    pulumi.export(
+        OUTPUT,
+        pulumi.Output.all(**found).apply(
+            lambda made: Infrastructure(
+                **known,
+                network=made["network"],
+                subnets={"": made["subnet"]},
+                machine_role=made["role"],
+                machine_role_id=made["client"],
+                job_dir=made["job_dir"],
+            ).to_json()
+        ),
+    )
+
+
+def fleet_program(settings: FleetSettings) -> None:
+    """A fleet in a resource group of its own. Raises ValueError for an image that is none of Azure's, ProvisionError
+    for a fleet that Azure cannot have."""
+    fleet, there = settings.fleet, settings.infrastructure
+    check_fleet(fleet, reserved=settings.reservation is not None)
+    args: GpuFleetArgs = {
+        **arguments_of(fleet),  # type: ignore[typeddict-item] # of the same names and types
+        "image": settings.image,
+        "user_data": settings.user_data,
+        "subscription": settings.account,
+        "subnet": there.subnets[""],
+        "machine_role": there.machine_role,
+        "owner": settings.owner,
+    }
+    if settings.expires is not None:
+        args["expires"] = settings.expires
+    if settings.reservation is not None:
+        args["reservation"] = settings.reservation
+    made = GpuFleet(f"cloudgpu-{settings.stack}", args)
+    pulumi.export(
+        OUTPUT,
+        made.group.apply(
+            lambda group: FleetOutputs(
+                name=fleet.name,
+                cloud=fleet.cloud,
+                region=fleet.region,
+                template_hash=fleet.template_hash,
+                template="",
+                template_version="",
+                group=group,
+                size=fleet.size,
+                fleet_dir=settings.fleet_dir,
+            ).to_json()
+        ),
+    )
+
+
+def _bucket(name: str, settings: InfraSettings) -> tuple[pulumi.Input[str], pulumi.Input[str]]:
+    """Resource id of the container, and URL of the folder in it."""
+    if settings.adopt:
+        found = Container.from_tag(settings.bucket or "")
+        if found is None:
+            raise ValueError(f"{settings.bucket} is no container to go on with: it must be GROUP/ACCOUNT/CONTAINER")
+        return found.scope(settings.account), f"az://{found.container}@{found.account}/{PREFIX}"
+    from pulumi_azure_native import authorization
+
+    args: JobBucketArgs = {
+        "region": settings.region,
+        "subscription": settings.account,
+        "owner": settings.owner,
+        "users": [authorization.get_client_config_output().object_id],
+        "protect": settings.protect,
+    }
+    if settings.bucket is not None:
+        account, _, container = settings.bucket.partition("/")
+        split_url(f"az://{container or CONTAINER}@{account}")
+        args["account"], args["container"] = account, container or CONTAINER
+    made = JobBucket(name, args)
+    return made.container_id, made.job_dir

@@ -1,0 +1,83 @@
+"""Removes what has expired, should nobody else be there to: a Logic App, once an hour."""
+
+import json
+from pathlib import Path
+from typing import Any, NotRequired, TypedDict
+
+import pulumi
+from pulumi_azure_native import logic
+
+from ..components import child_of
+from .groups import TYPES, assign, role_of, tags_of
+
+DEFINITION = Path(__file__).with_name("reaper.json")
+"""What it does, in the Workflow Definition Language. Tested for its form only: it was never run on Azure."""
+_ACTIONS = (
+    "Microsoft.Resources/subscriptions/resourceGroups/read",
+    "Microsoft.Resources/subscriptions/resourceGroups/delete",
+)
+
+
+class OrphanReaperArgs(TypedDict):
+    """Arguments of OrphanReaper."""
+
+    region: pulumi.Input[str]
+    """Azure's name of the region that it runs in; it looks in all regions."""
+    resource_group: pulumi.Input[str]
+    """Name of the group that it is in."""
+    subscription: pulumi.Input[str]
+    """Id of the subscription in which it looks."""
+    owner: NotRequired[str]
+    """Value of the tag cloudgpu-owner; begins with `cloudgpu-`. Omitted: made of the project and the stack."""
+    tags: NotRequired[dict[str, pulumi.Input[str]]]
+    """More, of the Logic App."""
+
+
+class OrphanReaper(pulumi.ComponentResource):
+    """A Logic App with an identity of its own, which once an hour deletes those resource groups of the subscription
+    whose name begins with `cloudgpu-` and whose tag `cloudgpu-expires` is in the past. Its right to delete groups is
+    the whole subscription's, for Azure has none that is limited by tags."""
+
+    workflow_id: pulumi.Output[str]
+    """Resource id of the Logic App."""
+
+    def __init__(self, name: str, args: OrphanReaperArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__(f"{TYPES}:OrphanReaper", name, {}, opts)
+        subscription = pulumi.Output.concat("/subscriptions/", args["subscription"])
+        workflow = logic.Workflow(
+            f"{name}-workflow",
+            workflow_name=name,
+            resource_group_name=args["resource_group"],
+            location=args["region"],
+            tags=tags_of(args),
+            state=logic.WorkflowState.ENABLED,
+            identity=logic.ManagedServiceIdentityArgs(type=logic.ManagedServiceIdentityType.SYSTEM_ASSIGNED),
+            definition=definition(),
+            parameters={"subscription": logic.WorkflowParameterArgs(type="String", value=args["subscription"])},
+            opts=child_of(self),
+        )
+        role = role_of(
+            self,
+            f"{name}-role",
+            subscription=args["subscription"],
+            scope=subscription,
+            actions=_ACTIONS,
+            description="Deletes resource groups of cloudgpu that have expired",
+        )
+        principal = workflow.identity.apply(lambda told: told.principal_id if told else "")
+        assign(
+            self,
+            f"{name}-right",
+            role=role.id,
+            scope=subscription,
+            principal=principal,
+            principal_type="ServicePrincipal",
+        )
+        self.workflow_id = workflow.id
+        self.register_outputs({"workflow_id": self.workflow_id})
+
+
+def definition() -> dict[str, Any]:
+    """Of the workflow."""
+    found: dict[str, Any] = json.loads(DEFINITION.read_text(encoding="utf-8"))
+    return found

@@ -1,0 +1,38 @@
+"""Pulumi components for Google Cloud; they need `pip install 'cloudgpu[infra-gcp]'`.
+
+from cloudgpu.infra.gcp import GpuFleet, GpuNetwork
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..components import component
+
+if TYPE_CHECKING:
+    from .bucket import JobBucket, JobBucketArgs
+    from .cluster import GpuCluster, GpuClusterArgs
+    from .fleet import GpuFleet, GpuFleetArgs
+    from .network import GpuNetwork, GpuNetworkArgs
+    from .reaper import OrphanReaper, OrphanReaperArgs
+    from .role import MachineRole, MachineRoleArgs
+
+__all__ = [
+    "GpuCluster",
+    "GpuClusterArgs",
+    "GpuFleet",
+    "GpuFleetArgs",
+    "GpuNetwork",
+    "GpuNetworkArgs",
+    "JobBucket",
+    "JobBucketArgs",
+    "MachineRole",
+    "MachineRoleArgs",
+    "OrphanReaper",
+    "OrphanReaperArgs",
+]
+
+
+def __getattr__(name: str) -> object:
+    """Pulumi's SDK for Google Cloud takes seconds to import: only when a component is asked for."""
+    return component(__name__, name)

@@ -1,0 +1,106 @@
+"""The two programs of Google Cloud's stacks: what stands before any job, and one fleet in it."""
+
+import hashlib
+
+import pulumi
+import pulumi_gcp
+
+from ...provisioners.infrastructure import Infrastructure
+from ..settings import OUTPUT, FleetOutputs, FleetSettings, InfraSettings
+from .bucket import PREFIX, JobBucket, JobBucketArgs
+from .common import shortened
+from .fleet import GpuFleet, GpuFleetArgs
+from .network import GpuNetwork
+from .reaper import OrphanReaper, OrphanReaperArgs
+from .role import MachineRole
+
+_ACCOUNT_ID = 30
+"""The longest id of a service account."""
+
+
+def infra_program(settings: InfraSettings) -> None:
+    """Network, bucket, machines' account and reaper of one region. Exports Infrastructure's JSON."""
+    region, project = settings.region, settings.account
+    opts = _in_project(project, region)
+    network = GpuNetwork("network", {"region": region, "network_name": f"cloudgpu-{region}"}, opts)
+    kept: JobBucketArgs = {"region": region, "owner": settings.owner, "protect": settings.protect}
+    kept["existing" if settings.adopt else "bucket"] = settings.bucket or bucket_name(project, region)
+    bucket = JobBucket("bucket", kept, opts)
+    role = MachineRole(
+        "machine",
+        {
+            "project": project,
+            "account_id": shortened(f"cloudgpu-{region}", _ACCOUNT_ID),
+            "bucket": bucket.bucket,
+            "prefix": PREFIX,
+            "leave_group": True,
+        },
+        opts,
+    )
+    account_id = shortened(f"cloudgpu-reaper-{region}", _ACCOUNT_ID)
+    reaper: OrphanReaperArgs = {"project": project, "region": region, "account_id": account_id, "owner": settings.owner}
+    OrphanReaper("reaper", reaper, opts)
+    known = Infrastructure("gcp", region, settings.stack, settings.owner, network="").to_json()
+    told = {
+        "network": network.network,
+        "subnets": {"": network.subnetwork},
+        "machine_role": role.email,
+        "job_dir": bucket.job_dir,
+    }
+    pulumi.export(OUTPUT, {**known, **told})
+
+
+def fleet_program(settings: FleetSettings) -> None:
+    """Template and group of one fleet in an infra stack's network. Exports FleetOutputs' JSON.
+
+    Raises ProvisionError for what cannot be a fleet.
+    """
+    fleet, stands = settings.fleet, settings.infrastructure
+    args: GpuFleetArgs = {
+        "region": fleet.region,
+        "machine_type": fleet.machine_type,
+        "market": fleet.market,
+        "on_demand": fleet.on_demand,
+        "size": fleet.size,
+        "zones": list(fleet.zones),
+        "disk_gb": fleet.disk_gb,
+        "peers": fleet.peers,
+        "heal": fleet.heal,
+        "image": settings.image,
+        "user_data": settings.user_data,
+        "network": f"projects/{settings.account}/global/networks/{stands.network}",
+        "subnetwork": stands.subnets[""],
+        "service_account": stands.machine_role,
+        "owner": settings.owner,
+    }
+    if settings.expires is not None:
+        args |= {"expires": settings.expires}
+    if fleet.accelerator is not None:
+        args |= {"accelerator": fleet.accelerator, "gpus": fleet.gpus}
+    if fleet.lifetime_s is not None:
+        args |= {"lifetime_seconds": fleet.lifetime_s}
+    if settings.reservation is not None:
+        args |= {"reservation": settings.reservation}
+    made = GpuFleet(fleet.name, args, _in_project(settings.account, fleet.region))
+    known = FleetOutputs(
+        name=fleet.name,
+        cloud="gcp",
+        region=fleet.region,
+        template_hash=fleet.template_hash,
+        template="",
+        template_version="",
+        group="",
+        size=fleet.size,
+        fleet_dir=settings.fleet_dir,
+    ).to_json()
+    pulumi.export(OUTPUT, {**known, "template": made.template, "group": made.group})
+
+
+def _in_project(project: str, region: str) -> pulumi.ResourceOptions:
+    """Not in the project that the shell happens to name."""
+    return pulumi.ResourceOptions(providers={"gcp": pulumi_gcp.Provider("google", project=project, region=region)})
+
+
+def bucket_name(project: str, region: str) -> str:
+    """Of a project's jobs in a region. Names are of all of Google Cloud, and not every project's id may be in one."""
+    return f"cloudgpu-{region}-{hashlib.sha256(f'{project}/{region}'.encode()).hexdigest()[:16]}"

@@ -1,0 +1,96 @@
+"""Machines that nobody ends: what has expired is deleted, by Google's own scheduler, while every laptop is off."""
+
+from pathlib import Path
+from typing import NotRequired, TypedDict
+
+import pulumi
+from pulumi_gcp import cloudscheduler, projects, serviceaccount, workflows
+
+from ..components import child_of
+from .common import TYPES, labels_of
+from .role import GROUPS, MACHINES, Right, grant
+
+WORKFLOW = Path(__file__).with_name("reaper.yaml")
+RIGHTS = (
+    Right("find", ("compute.instances.list", "compute.instanceGroupManagers.list"), ""),
+    MACHINES,
+    GROUPS._replace(permissions=("compute.instanceGroupManagers.update",)),
+)
+"""It looks at all machines and groups of the project; it can end none but those whose names begin as those of cloudgpu
+do."""
+_RUN = "roles/workflows.invoker"
+_EXECUTIONS = "https://workflowexecutions.googleapis.com/v1/"
+
+
+class OrphanReaperArgs(TypedDict):
+    """Arguments of OrphanReaper."""
+
+    project: pulumi.Input[str]
+    """Id of the project, in all regions of which machines are looked for."""
+    region: pulumi.Input[str]
+    """Where the schedule and the workflow are: one that has Cloud Scheduler and Workflows."""
+    account_id: str
+    """Of its service account, before the @: 6 to 30 of a-z, 0-9 and `-`."""
+    owner: NotRequired[str]
+    """As in the tag `cloudgpu-owner`; omitted: made of the project's and stack's names."""
+    labels: NotRequired[dict[str, pulumi.Input[str]]]
+    """More of them. Of the workflow; a schedule has none."""
+    every_minutes: NotRequired[int]
+    """It looks so often, 1 to 59; omitted: 30."""
+
+
+class OrphanReaper(pulumi.ComponentResource):
+    """A workflow that ends what of cloudgpu has expired, whoever made it: groups (GpuFleet's `expires`) are set to no
+    machines; instances whose label `cloudgpu-expires` is in the past are deleted, with their disks, and one that
+    belongs to a group is taken out of it, for the group would make it anew."""
+
+    workflow: pulumi.Output[str]
+    """Id of the workflow."""
+
+    def __init__(self, name: str, args: OrphanReaperArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__(f"{TYPES}:OrphanReaper", name, {}, opts)
+        account = self._account(name, args)
+        workflow = workflows.Workflow(
+            f"{name}-workflow",
+            name=args["account_id"],
+            project=args["project"],
+            region=args["region"],
+            description="Ends machines and groups of cloudgpu that have expired",
+            service_account=account.email,
+            labels=labels_of(args),
+            source_contents=WORKFLOW.read_text(encoding="utf-8"),
+            deletion_protection=False,
+            opts=child_of(self),
+        )
+        cloudscheduler.Job(
+            f"{name}-schedule",
+            name=args["account_id"],
+            project=args["project"],
+            region=args["region"],
+            schedule=f"*/{int(args.get('every_minutes', 30))} * * * *",
+            time_zone="Etc/UTC",
+            attempt_deadline="180s",
+            http_target=cloudscheduler.JobHttpTargetArgs(
+                uri=pulumi.Output.concat(_EXECUTIONS, workflow.id, "/executions"),
+                http_method="POST",
+                oauth_token=cloudscheduler.JobHttpTargetOauthTokenArgs(service_account_email=account.email),
+            ),
+            opts=child_of(self),
+        )
+        self.workflow = workflow.id
+        self.register_outputs({"workflow": self.workflow})
+
+    def _account(self, name: str, args: OrphanReaperArgs) -> serviceaccount.Account:
+        account = serviceaccount.Account(
+            f"{name}-account",
+            account_id=args["account_id"],
+            project=args["project"],
+            display_name="Deletes expired machines of cloudgpu",
+            opts=child_of(self),
+        )
+        for right in RIGHTS:
+            grant(self, name, args, account.member, right)
+        projects.IAMMember(
+            f"{name}-run", project=args["project"], role=_RUN, member=account.member, opts=child_of(self)
+        )
+        return account

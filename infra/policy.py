@@ -1,0 +1,176 @@
+"""What is looked at before a stack is brought up or down: what goes, what it costs, what forbids it. Pure."""
+
+from __future__ import annotations
+
+import csv
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from .events import Change, counted
+
+_TABLE = Path(__file__).with_name("billing.csv")
+BUCKETS = ("aws:s3/bucket:Bucket", "gcp:storage/bucket:Bucket", "azure-native:storage:StorageAccount")
+_HOLDS_DATA = (*BUCKETS, "azure-native:storage:BlobContainer")
+"""Kinds that are deleted with what is in them: checkpoints."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a check says."""
+
+    code: str
+    severity: Literal["refused", "warning"]
+    message: str
+    hint: str = ""
+
+
+class Price(NamedTuple):
+    """Of a whole stack."""
+
+    usd_h: Decimal | None
+    """US dollars per hour; None: unknown."""
+    notes: tuple[str, ...]
+    """What it leaves out: what bills by use, and what no table tells the price of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All that is known before anything is done."""
+
+    changes: tuple[Change, ...]
+    """By name."""
+    price: Price | None
+    """None: nothing is brought up."""
+    quota: str = ""
+    """What was found of the machines' quotas; "": the stack has no machines."""
+    findings: tuple[Finding, ...] = ()
+
+    @property
+    def refusals(self) -> list[Finding]:
+        return [finding for finding in self.findings if finding.severity == "refused"]
+
+    @property
+    def changes_anything(self) -> bool:
+        return any(change.changes for change in self.changes)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "changes": [
+                {"op": change.op, "kind": change.kind, "name": change.name, "keys": list(change.keys)}
+                for change in self.changes
+                if change.changes
+            ],
+            "counts": dict(counted(self.changes)),
+            "unchanged": sum(change.op == "same" for change in self.changes),
+            "price_usd_h": None if self.price is None or self.price.usd_h is None else str(self.price.usd_h),
+            "price_notes": [] if self.price is None else list(self.price.notes),
+            "quota": self.quota,
+            "findings": [
+                {"code": one.code, "severity": one.severity, "message": one.message, "hint": one.hint}
+                for one in self.findings
+            ],
+        }
+
+
+def check_up(
+    changes: Sequence[Change], *, machines: Decimal | None = Decimal(0), cap: Decimal | None = None, quota: str = ""
+) -> Report:
+    """Of what up would do. `machines`: US dollars per hour of all machines it wants (None: unknown); `cap`: at most so
+    much for the whole stack; `quota`: "", or what is known of it."""
+    price = price_of((change.kind for change in changes if change.op != "delete"), machines)
+    changes = _by_name(changes)
+    return Report(tuple(changes), price, quota, (*_destroyed(changes), *_too_dear(price, cap)))
+
+
+def check_down(changes: Sequence[Change], *, running: Sequence[str], clusters: Sequence[str], force: bool) -> Report:
+    """Of what down would do. `running`: jobs that use the stack; `clusters`: names of those that stand in it; `force`:
+    jobs and clusters are not asked about."""
+    findings = []
+    if running:
+        severity: Literal["refused", "warning"] = "warning" if force else "refused"
+        hint = "wait for them, or `cloudgpu cancel` them; --while-jobs-run takes down what they need"
+        findings.append(Finding("jobs-run", severity, jobs_run(running), "" if force else hint))
+    if clusters:
+        hint = f"`cloudgpu cluster down {clusters[0]}` first"
+        findings.append(Finding("clusters-there", "refused", f"clusters stand in it: {', '.join(clusters)}", hint))
+    return Report(tuple(_by_name(changes)), None, "", tuple(findings))
+
+
+def jobs_run(ids: Sequence[str]) -> str:
+    """`2 jobs run there: digits-1, digits-2`."""
+    shown = ", ".join(ids[:5]) + (f" and {len(ids) - 5} more" if len(ids) > 5 else "")
+    return f"{len(ids)} {'job runs' if len(ids) == 1 else 'jobs run'} there: {shown}"
+
+
+def _by_name(changes: Iterable[Change]) -> list[Change]:
+    return sorted(changes, key=lambda change: (change.name, change.kind))
+
+
+def _destroyed(changes: Iterable[Change]) -> Iterable[Finding]:
+    for change in changes:
+        if change.op not in ("delete", "replace"):
+            continue
+        why = f" (because of {', '.join(change.keys)})" if change.keys else ""
+        what = f"{change.name} ({change.kind}) would be {'deleted' if change.op == 'delete' else 'replaced'}{why}"
+        if change.kind in _HOLDS_DATA or change.protected:
+            hint = "it holds checkpoints, and up never deletes it: `cloudgpu infra down --delete-bucket` would"
+            yield Finding("protected", "refused", what, hint)
+        else:
+            yield Finding("destroyed", "warning", what)
+
+
+def _too_dear(price: Price, cap: Decimal | None) -> Iterable[Finding]:
+    if cap is None:
+        return
+    if price.usd_h is None:
+        message = f"the price of the stack is unknown: it cannot be held to limits.price of {cap} USD/h"
+        yield Finding("price-cap", "refused", message, "leave out limits.price")
+    elif price.usd_h > cap:
+        message = f"the stack costs {price.usd_h} USD/h, above limits.price of {cap} USD/h"
+        yield Finding(
+            "price-cap", "refused", message, f"ask for fewer machines, or set limits.price: {price.usd_h} USD/h"
+        )
+
+
+def price_of(kinds: Iterable[str], machines: Decimal | None) -> Price:
+    """Of a stack with resources of these kinds, one entry each. A kind that the table lacks is named."""
+    total, notes, machines_counted = Decimal(0), dict[str, None](), False
+    unknown = False
+    for kind in kinds:
+        row = _row(kind)
+        bills = row["bills"] if row else "unknown"
+        if bills == "hour" and row:
+            total += Decimal(row["usd_h"])
+            notes[f"by the hour: {_short(kind)} {row['usd_h']} USD: {row['note']}"] = None
+        elif bills == "machines":
+            machines_counted = True
+        elif bills == "use" and row:
+            notes[f"by use: {kind.partition(':')[0]} {_short(kind)}: {row['note']}"] = None
+        elif bills == "unknown":
+            unknown = True
+            notes[f"price unknown: {_short(kind)}{': ' + row['note'] if row and row['note'] else ''}"] = None
+    if machines_counted:
+        unknown = unknown or machines is None
+        total += machines or 0
+    return Price(None if unknown else total, tuple(notes))
+
+
+def _row(kind: str) -> Mapping[str, str] | None:
+    """The first row of billing.csv that fits."""
+    return next((row for row in _rows() if fnmatchcase(kind, row["kind"])), None)
+
+
+@functools.cache
+def _rows() -> tuple[dict[str, str], ...]:
+    with _TABLE.open(encoding="utf-8", newline="") as file:
+        return tuple(csv.DictReader(file))
+
+
+def _short(kind: str) -> str:
+    """`Bucket` of `aws:s3/bucket:Bucket`."""
+    return kind.rpartition(":")[2]

@@ -1,0 +1,150 @@
+"""Machines that outlive a job: cluster.yaml as users write it, and FleetSpec, which all that makes them starts from."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
+
+from . import fields
+from .diagnostics import MistakesError, mistake
+from .fields import Market
+from .models import Limits, Resources
+from .plan import Offer
+from .units import DURATION_SCHEMA, Duration, format_duration, parse_duration, shorthand
+
+FLEET_CLOUDS = ("aws", "gcp", "azure")
+"""Whose machines can be a fleet."""
+FleetCloud = Literal["aws", "gcp", "azure"]
+
+NEVER = "never"
+EXPIRY_S = 7 * 86_400
+"""Where a cluster file does not say `expires`: one that was forgotten does not bill for ever."""
+LEAST_EXPIRY_S = 600
+"""Machines take minutes to boot, and leave a minute before: a shorter life would be paid for, and do nothing."""
+
+
+def parse_expiry(value: object) -> int | None:
+    """Seconds of a duration; None: of `never`. Raises ValueError."""
+    if str(value).strip() == NEVER:
+        return None
+    try:
+        return parse_duration(value, least_s=LEAST_EXPIRY_S)
+    except MistakesError as error:
+        (problem,) = error.problems
+        allowed = f"expected a duration such as 12h or 7d, or {NEVER}"
+        raise mistake(problem.code, allowed, problem.hint) from error
+
+
+def _format_expiry(seconds: int | None) -> str:
+    return NEVER if seconds is None else format_duration(seconds)
+
+
+Expiry = Annotated[int | None, *shorthand(parse_expiry, _format_expiry, {"anyOf": [{"const": NEVER}, DURATION_SCHEMA]})]
+
+_NOT_OF_THE_TEMPLATE = frozenset({"name", "size", "on_demand", "zones", "idle_s", "heal"})
+"""What may be changed without another template, and so without replacing a machine."""
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+
+
+class ClusterFile(_Model):
+    """One cluster.yaml: `cloudgpu cluster up cluster.yaml`."""
+
+    name: fields.Name = Field(description="Lower-case letters, digits and hyphens; begins with a letter")
+    resources: Resources = Field(description="The machines, as in a job file; nodes is how many there are")
+    on_demand: int = Field(
+        default=0, ge=0, le=fields.MAX_NODES, description="Of market spot: so many of them are bought on demand"
+    )
+    heal: bool = Field(default=True, description="A machine that is gone, or does not answer, is replaced")
+    idle: Duration | None = Field(
+        default=None, description="A machine that had no job for so long ends itself for good; omitted: never"
+    )
+    expires: Expiry = Field(
+        default=EXPIRY_S,
+        description="So long after `cluster up` or `cluster extend` the machines end, for good; never: they do not",
+    )
+    limits: Limits = Field(
+        default=Limits.model_construct(), description="price: of all machines; duration: machines end after so long"
+    )
+
+    @model_validator(mode="after")
+    def _mixed_is_spot(self) -> ClusterFile:
+        if self.on_demand and self.resources.market != ("spot",):
+            raise mistake("bad-mix", "on_demand is a part of machines of market spot", "write market: spot")
+        if self.on_demand > self.resources.nodes.most:
+            most = self.resources.nodes.most
+            message = f"{self.on_demand} machines cannot be bought on demand: nodes is {most}"
+            raise mistake("bad-mix", message, f"write on_demand: {most} at most, or more nodes")
+        return self
+
+
+class FleetSpec(_Model):
+    """Identical machines in one region. Components and launches make the same machines of it; JSON values only."""
+
+    name: str
+    cloud: FleetCloud
+    region: str
+    zones: tuple[str, ...] = ()
+    """Where machines may be, as offers spell zones; none: wherever the region has them."""
+    machine_type: str
+    accelerator: str | None
+    """Canonical name; None: no GPU."""
+    gpus: str = "0"
+    """Per machine, a Fraction's text: "8", "1/8"."""
+    market: Market = "on-demand"
+    on_demand: int = Field(default=0, ge=0)
+    """Of `size`, in market spot: so many are bought on demand."""
+    size: int = Field(default=1, ge=0)
+    disk_gb: PositiveFloat = 100.0
+    peers: bool = False
+    """The machines talk to each other: they are placed together, and their fast fabric is used."""
+    lifetime_s: PositiveInt | None = None
+    """A machine ends itself after so long, whatever happens; None: no limit."""
+    idle_s: PositiveInt | None = None
+    """A machine that had no job for so long leaves its fleet, and ends; None: never."""
+    heal: bool = True
+
+    @property
+    def count(self) -> Fraction:
+        """GPUs per machine."""
+        return Fraction(self.gpus)
+
+    @property
+    def template_hash(self) -> str:
+        """16 hex digits: fleets with the same one have the same template. How many machines there are is not of it."""
+        values = self.model_dump(mode="json", exclude=set(_NOT_OF_THE_TEMPLATE))
+        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def fleet_of(cluster: ClusterFile, offer: Offer, zones: Sequence[str] = ()) -> FleetSpec:
+    """The fleet that a cluster file asks for, by one offer of its plan (whose zone is not kept: a fleet is in `zones`).
+
+    The offer has one role, as a cluster file has no roles.
+    """
+    (role,) = offer.roles
+    return FleetSpec.model_validate(
+        {
+            "name": cluster.name,
+            "cloud": offer.cloud,
+            "region": offer.region,
+            "zones": tuple(zones),
+            "machine_type": role.machine_type,
+            "accelerator": role.accelerator,
+            "gpus": str(role.count),
+            "market": offer.market,
+            "on_demand": min(cluster.on_demand, role.nodes),
+            "size": role.nodes,
+            "disk_gb": offer.disk_gb,
+            "peers": role.nodes > 1,
+            "lifetime_s": None if cluster.limits.duration is None else int(cluster.limits.duration),
+            "idle_s": None if cluster.idle is None else int(cluster.idle),
+            "heal": cluster.heal,
+        }
+    )

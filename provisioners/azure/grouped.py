@@ -1,0 +1,251 @@
+"""A launch whose machines are a scale set of their own (`recover: fleet`): Azure replaces those that are lost, and the
+machines share the job's nodes out among themselves, whether or not anybody looks (runtime/fleet_member.py).
+
+What it makes, in this order: a resource group, the right of its machines to leave what is in it, an application and a
+network security group, a proximity placement group, and the scale set: of the template of which `cloudgpu cluster up`
+makes one (template.py), in the subnet and with the identity of the region's infra stack. The group goes last, and
+everything with it, as with any launch.
+"""
+
+from __future__ import annotations
+
+import base64
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple, cast
+
+from ...jobspecs.fleets import FleetSpec
+from .. import grouping, tags
+from ..base import Allocation, LaunchRequest, ProvisionError
+from ..calls import UNKNOWN, first_with_room
+from . import network, operations, parts, quotas, template
+from .account import refusal
+from .clients import Clients, Json, answer_of, gone_is_fine
+from .ending import Ending
+from .groups import find_group, make_group
+from .identity import find_identity, let_leave
+from .images import Image, Images
+from .launching import make_proximity_group
+from .names import group_name
+from .request import zones_for
+from .reservations import find_reservations
+from .sightings import Sightings
+from .sizes import Size, Sizes
+
+log = logging.getLogger("cloudgpu.provisioners.azure")
+
+
+class Parts(NamedTuple):
+    """What the scale set is made of, in whichever zone it is."""
+
+    image: Image
+    at: template.Standing
+    identity: str
+    """Resource ids."""
+    proximity_group: str | None
+    boot: str
+    """As in Prepared."""
+
+
+@dataclass(slots=True)
+class GroupedLaunch:
+    """A request on its way. run() is called once."""
+
+    clients: Clients
+    images: Images
+    sizes: Sizes
+    sightings: Sightings
+    request: LaunchRequest
+    name: str = ""
+    """Of the scale set."""
+    fleet_dir: str = ""
+    zone: str | None = None
+    """Of the machines; None: of none."""
+    _some_run: bool = False
+    """Machines were started, and ended since another one was refused."""
+
+    def run(self) -> None:
+        """Have the scale set. Raises ProvisionError.
+
+        It is made once: machines that have left it by now are not got again. Nothing is left if Azure said no; if it is
+        not known what came of a call everything stays: the next launch() with this token finds it, as does terminate().
+        """
+        prepared = grouping.prepare(self.request, "azure")
+        self.name, self.fleet_dir = prepared.fleet.name, prepared.fleet_dir
+        template.check_fleet(prepared.fleet, reserved=self.request.market == "reservation")
+        try:
+            if not self._is_there():
+                self._start(prepared)
+        except ProvisionError as error:
+            if error.error_class not in UNKNOWN:
+                self._undo()
+            raise
+
+    def _is_there(self) -> bool:
+        """By an earlier call. What Azure has refused since, or is removed, is removed first."""
+        group = find_group(self.clients, self.request.token)
+        found = None if group is None or group.is_ending else _look(self.clients, group.name, self.name)
+        if found is None:
+            return False
+        try:
+            if operations.state_of(found) != "Deleting":
+                self._await_machines(f"start the machines of {self.name}")
+                self.zone = _zone_of(found)
+                return True
+        except ProvisionError as error:
+            if error.error_class in UNKNOWN:
+                raise
+            log.info("%s: %s", self.request.job_id, error)
+        self._clean()
+        return False
+
+    # -- what is needed
+
+    def _start(self, prepared: grouping.Prepared) -> None:
+        request, clients, fleet = self.request, self.clients, prepared.fleet
+        node, there = request.nodes[0], prepared.infrastructure
+        types = [one.machine_type for one in request.nodes]
+        image = self.images.find(request.region, node)
+        size = self.sizes.find(request.region, node.machine_type, request.market)
+        zones, reservation = self._places(size, types)
+        quotas.check(clients, region=request.region, market=request.market, machine_types=types)
+        make_group(clients, request, (), there.machine_role)
+        identity = find_identity(clients, there.machine_role)
+        let_leave(clients, request, identity, there.stack)
+        attached = network.make_network(clients, request, there)
+        at = template.Standing(*attached, reservation=reservation)
+        close = make_proximity_group(clients, request) if template.is_close(fleet) else None
+        made = Parts(image, at, identity.id, close, prepared.boot)
+        first_with_room(
+            zones,
+            lambda zone: self._start_in(zone, fleet, made),
+            turn=request.attempt - 1,
+            has_begun=lambda: self._some_run,
+            on_refusal=lambda error: log.info("%s: %s", request.job_id, error),
+        )
+
+    def _places(self, size: Size, types: Sequence[str]) -> tuple[list[str | None], str | None]:
+        """Zones to try, in this order; the group of reservations that the machines are of. Raises ProvisionError."""
+        request = self.request
+        if request.market != "reservation":
+            return zones_for([size], request.zone, request.region), None
+        found = find_reservations(self.clients, request.region, [request.zone] if request.zone else [], types)
+        return [found.zone], found.groups[types[0]]
+
+    # -- the machines
+
+    def _start_in(self, zone: str | None, fleet: FleetSpec, made: Parts) -> None:
+        """Have all of them in one zone; of a scale set that is refused nothing stays."""
+        request, clients = self.request, self.clients
+        here = fleet.model_copy(update={"zones": () if zone is None else (zone,)})
+        where = f"zone {zone} of {request.region}" if zone else request.region
+        doing = f"start {fleet.size} × {request.market} {fleet.machine_type} in {where}"
+        body = scale_set_body(request, here, made)
+        sets, group = clients.compute.virtual_machine_scale_sets, group_name(request.token)
+        begin = partial(sets.begin_create_or_update, group, self.name, body)
+        try:
+            self._await_machines(doing, clients.ask(doing, lambda: operations.ordered(begin)).url)
+        except ProvisionError as error:
+            if error.error_class not in UNKNOWN:
+                self._clean()
+            raise
+        self.zone = zone
+
+    def _await_machines(self, doing: str, url: str = "") -> None:
+        """Until Azure has made them, or refused. What it neither does in time goes on by itself: observe() tells what
+        comes of it. `url`: of the operation that makes them, if that is known. Raises ProvisionError."""
+        clients, group = self.clients, group_name(self.request.token)
+        pauses, until = operations.pauses(), clients.clock.monotonic() + operations.START_S
+        while True:
+            found = _look(clients, group, self.name)
+            if found is None:
+                gone = {"code": "AllocationFailed", "message": "the scale set is gone already"}
+                raise refusal(operations.reason(clients, url, doing) or gone, doing)
+            state = operations.state_of(found)
+            if state == "Succeeded":
+                return
+            if state in operations.ENDED:
+                error = operations.reason(clients, url, doing) or _error_of(clients, group, self.name)
+                raise refusal(error or {"code": state, "message": f"the scale set is {state}"}, doing)
+            if clients.clock.monotonic() > until:
+                log.info("%s: %s: it is %s still, and is not waited for", self.request.job_id, doing, state)
+                return
+            clients.clock.sleep(next(pauses))
+
+    # -- what was refused
+
+    def _clean(self) -> None:
+        """Remove the scale set with its machines; waits until it is gone."""
+        sets, group = self.clients.compute.virtual_machine_scale_sets, group_name(self.request.token)
+        seen = self.sightings.of_launch(self.request.token, since=self.clients.clock.monotonic())
+        self._some_run = any(one.is_settled for one in seen.values())
+        begin = partial(sets.begin_delete, group, self.name, force_deletion=True)
+        doing = f"delete the scale set {self.name} in {group}"
+        operations.delete(self.clients, doing, begin, partial(sets.get, group, self.name))
+
+    def _undo(self) -> None:
+        """What cannot be removed now is there for terminate()."""
+        try:
+            Ending(self.clients, self.sightings, self.request.token).begin()
+        except ProvisionError as error:
+            log.warning("%s: after a launch that was refused: %s", self.request.job_id, error)
+
+
+def scale_set_body(request: LaunchRequest, fleet: FleetSpec, made: Parts) -> Json:
+    """The body that makes the scale set. Pure: it is what tests look at."""
+    custom_data = base64.b64encode(made.boot.encode()).decode()
+    properties = template.scale_set(fleet, template.profile(fleet, made.image, made.at, custom_data))
+    if made.proximity_group is not None:
+        properties["proximityPlacementGroup"] = {"id": made.proximity_group}
+    body: Json = {
+        "location": request.region,
+        "tags": tags.launch_tags(request),
+        "sku": {"name": fleet.machine_type, "tier": "Standard", "capacity": fleet.size},
+        "identity": parts.identity(made.identity),
+        "properties": properties,
+    }
+    zones = template.zones_of(fleet)
+    return {**body, "zones": zones} if zones else body
+
+
+def state_of(clients: Clients, sightings: Sightings, allocation: Allocation) -> grouping.GroupState:
+    """What there is of a launch's scale set: a call, one for all who ask within a short time, and one or two where it
+    is in trouble. Raises ProvisionError."""
+    group, name = group_name(allocation.token), allocation.details[grouping.GROUP]
+    found, seen = _look(clients, group, name), sightings.of_launch(allocation.token)
+    trouble = None
+    if found is not None and operations.state_of(found) == "Failed":
+        error = _error_of(clients, group, name) or {"code": "Failed", "message": "the scale set is Failed"}
+        trouble = refusal(error, f"start the machines of {name}")
+    return grouping.GroupState(found is not None, len(seen), trouble)
+
+
+def _look(clients: Clients, group: str, name: str) -> Json | None:
+    """At the scale set; None: there is none."""
+
+    def ask() -> Json | None:
+        with gone_is_fine():
+            return cast("Json", clients.compute.virtual_machine_scale_sets.get(group, name, cls=answer_of))
+        return None
+
+    return clients.ask(f"look at the scale set {name}", ask)
+
+
+def _error_of(clients: Clients, group: str, name: str) -> Json | None:
+    """Why it has failed, as its instance view tells those who come later; None: it does not."""
+
+    def ask() -> Json | None:
+        with gone_is_fine():
+            view = clients.compute.virtual_machine_scale_sets.get_instance_view(group, name, cls=answer_of)
+            return operations.error_in(cast("Json", view))
+        return None
+
+    return clients.ask(f"look at the scale set {name}", ask)
+
+
+def _zone_of(found: Json) -> str | None:
+    """Of a scale set in one zone."""
+    zones = found.get("zones") or []
+    return str(zones[0]) if len(zones) == 1 else None

@@ -1,0 +1,27 @@
+"""What a fleet's machines find in its folder before there is any job: their agent, and what they are to know."""
+
+from __future__ import annotations
+
+from ...jobspecs.fleets import FleetSpec
+from ...runtime.fleet import FLEET_KEY, Settings
+from ...runtime.jobdir import JobDir, agent_key
+from .. import AgentFile, architecture_of
+from ..boot.agent_file import build_agent_file
+
+
+def put_agent(fleet: FleetSpec, fleet_dir: str) -> AgentFile:
+    """Put the agent for its machines there, for fleet_boot() to name. The same version is put there once.
+
+    Raises AgentFileError, JobDirError, OSError.
+    """
+    built = build_agent_file(architecture_of(fleet.cloud, fleet.machine_type) or "x86_64")
+    folder, key = JobDir(fleet_dir), agent_key(built.sha256)
+    if folder.size(key) != built.size:
+        folder.upload_file(key, built.path, lambda _done, _total: None)
+    return AgentFile(key, built.sha256, built.architecture)
+
+
+def put_settings(fleet: FleetSpec, fleet_dir: str, expires: float | None = None) -> None:
+    """Tell its machines, also those that run already: called whenever the fleet is changed. `expires`: as in Settings.
+    Raises JobDirError."""
+    JobDir(fleet_dir).put(FLEET_KEY, Settings(idle_s=fleet.idle_s, expires=expires).to_bytes())

@@ -1,0 +1,20 @@
+"""What an instance wrote on its first serial port. Source: Compute Engine's API reference,
+instances.getSerialPortOutput."""
+
+from __future__ import annotations
+
+from ..consoles import end_of
+from .clients import READ_S, Clients
+
+
+def console(clients: Clients, machine: str) -> str:
+    """The last lines; "": there are none. `machine`: as in Allocation.machines. One call. Raises ProvisionError."""
+    zone, _, name = machine.partition("/")
+
+    def ask() -> str:
+        found = clients.instances.get_serial_port_output(
+            project=clients.project, zone=zone, instance=name, retry=None, timeout=READ_S
+        )
+        return end_of(found.contents)
+
+    return clients.ask(f"read the console of {name} in {zone}", ask)

@@ -1,0 +1,552 @@
+"""Launches whose machines are an Auto Scaling group of their own (`recover: fleet`): the provisioner's verbs over the
+wire."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import json
+import time
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+
+from cloudgpu.provisioners import (
+    AgentFile,
+    Allocation,
+    LaunchRequest,
+    NodeRequest,
+    NodeState,
+    Owner,
+    ProvisionError,
+    grouping,
+    infrastructure,
+)
+from cloudgpu.provisioners.aws import collect, groups, network
+from cloudgpu.provisioners.aws.clients import Clients
+from cloudgpu.provisioners.aws.network import name_of
+from cloudgpu.provisioners.aws.provisioner import AwsProvisioner
+from cloudgpu.runtime.fleet import Fleet
+from cloudgpu.runtime.jobdir import JobDir
+from cloudgpu.tests.standins.aws import Aws
+from cloudgpu.tests.standins.aws.account import Told
+from cloudgpu.tests.standins.aws.process import Remains
+from cloudgpu.tests.standins.aws.sessions import session
+from cloudgpu.tests.standins.aws.stacks import stand
+from cloudgpu.tests.standins.clocks import FastClock
+from cloudgpu.tests.standins.faults import LOSE, error
+
+REGION, OWNER, BUCKET = "us-east-1", Owner("cloudgpu-tester"), "jobs-of-tests"
+T4, A100 = "g4dn.xlarge", "p4d.24xlarge"
+TOKEN = "0123456789abcdef" * 2
+AGENT = AgentFile(f"agent/{'a' * 64}.pyz", "a" * 64, "x86_64")
+ZONES = {"us-east-1b", "us-east-1c"}
+"""Of the stack."""
+PATIENCE_S = 60.0
+
+
+def asked(jobs: str, *, nodes: int = 2, size: str = T4, gpu: str = "T4", **changes: Any) -> LaunchRequest:
+    base = LaunchRequest(
+        job_id="digits-abc",
+        attempt=1,
+        token=TOKEN,
+        owner=OWNER,
+        job_dir=f"{jobs}/digits-abc",
+        job_sha256="0" * 64,
+        region=REGION,
+        zone=None,
+        market="spot",
+        disk_gb=100.0,
+        nodes=tuple(
+            NodeRequest(f"worker-{index}.1", "worker", index, index, size, gpu, Fraction(1)) for index in range(nodes)
+        ),
+        lifetime_s=3_600,
+        expires=2_000_000_000.0,
+        agent=AGENT,
+        grouped=True,
+    )
+    return dataclasses.replace(base, **changes)
+
+
+class Desk:
+    """An account in which a stack stands, and a provisioner."""
+
+    def __init__(self, aws: Aws, folder: Path) -> None:
+        self.aws, self.jobs = aws, f"s3://{BUCKET}/{folder.name}/jobs"
+        self.s3: Any = session().client("s3")
+        self.s3.create_bucket(Bucket=BUCKET)
+        self.ec2: Any = session().client("ec2")
+        self.scaling: Any = session().client("autoscaling")
+        self.stack = stand(session(), REGION, self.jobs)
+        self.zones = {
+            one["ZoneName"]: one["ZoneId"] for one in self.ec2.describe_availability_zones()["AvailabilityZones"]
+        }
+        self.remains = Remains(aws.url)
+        self.remains.leave_out()
+        self.provisioner = self.another()
+        self.request = asked(self.jobs)
+        JobDir(self.request.job_dir).put(AGENT.key, b"an agent")
+        aws.control.forget()
+
+    def another(self) -> AwsProvisioner:
+        """As of another process."""
+        return AwsProvisioner(session(), FastClock())
+
+    def launch(self, **changes: Any) -> Allocation:
+        return self.provisioner.launch(dataclasses.replace(self.request, **changes))
+
+    def refused(self, **changes: Any) -> ProvisionError:
+        with pytest.raises(ProvisionError) as raised:
+            self.launch(**changes)
+        return raised.value
+
+    def observe(self, allocation: Allocation) -> list[NodeState]:
+        """Nothing that was seen before."""
+        return self.another().observe(allocation)
+
+    def machines(self) -> list[Told]:
+        return self.aws.control.instances(running=True)
+
+    def group(self) -> Any:
+        [found] = self.scaling.describe_auto_scaling_groups()["AutoScalingGroups"]
+        return found
+
+    def template(self) -> Any:
+        """Data of the one there is."""
+        [made] = self.ec2.describe_launch_templates()["LaunchTemplates"]
+        [version] = self.ec2.describe_launch_template_versions(LaunchTemplateId=made["LaunchTemplateId"])[
+            "LaunchTemplateVersions"
+        ]
+        return version["LaunchTemplateData"]
+
+    def until(self, met: Callable[[], object]) -> None:
+        end = time.monotonic() + PATIENCE_S
+        while not met():
+            assert time.monotonic() < end, self.aws.control.instances()
+            time.sleep(0.05)
+
+    def leave(self, machine: Told) -> None:
+        """As the machine itself does when nobody needs it."""
+        self.scaling.terminate_instance_in_auto_scaling_group(
+            InstanceId=machine.instance_id, ShouldDecrementDesiredCapacity=True
+        )
+
+    def end(self, allocation: Allocation) -> None:
+        self.another().terminate(allocation)
+        assert self.remains.find() == {}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Aws]:
+    with Aws() as aws:
+        yield aws
+
+
+@pytest.fixture
+def desk(server: Aws, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Desk:
+    server.control.reset()
+    for name, value in {**server.environ, "CLOUDGPU_HOME": str(tmp_path / "home")}.items():
+        monkeypatch.setenv(name, value)
+    return Desk(server, tmp_path)
+
+
+def elsewhere(allocation: Allocation) -> Allocation:
+    """As somebody knows it who had no answer."""
+    details = {"region": REGION, "owner": OWNER.name}
+    return Allocation("aws", allocation.job_id, allocation.attempt, allocation.token, {}, details)
+
+
+def labels(of: list[dict[str, str]]) -> dict[str, str]:
+    return {tag["Key"]: tag["Value"] for tag in of if not tag["Key"].startswith("aws:")}
+
+
+# --- from nothing to nothing ------------------------------------------------------------------------------------------
+
+
+def test_a_group_of_the_launch_s_own_and_nothing_left(desk: Desk) -> None:
+    allocation = desk.launch()
+    group = desk.group()
+    name = allocation.details[grouping.GROUP]
+    assert group["AutoScalingGroupName"] == name and name.startswith(name_of(TOKEN))
+    assert allocation.machines == {f"worker-{index}.1": f"{name}/worker-{index}" for index in range(2)}
+    assert (group["MinSize"], group["MaxSize"], group["DesiredCapacity"]) == (0, 2, 2)
+    assert {one["ProcessName"] for one in group["SuspendedProcesses"]} == {"AZRebalance"}
+    assert group["CapacityRebalance"] is True
+    machines = desk.machines()
+    assert {one.zone for one in machines} == ZONES and len(machines) == 2
+    tags = {
+        "Name": "digits-abc-1",
+        "cloudgpu-owner": OWNER.name,
+        "cloudgpu-job": "digits-abc",
+        "cloudgpu-attempt": "1",
+        "cloudgpu-token": TOKEN,
+        "cloudgpu-expires": "2000000000",
+        "cloudgpu-fleet": "digits-abc-1",
+    }
+    for one in machines:
+        assert one.market == "spot" and one.tags == {**tags, "aws:autoscaling:groupName": name}
+    assert labels(group["Tags"]) == {**tags, "cloudgpu-profile": desk.stack.machine_role}
+    [template] = desk.ec2.describe_launch_templates()["LaunchTemplates"]
+    assert labels(template["Tags"]) == tags
+    data = desk.template()
+    assert data["IamInstanceProfile"]["Arn"] == desk.stack.machine_role
+    assert data["InstanceInitiatedShutdownBehavior"] == "terminate"
+    boot = base64.b64decode(data["UserData"]).decode()
+    assert allocation.details[grouping.FLEET_DIR] in boot and "one_job" in boot
+    states = desk.observe(allocation)
+    assert [(one.node, one.phase, one.queued) for one in states] == [
+        ("worker-0.1", "pending", False),
+        ("worker-1.1", "pending", False),
+    ], "they boot, and are paid for"
+    assert desk.provisioner.explain(allocation, "worker-0.1") == ""
+    desk.provisioner.remove(allocation, ["worker-0.1"])
+    assert len(desk.machines()) == 2, "its machines are the group's to replace"
+    assert not [call for call in desk.aws.control.calls() if call.service == "iam"]
+    desk.end(allocation)
+    assert [one.phase for one in desk.observe(dataclasses.replace(allocation, details=aged(allocation)))] == [
+        "gone"
+    ] * 2
+    [order] = Fleet(allocation.details[grouping.FLEET_DIR]).view().orders
+    assert order.end is not None, "machines that boot late find nothing to do"
+
+
+def aged(allocation: Allocation) -> dict[str, str]:
+    return {**allocation.details, "launched": "0"}
+
+
+def test_a_lost_machine_is_replaced_and_one_that_has_left_is_not(desk: Desk) -> None:
+    allocation = desk.launch(market="on-demand")
+    first, second = desk.machines()
+    desk.aws.control.crash(first.instance_id)
+    desk.until(lambda: len(desk.machines()) == 2)
+    assert {one.zone for one in desk.machines()} == ZONES
+    desk.leave(second)
+    assert len(desk.machines()) == 1
+    again = desk.another().launch(dataclasses.replace(desk.request, market="on-demand"))
+    assert again.machines == allocation.machines and len(desk.machines()) == 1
+    [last] = desk.machines()
+    desk.leave(last)
+    group = desk.group()
+    assert (group["DesiredCapacity"], desk.machines()) == (0, [])
+    assert {(one.phase, one.refused is None) for one in desk.another().observe(allocation)} == {("gone", False)}
+    desk.end(allocation)
+
+
+def test_it_is_found_and_ended_by_its_token_alone(desk: Desk) -> None:
+    allocation = desk.launch()
+    [found] = desk.another().find(OWNER)
+    assert (found.token, found.job_id, found.attempt) == (TOKEN, "digits-abc", 1)
+    [left] = collect.find([REGION], Clients(session(), FastClock())).leftovers
+    assert {"Auto Scaling group", "launch template", "instance", "security group"} <= {one.kind for one in left.things}
+    desk.end(found)
+    assert allocation.token == TOKEN and desk.another().find(OWNER) == []
+
+
+def test_a_group_of_which_all_machines_have_left_is_found_and_removed(desk: Desk) -> None:
+    desk.launch()
+    for machine in desk.machines():
+        desk.leave(machine)
+    [found] = desk.another().find(OWNER)
+    assert found.token == TOKEN
+    clients = Clients(session(), FastClock())
+    [left] = collect.find([REGION], clients).leftovers
+    assert ("Auto Scaling group", "0 of 0 machines") in {(one.kind, one.detail) for one in left.things}
+    collect.remove(left, clients)
+    assert desk.remains.find() == {}
+
+
+@pytest.mark.parametrize("kept", ["group", "template"])
+def test_what_no_security_group_leads_to_any_more_is_collected(desk: Desk, kept: str) -> None:
+    allocation = desk.launch()
+    for machine in desk.machines():
+        desk.leave(machine)
+    group, [template] = desk.group(), desk.ec2.describe_launch_templates()["LaunchTemplates"]
+    if kept == "template":
+        desk.scaling.delete_auto_scaling_group(AutoScalingGroupName=group["AutoScalingGroupName"], ForceDelete=True)
+    else:
+        desk.ec2.delete_launch_template(LaunchTemplateId=template["LaunchTemplateId"])
+    security = desk.remains.find()["groups"][0]
+    [found] = desk.ec2.describe_security_groups(GroupNames=[security])["SecurityGroups"]
+    desk.ec2.delete_security_group(GroupId=found["GroupId"])
+    clients = Clients(session(), FastClock())
+    [left] = collect.find([REGION], clients).leftovers
+    assert left.token == allocation.token and len(left.things) == 1
+    collect.remove(left, clients)
+    assert desk.remains.find() == {}
+
+
+# --- once -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "action",
+    ["CreateSecurityGroup", "CreateLaunchTemplate", "CreateAutoScalingGroup", "SuspendProcesses"],
+)
+def test_an_answer_that_is_lost_makes_nothing_twice(desk: Desk, action: str) -> None:
+    desk.aws.control.fail(action, LOSE, times=1)
+    allocation = desk.launch()
+    assert len(desk.machines()) == 2
+    assert {one["ProcessName"] for one in desk.group()["SuspendedProcesses"]} == {"AZRebalance"}
+    desk.end(allocation)
+
+
+@pytest.mark.parametrize("action", ["CreateLaunchTemplate", "CreateAutoScalingGroup", "SuspendProcesses"])
+def test_a_launch_that_was_cut_off_goes_on_where_it_was(
+    desk: Desk, action: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cloudgpu.provisioners.aws.grouped.PATIENCE_S", 0.0)
+    desk.aws.control.fail(action, error("InternalError", 500), times=5)
+    assert desk.refused().error_class == "transient"
+    assert desk.remains.find() != {}, "it is not known what came of it"
+    allocation = desk.another().launch(desk.request)
+    assert len(desk.machines()) == 2 and len(desk.aws.control.instances()) == 2
+    assert {one["ProcessName"] for one in desk.group()["SuspendedProcesses"]} == {"AZRebalance"}
+    desk.end(allocation)
+
+
+@pytest.mark.parametrize("action", ["CreateLaunchTemplate", "CreateAutoScalingGroup", "SuspendProcesses"])
+def test_what_was_cut_off_is_ended_by_its_token(desk: Desk, action: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cloudgpu.provisioners.aws.grouped.PATIENCE_S", 0.0)
+    desk.aws.control.fail(action, LOSE, times=5)
+    desk.refused()
+    [found] = desk.another().find(OWNER)
+    desk.end(found)
+
+
+def test_a_launch_that_comes_late_does_not_come_back_to_life(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between its security group and its scaling group somebody else ends it all."""
+    make = network.connect_peers
+
+    def late(ec2: Any, group: str) -> None:
+        make(ec2, group)
+        desk.another().terminate(elsewhere(Allocation("aws", "digits-abc", 1, TOKEN, {})))
+
+    monkeypatch.setattr(network, "connect_peers", late)
+    refusal = desk.refused()
+    assert refusal.error_class == "transient" and "does not exist" in str(refusal)
+    assert desk.aws.control.instances() == []
+    assert set(desk.remains.find()) <= {"templates"}, "nothing that could start machines"
+
+
+def test_a_group_that_is_being_deleted_is_not_taken_for_ours(desk: Desk) -> None:
+    desk.aws.control.set_stopping(600.0)
+    allocation = desk.launch()
+    desk.scaling.delete_auto_scaling_group(AutoScalingGroupName=allocation.details[grouping.GROUP], ForceDelete=True)
+    refusal = desk.refused()
+    assert refusal.error_class == "transient" and "is being deleted" in str(refusal)
+
+
+# --- refusals ---------------------------------------------------------------------------------------------------------
+
+
+def full(desk: Desk, *zones: str, places: int = 0, market: str = "spot") -> None:
+    for zone in zones:
+        desk.aws.control.set_capacity(T4, zone, market, places)
+
+
+def troubles(desk: Desk, allocation: Allocation) -> list[ProvisionError]:
+    states = desk.observe(allocation)
+    assert [one.phase for one in states] == ["gone", "gone"]
+    return [one.refused for one in states if one.refused is not None]
+
+
+@pytest.mark.parametrize("market", ["spot", "on-demand"])
+def test_the_group_goes_on_in_another_zone_by_itself(desk: Desk, market: str) -> None:
+    full(desk, "us-east-1b", market=market)
+    allocation = desk.launch(market=market)
+    assert [one.zone for one in desk.machines()] == ["us-east-1c"] * 2
+    assert {one.phase for one in desk.observe(allocation)} == {"pending"}
+    desk.end(allocation)
+
+
+@pytest.mark.parametrize(("places", "zone"), [(0, None), (1, "use1-az2")])
+@pytest.mark.parametrize("market", ["spot", "on-demand"])
+def test_no_capacity_in_any_zone_is_told_and_ends_the_order(
+    desk: Desk, market: str, places: int, zone: str | None
+) -> None:
+    full(desk, *desk.zones, places=places, market=market)
+    allocation = desk.launch(market=market, zone=zone)
+    assert len(desk.machines()) == places
+    refusals = troubles(desk, allocation)
+    assert [one.error_class for one in refusals] == ["capacity"] * 2
+    assert {one.scope for one in refusals} == {"region" if zone is None else "zone"}
+    desk.end(allocation)
+
+
+def test_zones_with_room_are_told_as_offers_spell_them(desk: Desk) -> None:
+    """They need not be the stack's."""
+    full(desk, *ZONES, market="on-demand")
+    allocation = desk.launch(market="on-demand")
+    [refusal, _] = troubles(desk, allocation)
+    offered = {desk.zones[name] for name in set(desk.zones) - ZONES}
+    assert set(refusal.hints) and set(refusal.hints) <= offered
+    desk.end(allocation)
+
+
+@pytest.mark.parametrize("market", ["spot", "on-demand"])
+def test_a_quota_that_is_used_up_meanwhile_is_told(desk: Desk, market: str) -> None:
+    desk.aws.control.fail("GetServiceQuota", error("InternalError", 500), times=50)  # then nothing is compared before
+    codes = {"spot": "L-3819A6DF", "on-demand": "L-DB2E81BA"}
+    desk.aws.control.set_quota(REGION, codes[market], 4)
+    allocation = desk.launch(market=market)
+    assert [one.error_class for one in troubles(desk, allocation)] == ["quota"] * 2
+    desk.end(allocation)
+
+
+def test_over_quota_is_told_before_anything_is_made(desk: Desk) -> None:
+    desk.aws.control.set_quota(REGION, "L-3819A6DF", 4)
+    assert desk.refused().error_class == "quota"
+    assert desk.remains.find() == {}
+
+
+@pytest.mark.parametrize("action", ["CreateLaunchTemplate", "CreateAutoScalingGroup", "SuspendProcesses"])
+def test_what_is_refused_leaves_nothing(desk: Desk, action: str) -> None:
+    code = "UnauthorizedOperation" if action == "CreateLaunchTemplate" else "AccessDenied"
+    desk.aws.control.fail(action, error(code, 403, f"not authorized to perform {action}"))
+    assert desk.refused().error_class == "auth"
+    assert desk.remains.find() == {}
+
+
+def test_without_a_stack_nothing_is_made_and_what_to_do_is_said(desk: Desk) -> None:
+    infrastructure.forget("aws", REGION)
+    refusal = desk.refused()
+    assert (refusal.error_class, refusal.scope) == ("invalid", "region")
+    assert f"cloudgpu infra up --cloud aws --region {REGION}" in str(refusal)
+    assert desk.remains.find() == {}
+
+
+def test_a_stack_whose_role_is_gone_is_told_with_the_command_that_looks(desk: Desk) -> None:
+    gone = desk.stack.machine_role + "-gone"
+    infrastructure.save(dataclasses.replace(desk.stack, machine_role=gone))
+    refusal = desk.refused()
+    assert refusal.error_class == "invalid"
+    assert f"cloudgpu infra status --cloud aws --region {REGION}" in str(refusal)
+    assert desk.remains.find() == {}
+
+
+# --- what it is made of -----------------------------------------------------------------------------------------------
+
+
+def test_machines_with_fast_fabric_are_placed_together_in_one_zone(desk: Desk) -> None:
+    request = asked(desk.jobs, size=A100, gpu="A100-40GB", market="on-demand")
+    for attempt, zone in ((1, "us-east-1b"), (2, "us-east-1c")):
+        allocation = desk.provisioner.launch(dataclasses.replace(request, attempt=attempt))
+        assert [one.zone for one in desk.machines()] == [zone] * 2
+        assert desk.template()["Placement"] == {"GroupName": name_of(TOKEN)}
+        assert {one["InterfaceType"] for one in desk.template()["NetworkInterfaces"]} == {"efa"}
+        desk.end(allocation)
+
+
+def test_a_reservation_is_launched_into(desk: Desk) -> None:
+    reservation = desk.aws.control.reserve(T4, "us-east-1c", 2)
+    allocation = desk.launch(market="reservation")
+    target = desk.template()["CapacityReservationSpecification"]["CapacityReservationTarget"]
+    assert target == {"CapacityReservationId": reservation}
+    assert [one.zone for one in desk.machines()] == ["us-east-1c"] * 2
+    desk.end(allocation)
+
+
+def test_one_look_for_all_jobs_of_a_process(desk: Desk) -> None:
+    allocations = [desk.launch(token=f"{number:032x}", job_id=f"digits-{number}") for number in range(3)]
+    desk.aws.control.forget()
+    for allocation in allocations:
+        desk.provisioner.observe(allocation)
+    looks = [call.action for call in desk.aws.control.calls() if call.service != "s3"]
+    assert sorted(looks) == ["DescribeAutoScalingGroups", "DescribeInstances"]
+    for allocation in allocations:
+        desk.provisioner.terminate(allocation)
+    assert desk.remains.find() == {}
+
+
+@pytest.mark.parametrize("market", ["spot", "on-demand"])
+@pytest.mark.parametrize(("size", "gpu"), [(T4, "T4"), (A100, "A100-40GB")])
+def test_it_is_what_the_component_makes(
+    desk: Desk, market: str, size: str, gpu: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Template and group, field by field: what both are told of machines of the same kind."""
+    from cloudgpu.tests.standins.pulumi.mocks import only
+    from cloudgpu.tests.unit.test_infra_aws import GROUP, TEMPLATE, as_ec2_says, plain_fleet
+
+    told: list[Any] = []
+
+    def heard(what: Callable[..., Any]) -> Callable[..., Any]:
+        def hear(*words: Any) -> Any:
+            told.append(words[2])
+            return what(*words)
+
+        return hear
+
+    monkeypatch.setattr(groups, "make_template", heard(groups.make_template))
+    monkeypatch.setattr(groups, "make_scaling_group", heard(groups.make_scaling_group))
+    request = asked(desk.jobs, size=size, gpu=gpu, market=market, zone="use1-az1")
+    allocation = desk.provisioner.launch(request)
+    desk.end(allocation)
+    ours, wanted = told
+    args: dict[str, Any] = {
+        "machine_type": size,
+        "size": 2,
+        "zones": ["use1-az1"],
+        "market": market,
+        "disk_gb": request.disk_gb,
+        "peers": True,
+        "image": ours["ImageId"],
+        "user_data": base64.b64decode(ours["UserData"]).decode(),
+        "profile_arn": desk.stack.machine_role,
+        "fleet_name": "digits-abc-1",
+    }
+    made = plain_fleet(**args)
+    theirs = as_ec2_says(only(made, TEMPLATE).inputs)
+    assert set(theirs) - set(ours) == {"Tags", "UpdateDefaultVersion"}  # of the template itself
+    for interface in (*ours["NetworkInterfaces"], *theirs["NetworkInterfaces"]):
+        assert len(interface.pop("Groups")) == 1  # each its own
+    if size == A100:
+        assert theirs.pop("Placement")["GroupName"] and ours.pop("Placement") == {"GroupName": name_of(TOKEN)}
+    kinds = [[one["ResourceType"] for one in of.pop("TagSpecifications")] for of in (ours, theirs)]
+    assert kinds[0] == kinds[1]
+    for field in ours:
+        assert ours[field] == theirs[field], field
+
+    registered = as_ec2_says(only(made, GROUP).inputs)
+    for field in ("MinSize", "MaxSize", "DesiredCapacity", "HealthCheckType", "HealthCheckGracePeriod"):
+        assert wanted[field] == registered[field], field
+    assert wanted["CapacityRebalance"] == registered["CapacityRebalance"] == (market == "spot")
+    hooks = [{"LifecycleHookName": hook.pop("Name"), **hook} for hook in registered["InitialLifecycleHooks"]]
+    assert wanted["LifecycleHookSpecificationList"] == hooks
+    assert len(wanted["VPCZoneIdentifier"].split(",")) == len(registered["VpcZoneIdentifiers"]) == 1
+    buys = "MixedInstancesPolicy" if market == "spot" else "LaunchTemplate"
+    assert buys in wanted and buys in registered
+    if market == "spot":
+        ours_, theirs_ = (one[buys]["InstancesDistribution"] for one in (wanted, registered))
+        assert ours_ == theirs_
+    right = {"Key": "cloudgpu-profile", "Value": desk.stack.machine_role, "PropagateAtLaunch": False}
+    assert right in wanted["Tags"] and right in registered["Tags"]
+    [suspended] = [call.params for call in desk.aws.control.calls("SuspendProcesses")]
+    assert suspended["ScalingProcesses.member.1"] == "AZRebalance" and registered["SuspendedProcesses"] == [
+        "AZRebalance"
+    ]
+
+
+def test_its_machines_may_leave_it(desk: Desk) -> None:
+    """With their own role, and no other's group."""
+    allocation = desk.launch(market="on-demand")
+    iam: Any = session().client("iam")
+    iam.create_user(UserName="machine")
+    role = "cloudgpu-machines"
+    document = iam.get_role_policy(RoleName=role, PolicyName="jobs")["PolicyDocument"]
+    iam.put_user_policy(UserName="machine", PolicyName="machine", PolicyDocument=json.dumps(document))
+    key = iam.create_access_key(UserName="machine")["AccessKey"]
+    as_machine: Any = boto3.Session(key["AccessKeyId"], key["SecretAccessKey"], region_name=REGION)
+    machine = desk.machines()[0]
+    desk.aws.control.enforce()
+    try:
+        as_machine.client("autoscaling").terminate_instance_in_auto_scaling_group(
+            InstanceId=machine.instance_id, ShouldDecrementDesiredCapacity=True
+        )
+    finally:
+        desk.aws.control.enforce(False)
+    assert (desk.group()["DesiredCapacity"], len(desk.machines())) == (1, 1)
+    desk.end(allocation)

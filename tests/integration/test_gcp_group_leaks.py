@@ -1,0 +1,129 @@
+"""Whatever happens to a supervisor and to its calls, a job with `recover: fleet` on Compute Engine ends, once, and
+nothing of its group is left. As test_gcp_leaks.py, which is of launches without one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from cloudgpu.control.jobs import Job
+from cloudgpu.provisioners import tags
+from cloudgpu.tests.integration.test_gcp_leaks import IMPORTS, SWEEPS, GcpAgents
+from cloudgpu.tests.standins.faults import KILL_AFTER, KILL_BEFORE, LOSE, Fault
+from cloudgpu.tests.standins.gcp import SUBMITTER
+from cloudgpu.tests.standins.gcp.jobs import BUCKET, GcpJobs, gcp_jobs, tags_of
+from cloudgpu.tests.standins.gcp.stacks import NETWORK, REGION, stand
+from cloudgpu.tests.standins.leaks import LONG, Leaks, Scene
+from cloudgpu.tests.standins.zygote import Zygote
+
+pytestmark = pytest.mark.timeout(3_600)
+
+TYPE = "a2-highgpu-1g"
+"""Of which several are placed together, by a policy."""
+NODES = 2
+SCENE = Scene(
+    "gcp",
+    f"""
+name: leaks
+resources: {{cloud: gcp, machine_type: {TYPE}, accelerator: A100-40GB, region: {REGION}, market: spot, nodes: {NODES}}}
+job_dir: gs://{BUCKET}/jobs
+recover: fleet
+run: sleep 0.2
+launcher: none
+""",
+    {"caller": SUBMITTER, "service": "compute"},
+    "!*.list|*.get|*.aggregatedList|*.getFromFamily|*.listErrors",
+)
+OF_A_GROUP = ("resourcePolicies", "instanceTemplates", "regionInstanceGroupManagers", "firewalls")
+CHANGES = {f"{kind}.{verb}" for kind in OF_A_GROUP for verb in ("insert", "delete")}
+
+
+class GroupAgents(GcpAgents):
+    def nodes(self) -> Iterator[tuple[str, int, str]]:
+        """Each machine of a group has one of the nodes, whichever it is, once there are enough."""
+        running: dict[tuple[str, int], int] = {}
+        for one in self._jobs.control.instances(running=True):
+            known = tags_of(one)
+            key = (known[tags.JOB], int(known[tags.ATTEMPT]))
+            running[key] = running.get(key, 0) + 1
+        for (job_id, attempt), number in running.items():
+            if number == NODES:
+                yield from ((job_id, attempt, f"worker-{index}.1") for index in range(NODES))
+
+
+class GroupLeaks(Leaks[GcpJobs]):
+    def submit(self) -> Job:
+        """Each job has to make the network's rule, too, which stays."""
+        self.jobs.control.remove("firewalls", f"cloudgpu-closed-{NETWORK}")
+        return super().submit()
+
+    def check_machines(self, job: Job) -> None:
+        """They are those of one group, each of which it has made once."""
+        found = self.jobs.instances(job)
+        assert all(one.gone is not None for one in found), self.jobs.story(job)
+        assert len({one.name for one in found}) == len(found) <= NODES, self.jobs.story(job)
+        assert len(job.attempts()) == 1, self.jobs.story(job)
+
+
+@pytest.fixture(scope="module")
+def leaks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GroupLeaks]:
+    folder = tmp_path_factory.mktemp("leaks")
+    (agents := folder / "agents").mkdir()
+    zygote = Zygote(*IMPORTS)
+    with gcp_jobs(folder, agents, boot=False) as jobs, GroupAgents(jobs):
+        stand(jobs.control, jobs.parent)
+        yield GroupLeaks(jobs, jobs.control, SCENE, zygote)
+    zygote.close()
+
+
+def check_whole(leaks: GroupLeaks, job: Job) -> None:
+    """It has had its machines."""
+    assert job.state == "succeeded", leaks.jobs.story(job)
+    assert len(leaks.jobs.instances(job)) == NODES, leaks.jobs.story(job)
+
+
+def test_undisturbed(leaks: GroupLeaks) -> None:
+    job = leaks.submit()
+    assert leaks.run(job) == 0
+    check_whole(leaks, job)
+    assert {action for action, _ in leaks.calls} == CHANGES
+
+
+@pytest.mark.parametrize("cancel", [False, True], ids=["goes on", "is cancelled"])
+@pytest.mark.parametrize("fault", [KILL_BEFORE, KILL_AFTER] if LONG else [KILL_AFTER], ids=lambda fault: fault.kind)
+def test_killed_at_every_call(leaks: GroupLeaks, fault: Fault, cancel: bool) -> None:
+    for action, before in leaks.kills(cancel=cancel):
+        job = leaks.submit()
+        leaks.control.fail(action, fault, where=SCENE.calls, skip=before)
+        kills = leaks.run(job, cancel_when_killed=cancel)
+        assert kills == 1 or action not in CHANGES, (action, before, leaks.jobs.story(job))  # how often it looks varies
+        assert job.state == "succeeded" or (cancel and kills), leaks.jobs.story(job)
+
+
+@pytest.mark.parametrize("sweep", SWEEPS if LONG else ["answer lost"])
+def test_every_call_goes_wrong(leaks: GroupLeaks, sweep: str) -> None:
+    """All that change something (all, in the long run) in one launch and teardown, each as often as the sweep says."""
+    fault, times = SWEEPS[sweep]
+    job = leaks.submit()
+    actions = sorted(leaks.actions["compute"])
+    for action in actions:
+        leaks.control.fail(action, fault, where=SCENE.calls, times=times)
+    leaks.run(job)
+    check_whole(leaks, job)
+    assert {call.action for call in leaks.called() if call.fault} == set(actions)
+
+
+@pytest.mark.parametrize("fault", [LOSE, KILL_AFTER], ids=lambda fault: fault.kind)
+@pytest.mark.parametrize("action", sorted(one for one in CHANGES if "Group" in one))
+def test_a_group_in_a_project_that_is_slow(leaks: GroupLeaks, fault: Fault, action: str) -> None:
+    """While an operation runs, and no list shows the group's machines yet, whoever asks again gets that group, or ends
+    it whole."""
+    leaks.jobs.control.set_times(operation=0.3, stopping=0.3, lag=0.5)
+    try:
+        job = leaks.submit()
+        leaks.control.fail(action, fault, where=SCENE.calls, times=1)
+        leaks.run(job)
+        check_whole(leaks, job)
+    finally:
+        leaks.jobs.control.set_times(operation=0.02, stopping=0.0, lag=0.0)

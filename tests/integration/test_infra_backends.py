@@ -1,0 +1,189 @@
+"""Stacks that a team shares in a bucket of S3, Cloud Storage or Blob Storage, over the wire.
+
+The engine is a double of Pulumi's, and Pulumi's own where it is on PATH; the buckets are the clouds' stand-ins', and
+the provider keeps a shelf in this process. A colleague is an empty state directory.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import boto3
+import pytest
+
+from cloudgpu.runtime.objects import JobDir
+from cloudgpu.tests.standins.aws import Aws
+from cloudgpu.tests.standins.azurite import ACCOUNT, KEY, Azurite
+from cloudgpu.tests.standins.gcp import Gcp
+from cloudgpu.tests.standins.gcs.control import GcsControl
+from cloudgpu.tests.standins.pulumi.serving import attached
+from cloudgpu.tests.standins.toy_desk import Desk
+from cloudgpu.tests.standins.toy_stack import STACK, toys
+
+pytestmark = pytest.mark.timeout(900)
+
+BUCKET, FOLDER = "stacks-of-a-team", "cloudgpu"
+STATE = f".pulumi/stacks/cloudgpu/{STACK}.json"
+LOCKS = f".pulumi/locks/organization/cloudgpu/{STACK}"
+
+
+class Place(NamedTuple):
+    """A bucket."""
+
+    url: str
+    """As a team gives it."""
+    job_dir: str
+    """The same folder, as cloudgpu's own client takes it."""
+    environ: Mapping[str, str]
+    missing: str
+    """The URL of one that is not there."""
+
+
+@contextmanager
+def s3(_folder: Path) -> Iterator[Place]:
+    with Aws() as aws:
+        patch = pytest.MonkeyPatch()
+        for name, value in aws.environ.items():
+            patch.setenv(name, value)
+        boto3.session.Session().client("s3").create_bucket(Bucket=BUCKET)
+        patch.undo()
+        environ = {name: value for name, value in aws.environ.items() if name != "AWS_ENDPOINT_URL"}
+        query = f"region=us-east-1&endpoint={aws.url}&s3ForcePathStyle=true"
+        told = {**environ, "AWS_ENDPOINT_URL": aws.url}
+        yield Place(f"s3://{BUCKET}/{FOLDER}?{query}", f"s3://{BUCKET}/{FOLDER}", told, f"s3://nobodys-bucket?{query}")
+
+
+@contextmanager
+def gs(folder: Path) -> Iterator[Place]:
+    with Gcp() as gcp:
+        GcsControl(gcp.url).do("storage/make_bucket", name=BUCKET)
+        url = f"gs://{BUCKET}/{FOLDER}"
+        yield Place(url, url, gcp.environ(folder / "keys"), "gs://nobodys-bucket")
+
+
+@contextmanager
+def azblob(folder: Path) -> Iterator[Place]:
+    with Azurite(folder) as blobs:
+        blobs.make_container(BUCKET)
+        environ = {**blobs.environ(""), "AZURE_STORAGE_ACCOUNT": ACCOUNT, "AZURE_STORAGE_KEY": KEY}
+        query = f"storage_account={ACCOUNT}&domain=127.0.0.1:{blobs.port}&protocol=https"
+        yield Place(
+            f"azblob://{BUCKET}/{FOLDER}?{query}",
+            f"az://{BUCKET}@{ACCOUNT}/{FOLDER}",
+            environ,
+            f"azblob://nobodys-bucket?{query}",
+        )
+
+
+PLACES: Mapping[str, Callable[[Path], AbstractContextManager[Place]]] = {"s3": s3, "gs": gs, "azblob": azblob}
+LOCKED = list(PLACES) if os.environ.get("CLOUDGPU_LONG") else ["s3"]
+"""Locks are found and broken by the same code in every store."""
+
+
+class Team:
+    """A desk whose stacks are in a bucket, and the bucket."""
+
+    def __init__(self, desk: Desk, place: Place) -> None:
+        self.desk, self.place = desk, place
+        self.bucket = JobDir(place.job_dir)
+
+    @property
+    def locks(self) -> list[str]:
+        return list(self.bucket.list(LOCKS))
+
+    def lock_as(self, **who: object) -> str:
+        """As somebody else's engine would."""
+        held = {"pid": 4242, "username": "ann", "hostname": "elsewhere", "timestamp": "2026-11-22T06:00:00Z", **who}
+        self.bucket.put(f"{LOCKS}/theirs.json", json.dumps(held).encode())
+        return f"{LOCKS}/theirs.json"
+
+
+@pytest.fixture(params=PLACES)
+def team(
+    engine_kind: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Team]:
+    provider = toys()
+    with PLACES[request.param](tmp_path) as place, attached(provider) as environ:
+        for name, value in place.environ.items():
+            monkeypatch.setenv(name, value)
+        passphrase = tmp_path / "passphrase"
+        passphrase.write_text("of the whole team")
+        shared = {"CLOUDGPU_INFRA_BACKEND": place.url, "PULUMI_CONFIG_PASSPHRASE_FILE": str(passphrase)}
+        yield Team(Desk(engine_kind, tmp_path, provider, {**environ, **shared}), place)
+        provider.cloud.hurry.set()
+
+
+def test_what_one_has_made_another_goes_on_with(team: Team) -> None:
+    mine, hers = team.desk, team.desk.colleague()
+    mine.up()
+    assert team.bucket.exists(STATE)
+    seen = hers.run("contents").value
+    assert seen == mine.run("contents").value
+    assert sorted(one["name"] for one in seen["resources"]) == ["toy-0", "toy-1"]
+    assert sorted(change.split()[0] for change in hers.up("--size", "3")["changes"]) == ["update", "update"]
+    assert sorted(change.split()[0] for change in mine.up("--size", "3")["changes"]) == ["same", "same"]
+    assert (mine.sizes, mine.shelf.made) == ([3, 3], 2)
+    assert hers.run("down").value["resources"] == []
+    assert (mine.sizes, team.locks, team.bucket.exists(STATE)) == ([], [], False)
+    assert not (mine.home / "infra/state").exists()
+
+
+@pytest.mark.parametrize("team", LOCKED, indirect=True)
+def test_the_lock_of_ones_own_dead_engine_is_broken_and_nobody_elses(team: Team) -> None:
+    team.desk.kill_in_the_middle()
+    [left] = team.locks
+    if team.desk.is_double:  # Pulumi's own may break locks of this host, on which the colleague is as well
+        refused = team.desk.colleague().run("up", "--count", "1")
+        assert refused.code == 6
+        assert f"somebody works on the stack {STACK}" in refused.stderr
+        assert team.locks == [left]
+    again = team.desk.run("up", "--count", "1")
+    assert again.code == 0, again.stderr
+    assert "broke the lock of a run of yours that was killed" in again.stderr
+    assert (team.desk.sizes, team.locks) == ([1], [])
+
+
+@pytest.mark.parametrize("team", LOCKED, indirect=True)
+def test_somebody_elses_lock_is_respected(team: Team) -> None:
+    team.desk.up()
+    lock = team.lock_as()
+    refused = team.desk.run("up", "--size", "2")
+    assert refused.code == 6
+    assert "ann@elsewhere (process 4242), since 2026-11-22T06:00:00Z" in refused.stderr
+    assert f"pulumi cancel --stack organization/cloudgpu/{STACK}" in refused.stderr
+    assert f"PULUMI_BACKEND_URL={shlex.quote(team.place.url)} pulumi" in refused.stderr
+    assert (team.desk.sizes, team.locks) == ([1, 1], [lock])
+    team.lock_as(hostname=socket.gethostname(), pid=2**22 - 1)
+    assert team.desk.run("up", "--size", "2").code in ({6} if team.desk.is_double else {0, 6})
+
+
+def test_a_bucket_that_is_not_there_is_told_of(team: Team) -> None:
+    team.desk.environ["CLOUDGPU_INFRA_BACKEND"] = team.place.missing
+    failed = team.desk.run("up")
+    assert failed.code == 6
+    assert "nobodys-bucket" in failed.stderr
+    assert team.desk.shelf.made == 0
+
+
+@pytest.mark.parametrize("team", ["gs"], indirect=True)
+def test_without_the_teams_passphrase_nothing_is_done(team: Team, tmp_path: Path) -> None:
+    team.desk.up()
+    other = tmp_path / "another-passphrase"
+    other.write_text("not the team's")
+    hers = team.desk.colleague()
+    hers.environ["PULUMI_CONFIG_PASSPHRASE_FILE"] = str(other)
+    wrong = hers.run("up", "--size", "2")
+    assert wrong.code == 6
+    assert "passphrase" in wrong.stderr
+    del hers.environ["PULUMI_CONFIG_PASSPHRASE_FILE"]
+    none = hers.run("up", "--size", "2")
+    assert none.code == 2
+    assert "PULUMI_CONFIG_PASSPHRASE" in none.stderr
+    assert (team.desk.sizes, team.locks) == ([1, 1], [])

@@ -1,0 +1,108 @@
+"""`cloudgpu infra` and `cloudgpu cluster` on AWS, from the command line to a job's end on a cluster's machine.
+
+The engine is a double of Pulumi's, and Pulumi's own where it is on PATH; the cloud is AWS's stand-in, over TLS, for
+the stack's bucket refuses whoever comes without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+
+from cloudgpu.control.jobs import list_jobs
+from cloudgpu.provisioners import clusters, infrastructure
+from cloudgpu.tests.standins.aws import Aws
+from cloudgpu.tests.standins.aws.process import Remains
+from cloudgpu.tests.standins.commands import Commands, in_a_process, stacks_can_be_made
+from cloudgpu.tests.standins.local_jobs import state_directory
+from cloudgpu.tests.standins.pulumi import aws as aws_provider
+from cloudgpu.tests.standins.tls import make_certificate
+
+pytestmark = pytest.mark.timeout(900)
+
+REGION = "us-east-1"
+STACKS = "stacks-of-a-team"
+PLACE = ("--cloud", "aws", "--region", REGION)
+CLUSTER = """name: big
+resources: {accelerator: "T4:1", cloud: aws, region: us-east-1, nodes: 1}
+limits: {price: 5 USD/h}
+"""
+
+
+class Desk(Commands):
+    """Commands, and the account that they are about."""
+
+    def __init__(self, aws: Aws, capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+        super().__init__(capsys, folder)
+        self.aws, self.remains = aws.control, Remains(aws.url)
+        self.s3: Any = boto3.client("s3")
+        self.backend = (
+            f"s3://{STACKS}/team?region={REGION}&endpoint={aws.environ['AWS_ENDPOINT_URL']}&s3ForcePathStyle=true"
+        )
+        self.s3.create_bucket(Bucket=STACKS)
+
+    def machines(self) -> int:
+        return len(self.aws.instances(running=True))
+
+
+@pytest.fixture
+def desk(
+    engine_kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Desk]:
+    with Aws(boot=True, certificate=make_certificate(tmp_path)) as aws:
+        for name, value in aws.environ.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)
+        with stacks_can_be_made(engine_kind, aws_provider.provider(), tmp_path, monkeypatch):
+            yield Desk(aws, capsys, tmp_path)
+
+
+def test_a_job_on_a_cluster_from_nothing_to_nothing(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the stacks in a bucket that a team shares."""
+    monkeypatch.setenv("CLOUDGPU_INFRA_BACKEND", desk.backend)
+    monkeypatch.setenv("PULUMI_CONFIG_PASSPHRASE", "")
+    with state_directory(desk.folder / "home", monkeypatch):
+        seen = desk.well("infra", "preview", *PLACE, "--json").json
+        assert set(seen["counts"]) == {"create"}
+        assert desk.remains.find() == {}
+        made = desk.well("infra", "up", *PLACE, "--yes", "--json").json
+        assert made["counts"] == seen["counts"]
+        known = infrastructure.load("aws", REGION)
+        assert known is not None
+        bucket = known.job_dir.removeprefix("s3://").removesuffix("/jobs")
+        assert "aws:SecureTransport" in desk.s3.get_bucket_policy(Bucket=bucket)["Policy"]
+
+        with desk.as_colleague():
+            told = desk.well("infra", "status", *PLACE, "--backend", desk.backend, "--json").json
+            assert told["infrastructure"] == known.to_json()
+
+        file = desk.file("cluster.yaml", CLUSTER)
+        up = desk.well("cluster", "up", file, "--yes", "--json").json["cluster"]
+        assert (up["fleet"]["size"], up["fleet_dir"]) == (1, f"{known.job_dir}/fleets/big")
+        job = desk.file("code/job.yaml", "name: turn\nresources: {accelerator: T4}\nrun: echo it ran\n")
+        done = in_a_process("submit", job, "--cluster", "big")
+        assert done.code == 0, done.err
+        assert "it ran" in done.out.splitlines()
+        assert [one.state for one in list_jobs()] == ["succeeded"]
+        assert [one.trouble for one in desk.aws.instances()] == [[]]
+
+        assert desk.machines() == 1
+        assert desk.well("cluster", "scale", "big", "2", "--yes", "--json").json["cluster"]["fleet"]["size"] == 2
+        desk.until(lambda: desk.machines() == 2)
+        desk.well("cluster", "scale", "big", "0", "--yes")
+        desk.until(lambda: desk.machines() == 0)
+        assert desk.run("infra", "down", *PLACE, "--yes").code == 4
+        desk.well("cluster", "down", "big", "--yes")
+        assert clusters.known() == []
+
+        assert desk.s3.list_objects_v2(Bucket=bucket, Prefix="jobs/")["KeyCount"] > 0
+        desk.well("infra", "down", *PLACE, "--yes", "--delete-bucket", "--yes-delete-bucket", bucket)
+        assert infrastructure.known() == []
+        assert desk.remains.find() == {}
+        assert [one["Name"] for one in desk.s3.list_buckets()["Buckets"]] == [STACKS]
+        left = [one["Key"] for one in desk.s3.list_objects_v2(Bucket=STACKS)["Contents"]]
+        assert not [key for key in left if key.endswith(".json")], "no stack, no lock, no history"

@@ -1,0 +1,133 @@
+"""Checkpoints from one cloud's store to another's, over the wire: what arrives is what was saved, or is not there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from cloudgpu.runtime.checkpoint.manifest import RankManifest, data_file
+from cloudgpu.runtime.checkpoint.names import Name
+from cloudgpu.runtime.copying import InterruptedCopyError
+from cloudgpu.runtime.jobdir import JOB_KEY, JobDir, JobDirError
+from cloudgpu.runtime.moving import Moved, move
+from cloudgpu.runtime.objects import PART
+
+from ..standins import s3 as s3_standin
+from ..standins.azurite import ACCOUNT, Azurite
+from ..standins.gcp import Gcp
+from ..standins.gcs import GcsControl
+from ..standins.s3 import S3
+from ..standins.staging import content, open_store, verify
+
+pytestmark = pytest.mark.timeout(600)
+
+BUCKET = "jobs-of-tests"
+SIZE = 2 * PART + 3
+RANKS = 2
+PLACES = {"s3": S3.url, "gs": f"gs://{BUCKET}/jobs/a-1", "az": f"az://{BUCKET}@{ACCOUNT}/jobs/a-1"}
+
+
+@pytest.fixture
+def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3]:
+    with s3_standin.running() as made:
+        for name, value in made.environment.items():
+            monkeypatch.setenv(name, value)
+        yield made
+
+
+@pytest.fixture
+def gcs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[GcsControl]:
+    with Gcp() as made:
+        for name, value in made.environ(tmp_path / "settings").items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setenv("no_proxy", "127.0.0.1,localhost")
+        control = GcsControl(made.url)
+        control.make_bucket(BUCKET)
+        yield control
+
+
+@pytest.fixture
+def azurite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Azurite]:
+    for name in [name for name in os.environ if name.startswith("AZURE_")]:
+        monkeypatch.delenv(name)
+    (tmp_path / "azurite").mkdir()
+    with Azurite(tmp_path / "azurite") as blobs:
+        blobs.make_container(BUCKET)
+        for name, value in blobs.environ().items():
+            monkeypatch.setenv(name, value)
+        yield blobs
+
+
+def save(url: str, step: int) -> Name:
+    store, name = open_store(url), Name.new(step, 1, step)
+    for rank in range(RANKS):
+        manifest = RankManifest(str(name), rank, RANKS, step, SIZE, [], {"step": step})
+        store.write_rank(manifest, memoryview(content(step, rank, SIZE)))
+    store.commit(name, store.digests(name, RANKS), finished=False, time=0.0)
+    return name
+
+
+def moved(source: str, target: str, keep_going: Callable[[], bool] = lambda: True) -> Moved:
+    there = JobDir(target)
+    return move([JobDir(source)], there, 2, keep_going=keep_going, on_begin=lambda _one: None, on_copied=lambda: None)
+
+
+def test_from_each_to_the_next(s3: S3, gcs: GcsControl, azurite: Azurite) -> None:
+    """Round and back: two ranks' shards of several parts, and an output as large."""
+    JobDir(S3.url).put(JOB_KEY, b'{"job_id": "a-1"}')
+    JobDir(S3.url).put("outputs/model.bin", content(0, 9, SIZE))
+    names = [save(S3.url, step) for step in (10, 20)]
+    for source, target in (("s3", "gs"), ("gs", "az")):
+        found = moved(PLACES[source], PLACES[target])
+        assert [one.step for one in found.checkpoints] == [20]
+        assert open_store(PLACES[target]).names() == names[1:]
+        verify(open_store(PLACES[target]), names[1])
+        assert JobDir(PLACES[target]).get("outputs/model.bin") == content(0, 9, SIZE)
+    newest = save(PLACES["az"], 30)
+    assert [one.step for one in moved(PLACES["az"], S3.url).checkpoints] == [30]
+    verify(open_store(S3.url), newest)
+    assert s3.uploads == {} and gcs.uploads() == 0
+
+
+@pytest.mark.parametrize("to", ["gs", "az"])
+def test_cut_off_in_a_shard_nothing_of_it_is_there_and_the_rest_is_not_copied_again(
+    s3: S3, gcs: GcsControl, azurite: Azurite, to: str
+) -> None:
+    JobDir(S3.url).put(JOB_KEY, b'{"job_id": "a-1"}')
+    name = save(S3.url, 10)
+    broken = s3.fail("GET", f"{data_file(1)}", status=503, code="SlowDown")
+    with pytest.raises(JobDirError, match=r"checkpoint .* cannot be copied: .*SlowDown"):
+        moved(S3.url, PLACES[to])
+    target = open_store(PLACES[to])
+    assert target.committed() == [] and target.ranks_written(name) == {0}
+    assert gcs.uploads() == 0
+    broken.times, read = 0, s3.count("GET", data_file(0))
+    left = [True] * 3 + [False]
+    with pytest.raises(InterruptedCopyError):
+        moved(S3.url, PLACES[to], lambda: left.pop(0))
+    assert target.committed() == [] and target.ranks_written(name) == {0}
+    assert [one.step for one in moved(S3.url, PLACES[to]).checkpoints] == [10]
+    assert s3.count("GET", data_file(0)) == read, "the first rank's shard was there"
+    verify(target, name)
+    assert gcs.uploads() == 0
+
+
+def test_what_is_garbled_on_the_way_is_read_again(s3: S3, gcs: GcsControl) -> None:
+    JobDir(S3.url).put(JOB_KEY, b'{"job_id": "a-1"}')
+    name = save(S3.url, 10)
+    s3.fail("GET", data_file(1), garble=True, times=1)
+    assert moved(S3.url, PLACES["gs"]).damaged == ()
+    verify(open_store(PLACES["gs"]), name)
+
+
+def test_what_is_damaged_for_good_does_not_come_over(s3: S3, gcs: GcsControl) -> None:
+    JobDir(S3.url).put(JOB_KEY, b'{"job_id": "a-1"}')
+    older, newest = save(S3.url, 10), save(S3.url, 20)
+    s3.fail("GET", f"{newest}/{data_file(1)}", garble=True)
+    found = moved(S3.url, PLACES["gs"])
+    assert [one.step for one in found.checkpoints] == [10]
+    assert [text.partition(":")[0] for text in found.damaged] == [str(newest)]
+    assert open_store(PLACES["gs"]).committed() == [older]

@@ -1,0 +1,65 @@
+"""Capacity reservations: which one a machine is in, and what they show of themselves.
+
+After "On-demand capacity reservation", "Overallocate capacity reservation" and the REST reference: a machine names a
+group, in which the service finds the reservation of its size and zone; who comes when that is full gets an ordinary
+place. The words of refusals are not verified.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from .arm import RefusedError, Response, answer, key, last
+from .ask import Ask
+from .capacity import Shape
+from .world import World
+
+GROUP = "Microsoft.Compute/capacityReservationGroups"
+KIND = f"{GROUP}/capacityReservations"
+
+
+def get(ask: Ask) -> Response:
+    found = ask.found()
+    if ask.request.query.get("$expand", "").lower() != "instanceview":
+        return answer(found)
+    shown = {**found["properties"], "instanceView": _view(ask.world, found)}
+    return answer({**found, "properties": shown})
+
+
+def listed(ask: Ask) -> Response:
+    """Of a group; what they are used for is not in a list."""
+    return answer({"value": list(_of_group(ask.world, ask.found()["id"]))})
+
+
+def find(world: World, group: str, size: str, zone: str) -> str:
+    """Id of the reservation that a machine of this group gets into. Raises RefusedError if there is none."""
+    for one in _of_group(world, group):
+        if one["sku"]["name"].lower() == size.lower() and "".join(one.get("zones") or ()) == zone:
+            return str(one["id"])
+    where = f" in zone {zone}" if zone else " without a zone"
+    text = f"The capacity reservation group '{last(group)}' has no capacity reservation of the VM size {size}{where}."
+    raise RefusedError("OperationNotAllowed", 409, text, target="capacityReservation")
+
+
+def has_room(world: World, shape: Shape, there: list[Shape]) -> bool:
+    """Whether the reservation that it names has a place left for it."""
+    found = world.find(shape.reservation)
+    used = sum(key(one.reservation) == key(shape.reservation) for one in there)
+    return found is not None and used < int(found["sku"]["capacity"])
+
+
+def _of_group(world: World, group: str) -> Iterator[dict[str, Any]]:
+    return (one for one in world.within(group) if one["type"].lower() == KIND.lower())
+
+
+def _view(world: World, found: dict[str, Any]) -> dict[str, Any]:
+    done = {"code": "ProvisioningState/succeeded", "level": "Info", "displayStatus": "Provisioning succeeded"}
+    inside = [vm for vm in world.vms if vm.is_placed and key(vm.shape.reservation) == key(found["id"])]
+    return {
+        "utilizationInfo": {
+            "currentCapacity": int(found["sku"]["capacity"]),
+            "virtualMachinesAllocated": [{"id": vm.id} for vm in inside],
+        },
+        "statuses": [done],
+    }

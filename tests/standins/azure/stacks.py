@@ -1,0 +1,74 @@
+"""An infra stack's things, as `cloudgpu infra up` leaves them in the subscription and in the state directory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cloudgpu.provisioners import infrastructure
+from cloudgpu.provisioners.azure.names import assignment_name, leaving_role
+from cloudgpu.provisioners.azure.rights import LEAVING
+from cloudgpu.provisioners.infrastructure import Infrastructure
+
+from ..pulumi.azure import Cloud
+from .control import AzureControl
+from .names import SUBSCRIPTION
+
+_NETWORK_API, _ROLES_API = "2024-05-01", "2022-04-01"
+SWITCH_OFF = "Microsoft.Compute/virtualMachines/deallocate/action"
+
+
+def stand(azure: AzureControl, region: str, job_dir: str) -> Infrastructure:
+    """A subnet without a way out, an identity that may switch machines off, and the role by which machines of launches
+    leave. The calls that make them are forgotten."""
+    cloud, stack = Cloud(), f"infra-azure-{region}"
+    group = f"/subscriptions/{SUBSCRIPTION}/resourceGroups/standing-{region}"
+    network = f"{group}/providers/Microsoft.Network/virtualNetworks/cloudgpu"
+    role = f"{group}/providers/Microsoft.ManagedIdentity/userAssignedIdentities/cloudgpu"
+    cloud.put(group, "2024-03-01", {"location": region})
+    put_network(cloud, network, region)
+    cloud.put(role, "2023-01-31", {"location": region})
+    identity = (cloud.get(role, "2023-01-31") or {})["properties"]
+    _define(cloud, leaving_role(stack, SUBSCRIPTION), f"{stack} leaving", LEAVING)
+    off = _define(cloud, assignment_name(stack, "", "off"), f"{stack} off", (SWITCH_OFF,))
+    _give(cloud, off, identity["principalId"])
+    outputs = Infrastructure(
+        "azure",
+        region,
+        stack,
+        "cloudgpu-tester",
+        network,
+        {"": f"{network}/subnets/machines"},
+        machine_role=role,
+        machine_role_id=identity["clientId"],
+        job_dir=job_dir,
+    )
+    infrastructure.save(outputs)
+    azure.forget()
+    return outputs
+
+
+def put_network(cloud: Cloud, network: str, region: str, **subnet: Any) -> None:
+    """Resource id of the network; its one subnet has these properties, too."""
+    inside = {"addressPrefix": "10.0.0.0/18", "defaultOutboundAccess": False, **subnet}
+    properties = {
+        "addressSpace": {"addressPrefixes": ["10.0.0.0/16"]},
+        "subnets": [{"name": "machines", "properties": inside}],
+    }
+    cloud.put(network, _NETWORK_API, {"location": region, "properties": properties})
+
+
+def _define(cloud: Cloud, uuid: str, name: str, actions: tuple[str, ...]) -> str:
+    """Resource id of a role of one's own."""
+    scope = f"/subscriptions/{SUBSCRIPTION}"
+    path = f"{scope}/providers/Microsoft.Authorization/roleDefinitions/{uuid}"
+    told = {"roleName": name, "assignableScopes": [scope], "permissions": [{"actions": list(actions)}]}
+    cloud.put(path, _ROLES_API, {"properties": told})
+    return path
+
+
+def _give(cloud: Cloud, role: str, principal: str) -> None:
+    """In the whole subscription."""
+    scope = f"/subscriptions/{SUBSCRIPTION}"
+    path = f"{scope}/providers/Microsoft.Authorization/roleAssignments/{assignment_name(principal, scope, role)}"
+    told = {"roleDefinitionId": role, "principalId": principal, "principalType": "ServicePrincipal"}
+    cloud.put(path, _ROLES_API, {"properties": told})

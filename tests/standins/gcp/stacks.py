@@ -1,0 +1,26 @@
+"""An infra stack in the stand-in's project, as one that `cloudgpu infra up` has made is known here."""
+
+from __future__ import annotations
+
+from cloudgpu.provisioners import infrastructure
+from cloudgpu.provisioners.infrastructure import Infrastructure
+
+from ..gce.control import GceControl
+from .project import PROJECT, account
+
+REGION = "us-central1"
+NETWORK = f"cloudgpu-{REGION}"
+ROLE = account(NETWORK)
+"""Who its machines are."""
+
+
+def stand(control: GceControl, job_dir: str, role: str = ROLE) -> Infrastructure:
+    """Make its network and the machines' account, and take note of it in the state directory."""
+    control.add_network(NETWORK, regions=[REGION], private_access=True)
+    control.add_account(role)
+    subnet = f"https://www.googleapis.com/compute/v1/projects/{PROJECT}/regions/{REGION}/subnetworks/{NETWORK}"
+    made = Infrastructure(
+        "gcp", REGION, f"infra-gcp-{REGION}", "tester@here", NETWORK, {"": subnet}, machine_role=role, job_dir=job_dir
+    )
+    infrastructure.save(made)
+    return made

@@ -1,0 +1,166 @@
+"""IAM: roles, their policies, instance profiles."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+from urllib.parse import unquote
+
+from ..provider import Made
+from ..wire import Props
+from .cloud import AwsKind, found, pairs, tagged, tags_of, without
+
+
+class _Iam(AwsKind):
+    service = "iam"
+
+    def policy(self, told: Any, known: str) -> str:
+        """The document as it was written, if it still means the same."""
+        document = told if isinstance(told, dict) else json.loads(unquote(told))
+        return known if known and document == json.loads(known) else json.dumps(document)
+
+
+class Role(_Iam):
+    """Before it is deleted it leaves the instance profiles it is in."""
+
+    type = "aws:iam/role:Role"
+    inputs = frozenset(
+        {"name", "path", "description", "assumeRolePolicy", "permissionsBoundary", "maxSessionDuration", "tags"}
+    )
+    required = frozenset({"assumeRolePolicy"})
+    replaces = frozenset({"name", "path"})
+    computed = frozenset({"arn", "tagsAll", "uniqueId", "createDate"})
+    autoname = "name"
+
+    def check(self, inputs: Props) -> Props:
+        return {"path": "/", "maxSessionDuration": 3600, **inputs}
+
+    def create(self, name: str, inputs: Props) -> Made:
+        bounded = inputs.get("permissionsBoundary")
+        made = self.api(inputs).create_role(
+            RoleName=inputs["name"],
+            Path=inputs["path"],
+            Description=inputs.get("description", ""),
+            AssumeRolePolicyDocument=inputs["assumeRolePolicy"],
+            MaxSessionDuration=inputs["maxSessionDuration"],
+            Tags=pairs(inputs.get("tags")),
+            **({"PermissionsBoundary": bounded} if bounded else {}),
+        )["Role"]
+        told = {"arn": made["Arn"], "uniqueId": made["RoleId"], "createDate": made["CreateDate"].isoformat()}
+        return Made(inputs["name"], {**told, **tagged(inputs)})
+
+    def read(self, identity: str, state: Props) -> Props | None:
+        told = found(lambda: self.api(state).get_role(RoleName=identity)["Role"])
+        if told is None:
+            return None
+        trust = self.policy(told["AssumeRolePolicyDocument"], state.get("assumeRolePolicy", ""))
+        tags = tags_of(told.get("Tags"))
+        return {"name": identity, "path": told["Path"], "assumeRolePolicy": trust, "tags": tags, "tagsAll": tags}
+
+    def update(self, identity: str, old: Props, new: Props) -> Props:
+        iam = self.api(new)
+        iam.update_assume_role_policy(RoleName=identity, PolicyDocument=new["assumeRolePolicy"])
+        seconds, text = new["maxSessionDuration"], new.get("description", "")
+        iam.update_role(RoleName=identity, Description=text, MaxSessionDuration=seconds)
+        if old.get("permissionsBoundary") != new.get("permissionsBoundary"):
+            if new.get("permissionsBoundary"):
+                iam.put_role_permissions_boundary(RoleName=identity, PermissionsBoundary=new["permissionsBoundary"])
+            else:
+                iam.delete_role_permissions_boundary(RoleName=identity)
+        gone = [key for key in old.get("tags") or {} if key not in (new.get("tags") or {})]
+        iam.untag_role(RoleName=identity, TagKeys=gone)
+        iam.tag_role(RoleName=identity, Tags=pairs(new.get("tags")))
+        return tagged(new)
+
+    def delete(self, identity: str, state: Props) -> None:
+        iam = self.api(state)
+        profiles = found(lambda: iam.list_instance_profiles_for_role(RoleName=identity)["InstanceProfiles"])
+        for one in profiles or []:
+            name = one["InstanceProfileName"]
+            iam.remove_role_from_instance_profile(InstanceProfileName=name, RoleName=identity)
+        without(lambda: iam.delete_role(RoleName=identity))
+
+
+class RolePolicy(_Iam):
+    """`id` is `role:name`."""
+
+    type = "aws:iam/rolePolicy:RolePolicy"
+    inputs = frozenset({"name", "role", "policy"})
+    required = frozenset({"role", "policy"})
+    replaces = frozenset({"name", "role"})
+    autoname = "name"
+
+    def create(self, name: str, inputs: Props) -> Made:
+        self._put(inputs)
+        return Made(f"{inputs['role']}:{inputs['name']}")
+
+    def _put(self, inputs: Props) -> None:
+        self.api(inputs).put_role_policy(
+            RoleName=inputs["role"], PolicyName=inputs["name"], PolicyDocument=inputs["policy"]
+        )
+
+    def read(self, identity: str, state: Props) -> Props | None:
+        role, _, name = identity.partition(":")
+        told = found(lambda: self.api(state).get_role_policy(RoleName=role, PolicyName=name))
+        if told is None:
+            return None
+        return {"role": role, "name": name, "policy": self.policy(told["PolicyDocument"], state.get("policy", ""))}
+
+    def update(self, identity: str, old: Props, new: Props) -> Props:
+        self._put(new)
+        return {}
+
+    def delete(self, identity: str, state: Props) -> None:
+        role, _, name = identity.partition(":")
+        without(lambda: self.api(state).delete_role_policy(RoleName=role, PolicyName=name))
+
+
+class InstanceProfile(_Iam):
+    type = "aws:iam/instanceProfile:InstanceProfile"
+    inputs = frozenset({"name", "path", "role", "tags"})
+    replaces = frozenset({"name", "path"})
+    computed = frozenset({"arn", "tagsAll", "uniqueId", "createDate"})
+    autoname = "name"
+
+    def create(self, name: str, inputs: Props) -> Made:
+        iam = self.api(inputs)
+        made = iam.create_instance_profile(
+            InstanceProfileName=inputs["name"], Path=inputs.get("path", "/"), Tags=pairs(inputs.get("tags"))
+        )["InstanceProfile"]
+        if inputs.get("role"):
+            iam.add_role_to_instance_profile(InstanceProfileName=inputs["name"], RoleName=inputs["role"])
+        told = {"arn": made["Arn"], "uniqueId": made["InstanceProfileId"], "createDate": made["CreateDate"].isoformat()}
+        return Made(inputs["name"], {**told, **tagged(inputs)})
+
+    def read(self, identity: str, state: Props) -> Props | None:
+        told = found(lambda: self.api(state).get_instance_profile(InstanceProfileName=identity)["InstanceProfile"])
+        if told is None:
+            return None
+        tags = tags_of(told.get("Tags"))
+        role = next((one["RoleName"] for one in told["Roles"]), "")
+        return {"name": identity, "role": role, "path": told["Path"], "tags": tags, "tagsAll": tags}
+
+    def update(self, identity: str, old: Props, new: Props) -> Props:
+        iam = self.api(new)
+        if old.get("role") != new.get("role"):
+            if old.get("role"):
+                without(
+                    lambda: iam.remove_role_from_instance_profile(InstanceProfileName=identity, RoleName=old["role"])
+                )
+            if new.get("role"):
+                iam.add_role_to_instance_profile(InstanceProfileName=identity, RoleName=new["role"])
+        if old.get("tags") != new.get("tags"):
+            gone = [key for key in old.get("tags") or {} if key not in (new.get("tags") or {})]
+            iam.untag_instance_profile(InstanceProfileName=identity, TagKeys=gone)
+            iam.tag_instance_profile(InstanceProfileName=identity, Tags=pairs(new.get("tags")))
+        return tagged(new)
+
+    def delete(self, identity: str, state: Props) -> None:
+        iam = self.api(state)
+        now = self.read(identity, state)
+        if now and now["role"]:
+            without(lambda: iam.remove_role_from_instance_profile(InstanceProfileName=identity, RoleName=now["role"]))
+        without(lambda: iam.delete_instance_profile(InstanceProfileName=identity))
+
+
+KINDS = (Role, RolePolicy, InstanceProfile)

@@ -1,0 +1,174 @@
+"""S3: buckets, and what is said of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from ..provider import Made
+from ..wire import Props
+from .cloud import AwsKind, found, pairs, request, shape_of, tagged, tags_of, without
+
+
+class Bucket(AwsKind):
+    """With forceDestroy it is emptied before it is deleted; without, one that is not empty stays."""
+
+    type = "aws:s3/bucket:Bucket"
+    service = "s3"
+    inputs = frozenset({"bucket", "forceDestroy", "tags", "region"})
+    replaces = frozenset({"bucket", "region"})
+    computed = frozenset({"arn", "tagsAll", "region", "bucketDomainName", "bucketRegionalDomainName", "hostedZoneId"})
+    autoname = "bucket"
+
+    def create(self, name: str, inputs: Props) -> Made:
+        s3, bucket, region = self.api(inputs), inputs["bucket"], self.where(inputs)
+        place = {"CreateBucketConfiguration": {"LocationConstraint": region}} if region != "us-east-1" else {}
+        s3.create_bucket(Bucket=bucket, **place)
+        if inputs.get("tags"):
+            s3.put_bucket_tagging(Bucket=bucket, Tagging={"TagSet": pairs(inputs["tags"])})
+        outputs = {
+            "arn": f"arn:aws:s3:::{bucket}",
+            "region": region,
+            "bucketDomainName": f"{bucket}.s3.amazonaws.com",
+            "bucketRegionalDomainName": f"{bucket}.s3.{region}.amazonaws.com",
+        }
+        return Made(bucket, {**outputs, **tagged(inputs)})
+
+    def read(self, identity: str, state: Props) -> Props | None:
+        s3 = self.api(state)
+        if identity not in [one["Name"] for one in s3.list_buckets()["Buckets"]]:
+            return None
+        told = found(lambda: s3.get_bucket_tagging(Bucket=identity)["TagSet"]) if state.get("tags") else []
+        tags = tags_of(told)
+        return {"bucket": identity, "tags": tags, "tagsAll": tags, "arn": f"arn:aws:s3:::{identity}"}
+
+    def update(self, identity: str, old: Props, new: Props) -> Props:
+        s3 = self.api(new)
+        if new.get("tags"):
+            s3.put_bucket_tagging(Bucket=identity, Tagging={"TagSet": pairs(new["tags"])})
+        elif old.get("tags"):
+            s3.delete_bucket_tagging(Bucket=identity)
+        return tagged(new)
+
+    def delete(self, identity: str, state: Props) -> None:
+        if state.get("forceDestroy"):
+            without(lambda: self._empty(self.api(state), identity))
+        without(lambda: self.api(state).delete_bucket(Bucket=identity))
+
+    def _empty(self, s3: Any, bucket: str) -> None:
+        told = s3.list_object_versions(Bucket=bucket)
+        for one in [*told.get("Versions", []), *told.get("DeleteMarkers", [])]:
+            s3.delete_object(Bucket=bucket, Key=one["Key"], VersionId=one["VersionId"])
+        for one in s3.list_multipart_uploads(Bucket=bucket).get("Uploads", []):
+            s3.abort_multipart_upload(Bucket=bucket, Key=one["Key"], UploadId=one["UploadId"])
+        if told.get("IsTruncated"):
+            self._empty(s3, bucket)
+
+
+class _OfBucket(AwsKind):
+    """One setting of a bucket, by its three calls. `id` is the bucket's."""
+
+    service = "s3"
+    required = frozenset({"bucket"})
+    replaces = frozenset({"bucket", "region"})
+    computed = frozenset({"region"})
+    put: ClassVar[str]
+    get: ClassVar[str]
+    remove: ClassVar[str]
+    argument: ClassVar[str]
+    """Of the put call."""
+    renames: ClassVar[Mapping[str, str]] = {}
+
+    def _put(self, inputs: Props) -> None:
+        s3 = self.api(inputs)
+        operation = s3.meta.service_model.operation_model(s3.meta.method_to_api_mapping[self.put])
+        wanted = self.told(inputs)
+        if isinstance(wanted, dict):
+            shape = shape_of(s3, operation.input_shape.members[self.argument].name)
+            wanted = request(shape, wanted, self.renames)
+        getattr(s3, self.put)(Bucket=inputs["bucket"], **{self.argument: wanted})
+
+    def told(self, inputs: Props) -> Any:
+        """The put call's argument."""
+        return {name: value for name, value in inputs.items() if name not in ("bucket", "region")}
+
+    def create(self, name: str, inputs: Props) -> Made:
+        self._put(inputs)
+        return Made(inputs["bucket"], {"region": self.where(inputs)})
+
+    def read(self, identity: str, state: Props) -> Props | None:
+        told = found(lambda: getattr(self.api(state), self.get)(Bucket=identity))
+        return None if told is None else {"bucket": identity}
+
+    def update(self, identity: str, old: Props, new: Props) -> Props:
+        self._put(new)
+        return {}
+
+    def delete(self, identity: str, state: Props) -> None:
+        without(lambda: getattr(self.api(state), self.remove)(Bucket=identity))
+
+
+class PublicAccessBlock(_OfBucket):
+    type = "aws:s3/bucketPublicAccessBlock:BucketPublicAccessBlock"
+    inputs = frozenset(
+        {"bucket", "blockPublicAcls", "blockPublicPolicy", "ignorePublicAcls", "restrictPublicBuckets", "region"}
+    )
+    put, get, remove = "put_public_access_block", "get_public_access_block", "delete_public_access_block"
+    argument = "PublicAccessBlockConfiguration"
+
+
+class Encryption(_OfBucket):
+    type = "aws:s3/bucketServerSideEncryptionConfiguration:BucketServerSideEncryptionConfiguration"
+    inputs = frozenset({"bucket", "rules", "region"})
+    put, get, remove = "put_bucket_encryption", "get_bucket_encryption", "delete_bucket_encryption"
+    argument = "ServerSideEncryptionConfiguration"
+    renames: ClassVar[Mapping[str, str]] = {"sseAlgorithm": "SSEAlgorithm", "kmsMasterKeyId": "KMSMasterKeyID"}
+
+
+class Lifecycle(_OfBucket):
+    type = "aws:s3/bucketLifecycleConfiguration:BucketLifecycleConfiguration"
+    inputs = frozenset({"bucket", "rules", "region"})
+    put, get, remove = (
+        "put_bucket_lifecycle_configuration",
+        "get_bucket_lifecycle_configuration",
+        "delete_bucket_lifecycle",
+    )
+    argument = "LifecycleConfiguration"
+
+
+class Versioning(_OfBucket):
+    type = "aws:s3/bucketVersioning:BucketVersioning"
+    inputs = frozenset({"bucket", "versioningConfiguration", "region"})
+    put, get = "put_bucket_versioning", "get_bucket_versioning"
+    argument = "VersioningConfiguration"
+
+    def told(self, inputs: Props) -> Any:
+        return inputs["versioningConfiguration"]
+
+    def delete(self, identity: str, state: Props) -> None:
+        """Suspended: what once had versions cannot be without."""
+        suspended = {"Status": "Suspended"}
+        without(lambda: self.api(state).put_bucket_versioning(Bucket=identity, VersioningConfiguration=suspended))
+
+
+class Policy(_OfBucket):
+    type = "aws:s3/bucketPolicy:BucketPolicy"
+    inputs = frozenset({"bucket", "policy", "region"})
+    required = frozenset({"bucket", "policy"})
+    put, get, remove = "put_bucket_policy", "get_bucket_policy", "delete_bucket_policy"
+    argument = "Policy"
+
+    def told(self, inputs: Props) -> Any:
+        json.loads(inputs["policy"])
+        return str(inputs["policy"])
+
+    def read(self, identity: str, state: Props) -> Props | None:
+        told = found(lambda: self.api(state).get_bucket_policy(Bucket=identity)["Policy"])
+        if told is None:
+            return None
+        same = json.loads(told) == json.loads(state["policy"])
+        return {"bucket": identity, "policy": state["policy"] if same else told}
+
+
+KINDS = (Bucket, PublicAccessBlock, Encryption, Lifecycle, Versioning, Policy)

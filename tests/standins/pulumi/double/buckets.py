@@ -1,0 +1,169 @@
+"""Where a backend is kept, by the URLs that Pulumi's engine opens: a folder, or a bucket of one of three clouds.
+
+    file:///folder                                                    it must be there
+    s3://bucket/folder?region=R&endpoint=URL&s3ForcePathStyle=true    credentials as AWS's tools take them
+    gs://bucket/folder                                                as Google's do; STORAGE_EMULATOR_HOST
+    azblob://container/folder?storage_account=A&domain=D&protocol=P   AZURE_STORAGE_ACCOUNT with AZURE_STORAGE_KEY, …
+
+Sources: pulumi/pulumi, pkg/backend/diy (backend.go, legacy_s3_params_test.go), pkg/authhelpers/gcpauth.go; gocloud.dev,
+blob/s3blob, blob/azureblob. Of their parameters those are known that are above; any other is refused, as there.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import urllib.parse
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import obstore
+from obstore.exceptions import BaseError
+from obstore.store import AzureStore, GCSStore, LocalStore, S3Store
+
+_CLIENT: Any = {"allow_http": True, "timeout": "30s"}
+_GOOGLE_SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
+
+
+class BackendError(Exception):
+    """What the command prints after `error: `."""
+
+
+class Bucket:
+    """Files by their keys, all below the URL's folder."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        parts = urllib.parse.urlsplit(url)
+        if parts.scheme not in _OPENERS:
+            raise BackendError(f"the double has backends of {', '.join(_OPENERS)}, not {url}")
+        query = dict(urllib.parse.parse_qsl(parts.query))
+        self._store = _OPENERS[parts.scheme](parts, query)
+
+    def read(self, key: str) -> bytes | None:
+        """None: there is none."""
+        try:
+            return bytes(obstore.get(self._store, key).bytes())
+        except FileNotFoundError as error:
+            if "NoSuchBucket" in str(error) or "ContainerNotFound" in str(error):
+                raise BackendError(f"unable to open bucket {self.url}: {_line(error)}") from error
+            return None
+        except (BaseError, OSError) as error:
+            raise BackendError(f"read {key!r}: {_line(error)}") from error
+
+    def write(self, key: str, data: bytes) -> None:
+        try:
+            obstore.put(self._store, key, data)
+        except (BaseError, OSError) as error:
+            raise BackendError(f"write {key!r}: {_line(error)}") from error
+
+    def delete(self, key: str) -> None:
+        """Also one that is not there."""
+        try:
+            obstore.delete(self._store, key)
+        except FileNotFoundError:
+            return
+        except (BaseError, OSError) as error:
+            raise BackendError(f"delete {key!r}: {_line(error)}") from error
+
+    def keys(self, folder: str) -> list[str]:
+        """Of all that is below it, sorted."""
+        try:
+            return sorted(one["path"] for one in obstore.list(self._store, folder).collect())
+        except (BaseError, OSError) as error:
+            raise BackendError(f"could not list bucket: {_line(error)}") from error
+
+    def place(self, key: str) -> str:
+        """The URL of a file, for people: the query stays behind it."""
+        parts = urllib.parse.urlsplit(self.url)
+        return urllib.parse.urlunsplit(parts._replace(path=f"{parts.path.rstrip('/')}/{key}"))
+
+
+_Url = urllib.parse.SplitResult
+
+
+def _folder(parts: _Url, query: Mapping[str, str]) -> Any:
+    root = Path(parts.path.replace("~", str(Path.home()), 1) if parts.path.startswith("/~") else parts.path)
+    if not root.is_dir():
+        raise BackendError(f"unable to open bucket {parts.geturl()}: stat {root}: no such file or directory")
+    return LocalStore(root)
+
+
+def _s3(parts: _Url, query: Mapping[str, str]) -> Any:
+    """AWS's SDK takes AWS_REGION, AWS_ENDPOINT_URL and the rest from the environment, as obstore does."""
+    _check(query, ("awssdk", "disableSSL", "endpoint", "region", "s3ForcePathStyle"))
+    config: Any = {}
+    if "region" in query:
+        config["region"] = query["region"]
+    if "endpoint" in query:
+        scheme = "http" if query.get("disableSSL") == "true" else "https"
+        config["endpoint"] = query["endpoint"] if "://" in query["endpoint"] else f"{scheme}://{query['endpoint']}"
+    own = "endpoint" in query or "AWS_ENDPOINT_URL" in os.environ or "AWS_ENDPOINT_URL_S3" in os.environ
+    if own and query.get("s3ForcePathStyle") != "true":
+        raise BackendError(f"{parts.geturl()}: no such host; a bucket has none of its own here: s3ForcePathStyle=true")
+    return S3Store(parts.netloc, prefix=_prefix(parts), config=config, client_options=_CLIENT)
+
+
+def _gs(parts: _Url, query: Mapping[str, str]) -> Any:
+    """With an emulator, too, the engine wants credentials."""
+    import google.auth
+    import google.auth.transport.requests
+
+    _check(query, ())
+    try:
+        credentials: Any = google.auth.default(scopes=[_GOOGLE_SCOPE])[0]
+    except google.auth.exceptions.DefaultCredentialsError as error:
+        raise BackendError(f"missing google credentials: unable to find gcp credentials: {error}") from error
+
+    def token() -> Any:
+        credentials.refresh(google.auth.transport.requests.Request())
+        return {"token": credentials.token, "expires_at": credentials.expiry.replace(tzinfo=datetime.UTC)}
+
+    host = os.environ.get("STORAGE_EMULATOR_HOST", "")
+    config: Any = {"base_url": host if "://" in host else f"http://{host}"} if host else {}
+    return GCSStore(
+        parts.netloc, prefix=_prefix(parts), config=config, client_options=_CLIENT, credential_provider=token
+    )
+
+
+def _azblob(parts: _Url, query: Mapping[str, str]) -> Any:
+    """An account on this computer is a part of the path; else of the host's name."""
+    _check(query, ("domain", "localemu", "protocol", "storage_account"))
+    account = query.get("storage_account") or os.environ.get("AZURE_STORAGE_ACCOUNT", "")
+    if not account:
+        raise BackendError(f"unable to open bucket {parts.geturl()}: azureblob: Options.AccountName is required")
+    domain = query.get("domain") or os.environ.get("AZURE_STORAGE_DOMAIN") or "blob.core.windows.net"
+    protocol = query.get("protocol") or os.environ.get("AZURE_STORAGE_PROTOCOL") or "https"
+    emulated = "true" in (query.get("localemu"), os.environ.get("AZURE_STORAGE_IS_LOCAL_EMULATOR"))
+    in_path = emulated or domain.startswith(("127.0.0.1", "localhost"))
+    config: Any = {
+        "account_name": account,
+        "endpoint": f"{protocol}://{domain}/{account}" if in_path else f"{protocol}://{account}.{domain}",
+    }
+    if os.environ.get("AZURE_STORAGE_ACCOUNT") and os.environ.get("AZURE_STORAGE_KEY"):
+        config["account_key"] = os.environ["AZURE_STORAGE_KEY"]
+    return AzureStore(parts.netloc, prefix=_prefix(parts), config=config, client_options=_CLIENT)
+
+
+_OPENERS: Mapping[str, Callable[[_Url, Mapping[str, str]], Any]] = {
+    "file": _folder,
+    "s3": _s3,
+    "gs": _gs,
+    "azblob": _azblob,
+}
+
+
+def _check(query: Mapping[str, str], known: Collection[str]) -> None:
+    for name in query:
+        if name not in known:
+            raise BackendError(f"unknown query parameter {name!r}")
+
+
+def _prefix(parts: _Url) -> str | None:
+    return parts.path.strip("/") or None
+
+
+def _line(error: Exception) -> str:
+    """Without obstore's own view of itself."""
+    return " ".join(str(error).partition("\n\nDebug source")[0].split())

@@ -1,0 +1,472 @@
+"""How a stand-in for a Pulumi provider is written: a table of kinds of resources, served over Pulumi's own protocol.
+
+    class Vpc(Kind[Cloud]):
+        type = "aws:ec2/vpc:Vpc"
+        inputs = frozenset({"cidrBlock", "tags"})          # others are refused: nothing is ignored silently
+        required = frozenset({"cidrBlock"})
+        replaces = frozenset({"cidrBlock"})                # or AllBut({"tags"}): all others update in place
+        computed = frozenset({"arn", "id"})                # outputs that the cloud makes up: unknown in a preview
+
+        def create(self, name, inputs):                    # -> Made(id, outputs); outputs need not repeat the inputs
+        def read(self, identity, state):                   # -> outputs as they are now, or None: it is gone
+        def update(self, identity, old, new):              # -> outputs; old and new are inputs
+        def delete(self, identity, state):                 # what is gone already is deleted
+
+    def provider() -> Provider:
+        return Provider("aws", cloud=Cloud(), kinds=[Vpc], invokes={"aws:ec2/getAmi:getAmi": get_ami})
+
+`self.cloud` is whatever the provider was made with: clients, region, ids. Its method `configure(settings)`, if it has
+one, is told the provider's configuration (`{"region": "us-east-1"}`). An invoke is a function of (cloud, arguments).
+
+Handlers see plain values: no secrets (what was secret in the inputs is so in the outputs of the same name), no outputs,
+and, but in `check`, nothing unknown. Whatever they raise fails the operation with its text; PartialError says that the
+thing is there all the same, CheckError names a property that is wrong. Properties and outputs are named as on the wire
+(`cidrBlock`). A type or an invoke that is not in the tables aborts with UNIMPLEMENTED.
+
+Faults and the record, as in `faults.py`, with these actions: Check, Diff, Preview (a create or update that is only
+looked at), Create, Read, Update, Delete, Invoke, Configure; and the values `type`, `name`, `urn`, `id`, `token`:
+
+    provider.control.fail("Create", error("InsufficientInstanceCapacity"), where={"type": "*:Instance"}, skip=1)
+    provider.control.fail("Delete", HANG)          # RESET, LOSE: the engine sees a connection that was lost
+    provider.control.calls("Update", name="fleet*")
+
+A real provider's own faults come from its cloud: prefer those of the cloud's stand-in where they say the same.
+"""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, ClassVar, Generic, NoReturn, TypeVar, cast
+
+import grpc
+from google.protobuf.any_pb2 import Any as AnyMessage
+from google.protobuf.empty_pb2 import Empty
+from google.rpc.status_pb2 import Status
+
+from pulumi.runtime.proto import plugin_pb2, provider_pb2, provider_pb2_grpc
+
+from ..faults import Call, Control, Fault, Ledger, Rule, kill_peer
+from . import wire
+from .changes import Change, changes, top
+from .wire import Props
+
+_EMPTY: tuple[Any, ...] = (None, "", [], {})
+_Cloud = TypeVar("_Cloud")
+_Answer = TypeVar("_Answer")
+DEFAULTS = "__defaults"
+"""An input in which providers that wrap Terraform's say which inputs they made up."""
+STATUS_DETAILS = "grpc-status-details-bin"
+"""The trailing metadata in which gRPC sends a status with details."""
+Invoke = Callable[[Any, Props], Props]
+"""Of the cloud and the arguments; returns the result."""
+
+
+class CheckError(Exception):
+    """A property that cannot be so."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(f"{name}: {reason}")
+        self.name, self.reason = name, reason
+
+
+class PartialError(Exception):
+    """It was created or changed, and is there, but is not as it should be: the engine keeps it, and says why."""
+
+    def __init__(self, identity: str, outputs: Props, reason: str) -> None:
+        super().__init__(reason)
+        self.identity, self.outputs, self.reason = identity, outputs, reason
+
+
+@dataclass(frozen=True)
+class Made:
+    """What create gives."""
+
+    identity: str
+    outputs: Props = field(default_factory=dict)
+
+
+class AllBut(Collection[str]):
+    """Every name but these."""
+
+    def __init__(self, names: Collection[str] = ()) -> None:
+        self._names = frozenset(names)
+
+    def __contains__(self, name: object) -> bool:
+        return name not in self._names
+
+    def __iter__(self) -> NoReturn:
+        raise TypeError("it has no end")
+
+    def __len__(self) -> NoReturn:
+        raise TypeError("it has no end")
+
+
+class Kind(Generic[_Cloud]):
+    """A type of resource. See the module."""
+
+    type: ClassVar[str]
+    inputs: ClassVar[frozenset[str]]
+    """Names of the inputs that are modelled."""
+    required: ClassVar[frozenset[str]] = frozenset()
+    replaces: ClassVar[Collection[str]] = frozenset()
+    """Inputs of which a change means another resource."""
+    computed: ClassVar[frozenset[str]] = frozenset()
+    reshaped: ClassVar[frozenset[str]] = frozenset()
+    """Inputs whose outputs have another form: unknown in a preview."""
+    deletes_first: ClassVar[bool] = False
+    """A replacement cannot be there beside the old one."""
+    autoname: ClassVar[str] = ""
+    """The input that gets the resource's name and seven characters where it is not given. Where it is given, a
+    replacement cannot have it before the old one is gone: as the providers do that wrap Terraform's, the old one goes
+    first then."""
+
+    def __init__(self, cloud: _Cloud) -> None:
+        self.cloud = cloud
+
+    def check(self, inputs: Props) -> Props:
+        """Inputs with defaults. Values may be UNKNOWN. Raises CheckError."""
+        return inputs
+
+    def create(self, name: str, inputs: Props) -> Made:
+        raise NotImplementedError
+
+    def read(self, identity: str, state: Props) -> Props | None:
+        raise NotImplementedError
+
+    def update(self, identity: str, old: Props, new: Props) -> Props:
+        raise NotImplementedError(f"{self.type} has nothing that updates in place")
+
+    def delete(self, identity: str, state: Props) -> None:
+        raise NotImplementedError
+
+
+class ProviderControl(Control):
+    """A test's hold on a provider in its own process."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        super().__init__("in-process")
+        self._ledger = ledger
+
+    def do(self, verb: str, **arguments: Any) -> Any:
+        if verb == "fail":
+            return self._ledger.add(Rule(**{**arguments, "fault": Fault(**arguments["fault"])}))
+        if verb == "calls":
+            return self._ledger.calls()
+        forgotten = {"heal": {"calls": False}, "forget": {"rules": False}, "reset": {}}
+        return self._ledger.clear(**forgotten[verb])
+
+
+class Provider(provider_pb2_grpc.ResourceProviderServicer):
+    """A stand-in for a provider: serves the kinds of its table. `serving.py` starts it."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        cloud: Any,
+        kinds: Collection[type[Kind[Any]]],
+        invokes: Mapping[str, Invoke] | None = None,
+        version: str = "999.0.0",
+    ) -> None:
+        """`version`: an engine warns of a provider that is older than the SDK."""
+        self.name, self.version, self.cloud = name, version, cloud
+        self._kinds = {kind.type: kind(cloud) for kind in kinds}
+        self._invokes = dict(invokes or {})
+        self.ledger = Ledger()
+        self.control = ProviderControl(self.ledger)
+        self.over = threading.Event()
+        """Calls that hang do so until it is set."""
+
+    # --- the provider itself ------------------------------------------------------------------------------------------
+
+    def Handshake(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
+        return provider_pb2.ProviderHandshakeResponse(accept_secrets=True, accept_resources=False, accept_outputs=False)
+
+    def Attach(self, request: Any, context: grpc.ServicerContext) -> Empty:  # noqa: N802
+        return Empty()
+
+    def GetPluginInfo(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
+        return plugin_pb2.PluginInfo(version=self.version)
+
+    def CheckConfig(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
+        return provider_pb2.CheckResponse(inputs=request.news)
+
+    def DiffConfig(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
+        some = wire.from_struct(request.old_inputs) != wire.from_struct(request.news)
+        kind = provider_pb2.DiffResponse.DIFF_SOME if some else provider_pb2.DiffResponse.DIFF_NONE
+        return provider_pb2.DiffResponse(changes=kind)
+
+    def Configure(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
+        def perform() -> Any:
+            settings = wire.plain(wire.from_struct(request.args))
+            if hasattr(self.cloud, "configure"):
+                self.cloud.configure(settings)
+            return provider_pb2.ConfigureResponse(acceptSecrets=True, supportsPreview=True)
+
+        return self._perform("Configure", {}, context, perform)
+
+    def Cancel(self, request: Any, context: grpc.ServicerContext) -> Empty:  # noqa: N802
+        """What hangs is given up; what comes later hangs as it is told to."""
+        over, self.over = self.over, threading.Event()
+        over.set()
+        return Empty()
+
+    def Invoke(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
+        function = self._invokes.get(request.tok)
+        if function is None:
+            _unimplemented(context, f"the function {request.tok}")
+
+        def perform() -> Any:
+            arguments = wire.plain(wire.from_struct(request.args))
+            try:
+                result = function(self.cloud, arguments)
+            except CheckError as wrong:
+                return provider_pb2.InvokeResponse(failures=[_failure(wrong)])
+            return provider_pb2.InvokeResponse(**{"return": wire.to_struct(result)})
+
+        return self._perform("Invoke", {"token": request.tok}, context, perform)
+
+    # --- resources ----------------------------------------------------------------------------------------------------
+
+    def Check(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
+        kind, told = self._kind(request, context)
+
+        def perform() -> Any:
+            news = wire.from_struct(request.news)
+            inputs = wire.plain(news)
+            unmodelled = sorted(set(inputs) - kind.inputs)
+            if unmodelled:
+                _unimplemented(context, f"{', '.join(unmodelled)} of {kind.type}")
+            failures = [CheckError(name, "Missing required argument") for name in sorted(kind.required - set(inputs))]
+            try:
+                checked = kind.check(self._named(kind, request, inputs)) if not failures else inputs
+            except CheckError as wrong:
+                failures.append(wrong)
+            if failures:
+                return provider_pb2.CheckResponse(failures=[_failure(one) for one in failures])
+            return provider_pb2.CheckResponse(inputs=_sealed(checked, news))
+
+        return self._perform("Check", told, context, perform)
+
+    def _named(self, kind: Kind[Any], request: Any, inputs: Props) -> Props:
+        """Seven characters from the engine's seed; the old ones where there are old ones."""
+        if not kind.autoname or kind.autoname in inputs:
+            return inputs
+        olds = wire.plain(wire.from_struct(request.olds))
+        known = olds.get(kind.autoname) if DEFAULTS in olds else None
+        suffix = f"{zlib.crc32(request.randomSeed or request.urn.encode()):08x}"[:7]
+        return {**inputs, kind.autoname: known or f"{told_name(request)}-{suffix}", DEFAULTS: [kind.autoname]}
+
+    def Diff(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
+        kind, told = self._kind(request, context)
+
+        def perform() -> Any:
+            news = wire.from_struct(request.news)
+            old, new = _plain(wire.from_struct(request.old_inputs)), _plain(news)
+            ignored = set(request.ignoreChanges)
+            found = {path: how for path, how in changes(old, new).items() if not {path, top(path)} & ignored}
+            name = new.get(kind.autoname)
+            named = name is not None and DEFAULTS not in news and name == old.get(kind.autoname)
+            return _difference(kind, found, deletes_first=kind.deletes_first or named)
+
+        return self._perform("Diff", told, context, perform)
+
+    def Create(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
+        kind, told = self._kind(request, context)
+        given = wire.from_struct(request.properties)
+        if request.preview:
+            return self._perform("Preview", told, context, lambda: _previewed(kind, given))
+
+        def perform() -> Any:
+            inputs = _plain(given)
+            try:
+                made = kind.create(told["name"], inputs)
+            except PartialError as partial_:
+                _abort_partial(context, partial_, _sealed({**inputs, **partial_.outputs}, given), request.properties)
+            outputs = _sealed({**inputs, **made.outputs}, given)
+            return provider_pb2.CreateResponse(id=made.identity, properties=outputs)
+
+        return self._perform("Create", told, context, perform)
+
+    def Read(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
+        kind, told = self._kind(request, context)
+
+        def perform() -> Any:
+            old_inputs, state = wire.from_struct(request.inputs), wire.from_struct(request.properties)
+            told_now = kind.read(request.id, wire.plain(state))
+            if told_now is None:
+                return provider_pb2.ReadResponse()
+            # What is empty, and was never set, is not there: else each refresh would find a change.
+            found = {name: value for name, value in told_now.items() if name in state or value not in _EMPTY}
+            inputs = wire.plain(old_inputs) or {name: found[name] for name in kind.inputs & set(found)}
+            drifted = {name: found.get(name, value) for name, value in inputs.items()}
+            return provider_pb2.ReadResponse(
+                id=request.id,
+                inputs=_sealed(drifted, old_inputs),
+                properties=_sealed({**wire.plain(state), **found}, {**old_inputs, **state}),
+            )
+
+        return self._perform("Read", told, context, perform)
+
+    def Update(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
+        kind, told = self._kind(request, context)
+        given = wire.from_struct(request.news)
+        state = wire.plain(wire.from_struct(request.olds))
+        if request.preview:
+            return self._perform("Preview", told, context, lambda: _previewed(kind, given, state))
+
+        def perform() -> Any:
+            old, new = _plain(wire.from_struct(request.old_inputs)), _plain(given)
+            kept = {name: value for name, value in state.items() if name not in old}
+            try:
+                outputs = kind.update(request.id, old, new)
+            except PartialError as partial_:
+                now = _sealed({**kept, **new, **partial_.outputs}, given)
+                _abort_partial(context, partial_, now, request.news)
+            return provider_pb2.UpdateResponse(properties=_sealed({**kept, **new, **outputs}, given))
+
+        return self._perform("Update", told, context, perform)
+
+    def Delete(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
+        kind, told = self._kind(request, context)
+
+        def perform() -> Empty:
+            kind.delete(request.id, wire.plain(wire.from_struct(request.properties)))
+            return Empty()
+
+        return self._perform("Delete", told, context, perform)
+
+    # --- what all calls share -----------------------------------------------------------------------------------------
+
+    def _kind(self, request: Any, context: grpc.ServicerContext) -> tuple[Kind[Any], dict[str, str]]:
+        told = {"type": told_type(request), "name": told_name(request), "urn": request.urn}
+        told["id"] = getattr(request, "id", "")
+        kind = self._kinds.get(told["type"])
+        if kind is None:
+            _unimplemented(context, f"the type {told['type']}")
+        return kind, told
+
+    def _perform(
+        self, action: str, told: dict[str, str], context: grpc.ServicerContext, perform: Callable[[], _Answer]
+    ) -> _Answer:
+        call = Call(self.name, "", action, context.peer(), told)
+        answer = self._suffer(self.ledger.open(call), context, partial(_told, context, perform))
+        self.ledger.close(call, 200)
+        return answer
+
+    def _suffer(self, fault: Fault | None, context: grpc.ServicerContext, perform: Callable[[], _Answer]) -> _Answer:
+        kind = fault.kind if fault is not None else ""
+        if fault is not None and kind in ("error", "html"):
+            context.abort(grpc.StatusCode.UNKNOWN, fault.message)
+        if kind == "hang":
+            self.over.wait()
+        if kind == "kill-before":
+            kill_peer(_port(context))
+        if kind in ("hang", "reset", "kill-before"):
+            context.abort(grpc.StatusCode.UNAVAILABLE, "error reading from server: EOF")
+        answer = perform()
+        if kind == "kill-after":
+            kill_peer(_port(context))
+        if kind in ("lose", "kill-after"):
+            context.abort(grpc.StatusCode.UNAVAILABLE, "error reading from server: EOF")
+        return answer
+
+
+def told_type(request: Any) -> str:
+    """`aws:ec2/vpc:Vpc`, of the URN: engines before 3.136 do not send it by itself."""
+    return cast(str, request.type or request.urn.split("::")[2].split("$")[-1])
+
+
+def told_name(request: Any) -> str:
+    return cast(str, request.name or request.urn.split("::", 3)[3])
+
+
+def _told(context: grpc.ServicerContext, perform: Callable[[], _Answer]) -> _Answer:
+    """A handler's exception is the operation's error; abort() itself raises a bare Exception."""
+    try:
+        return perform()
+    except Exception as error:
+        if cast(Any, context).code() is None:
+            context.abort(grpc.StatusCode.UNKNOWN, str(error) or type(error).__name__)
+        raise
+
+
+def _plain(properties: Props) -> Props:
+    """As kinds see them."""
+    return {name: value for name, value in wire.plain(properties).items() if name != DEFAULTS}
+
+
+def _difference(kind: Kind[Any], found: Mapping[str, Change], *, deletes_first: bool) -> Any:
+    replaces = {path for path in found if top(path) in kind.replaces}
+    detailed = {
+        path: provider_pb2.PropertyDiff(
+            kind=provider_pb2.PropertyDiff.Kind.Value(f"{how.upper()}{'_REPLACE' if path in replaces else ''}"),
+            inputDiff=True,
+        )
+        for path, how in found.items()
+    }
+    some = provider_pb2.DiffResponse.DIFF_SOME if found else provider_pb2.DiffResponse.DIFF_NONE
+    return provider_pb2.DiffResponse(
+        changes=some,
+        diffs=sorted({top(path) for path in found}),
+        replaces=sorted({top(path) for path in replaces}),
+        deleteBeforeReplace=bool(replaces) and deletes_first,
+        detailedDiff=detailed,
+        hasDetailedDiff=True,
+    )
+
+
+def _previewed(kind: Kind[Any], given: Props, state: Props | None = None) -> Any:
+    """Of a create, what the cloud makes up is unknown; of an update it stays."""
+    inputs = {**_plain(given), **dict.fromkeys(kind.reshaped & set(given), wire.UNKNOWN)}
+    if state is not None:
+        kept = {name: value for name, value in state.items() if name in kind.computed}
+        return provider_pb2.UpdateResponse(properties=_sealed({**kept, **inputs}, given))
+    unknown = dict.fromkeys(kind.computed - set(inputs), wire.UNKNOWN)
+    return provider_pb2.CreateResponse(properties=_sealed({**unknown, **inputs}, given))
+
+
+def _sealed(properties: Props, given: Mapping[str, Any]) -> Any:
+    """A Struct in which what was secret in `given` is so again."""
+    return wire.to_struct(wire.with_secrets(properties, wire.secret_keys(given)))
+
+
+def _failure(wrong: CheckError) -> Any:
+    return provider_pb2.CheckFailure(property=wrong.name, reason=wrong.reason)
+
+
+def _abort_partial(context: grpc.ServicerContext, error: PartialError, properties: Any, inputs: Any) -> NoReturn:
+    detail = AnyMessage()
+    told = provider_pb2.ErrorResourceInitFailed(
+        id=error.identity, properties=properties, reasons=[error.reason], inputs=inputs
+    )
+    detail.Pack(told)
+    status = Status(code=grpc.StatusCode.UNKNOWN.value[0], message=error.reason, details=[detail])
+    context.set_trailing_metadata(((STATUS_DETAILS, status.SerializeToString()),))
+    context.abort(grpc.StatusCode.UNKNOWN, error.reason)
+    raise AssertionError
+
+
+def _unimplemented(context: grpc.ServicerContext, what: str) -> NoReturn:
+    context.abort(grpc.StatusCode.UNIMPLEMENTED, f"{what}: not modelled by the stand-in for this provider")
+    raise AssertionError
+
+
+def _port(context: grpc.ServicerContext) -> int:
+    return int(context.peer().rpartition(":")[2])
+
+
+__all__ = [
+    "AllBut",
+    "CheckError",
+    "Kind",
+    "Made",
+    "PartialError",
+    "Props",
+    "Provider",
+    "ProviderControl",
+]

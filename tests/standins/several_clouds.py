@@ -1,0 +1,61 @@
+"""Jobs that may run on the AWS, the Google Cloud and the Azure stand-in, each with its own store: see cloud_jobs.py."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cloudgpu.control.jobs import Job
+
+from .aws.control import environ as aws_environ
+from .aws.jobs import AwsJobs
+from .aws.process import aws_process
+from .azure.jobs import AzureJobs, azure_with_blobs
+from .cloud_jobs import CloudJobs, settled
+from .gcp.control import environ as gcp_environ
+from .gcp.jobs import GcpJobs
+from .gcp.process import gcp_process
+
+__all__ = ["SeveralClouds", "several_clouds"]
+
+
+class _AllRemains:
+    """What is left on any of them."""
+
+    def __init__(self, of: Mapping[str, CloudJobs[Any, Any]]) -> None:
+        self._of = of
+
+    def find(self) -> dict[str, Sequence[str]]:
+        left = {cloud: jobs.remains.find() for cloud, jobs in self._of.items()}
+        return {f"{cloud} {kind}": names for cloud, found in left.items() for kind, names in found.items()}
+
+
+class SeveralClouds(CloudJobs[Any, _AllRemains]):
+    """An account of each cloud. Jobs have a job dir in each."""
+
+    cloud = "several"
+
+    def __init__(self, aws: AwsJobs, gcp: GcpJobs, azure: AzureJobs, folder: Path) -> None:
+        self.aws, self.gcp, self.azure = aws, gcp, azure
+        self.all: dict[str, CloudJobs[Any, Any]] = {"aws": aws, "gcp": gcp, "azure": azure}
+        parents = ", ".join(f"{cloud}: {jobs.parent}" for cloud, jobs in self.all.items())
+        super().__init__(folder, _AllRemains(self.all), f"{{{parents}}}")
+
+    def instances(self, job: Job, **where: Any) -> list[Any]:
+        return [one for jobs in self.all.values() for one in jobs.instances(job, **where)]
+
+    def headline(self, machine: Any) -> str:
+        return f"{type(machine).__module__}: {machine.trouble} {machine.root}"
+
+
+@contextlib.contextmanager
+def several_clouds(folder: Path, agents: Path) -> Iterator[SeveralClouds]:
+    """All three, with machines that boot. `agents`: where agent files are kept from test to test."""
+    with aws_process() as aws, gcp_process() as gcp, azure_with_blobs(folder) as (azure, environ):
+        jobs = SeveralClouds(AwsJobs(aws, folder), GcpJobs(gcp.url, folder), AzureJobs(azure, folder), folder)
+        told = {**aws_environ(aws.url), **gcp_environ(gcp.url, folder / "keys"), **environ}
+        # What keeps Google's SDK from asking the internet must let the others reach their stand-ins.
+        with settled(jobs, agents, {**told, "no_proxy": "127.0.0.1,localhost"}):
+            yield jobs
