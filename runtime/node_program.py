@@ -255,7 +255,7 @@ class NodeProgram:
             return {node.name: Address(LOOPBACK, free_port())}
         if self._known and self._ledger.newest is not None and not self._ledger.newest.group:
             return self._known  # the others go on, and know this node by it
-        own = Address(node.host or own_host(), free_port())
+        own = Address(node.host or own_host(), free_port(place.node.rank, len(place.nodes)))
         name = "address.json" if place.generation == 1 else f"address-{place.generation:04d}.json"
         node.insist(lambda: node.job_dir.put(node.key(name), own.to_bytes()))
         met = {node.name: own}

@@ -14,6 +14,7 @@ from ..jobdir import Address, JobRecord, NodeRecord
 from ..program import MARKER, Process
 
 _PORTS = range(20_000, 30_000)  # below those which the kernel hands out by itself, so that nobody takes one meanwhile
+_MOST_TURNS = 100  # more nodes than that are not on one machine
 
 LOOPBACK = "127.0.0.1"
 
@@ -133,11 +134,16 @@ def program_process(
     return Process(rank, command_line(place.job.run, place.job.args), env)
 
 
-def free_port() -> int:
-    """A TCP port nobody listens on at the moment."""
+def free_port(rank: int = 0, nodes: int = 1) -> int:
+    """A TCP port nobody listens on at the moment.
+
+    No two ranks of a job choose the same one: on the target local they share a machine, and choose at the same time.
+    """
+    turns = min(nodes, _MOST_TURNS)
+    ports = _PORTS[rank % turns :: turns]
     start = int.from_bytes(os.urandom(2))
-    for offset in range(len(_PORTS)):
-        port = _PORTS[(start + offset) % len(_PORTS)]
+    for offset in range(len(ports)):
+        port = ports[(start + offset) % len(ports)]
         with socket.socket() as probe:
             try:
                 probe.bind(("", port))

@@ -19,7 +19,7 @@ from cloudgpu.provisioners.aws.provisioner import AwsProvisioner
 from cloudgpu.provisioners.for_stacks import Reserved, reserved_for
 from cloudgpu.tests.standins.aws import Aws, calls
 from cloudgpu.tests.standins.aws.control import KEY
-from cloudgpu.tests.standins.clocks import FastClock
+from cloudgpu.tests.standins.clocks import FastClock, StillClock
 from cloudgpu.tests.standins.faults import HTML, LOSE, RESET, Call, Fault, error
 
 OWNER = Owner("cloudgpu-tester")
@@ -541,7 +541,7 @@ def test_watching_a_hundred_jobs_costs_one_call(aws: Aws, provisioner: AwsProvis
     jobs = [dataclasses.replace(first, token=f"{number:032x}") for number in range(100)]
     time.sleep(0.01)
     aws.control.forget()
-    fresh = another()
+    fresh = another(StillClock())
     with ThreadPoolExecutor(20) as pool:
         states = list(pool.map(fresh.observe, jobs))
     assert all(state.phase == "running" for [state] in states)

@@ -19,7 +19,7 @@ from cloudgpu.provisioners.azure.clients import Clients
 from cloudgpu.provisioners.azure.provisioner import AzureProvisioner
 from cloudgpu.provisioners.for_stacks import Reserved, reserved_for
 from cloudgpu.tests.standins.azure import Azure, AzureControl
-from cloudgpu.tests.standins.clocks import FastClock
+from cloudgpu.tests.standins.clocks import FastClock, StillClock
 from cloudgpu.tests.standins.faults import HANG, HTML, LOSE, RESET, Call, Fault, error
 
 OWNER = Owner("cloudgpu-tester")
@@ -812,8 +812,9 @@ def test_a_token_that_was_revoked_stops_the_launch_and_nothing_is_made(azure: Az
 
 
 def test_watching_costs_one_call_for_each_launch_and_one_a_minute_for_each_machine(
-    azure: AzureControl, provisioner: AzureProvisioner
+    azure: AzureControl,
 ) -> None:
+    provisioner = AzureProvisioner(StillClock())
     allocation = provisioner.launch(request(*pair()))
     azure.forget()
     for _ in range(5):

@@ -141,7 +141,7 @@ class TestUserData:
     def test_it_fits_and_is_the_same_for_the_same_machine(self, world: World) -> None:
         world.job("true", env={"TOKEN": "a-secret"})
         data = user_data(world.record())
-        assert len(data) < MAX_BYTES["aws"] * 3 / 4
+        assert len(data) < MAX_BYTES["aws"] * 7 / 8
         assert data == user_data(world.record())
         assert data != user_data(world.record(node="worker-1.1"))
 

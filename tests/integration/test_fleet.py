@@ -331,7 +331,7 @@ def test_a_suspect_machine_does_not_wait_for_who_takes_nothing(machines: Machine
         bad = FleetJob(machines, "exit 1")
         bad.submit()
         bad.finish()
-    machines.start("b", "--lifetime-s", "1")
+    machines.start("b", "--lifetime-s", "0")  # about to end from its beginning on
     machines.until(lambda: len(machines.view().alive) == 2, "b is not there")
     good = FleetJob(machines, "true")
     good.submit()

@@ -25,7 +25,7 @@ from cloudgpu.provisioners import (
 )
 from cloudgpu.provisioners.gcp.provisioner import GcpProvisioner
 from cloudgpu.provisioners.infrastructure import Infrastructure
-from cloudgpu.tests.standins.clocks import FastClock
+from cloudgpu.tests.standins.clocks import FastClock, StillClock
 from cloudgpu.tests.standins.faults import HANG, HTML, LOSE, RESET, Call, Fault, error
 from cloudgpu.tests.standins.gce.control import GceControl
 from cloudgpu.tests.standins.gcp import MACHINE, PROJECT, SUBMITTER, Gcp
@@ -711,7 +711,7 @@ def test_watching_a_hundred_jobs_costs_one_call(gce: GceControl, provisioner: Gc
     fresh = another()
     fresh.observe(first)  # logs in
     gce.forget()
-    fresh = another()
+    fresh = another(StillClock())
     with ThreadPoolExecutor(20) as pool:
         states = list(pool.map(fresh.observe, jobs))
     assert all(state.phase == "running" for [state] in states)

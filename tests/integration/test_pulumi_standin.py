@@ -493,6 +493,39 @@ def test_what_is_half_made_is_kept_and_finished_by_the_next_up(toys: Provider) -
     assert list(toys.cloud) == ["net-0"]
 
 
+class _AfterSlow(_Vpc):
+    """Fails while a slow one is being made."""
+
+    under_way = threading.Event()
+
+    def create(self, name: str, inputs: Props) -> Made:
+        assert self.under_way.wait(60)
+        raise PartialError(name, {}, "it has failed")
+
+
+class _Slow(_Subnet):
+    def create(self, name: str, inputs: Props) -> Made:
+        _AfterSlow.under_way.set()
+        time.sleep(3.0)  # longer than the program lives on
+        return super().create(name, inputs)
+
+
+def test_what_was_begun_when_another_failed_is_in_the_state(engine: Engine) -> None:
+    slow = Provider("aws", cloud={}, kinds=[_AfterSlow, _Slow])
+    engine.attach(slow)
+
+    def program() -> None:
+        pulumi_aws.ec2.Vpc("net", cidr_block="10.0.0.0/16")
+        pulumi_aws.ec2.Subnet("slow", vpc_id="vpc-1", cidr_block="10.0.1.0/24")
+
+    stack = _stack(program)
+    with pytest.raises(CommandError, match="it has failed"):
+        stack.up()
+    deployment: Any = stack.export_stack().deployment
+    made = [one["id"] for one in deployment["resources"] if one["type"] == _Slow.type]
+    assert (made, list(slow.cloud), deployment.get("pending_operations") or []) == (["slow-0"], ["slow-0"], [])
+
+
 def test_an_answer_that_is_lost_leaves_something_that_no_state_knows(toys: Provider) -> None:
     toys.control.fail("Create", LOSE)
     stack = _stack(lambda: pulumi_aws.ec2.Vpc("net", cidr_block="10.0.0.0/16") and None)

@@ -17,7 +17,8 @@ pytest.importorskip("numpy")
 
 __all__ = ["world"]
 
-# Saves at every step, and writes an output at each; ends when its attempt is the second.
+# Saves at every step, and writes an output at each; ends when its attempt is the second. The first pauses, with all
+# written that it has saved, until there is a file `go`.
 TRAIN = """\
 import os, time
 import numpy as np
@@ -32,8 +33,12 @@ attempt = int(os.environ["CLOUDGPU_ATTEMPT"])
 box = Box()
 ckpt = Checkpointer(box=box, every=1)
 for step in ckpt.steps(10_000):
-    time.sleep(0.01)
     write_output("latest", f"attempt {attempt}")
+    if attempt == 1 and step == 5:
+        ckpt.wait()
+        print("waits", flush=True)
+        while not os.path.exists(os.environ["GO"]):
+            time.sleep(0.01)
     if attempt == 2 and step % 100 >= 60:
         ckpt.finish()
 """
@@ -53,9 +58,11 @@ def freeze(world: World, number: signal.Signals) -> None:
 
 
 def test_a_zombie_changes_nothing_and_ends_itself(world: World) -> None:
-    world.job([sys.executable, "train.py"], code={"train.py": TRAIN})
+    """It is frozen between two writes: one that was on its way already could not be called back by anybody."""
+    go = world.folder / "go"
+    world.job([sys.executable, "train.py"], code={"train.py": TRAIN}, env={"GO": str(go)})
     zombie = world.start()
-    until(lambda: len(newest_commits(world)) >= 2, 180)
+    until(lambda: "waits" in world.texts(), 180)
     freeze(world, signal.SIGSTOP)
     world.attempt(2)
     successor = world.start(0, attempt=2, home=world.folder / "homes" / "second")
@@ -63,6 +70,7 @@ def test_a_zombie_changes_nothing_and_ends_itself(world: World) -> None:
     assert Result.from_bytes(world.dir.get(node_key(2, "worker-0.1", "result.json"))).outcome == "succeeded"
     before = newest_commits(world), world.dir.get("outputs/latest")
     assert before[1] == b"attempt 2"
+    go.touch()
     freeze(world, signal.SIGCONT)
     assert zombie.wait(180) == agent_module.SUPERSEDED
     assert world.processes() == []

@@ -171,6 +171,9 @@ def _none_of(record: JobRecord) -> list[Process]:
 def test_ports_and_hosts() -> None:
     assert 20_000 <= free_port() < 30_000
     assert own_host()
+    chosen = {(rank, free_port(rank, 13)) for rank in range(13) for _ in range(50)}
+    assert all(port % 13 == (20_000 + rank) % 13 for rank, port in chosen), "two nodes could choose the same"
+    assert 20_000 <= free_port(4_321, 5_000) < 30_000
 
 
 # --- orders and endings ---

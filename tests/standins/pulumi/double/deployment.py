@@ -50,6 +50,9 @@ class Deployment:
     def __init__(self, update: Update, snapshot: Snapshot) -> None:
         self._update, self._events = update, update.events
         self._lock = threading.RLock()
+        self._settled = threading.Condition()
+        self._calls = 0
+        """Of the program, that are being answered."""
         self._slots = threading.Semaphore(update.parallel)
         self._olds = list(snapshot.resources)
         self._news: list[Resource] = []
@@ -117,6 +120,23 @@ class Deployment:
         """From a signal's handler."""
         self.cancelled = True
         threading.Thread(target=self._update.plugins.cancel, daemon=True).start()
+
+    @contextlib.contextmanager
+    def answering(self) -> Iterator[None]:
+        """While a call of the program is answered."""
+        with self._settled:
+            self._calls += 1
+        try:
+            yield
+        finally:
+            with self._settled:
+                self._calls -= 1
+                self._settled.notify_all()
+
+    def settle(self) -> None:
+        """Wait for what was begun, though the program may not wait for it any more."""
+        with self._settled:
+            self._settled.wait_for(lambda: not self._calls)
 
     def _check_open(self) -> None:
         if self.failed or self.cancelled:

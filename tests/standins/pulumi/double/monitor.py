@@ -101,7 +101,8 @@ class Monitor(resource_pb2_grpc.ResourceMonitorServicer):
     def _answering(self, context: grpc.ServicerContext) -> Iterator[None]:
         """An update that is over is, for the program, a monitor that has gone."""
         try:
-            yield
+            with self._deployment.answering():
+                yield
         except StoppedError:
             context.abort(grpc.StatusCode.UNAVAILABLE, "the engine has stopped")
         except UnmodelledError as error:

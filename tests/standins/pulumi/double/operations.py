@@ -72,6 +72,7 @@ def perform(backend: Backend, name: Name, settings: Settings, crypter: Crypter, 
         try:
             with _serving(deployment, name, events, plugins), _interruptible(deployment):
                 _run(deployment, name, config, request)
+                deployment.settle()
         finally:
             plugins.close()
         well = _told(deployment, events, request)
