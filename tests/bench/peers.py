@@ -296,8 +296,6 @@ class OursOverlapped(Ours):
 
 
 WAYS: dict[str, tuple[type[Way], str]] = {
-    "no save, a process that writes": (Neighbour, "flushed: the limit"),
-    "the same, and a thread that copies": (CopyingNeighbour, "flushed: the limit of an overlapped save"),
     "torch.save": (TorchSave, "not flushed"),
     "torch.save, flushed, renamed": (TorchSaveSynced, "flushed"),
     "safetensors, flushed, renamed": (Safetensors, "flushed"),
@@ -309,6 +307,8 @@ WAYS: dict[str, tuple[type[Way], str]] = {
     "Lightning save_checkpoint": (Lightning, "not flushed"),
     "Lightning AsyncCheckpointIO": (LightningAsync, "not flushed"),
     "Accelerate save_state": (Accelerate, "not flushed"),
+    "no save, a process that writes": (Neighbour, "flushed: the limit"),
+    "the same, and a thread that copies": (CopyingNeighbour, "flushed: the limit of an overlapped save"),
     "cloudgpu": (Ours, "hashed, flushed, committed"),
     "cloudgpu, blocking": (OursBlocking, "hashed, flushed, committed"),
     "cloudgpu, overlapped": (OursOverlapped, "hashed, flushed, committed"),
