@@ -10,16 +10,15 @@ and each fault hits one call at a time as well.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import pytest
 
 from cloudgpu.control.jobs import Job
 from cloudgpu.tests.standins.aws.control import KEY
 from cloudgpu.tests.standins.aws.jobs import BUCKET, TYPE, AwsJobs, aws_jobs
-from cloudgpu.tests.standins.faults import HTML, KILL_AFTER, KILL_BEFORE, LOSE, RESET, Fault, error
-from cloudgpu.tests.standins.leaks import LONG, Agents, Leaks, Scene
-from cloudgpu.tests.standins.zygote import Zygote
+from cloudgpu.tests.standins.faults import Fault, error
+from cloudgpu.tests.standins.leaks import CANCELS, IN_THE_LONG_RUN, KILLS, Agents, Leaks, Scene, stage, sweeps
 
 pytestmark = pytest.mark.timeout(3_600)
 
@@ -38,6 +37,22 @@ launcher: none
     CALLS,
     "!Describe*|Get*|List*",
 )
+CHANGES = {
+    "CreateSecurityGroup",
+    "AuthorizeSecurityGroupIngress",
+    "AuthorizeSecurityGroupEgress",
+    "CreateRole",
+    "PutRolePolicy",
+    "CreateInstanceProfile",
+    "AddRoleToInstanceProfile",
+    "RunInstances",
+    "TerminateInstances",
+    "RemoveRoleFromInstanceProfile",
+    "DeleteInstanceProfile",
+    "DeleteRolePolicy",
+    "DeleteRole",
+    "DeleteSecurityGroup",
+}
 IMPORTS = ("boto3", "cloudgpu.tests.standins.hasty")
 """Taken over by each supervisor from the process it is a fork of."""
 
@@ -66,36 +81,23 @@ class AwsLeaks(Leaks[AwsJobs]):
 
 @pytest.fixture(scope="module")
 def leaks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AwsLeaks]:
-    folder = tmp_path_factory.mktemp("leaks")
-    (agents := folder / "agents").mkdir()
-    zygote = Zygote(*IMPORTS)
-    with aws_jobs(folder, agents, boot=False) as jobs, AwsAgents(jobs):
+    with (
+        stage(tmp_path_factory.mktemp("leaks"), IMPORTS) as (folder, agents, zygote),
+        aws_jobs(folder, agents, boot=False) as jobs,
+        AwsAgents(jobs),
+    ):
         yield AwsLeaks(jobs, jobs.control, SCENE, zygote)
-    zygote.close()
 
 
 def test_undisturbed(leaks: AwsLeaks) -> None:
-    job = leaks.submit()
-    assert leaks.run(job) == 0
-    assert job.state == "succeeded"
-    assert len(leaks.jobs.instances(job)) == NODES
-    needed = {"CreateSecurityGroup", "CreateRole", "RunInstances", "TerminateInstances", "DeleteSecurityGroup"}
-    assert needed <= {action for action, _ in leaks.calls}
+    leaks.undisturbed()
+    assert leaks.changes == CHANGES
 
 
-@pytest.mark.parametrize("cancel", [False, True], ids=["goes on", "is cancelled"])
-@pytest.mark.parametrize("fault", [KILL_BEFORE, KILL_AFTER] if LONG else [KILL_AFTER], ids=lambda fault: fault.kind)
+@KILLS
+@CANCELS
 def test_killed_at_every_call(leaks: AwsLeaks, fault: Fault, cancel: bool) -> None:
-    for action, before in leaks.kills(cancel=cancel):
-        job = leaks.submit()
-        leaks.control.fail(action, fault, where=CALLS, skip=before)
-        kills = leaks.run(job, cancel_when_killed=cancel)
-        # How often it only looks depends on how long things take.
-        assert kills == 1 or action.startswith("Describe"), (action, before, leaks.jobs.story(job))
-        assert job.state == "succeeded" or (cancel and kills), leaks.jobs.story(job)
-        assert len(job.attempts()) == 1, leaks.jobs.story(job)
-        if cancel and action == "TerminateInstances" and not LONG:
-            return  # from here on it ends the same
+    leaks.kill_at_every_call(fault, cancel=cancel)
 
 
 THROTTLED = {  # as each service says it
@@ -104,38 +106,15 @@ THROTTLED = {  # as each service says it
     "ssm": error("ThrottlingException", 400, "Rate exceeded"),
     "servicequotas": error("TooManyRequestsException", 400, "Rate exceeded"),
 }
-SWEEPS: dict[str, tuple[Mapping[str, Fault], int]] = {
-    "answer lost": (dict.fromkeys(THROTTLED, LOSE), 1),
-    "throttled twice": (THROTTLED, 2),
-    "server error": (dict.fromkeys(THROTTLED, error("InternalError", 500)), 3 if LONG else 1),
-    "error page": (dict.fromkeys(THROTTLED, HTML), 3 if LONG else 1),
-    "connection reset": (dict.fromkeys(THROTTLED, RESET), 1),
-}
+SWEEPS = sweeps(THROTTLED, error("InternalError", 500))
 
 
 @pytest.mark.parametrize("sweep", SWEEPS)
 def test_every_call_goes_wrong(leaks: AwsLeaks, sweep: str) -> None:
-    """All that change something (all, in the long run) in one launch and teardown, each as often as the sweep says."""
-    faults, times = SWEEPS[sweep]
-    job = leaks.submit()
-    for service, fault in faults.items():
-        for action in sorted(leaks.actions[service]):
-            leaks.control.fail(action, fault, where={**CALLS, "service": service}, times=times)
-    leaks.run(job)
-    assert job.state == "succeeded", leaks.jobs.story(job)
-    assert len(leaks.jobs.instances(job)) == NODES, leaks.jobs.story(job)
-    hit = {call.action for call in leaks.control.calls(**CALLS) if call.fault}
-    assert hit == {action for service in leaks.actions for action in leaks.actions[service]}
+    leaks.spoil_every_call(SWEEPS[sweep])
 
 
-@pytest.mark.skipif(not LONG, reason="CLOUDGPU_LONG")
+@IN_THE_LONG_RUN
 @pytest.mark.parametrize("sweep", SWEEPS)
 def test_one_call_goes_wrong(leaks: AwsLeaks, sweep: str) -> None:
-    faults, times = SWEEPS[sweep]
-    for action, before in leaks.calls:
-        job = leaks.submit()
-        for service, fault in faults.items():
-            leaks.control.fail(action, fault, where={**CALLS, "service": service}, times=times, skip=before)
-        leaks.run(job)
-        assert job.state == "succeeded", leaks.jobs.story(job)
-        assert len(leaks.jobs.instances(job)) == NODES, leaks.jobs.story(job)
+    leaks.spoil_one_call(SWEEPS[sweep])

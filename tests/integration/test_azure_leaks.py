@@ -26,9 +26,8 @@ from cloudgpu.tests.standins.azure.capacity import HOW
 from cloudgpu.tests.standins.azure.jobs import CONTAINER, AzureJobs, azure_jobs
 from cloudgpu.tests.standins.azure.stacks import stand
 from cloudgpu.tests.standins.azurite import ACCOUNT
-from cloudgpu.tests.standins.faults import HTML, KILL_AFTER, KILL_BEFORE, LOSE, RESET, Fault, error
-from cloudgpu.tests.standins.leaks import LONG, Agents, Leaks, Scene
-from cloudgpu.tests.standins.zygote import Zygote
+from cloudgpu.tests.standins.faults import KILL_AFTER, LOSE, Fault, error
+from cloudgpu.tests.standins.leaks import CANCELS, IN_THE_LONG_RUN, KILLS, Agents, Leaks, Scene, stage, sweeps
 
 pytestmark = pytest.mark.timeout(3_600)
 
@@ -45,7 +44,7 @@ run: sleep 0.2
 launcher: none
 """,
     {"caller": SUBMITTER},
-    "!*.list|*.read|*.usages|*.instanceView",
+    "!*.list|*.read|*.usages|*.instanceView|*.versions",
 )
 CHANGES = {
     "resourceGroups.write",
@@ -122,10 +121,6 @@ class Members(AzureAgents):
 
 class AzureLeaks(Leaks[AzureJobs]):
     @property
-    def changes(self) -> set[str]:
-        return CHANGES_OF_SCALE_SETS if self.is_grouped else CHANGES
-
-    @property
     def is_grouped(self) -> bool:
         return "recover: fleet" in self.scene.job
 
@@ -153,83 +148,45 @@ class AzureLeaks(Leaks[AzureJobs]):
 
 @pytest.fixture(scope="module", params=["machines", "scale set"])
 def leaks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[AzureLeaks]:
-    folder = tmp_path_factory.mktemp("leaks")
-    (agents := folder / "agents").mkdir()
     grouped = request.param == "scale set"
-    with azure_jobs(folder, agents, boot=False) as jobs, (Members if grouped else AzureAgents)(jobs):
+    with (
+        stage(tmp_path_factory.mktemp("leaks"), IMPORTS) as (folder, agents, zygote),
+        azure_jobs(folder, agents, boot=False) as jobs,
+        (Members if grouped else AzureAgents)(jobs),
+    ):
         if grouped:
             for region in (SECOND, *(first for _, _, first in REFUSALS), FIRST):
                 stand(jobs.control, region, jobs.parent)
             jobs.remains.leave_out()
-        zygote = Zygote(*IMPORTS)
         yield AzureLeaks(jobs, jobs.control, SCALE_SET if grouped else SCENE, zygote)
-        zygote.close()
-
-
-def check_whole(leaks: AzureLeaks, job: Job) -> None:
-    """It has had its machines, in one attempt."""
-    assert job.state == "succeeded", leaks.jobs.story(job)
-    assert len(leaks.jobs.instances(job)) == NODES, leaks.jobs.story(job)
-    assert len(job.attempts()) == 1, leaks.jobs.story(job)
 
 
 def test_undisturbed(leaks: AzureLeaks) -> None:
-    job = leaks.submit()
-    assert leaks.run(job) == 0
-    check_whole(leaks, job)
-    assert {action for action, _ in leaks.calls} >= leaks.changes
+    leaks.undisturbed()
+    assert leaks.changes == (CHANGES_OF_SCALE_SETS if leaks.is_grouped else CHANGES)
 
 
-@pytest.mark.parametrize("cancel", [False, True], ids=["goes on", "is cancelled"])
-@pytest.mark.parametrize("fault", [KILL_BEFORE, KILL_AFTER] if LONG else [KILL_AFTER], ids=lambda fault: fault.kind)
+@KILLS
+@CANCELS
 def test_killed_at_every_call(leaks: AzureLeaks, fault: Fault, cancel: bool) -> None:
-    for action, before in leaks.kills(cancel=cancel):
-        job = leaks.submit()
-        leaks.control.fail(action, fault, where=SCENE.calls, skip=before)
-        kills = leaks.run(job, cancel_when_killed=cancel)
-        assert kills == 1 or action not in leaks.changes, (
-            action,
-            before,
-            leaks.jobs.story(job),
-        )  # how often it looks varies
-        assert job.state == "succeeded" or (cancel and kills), leaks.jobs.story(job)
-        assert len(job.attempts()) == 1, leaks.jobs.story(job)
+    leaks.kill_at_every_call(fault, cancel=cancel)
 
 
-SWEEPS: dict[str, tuple[Fault, int]] = {
-    "answer lost": (LOSE, 1),
-    "throttled twice": (error("TooManyRequests", 429, "The request is being throttled.", **{"Retry-After": "1"}), 2),
-    "server error": (error("InternalServerError", 500), 3 if LONG else 1),
-    "error page": (HTML, 3 if LONG else 1),
-    "connection reset": (RESET, 1),
-}
-
-
-def actions_of(leaks: AzureLeaks) -> list[str]:
-    return sorted({action for actions in leaks.actions.values() for action in actions})
+SWEEPS = sweeps(
+    error("TooManyRequests", 429, "The request is being throttled.", **{"Retry-After": "1"}),
+    error("InternalServerError", 500),
+)
 
 
 @pytest.mark.parametrize("sweep", SWEEPS)
 def test_every_call_goes_wrong(leaks: AzureLeaks, sweep: str) -> None:
-    """All that change something (all, in the long run) in one launch and teardown, each as often as the sweep says."""
-    fault, times = SWEEPS[sweep]
-    job = leaks.submit()
-    for action in actions_of(leaks):
-        leaks.control.fail(action, fault, where=SCENE.calls, times=times)
-    leaks.run(job)
-    check_whole(leaks, job)
-    assert {call.action for call in leaks.called() if call.fault} == set(actions_of(leaks))
+    leaks.spoil_every_call(SWEEPS[sweep])
 
 
-@pytest.mark.skipif(not LONG, reason="CLOUDGPU_LONG")
+@IN_THE_LONG_RUN
 @pytest.mark.parametrize("sweep", SWEEPS)
 def test_one_call_goes_wrong(leaks: AzureLeaks, sweep: str) -> None:
-    fault, times = SWEEPS[sweep]
-    for action, before in leaks.calls:
-        job = leaks.submit()
-        leaks.control.fail(action, fault, where=SCENE.calls, times=times, skip=before)
-        leaks.run(job)
-        check_whole(leaks, job)
+    leaks.spoil_one_call(SWEEPS[sweep])
 
 
 REFUSALS: list[tuple[Fault, HOW, str]] = [
@@ -254,7 +211,7 @@ def test_machines_in_a_subscription_that_is_slow(leaks: AzureLeaks, fault: Fault
         else:
             leaks.control.fail("virtualMachines.write", fault, where=SCENE.calls, times=1, skip=1)
         leaks.run(job)
-        check_whole(leaks, job)
+        leaks.check_whole(job)
     finally:
         leaks.jobs.control.set_times(operation=0.02, group=0.0, lag=0.0, roles=0.0)
 

@@ -10,12 +10,11 @@ import pytest
 from cloudgpu.control.jobs import Job
 from cloudgpu.provisioners import tags
 from cloudgpu.tests.integration.test_gcp_leaks import IMPORTS, SWEEPS, GcpAgents
-from cloudgpu.tests.standins.faults import KILL_AFTER, KILL_BEFORE, LOSE, Fault
+from cloudgpu.tests.standins.faults import KILL_AFTER, LOSE, Fault
 from cloudgpu.tests.standins.gcp import SUBMITTER
 from cloudgpu.tests.standins.gcp.jobs import BUCKET, GcpJobs, gcp_jobs, tags_of
 from cloudgpu.tests.standins.gcp.stacks import NETWORK, REGION, stand
-from cloudgpu.tests.standins.leaks import LONG, Leaks, Scene
-from cloudgpu.tests.standins.zygote import Zygote
+from cloudgpu.tests.standins.leaks import CANCELS, KILLS, LONG, Leaks, Scene, stage
 
 pytestmark = pytest.mark.timeout(3_600)
 
@@ -63,55 +62,33 @@ class GroupLeaks(Leaks[GcpJobs]):
         found = self.jobs.instances(job)
         assert all(one.gone is not None for one in found), self.jobs.story(job)
         assert len({one.name for one in found}) == len(found) <= NODES, self.jobs.story(job)
-        assert len(job.attempts()) == 1, self.jobs.story(job)
 
 
 @pytest.fixture(scope="module")
 def leaks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GroupLeaks]:
-    folder = tmp_path_factory.mktemp("leaks")
-    (agents := folder / "agents").mkdir()
-    zygote = Zygote(*IMPORTS)
-    with gcp_jobs(folder, agents, boot=False) as jobs, GroupAgents(jobs):
+    with (
+        stage(tmp_path_factory.mktemp("leaks"), IMPORTS) as (folder, agents, zygote),
+        gcp_jobs(folder, agents, boot=False) as jobs,
+        GroupAgents(jobs),
+    ):
         stand(jobs.control, jobs.parent)
         yield GroupLeaks(jobs, jobs.control, SCENE, zygote)
-    zygote.close()
-
-
-def check_whole(leaks: GroupLeaks, job: Job) -> None:
-    """It has had its machines."""
-    assert job.state == "succeeded", leaks.jobs.story(job)
-    assert len(leaks.jobs.instances(job)) == NODES, leaks.jobs.story(job)
 
 
 def test_undisturbed(leaks: GroupLeaks) -> None:
-    job = leaks.submit()
-    assert leaks.run(job) == 0
-    check_whole(leaks, job)
-    assert {action for action, _ in leaks.calls} == CHANGES
+    leaks.undisturbed()
+    assert leaks.changes == CHANGES
 
 
-@pytest.mark.parametrize("cancel", [False, True], ids=["goes on", "is cancelled"])
-@pytest.mark.parametrize("fault", [KILL_BEFORE, KILL_AFTER] if LONG else [KILL_AFTER], ids=lambda fault: fault.kind)
+@KILLS
+@CANCELS
 def test_killed_at_every_call(leaks: GroupLeaks, fault: Fault, cancel: bool) -> None:
-    for action, before in leaks.kills(cancel=cancel):
-        job = leaks.submit()
-        leaks.control.fail(action, fault, where=SCENE.calls, skip=before)
-        kills = leaks.run(job, cancel_when_killed=cancel)
-        assert kills == 1 or action not in CHANGES, (action, before, leaks.jobs.story(job))  # how often it looks varies
-        assert job.state == "succeeded" or (cancel and kills), leaks.jobs.story(job)
+    leaks.kill_at_every_call(fault, cancel=cancel)
 
 
 @pytest.mark.parametrize("sweep", SWEEPS if LONG else ["answer lost"])
 def test_every_call_goes_wrong(leaks: GroupLeaks, sweep: str) -> None:
-    """All that change something (all, in the long run) in one launch and teardown, each as often as the sweep says."""
-    fault, times = SWEEPS[sweep]
-    job = leaks.submit()
-    actions = sorted(leaks.actions["compute"])
-    for action in actions:
-        leaks.control.fail(action, fault, where=SCENE.calls, times=times)
-    leaks.run(job)
-    check_whole(leaks, job)
-    assert {call.action for call in leaks.called() if call.fault} == set(actions)
+    leaks.spoil_every_call(SWEEPS[sweep])
 
 
 @pytest.mark.parametrize("fault", [LOSE, KILL_AFTER], ids=lambda fault: fault.kind)
@@ -124,6 +101,6 @@ def test_a_group_in_a_project_that_is_slow(leaks: GroupLeaks, fault: Fault, acti
         job = leaks.submit()
         leaks.control.fail(action, fault, where=SCENE.calls, times=1)
         leaks.run(job)
-        check_whole(leaks, job)
+        leaks.check_whole(job)
     finally:
         leaks.jobs.control.set_times(operation=0.02, stopping=0.0, lag=0.0)

@@ -17,11 +17,10 @@ import pytest
 
 from cloudgpu.control.jobs import Job
 from cloudgpu.provisioners import tags
-from cloudgpu.tests.standins.faults import HTML, KILL_AFTER, KILL_BEFORE, LOSE, RESET, Fault, error
+from cloudgpu.tests.standins.faults import KILL_AFTER, LOSE, Fault, error
 from cloudgpu.tests.standins.gcp import SUBMITTER
 from cloudgpu.tests.standins.gcp.jobs import BUCKET, GcpJobs, gcp_jobs, tags_of
-from cloudgpu.tests.standins.leaks import LONG, Agents, Leaks, Scene
-from cloudgpu.tests.standins.zygote import Zygote
+from cloudgpu.tests.standins.leaks import CANCELS, IN_THE_LONG_RUN, KILLS, Agents, Leaks, Scene, stage, sweeps
 
 pytestmark = pytest.mark.timeout(3_600)
 
@@ -79,71 +78,37 @@ class GcpLeaks(Leaks[GcpJobs]):
 
 @pytest.fixture(scope="module")
 def leaks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GcpLeaks]:
-    folder = tmp_path_factory.mktemp("leaks")
-    (agents := folder / "agents").mkdir()
-    zygote = Zygote(*IMPORTS)
-    with gcp_jobs(folder, agents, boot=False) as jobs, GcpAgents(jobs):
+    with (
+        stage(tmp_path_factory.mktemp("leaks"), IMPORTS) as (folder, agents, zygote),
+        gcp_jobs(folder, agents, boot=False) as jobs,
+        GcpAgents(jobs),
+    ):
         yield GcpLeaks(jobs, jobs.control, SCENE, zygote)
-    zygote.close()
-
-
-def check_whole(leaks: GcpLeaks, job: Job) -> None:
-    """It has had its machines, in one attempt."""
-    assert job.state == "succeeded", leaks.jobs.story(job)
-    assert len(leaks.jobs.instances(job)) == NODES, leaks.jobs.story(job)
-    assert len(job.attempts()) == 1, leaks.jobs.story(job)
 
 
 def test_undisturbed(leaks: GcpLeaks) -> None:
-    job = leaks.submit()
-    assert leaks.run(job) == 0
-    check_whole(leaks, job)
-    assert {action for action, _ in leaks.calls} >= CHANGES
+    leaks.undisturbed()
+    assert leaks.changes == CHANGES
 
 
-@pytest.mark.parametrize("cancel", [False, True], ids=["goes on", "is cancelled"])
-@pytest.mark.parametrize("fault", [KILL_BEFORE, KILL_AFTER] if LONG else [KILL_AFTER], ids=lambda fault: fault.kind)
+@KILLS
+@CANCELS
 def test_killed_at_every_call(leaks: GcpLeaks, fault: Fault, cancel: bool) -> None:
-    for action, before in leaks.kills(cancel=cancel):
-        job = leaks.submit()
-        leaks.control.fail(action, fault, where=SCENE.calls, skip=before)
-        kills = leaks.run(job, cancel_when_killed=cancel)
-        assert kills == 1 or action not in CHANGES, (action, before, leaks.jobs.story(job))  # how often it looks varies
-        assert job.state == "succeeded" or (cancel and kills), leaks.jobs.story(job)
-        assert len(job.attempts()) == 1, leaks.jobs.story(job)
+    leaks.kill_at_every_call(fault, cancel=cancel)
 
 
-SWEEPS: dict[str, tuple[Fault, int]] = {
-    "answer lost": (LOSE, 1),
-    "throttled twice": (error("rateLimitExceeded", 403, "Rate Limit Exceeded"), 2),
-    "server error": (error("backendError", 503), 3 if LONG else 1),
-    "error page": (HTML, 3 if LONG else 1),
-    "connection reset": (RESET, 1),
-}
+SWEEPS = sweeps(error("rateLimitExceeded", 403, "Rate Limit Exceeded"), error("backendError", 503))
 
 
 @pytest.mark.parametrize("sweep", SWEEPS)
 def test_every_call_goes_wrong(leaks: GcpLeaks, sweep: str) -> None:
-    """All that change something (all, in the long run) in one launch and teardown, each as often as the sweep says."""
-    fault, times = SWEEPS[sweep]
-    job = leaks.submit()
-    actions = sorted(leaks.actions["compute"])
-    for action in actions:
-        leaks.control.fail(action, fault, where=SCENE.calls, times=times)
-    leaks.run(job)
-    check_whole(leaks, job)
-    assert {call.action for call in leaks.called() if call.fault} == set(actions)
+    leaks.spoil_every_call(SWEEPS[sweep])
 
 
-@pytest.mark.skipif(not LONG, reason="CLOUDGPU_LONG")
+@IN_THE_LONG_RUN
 @pytest.mark.parametrize("sweep", SWEEPS)
 def test_one_call_goes_wrong(leaks: GcpLeaks, sweep: str) -> None:
-    fault, times = SWEEPS[sweep]
-    for action, before in leaks.calls:
-        job = leaks.submit()
-        leaks.control.fail(action, fault, where=SCENE.calls, times=times, skip=before)
-        leaks.run(job)
-        check_whole(leaks, job)
+    leaks.spoil_one_call(SWEEPS[sweep])
 
 
 @pytest.mark.parametrize("fault", [LOSE, KILL_AFTER], ids=lambda fault: fault.kind)
@@ -154,7 +119,7 @@ def test_insertions_in_a_project_that_is_slow(leaks: GcpLeaks, fault: Fault) -> 
         job = leaks.submit()
         leaks.control.fail("instances.insert", fault, where=SCENE.calls, times=1, skip=1)
         leaks.run(job)
-        check_whole(leaks, job)
+        leaks.check_whole(job)
     finally:
         leaks.jobs.control.set_times(operation=0.02, stopping=0.0, lag=0.0)
 

@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
+import pytest
+
 from cloudgpu.control.jobs import Job, submit
 from cloudgpu.control.store import Store
 from cloudgpu.jobspecs.loader import load_text
@@ -28,13 +30,34 @@ from cloudgpu.jobspecs.planner import plan
 from cloudgpu.runtime.jobdir import JobDir, JobDirError, Result, node_key
 
 from .cloud_jobs import CloudJobs
-from .faults import Call, Control
+from .faults import HTML, KILL_AFTER, KILL_BEFORE, LOSE, RESET, Call, Control, Fault
 from .zygote import Zygote
 
 LONG = bool(os.environ.get("CLOUDGPU_LONG"))
 END_S = 600.0 if LONG else 300.0
 SUPERVISOR = Path(__file__).parent / "hasty.py"
 TODAY = datetime.date(2026, 11, 1)
+
+KILLS = pytest.mark.parametrize(
+    "fault", [KILL_BEFORE, KILL_AFTER] if LONG else [KILL_AFTER], ids=lambda fault: fault.kind
+)
+CANCELS = pytest.mark.parametrize("cancel", [False, True], ids=["goes on", "is cancelled"])
+IN_THE_LONG_RUN = pytest.mark.skipif(not LONG, reason="CLOUDGPU_LONG")
+
+Sweep = tuple[Fault | Mapping[str, Fault], int]
+"""What every call meets, by service where they say it differently; and how often."""
+
+
+def sweeps(throttled: Fault | Mapping[str, Fault], broken: Fault) -> dict[str, Sweep]:
+    """Of a cloud that says so that it is asked too often, and that it has failed."""
+    times = 3 if LONG else 1
+    return {
+        "answer lost": (LOSE, 1),
+        "throttled twice": (throttled, 2),
+        "server error": (broken, times),
+        "error page": (HTML, times),
+        "connection reset": (RESET, 1),
+    }
 
 
 @dataclass(frozen=True)
@@ -49,6 +72,9 @@ class Scene:
     """Rules that tell the submitter's calls to what bills from others."""
     changes: str
     """A rule for actions that do not only look."""
+    nodes: int = 2
+    sometimes: frozenset[str] = frozenset()
+    """Actions that change something, and may come or not."""
 
 
 _J = TypeVar("_J", bound=CloudJobs[Any, Any])
@@ -61,22 +87,67 @@ class Leaks(ABC, Generic[_J]):
         self.jobs, self.control, self.scene, self._zygote = jobs, control, scene, zygote
         job = self.submit()
         self.run(job)
+        self.changes = {call.action for call in self.called(scene.changes)} - scene.sometimes
+        """What a launch and a teardown in which nothing goes wrong change."""
         self.actions: dict[str, set[str]] = defaultdict(set)
-        """Of a launch and a teardown in which nothing goes wrong, by service."""
+        """All that they do, as far as it is tried, by service."""
         self.calls: list[tuple[str, int]] = []
         """The same as they came: the action, and how often it had been called before."""
         for call in self.called("*" if LONG else scene.changes):
-            self.actions[call.service].add(call.action)
+            if call.action not in scene.sometimes:
+                self.actions[call.service].add(call.action)
             self.calls.append((call.action, sum(action == call.action for action, _ in self.calls)))
-
-    def kills(self, *, cancel: bool) -> list[tuple[str, int]]:
-        """Calls at which supervisors are killed: in the ordinary run the jobs of every second one are cancelled then,
-        the others go on; in the long run all do both."""
-        return self.calls if LONG else self.calls[cancel::2]
 
     @abstractmethod
     def check_machines(self, job: Job) -> None:
         """All of them are gone, and no rank ever had two."""
+
+    def check_whole(self, job: Job) -> None:
+        """It has had its machines, in one attempt."""
+        assert job.state == "succeeded", self.jobs.story(job)
+        assert len(self.jobs.instances(job)) == self.scene.nodes, self.jobs.story(job)
+        assert len(job.attempts()) == 1, self.jobs.story(job)
+
+    def undisturbed(self) -> None:
+        job = self.submit()
+        assert self.run(job) == 0
+        self.check_whole(job)
+
+    def kill_at_every_call(self, fault: Fault, *, cancel: bool) -> None:
+        """In the ordinary run the jobs of every second call are cancelled then, the others go on; in the long run all
+        do both."""
+        for action, before in self.calls if LONG else self.calls[cancel::2]:
+            job = self.submit()
+            self.control.fail(action, fault, where=self.scene.calls, skip=before)
+            kills = self.run(job, cancel_when_killed=cancel)
+            story = f"{action} after {before}: {self.jobs.story(job)}"
+            assert kills == 1 or action not in self.changes, story  # how often it looks depends on how long things take
+            assert job.state == "succeeded" or (cancel and kills), story
+            assert len(job.attempts()) == 1, story
+
+    def spoil_every_call(self, sweep: Sweep) -> None:
+        """All that change something (all, in the long run) in one launch and teardown, each as often as it says."""
+        faults, times = sweep
+        job = self.submit()
+        for service, actions in self.actions.items():
+            fault = faults[service] if isinstance(faults, Mapping) else faults
+            for action in sorted(actions):
+                self.control.fail(action, fault, where={**self.scene.calls, "service": service}, times=times)
+        self.run(job)
+        self.check_whole(job)
+        assert {call.action for call in self.called() if call.fault} >= self.changes
+
+    def spoil_one_call(self, sweep: Sweep) -> None:
+        """One after the other, each in a launch and teardown of its own."""
+        faults, times = sweep
+        for action, before in self.calls:
+            job = self.submit()
+            for service in self.actions:
+                fault = faults[service] if isinstance(faults, Mapping) else faults
+                where = {**self.scene.calls, "service": service}
+                self.control.fail(action, fault, where=where, times=times, skip=before)
+            self.run(job)
+            self.check_whole(job)
 
     def called(self, action: str = "*") -> list[Call]:
         """The submitter's calls since submit()."""
@@ -120,6 +191,15 @@ class Leaks(ABC, Generic[_J]):
         assert job.refresh().state in ("succeeded", "cancelled"), self.jobs.story(job)
         assert self.jobs.remains.find() == {}, self.jobs.story(job)
         self.check_machines(job)
+
+
+@contextlib.contextmanager
+def stage(folder: Path, imports: tuple[str, ...]) -> Iterator[tuple[Path, Path, Zygote]]:
+    """For a fixture: a folder, one for agent files in it, and what supervisors are forks of."""
+    (agents := folder / "agents").mkdir()
+    zygote = Zygote(*imports)
+    yield folder, agents, zygote
+    zygote.close()
 
 
 class Agents(ABC):
