@@ -83,9 +83,9 @@ def place(tmp_path: Path) -> Path:
 def start(image: str, place: Path, *program: str, options: tuple[str, ...] = ()) -> subprocess.Popen[str]:
     folders = ["--code", str(place / "code"), "--checkpoints", str(place / "checkpoints")]
     command = [sys.executable, "-m", "cloudgpu", "image", "run", "--engine=podman", *folders, *options]
-    return subprocess.Popen(
-        [*command, image, "--", "train.py", *program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    command += [image, "--", "train.py", *program]
+    # There, for podman leaves a file `oom` where it was called, when memory runs out.
+    return subprocess.Popen(command, cwd=place, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def run_until(process: subprocess.Popen[str], step: int) -> None:
