@@ -20,9 +20,10 @@ __all__ = ["world"]
 # Saves at every step, and writes an output at each; ends when its attempt is the second. The first pauses, with all
 # written that it has saved, until there is a file `go`.
 TRAIN = """\
-import os, time
+import contextlib, os, time
 import numpy as np
 from cloudgpu.runtime import Checkpointer, write_output
+from cloudgpu.runtime.jobdir import JobDirError
 
 class Box:
     def __init__(self): self.data = np.zeros(1 << 20, np.uint8)
@@ -33,12 +34,13 @@ attempt = int(os.environ["CLOUDGPU_ATTEMPT"])
 box = Box()
 ckpt = Checkpointer(box=box, every=1)
 for step in ckpt.steps(10_000):
-    write_output("latest", f"attempt {attempt}")
     if attempt == 1 and step == 5:
         ckpt.wait()
         print("waits", flush=True)
         while not os.path.exists(os.environ["GO"]):
             time.sleep(0.01)
+    with contextlib.suppress(JobDirError):  # goes on, to save
+        write_output("latest", f"attempt {attempt}")
     if attempt == 2 and step % 100 >= 60:
         ckpt.finish()
 """
@@ -49,21 +51,36 @@ def newest_commits(world: World) -> list[str]:
     return sorted(key.split("/")[1] for key in world.dir.list("checkpoints") if key.endswith("/COMMIT.json"))
 
 
-def freeze(world: World, number: signal.Signals) -> None:
+def of_the_first(world: World) -> list[psutil.Process]:
     """Everything that runs on the first attempt's machine, parents first."""
+    found = []
     for process in sorted(world.processes(), key=lambda process: process.pid):
         with contextlib.suppress(psutil.Error):
             if process.environ().get("CLOUDGPU_MACHINE", "").endswith("/0"):
-                process.send_signal(number)
+                found.append(process)
+    return found
+
+
+def tell(processes: list[psutil.Process], number: signal.Signals) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            process.send_signal(number)
+
+
+def trains(world: World) -> bool:
+    """Whether the first attempt's program is there."""
+    return any(process.cmdline()[1:] == ["train.py"] for process in of_the_first(world))
 
 
 def test_a_zombie_changes_nothing_and_ends_itself(world: World) -> None:
-    """It is frozen between two writes: one that was on its way already could not be called back by anybody."""
+    """It is frozen between two writes: one that was on its way already could not be called back by anybody. Its program
+    wakes before its agent, which would end it: what it writes then is refused, and its first save is its end."""
     go = world.folder / "go"
     world.job([sys.executable, "train.py"], code={"train.py": TRAIN}, env={"GO": str(go)})
     zombie = world.start()
     until(lambda: "waits" in world.texts(), 180)
-    freeze(world, signal.SIGSTOP)
+    assert trains(world)
+    tell(of_the_first(world), signal.SIGSTOP)
     world.attempt(2)
     successor = world.start(0, attempt=2, home=world.folder / "homes" / "second")
     assert successor.wait(180) == 0
@@ -71,7 +88,9 @@ def test_a_zombie_changes_nothing_and_ends_itself(world: World) -> None:
     before = newest_commits(world), world.dir.get("outputs/latest")
     assert before[1] == b"attempt 2"
     go.touch()
-    freeze(world, signal.SIGCONT)
+    tell([one for one in of_the_first(world) if one.pid != zombie.pid], signal.SIGCONT)
+    until(lambda: not trains(world), 180)
+    zombie.send_signal(signal.SIGCONT)
     assert zombie.wait(180) == agent_module.SUPERSEDED
     assert world.processes() == []
     assert (newest_commits(world), world.dir.get("outputs/latest")) == before
