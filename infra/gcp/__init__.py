@@ -1,6 +1,8 @@
 """Pulumi components for Google Cloud; they need `pip install 'cloudgpu[infra-gcp]'`.
 
-from cloudgpu.infra.gcp import GpuFleet, GpuNetwork
+    from cloudgpu.infra.gcp import GpuCluster
+
+Each is imported when it is asked for: Google's classes take seconds.
 """
 
 from __future__ import annotations
@@ -34,5 +36,4 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Pulumi's SDK for Google Cloud takes seconds to import: only when a component is asked for."""
     return component(__name__, name)
