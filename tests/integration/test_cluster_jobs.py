@@ -99,7 +99,7 @@ def test_a_job_is_run_by_machines_that_are_there(machines: Machines) -> None:
     assert attempt.cost is not None
     assert attempt.cost > 0
     assert machines.order(1).end is not None
-    assert not list((machines.folder / "machines").glob("*/work"))
+    machines.until_clean()
 
 
 def test_orders_wait_for_their_turn_and_can_be_cancelled(machines: Machines) -> None:

@@ -161,6 +161,10 @@ class Machines:
             assert time.monotonic() < end, f"{what}: {self.told()}"
             time.sleep(0.1)
 
+    def until_clean(self) -> None:
+        """Nothing of a job stays behind; machines remove it after they have let go of their node."""
+        self.until(lambda: not list((self.folder / "machines").glob("*/work")), "something of a job stays behind")
+
     def told(self) -> str:
         """What machines and agents have noted."""
         logs = sorted((self.folder / "machines").glob("*/*.log"))
