@@ -27,10 +27,12 @@ def machines(tmp_path: Path) -> Iterator[Machines]:
     made.close()
 
 
-def training(machines: Machines, nodes: int, step_s: float) -> FleetJob:
+def training(machines: Machines, nodes: int, step_s: float, *undisturbed: Path) -> FleetJob:
+    """`undisturbed`: see ddp.py."""
     program = machines.folder / "train.py"
     program.write_text(TRAIN)
-    return FleetJob(machines, [sys.executable, str(program), str(STEPS), str(step_s)], nodes, launcher="torchrun")
+    line = [sys.executable, str(program), str(STEPS), str(step_s), *map(str, undisturbed)]
+    return FleetJob(machines, line, nodes, launcher="torchrun")
 
 
 def weights(job: FleetJob) -> str:
@@ -96,7 +98,7 @@ def test_a_machine_that_ends_leaves_its_job_to_another(machines: Machines) -> No
     """It was to live so long only: the job is not."""
     job = FleetJob(machines, "echo $CLOUDGPU_NODE began; [ $CLOUDGPU_NODE = worker-0.2 ] || sleep 600")
     job.submit()
-    machines.start("a", "--lifetime-s", "10")
+    machines.start("a", "--lifetime-s", "60")  # less, and it may not get as far on a busy computer
     machines.until(lambda: "worker-0.1 began" in job.log(), "never began")
     machines.start("b")
     job.finish()
@@ -141,10 +143,12 @@ def test_a_lost_machine_is_replaced_without_a_supervisor(machines: Machines) -> 
     calm = training(machines, 2, 0.0)
     calm.submit()
     wanted = weights(calm)
-    job = training(machines, 2, 0.05)
+    undisturbed = machines.folder / "undisturbed"
+    job = training(machines, 2, 0.05, undisturbed)
     number = job.submit()
     machines.until(lambda: job.saved("worker-0.1") >= 16, "never saved")
     machines.crash(machines.holder(number, "worker-1"))
+    undisturbed.touch()
     machines.start("c")
     assert weights(job) == wanted
     assert machines.holder(number, "worker-1") == "c"
@@ -163,8 +167,9 @@ def test_a_job_of_one_node_goes_on_elsewhere(machines: Machines) -> None:
     program = machines.folder / "train.py"
     program.write_text(
         "import sys, time, torch\nfrom cloudgpu.runtime import Checkpointer\n"
-        "ckpt = Checkpointer(model=torch.nn.Linear(2, 2), every=4)\nprint('from', ckpt.step, flush=True)\n"
-        "for step in ckpt.steps(100): time.sleep(float(sys.argv[1]))\n"
+        "ckpt = Checkpointer(model=torch.nn.Linear(2, 2), every=4)\nbegun = ckpt.step\n"
+        "print('from', begun, flush=True)\n"
+        "for step in ckpt.steps(100): time.sleep(1.0 if begun == 0 and step >= 50 else float(sys.argv[1]))\n"
     )
     job = FleetJob(machines, [sys.executable, str(program), "0.05"])
     number = job.submit()
@@ -317,7 +322,9 @@ def test_who_lets_jobs_fail_works_when_nobody_else_is_free(machines: Machines) -
         good.submit()
         good.finish()
         assert machines.name(good.seen.place("worker-0").machine) == "b"
-    both = FleetJob(machines, "true", 2)
+    # Their programs wait for each other, or one machine may have run both before the other one looks.
+    come = f"touch {machines.folder}/$CLOUDGPU_NODE; until [ -e {machines.folder}/worker-1.1 ]; do sleep 0.1; done"
+    both = FleetJob(machines, f"{come}; until [ -e {machines.folder}/worker-0.1 ]; do sleep 0.1; done", 2)
     both.submit()
     both.finish()
     assert {machines.name(place.machine) for place in both.seen.places} == {"a", "b"}
@@ -392,7 +399,7 @@ def test_answers_that_are_lost_change_nothing(in_a_bucket: Machines, store: s3.S
 
 def test_who_is_cut_off_stops_before_another_begins(in_a_bucket: Machines, store: s3.S3) -> None:
     """It cannot know what the others do: so it goes by its own clock, and earlier than they by the store's."""
-    in_a_bucket.set(silent_s=9.0, look_s=0.3)
+    in_a_bucket.set(silent_s=30.0, look_s=0.3)  # the last third is the time it has for that
     in_a_bucket.start("a")
     job = FleetJob(in_a_bucket, "echo $CLOUDGPU_NODE began; [ $CLOUDGPU_NODE = worker-0.2 ] || sleep 600")
     job.submit()
@@ -411,7 +418,7 @@ def test_who_is_cut_off_stops_before_another_begins(in_a_bucket: Machines, store
 def test_looking_costs_two_requests(in_a_bucket: Machines, store: s3.S3) -> None:
     in_a_bucket.set(look_s=0.2)
     in_a_bucket.start("a")
-    in_a_bucket.until(lambda: in_a_bucket.view().alive, "it does not beat")
+    in_a_bucket.until(lambda: store.count("PUT", "/beat.json") > 1, "it does not beat")  # the settings are read by then
     before = len(store.requests)
     in_a_bucket.until(lambda: len(store.requests) > before + 20, "it does not look")
     kinds = [request.kind for request in store.requests[before : before + 20]]
