@@ -339,7 +339,7 @@ class TestBoot:
 class TestReboot:
     """The program goes on after its second start: it notes each in its folder, which outlives the machine's boots."""
 
-    RUN = "echo start >> ../starts; echo started $(wc -l < ../starts); test $(wc -l < ../starts) -gt 1 || sleep 60"
+    RUN = "echo start >> ../starts; echo started $(wc -l < ../starts); test $(wc -l < ../starts) -gt 1 || sleep 600"
 
     def job(self, world: World, launcher: str = "none") -> Machine:
         world.job(self.RUN, setup="echo prepared >> ../prepared", launcher=launcher)

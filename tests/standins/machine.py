@@ -78,6 +78,8 @@ class Machine:
         """Set once what brings it up has done its part."""
         self._commands = _Commands(self._command)
         self._lock = threading.RLock()
+        self._cutting = threading.Lock()
+        """Held while the power is cut, which takes a moment: what boots in it would be killed, too."""
         self._boots = 0
         self._on = False
         self._going = ""
@@ -90,7 +92,7 @@ class Machine:
 
     def power_on(self) -> None:
         """Boot, in the background. What was enabled and written before is still there."""
-        with self._lock:
+        with self._cutting, self._lock:
             if self._boots == 0:
                 self._commands.__enter__()
                 self._install()
@@ -100,15 +102,16 @@ class Machine:
 
     def cut_power(self) -> None:
         """SIGKILL for all of it."""
-        with self._lock:
-            self._on = False
-            if self._timer is not None:
-                self._timer.cancel()
-                self._timer = None
-        kill_all(self.root)
-        for process in self._services.values():
-            process.wait()
-        self._services.clear()
+        with self._cutting:
+            with self._lock:
+                self._on = False
+                if self._timer is not None:
+                    self._timer.cancel()
+                    self._timer = None
+            kill_all(self.root)
+            for process in self._services.values():
+                process.wait()
+            self._services.clear()
 
     def shut_down(self, ending: Ending = "off") -> list[int]:
         """Services are asked to end, as at any shutdown, then the power goes; the services' exit codes."""
