@@ -26,6 +26,7 @@ from cloudgpu.runtime.jobdir import (
     node_key,
 )
 from cloudgpu.tests.standins.agents import World, until, world
+from cloudgpu.tests.standins.processes import stopped
 
 __all__ = ["world"]
 
@@ -157,7 +158,9 @@ def test_a_node_that_comes_when_another_has_failed_begins_nothing(world: World) 
 
 
 def test_one_rank_failing_ends_the_others_of_the_node(world: World) -> None:
-    world.job('[ "$LOCAL_RANK" = 1 ] && sleep 0.5 && exit 9; trap "echo asked; exit 0" TERM; sleep 600 & wait', gpus=2)
+    fails = "until [ -e listens ]; do sleep 0.1; done; exit 9"
+    listens = 'trap "echo asked; exit 0" TERM; touch listens; sleep 600 & wait'
+    world.job(f'if [ "$LOCAL_RANK" = 1 ]; then {fails}; fi; {listens}', gpus=2)
     result = world.run()
     assert (result.outcome, result.exit_code, result.reason) == ("failed", 9, "rank 1: exit code 9")
     assert "asked" in world.texts()
@@ -507,12 +510,14 @@ def test_a_job_dir_that_fails_for_a_while_loses_nothing(world: World) -> None:
     agent = world.start(0, "--patience-s", "30")
     until(world.texts)
     blocked = world.folder / "job dir" / "attempts" / "0001" / "nodes" / "worker-0.1"
-    blocked.rename(blocked.with_name("away"))
-    blocked.write_text("a file where the folder was")
+    with stopped(agent):  # or it may make the folder again meanwhile
+        blocked.rename(blocked.with_name("away"))
+        blocked.write_text("a file where the folder was")
     time.sleep(1.5)
     assert agent.poll() is None, "the training goes on"
-    blocked.unlink()
-    blocked.with_name("away").rename(blocked)
+    with stopped(agent):
+        blocked.unlink()
+        blocked.with_name("away").rename(blocked)
     assert agent.wait(180) == 0
     assert world.texts() == [str(number) for number in range(1, 31)]
     assert world.result().outcome == "succeeded"
@@ -523,8 +528,9 @@ def test_a_job_dir_that_cannot_be_written_for_long(world: World) -> None:
     agent = world.start(0, "--patience-s", "1.5")
     until(lambda: world.dir.exists(node_key(1, "worker-0.1", "heartbeat.json")))
     blocked = world.folder / "job dir" / "attempts" / "0001" / "nodes" / "worker-0.1"
-    shutil.rmtree(blocked)
-    blocked.write_text("a file where the folder was")
+    with stopped(agent):
+        shutil.rmtree(blocked)
+        blocked.write_text("a file where the folder was")
     assert agent.wait(180) == agent_module.JOB_DIR_LOST
     assert (world.home() / "code" / "asked").exists()
     assert world.processes() == []

@@ -16,6 +16,7 @@ from cloudgpu.runtime.fleet import BOOT_S, order_key
 from cloudgpu.runtime.fleet_member import LEAVES, UNREACHABLE
 from cloudgpu.tests.standins.ddp import TRAIN, beginnings
 from cloudgpu.tests.standins.fleets import FleetJob, Machines
+from cloudgpu.tests.standins.processes import stopped
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -124,5 +125,6 @@ def test_a_folder_that_cannot_be_used_keeps_nobody(
     with (tmp_path / "said").open("w") as said, subprocess.Popen(line, stdout=said, stderr=said) as member:
         if not from_the_beginning:
             machines.until(lambda: machines.view().alive, "it is not there")
-            cut_off()
+            with stopped(member):  # or it may make the folder again
+                cut_off()
         assert member.wait(180) == UNREACHABLE, (tmp_path / "said").read_text()

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +28,17 @@ def kill_all(root: Path) -> None:
         psutil.wait_procs(found, timeout=1.0)
         if time.monotonic() > end:
             raise RuntimeError(f"processes of {root} do not end: {found}")
+
+
+@contextlib.contextmanager
+def stopped(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """While none of its threads does anything. It is a child of this process."""
+    process.send_signal(signal.SIGSTOP)
+    os.waitpid(process.pid, os.WUNTRACED)
+    try:
+        yield
+    finally:
+        process.send_signal(signal.SIGCONT)
 
 
 def processes_of(root: Path) -> Iterator[psutil.Process]:
