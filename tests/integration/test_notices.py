@@ -57,7 +57,7 @@ def watch() -> Watch:
     return Watch()
 
 
-def client(server: MetadataServer, watch: Watch | None = None, timeout_s: float = 5.0) -> Client:
+def client(server: MetadataServer, watch: Watch | None = None, timeout_s: float = 180.0) -> Client:
     return Client(server.url, watch.lines.append if watch else lambda _text: None, timeout_s)
 
 

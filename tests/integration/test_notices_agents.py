@@ -94,6 +94,7 @@ def test_a_program_saves_and_trains_on_until_the_event_is_near(world: World, mon
         assert [text for text in world.texts("agent") if "freeze" in text and "nothing is done" in text]
 
 
+# Takes as long to save as it is told to, by a file that is yet to come or by its rank.
 LEAVING = """
 import os, sys, time
 open(os.environ["CLOUDGPU_LISTENING"], "w").close()
@@ -102,6 +103,8 @@ while not os.path.exists(os.environ["CLOUDGPU_NOTICE"]):
     time.sleep(0.02)
 os.unlink(os.environ["CLOUDGPU_LISTENING"])  # as the Checkpointer does: from here on it only saves
 print("saving", flush=True)
+while not all(map(os.path.exists, sys.argv[1:])):
+    time.sleep(0.02)
 time.sleep(1 + int(os.environ["CLOUDGPU_RANK"]))
 sys.exit(75)
 """
@@ -110,15 +113,17 @@ sys.exit(75)
 def test_a_program_that_is_saving_is_not_disturbed_by_a_second_notice(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world.job("python main.py", code={"main.py": LEAVING})
+    saved = world.folder / "saved"
+    world.job(["python", "main.py", str(saved)], code={"main.py": LEAVING})
     with AzureMetadata() as server:
         agent = agent_on("azure", server, world, monkeypatch)
         until(lambda: "up" in world.texts())
         event = server.announce("Preempt", 240)
         until(lambda: "saving" in world.texts())
         server.announce("Preempt", None, event_id=event)  # it begins before its time
+        until(lambda: any("begun already" in text for text in world.texts("agent")))
+        saved.touch()
         assert agent.wait(180) == 0
-        assert any("begun already" in text for text in world.texts("agent"))
     assert (world.result().outcome, world.result().exit_code) == ("preempted", 75)
 
 
@@ -149,9 +154,10 @@ def maintain(world: World, server: GcpMetadata) -> None:
 COUNTING = """
 import os, sys, time
 generation = int(os.environ["CLOUDGPU_GENERATION"])
+if generation == 1:
+    open(os.environ["CLOUDGPU_LISTENING"], "w").close()
 print(f"generation {generation}", flush=True)
 while generation == 1 and not os.path.exists(os.environ["CLOUDGPU_NOTICE"]):
-    open(os.environ["CLOUDGPU_LISTENING"], "w").close()
     time.sleep(0.02)
 sys.exit(75 if generation == 1 else 0)
 """
@@ -190,7 +196,7 @@ def test_a_reboot_begins_once_all_is_saved_and_the_node_goes_on(
         until(lambda: "generation 1" in world.texts(), 180)
         event = server.announce(kind, 900)  # which nobody waits for
         until(lambda: server.started, 180)
-        assert "waiting for the machine's restart" in world.texts("agent")
+        until(lambda: "waiting for the machine's restart" in world.texts("agent"))
         assert agent.poll() is None, "it tells that it is there until the machine goes"
         (world.home() / agent_module.REBOOTING).touch()
         agent.send_signal(signal.SIGTERM)
