@@ -353,14 +353,15 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> tuple[LocalGpu, ...]:
 def test_a_gpu_is_handed_out_once_and_freed_by_death(world: World, gpus: tuple[LocalGpu, ...]) -> None:
     name = accelerator_of(gpus[0])
     mine = [gpu.uuid for gpu in gpus if accelerator_of(gpu) == name]
-    request = world.request("echo $CUDA_VISIBLE_DEVICES; sleep 300", accelerator=name, count=len(mine))
+    run = "echo $CUDA_VISIBLE_DEVICES; sleep 300"
+    request = world.request(run, accelerator=name, count=len(mine))
     allocation = world.target.launch(request)
     until(world.texts)
     assert world.texts() == [",".join(mine)]
     with (world.root / "gpus" / f"{mine[0]}.lock").open() as lock, pytest.raises(BlockingIOError):
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     assert world.target.launch(request) == allocation, "needs none: its machine runs"
-    other = dataclasses.replace(request, token=launch_token(world.token, 1, "local", None))
+    other = World(world.folder / "other").request(run, accelerator=name, count=len(mine))  # its job has not begun
     with pytest.raises(ProvisionError, match="0 are free on this machine") as caught:
         world.target.launch(other)
     assert caught.value.error_class == "capacity"
