@@ -7,6 +7,7 @@ CLOUDGPU_LONG=1 adds what needs half a minute each.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -235,9 +236,10 @@ def test_a_full_state_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         disk.fill()
         (tmp_path / "go").touch()
         until(lambda: list(tmp_path.glob("jobs/*/attempts/0001/nodes/*/result.json")))
-        for supervisor in processes(home):
-            if "supervise" in supervisor.cmdline():
-                supervisor.kill()
+        for process in processes(home):
+            with contextlib.suppress(psutil.Error):  # the agent, which has just ended
+                if "supervise" in process.cmdline():
+                    process.kill()
         command = [CLOUDGPU, "wait", job.id]
         waiting = subprocess.run(
             [*command, "--timeout", "4s"], capture_output=True, text=True, check=False, timeout=180

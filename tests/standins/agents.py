@@ -166,7 +166,7 @@ class World:
         """Everything of a node is gone at once; its disk is not."""
         for process in self.processes():
             with contextlib.suppress(psutil.Error):
-                if process.environ()[MARKER] == f"{self.token}/{index}":
+                if process.environ().get(MARKER) == f"{self.token}/{index}":  # one that has just ended has none
                     process.kill()
         self.agents[index].wait()
 
