@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pty
@@ -72,8 +73,10 @@ def cloudgpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     monkeypatch.setenv("COLUMNS", "100")
     shell = Shell(tmp_path / "home", capsys)
     yield shell
-    for process in shell.processes():
-        process.kill()
+    while left := shell.processes():  # some were just being started
+        for process in left:
+            with contextlib.suppress(psutil.Error):  # it ended meanwhile
+                process.kill()
 
 
 def job_file(folder: Path, run: str, name: str = "tiny", **extra: object) -> Path:
@@ -168,6 +171,7 @@ def test_cancel(cloudgpu: Shell, tmp_path: Path) -> None:
     job = cloudgpu("submit", job_file(tmp_path, "echo up; exec sleep 600"), "--json")
     job_id = json.loads(job.stdout)["id"]
     eventually(lambda: "up" in cloudgpu("logs", job_id).stdout)
+    eventually(lambda: cloudgpu.status(job_id)["state"] == "running")
     timeout = cloudgpu("wait", job_id, "--timeout", "1s")
     assert timeout.returncode == 5
     assert "still running" in timeout.stderr

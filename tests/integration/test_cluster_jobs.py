@@ -107,6 +107,7 @@ def test_orders_wait_for_their_turn_and_can_be_cancelled(machines: Machines) -> 
     first = submit(machines, f"while [ ! -e {going} ]; do sleep 0.1; done")
     machines.until(lambda: machines.view().orders, "the first is not ordered")  # the supervisor orders many at once
     second = submit(machines, "sleep 600")
+    machines.until(lambda: second.refresh().state == "starting", "the second is not ordered")
     machines.start("a")
     machines.until(lambda: first.refresh().state == "running", "the first does not run")
     seen = json.loads(cloudgpu("status", second.id, "--json").stdout)
@@ -232,6 +233,7 @@ def test_a_preempted_machine_is_no_end(machines: Machines, launcher: str) -> Non
         machines.start(name)
     job = submit(machines, f"[{sys.executable}, train.py, '100']", "--set", f"launcher={launcher}")
     machines.until(lambda: "from 0" in lines(job), "it does not train")
+    machines.until(lambda: job.refresh().state == "running", "the supervisor has not seen that it does")
     assert cloudgpu("preempt", job.id, "--after", "10s").returncode == 0
     assert job.wait(timeout_s=WAIT_S), told(job)
     assert job.refresh().state == "succeeded", told(job)
