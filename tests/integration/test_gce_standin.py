@@ -86,7 +86,7 @@ class Project:
     def raw(self, method: str, path: str, value: Any = None, **query: str) -> tuple[int, Any]:
         """What the JSON API answers."""
         answer = self.session.request(  # type: ignore[no-untyped-call]
-            method, f"{self.url}/compute/v1/projects/{path}", json=value, params=query, timeout=30
+            method, f"{self.url}/compute/v1/projects/{path}", json=value, params=query, timeout=180
         )
         return answer.status_code, answer.json()
 
@@ -268,12 +268,14 @@ def test_permissions_are_obeyed_once_enforced(project: Project) -> None:
 
 
 def test_an_insertion_is_an_operation(project: Project) -> None:
-    project.control.set_times(operation=0.5)
+    project.control.set_times(operation=600.0)
     begun = project.begin()
     assert (begun.status, begun.operation_type, begun.user) == (cv.Operation.Status.RUNNING, "insert", SUBMITTER)
     assert project.get().status == "PROVISIONING"
     with pytest.raises(exceptions.BadRequest, match="is not ready"):
         project.delete()
+    project.control.set_times(operation=0.02)
+    project.control.hurry()
     done = project.finish(begun)
     assert (done.status, done.progress, done.name) == (cv.Operation.Status.DONE, 100, begun.name)
     assert project.get().status == "RUNNING"
@@ -284,10 +286,11 @@ def test_an_insertion_is_an_operation(project: Project) -> None:
 
 
 def test_wait_may_end_before_the_operation(project: Project) -> None:
-    project.control.set_times(operation=1.0, wait=0.1)
+    project.control.set_times(operation=600.0, wait=0.1)
     operation = project.begin()
     assert project.finish(operation).status == cv.Operation.Status.RUNNING
-    wait_for(lambda: project.finish(operation).status == cv.Operation.Status.DONE)
+    project.control.hurry()
+    assert project.finish(operation).status == cv.Operation.Status.DONE
 
 
 def test_a_request_id_is_answered_with_the_operation_of_then(project: Project) -> None:
@@ -306,12 +309,14 @@ def test_a_request_id_is_answered_with_the_operation_of_then(project: Project) -
 
 
 def test_the_same_name_again_is_refused_until_it_is_gone(project: Project) -> None:
-    project.control.set_times(stopping=0.5)
+    project.control.set_times(stopping=600.0)
     project.insert()
     assert project.refusal()[:2] == (409, "alreadyExists")
     deleting = project.instances.delete_unary(project=PROJECT, zone=ZONE, instance="one", timeout=180)
     assert project.get().status == "STOPPING"
     assert project.refusal()[:2] == (409, "alreadyExists")
+    project.control.set_times(stopping=0.0)
+    project.control.hurry()
     project.finish(deleting)
     project.insert()
     assert project.control.resources("disks")[0]["name"] == "one"
@@ -622,9 +627,9 @@ def test_googles_library_on_a_machine_is_its_service_account(project: Project) -
 
 
 def test_a_startup_script_runs_on_every_boot_on_a_disk_that_stays(project: Project) -> None:
-    project.insert(script="mkdir -p /var/lib/x && echo boot >> /var/lib/x/boots && sleep 60")
+    project.insert(script="mkdir -p /var/lib/x && echo boot >> /var/lib/x/boots && sleep 600")
     boots = Path(project.told().root, "var/lib/x/boots")
-    wait_for(boots.exists)
+    wait_for(lambda: boots.exists() and boots.read_text())
     project.finish(project.instances.reset_unary(project=PROJECT, zone=ZONE, instance="one"))
     wait_for(lambda: boots.read_text() == "boot\nboot\n")
     assert project.told().trouble == []
@@ -653,25 +658,30 @@ mkdir -p /etc/systemd/system
 cat > /etc/systemd/system/x.service <<'end'
 [Service]
 ExecStart=/bin/sh -c "trap 'echo asked to end; exit 0' TERM; echo up; while :; do sleep 0.1; done"
-TimeoutStopSec=20
+TimeoutStopSec=180
 end
 systemctl daemon-reload
 systemctl start x.service
 """
+LINGERING = SERVICE.replace("exit 0", "while [ ! -e go ]; do sleep 0.1; done; exit 0")
+"""It ends once this file is on its disk: until then the machine can be asked."""
 
 
 def test_preemption(project: Project) -> None:
     """Notice and the power button at once; what does not end loses its power."""
-    project.insert(script=SERVICE, scheduling=scheduled(**SPOT))
+    project.insert(script=LINGERING, scheduling=scheduled(**SPOT))
     wait_for(lambda: "up" in project.told().console)
-    project.control.set_times(stopping=5.0)
-    project.control.preempt("one", 15.0)
+    project.control.set_times(stopping=600.0)
+    project.control.preempt("one", 180.0)
     assert ask_metadata(project.told(), "instance/preempted") == "TRUE"
     assert project.get().status == "STOPPING"
     wait_for(lambda: "asked to end" in project.told().console)
+    Path(project.told().root, "go").touch()
     wait_for(lambda: project.told().reason == "compute.instances.preempted")
     wait_for(lambda: project.events() == ["insert", "compute.instances.preempted"])
-    wait_for(lambda: project.control.resources("instances") == [] == project.control.resources("disks"))
+    assert project.get().status == "STOPPING"
+    project.control.hurry()
+    assert project.control.resources("instances") == [] == project.control.resources("disks")
 
 
 def test_a_preempted_machine_that_is_to_stop_stays(project: Project) -> None:
@@ -684,11 +694,13 @@ def test_a_preempted_machine_that_is_to_stop_stays(project: Project) -> None:
 def test_maintenance_is_announced_and_the_machine_comes_back(project: Project) -> None:
     project.insert(script=SERVICE)
     wait_for(lambda: "up" in project.told().console)
-    project.control.maintain("one", 1.0, repair=1.0)
+    project.control.maintain("one", 600.0, repair=600.0, shutdown=180.0)
     announced = json.loads(ask_metadata(project.told(), "instance/upcoming-maintenance"))
     assert announced["maintenanceStatus"] == "PENDING"
     assert ask_metadata(project.told(), "instance/maintenance-event") == "TERMINATE_ON_HOST_MAINTENANCE"
+    project.control.hurry()
     wait_for(lambda: project.get().status == "REPAIRING")
+    project.control.hurry()
     wait_for(lambda: project.told().console.count("up\n") == 2)
     assert ask_metadata(project.told(), "instance/maintenance-event") == "NONE"
     assert "asked to end" in project.told().console
@@ -697,12 +709,13 @@ def test_maintenance_is_announced_and_the_machine_comes_back(project: Project) -
 
 
 def test_the_products_notices_see_it(project: Project) -> None:
-    project.insert(script="true", scheduling=scheduled(**SPOT))
+    project.insert(script=LINGERING, scheduling=scheduled(**SPOT))
+    wait_for(lambda: "up" in project.told().console)
     said: list[str] = []
     environ = {"GCE_METADATA_HOST": project.told().metadata.partition("://")[2]}
     watched = {look.name: look for look in looks(environ, said.append)}["preempted"]
     assert list(watched.look()) == []
-    threading.Timer(0.3, lambda: project.control.preempt("one", 10.0)).start()
+    threading.Timer(0.3, lambda: project.control.preempt("one", 180.0)).start()
     assert [notice.kind for notice in wait_for(watched.look)] == ["preempted"]
 
 

@@ -60,6 +60,11 @@ class AwsControl(Control):
         """Everything on it is killed; it boots again with its disk."""
         self.do("reboot", instance_id=instance_id)
 
+    def hurry(self) -> None:
+        """What would be done later, such as after a notice, is done now: so a test may look at what does not last, as
+        long as it takes."""
+        self.do("hurry")
+
     def crash(self, instance_id: str) -> None:
         """It is gone, without notice."""
         self.do("crash", instance_id=instance_id)

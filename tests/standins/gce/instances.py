@@ -63,11 +63,11 @@ def delete(ask: Ask) -> dict[str, Any]:
     if vm.status not in GONE:
         vm.reason = "delete"
     resource["status"] = "STOPPING"
-    end = time.monotonic() + world.stopping_s
+    begun = time.monotonic()
 
     def work() -> float | None:
         _power_off(vm)
-        if (left := end - time.monotonic()) > 0:
+        if (left := begun + world.stopping_s - time.monotonic()) > 0:
             return left
         _remove(world, vm)
         return None

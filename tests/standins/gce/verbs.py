@@ -110,6 +110,9 @@ class Verbs:
     def reboot(self, name: str) -> None:
         instances.reboot(self._world.vm(name))
 
+    def hurry(self) -> None:
+        self._world.hurry()
+
     # -- what is to be seen
 
     def instances(self) -> list[dict[str, Any]]:

@@ -118,13 +118,20 @@ class World:
 
         def act() -> None:
             with self.lock:
-                if self._timers is timers:
+                if self._timers is timers and timer in timers:
+                    timers.remove(timer)
                     what()
 
         timer = threading.Timer(seconds, act)
         timer.daemon = True
         self._timers.append(timer)
         timer.start()
+
+    def hurry(self) -> None:
+        """What is to be done later is done now, in the order in which it was begun."""
+        for timer in list(self._timers):
+            timer.cancel()
+            timer.function()
 
     def stop_timers(self) -> None:
         for timer in self._timers:
