@@ -457,20 +457,31 @@ def test_what_was_made_just_now_may_not_be_known_to_the_next_call(aws: Aws, prov
     assert left() == {}
 
 
-def test_a_new_profile_that_is_not_known_everywhere_is_waited_for(aws: Aws, provisioner: AwsProvisioner) -> None:
-    aws.control.set_lag(0.0, profiles=0.3)
-    assert len(provisioner.launch(request()).machines) == 1
-    assert len(aws.control.calls("RunInstances")) > 1
+class Learning(FastClock):
+    """While it pauses, EC2 learns of all that is new."""
+
+    def __init__(self, aws: Aws) -> None:
+        super().__init__()
+        self._aws = aws
+
+    def sleep(self, seconds: float) -> None:
+        self._aws.control.set_lag(0.0)
+        super().sleep(seconds)
+
+
+def test_a_new_profile_that_is_not_known_everywhere_is_waited_for(aws: Aws) -> None:
+    aws.control.set_lag(0.0, profiles=600.0)
+    assert len(another(Learning(aws)).launch(request()).machines) == 1
+    assert len(aws.control.calls("RunInstances")) == 2
 
 
 def test_machines_that_listings_do_not_show_yet_are_pending_and_end_all_the_same(
     aws: Aws, provisioner: AwsProvisioner
 ) -> None:
-    aws.control.set_lag(0.5)
+    aws.control.set_lag(600.0)
     allocation = provisioner.launch(request())
     assert [state.phase for state in provisioner.observe(allocation)] == ["pending"]
-    provisioner.terminate(allocation)
-    time.sleep(0.6)
+    another(Learning(aws)).terminate(allocation)
     assert left() == {}
 
 

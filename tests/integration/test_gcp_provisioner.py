@@ -572,14 +572,13 @@ def test_a_quota_that_compute_engine_finds_too_small_itself(gce: GceControl, pro
 def test_machines_that_listings_do_not_show_yet_are_asked_for_by_name_and_end_all_the_same(
     gce: GceControl, provisioner: GcpProvisioner
 ) -> None:
-    gce.set_times(lag=1.0)
+    gce.set_times(lag=600.0)
     allocation = provisioner.launch(request())
     assert [state.phase for state in provisioner.observe(allocation)] == ["running"]
     assert [call.params["instance"] for call in gce.calls("instances.get")] == [
         name_of(allocation.machines["worker-0.1"])
     ]
     provisioner.terminate(allocation)
-    time.sleep(1.1)
     assert left(gce) == {}
 
 
@@ -649,17 +648,19 @@ def test_a_spot_machine_that_was_taken_says_so(gce: GceControl, provisioner: Gcp
 
 def test_a_machine_that_is_maintained_returns(gce: GceControl, provisioner: GcpProvisioner) -> None:
     allocation = provisioner.launch(request())
-    gce.maintain(name_of(allocation.machines["worker-0.1"]), 0.0, repair=1.5)
-    wait_for(lambda: look(allocation).returns)
-    assert look(allocation).phase != "gone"
+    gce.maintain(name_of(allocation.machines["worker-0.1"]), 0.0, repair=600.0)
+    wait_for(lambda: [one.status for one in gce.instances()] == ["REPAIRING"])
+    assert look(allocation).returns and look(allocation).phase != "gone"
+    gce.hurry()
     wait_for(lambda: look(allocation).phase == "running" and not look(allocation).detail)
     assert not look(allocation).returns
 
 
 def test_a_machine_whose_host_failed_returns(gce: GceControl, provisioner: GcpProvisioner) -> None:
     allocation = provisioner.launch(request())
-    gce.crash(name_of(allocation.machines["worker-0.1"]), repair=1.5)
+    gce.crash(name_of(allocation.machines["worker-0.1"]), repair=600.0)
     wait_for(lambda: look(allocation).returns)
+    gce.hurry()
     wait_for(lambda: not look(allocation).returns)
 
 
