@@ -139,7 +139,7 @@ def test_a_group_of_the_job_s_own_heals_and_ends_itself_with_the_submitters_comp
     jobs: AwsJobs, stack: Infrastructure
 ) -> None:
     two = FLEET.replace("{", "{nodes: 2, ", 1) + "launcher: torchrun\n"
-    job = jobs.submit(counting_together(200), python=sys.executable, text=two)
+    job = jobs.submit(counting_together(200, lingers=True), python=sys.executable, text=two)
     jobs.wait_for(lambda: jobs.is_saved(job), job, LATE_S)
     stop_supervisor()
     first = jobs.instances(job)
