@@ -9,6 +9,7 @@ import pytest
 
 from cloudgpu.runtime.jobdir import JobDir
 from cloudgpu.tests.standins.aws.jobs import BUCKET, TYPE, AwsJobs, agents, jobs
+from cloudgpu.tests.standins.cloud_jobs import PATIENT_S
 
 __all__ = ["agents", "jobs"]
 
@@ -48,7 +49,7 @@ def test_a_machine_reads_its_inputs_and_nothing_beside_them(jobs: AwsJobs, monke
     become_somebody(jobs, monkeypatch)
     inputs = f"inputs: {{data: s3://{BUCKET}/data/digits, weights.pt: s3://{BUCKET}/models/first.pt}}\n"
     job = jobs.submit(PROGRAM, text=f"{RESOURCES}{inputs}outputs: [results]\n")
-    assert job.wait(timeout_s=180), jobs.story(job)
+    assert job.wait(timeout_s=PATIENT_S), jobs.story(job)
     jobs.control.enforce(False)
     jobs.finish(job)
     log = jobs.log(job)

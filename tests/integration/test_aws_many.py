@@ -216,7 +216,7 @@ def _zones(many: Many) -> dict[str, str]:
     return {zone["ZoneId"]: zone["ZoneName"] for zone in zones}
 
 
-def _until(look: Callable[[], JobRow | None], is_so: Callable[[JobRow | None], bool], limit_s: float = 60.0) -> None:
+def _until(look: Callable[[], JobRow | None], is_so: Callable[[JobRow | None], bool], limit_s: float = 240.0) -> None:
     end = time.monotonic() + limit_s
     while not is_so(found := look()):
         assert time.monotonic() < end, found

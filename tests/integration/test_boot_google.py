@@ -314,7 +314,7 @@ class TestMachine:
 class TestRestart:
     """The program goes on after its second start: it notes each in its folder, which outlives the machine's boots."""
 
-    RUN = "echo start >> ../starts; echo started $(wc -l < ../starts); test $(wc -l < ../starts) -gt 1 || sleep 60"
+    RUN = "echo start >> ../starts; echo started $(wc -l < ../starts); test $(wc -l < ../starts) -gt 1 || sleep 600"
 
     def running(self, world: World) -> Machine:
         world.job(self.RUN)
