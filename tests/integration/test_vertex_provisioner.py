@@ -15,7 +15,7 @@ from cloudgpu.provisioners import AgentFile, Allocation, LaunchRequest, NodeRequ
 from cloudgpu.provisioners.gcp import quotas
 from cloudgpu.provisioners.vertex import launching, sightings
 from cloudgpu.provisioners.vertex.provisioner import PENDING_S, QUEUE_S, VertexProvisioner
-from cloudgpu.tests.standins.clocks import FastClock
+from cloudgpu.tests.standins.clocks import FastClock, StillClock
 from cloudgpu.tests.standins.faults import HANG, HTML, LOSE, RESET, Fault, error
 from cloudgpu.tests.standins.gcp import NUMBER, Gcp
 from cloudgpu.tests.standins.gcp_catalog.control import VERTEX, CatalogControl
@@ -28,6 +28,8 @@ TYPE = "n1-standard-8"
 CREATE, GET, LIST, CANCEL = (f"{JOBS}.{verb}" for verb in ("create", "get", "list", "cancel"))
 GPUS = "aiplatform.googleapis.com/custom_model_training_nvidia_t4_gpus"
 PATIENT_S = 180.0
+NOT_YET_S = 1_000.0
+"""Lists are as late: longer than anybody looks."""
 
 
 class LateClock(FastClock):
@@ -56,6 +58,11 @@ class Vertex:
 
     def fail(self, action: str, fault: Fault, times: int | None = 1, **where: str) -> None:
         self.gcp.control.fail(action, fault, times=times, where=where)
+
+    def show_in(self, seconds: float) -> None:
+        """Lists have all that there is now after so long, and not before."""
+        newest = max(job.created for job in self.jobs())
+        self.control.set_lag(time.monotonic() - newest + seconds)
 
 
 @pytest.fixture(scope="module")
@@ -250,13 +257,13 @@ def test_a_call_without_an_answer_makes_one_job(vertex: Vertex, provisioner: Ver
 
 
 def test_a_list_that_is_late_makes_a_second_job_and_the_next_look_ends_it(vertex: Vertex) -> None:
-    vertex.control.set_lag(3.0)
+    vertex.control.set_lag(NOT_YET_S)
     vertex.fail(CREATE, LOSE)
     provisioner = another()
     allocation = provisioner.launch(request())
-    assert len(vertex.jobs()) == 2, "the list must be later than launch() waits for, or this proves nothing"
     first, second = vertex.jobs()
     assert allocation.details["job"] == second.name
+    vertex.control.set_lag(0.0)
 
     def settled() -> bool:
         provisioner._clients.clock.sleep(4.0)
@@ -273,19 +280,21 @@ def test_a_list_that_is_late_makes_a_second_job_and_the_next_look_ends_it(vertex
 
 
 def test_a_second_job_that_no_list_shows_yet_is_ended_as_well(vertex: Vertex, provisioner: VertexProvisioner) -> None:
-    vertex.control.set_lag(1.5)
+    vertex.control.set_lag(NOT_YET_S)
     vertex.fail(CREATE, LOSE)
     allocation = provisioner.launch(request())
-    assert len(vertex.alive()) == 2, "the list must be later than launch() waits for, or this proves nothing"
+    assert len(vertex.alive()) == 2
+    vertex.show_in(1.0)
     another().terminate(allocation)
     assert len(vertex.jobs()) == 2 and not vertex.alive()
 
 
 def test_a_job_of_a_killed_process_that_no_list_shows_yet_is_ended_as_well(vertex: Vertex) -> None:
-    vertex.control.set_lag(1.5)
+    vertex.control.set_lag(NOT_YET_S)
     another().launch(request())
     allocation = another().launch(request(repeated=True))
-    assert len(vertex.alive()) == 2, "the list must be later than the second launch, or this proves nothing"
+    assert len(vertex.alive()) == 2
+    vertex.show_in(1.0)
     another().terminate(allocation)
     assert len(vertex.jobs()) == 2 and not vertex.alive()
 
@@ -468,8 +477,10 @@ def test_answers_may_be_lost_anywhere(vertex: Vertex, provisioner: VertexProvisi
     assert len(vertex.jobs()) == 1 and not vertex.alive()
 
 
-def test_who_looks_at_the_same_time_shares_a_list(vertex: Vertex, provisioner: VertexProvisioner) -> None:
+def test_who_looks_at_the_same_time_shares_a_list(vertex: Vertex) -> None:
+    provisioner = another(clock := StillClock())
     allocations = [provisioner.launch(request(token=f"{number:032x}", attempt=number)) for number in range(1, 6)]
+    clock.sleep(4.0)  # nothing that launching has looked at is shared
     vertex.gcp.control.do("forget")
     with ThreadPoolExecutor(10) as pool:
         seen = list(pool.map(provisioner.observe, allocations * 10))
