@@ -69,6 +69,8 @@ def sh(text: str) -> tuple[str, str, str]:
 
 
 IDLE = sh("trap 'exit 0' TERM; while true; do sleep 0.1; done")
+UNTIL_TOLD = "until [ -e told ]; do sleep 0.1; done"
+"""What a container does until Vertex.tell()."""
 
 
 class Vertex:
@@ -78,7 +80,7 @@ class Vertex:
         self.url, self.gcp, self.wire, self.client = gcp.url, gcp.control, wire, client
         self.control = VertexControl(gcp.control)
 
-    def create(self, *words: str, timeout: float = 20.0, parent: str = PARENT, **more: Any) -> Any:
+    def create(self, *words: str, timeout: float = 180.0, parent: str = PARENT, **more: Any) -> Any:
         job = aiplatform_v1.CustomJob(custom_job(*words, **more))
         return self.client.create_custom_job(parent=parent, custom_job=job, timeout=timeout)
 
@@ -95,6 +97,15 @@ class Vertex:
 
     def told(self, job: Any) -> ToldJob:
         return next(one for one in self.control.jobs() if one.name == job.name)
+
+    def consoles(self, job: Any) -> list[str]:
+        """What its containers have printed."""
+        return [one.console for one in self.told(job).containers]
+
+    def tell(self, job: Any) -> None:
+        """Its containers, which run, to go on."""
+        for one in self.told(job).containers:
+            Path(one.root, "told").touch()
 
 
 @pytest.fixture(params=["rest", "grpc"])
@@ -148,10 +159,11 @@ def wait_for(condition: Callable[[], Any]) -> Any:
 
 
 def test_a_job_runs_its_container_and_succeeds(vertex: Vertex) -> None:
-    made = vertex.create(*sh("echo hello; sleep 0.5"), labels={"cloudgpu-token": "abc"}, strategy="SPOT")
+    made = vertex.create(*sh(f"echo hello; {UNTIL_TOLD}"), labels={"cloudgpu-token": "abc"}, strategy="SPOT")
     assert made.name.startswith(f"projects/{NUMBER}/locations/{REGION}/customJobs/")
     assert made.state in (aiplatform_v1.JobState.JOB_STATE_QUEUED, aiplatform_v1.JobState.JOB_STATE_PENDING)
     assert vertex.wait(made, "RUNNING").start_time is not None
+    vertex.tell(made)
     done = vertex.wait(made)
     assert (done.state.name, done.error.code) == ("JOB_STATE_SUCCEEDED", 0)
     assert done.create_time <= done.start_time <= done.end_time
@@ -171,18 +183,21 @@ def test_a_replica_that_fails_is_the_jobs_end(vertex: Vertex) -> None:
 
 
 def test_the_primary_replicas_end_is_that_of_all(vertex: Vertex) -> None:
-    stubborn = sh("trap 'echo asked; exit 9' TERM; while true; do sleep 0.1; done")
-    job = vertex.create(pools=[pool(*sh("sleep 1")), pool(*stubborn)])
+    stubborn = sh("trap 'echo asked; exit 9' TERM; echo ready; while true; do sleep 0.1; done")
+    job = vertex.create(pools=[pool(*sh(UNTIL_TOLD)), pool(*stubborn)])
+    wait_for(lambda: vertex.consoles(job) == ["", "ready\n"])
+    vertex.tell(job)
     assert vertex.wait(job).state.name == "JOB_STATE_SUCCEEDED"
-    assert [(one.code, one.console) for one in vertex.told(job).containers] == [(0, ""), (9, "asked\n")]
+    assert [(one.code, one.console) for one in vertex.told(job).containers] == [(0, ""), (9, "ready\nasked\n")]
 
 
 def test_cancel(vertex: Vertex) -> None:
-    job = vertex.create(*sh("trap 'sleep 1; exit 0' TERM; while true; do sleep 0.1; done"))
+    job = vertex.create(*sh(f"trap '{UNTIL_TOLD}; exit 0' TERM; while true; do sleep 0.1; done"))
     vertex.wait(job, "RUNNING")
     vertex.client.cancel_custom_job(name=job.name, timeout=180)
     assert vertex.get(job).state.name == "JOB_STATE_CANCELLING"
     vertex.client.cancel_custom_job(name=job.name, timeout=180)  # once more
+    vertex.tell(job)
     done = vertex.wait(job)
     assert (done.state.name, done.error.code) == ("JOB_STATE_CANCELLED", 1)
     status, text = refusal(lambda: vertex.client.cancel_custom_job(name=job.name, timeout=180))
@@ -277,9 +292,10 @@ def test_everything_in_a_container_ends_with_its_first_process(vertex: Vertex) -
 
 
 def test_a_first_process_that_does_not_handle_sigterm_does_not_get_it(vertex: Vertex) -> None:
-    job = vertex.create(*sh("sleep 2.5; echo through"))
+    job = vertex.create(*sh(f"{UNTIL_TOLD}; sleep 2.5; echo through"))
     vertex.wait(job, "RUNNING")
-    vertex.control.preempt(vertex.told(job).id, seconds=20.0)
+    vertex.control.preempt(vertex.told(job).id, seconds=60.0)
+    vertex.tell(job)
     done = vertex.wait(job)
     assert done.state.name == "JOB_STATE_FAILED"
     assert vertex.told(job).containers[0].console == "through\n"
@@ -296,11 +312,12 @@ def test_a_container_that_cannot_be_made(vertex: Vertex) -> None:
 
 def test_no_capacity_is_told_by_a_job_that_has_failed(vertex: Vertex) -> None:
     vertex.control.set_capacity(TYPE, REGION, "spot", 1)
-    vertex.control.set_pending(0.5)
     first = vertex.create(*IDLE, strategy="SPOT")
     vertex.wait(first, "RUNNING")
+    vertex.control.set_pending(600.0)
     second = vertex.create(*IDLE, strategy="SPOT")
     vertex.wait(second, "PENDING")
+    vertex.control.set_pending(0.0)
     done = vertex.wait(second)
     assert (done.state.name, done.error.code) == ("JOB_STATE_FAILED", 8)
     assert done.error.message.startswith("Resources are insufficient in region: us-central1.")
@@ -353,13 +370,13 @@ def message(vertex: Vertex, text: str) -> str:
 
 
 def test_a_preempted_replica_gets_sigterm_and_its_job_fails(vertex: Vertex) -> None:
-    saving = sh("trap 'echo saved; exit 0' TERM; while true; do sleep 0.1; done")
+    saving = sh("trap 'echo saved; exit 0' TERM; echo ready; while true; do sleep 0.1; done")
     job = vertex.create(pools=[pool(*saving), pool(*saving)], strategy="SPOT")
-    vertex.wait(job, "RUNNING")
-    vertex.control.preempt(vertex.told(job).id, "workerpool1-0", 10.0)
+    wait_for(lambda: vertex.consoles(job) == ["ready\n", "ready\n"])
+    vertex.control.preempt(vertex.told(job).id, "workerpool1-0", 60.0)
     done = vertex.wait(job)
     assert (done.state.name, done.error.code) == ("JOB_STATE_FAILED", 8)
-    assert [one.console for one in vertex.told(job).containers] == ["saved\n", "saved\n"]
+    assert vertex.consoles(job) == ["ready\nsaved\n", "ready\nsaved\n"]
 
 
 def test_the_service_itself_fails(vertex: Vertex) -> None:

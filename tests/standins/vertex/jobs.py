@@ -212,7 +212,10 @@ class CustomJobs:
             self._withdrawn.add((machine_type, region))
 
     def set_pending(self, seconds: float) -> None:
-        self._pending_s = seconds
+        """Of jobs that are pending already, too: from when they began to be."""
+        with self._changed:
+            self._pending_s = seconds
+            self._changed.notify_all()
 
     def set_lag(self, seconds: float) -> None:
         self._lag_s = seconds
@@ -263,7 +266,9 @@ class CustomJobs:
     def _wait_for_capacity(self, job: Job) -> bool:
         """Whether its machines are there. Only a flex-start job waits for them."""
         with self._changed:
-            self._changed.wait_for(lambda: job.end is not None, self._pending_s)
+            began = time.monotonic()
+            while job.end is None and (left := began + self._pending_s - time.monotonic()) > 0:
+                self._changed.wait(left)
             if job.end is None and market_of(job.proto) == "flex-start":
                 scheduling = job.proto.job_spec.scheduling
                 longest = scheduling.max_wait_duration.ToTimedelta().total_seconds()
