@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import signal
 import socket
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,6 +25,12 @@ def desk(engine_kind: str, tmp_path: Path) -> Iterator[Desk]:
     with attached(provider) as environ:
         yield Desk(engine_kind, tmp_path, provider, environ)
         provider.cloud.hurry.set()
+
+
+def until_it_stops(process: subprocess.Popen[str]) -> None:
+    """Until it says that it was told to."""
+    assert process.stderr is not None
+    assert any("stopping: what is under way is finished first" in line for line in process.stderr)
 
 
 def test_from_nothing_to_nothing(desk: Desk) -> None:
@@ -84,16 +91,17 @@ def test_what_somebody_deleted_is_made_again(desk: Desk) -> None:
 
 
 def test_ctrl_c_lets_end_what_is_under_way(desk: Desk) -> None:
-    desk.shelf.slow_s = 2.0
+    desk.shelf.slow_s = PATIENCE_S
     process = desk.start("up", "--count", "1")
     with killed_after(process):
         wait(desk.shelf.begun.is_set)
         process.send_signal(signal.SIGINT)
+        until_it_stops(process)
+        desk.shelf.hurry.set()
         stopped = desk.end(process)
     assert stopped.code == 130, stopped.stderr
     assert "the same command again goes on from there" in stopped.stderr
     assert (desk.shelf.made, desk.locks) == (1, [])
-    desk.shelf.slow_s = 0.0
     assert "same toy-0" in desk.up()["changes"]
     assert desk.shelf.made == 2
 
@@ -104,8 +112,7 @@ def test_ctrl_c_twice_kills_the_engine_and_the_same_again_goes_on(desk: Desk) ->
     with killed_after(process):
         wait(desk.shelf.begun.is_set)
         process.send_signal(signal.SIGINT)
-        assert process.stderr is not None
-        assert any("stopping: what is under way is finished first" in line for line in process.stderr)
+        until_it_stops(process)
         process.send_signal(signal.SIGINT)
         stopped = desk.end(process)
     assert stopped.code == 130, stopped.stderr
@@ -156,11 +163,12 @@ def test_a_lock_of_this_host_that_no_engine_of_ours_took_is_somebody_elses(desk:
 
 
 def test_two_of_this_computer_do_not_work_on_one_stack(desk: Desk) -> None:
-    desk.shelf.slow_s = 3.0
+    desk.shelf.slow_s = PATIENCE_S
     process = desk.start("up", "--count", "1")
     with killed_after(process):
         wait(desk.shelf.begun.is_set)
         refused = desk.run("up", "--count", "1")
+        desk.shelf.hurry.set()
         assert desk.end(process).code == 0
     assert refused.code == 6
     assert "another cloudgpu of this computer works on toys" in refused.stderr
