@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from cloudgpu.tests.standins.vertex.user_jobs import TYPE, VertexJobs, agents, jobs
@@ -17,18 +19,21 @@ retry: {{failure: 0, preemption: unlimited}}
 """
 # The node that fails does so when both run; the other one works on, as one does that waits for its peer.
 PROGRAM = """
-import os, sys, time
+import os, pathlib, sys, time
+other = pathlib.Path("OTHER")
 print(f"{os.environ['CLOUDGPU_NODE']} runs", flush=True)
-time.sleep(3.0)
 if os.environ["CLOUDGPU_NODE"].startswith("FAILING"):
+    while not other.exists():
+        time.sleep(0.1)
     sys.exit(3)
+other.touch()
 time.sleep(600.0)
 """
 
 
 @pytest.mark.parametrize("node", ["worker-0", "worker-1"])
-def test_a_program_that_fails_on_one_node_is_a_failure(jobs: VertexJobs, node: str) -> None:
-    job = jobs.submit(PROGRAM.replace("FAILING", node), text=TWO)
+def test_a_program_that_fails_on_one_node_is_a_failure(jobs: VertexJobs, tmp_path: Path, node: str) -> None:
+    job = jobs.submit(PROGRAM.replace("FAILING", node).replace("OTHER", str(tmp_path / "other")), text=TWO)
     jobs.finish(job, "failed", limit_s=300.0)
     assert {"worker-0.1 runs", "worker-1.1 runs"} <= set(jobs.log(job)), jobs.story(job)
     [attempt] = job.attempts()

@@ -13,7 +13,7 @@ from cloudgpu.control.jobs import Job
 from cloudgpu.provisioners import tags
 from cloudgpu.provisioners.gcp.labels import from_labels
 
-from ..cloud_jobs import CloudJobs, agents, settled
+from ..cloud_jobs import PATIENT_S, CloudJobs, agents, settled
 from ..gcp.control import GcpControl
 from ..gcp.control import environ as gcp_environ
 from ..gcp.process import gcp_process
@@ -87,7 +87,7 @@ class VertexJobs(CloudJobs[ToldContainer, Remains]):
         agent = "".join(f"\n    agent: {line}" for log in logs for line in log.read_text().splitlines()[-20:])
         return f"{machine.replica} ended with {machine.code} {machine.trouble}{agent}"
 
-    def finish(self, job: Job, state: str = "succeeded", limit_s: float = 120.0) -> None:
+    def finish(self, job: Job, state: str = "succeeded", limit_s: float = PATIENT_S) -> None:
         super().finish(job, state, limit_s)
         assert [one.trouble for one in self.custom_jobs(job) if one.trouble] == []
 
