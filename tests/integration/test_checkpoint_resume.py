@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import random
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -25,6 +24,7 @@ psutil = pytest.importorskip("psutil")
 
 from cloudgpu.runtime.checkpoint.manifest import RankManifest  # noqa: E402
 from cloudgpu.runtime.jobdir import JobDir, local_url  # noqa: E402
+from cloudgpu.runtime.launchers import free_port  # noqa: E402
 from cloudgpu.runtime.metrics import read_metrics  # noqa: E402
 from cloudgpu.tests.standins.zygote import Forked, Zygote  # noqa: E402
 
@@ -362,13 +362,6 @@ def test_a_file_system_without_hard_links_is_called_so(code: str, program: Path,
             line in said and "this file system has no hard links" in said for said in result.stderr.splitlines()
         ), result.stderr
     assert "Traceback" not in result.stderr
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
 
 
 def pair(program: Path, folder: Path, every: int = 3) -> list[Process]:

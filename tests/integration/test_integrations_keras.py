@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from cloudgpu.runtime.launchers import free_port
 from cloudgpu.tests.standins.integrations import LONG, check, needs, results, said
-from cloudgpu.tests.standins.interrupted import free_port
 
 needs("keras")
 
@@ -128,7 +128,7 @@ except CheckpointError as error:
 @pytest.mark.parametrize("backend", ["torch", "jax", "tensorflow"] if LONG else ["torch"])
 def test_several_processes_are_refused(backend: str, tmp_path: Path) -> None:
     needs(backend)
-    ports = [str(free_port()) for _ in range(2)]
+    ports = [str(free_port(number, 2)) for number in range(2)]
     command = [sys.executable, "-c", TOGETHER]
     ranks = [
         subprocess.Popen(

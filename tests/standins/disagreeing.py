@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import torch._dynamo
 import torch.distributed as dist
 
 from cloudgpu.runtime import Checkpointer
+from cloudgpu.runtime.launchers import free_port
 
 CASES = ("option", "load", "state_dict", "flatten", "wait", "steps", "dies")  # the last one for good
 
@@ -76,16 +76,8 @@ def rank(number: int, ports: list[int], folder: Path) -> None:
         dist.destroy_process_group()
 
 
-def free_ports(count: int) -> list[int]:
-    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [listener.getsockname()[1] for listener in listeners]
-    for listener in listeners:
-        listener.close()
-    return ports
-
-
 if __name__ == "__main__":
-    ports, place = free_ports(len(CASES)), Path(sys.argv[1])
+    ports, place = [free_port(number, len(CASES)) for number in range(len(CASES))], Path(sys.argv[1])
     children = []
     for number in range(2):
         if not (child := os.fork()):

@@ -18,13 +18,14 @@ import json
 import os
 import runpy
 import signal
-import socket
 import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from cloudgpu.runtime.launchers import free_port
 
 LIMIT = 150.0
 """Seconds after which a run is ended as hung, with a dump of where it was."""
@@ -138,12 +139,6 @@ def as_torchrun_does(rank: int, world: int, port: int) -> dict[str, str]:
 
 def thread_names() -> list[str]:
     return [(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def redirect(output: Path) -> None:

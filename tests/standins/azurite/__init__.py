@@ -11,8 +11,8 @@ is not. Azurite reads of a token only its audience, issuer and times: whoever ha
 from __future__ import annotations
 
 import os
+import re
 import shutil
-import socket
 import ssl
 import subprocess
 import time
@@ -34,6 +34,7 @@ _FOLDER = Path(__file__).parent
 _MAIN = _FOLDER / "node_modules/azurite/dist/src/blob/main.js"
 _START_S = 180.0
 _ANSWER_S = 180.0
+_LISTENS = re.compile(r"listens on https://127\.0\.0\.1:(\d+)\n")
 _OPTIONS = ("--inMemoryPersistence", "--skipApiVersionCheck", "--disableTelemetry", "--silent", "--oauth", "basic")
 
 
@@ -91,19 +92,17 @@ class Azurite:
 
     def __enter__(self) -> Self:
         environ = {**os.environ, "AZURITE_ACCOUNTS": f"{self.account}:{KEY}"}
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = free.getsockname()[1]
         options = [*_OPTIONS, "--cert", str(self.certificate), "--key", str(self.certificate)]
-        with (self._folder / "azurite.log").open("wb") as log:
+        with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                ["node", str(_MAIN), "--blobHost", "127.0.0.1", "--blobPort", str(self.port), *options],
+                ["node", str(_MAIN), "--blobHost", "127.0.0.1", "--blobPort", "0", *options],
                 env=environ,
                 cwd=self._folder,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
             )
-        self._await()
+        self.port = self._await()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -111,19 +110,20 @@ class Azurite:
         self._process.kill()
         self._process.wait()
 
-    def _await(self) -> None:
+    @property
+    def _log(self) -> Path:
+        return self._folder / "azurite.log"
+
+    def _await(self) -> int:
+        """The port that it has chosen, once it listens there."""
+        assert self._process is not None
         until = time.monotonic() + _START_S
-        while True:
-            try:
-                with socket.create_connection(("127.0.0.1", self.port), timeout=1):
-                    return
-            except OSError:
-                assert self._process is not None
-                if self._process.poll() is not None or time.monotonic() > until:
-                    self.__exit__()
-                    said = (self._folder / "azurite.log").read_text(errors="replace")
-                    raise AssertionError(f"Azurite has not started: {said}") from None
-                time.sleep(0.1)
+        while (found := _LISTENS.search(self._log.read_text(errors="replace"))) is None:
+            if self._process.poll() is not None or time.monotonic() > until:
+                self.__exit__()
+                raise AssertionError(f"Azurite has not started: {self._log.read_text(errors='replace')}")
+            time.sleep(0.1)
+        return int(found[1])
 
     def _ask(self, method: str, what: str) -> bytes:
         headers = {"Authorization": f"Bearer {a_token()}", "x-ms-version": "2023-11-03", "Content-Length": "0"}
