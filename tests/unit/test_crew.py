@@ -302,7 +302,8 @@ def test_after_closing_nothing_is_begun(many: Many) -> None:
 
 # -- leases, in real time: how long a lease lasts is passed in
 
-LEASE_S = 0.9
+LEASE_S = 3.0
+"""Far longer than a busy computer keeps the keeper of leases waiting."""
 
 
 def _second(many: Many) -> Supervisor:
@@ -331,7 +332,7 @@ def test_nobody_takes_over_a_job_in_the_middle_of_a_long_step(tmp_path: Path, te
     gate = many.watch.held["cloud.launch"] = threading.Event()
     job_id = many.world.submit(cloudy())
     many.until_held()
-    assert _watch_for(many, job_id, _second(many), 4 * LEASE_S) == {"elsewhere/1/a"}
+    assert _watch_for(many, job_id, _second(many), 2 * LEASE_S) == {"elsewhere/1/a"}
     gate.set()
     assert many.crew.close(PATIENCE_S)
     assert many.world.job(job_id).state == "starting"
@@ -353,7 +354,9 @@ def test_without_its_keeper_the_lease_is_lost_and_the_step_changes_nothing(tmp_p
     thread.start()
     assert many.watch.entered.wait(PATIENCE_S)
     second = _second(many)
-    assert "elsewhere/2/b" in _watch_for(many, job_id, second, 4 * LEASE_S)
+    end = time.monotonic() + PATIENCE_S
+    while _watch_for(many, job_id, second, 0.1) != {"elsewhere/2/b"}:
+        assert time.monotonic() < end, "it is not taken over"
     gate.set()
     thread.join(PATIENCE_S)
     assert many.world.job(job_id).lease_owner == "elsewhere/2/b"
