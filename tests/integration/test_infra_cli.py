@@ -292,6 +292,7 @@ def test_a_cluster_expires_and_can_be_extended(desk: Desk, monkeypatch: pytest.M
     made = desk.well("cluster", "up", file, "--yes", "--json").json
     assert abs(made["cluster"]["expires"] - time.time() - week) < 300
     assert made["expires"].endswith("Z")
+    desk.until(lambda: len(_machines(desk)) == 2)
     machines, port = _machines(desk), f"cloudgpu-expires-{made['cluster']['expires']:.0f}"
     assert (_ports(desk), _told(desk)) == ([port], made["cluster"]["expires"])
 
@@ -356,6 +357,7 @@ def test_a_cluster_is_where_its_reservation_is(desk: Desk) -> None:
     assert made["fleet"]["zones"] == [f"{REGION}-b"]
     [template] = desk.gce.resources("instanceTemplates")
     assert template["properties"]["reservationAffinity"]["values"] == [f"projects/{made['account']}/reservations/ours"]
+    desk.until(lambda: len(_machines(desk)) == 2)
     machines = desk.gce.resources("instances")
     assert [one["zone"].rpartition("/")[2] for one in machines] == [f"{REGION}-b"] * 2
 

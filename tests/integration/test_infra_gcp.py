@@ -223,7 +223,7 @@ def test_a_fleet_from_nothing_to_nothing(desk: Desk) -> None:
     before = set(desk.running())
     changed = FLEET.model_copy(update={"disk_gb": 200.0})
     assert up(changed).template != told.template
-    wait(lambda: len(desk.running()) == 2 and not before & set(desk.running()))
+    wait(lambda: len(desk.machines()) == 2 == len(desk.running()) and not before & set(desk.running()))
     assert {one["disks"][0]["diskSizeGb"] for one in desk.machines()} == {"200"}
     assert len(desk.gce.resources("instanceTemplates")) == 1
 

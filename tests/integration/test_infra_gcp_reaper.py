@@ -129,7 +129,7 @@ def test_what_has_expired_is_deleted_and_a_group_does_not_make_it_anew(gcp: Gcp,
     assert names() == stay, "the group has no machines, and makes none"
     [manager] = gce.resources("regionInstanceGroupManagers")
     assert manager["targetSize"] == 0
-    assert {one["name"] for one in gce.resources("disks")} == set(stay)
+    wait(lambda: {one["name"] for one in gce.resources("disks")} == set(stay))
     assert Project(gcp, tmp_path, REAPER).reap().value == 0
 
 
