@@ -309,7 +309,7 @@ def test_a_stack_that_is_worked_on_is_locked_and_an_interrupt_ends_it(provider: 
     gc.collect()
 
 
-def _until(holds: Callable[[], Any], seconds: float = 30.0) -> None:
+def _until(holds: Callable[[], Any], seconds: float = 180.0) -> None:
     end = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < end, "it has not come about"

@@ -100,7 +100,7 @@ def test_a_leaked_job_is_found_in_whatever_region_and_ended(vertex: Vertex) -> N
         [thing] = one["things"]
         assert (thing["kind"], thing["price_usd_h"]) == ("custom job", None)
         assert thing["detail"].startswith("2 nodes spot, ")
-        assert time.time() - thing["created"] < 120
+        assert time.time() - thing["created"] < 600
     done = gc("--yes")
     assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
     assert "removed what was left of ghost-abcdefgh, attempt 2: 1 custom job" in done.stderr
