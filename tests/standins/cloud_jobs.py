@@ -105,10 +105,12 @@ class CloudJobs(ABC, Generic[_M, _R]):
     def wait_for(self, what: Callable[[], _T], job: Job, limit_s: float = PATIENT_S) -> _T:
         """Until it is something; fails with all that is known about the job."""
         end = time.monotonic() + limit_s
-        while not (found := what()):
+        done = job.refresh().done
+        while not (found := what()):  # looked at after the job: what its end brings about is there then
             assert time.monotonic() < end, self.story(job)
-            assert not job.refresh().done, self.story(job)
+            assert not done, self.story(job)
             time.sleep(0.05)
+            done = job.refresh().done
         return found
 
     def finish(self, job: Job, state: str = "succeeded", limit_s: float = PATIENT_S) -> None:
