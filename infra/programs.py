@@ -13,8 +13,6 @@ from .settings import FleetSettings, InfraSettings
 
 SETTINGS = "settings"
 """A second output of every stack: what its program was given, which later commands go on with."""
-
-
 TERMS = "terms"
 """A third one of a cluster's stack: Terms."""
 
@@ -68,7 +66,7 @@ def _programs(cloud: str) -> ModuleType:
     try:
         return importlib.import_module(f".{cloud}.programs", __package__)
     except ImportError as error:
-        if error.name is not None and error.name.startswith(("pulumi", "cloudgpu")) and "cloudgpu" in error.name:
+        if error.name is not None and error.name.startswith("cloudgpu"):
             raise  # a module of ours: a defect
         hint = f"pip install 'cloudgpu[infra-{cloud}]'"
         raise InfraError(f"stacks of {cloud} need its Pulumi SDK: {error}", hint) from error
