@@ -26,7 +26,16 @@ def attempt_cost(attempt: Attempt, now: float) -> Decimal | None:
         return Decimal(0)
     if attempt.price is None:
         return None
-    return charge(attempt.price, (now if attempt.ended is None else attempt.ended) - attempt.launched)
+    return charge(attempt.price, paid_seconds(attempt, now))
+
+
+def paid_seconds(attempt: Attempt, now: float) -> float:
+    """For how long an attempt has been paid for, up to its end, or up to now. What costs nothing counts likewise."""
+    if attempt.launched is None:
+        return 0.0
+    if attempt.cost and attempt.price:
+        return float(attempt.cost / attempt.price * _HOUR)
+    return max(0.0, (now if attempt.ended is None else attempt.ended) - attempt.launched)
 
 
 def was_free(attempt: Attempt, *, grouped: bool = False) -> bool:

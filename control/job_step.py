@@ -101,6 +101,7 @@ class JobStep:
         if self._memory.watches.attempt != attempt.number:
             self._memory.watches = Watches(attempt.number)
         steady = self._tools.clock.monotonic()
+        self._memory.watches.note_look(steady, gone=self._memory.machines_gone)
         last_words = LastWords(provisioner, allocation).of
         nodes = every_node(attempt)
         known = [node.node for node in nodes]

@@ -19,6 +19,10 @@ BOOT_S = 1_200.0
 SILENT_S = 180.0
 """A machine that reported, and then not for so long, is lost even if the target thinks that it runs."""
 
+UNSEEN_S = 600.0
+"""A supervisor looks far more often. It is also longer than a machine lasts of which nobody hears any more: its agent
+gives up after a minute, and it powers off."""
+
 
 @dataclass(slots=True)
 class Watch:
@@ -37,6 +41,8 @@ class Watch:
     """Since it was last heard of the provider has begun to start it again."""
     heard: float | None = None
     """Steady time of the last sign of life; None: not looked at yet."""
+    told_at: float | None = None
+    """As in NodeView."""
 
 
 @dataclass(slots=True)
@@ -45,6 +51,15 @@ class Watches:
 
     attempt: int
     nodes: dict[str, Watch] = field(default_factory=dict)
+    looked: float | None = None
+    """Steady time of the last look at its machines; None: this process has not looked yet."""
+    went_unseen: bool = False
+    """Its machines are all gone, and nobody had looked for long when that was seen."""
+
+    def note_look(self, now: float, *, gone: bool) -> None:
+        """`now`: steady time; `gone`: all machines are."""
+        unseen = self.looked is None or now - self.looked > UNSEEN_S
+        self.went_unseen, self.looked = gone and (self.went_unseen or unseen), now
 
 
 def look(  # noqa: PLR0917 - what is known of an attempt
@@ -135,6 +150,7 @@ def _look_at(  # noqa: PLR0917 - as look()
         timeline=watch.timeline,
         waiting=watch.waiting,
         reported=watch.reported,
+        told_at=watch.told_at,
     )
 
 
@@ -143,7 +159,7 @@ def _read_heartbeat(job_dir: JobDir, folder: str, watch: Watch) -> Heartbeat | N
     if data is None:
         return None
     heartbeat = Heartbeat.from_bytes(data)
-    watch.reported = True
+    watch.reported, watch.told_at = True, heartbeat.time
     watch.progress = heartbeat.progress or watch.progress
     watch.timeline = heartbeat.timeline or watch.timeline
     watch.begun = watch.begun or heartbeat.phase not in ("setup", "waiting")
@@ -158,6 +174,7 @@ def _read_end(job_dir: JobDir, folder: str, watch: Watch, state: NodeState | Non
         result = Result.from_bytes(data)
         watch.progress = result.progress or watch.progress
         watch.timeline = result.timeline or watch.timeline
+        watch.told_at = result.ended
         watch.begun = watch.begun or result.outcome == "succeeded"
         return end_by_result(result)
     if state is None or state.phase != "gone":

@@ -49,6 +49,8 @@ class NodeView:
     """It came to replace a lost node, and is ready."""
     reported: bool = False
     """It was heard of, ever: a machine was there, and is paid for."""
+    told_at: float | None = None
+    """When it last told anything, epoch seconds by its machine's clock; None: never."""
 
     @property
     def generation(self) -> int:

@@ -115,8 +115,7 @@ def make_report(
 
 
 def _line(attempt: Attempt, runs: Sequence[Run], now: float, timeline: Timeline | None) -> AttemptReport:
-    end = now if attempt.ended is None else attempt.ended
-    paid = max(0.0, end - (attempt.launched or end))
+    paid = cost.paid_seconds(attempt, now)
     told = [run.progress for run in runs if run.progress is not None]
     times = spend(paid, attempt, timeline, runs)
     return AttemptReport(

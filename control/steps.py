@@ -24,7 +24,7 @@ from .job_step import LATE_S
 from .members import forgiven, member_names, node_records, stored, wanted_nodes
 from .model import Attempt
 from .moving import Moving
-from .nodes import read_whole_timeline
+from .nodes import UNSEEN_S, read_whole_timeline
 from .outcomes import AT_DEADLINE, NodeView, Verdict, judge, must_stop_peers
 from .tried import place
 
@@ -230,10 +230,10 @@ class Step(Healing, Moving):
 
     def _watch(self, attempt: Attempt) -> bool:
         end = wanted_end(self._job, attempt, self._now)
-        if end is not None:
-            return self._begin_stop(attempt, end.cause, end.reason)
-        seen = self._look(attempt, self._allocation(attempt))
+        seen = self._look_before(end, attempt)
         nodes = _members(attempt, seen)
+        if end is not None and (not nodes or any(node.end is None for node in nodes)):
+            return self._begin_stop(attempt, end.cause, end.reason)
         if self._job.state == "starting" and any(node.begun for node in nodes):
             return self._write("state", "running", job={"state": "running", "reason": ""})
         if self._note_queue(attempt, seen) or self._take_generation(attempt, seen, known=self._memory.strangers):
@@ -245,6 +245,15 @@ class Step(Healing, Moving):
             return healing
         why = self._of_no_use(nodes)
         return why is not None and self._begin_stop(attempt, *why)
+
+    def _look_before(self, end: End | None, attempt: Attempt) -> Sequence[NodeView]:
+        """Before a limit ends it: what has ended already was not ended by that. Where nobody can look, it is kept."""
+        try:
+            return self._look(attempt, self._allocation(attempt))
+        except (ProvisionError, JobDirError):
+            if end is None:
+                raise
+            return ()
 
     def _note_queue(self, attempt: Attempt, nodes: Sequence[NodeView]) -> bool:
         """Of a job that waits in the provider's queue: what that says is the job's reason, and it is not paid for;
@@ -313,7 +322,17 @@ class Step(Healing, Moving):
         """All of its members have ended, or have had their time; `left`: why of those that have not."""
         verdict = judge(nodes, left=left)
         timeline = read_whole_timeline(self._job_dir(attempt), attempt) or verdict.timeline
-        return self._conclude(forgiven(attempt, nodes), dataclasses.replace(verdict, timeline=timeline))
+        verdict = dataclasses.replace(verdict, timeline=timeline)
+        return self._conclude(forgiven(attempt, nodes), verdict, self._paid(attempt, nodes))
+
+    def _paid(self, attempt: Attempt, nodes: Sequence[NodeView]) -> dict[str, Any]:
+        """What it has cost, if its machines went while nobody looked: they are taken to have lasted for a while after
+        they were last heard of. One that told nothing may have been there until now."""
+        told_at = [node.told_at for node in nodes if node.told_at is not None]
+        if not self._memory.watches.went_unseen or not told_at or len(told_at) < len(nodes):
+            return {}
+        gone = dataclasses.replace(attempt, ended=min(self._now, max(told_at) + UNSEEN_S))
+        return {"cost": cost.attempt_cost(gone, self._now)}
 
     def _conclude(self, attempt: Attempt, verdict: Verdict, more: Mapping[str, Any] | None = None) -> bool:
         """Write how the attempt ended while its machines may still be there: what we end is not to be judged again."""

@@ -57,6 +57,11 @@ def test_attempt_cost(changes: dict[str, Any], now: float, expected: Decimal | N
     assert cost.attempt_cost(attempt(**changes), now) == expected
 
 
+def test_paid_time_is_that_which_was_paid_for() -> None:
+    """Although it was seen to have ended much later."""
+    assert make_report([attempt(cost=Decimal("0.05"))], now=0).paid_seconds == 50
+
+
 def test_a_sum_with_an_unknown_part_is_unknown() -> None:
     assert cost.total([attempt(), attempt(price=None)], 0) is None
     assert cost.total([attempt(), attempt()], 0) == Decimal("0.2")

@@ -12,7 +12,7 @@ import pytest
 
 from cloudgpu.control.leases import LEASE_S
 from cloudgpu.provisioners.base import ProvisionError
-from cloudgpu.runtime.jobdir import AttemptRecord, JobDir, attempt_key
+from cloudgpu.runtime.jobdir import AttemptRecord, JobDir, Result, attempt_key, node_key
 from cloudgpu.tests.standins.cloud import FAIL, SUCCEED, TAKEN, VANISH, Life, lives
 from cloudgpu.tests.standins.control import World, make_offer, make_policy
 
@@ -293,6 +293,74 @@ def test_the_cost_limit_counts_all_attempts(world: World) -> None:
     assert (job.state, job.cause) == ("stopped", "cost")
     assert job.spent is not None and job.spent < Decimal(1)
     assert len(world.attempts(job_id)) > 3
+
+
+@pytest.mark.parametrize(
+    ("end", "asleep"), [("vanish", False), ("preempted", False), ("failed", False), ("vanish", True)]
+)
+def test_what_ended_while_nobody_looked_is_paid_for_until_it_ended(world: World, end: str, asleep: bool) -> None:
+    """And no limit ends a job for what was not spent: it goes on. `asleep`: the supervisor was there, on a laptop that
+    was shut."""
+    world.cloud.script = lives(Life(end=end, run_s=100, exit_code=1), Life())
+    job_id = world.submit(make_offer(price="3.6"), policy=make_policy(cost_usd=Decimal(2)))
+    supervisor = world.supervisor()
+    world.drive(supervisor, until=lambda: world.job(job_id).state == "running")
+    for _ in range(3_600):
+        world.clock.advance(10)
+        world.cloud.live()
+    world.drive(supervisor if asleep else world.supervisor())
+    world.check_clean()
+    job, [first, _] = world.job(job_id), world.attempts(job_id)
+    assert job.state == "succeeded"
+    assert first.cost is not None and Decimal("0.7") <= first.cost < Decimal("0.73")
+    assert job.spent is not None and first.cost < job.spent < first.cost + Decimal("0.05")
+
+
+def test_a_machine_s_clock_does_not_count_where_the_supervisor_looked(world: World) -> None:
+    """One that is slow by an hour."""
+    world.cloud.script = lives(Life(run_s=1e6))
+    job_id = world.submit(make_offer(price="3.6"))
+    begun, supervisor = world.clock.now(), world.supervisor()
+    world.drive(supervisor, until=lambda: world.clock.now() >= begun + 1_000)
+    [machine] = world.cloud.machines
+    wrong = world.clock.now() - 3_600
+    result = Result(outcome="succeeded", exit_code=0, reason="", started=wrong, ended=wrong)
+    machine.job_dir.put(node_key(1, machine.node, "result.json"), result.to_bytes())
+    machine.gone = True
+    world.drive(supervisor)
+    [attempt] = world.attempts(job_id)
+    assert attempt.outcome == "succeeded"
+    assert attempt.cost is not None and Decimal("0.99") < attempt.cost < Decimal("1.1")
+
+
+def test_a_machine_that_was_there_while_nobody_looked_is_paid_for(world: World) -> None:
+    world.cloud.script = lives(Life(run_s=1e6))
+    job_id = world.submit(make_offer(price="3.6"), policy=make_policy(cost_usd=Decimal(2)))
+    world.drive(world.supervisor(), until=lambda: world.job(job_id).state == "running")
+    for _ in range(360):
+        world.clock.advance(10)
+        world.cloud.live()
+    world.finish(job_id)
+    job = world.job(job_id)
+    assert (job.state, job.cause) == ("stopped", "cost")
+    assert job.spent is not None and job.spent > Decimal("3.6")
+
+
+@pytest.mark.parametrize("verb", ["cancel", ""])
+def test_a_limit_holds_although_nobody_can_look(world: World, verb: str) -> None:
+    """The machines are told by the job dir."""
+    world.cloud.script = lives(Life(run_s=1e6))
+    job_id = world.submit(policy=make_policy(duration_s=None if verb else 60.0))
+    world.drive(world.supervisor(), until=lambda: world.job(job_id).state == "running")
+    if verb:
+        assert world.store.set_goal(job_id, verb, verb, world.clock.now())
+    world.cloud.faults["observe"] = [refusal("transient") for _ in range(1_000)]
+    world.drive(world.supervisor(), until=lambda: world.job(job_id).state == "stopping")
+    world.drive(
+        world.supervisor(), until=lambda: bool(world.cloud.machines[0].job_dir.find(attempt_key(1, "stop.json")))
+    )
+    world.cloud.faults.clear()
+    world.finish(job_id)
 
 
 IDLE = Life(run_s=1e6, idle_from_s=5)
