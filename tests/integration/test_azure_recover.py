@@ -59,7 +59,7 @@ def begins(log: list[str], node: str = "") -> list[str]:
 
 def test_a_lost_machine_of_two_is_replaced_while_nobody_is_there(jobs: AzureJobs) -> None:
     """The supervisor is stopped before, and started when all machines have left: one attempt, and nothing is left."""
-    job = jobs.submit(counting_together(300), python=sys.executable, text=TWO)
+    job = jobs.submit(counting_together(300, lingers=True), python=sys.executable, text=TWO)
     jobs.wait_for(lambda: jobs.is_saved(job), job, PATIENT_S)
     stop_supervisor()
     first = running(jobs, job)
@@ -80,7 +80,7 @@ def test_a_lost_machine_of_two_is_replaced_while_nobody_is_there(jobs: AzureJobs
 
 
 def test_a_machine_that_does_not_answer_is_replaced_by_azure(jobs: AzureJobs) -> None:
-    job = jobs.submit(counting(200), text=FLEET.replace("spot", "on-demand"))
+    job = jobs.submit(counting(200, lingers=True), text=FLEET.replace("spot", "on-demand"))
     jobs.wait_for(lambda: jobs.is_saved(job), job, PATIENT_S)
     jobs.control.sicken(running(jobs, job)[0].name)
     jobs.finish(job, limit_s=PATIENT_S)
