@@ -24,6 +24,7 @@ from cloudgpu.provisioners.aws.provisioner import AwsProvisioner
 from cloudgpu.provisioners.base import ProvisionError
 from cloudgpu.tests.standins.aws import Aws
 from cloudgpu.tests.standins.aws.sessions import session
+from cloudgpu.tests.standins.clocks import today
 from cloudgpu.tests.standins.faults import HTML, RESET, error
 
 CLOUDGPU = str(Path(sys.executable).with_name("cloudgpu"))
@@ -72,11 +73,6 @@ def refresh(*regions: str) -> tuple[int, dict[str, str], str]:
     done = cloudgpu("catalog", "refresh", "--json", *where)
     outcomes = json.loads(done.stdout) if done.stdout else []
     return done.returncode, {one["table"]: one["state"] for one in outcomes}, done.stderr
-
-
-def today() -> str:
-    """As tables are dated: a test may be under way at midnight."""
-    return datetime.datetime.now(datetime.UTC).date().isoformat()
 
 
 def rows(table: str) -> list[dict[str, str]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import json
 import subprocess
 import sys
@@ -19,7 +18,7 @@ from cloudgpu.provisioners.clock import SystemClock
 from cloudgpu.provisioners.gcp import prices, quotas, rest
 from cloudgpu.provisioners.gcp.account import Account
 from cloudgpu.provisioners.gcp.rest import Rest
-from cloudgpu.tests.standins.clocks import FastClock
+from cloudgpu.tests.standins.clocks import FastClock, today
 from cloudgpu.tests.standins.faults import HANG, HTML, RESET, error
 from cloudgpu.tests.standins.gcp import Gcp
 from cloudgpu.tests.standins.gcp_catalog.control import COMPUTE, VERTEX, CatalogControl
@@ -75,11 +74,6 @@ def refresh(*regions: str) -> tuple[int, dict[str, str], str]:
     done = cloudgpu("catalog", "refresh", "--cloud", "gcp", "--json", *where)
     outcomes = json.loads(done.stdout) if done.stdout else []
     return done.returncode, {one["table"]: one["state"] for one in outcomes}, done.stderr
-
-
-def today() -> str:
-    """As tables are dated: a test may be under way at midnight."""
-    return datetime.datetime.now(datetime.UTC).date().isoformat()
 
 
 def rows(table: str) -> list[dict[str, str]]:

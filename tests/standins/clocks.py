@@ -1,8 +1,10 @@
-"""A clock for what must wait for others: pauses are short, and count in full. And what "at once" is on any computer."""
+"""A clock for what must wait for others: pauses are short, and count in full. And what "at once" is on any computer,
+and "today" at any time."""
 
 from __future__ import annotations
 
 import contextlib
+import datetime
 import time
 from collections.abc import Iterator
 
@@ -21,6 +23,11 @@ def soon() -> Iterator[None]:
     began = time.thread_time()
     yield
     assert time.thread_time() - began < MINUTES, "what grows without bound takes minutes"
+
+
+def today() -> str:
+    """As tables are dated, to be asked before and after: a test may be under way at midnight."""
+    return datetime.datetime.now(datetime.UTC).date().isoformat()
 
 
 class FastClock:
