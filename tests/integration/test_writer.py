@@ -12,6 +12,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -674,10 +675,10 @@ print(one.client._link.process.pid)
     os.kill(writer, signal.SIGKILL)
 
 
-def resources(pid: int | str) -> tuple[int, int]:
-    """Open files, and mappings of shared slots."""
+def resources(pid: int | str) -> Counter[str]:
+    """Open files, and mappings of shared slots. A busy process may have a file more open than at rest."""
     maps = Path(f"/proc/{pid}/maps").read_text().count("cloudgpu-slot")
-    return len(list(Path(f"/proc/{pid}/fd").iterdir())), maps
+    return Counter(files=len(list(Path(f"/proc/{pid}/fd").iterdir())), slots=maps)
 
 
 @pytest.fixture
@@ -692,20 +693,20 @@ def test_nothing_leaks(memory_folder: Path) -> None:
         for step in range(5):
             one.save(step)
         writer = writer_of(one)
-        before = resources("self"), resources(writer)
+        ours, theirs = resources("self"), resources(writer)  # which may be removing an old checkpoint just now
         for step in range(5, 65):
             if step % 10 == 0:
                 one.size += 4096
                 one.client.reserve(one.size)
             assert one.save(step, keep=1).committed
-        until(lambda: (resources("self"), resources(writer)) == before)
+        until(lambda: resources("self") <= ours and resources(writer) <= theirs)
         os.kill(writer, signal.SIGKILL)
         assert one.save(300).committed
-        assert resources("self") == before[0]
+        until(lambda: resources("self") <= ours)
     for _ in range(5):
         with training(memory_folder) as one:
             one.save(400)
-    assert resources("self")[1] == 0
+    until(lambda: not resources("self")["slots"])
 
 
 def test_the_writer_loads_neither_torch_nor_numpy() -> None:
