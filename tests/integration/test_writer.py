@@ -500,12 +500,12 @@ def test_memory_of_ranks_that_are_no_more_is_given_back(tmp_path: Path, monkeypa
             one.stage(1)
             assert two.save(1).written
             assert one.client.wait(180)[0].committed
-        until(lambda: resources(process.pid)[1] == 2)  # each rank's newest part
+        until(lambda: resources(process.pid)["slots"] == 2)  # each rank's newest part
         with training(tmp_path, attempt=2) as alone:
             assert alone.save(2).committed
             assert alone.save(3).committed
             # Of its own two slots, the second may not be made yet; and nothing of the other rank's.
-            until(lambda: resources(process.pid)[1] <= 2, 180)
+            until(lambda: resources(process.pid)["slots"] <= 2, 180)
 
 
 def test_a_dead_node_writer_is_waited_for_and_given_everything_again(
@@ -616,8 +616,8 @@ def test_nonsense_does_not_end_the_nodes_writer(tmp_path: Path, monkeypatch: pyt
                     connection.settimeout(60)
                     while connection.recv(1000):
                         pass  # it hangs up
-            files.append(resources(process.pid)[0])
-        until(lambda: resources(process.pid)[0] <= files[0])  # none that came along stays open
+            files.append(resources(process.pid)["files"])
+        until(lambda: resources(process.pid)["files"] <= files[0])  # none that came along stays open
         with training(tmp_path) as one:
             assert one.save(1).committed
         assert process.poll() is None

@@ -294,7 +294,7 @@ def test_a_step_that_does_not_end_is_abandoned_and_its_lease_stays(many: Many) -
 
 def test_after_closing_nothing_is_begun(many: Many) -> None:
     many.world.submit(cloudy())
-    assert many.crew.close(1.0)
+    assert many.crew.close(PATIENCE_S)
     many.crew.tick()
     time.sleep(0.1)
     assert many.watch.calls["cloud.launch"] == 0
@@ -342,7 +342,7 @@ def test_nobody_takes_over_a_job_in_the_middle_of_a_long_step(tmp_path: Path, te
 def test_without_its_keeper_the_lease_is_lost_and_the_step_changes_nothing(tmp_path: Path, template: Path) -> None:
     """The same, with nobody to keep the lease: what is tested above is not so by itself."""
     many = Many(tmp_path / "many", template, clock=SystemClock(), lease_s=LEASE_S)
-    assert many.crew.close(1.0)  # ends the keeper; the supervisor below is advanced by hand
+    assert many.crew.close(PATIENCE_S)  # ends the keeper; the supervisor below is advanced by hand
     gate = many.watch.held["cloud.launch"] = threading.Event()
     job_id = many.world.submit(cloudy())
 
