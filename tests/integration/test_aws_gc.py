@@ -205,7 +205,7 @@ def test_prices_ages_and_expiries_are_shown(aws: Aws) -> None:
     [machine, volume] = sorted(found(), key=lambda left: left.token)
     assert machine.price is not None and 0.5 < machine.price < 1.0  # a g4dn.xlarge in Ireland, with a disk
     assert volume.price is not None and 0 < volume.price < machine.price
-    assert volume.created is not None and time.time() - volume.created < 60
+    assert volume.created is not None and time.time() - volume.created < 600
     shown = gc("--dry-run").stdout
     assert "1h 59m" in shown or "1h 58m" in shown
     assert all(len(line) <= 100 for line in shown.splitlines())

@@ -202,7 +202,7 @@ def test_prices_ages_and_expiries_are_shown(project: Project) -> None:
     machine, disk = sorted(found(), key=lambda left: left.token)
     assert machine.price is not None and 0.5 < machine.price < 0.6  # n1-standard-4, a T4, 100 GB
     assert disk.price is not None and 0 < disk.price < 0.05
-    assert disk.created is not None and time.time() - disk.created < 60
+    assert disk.created is not None and time.time() - disk.created < 600
     assert [thing.detail for thing in machine.things if thing.kind == "instance"] == [
         "n1-standard-4 on-demand, RUNNING"
     ]
