@@ -22,9 +22,15 @@ class Accumulation:
         self._stepped: list[Any] = []
         """Optimizers, since the last boundary."""
         self._warned = False
+        self._restored: dict[str, Any] = {}
 
     def attach(self) -> None:
-        """The loop begins: from now on it is known which optimizers step."""
+        """The loop begins: from now on it is known which optimizers step. Gradients are put back only now: many
+        programs set them to zero before."""
+        parameters, restored = dict(self._numbered()), self._restored
+        self._restored = {}
+        for key, gradient in restored.items():
+            parameters[key].grad = gradient.to(device=parameters[key].device)
         if self._hook is None and "torch" in sys.modules:
             from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -57,11 +63,12 @@ class Accumulation:
         return found
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """What attach() is to put back."""
         parameters = dict(self._numbered())
         for key, gradient in state.items():
             if key not in parameters or parameters[key].shape != gradient.shape:
                 raise CheckpointError(f"it was saved with a gradient of {key}, of which there is no such parameter now")
-            parameters[key].grad = gradient.to(device=parameters[key].device)
+        self._restored = dict(state)
 
     def _numbered(self) -> Iterator[tuple[str, Any]]:
         torch: Any = sys.modules.get("torch")

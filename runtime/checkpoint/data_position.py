@@ -81,6 +81,10 @@ class DataPosition:
         That is: the draws by which the loader finds its place do not count, for they were made before. Raises
         CheckpointError if the data is not that of the checkpoint.
         """
+        with loaders.sheltered_workers(loader):
+            return self._open(loader)
+
+    def _open(self, loader: Any) -> Iterator[Any]:  # noqa: ANN401
         state, self._restored = self._restored, None
         loaders.set_epoch(loader, self.epoch)
         generators = random_state.generators_of(loader)

@@ -22,6 +22,7 @@ _Handler = Callable[[int, FrameType | None], None]
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 _HANDLING: set[Interruption] = set()
 """Those whose loop runs."""
+_FORKING = threading.local()
 _DEFAULTS = (None, signal.SIG_DFL, signal.SIG_IGN)
 
 
@@ -97,6 +98,13 @@ class Interruption:
         self._previous, self._ours = {}, {}
         _HANDLING.discard(self)
 
+    def forget_signals(self) -> None:
+        """In a child that was forked in the midst of the loop: it is not what trains. A SIGTERM is to end it: whoever
+        started it may send one, and wait for its end."""
+        for number, previous in self._previous.items():
+            signal.signal(number, _settable(previous))
+        self._previous, self._ours = {}, {}
+
     def _handler(self, previous: Any) -> _Handler:  # noqa: ANN401 - as signal has it
         def handle(number: int, frame: FrameType | None) -> None:
             if self._ours.get(signal.Signals(number)) is handle:
@@ -108,6 +116,25 @@ class Interruption:
                 previous(number, frame)
 
         return handle
+
+
+def _before_fork() -> None:
+    """A signal to a child that does not yet know that it is one has to wait until it does."""
+    _FORKING.mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+
+
+def _after_fork() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _FORKING.mask)
+
+
+def _after_fork_in_child() -> None:
+    for interruption in _HANDLING:
+        interruption.forget_signals()
+    _HANDLING.clear()
+    _after_fork()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child)
 
 
 def _settable(handler: Any) -> Any:  # noqa: ANN401

@@ -9,12 +9,19 @@ from __future__ import annotations
 
 import copy
 import itertools
+import os
+import signal
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from .errors import CheckpointError
+
+_NONE = object()
+_SHELTERED = (signal.SIGTERM, signal.SIGUSR1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +77,46 @@ def set_epoch(loader: Any, epoch: int) -> None:  # noqa: ANN401
     for part in (loader, *_parts(_base(loader)), getattr(loader, "dataset", None)):
         if callable(method := getattr(part, "set_epoch", None)):
             method(epoch)
+
+
+@contextmanager
+def sheltered_workers(loader: Any) -> Iterator[None]:  # noqa: ANN401
+    """Workers that are started meanwhile, or later, do not die of a SIGTERM or SIGUSR1 that all processes of a training
+    get, as from torchrun and Slurm: torch lets a training fail whose workers die, and it is to save.
+    """
+    base = _base(loader)
+    init = getattr(base, "worker_init_fn", _NONE)
+    if not getattr(base, "num_workers", 0) or init is _NONE:
+        yield
+        return
+    if not isinstance(init, _Shelter):
+        base.worker_init_fn = _Shelter(init)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SHELTERED)  # from the first: threads of libraries have it so
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@dataclass(frozen=True, slots=True)
+class _Shelter:
+    """What a worker does first; picklable, for workers that are not forked."""
+
+    init: Callable[[int], object] | None
+
+    def __call__(self, worker: int) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SHELTERED)
+        threading.Thread(target=_end_at_its_parents_word, daemon=True).start()
+        if self.init is not None:
+            self.init(worker)
+
+
+def _end_at_its_parents_word() -> None:
+    """The loader itself sends SIGTERM to a worker that does not end when it is to."""
+    while True:
+        received = signal.sigwaitinfo(_SHELTERED)
+        if received.si_signo == signal.SIGTERM and received.si_pid == os.getppid():
+            os._exit(os.EX_OK)
 
 
 def draws_seed(loader: Any) -> bool:  # noqa: ANN401

@@ -26,26 +26,37 @@ _MISFITS = (ValueError, KeyError, TypeError, RuntimeError, AttributeError, Index
 """What load_state_dict() of this or that kind raises for a state that is not its own."""
 
 
-def begin_attempt(store: CheckpointStore, ranks: Ranks) -> tuple[int, str]:
-    """Fence off what may still run of older attempts; the attempt's number, and the run's nonce."""
+def begin_attempt(store: CheckpointStore, ranks: Ranks, *, shared: bool) -> tuple[int, str]:
+    """Fence off what may still run of older attempts; the attempt's number, and the run's nonce.
+
+    shared: jobs may come here one after the other, and each counts its own attempts from 1: they are counted here.
+    """
     with ranks.together():  # before the claim, which fences off what is still being written of the one before
         finish_earlier(store, ranks.rank, DRAIN)
-    attempt, run = ranks.from_first(lambda: _claim(store))
+    attempt, run = ranks.from_first(lambda: _claim(store, shared=shared))
     store.job_dir.make = False  # it is there now; should it be deleted while we train, it stays so
     return attempt, run
 
 
-def _claim(store: CheckpointStore) -> tuple[int, str]:
-    wanted = from_environment("CLOUDGPU_ATTEMPT", int, None)
+def _claim(store: CheckpointStore, *, shared: bool) -> tuple[int, str]:
+    wanted = None if shared else from_environment("CLOUDGPU_ATTEMPT", int, None)
     try:
         attempt = store.claim(wanted)
         newest = store.newest_attempt()
     except JobDirError as error:
         logger().warning(f"{store} cannot be written, nothing may be saved: {error}")
-        return wanted if wanted is not None else 1, run_nonce()
+        return wanted if wanted is not None else _unclaimed(store), run_nonce()
     if newest > attempt:
         raise TakenOverError(f"attempt {newest} has taken over {store} from this attempt {attempt}")
     return attempt, run_nonce()
+
+
+def _unclaimed(store: CheckpointStore) -> int:
+    """The attempt after the newest, as far as that can be read: should the store work again, nobody else has begun."""
+    try:
+        return store.newest_attempt() + 1
+    except JobDirError:
+        return 1
 
 
 def restore_objects(

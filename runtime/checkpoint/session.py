@@ -96,7 +96,7 @@ class Session:
         self._schedule = policy.schedule
         self._progress = ProgressFile.from_environment(ranks.local_rank, self._schedule)
         self._interruption = Interruption()
-        attempt, run = begin_attempt(store, ranks)
+        attempt, run = begin_attempt(store, ranks, shared=folder is not None)
         connect = lambda: WriterClient.connect(store, ranks.rank, ranks.world, attempt)  # noqa: E731
         self._saver = Saver(
             connect, ranks, self._objects, attempt=attempt, run=run, keep=policy.keep, overlap=policy.overlap
@@ -161,6 +161,9 @@ class Session:
         goal      the epochs or steps asked for: asked for more, training goes on. None: finished, whatever is asked for
         """
         if not self._running:
+            if not finished:  # it has not begun, and will not
+                self._interruption.stop_listening()
+                self._saver.close()
             return
         try:
             if finished:

@@ -70,7 +70,7 @@ def _die(mistake: threading.ExceptHookArgs) -> None:
 
 def _serve_one(descriptor: int, listening: int | None) -> int:
     """The process at the other end of an inherited connection."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     server = Server(lasting=False)
     server.add(socket.socket(fileno=descriptor))

@@ -20,6 +20,7 @@ from ..checkpoint.checkpointer import Checkpointer
 from ..checkpoint.data_position import length
 from ..checkpoint.errors import CheckpointError
 from .gradients import Gradients
+from .late import Late
 from .loader_place import LoaderPlace
 from .missing import missing
 
@@ -60,9 +61,9 @@ class AcceleratorCheckpointer(Checkpointer):
             )
         self._prepared_loader = loader
         self._place = LoaderPlace(replay=replay)
-        super().__init__(
-            folder=folder, every=every, keep=keep, place=self._place, **_objects_of(accelerator), **objects
-        )
+        found = _objects_of(accelerator)
+        self._gradients: Late = found["gradients"]
+        super().__init__(folder=folder, every=every, keep=keep, place=self._place, **found, **objects)
         if loader is not None:
             self._place.attach(loader)
 
@@ -76,6 +77,10 @@ class AcceleratorCheckpointer(Checkpointer):
         if batches is None:
             raise CheckpointError("end_of_epoch: the loader has no length, so its last batch is not known beforehand")
         return self._place.position.batch >= batches
+
+    def begin(self) -> None:
+        self._gradients.apply()  # not before: many programs set gradients to zero until then
+        super().begin()
 
     def batches(self, *, epochs: int) -> Iterator[Any]:
         """The batches of so many epochs in all, those done before an interruption left out."""
@@ -112,7 +117,7 @@ def _objects_of(accelerator: Accelerator) -> dict[str, Any]:
     }
     found = {f"{kind}_{i}" if i else kind: one for kind, several in kinds.items() for i, one in enumerate(several)}
     gradients = Gradients(lambda: models, lambda: not accelerator.sync_gradients)
-    return {**found, "gradients": gradients, "accelerator": _Counters(accelerator)}
+    return {**found, "gradients": Late("gradients", lambda: gradients), "accelerator": _Counters(accelerator)}
 
 
 class _Counters:

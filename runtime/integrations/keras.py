@@ -82,6 +82,7 @@ class CheckpointCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._checkpointer.begin()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:  # noqa: ANN401, ARG002
+        self.model._initial_epoch = None  # fit() has read it, and leaves it for the next one
         # Not before: fit() has just reset the metrics, in which are the batches of this epoch that were done.
         if keras.backend.backend() != "tensorflow" or all(group.has_place for group in self._groups):
             for group in self._groups:
@@ -117,6 +118,7 @@ class CheckpointCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._place.end_epoch()
 
     def on_train_end(self, logs: Any = None) -> None:  # noqa: ANN401, ARG002
+        self.model._initial_epoch = None  # there was no epoch left to begin
         # Stopped early is finished, however many epochs are asked for.
         self._place.goal = None if self.model.stop_training else self.params["epochs"]
         self._running.end()

@@ -95,7 +95,8 @@ class LoaderPlace:
             if number in again:
                 self._restore(again[number])
             self._ahead[number] = again.get(number) or self._capture()
-            self._ahead.pop(self.position.batch - 1, None)
+            while (oldest := next(iter(self._ahead))) < self.position.batch:  # several were done in one step, it may be
+                del self._ahead[oldest]
             batch = next(source, _END)
             if number in again and number + 1 not in again:
                 self._end_of_restore()

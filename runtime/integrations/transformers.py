@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoint.checkpointer import Checkpointer
+from ..checkpoint.data_position import length
 from ..checkpoint.errors import CheckpointError
 from .late import Late
 from .loader_place import LoaderPlace
@@ -48,7 +49,11 @@ class Resumable:
         """`resume_from_checkpoint` is where to begin if there is nothing to go on from."""
         with tempfile.TemporaryDirectory(prefix="cloudgpu-") as folder:
             found = self._resume.open(Path(folder))
-            return super().train(resume_from_checkpoint=found or resume_from_checkpoint, **kwargs)  # type: ignore[misc]
+            try:
+                return super().train(resume_from_checkpoint=found or resume_from_checkpoint, **kwargs)  # type: ignore[misc]
+            except BaseException:
+                self._resume.break_off()
+                raise
 
     # How the Trainer loads a checkpoint: the one it is given has its own state in it; the rest comes from ours
 
@@ -178,9 +183,15 @@ class _Resume(transformers.TrainerCallback):  # type: ignore[misc]
             self._step = state.global_step
             self._running.end_step()
 
-    def on_epoch_end(self, *_: Any, **__: Any) -> None:  # noqa: ANN401
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ANN401, ARG002
         self._opened = None
-        self._place.next_epoch()
+        if self._over:
+            return
+        batches = length(self._loader)
+        if control.should_training_stop and (batches is None or self.handed < batches):
+            self._place.position.batch = self.handed  # by max_steps, say: asked for more, it goes on here
+        else:
+            self._place.next_epoch()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:  # noqa: ANN401, ARG002
         if self._checkpointer is not None:
@@ -189,6 +200,11 @@ class _Resume(transformers.TrainerCallback):  # type: ignore[misc]
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ANN401, ARG002
         self._goal = state.max_steps if state.global_step >= state.max_steps else None
         self._running.end()
+
+    def break_off(self) -> None:
+        """The Trainer raised, and whoever catches that may go on with something else."""
+        if self._checkpointer is not None:
+            self._checkpointer.end(finished=False)
 
     @property
     def _running(self) -> Checkpointer:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -305,6 +306,52 @@ def test_sigterm_saves_and_ends(program: Path, undisturbed: str, tmp_path: Path)
     assert saved[0] >= reached
     assert "SIGTERM: stopped at step" in err
     assert finish(start(program, tmp_path)) == undisturbed
+
+
+WITH_WORKERS = """
+import time
+import torch
+from torch.utils.data import DataLoader
+from cloudgpu.runtime import Checkpointer
+
+class Data:
+    def __len__(self):
+        return 10_000
+    def __getitem__(self, index):
+        return torch.zeros(1)
+
+if __name__ == "__main__":
+    loader = DataLoader(Data(), num_workers=2, multiprocessing_context=METHOD)
+    for batch in Checkpointer(loader=loader, every=100_000).batches(epochs=1):
+        print("a step", flush=True)
+        time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize(("method", "number"), [("fork", signal.SIGTERM), ("spawn", signal.SIGUSR1)])
+def test_a_signal_to_all_processes_of_a_rank_saves(method: str, number: signal.Signals, tmp_path: Path) -> None:
+    """As torchrun and Slurm send it: what reads the data must not die of it, for then the training fails."""
+    script = tmp_path / "train.py"
+    script.write_text(WITH_WORKERS.replace("METHOD", repr(method)))
+    process = subprocess.Popen(
+        [sys.executable, str(script)],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    assert [process.stdout.readline() for _ in range(3)] == ["a step\n"] * 3  # both workers have begun
+    workers = psutil.Process(process.pid).children(recursive=True)
+    for child in workers:
+        child.send_signal(number)
+    assert [process.stdout.readline() for _ in range(50)] == ["a step\n"] * 50  # it is a while until it gets its own
+    process.send_signal(number)
+    _, err = process.communicate(timeout=180)
+    assert process.returncode == 75, err
+    assert f"{number.name}: stopped at step" in err
+    assert psutil.wait_procs(workers, timeout=60)[1] == []
 
 
 READ_ONLY = 'mount --bind "$1" "$1" && mount -o remount,ro,bind "$1" && shift && exec "$@"'

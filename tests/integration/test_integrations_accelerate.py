@@ -47,6 +47,7 @@ def train(folder, every, batch_done, changed):
     loader = torch.utils.data.DataLoader(data, batch_size=8 // processes, shuffle=True, num_workers=WORKERS)
     model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
     ckpt = AcceleratorCheckpointer(accelerator, loader, folder=folder, every=every, replay=WORKERS > 0)
+    optimizer.zero_grad()  # what was accumulated before an interruption comes back all the same
     for inputs, labels in ckpt.batches(epochs=6 if changed == "longer" else 4):
         with accelerator.accumulate(model):
             accelerator.backward(nn.functional.cross_entropy(model(inputs), labels))

@@ -67,6 +67,7 @@ def train(folder, every, batch_done, changed):
         data = dict(x=Augmented(batches), shuffle=True)
     epochs = 6 if changed == "longer" else 4
     model.fit(**data, epochs=epochs, verbose=0, validation_data=(x, y), callbacks=[Watch(), checkpoints])
+    assert not model._initial_epoch, "the next fit() would begin there"
     print("last epoch", *logs)
     variables = [*model.variables, *model.optimizer.variables]
     return b"".join(keras.ops.convert_to_numpy(variable.value).tobytes() for variable in variables)

@@ -138,6 +138,7 @@ def train_kind(kind: type[Kind], folder: Path, stop: int | None = None) -> list[
     objects = {"model": training.model, "optimizer": training.optimizer, **training.more}
     ckpt = Checkpointer(**objects, folder=folder, every=1000)
     losses: list[str] = ckpt.state.setdefault("losses", [])
+    training.optimizer.zero_grad()  # as many programs do before their loop
     for step in ckpt.steps(len(data)):
         if step == stop:
             ckpt.wait()

@@ -318,6 +318,24 @@ def test_signal_saves_and_ends_and_reaches_the_program(number: signal.Signals) -
         signal.signal(number, before)
 
 
+def test_a_child_that_was_forked_ends_of_a_signal() -> None:
+    """multiprocessing ends daemons so when the program ends, and waits for them."""
+    program = """
+import multiprocessing, signal, time
+from cloudgpu.runtime import Checkpointer
+for step in Checkpointer(every=100).steps(2):
+    if step == 0:
+        child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,), daemon=True)
+        child.start()
+    else:
+        child.terminate()
+        child.join()
+        print(child.exitcode == -signal.SIGTERM)
+"""
+    ended = subprocess.run([sys.executable, "-c", program], check=False, timeout=120, stdout=subprocess.PIPE, text=True)
+    assert (ended.returncode, ended.stdout) == (0, "True\n")
+
+
 def test_in_a_thread_signals_are_left_alone() -> None:
     results: list[Any] = []
     thread = threading.Thread(target=lambda: results.append(train(7)[0].step))
@@ -425,6 +443,40 @@ def test_a_zombie_stops(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
     with pytest.raises(CheckpointError, match="attempt 2 has taken over"):
         train(9)
     assert json.loads((tmp_path / "outcome.json").read_bytes())["outcome"] == "fenced"
+
+
+def test_jobs_train_on_in_one_folder_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each counts its own attempts; in a folder that both were given they are counted on."""
+    for attempt, steps in (("1", 2), ("2", 4), ("1", 6)):
+        monkeypatch.setenv("CLOUDGPU_ATTEMPT", attempt)
+        assert train(steps, folder="run", every=1)[0].step == steps
+    assert saved("run")[-1] == 6
+
+
+def test_a_folder_that_could_not_be_claimed_is_saved_to_once_it_can() -> None:
+    for steps in (2, 4):
+        train(steps, every=1)
+    fences = Path("checkpoints/fences")
+    fences.rename("fences")
+    fences.touch()  # nothing can be made in it
+    model = Model()
+    ckpt = Checkpointer(model=model, every=1)
+    for step in ckpt.steps(8):
+        model.weight += 1
+        if step == 5:
+            fences.unlink()
+            Path("fences").rename(fences)
+        ckpt.wait()
+    assert saved()[-1] == 8
+
+
+def test_what_does_not_begin_is_not_listening(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The agent is to send a signal then, as to any program."""
+    monkeypatch.setenv("CLOUDGPU_LISTENING", str(tmp_path / "listening"))
+    ckpt = Checkpointer(model=Model())
+    assert (tmp_path / "listening").exists()
+    ckpt.end(finished=False)
+    assert not (tmp_path / "listening").exists()
 
 
 def test_progress_that_cannot_be_told_is_no_reason_to_stop(
