@@ -147,6 +147,7 @@ class Follower:
         self._reader = job.logs()
         self._cursor: Cursor | None = None
         self._lines: deque[LogLine] = deque()
+        self._unread = False
         self._event = 0 if events else None
         self._poll = _POLL_LOCAL_S if job.job_dir.startswith("file:") else _POLL_REMOTE_S
         self._looked = time.monotonic()
@@ -159,12 +160,15 @@ class Follower:
         click.echo(self._form.close(), nl=False)
 
     def follow(self, interrupts: Interrupts) -> bool:
-        """Go on until the job has ended and all is printed (True), or Ctrl-C is pressed (False)."""
+        """Go on until the job has ended and all is printed (True), or Ctrl-C is pressed (False).
+
+        Raises JobDirError if the rest of the log of a job that has ended cannot be read.
+        """
         with self._progress:
             while not interrupts.take():
                 ended = self.job.refresh().done  # looked at first: what is written until the end is read below
                 self._print_events()
-                more = self._read()
+                more = self._read() if ended else self._read_if_it_can_be()
                 self._print_lines(interrupts)
                 if ended and not more:
                     click.echo(self._form.close(), nl=False)
@@ -184,6 +188,18 @@ class Follower:
             self._lines.extend(lines)
         return bool(self._lines)
 
+    def _read_if_it_can_be(self) -> bool:
+        """Of a job that goes on: a job dir that does not answer has no lines for now, which is said once."""
+        from ..runtime.jobdir import JobDirError
+
+        try:
+            more, self._unread = self._read(), False
+        except JobDirError as error:
+            if not self._unread:
+                self._say(f"the log cannot be read for now: {error}")
+            more, self._unread = False, True
+        return more
+
     def _print_lines(self, interrupts: Interrupts | None) -> None:
         """Print what was read; Ctrl-C leaves the rest for later."""
         while self._lines and not (interrupts is not None and interrupts.pending):
@@ -199,9 +215,12 @@ class Follower:
             last_word = self.job.done and event.kind == "state" and event.message.startswith(self.job.state)
             if last_word or event.kind in _QUIET_EVENTS:  # the summary at the end says it
                 continue
-            self._progress.clear()
-            click.echo(self._form.close(), nl=False)
-            click.echo(f"{style('cloudgpu', 'note', err=True)}: {clean(event.message)}", err=True)
+            self._say(event.message)
+
+    def _say(self, text: str) -> None:
+        self._progress.clear()
+        click.echo(self._form.close(), nl=False)
+        click.echo(f"{style('cloudgpu', 'note', err=True)}: {clean(text)}", err=True)
 
     def _wait(self, interrupts: Interrupts) -> None:
         """Let some time pass, less if Ctrl-C is pressed."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
+from .output import warning
 from .text import iso
 
 if TYPE_CHECKING:
@@ -73,17 +74,25 @@ class JobView:
 
 
 def view(job: Job, *, machines: bool = True) -> JobView:
-    """Look at a job; without `machines` its job dir is not read, and the progress is that of attempts that ended."""
+    """Look at a job; without `machines` its job dir is not read, and the progress is that of attempts that ended.
+
+    Likewise where the job dir cannot be read, which is said: what else is known of the job, and of others, is shown.
+    """
     from ..control.cost import total
+    from ..runtime.jobdir import JobDirError
 
     now = time.time()
     attempts = job.attempts()
-    nodes = node_views(job, attempts[-1]) if machines and attempts else []
+    try:
+        nodes = node_views(job, attempts[-1]) if machines and attempts else []
+    except JobDirError as error:
+        warning(f"{job.id}: what its machines say cannot be read: {error}")
+        nodes = []
     return JobView(job, attempts, total(attempts, now), nodes, now)
 
 
 def node_views(job: Job, attempt: Attempt) -> list[NodeView]:
-    """The machines of an attempt in rank order."""
+    """The machines of an attempt in rank order. Raises JobDirError."""
     from ..control.members import every_node
 
     job_dir = job.open_dir(attempt)

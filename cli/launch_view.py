@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .output import remark
@@ -22,6 +21,6 @@ def say_launcher(loaded: LoadedSpec, offer: Offer) -> None:
 
     nodes = [role for role in offer.roles for _ in range(role.nodes)]
     shape = Shape([node.role for node in nodes], [int(node.count) for node in nodes])
-    code = None if spec.code is None else loaded.base / Path(spec.code).expanduser()
+    code = None if spec.code is None else loaded.base / spec.code
     choice = choose(spec.run, code, shape, spec.env)
     remark(f"launcher: {choice.launcher}; {choice.reason}")

@@ -71,9 +71,9 @@ def list_json(jobs: Sequence[Job]) -> list[dict[str, Any]]:
 
 def job_text(job: Job) -> str:
     """Everything of one job, in paragraphs."""
-    seen = view(job)
+    seen = view(job, machines=not job.done)
     parts = [_head(seen), _attempts(seen), _refused(seen)]
-    if not job.done and seen.nodes:
+    if seen.nodes:
         parts.append(_nodes(seen))
     events = [event_line(event, columns() - 2) for event in job.events()[-_EVENTS:]]
     parts.append("\n".join([style("last events", "title"), *(f"  {line}" for line in events)]))

@@ -19,7 +19,7 @@ from .job_view import job_json
 from .jobref import OUTCOMES, watch
 from .launch_view import say_launcher
 from .options import json_option, yes_option
-from .output import ProgressLine, can_ask, echo_json, remark
+from .output import ProgressLine, can_ask, echo_json, remark, warning
 from .plan_view import offer_text, plan_json, plan_text, refusals_text
 from .specfile import STDIN, load_spec, overrides, plan_spec, say_remarks, say_tables, spec_options, take_stacks
 
@@ -195,10 +195,15 @@ def _follow(job: Job, *, interrupted: bool) -> Exit:
 
 def _followed(follower: Follower, interrupts: Interrupts) -> bool:
     """Whether the job has ended; a second Ctrl-C, where a step takes too long for the first, counts as the first."""
+    from ..runtime.jobdir import JobDirError
+
     try:
         return follower.follow(interrupts)
     except KeyboardInterrupt:
         return False
+    except JobDirError as error:  # the job has ended, and how, the store knows
+        warning(f"the rest of the log cannot be read: {error}")
+        return True
 
 
 def _interrupted(job: Job) -> str:

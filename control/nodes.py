@@ -19,6 +19,10 @@ BOOT_S = 1_200.0
 SILENT_S = 180.0
 """A machine that reported, and then not for so long, is lost even if the target thinks that it runs."""
 
+LOOK_S = 30.0
+"""Of the time between two looks so much counts as silence, at most. Where it is more, nobody could look (a laptop was
+shut, and machines that are this laptop were silent themselves); where looks are rare, silence still adds up."""
+
 UNSEEN_S = 600.0
 """A supervisor looks far more often. It is also longer than a machine lasts of which nobody hears any more: its agent
 gives up after a minute, and it powers off."""
@@ -58,8 +62,12 @@ class Watches:
 
     def note_look(self, now: float, *, gone: bool) -> None:
         """`now`: steady time; `gone`: all machines are."""
-        unseen = self.looked is None or now - self.looked > UNSEEN_S
+        pause = None if self.looked is None else now - self.looked
+        unseen = pause is None or pause > UNSEEN_S
         self.went_unseen, self.looked = gone and (self.went_unseen or unseen), now
+        for watch in self.nodes.values():
+            if watch.heard is not None:
+                watch.heard += max(0.0, (pause or 0.0) - LOOK_S)
 
 
 def look(  # noqa: PLR0917 - what is known of an attempt

@@ -78,12 +78,21 @@ def target(offer: str | None) -> str:
     return "" if offer is None else str(json.loads(offer)["cloud"])
 
 
+def plain(text: str) -> str:
+    """Text that every database takes, for programs write what they like, and a job must end all the same: halves of
+    characters (lone surrogates) are spelled out, and NUL, which PostgreSQL refuses."""
+    return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\0")
+
+
 def encode(values: Mapping[str, Any]) -> dict[str, Any]:
     """Fields as the tables hold them; None stays NULL."""
-    return {
-        name: _CODECS[name][0](value) if name in _CODECS and value is not None else value
-        for name, value in values.items()
-    }
+    return {name: _encode_one(name, value) for name, value in values.items()}
+
+
+def _encode_one(name: str, value: Any) -> Any:  # noqa: ANN401 - a field's value
+    if value is not None and name in _CODECS:
+        return _CODECS[name][0](value)
+    return plain(value) if isinstance(value, str) else value
 
 
 def encode_row(row: JobRow | Attempt) -> dict[str, Any]:

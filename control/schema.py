@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Engine, create_engine, event, inspect, text
+from sqlalchemy import URL, Engine, create_engine, event, inspect, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 
@@ -35,7 +35,7 @@ def connect(url: str | None = None) -> Engine:
 
 
 def _engine(url: str) -> Engine:
-    parsed = make_url(url)
+    parsed = _parse(url)
     if parsed.get_backend_name() != "sqlite":
         return create_engine(parsed, pool_pre_ping=True)
     if parsed.database and parsed.database != ":memory:":
@@ -48,6 +48,14 @@ def _engine(url: str) -> Engine:
     engine = create_engine(parsed, connect_args={"timeout": _BUSY_MS / 1000})
     event.listen(engine, "connect", _prepare_sqlite)
     return engine
+
+
+def _parse(url: str) -> URL:
+    """Raises ArgumentError, StoreError."""
+    try:
+        return make_url(url)
+    except ValueError as error:  # its text may be a piece of a password that has an @ in it
+        raise StoreError(f"{paths.DATABASE_VARIABLE} is no database URL: its port is no number") from error
 
 
 def _prepare_sqlite(connection: Any, _record: object) -> None:  # noqa: ANN401 - a raw driver connection

@@ -234,8 +234,8 @@ class Step(Healing, Moving):
         nodes = _members(attempt, seen)
         if end is not None and (not nodes or any(node.end is None for node in nodes)):
             return self._begin_stop(attempt, end.cause, end.reason)
-        if self._job.state == "starting" and any(node.begun for node in nodes):
-            return self._write("state", "running", job={"state": "running", "reason": ""})
+        if self._note_begun(nodes):
+            return True
         if self._note_queue(attempt, seen) or self._take_generation(attempt, seen, known=self._memory.strangers):
             return True
         if (over := self._over(attempt, nodes)) is not None:
@@ -254,6 +254,12 @@ class Step(Healing, Moving):
             if end is None:
                 raise
             return ()
+
+    def _note_begun(self, nodes: Sequence[NodeView]) -> bool:
+        """Write down that the program runs, at last; also if peers are being stopped: they may yet succeed."""
+        if self._job.state != "starting" or not any(node.begun for node in nodes):
+            return False
+        return self._write("state", "running", job={"state": "running", "reason": ""})
 
     def _note_queue(self, attempt: Attempt, nodes: Sequence[NodeView]) -> bool:
         """Of a job that waits in the provider's queue: what that says is the job's reason, and it is not paid for;
@@ -295,7 +301,7 @@ class Step(Healing, Moving):
         try:
             self._tell(attempt, deadline)
             nodes = _members(attempt, self._look(attempt, self._allocation(attempt)))
-            if self._take_generation(attempt, nodes):
+            if self._note_begun(nodes) or self._take_generation(attempt, nodes):
                 return True
         except JobDirError as error:
             if self._now < deadline:

@@ -76,6 +76,7 @@ class Store:
 
     def find_jobs(self, ref: str) -> list[JobRow]:
         """Those whose id begins with `ref`, or who are named so; newest first."""
+        ref = rows.plain(ref)
         match = or_(func.substr(jobs.c.id, 1, len(ref)) == ref, jobs.c.name == ref)
         return self._jobs(select(jobs).where(match).order_by(jobs.c.created.desc(), jobs.c.id))
 
@@ -223,7 +224,7 @@ def _add_event(
     connection: Connection, job_id: str, attempt: int | None, *, time: float, kind: str, message: str
 ) -> None:
     values = {"job_id": job_id, "attempt": attempt, "time": time, "kind": kind, "message": message}
-    connection.execute(insert(events).values(**values))
+    connection.execute(insert(events).values(**rows.encode(values)))
 
 
 def _cause(error: SQLAlchemyError) -> str:

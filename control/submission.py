@@ -50,7 +50,7 @@ def prepare(loaded: LoadedSpec, plan: Plan, on_progress: ProgressCallback) -> Jo
     for other in set(urls.values()) - {url}:
         JobDir(other).list("code")  # that the bucket is there is better known now than when machines are
     shipper = Shipper(url, on_progress)
-    code = None if spec.code is None else shipper.code(loaded.base / Path(spec.code).expanduser())
+    code = None if spec.code is None else shipper.code(loaded.base / spec.code)
     agents = shipper.agents(offers)
     on_progress("submitting", 0, 0)
     search_path = _search_path() if any(offer.cloud == "local" for offer in offers) else None
@@ -91,7 +91,10 @@ def _job_dir_urls(loaded: LoadedSpec, clouds: Sequence[str], job_id: str) -> dic
 
 
 def _job_dir_url(loaded: LoadedSpec, given: str | None, job_id: str) -> str:
-    """URL of a folder of this job; a local one is made here, for its owner's eyes only: job.json holds `env`."""
+    """URL of a folder of this job; a local one is made here, for its owner's eyes only: job.json holds `env`.
+
+    Raises SubmitError.
+    """
     scheme = given.partition("://")[0] if given and "://" in given else None
     if given is not None and scheme is not None and scheme != "file":
         if scheme not in SCHEMES:
@@ -102,9 +105,19 @@ def _job_dir_url(loaded: LoadedSpec, given: str | None, job_id: str) -> str:
         parent = paths.default_job_dir()
     elif scheme == "file":
         parent = Path(unquote(given.removeprefix("file://").removeprefix("localhost")))
+        if not parent.is_absolute():  # another computer's, or a mistake
+            raise SubmitError(f"job_dir: {given} is no folder of this computer: expected file:// and an absolute path")
     else:
-        parent = loaded.base / Path(given).expanduser()
+        parent = loaded.base / _expanded(given)
     return local_url(paths.make_private(parent.absolute() / job_id))
+
+
+def _expanded(given: str) -> Path:
+    try:
+        return Path(given).expanduser()
+    except RuntimeError as error:
+        message = f"job_dir: {given}: whose folder `~` stands for is not known here: write the whole path"
+        raise SubmitError(message) from error
 
 
 def _search_path() -> str:

@@ -6,6 +6,7 @@ Nothing is decided upon what is only remembered: whoever holds a job's lease com
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
@@ -31,6 +32,9 @@ PATIENCE_S = 300.0
 
 _PAUSE_S = (1.0, 60.0)
 """After a failed step: at first, and at most."""
+_UNTRIED_S = 300.0
+"""Between two failures of a job dir: longer than the longest pause and the slowest try together. So it was not tried
+meanwhile (a laptop was shut, or there was other trouble), and might have been of use."""
 _QUIET_S = {"local": (0.1, 2.0)}
 """By target, between two looks at a job while nothing changes: at first, and at most."""
 _QUIET_CLOUD_S = (1.0, 3.0)
@@ -42,9 +46,20 @@ _LONGEST_QUIET_S = 2.0
 class _Trouble:
     """Steps of a job that failed in a row. Times are steady."""
 
-    message: str
-    since: float
+    message: str = ""
     times: int = 0
+    dir_since: float = -math.inf
+    """Since then the job dir could not be used, as often as that was tried."""
+    dir_tried: float = -math.inf
+    """When it was, the last time."""
+
+    def without_dir(self, now: float, copied: float) -> float:
+        """For how long the job dir, which has failed just now, has been of no use; `copied` as in Memory."""
+        if now - self.dir_tried > _UNTRIED_S:
+            self.dir_since = now
+        self.dir_since = max(self.dir_since, copied)  # what gets on, however often it is cut off, is used
+        self.dir_tried = now
+        return now - self.dir_since
 
 
 @dataclass(slots=True)
@@ -208,21 +223,18 @@ class Supervisor:
     ) -> None:
         """A step failed: pause, and after too long without a job dir give the job up."""
         now = self._clock.monotonic()
-        trouble = watched.trouble
-        if trouble is None or trouble.message != message:
-            since = now if trouble is None else trouble.since
-            times = 0 if trouble is None else trouble.times
-            trouble = watched.trouble = _Trouble(message, since, times)
+        trouble = watched.trouble = watched.trouble or _Trouble()
+        if trouble.message != message:
+            trouble.message = message
             log.warning("%s: %s", job.id, message)
             self._store.add_event(job, "trouble", message, watched.memory.time.now())
         trouble.times += 1
-        trouble.since = max(trouble.since, watched.memory.copied)  # what gets on, however often it is cut off, is used
         pause = min(_PAUSE_S[0] * 2.0 ** min(trouble.times - 1, 30), _PAUSE_S[1])
         watched.due = now + pause
         trains = attempt is not None and attempt.state == "running" and not watched.memory.machines_gone
         moves = attempt is not None and attempt.state == "launching" and watched.memory.moving == attempt.number
         patience = TRAINING_PATIENCE_S if trains or moves else self._patience_s
-        if by_job_dir and now - trouble.since >= patience:
+        if by_job_dir and trouble.without_dir(now, watched.memory.copied) >= patience:
             reason = f"given up after {patience:.0f} s: {message}"
             with suppress(LostRaceError):
                 Step(self._tools, watched.memory, job, attempt).give_up(reason)

@@ -12,13 +12,24 @@ _ON_LINUX: bool = sys.platform == "linux"
 
 
 def home() -> Path:
-    """The state directory, absolute; it may not exist yet (control/paths.py makes it, readable by its owner only)."""
+    """The state directory, absolute; it may not exist yet (control/paths.py makes it, readable by its owner only).
+
+    Raises OSError if it depends on the home folder of a user whom this computer does not know.
+    """
     given = os.environ.get(HOME_VARIABLE)
     if given:
-        return Path(given).expanduser().absolute()
+        return _expanded(given).absolute()
     if _ON_LINUX:  # as platformdirs says (a test compares them), whose import takes a third of `pass`
         data = os.environ.get("XDG_DATA_HOME", "").strip()
-        return (Path(data) if os.path.isabs(data) else Path("~/.local/share").expanduser()) / _NAME  # noqa: PTH117
+        return (Path(data) if os.path.isabs(data) else _expanded("~/.local/share")) / _NAME  # noqa: PTH117
     import platformdirs
 
     return Path(platformdirs.user_data_dir(_NAME, appauthor=False))
+
+
+def _expanded(path: str) -> Path:
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:  # an account that the computer does not list, as in some containers; or a slip
+        message = f"{path}: whose folder `~` stands for is not known here: set {HOME_VARIABLE} to a whole path"
+        raise OSError(message) from error

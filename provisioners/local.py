@@ -29,6 +29,8 @@ from .local_machine import Machine, guard, kill_marked, marked, reap_agents
 TARGET = "local"
 PRICE_VARIABLE = "CLOUDGPU_LOCAL_PRICE"
 """US dollars an hour of this machine costs its owner."""
+_MOST_PRICE = Decimal(1_000_000)
+"""US dollars an hour. Whatever is more is a slip, and too long for sums to the cent."""
 
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
 _KILL_S = 10.0
@@ -186,8 +188,9 @@ def _price() -> Decimal:
         price = Decimal(text)
     except InvalidOperation:
         price = Decimal(-1)
-    if not price.is_finite() or price < 0:
-        raise ProvisionError("invalid", f"{PRICE_VARIABLE}={text}: expected US dollars per hour such as 1.50")
+    if not price.is_finite() or not 0 <= price <= _MOST_PRICE:
+        expected = f"expected US dollars per hour such as 1.50, at most {_MOST_PRICE:,}"
+        raise ProvisionError("invalid", f"{PRICE_VARIABLE}={text}: {expected}")
     return price
 
 

@@ -143,6 +143,7 @@ def read_outcome(path: Path) -> Said | None:
     except (
         OSError,
         ValueError,
+        RecursionError,
         KeyError,
         TypeError,
         AttributeError,

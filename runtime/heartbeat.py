@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -104,7 +104,7 @@ def read_progress(path: Path) -> dict[str, Any] | None:
     try:
         with path.open("rb") as file:
             value = json.loads(file.read(_PROGRESS_BYTES))
-    except (OSError, ValueError):  # it says nothing, or has written rubbish: either is the program's own business
+    except (OSError, ValueError, RecursionError):  # it says nothing, or writes rubbish: either is its own business
         return None
     if not isinstance(value, dict):
         return None
@@ -115,4 +115,5 @@ _FIGURES = frozenset(field.name for field in dataclasses.fields(Progress))
 
 
 def _is_figure(value: object) -> bool:
-    return value is None or (isinstance(value, int | float) and math.isfinite(value))
+    """Not NaN, not without end; nor an integer of hundreds of digits, which nobody could reckon with."""
+    return value is None or (isinstance(value, int | float) and abs(value) <= sys.float_info.max)

@@ -189,6 +189,11 @@ def test_what_cannot_be_submitted_leaves_nothing(home: Path, code: Path) -> None
     limited = load_text("name: dear\nrun: 'true'\nlimits: {cost: 1 USD}\n", base=code)
     with pytest.raises(SubmitError, match=r"price .* is unknown"):
         submit(limited, Plan((make_offer(price=None),)))
+    for url in ("file://elsewhere/jobs", "file://localhost.example/jobs", "~nobody-of-that-name/jobs"):
+        lost = load_text(f"name: lost\njob_dir: {url}\ncode: null\nrun: 'true'\n", base=code)
+        with pytest.raises(SubmitError, match=r"job_dir: .* path"):
+            submit(lost, Plan((make_offer(),)))
+    assert list(code.iterdir()) == []
     code.rmdir()
     with pytest.raises(SubmitError, match="no folder"):
         submit(loaded, Plan((make_offer(),)))

@@ -426,7 +426,7 @@ def test_what_this_machine_has(monkeypatch: pytest.MonkeyPatch) -> None:
     assert str(inspect_machine().price) == "1.25"
 
 
-@pytest.mark.parametrize("text", ["", "free", "-1", "NaN", "Infinity"])
+@pytest.mark.parametrize("text", ["", "free", "-1", "NaN", "Infinity", "1e40"])
 def test_a_price_that_is_none(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setenv("CLOUDGPU_LOCAL_PRICE", text)
     with pytest.raises(ProvisionError, match="CLOUDGPU_LOCAL_PRICE"):

@@ -181,13 +181,34 @@ def test_a_defect_is_one_message_and_a_file_without_secrets(
     assert "s3cret" not in text
 
 
+@pytest.mark.parametrize("home", ["file/home", "~nobody-of-that-name/home"])
 def test_a_defect_is_told_even_where_the_state_dir_cannot_be_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], home: str
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("")
-    monkeypatch.setenv("CLOUDGPU_HOME", str(tmp_path / "file" / "home"))
+    monkeypatch.setenv("CLOUDGPU_HOME", home)
     assert _fail(ValueError("x")) is Exit.CRASH
     assert "crash-" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "variables", "code"),
+    [
+        (["status", "\udcff"], {}, Exit.USAGE),
+        (["cancel", "x\udcff"], {}, Exit.USAGE),
+        (["status"], {"CLOUDGPU_HOME": "~nobody-of-that-name/home"}, Exit.UNAVAILABLE),
+        (["status"], {"CLOUDGPU_DATABASE_URL": "postgresql://host:port/name"}, Exit.UNAVAILABLE),
+    ],
+)
+def test_odd_input_is_no_defect(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], variables: dict[str, str], code: Exit
+) -> None:
+    """What a shell passes on of a byte that is no text is a lone surrogate here."""
+    monkeypatch.chdir(tmp_path)
+    for name, value in ({"CLOUDGPU_HOME": "home"} | variables).items():
+        monkeypatch.setenv(name, value)
+    assert cli_main.main(words) == code
 
 
 def test_a_closed_pipe_is_no_error() -> None:

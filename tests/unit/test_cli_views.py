@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import gzip
 import json
 import time
+from collections.abc import Collection
 from decimal import Decimal
 from pathlib import Path
 
 import pytest
 
 from cloudgpu.cli import job_view, report_view, status_view
+from cloudgpu.cli import submit as submit_command
 from cloudgpu.cli.follow import Follower, Interrupts, LineFormat, LogFilter
 from cloudgpu.control import jobs
 from cloudgpu.control.jobs import Job
@@ -19,8 +22,10 @@ from cloudgpu.control.report import AttemptReport, Report
 from cloudgpu.jobspecs.loader import load_text
 from cloudgpu.jobspecs.plan import LocalMachine
 from cloudgpu.jobspecs.planner import plan
-from cloudgpu.runtime.jobdir import Heartbeat, Result, node_key
-from cloudgpu.runtime.logs import LogLine
+from cloudgpu.runtime.jobdir import Heartbeat, JobDir, JobDirError, Result, node_key
+from cloudgpu.runtime.logs import LogLine, LogReader
+from cloudgpu.tests.standins.cloud import Life, lives
+from cloudgpu.tests.standins.control import World
 
 TODAY = datetime.date(2026, 6, 1)
 
@@ -125,6 +130,85 @@ def test_a_machine_is_read_from_the_job_dir(job: Job) -> None:
     job_dir.put(node_key(1, "worker-1.1", "heartbeat.json"), Heartbeat(3, time.time(), "setup").to_bytes())
     assert job_view._node_view(job_dir, 1, "worker-0.1", 0).phase == "pending"
     assert job_view._node_view(job_dir, 1, "worker-1.1", 1).phase == "setup"
+
+
+@pytest.fixture
+def running(world: World) -> Job:
+    """With a supervisor of the test's and machines that are none."""
+    world.cloud.script = lives(Life(run_s=1e6))
+    job_id = world.submit()
+    world.drive(world.supervisor(), until=lambda: world.job(job_id).state == "running")
+    return Job(world.store, world.job(job_id))
+
+
+def folder_of(job: Job) -> Path:
+    folder = job.open_dir().folder
+    assert folder is not None
+    return folder
+
+
+def test_a_job_dir_that_cannot_be_read_hides_nothing_else(running: Job, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder_of(running) / node_key(1, "worker-0.1", "heartbeat.json")).write_text("torn")
+    value = status_view.status_json(running)
+    assert (value["state"], value["nodes"], len(value["attempts"])) == ("running", [], 1)
+    assert capsys.readouterr().err.startswith(f"warning: {running.id}: what its machines say cannot be read: not a")
+    assert running.id in status_view.list_text([running])
+    assert "job dir" in status_view.job_text(running)
+
+
+def test_the_job_dir_of_a_job_that_has_ended_is_not_read(
+    running: Job, world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world.store.set_goal(running.id, "cancel", "cancel", world.clock.now())
+    world.finish(running.id)
+    (folder_of(running) / node_key(1, "worker-0.1", "heartbeat.json")).write_text("torn")
+    assert "cancelled" in status_view.job_text(running.refresh())
+    assert capsys.readouterr().err == ""
+
+
+class Unreadable(Job):
+    """Its job dir cannot be read at some of the looks at it, counted from 1; at the fourth it has ended."""
+
+    looks = 0
+    unread: Collection[int] = ()
+
+    def refresh(self) -> Job:
+        self.looks += 1
+        if self.looks == 4:
+            self.row = dataclasses.replace(self.row, state="succeeded")
+        return self
+
+    def logs(self) -> LogReader:
+        return LogReader(self.open_dir(), self._places)
+
+    def _places(self) -> dict[int, JobDir]:
+        if self.looks in self.unread:
+            raise JobDirError("no route to host")
+        return {1: self.open_dir()}
+
+
+def test_following_goes_on_where_the_job_dir_cannot_be_read_for_now(
+    running: Job, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = gzip.compress(json.dumps([time.time(), 0, "stdout", "hello"]).encode())
+    running.open_dir().put(node_key(1, "worker-0.1", "log/00000001.gz"), lines)
+    job = Unreadable(running._store, running.row)
+    job.unread = (1, 2)
+    with Interrupts() as interrupts:
+        assert Follower(job, LineFormat(job), LogFilter()).follow(interrupts)
+    printed = capsys.readouterr()
+    assert printed.out == "hello\n"
+    assert printed.err == "cloudgpu: the log cannot be read for now: no route to host\n"
+
+
+def test_the_log_of_a_job_that_has_ended_cannot_be_read(running: Job, capsys: pytest.CaptureFixture[str]) -> None:
+    """`logs` has failed then; `submit` ends as the job did."""
+    job = Unreadable(running._store, running.row)
+    job.unread = (4, 5)
+    with Interrupts() as interrupts, pytest.raises(JobDirError):
+        Follower(job, LineFormat(job), LogFilter()).follow(interrupts)
+    assert submit_command._followed(Follower(job, LineFormat(job), LogFilter()), interrupts)
+    assert capsys.readouterr().err == "warning: the rest of the log cannot be read: no route to host\n"
 
 
 def attempt(number: int, outcome: str, *, step: int | None, redone: int) -> AttemptReport:

@@ -8,6 +8,7 @@ import pytest
 
 from cloudgpu.runtime import ending as module
 from cloudgpu.runtime.ending import CODES, Ending, Said, judge, read_outcome
+from cloudgpu.runtime.heartbeat import read_progress
 from cloudgpu.runtime.notices import Order
 from cloudgpu.runtime.program import Exit
 
@@ -62,10 +63,21 @@ def test_a_signal_after_the_word_counts_as_the_word() -> None:
     assert end(Exit(0, -9), said={0: Said("interrupted")}).outcome == "again"
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"outcome": null}', '"x"', "{}", '{"reason": "x"}'])
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"outcome": null}', '"x"', "{}", '{"reason": "x"}', "[" * 60_000])
 def test_rubbish_is_no_outcome(tmp_path: Path, content: str) -> None:
     path = tmp_path / "outcome"
     path.write_text(content)
     said = read_outcome(path)
     assert said is None or end(Exit(0, 1), said={0: said}).outcome == "failed"
     assert read_outcome(tmp_path / "none") is None
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", "[" * 60_000, '{"step": NaN}', f'{{"step": {10**400}}}', '{"x": 1}']
+)
+def test_rubbish_is_no_progress(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "progress"
+    path.write_text(content)
+    assert not read_progress(path)
+    path.write_text(f'{{"step": 7, "saved_step": -{10**400}}}')
+    assert read_progress(path) == {"step": 7}

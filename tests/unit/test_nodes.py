@@ -97,6 +97,26 @@ def test_a_machine_that_is_silent_is_lost(tmp_path: Path) -> None:
     assert silent.asked == ["worker-0.1"], "it is asked once"
 
 
+def test_time_in_which_nobody_looked_is_no_silence(tmp_path: Path) -> None:
+    """A laptop is shut for the night, with supervisor and machine on it: the machine has its time to beat again."""
+    silent = Silent(tmp_path)
+    for now in (0, 10, 28_810, 28_820):
+        silent.watches.note_look(now, gone=False)
+        assert silent.end_at(now) is None
+    for now in (28_850, 28_880, 28_910, 28_940, 28_970):
+        silent.watches.note_look(now, gone=False)
+    assert silent.end_at(28_970) is not None
+
+
+def test_silence_adds_up_however_rarely_somebody_looks(tmp_path: Path) -> None:
+    silent = Silent(tmp_path)
+    ends = []
+    for now in range(0, 4_800, 600):
+        silent.watches.note_look(now, gone=False)
+        ends.append(silent.end_at(now) is not None)
+    assert ends == [False] * 6 + [True] * 2
+
+
 def test_a_machine_that_its_provider_starts_again_has_the_time_to_boot(tmp_path: Path) -> None:
     silent = Silent(tmp_path)
     silent.end_at(0)

@@ -88,6 +88,7 @@ def test_a_damaged_store_is_said_to_be_one(tmp_path: Path, content: bytes) -> No
         ("sqlite:///relative.db", "absolute path"),
         ("sqlite:////proc/nowhere/store.db", "cannot be used"),
         ("postgresql+nosuchdriver://localhost/x", "database URL"),
+        ("postgresql://localhost:abc/x", "its port is no number"),
     ],
 )
 def test_a_bad_url_is_said_to_be_one(url: str, message: str) -> None:
@@ -95,9 +96,12 @@ def test_a_bad_url_is_said_to_be_one(url: str, message: str) -> None:
         Store.open(url)
 
 
-def test_a_password_is_never_shown() -> None:
+@pytest.mark.parametrize(
+    "url", ["postgresql+nosuchdriver://me:secret@localhost/x", "postgresql://me:one@half:secret@localhost/x"]
+)
+def test_a_password_is_never_shown(url: str) -> None:
     with pytest.raises(StoreError) as caught:
-        Store.open("postgresql+nosuchdriver://me:secret@localhost/x")
+        Store.open(url)
     assert "secret" not in str(caught.value)
 
 
@@ -131,6 +135,17 @@ def test_a_change_and_its_event_are_one(world: World) -> None:
     world.store.apply(change(world, job_id, state="failed", ended=1.0), "me")
     assert world.job(job_id).state == "failed"
     assert [event.message for event in world.store.events(job_id)] == ["submitted", "event"]
+
+
+def test_text_that_no_database_takes_is_spelled_out(world: World) -> None:
+    job_id, odd, spelled = world.submit(), "half \udcff, none \0, whole 数", r"half \udcff, none \0, whole 数"
+    world.store.take_lease(world.job(job_id), "me")
+    step = dataclasses.replace(change(world, job_id, state="failed", reason=odd), message=odd)
+    world.store.apply(step, "me")
+    world.store.add_event(world.job(job_id), "test", odd, 1.0)
+    assert world.job(job_id).reason == spelled
+    assert [event.message for event in world.store.events(job_id)][1:] == [spelled, spelled]
+    assert world.store.find_jobs(odd) == []
 
 
 def test_a_change_of_what_was_changed_is_a_lost_race(world: World) -> None:

@@ -158,6 +158,13 @@ def test_vanishing_with_progress_goes_on(world: World) -> None:
     assert (world.job(job_id).state, len(world.attempts(job_id))) == ("succeeded", 10)
 
 
+def test_a_job_ends_whatever_its_program_says(world: World) -> None:
+    world.cloud.script = lives(Life(end="failed", exit_code=70, reason="no such file: \udcff\0", final=True))
+    job_id = world.submit()
+    world.finish(job_id)
+    assert world.job(job_id).reason == r"no such file: \udcff\0"
+
+
 def test_an_error_of_the_agent_is_final(world: World) -> None:
     world.cloud.script = lives(Life(end="error", exit_code=None, reason="the archive leads out of its folder"))
     job_id = world.submit()
@@ -183,6 +190,22 @@ def test_a_vanished_node_explains_the_failure_of_its_peers(world: World) -> None
     job_id = world.submit(make_offer(nodes=2), policy=make_policy(failures=0))
     world.finish(job_id)
     assert outcomes(world, job_id)[-1] == "succeeded"
+
+
+def test_a_chief_may_succeed_while_it_is_stopped_for_a_server_that_failed_to_begin(world: World) -> None:
+    """The job was still starting: its program had begun nowhere."""
+    roles = [dataclasses.replace(make_offer().roles[0], role=name) for name in ("chief", "parameter_server")]
+    world.cloud.script = lives(Life(boot_s=5, run_s=10, obeys=False))
+    job_id = world.submit(make_offer(roles=tuple(roles)))
+    supervisor = world.supervisor()
+    world.drive(supervisor, until=lambda: world.job(job_id).state == "starting")
+    [server] = [machine for machine in world.cloud.machines if machine.node == "parameter_server-0.1"]
+    now = world.clock.now()
+    failed = Result(outcome="failed", exit_code=1, reason="its setup failed", started=now, ended=now)
+    server.job_dir.put(node_key(1, server.node, "result.json"), failed.to_bytes())
+    server.done = server.gone = True
+    world.drive(supervisor, for_s=120)
+    assert (world.job(job_id).state, outcomes(world, job_id)) == ("succeeded", ["succeeded"])
 
 
 def test_a_stubborn_peer_is_terminated_at_the_deadline(world: World) -> None:
@@ -536,6 +559,59 @@ def test_an_unusable_job_dir_is_given_up_after_a_while(world: World) -> None:
     world.drive(supervisor, for_s=4_000)
     assert (world.job(job_id).state, world.job(job_id).cause) == ("failed", "error")
     world.check_clean()
+
+
+class Torn:
+    """A job that runs, and whose dir cannot be used while a record in it is torn."""
+
+    def __init__(self, world: World) -> None:
+        world.cloud.script = lives(Life(run_s=1e6))
+        self.world, self.job_id, self.supervisor = world, world.submit(), world.supervisor()
+        world.drive(self.supervisor, until=lambda: self.state == "running")
+        self.record = folder_of(world, self.job_id) / "attempts/0001/nodes/worker-0.1/result.json"
+
+    @property
+    def state(self) -> str:
+        return self.world.job(self.job_id).state
+
+    def drive_for(self, seconds: float) -> None:
+        end = self.world.clock.monotonic() + seconds
+        self.world.drive(self.supervisor, until=lambda: self.world.clock.monotonic() >= end, for_s=2 * seconds)
+
+    def heals(self) -> bool:
+        """Whether the job runs on when its dir can be used again."""
+        self.record.unlink()
+        self.drive_for(600)
+        return self.state == "running" and len(self.world.attempts(self.job_id)) == 1
+
+
+def test_other_trouble_is_not_counted_as_that_of_the_job_dir(world: World) -> None:
+    torn = Torn(world)
+    world.cloud.faults["observe"] = [refusal("auth") for _ in range(1_000)]
+    torn.drive_for(4_000)
+    world.cloud.faults.clear()
+    torn.record.write_text("torn")
+    torn.drive_for(200)
+    assert torn.heals()
+
+
+def test_a_job_dir_that_nobody_tries_is_not_given_up(world: World) -> None:
+    """A laptop is shut for the night."""
+    torn = Torn(world)
+    torn.record.write_text("torn")
+    torn.drive_for(1_800)
+    world.clock.advance(28_800)
+    torn.drive_for(200)
+    assert torn.heals()
+
+
+def test_an_unusable_job_dir_is_given_up_though_there_is_other_trouble_too(world: World) -> None:
+    torn = Torn(world)
+    torn.record.write_text("torn")
+    for _ in range(15):
+        world.cloud.faults["observe"] = [refusal("transient")]
+        torn.drive_for(250)
+    assert torn.state != "running"
 
 
 def test_one_jobs_trouble_is_not_anothers(world: World) -> None:
