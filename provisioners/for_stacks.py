@@ -37,6 +37,8 @@ class _Asking(NamedTuple):
     image: Callable[[FleetSpec], str]
     quota: Callable[[FleetSpec, int], None]
     reserved: Callable[[FleetSpec], Reserved]
+    reserved_until: Callable[[FleetSpec, str], float | None]
+    """Of a fleet in a reservation with an end."""
     endpoints: Callable[[str], Endpoints]
     """Of a region."""
 
@@ -59,6 +61,12 @@ def endpoints_of(cloud: str, region: str) -> Endpoints:
 def reserved_for(fleet: FleetSpec) -> Reserved:
     """A reservation in one of its zones with room for all its machines. Raises ProvisionError(capacity)."""
     return _CLOUDS[fleet.cloud].reserved(fleet)
+
+
+def reserved_until(fleet: FleetSpec, reservation: str) -> float | None:
+    """Epoch seconds at which the provider begins to end the machines of a reservation that the fleet has been given;
+    0: it is over. None: it does not end machines. Raises ProvisionError."""
+    return _CLOUDS[fleet.cloud].reserved_until(fleet, reservation)
 
 
 def check_quota(fleet: FleetSpec, more: int) -> None:
@@ -114,6 +122,16 @@ def _aws_reserved(fleet: FleetSpec) -> Reserved:
         return Reserved(there, found.reservation, found.is_block)
 
     return _in_a_zone(fleet, find)
+
+
+def _aws_reserved_until(fleet: FleetSpec, reservation: str) -> float | None:
+    from .aws.clients import Clients, told
+    from .aws.reservations import look_again
+
+    clients = Clients()
+    with told(f"look for the reservation {reservation}", clients.clock):
+        found = look_again(clients.ec2(fleet.region), fleet.machine_type, reservation)
+    return 0.0 if found is None else found.machines_end
 
 
 def _in_a_zone(fleet: FleetSpec, find: Callable[[str | None], Reserved]) -> Reserved:
@@ -235,10 +253,14 @@ def _azure_endpoints(_region: str) -> Endpoints:
     return Endpoints(*endpoints(Account(SystemClock())))
 
 
+def _never(_fleet: FleetSpec, _reservation: str) -> None:
+    """Compute Engine: _gcp_reserved() takes none that ends machines. Azure: none is known to."""
+
+
 _CLOUDS = {
-    "aws": _Asking(_aws_account, _aws_image, _aws_quota, _aws_reserved, _aws_endpoints),
-    "gcp": _Asking(_gcp_account, _gcp_image, _gcp_quota, _gcp_reserved, _gcp_endpoints),
-    "azure": _Asking(_azure_account, _azure_image, _azure_quota, _azure_reserved, _azure_endpoints),
+    "aws": _Asking(_aws_account, _aws_image, _aws_quota, _aws_reserved, _aws_reserved_until, _aws_endpoints),
+    "gcp": _Asking(_gcp_account, _gcp_image, _gcp_quota, _gcp_reserved, _never, _gcp_endpoints),
+    "azure": _Asking(_azure_account, _azure_image, _azure_quota, _azure_reserved, _never, _azure_endpoints),
 }
 
 __all__ = [
@@ -250,4 +272,5 @@ __all__ = [
     "endpoints_of",
     "image_of",
     "reserved_for",
+    "reserved_until",
 ]

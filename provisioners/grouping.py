@@ -80,9 +80,18 @@ def prepare(request: LaunchRequest, cloud: str) -> Prepared:
     with told(fleet_dir):
         job_dir = JobDir(request.job_dir)
         job_dir.copy(agent.key, f"{key}/{agent.key}")
-        job_dir.put(f"{key}/{FLEET_KEY}", Settings(expires=request.expires).to_bytes())
+        # Not written anew for a group that stands: expire_by() may have been called for it.
+        job_dir.create(f"{key}/{FLEET_KEY}", Settings(expires=request.expires).to_bytes())
         orders().place(fleet_dir, request)
     return Prepared(fleet, stack, fleet_dir, boot)
+
+
+def expire_by(prepared: Prepared, request: LaunchRequest, when: float) -> None:
+    """Have what runs saved, and all machines leave, no later than at `when`, in epoch seconds: what they are bought as
+    ends then. Called before there are machines. Raises ProvisionError."""
+    expires = when if request.expires is None else min(when, request.expires)
+    with told(prepared.fleet_dir):
+        JobDir(prepared.fleet_dir).put(FLEET_KEY, Settings(expires=expires).to_bytes())
 
 
 def fleet_of(request: LaunchRequest, cloud: str) -> FleetSpec:

@@ -39,6 +39,9 @@ SOON_S = 600.0
 """A node that ends with a failure so soon after it was claimed may have failed for its machine."""
 SUSPECT_JOBS = 2
 """So many different jobs of which that happened on a machine, and none since went well, make it suspect."""
+BLOCK_ENDS_EARLY_S = 1_800.0
+"""So long before a Capacity Block ends AWS begins to terminate its machines ("Monitor Capacity Blocks using
+EventBridge"), and says nothing on them: agents and fleets are told the end by whoever launches."""
 BOOT_S = 1_200.0
 """An order that too few machines were there for, for so long, is taken back: the group cannot get them."""
 

@@ -88,6 +88,9 @@ class GroupLaunch(Launch):
             machine_types=[fleet.machine_type] * fleet.size,
         )
         image = self.images.find(request.region, fleet.machine_type)
+        reservation = reservations.get(fleet.machine_type)
+        if reservation is not None and reservation.machines_end is not None:
+            grouping.expire_by(prepared, request, reservation.machines_end)
         labels = {**tags.launch_tags(request), tags.FLEET: fleet.name}
 
         def make() -> None:
@@ -102,7 +105,7 @@ class GroupLaunch(Launch):
                 user_data=base64.b64encode(prepared.boot.encode()).decode(),
                 tags=labels,
                 placement_group=placement,
-                reservation=reservations.get(fleet.machine_type),
+                reservation=reservation,
             )
             self._make_standing(fleet, around, subnets)
 

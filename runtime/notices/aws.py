@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from ..fleet import BLOCK_ENDS_EARLY_S
 from .docket import ProviderNotice
 from .metadata import LINK_LOCAL, Look, MetadataError, MetadataServer, Reply, epoch_of
 
@@ -17,7 +18,6 @@ _IPV6 = "http://[fd00:ec2::254]"
 _TOKEN = "/latest/api/token"  # noqa: S105 - a path
 _TTL_S = 21_600
 _POLL_S = 5.0  # as AWS advises
-_BLOCK_ENDS_EARLY_S = 1_800.0  # AWS begins to terminate the machines of a capacity block 30 min before its end
 
 
 class Imds:
@@ -126,7 +126,7 @@ class CapacityBlock:
     pause_s: float = 60.0
 
     def look(self) -> Sequence[ProviderNotice]:
-        begins = self.end - _BLOCK_ENDS_EARLY_S
+        begins = self.end - BLOCK_ENDS_EARLY_S
         try:
             reply = self.imds.get("/latest/meta-data/instance-id")
         except MetadataError:

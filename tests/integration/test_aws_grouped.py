@@ -450,6 +450,20 @@ def test_a_reservation_is_launched_into(desk: Desk) -> None:
     desk.end(allocation)
 
 
+def test_machines_in_a_capacity_block_save_before_it_ends(desk: Desk) -> None:
+    """Nothing on them tells when that is."""
+    desk.aws.control.reserve(T4, "us-east-1c", 2, end_s=7_200)
+    before = time.time()
+    request = asked(desk.jobs, market="reservation", expires=before + 90_000)
+    allocation = desk.provisioner.launch(request)
+    folder = Fleet(allocation.details["fleet_dir"])
+    expires = folder.view().settings.expires
+    assert expires == pytest.approx(before + 7_200 - 1_800, abs=60)
+    assert desk.provisioner.launch(request).machines == allocation.machines
+    assert folder.view().settings.expires == expires, "the same launch again has no other end"
+    desk.end(allocation)
+
+
 def test_one_look_for_all_jobs_of_a_process(desk: Desk) -> None:
     allocations = [desk.launch(token=f"{number:032x}", job_id=f"digits-{number}") for number in range(3)]
     desk.aws.control.forget()

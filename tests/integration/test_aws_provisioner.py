@@ -16,7 +16,7 @@ import pytest
 from cloudgpu.jobspecs.fleets import FleetSpec
 from cloudgpu.provisioners import AgentFile, Allocation, LaunchRequest, NodeRequest, Owner, ProvisionError
 from cloudgpu.provisioners.aws.provisioner import AwsProvisioner
-from cloudgpu.provisioners.for_stacks import Reserved, reserved_for
+from cloudgpu.provisioners.for_stacks import Reserved, reserved_for, reserved_until
 from cloudgpu.tests.standins.aws import Aws, calls
 from cloudgpu.tests.standins.aws.control import KEY
 from cloudgpu.tests.standins.clocks import FastClock, StillClock
@@ -715,6 +715,13 @@ def test_a_reservation_that_begins_later_says_when(aws: Aws, provisioner: AwsPro
     assert refusal.retry_after is not None and 500 < refusal.retry_after <= 600
 
 
+def test_a_block_whose_machines_are_being_ended_is_of_no_use(aws: Aws, provisioner: AwsProvisioner) -> None:
+    aws.control.reserve("p5.4xlarge", zone_name("use1-az1"), 1, end_s=1_750)
+    refusal = refused(provisioner, request(node(machine_type="p5.4xlarge"), market="reservation"))
+    assert refusal.error_class == "capacity" and "no active reservation" in str(refusal)
+    assert not aws.control.calls("Create*")
+
+
 def test_without_a_reservation_that_is_large_enough_nothing_is_made(aws: Aws, provisioner: AwsProvisioner) -> None:
     aws.control.reserve("p5.4xlarge", zone_name("use1-az1"), 1)
     pair = [node(f"worker-{rank}.1", "p5.4xlarge", rank) for rank in range(2)]
@@ -723,14 +730,36 @@ def test_without_a_reservation_that_is_large_enough_nothing_is_made(aws: Aws, pr
     assert not aws.control.calls("Create*")
 
 
+def reserved_fleet(size: int, *zones: str) -> FleetSpec:
+    wanted: dict[str, Any] = {"accelerator": "H100-80GB", "gpus": "1", "market": "reservation"}
+    place: dict[str, Any] = {"cloud": "aws", "region": "us-east-1", "zones": zones}
+    return FleetSpec(name="big", machine_type="p5.4xlarge", size=size, **place, **wanted)
+
+
+def test_machines_end_before_their_capacity_block_does(aws: Aws) -> None:
+    place = ("p5.4xlarge", zone_name("use1-az1"), 2)
+    block, other, unlimited = (aws.control.reserve(*place, end_s=end_s) for end_s in (7_200, 9_000, None))
+    fleet = reserved_fleet(2)
+
+    def left(reservation: str) -> float | None:
+        until = reserved_until(fleet, reservation)
+        return until and until - time.time()
+
+    assert left(block) == pytest.approx(7_200 - 1_800, abs=60)
+    assert left(other) == pytest.approx(9_000 - 1_800, abs=60)
+    assert left(unlimited) is None
+    aws.control.extend_block(block, 90_000)
+    assert left(block) == pytest.approx(90_000 - 1_800, abs=60)
+    aws.control.extend_block(block, -1)
+    assert left(block) == 0 == left("cr-0123456789abcdef0")
+
+
 def test_a_cluster_gets_a_reservation_in_a_zone_where_it_may_be(aws: Aws) -> None:
     small = aws.control.reserve("p5.4xlarge", zone_name("use1-az1"), 2)
     block = aws.control.reserve("p5.4xlarge", zone_name("use1-az2"), 3, end_s=7_200)
 
     def asked(size: int, *zones: str) -> Reserved:
-        wanted: dict[str, Any] = {"accelerator": "H100-80GB", "gpus": "1", "market": "reservation"}
-        place: dict[str, Any] = {"cloud": "aws", "region": "us-east-1", "zones": zones}
-        return reserved_for(FleetSpec(name="big", machine_type="p5.4xlarge", size=size, **place, **wanted))
+        return reserved_for(reserved_fleet(size, *zones))
 
     assert asked(2) == Reserved("use1-az1", small, is_block=False)
     assert asked(2, "use1-az2", "use1-az3") == Reserved("use1-az2", block, is_block=True)

@@ -118,6 +118,9 @@ class Account:
         end = None if end_s is None else now + end_s
         return self.reservations.make(machine_type, zone, places, start=now + start_s, end=end)
 
+    def extend_block(self, reservation: str, end_s: float) -> None:
+        self.reservations.extend(reservation, time.time() + end_s)
+
     def set_lag(self, seconds: float, profiles: float) -> None:
         self.lag_s, self.profile_lag_s = seconds, profiles
 
@@ -340,8 +343,8 @@ class Told:
 # fmt: off
 VERBS = frozenset({
     "fail", "heal", "calls", "forget", "reset", "set_capacity", "set_quota", "set_price", "set_lag", "set_stopping",
-    "enforce", "reserve", "interrupt", "recommend_rebalance", "schedule_event", "reboot", "hurry", "crash",
-    "instances",
+    "enforce", "reserve", "extend_block", "interrupt", "recommend_rebalance", "schedule_event", "reboot", "hurry",
+    "crash", "instances",
 })
 # fmt: on
 

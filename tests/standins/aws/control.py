@@ -33,6 +33,10 @@ class AwsControl(Control):
         told = {"machine_type": machine_type, "zone": zone, "places": places, "start_s": start_s, "end_s": end_s}
         return str(self.do("reserve", **told))
 
+    def extend_block(self, reservation: str, end_s: float) -> None:
+        """It ends in so many seconds: later than it would have, or sooner, as if time had passed."""
+        self.do("extend_block", reservation=reservation, end_s=end_s)
+
     def set_lag(self, seconds: float, *, profiles: float = 0.0) -> None:
         """How long new instances are not found, and new instance profiles unknown to EC2."""
         self.do("set_lag", seconds=seconds, profiles=profiles)

@@ -55,6 +55,9 @@ class Reservations:
         self._known[identity] = Reservation(identity, machine_type, zone, places, start, end)
         return identity
 
+    def extend(self, identity: str, end: float) -> None:
+        self._known[identity].end = end
+
     def target(self, call: Call, there: list[Any]) -> Reservation | None:
         """The one that RunInstances names, if it can be launched into. Raises RefusedError."""
         identity = call.params.get(_TARGET)
