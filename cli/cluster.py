@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from .errors import CommandError
 from .exits import Exit
 from .options import json_option, yes_option
 from .output import echo_json, remark, warning
-from .stack_run import held, settle, stack_options
+from .stack_run import check_account, held, known_backend, readable, settle, stack_options
 from .stack_view import report_text
 
 if TYPE_CHECKING:
@@ -79,8 +80,10 @@ def up(
     loaded = load_cluster_source(read(file))
     for problem in loaded.warnings:
         warning(f"{problem.place}: {problem.message}")
-    with held(cluster_stack(loaded.cluster.name), backend, install=install_pulumi) as it:
+    name = loaded.cluster.name
+    with held(cluster_stack(name), _only_backend_of(name, backend), install=install_pulumi) as it:
         before = _settings_of(it.contents())
+        _check_account(before)
         settings, terms = _asked_for(loaded, before, it.name, renew=renew, as_json=as_json)
         if dry_run:
             report = _report(it, settings, terms, before)
@@ -109,18 +112,14 @@ def scale(*, name: str, machines: int, backend: str | None, install_pulumi: bool
     The template stays as it is, unless there was one machine only: others may reach it with another one. Which machines
     go is the provider's choice: scale down while no job runs there.
     """
-    from ..infra.programs import TERMS, Terms, cluster_stack
+    from ..infra.programs import cluster_stack
     from ..jobspecs.fields import MAX_NODES
 
     _check_name(name)
     if machines > MAX_NODES:
         raise click.BadParameter(f"expected at most {MAX_NODES}", param_hint="MACHINES")
     with held(cluster_stack(name), _backend_of(name, backend), install=install_pulumi) as it:
-        contents = it.contents()
-        before = _settings_of(contents)
-        if before is None:
-            raise _no_such(name)
-        terms = Terms(**contents.outputs[TERMS])
+        before, terms = _standing(it, name)
         wanted = {
             "size": machines,
             "on_demand": min(terms.on_demand, machines),
@@ -147,7 +146,7 @@ def extend(*, name: str, period: str, backend: str | None, install_pulumi: bool,
     One that has expired gets its machines back, and jobs that still wait for them go on from their checkpoints. The
     next `cluster up` follows `expires` of cluster.yaml again.
     """
-    from ..infra.programs import TERMS, Terms, cluster_stack
+    from ..infra.programs import cluster_stack
     from ..jobspecs.fleets import parse_expiry
     from .cluster_expiry import renewed
 
@@ -157,12 +156,9 @@ def extend(*, name: str, period: str, backend: str | None, install_pulumi: bool,
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="DURATION") from error
     with held(cluster_stack(name), _backend_of(name, backend), install=install_pulumi) as it:
-        contents = it.contents()
-        before = _settings_of(contents)
-        if before is None:
-            raise _no_such(name)
-        settings = dataclasses.replace(before, expires=expires)
-        _bring_up(it, settings, Terms(**contents.outputs[TERMS]), before, yes=yes, as_json=as_json)
+        before, terms = _standing(it, name)
+        settings = _settings(it.name, before.fleet, before.infrastructure, before, expires=expires)
+        _bring_up(it, settings, terms, before, yes=yes, as_json=as_json)
 
 
 @command.command(short_help="Remove a cluster, and all that was made for it.")
@@ -187,8 +183,9 @@ def down(
     name = _name_of(cluster)
     with held(cluster_stack(name), _backend_of(name, backend), install=install_pulumi) as it:
         if not it.exists:
-            clusters.forget(name)
+            clusters.forget(name, it.backend)
             raise _no_such(name)
+        _check_account(_settings_of(it.contents()))
         it.recover()
         changes = it.preview_down(keep_protected=False)
         report = check_down(changes, running=_jobs_on(name), clusters=(), force=while_jobs_run)
@@ -197,7 +194,7 @@ def down(
         question = f"take down the cluster {name}?"
         settle(report, {"cluster": name}, as_json=as_json, yes=yes, question=question, default=False)
         it.down(keep_protected=False)
-        clusters.forget(name)
+        clusters.forget(name, it.backend)
     if as_json:
         echo_json({"cluster": name, **report.to_json()})
     else:
@@ -250,11 +247,7 @@ def _asked_for(
 
     chosen = choose(loaded, before.fleet if before else None, as_json=as_json)
     cap = loaded.cluster.limits.price
-    terms = Terms(
-        None if chosen.price is None else str(chosen.price),
-        None if cap is None else str(cap),
-        loaded.cluster.on_demand,
-    )
+    terms = Terms(_text(chosen.price), _text(cap), loaded.cluster.on_demand, _text(chosen.on_demand_price))
     expires = renewed(loaded.cluster.expires, before.expires if before else None)
     return _settings(stack, chosen.fleet, chosen.infrastructure, before, expires=expires, renew=renew), terms
 
@@ -268,12 +261,14 @@ def _settings(
     expires: float | None,
     renew: bool = False,
 ) -> FleetSettings:
-    from .cluster_machines import is_reserved_elsewhere, settings_for
+    from .cluster_machines import ending_with_reservation, is_reserved_elsewhere, settings_for
 
     differs = before is None or before.fleet.template_hash != fleet.template_hash
-    if before is None or differs or renew or is_reserved_elsewhere(fleet, before.fleet):
-        return dataclasses.replace(settings_for(stack, fleet, infrastructure, before), expires=expires)
-    return dataclasses.replace(before, fleet=fleet, infrastructure=infrastructure, expires=expires)
+    if before is None or differs or renew or is_reserved_elsewhere(fleet, before):
+        made = settings_for(stack, fleet, infrastructure, before)
+    else:
+        made = dataclasses.replace(before, fleet=fleet, infrastructure=infrastructure)
+    return ending_with_reservation(dataclasses.replace(made, expires=expires))
 
 
 def _bring_up(
@@ -305,10 +300,9 @@ def _report(it: Stack, settings: FleetSettings, terms: Terms, before: FleetSetti
     from .cluster_machines import are_alike
 
     fleet = settings.fleet
-    price = None if terms.price_usd_h is None else Decimal(terms.price_usd_h) * fleet.size
     report = check_up(
         it.preview(fleet_program(settings, terms)),
-        machines=price if fleet.size else Decimal(0),
+        machines=terms.price_of(fleet),
         cap=None if terms.cap_usd_h is None else Decimal(terms.cap_usd_h),
         quota=_quota(fleet, fleet.size - (before.fleet.size if before and are_alike(before.fleet, fleet) else 0)),
     )
@@ -346,18 +340,12 @@ def _quota(fleet: FleetSpec, more: int) -> str:
 
 def _keep(it: Stack, outputs: Any, settings: FleetSettings, terms: Terms | None = None) -> Cluster:  # noqa: ANN401 - JSON
     """Write down what the stack says, for jobs to find it."""
-    from ..infra.errors import InfraError
     from ..infra.programs import TERMS, Terms
-    from ..infra.settings import OUTPUT, FleetOutputs
+    from ..infra.settings import OUTPUT, FleetOutputs, read_output
     from ..provisioners import clusters
 
-    try:
-        made = FleetOutputs.from_json(outputs[OUTPUT])
-        terms = terms or Terms(**outputs[TERMS])
-    except (KeyError, TypeError) as error:
-        raise InfraError(
-            f"the stack's outputs cannot be read: {error}", "`cloudgpu cluster up` writes them anew"
-        ) from error
+    made = read_output(outputs, OUTPUT, FleetOutputs.from_json)
+    terms = terms or read_output(outputs, TERMS, Terms.from_json)
     cluster = clusters.Cluster(
         name=made.name,
         stack=it.name,
@@ -368,7 +356,7 @@ def _keep(it: Stack, outputs: Any, settings: FleetSettings, terms: Terms | None 
         infrastructure=settings.infrastructure,
         group=made.group,
         fleet_dir=made.fleet_dir,
-        price_usd_h=terms.price_usd_h,
+        price_usd_h=terms.share_of(settings.fleet),
         expires=settings.expires,
     )
     clusters.save(cluster)
@@ -380,35 +368,53 @@ def _keep(it: Stack, outputs: Any, settings: FleetSettings, terms: Terms | None 
 
 def _settings_of(contents: Contents) -> FleetSettings | None:
     from ..infra.programs import SETTINGS
-    from ..infra.settings import FleetSettings
+    from ..infra.settings import FleetSettings, read_output
 
-    before = contents.outputs.get(SETTINGS)
-    return None if before is None else FleetSettings.from_json(before)
+    return read_output(contents.outputs, SETTINGS, FleetSettings.from_json) if SETTINGS in contents.outputs else None
+
+
+def _standing(it: Stack, name: str) -> tuple[FleetSettings, Terms]:
+    """What it was last brought up with, in the account of these credentials. Raises CommandError: it is not there."""
+    from ..infra.programs import TERMS, Terms
+    from ..infra.settings import read_output
+
+    contents = it.contents()
+    before = _settings_of(contents)
+    if before is None:
+        raise _no_such(name)
+    _check_account(before)
+    return before, read_output(contents.outputs, TERMS, Terms.from_json)
+
+
+def _check_account(before: FleetSettings | None) -> None:
+    if before is not None:
+        check_account(before.stack, before.fleet.cloud, before.fleet.region, before.account)
 
 
 def _known() -> list[Cluster]:
-    from ..infra.errors import InfraError
     from ..provisioners import clusters
 
-    try:
+    with readable():
         return clusters.known()
-    except ValueError as error:
-        raise InfraError(str(error)) from error
+
+
+def _only_backend_of(name: str, given: str | None) -> str | None:
+    """As _backend_of(); but a second stack of the name, elsewhere, would be a second group of machines."""
+    from ..infra.backend import backend_of
+    from ..infra.errors import RefusedError
+
+    known = _backend_of(name, None)
+    if given is not None and known is not None and backend_of(given, os.environ).url != known:
+        hint = f"leave out --backend; `cloudgpu cluster down {name}` takes that one down"
+        raise RefusedError(f"the cluster {name} is kept in {known}", hint)
+    return known or given
 
 
 def _backend_of(name: str, given: str | None) -> str | None:
-    """Where its stack is, as long as the command line does not say otherwise. What is known of it, or of others, need
-    not be readable: `status NAME` writes it anew."""
+    """Where its stack is, as long as the command line does not say otherwise."""
     from ..provisioners import clusters
 
-    if given is not None:
-        return given
-    try:
-        known = clusters.load(name)
-    except ValueError as error:
-        warning(str(error))
-        return None
-    return known.backend if known else None
+    return known_backend(lambda: clusters.load(name)) if given is None else given
 
 
 def _name_of(word: str) -> str:
@@ -442,6 +448,10 @@ def _jobs_on(name: str) -> list[str]:
 
     active = list_jobs(active_only=True, limit=10_000)
     return [job.id for job in active if (job.row.offers[0]["cloud"], job.row.offers[0]["region"]) == ("cluster", name)]
+
+
+def _text(amount: Decimal | None) -> str | None:
+    return None if amount is None else str(amount)
 
 
 def _machines(number: int) -> str:

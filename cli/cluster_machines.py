@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
+
+from .cluster_expiry import is_over, moment
+from .output import warning
 
 if TYPE_CHECKING:
     from ..infra.settings import FleetSettings
@@ -19,9 +23,31 @@ def are_alike(one: FleetSpec, other: FleetSpec) -> bool:
     return all(getattr(one, key) == getattr(other, key) for key in _KIND)
 
 
-def is_reserved_elsewhere(fleet: FleetSpec, before: FleetSpec) -> bool:
-    """Whether it needs another reservation than it has."""
-    return fleet.market == "reservation" and not (are_alike(fleet, before) and fleet.zones == before.zones)
+def is_reserved_elsewhere(fleet: FleetSpec, before: FleetSettings) -> bool:
+    """Whether it needs another reservation than it has: that one is of other machines, or over. Raises
+    ProvisionError."""
+    if fleet.market != "reservation":
+        return False
+    is_fit = are_alike(fleet, before.fleet) and fleet.zones == before.fleet.zones
+    return not is_fit or (fleet.size > 0 and is_over(_reserved_until(before)))
+
+
+def ending_with_reservation(settings: FleetSettings) -> FleetSettings:
+    """A cluster expires when the provider begins to end its machines, if not before. Asked anew each time: a Capacity
+    Block can be extended. Raises ProvisionError."""
+    until = _reserved_until(settings) if settings.fleet.size else None
+    if until is None or (settings.expires is not None and settings.expires <= until):
+        return settings
+    warning(f"the Capacity Block {settings.reservation} ends its machines {moment(until)}: the cluster expires then")
+    return dataclasses.replace(settings, expires=until)
+
+
+def _reserved_until(settings: FleetSettings) -> float | None:
+    from ..provisioners.for_stacks import reserved_until
+
+    if settings.fleet.market != "reservation" or settings.reservation is None:
+        return None
+    return reserved_until(settings.fleet, settings.reservation)
 
 
 def settings_for(
@@ -41,7 +67,7 @@ def settings_for(
 
     reserved = Reserved(None, None)
     if fleet.market == "reservation":
-        if before is not None and not is_reserved_elsewhere(fleet, before.fleet):
+        if before is not None and not is_reserved_elsewhere(fleet, before):
             reserved = Reserved(None, before.reservation, before.capacity_block)
         else:
             reserved = reserved_for(fleet)

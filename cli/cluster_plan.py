@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 from decimal import Decimal
+from fractions import Fraction
 from typing import TYPE_CHECKING, NamedTuple
 
 import click
@@ -13,6 +14,7 @@ from .exits import Exit
 from .output import echo_json, remark
 from .plan_view import offer_text, refusals_text
 from .specfile import say_tables
+from .stack_run import readable
 
 if TYPE_CHECKING:
     from ..jobspecs.cluster_file import LoadedCluster
@@ -28,6 +30,8 @@ class Chosen(NamedTuple):
     infrastructure: Infrastructure
     price: Decimal | None
     """US dollars per hour of one machine with its disk; None: unknown."""
+    on_demand_price: Decimal | None
+    """Of one that is bought on demand in a fleet of market spot; None: unknown, or there is none."""
 
 
 def choose(loaded: LoadedCluster, before: FleetSpec | None, *, as_json: bool) -> Chosen:
@@ -53,19 +57,41 @@ def choose(loaded: LoadedCluster, before: FleetSpec | None, *, as_json: bool) ->
     if offer != found.best:
         remark(f"the best offer is elsewhere: {offer_text(found.best)}")
     stands = infrastructure[offer.cloud, offer.region]
-    price = None if offer.price is None else offer.price / offer.nodes
     fleet = fleet_of(loaded.cluster, offer, _zones(found, offer, stands))
-    return Chosen(fleet if before is None else _going_on(fleet, before), stands, price)
+    if before is not None:
+        fleet = _going_on(fleet, before)
+    return Chosen(fleet, stands, _each(offer), _on_demand_price(loaded, offer, today))
 
 
 def _stacks() -> dict[tuple[str, str], Infrastructure]:
-    from ..infra.errors import InfraError
     from ..provisioners import infrastructure
 
-    try:
+    with readable():
         return {(one.cloud, one.region): one for one in infrastructure.known()}
-    except ValueError as error:
-        raise InfraError(str(error)) from error
+
+
+def _on_demand_price(loaded: LoadedCluster, offer: Offer, today: datetime.date) -> Decimal | None:
+    """As Chosen.on_demand_price, of the machines of this offer."""
+    from ..jobspecs.planner import plan
+
+    if not loaded.cluster.on_demand:
+        return None
+    (role,) = offer.roles
+    here = {"region": (offer.region,), "machine_type": role.machine_type, "market": ("on-demand",)}
+    resources = loaded.job.resources.model_copy(update=here)
+    limits = loaded.job.limits.model_copy(update={"price": None})  # it is all machines' of both markets
+    job = loaded.job.model_copy(update={"resources": resources, "limits": limits})
+    found = plan(job, machine=None, today=today, clouds=(offer.cloud,))
+    return next((_each(one) for one in found.offers if _kind(one) == _kind(offer)), None)
+
+
+def _each(offer: Offer) -> Decimal | None:
+    return None if offer.price is None else offer.price / offer.nodes
+
+
+def _kind(offer: Offer) -> tuple[str, str | None, Fraction]:
+    (role,) = offer.roles
+    return role.machine_type, role.accelerator, role.count
 
 
 def _best(plan: Plan, infrastructure: dict[tuple[str, str], Infrastructure], before: FleetSpec | None) -> Offer:

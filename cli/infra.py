@@ -11,11 +11,11 @@ from .errors import CommandError
 from .exits import Exit
 from .options import json_option, yes_option
 from .output import Column, can_ask, echo_json, echo_table, remark
-from .stack_run import CLOUDS, held, settle, stack_options
+from .stack_run import CLOUDS, check_account, held, known_backend, readable, settle, stack_options
 from .stack_view import report_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from ..control.jobs import Job
     from ..infra.automation import Contents, Stack
@@ -79,7 +79,7 @@ def up(
     It may be interrupted, or killed, and given again: it goes on from there. The bucket is never deleted nor replaced.
     """
     stack, settings_of = _prepared(cloud, region, bucket)
-    with held(stack, backend, install=install_pulumi) as it:
+    with held(stack, _backend_of(cloud, region, backend), install=install_pulumi) as it:
         settings = settings_of(it.contents())
         from ..infra.programs import infra_program
 
@@ -88,8 +88,7 @@ def up(
         report = _check(it.preview(program))
         _show(report, as_json=as_json)
         settle(report, {"stack": stack}, as_json=as_json, yes=yes, question=f"bring up {stack}?")
-        outputs = it.up(program)
-    known = _keep(outputs)
+        known = _keep(it, it.up(program))
     if as_json:
         echo_json({"stack": stack, **report.to_json(), "infrastructure": known.to_json()})
     else:
@@ -112,7 +111,7 @@ def preview(
     Exit code 4: a check refuses it.
     """
     stack, settings_of = _prepared(cloud, region, bucket)
-    with held(stack, backend, install=install_pulumi) as it:
+    with held(stack, _backend_of(cloud, region, backend), install=install_pulumi) as it:
         from ..infra.programs import infra_program
 
         report = _check(it.preview(infra_program(settings_of(it.contents()))))
@@ -159,20 +158,22 @@ def down(
 
     _check_region(cloud, region)
     stack = infra_stack(cloud, region)
-    with held(stack, backend, install=install_pulumi) as it:
+    with held(stack, _backend_of(cloud, region, backend), install=install_pulumi) as it:
         contents = it.contents()
         if not it.exists:
             raise CommandError(f"there is no stack {stack} in this backend", hint=_HINT_BACKEND, exit_code=Exit.USAGE)
+        settings = _settings(stack, cloud, region, None, contents)
         changes = it.preview_down(keep_protected=True)
         if delete_bucket:
             changes += [Change("delete", one.kind, one.name) for one in contents.resources if one.protected]
         running = _jobs_there(cloud, region, contents)
-        report = check_down(changes, running=running, clusters=_clusters_there(cloud, region), force=while_jobs_run)
+        clusters = _clusters_there(cloud, region)
+        report = check_down(changes, running=running, clusters=clusters, force=while_jobs_run, with_data=delete_bucket)
         _show(report, as_json=as_json)
         settle(report, {"stack": stack}, as_json=as_json, yes=yes, question=f"take down {stack}?", default=False)
         if delete_bucket:
-            _unprotect(it, contents, yes_delete_bucket)
-        infrastructure.forget(cloud, region)
+            _unprotect(it, settings, contents, yes_delete_bucket)
+        infrastructure.forget(cloud, region, it.backend)
         left = it.down(keep_protected=not delete_bucket)
     if as_json:
         echo_json({"stack": stack, **report.to_json(), "left": [one.id for one in left.resources]})
@@ -209,11 +210,11 @@ def status(*, cloud: str | None, region: str | None, backend: str | None, instal
 
     _check_region(cloud, region)
     stack = infra_stack(cloud, region)
-    with held(stack, backend, install=install_pulumi) as it:
+    with held(stack, _backend_of(cloud, region, backend), install=install_pulumi) as it:
         contents = it.contents()
-    known = _keep(contents.outputs) if _stands(contents) else None
-    if known is None:
-        infrastructure.forget(cloud, region)
+        known = _keep(it, contents.outputs) if _stands(contents) else None
+        if known is None:
+            infrastructure.forget(cloud, region, it.backend)
     if as_json:
         echo_json(
             {
@@ -261,13 +262,17 @@ def _list(*, as_json: bool) -> None:
 
 
 def _known() -> list[Infrastructure]:
-    from ..infra.errors import InfraError
     from ..provisioners import infrastructure
 
-    try:
+    with readable():
         return infrastructure.known()
-    except ValueError as error:
-        raise InfraError(str(error)) from error
+
+
+def _backend_of(cloud: str, region: str, given: str | None) -> str | None:
+    """Where the stack is, as long as the command line does not say otherwise."""
+    from ..provisioners import infrastructure
+
+    return known_backend(lambda: infrastructure.load(cloud, region)) if given is None else given
 
 
 # --- what goes into a stack -------------------------------------------------------------------------------------------
@@ -290,26 +295,21 @@ def _settings(stack: str, cloud: str, region: str, bucket: str | None, contents:
     from ..control.submission import owner_name
     from ..infra.errors import RefusedError
     from ..infra.programs import SETTINGS
-    from ..infra.settings import InfraSettings
+    from ..infra.settings import InfraSettings, read_output
     from ..provisioners.for_stacks import account_of
 
-    account = account_of(cloud, region)
-    fresh = InfraSettings(
-        cloud=cloud,  # type: ignore[arg-type]  # one of CLOUDS
-        region=region,
-        stack=stack,
-        owner=owner_name(),
-        account=account,
-        bucket=bucket,
-        adopt=bucket is not None,
-    )
-    before = contents.outputs.get(SETTINGS)
-    if not before:
-        return fresh
-    old = InfraSettings.from_json(before)
-    if old.account != account:
-        message = f"{stack} is of the account {old.account}, and these are the credentials of {account}"
-        raise RefusedError(message, "use the credentials of that account, or another --backend for this one")
+    if SETTINGS not in contents.outputs:  # not there, or its first `up` has failed
+        return InfraSettings(
+            cloud=cloud,  # type: ignore[arg-type]  # one of CLOUDS
+            region=region,
+            stack=stack,
+            owner=owner_name(),
+            account=account_of(cloud, region),
+            bucket=bucket,
+            adopt=bucket is not None,
+        )
+    old = read_output(contents.outputs, SETTINGS, InfraSettings.from_json)
+    check_account(stack, cloud, region, old.account)
     if bucket not in (None, old.bucket):
         message = f"{stack} has the bucket {old.bucket or 'that it made'}: it cannot be given {bucket}"
         raise RefusedError(message, "take it down first, or leave out --bucket")
@@ -336,17 +336,11 @@ def _show(report: Report, *, as_json: bool) -> None:
         click.echo(report_text(report))
 
 
-def _keep(outputs: Any) -> Infrastructure:  # noqa: ANN401 - a mapping of JSON values
-    from ..infra.errors import InfraError
-    from ..infra.settings import OUTPUT
+def _keep(it: Stack, outputs: Mapping[str, Any]) -> Infrastructure:
+    from ..infra.settings import OUTPUT, read_output
     from ..provisioners import infrastructure
 
-    try:
-        known = infrastructure.Infrastructure.from_json(outputs[OUTPUT])
-    except (KeyError, TypeError) as error:
-        raise InfraError(
-            f"the stack's outputs cannot be read: {error}", "`cloudgpu infra up` writes them anew"
-        ) from error
+    known = replace(read_output(outputs, OUTPUT, infrastructure.Infrastructure.from_json), backend=it.backend)
     infrastructure.save(known)
     return known
 
@@ -375,14 +369,14 @@ def _jobs_there(cloud: str, region: str, contents: Contents) -> list[str]:
 def _clusters_there(cloud: str, region: str) -> list[str]:
     from ..provisioners import clusters
 
-    return [one.name for one in clusters.known() if (one.cloud, one.region) == (cloud, region)]
+    with readable():
+        return [one.name for one in clusters.known() if (one.cloud, one.region) == (cloud, region)]
 
 
-def _unprotect(stack: Stack, contents: Contents, given: str | None) -> None:
+def _unprotect(stack: Stack, settings: InfraSettings, contents: Contents, given: str | None) -> None:
     """Bring the stack up once more with a bucket that may be deleted, if its name was told a second time."""
     from ..infra.errors import BadRequestError
-    from ..infra.programs import SETTINGS, infra_program
-    from ..infra.settings import InfraSettings
+    from ..infra.programs import infra_program
 
     buckets = _buckets(contents)
     if not buckets:
@@ -394,7 +388,6 @@ def _unprotect(stack: Stack, contents: Contents, given: str | None) -> None:
         name = click.prompt(f"every checkpoint in {', '.join(buckets)} is deleted; type its name", err=True)
     if name not in buckets:
         raise BadRequestError(f"nothing was done: the bucket is not called {name}", _twice(buckets))
-    settings = InfraSettings.from_json(contents.outputs[SETTINGS])
     stack.up(infra_program(replace(settings, protect=False)))
 
 

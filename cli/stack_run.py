@@ -12,13 +12,15 @@ import click
 
 from .errors import CommandError
 from .exits import Exit
-from .output import ProgressLine, can_ask, echo_json, remark
+from .output import ProgressLine, can_ask, echo_json, remark, warning
 from .stack_view import step_text
 
 if TYPE_CHECKING:
     from ..infra.automation import Stack
     from ..infra.events import Step
     from ..infra.policy import Report
+    from ..provisioners.clusters import Cluster
+    from ..provisioners.infrastructure import Infrastructure
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 CLOUDS = ("aws", "gcp", "azure")
@@ -33,7 +35,8 @@ def stack_options(function: _F) -> _F:
     return click.option(
         "--backend",
         metavar="URL",
-        help="Where stacks are: file://, s3://, gs:// or azblob://; else CLOUDGPU_INFRA_BACKEND, or here.",
+        help="Where stacks are: file://, s3://, gs:// or azblob://; else where it is known to be, "
+        "CLOUDGPU_INFRA_BACKEND, or here.",
     )(function)
 
 
@@ -85,6 +88,39 @@ def _engine(progress: ProgressLine, *, install: bool) -> Any:  # noqa: ANN401 - 
             raise engine.missing()
     progress("installing Pulumi")
     return engine.install()
+
+
+def known_backend(load: Callable[[], Cluster | Infrastructure | None]) -> str | None:
+    """Where a stack is of which this computer knows; None: it does not. What is known need not be readable: `status`
+    writes it anew."""
+    try:
+        known = load()
+    except ValueError as error:
+        warning(str(error))
+        return None
+    return known.backend or None if known else None
+
+
+@contextlib.contextmanager
+def readable() -> Iterator[None]:
+    """For what is known here of stacks: a file that cannot be read becomes an InfraError, which names it."""
+    from ..infra.errors import InfraError
+
+    try:
+        yield
+    except ValueError as error:
+        raise InfraError(str(error)) from error
+
+
+def check_account(stack: str, cloud: str, region: str, account: str) -> None:
+    """Before a stack is compared with its cloud: asked with the credentials of another account than it was brought up
+    in, the cloud knows nothing of it, and all that bills would be forgotten. Raises RefusedError, ProvisionError."""
+    from ..infra.errors import RefusedError
+    from ..provisioners.for_stacks import account_of
+
+    if account and (own := account_of(cloud, region)) != account:
+        message = f"{stack} is of the account {account}, and these are the credentials of {own}"
+        raise RefusedError(message, "use the credentials of that account, or another --backend for this one")
 
 
 def settle(

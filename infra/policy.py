@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from fnmatch import fnmatchcase
@@ -87,10 +87,17 @@ def check_up(
     return Report(tuple(changes), price, quota, (*_destroyed(changes), *_too_dear(price, cap)))
 
 
-def check_down(changes: Sequence[Change], *, running: Sequence[str], clusters: Sequence[str], force: bool) -> Report:
+def check_down(
+    changes: Sequence[Change],
+    *,
+    running: Sequence[str],
+    clusters: Sequence[str],
+    force: bool,
+    with_data: bool = False,
+) -> Report:
     """Of what down would do. `running`: jobs that use the stack; `clusters`: names of those that stand in it; `force`:
-    jobs and clusters are not asked about."""
-    findings = []
+    jobs and clusters are not asked about; `with_data`: checkpoints are to go as well."""
+    findings = [] if with_data else list(_unprotected(changes))
     if running:
         severity: Literal["refused", "warning"] = "warning" if force else "refused"
         hint = "wait for them, or `cloudgpu cancel` them; --while-jobs-run takes down what they need"
@@ -122,6 +129,14 @@ def _destroyed(changes: Iterable[Change]) -> Iterable[Finding]:
             yield Finding("protected", "refused", what, hint)
         else:
             yield Finding("destroyed", "warning", what)
+
+
+def _unprotected(changes: Iterable[Change]) -> Iterator[Finding]:
+    """What holds data and would go, for a `down --delete-bucket` that did not come to its end protects it no more."""
+    for change in changes:
+        if change.op == "delete" and change.kind in _HOLDS_DATA:
+            message = f"{change.name} ({change.kind}) would be deleted with every checkpoint in it: it is not protected"
+            yield Finding("protected", "refused", message, "`cloudgpu infra up` protects it again; or --delete-bucket")
 
 
 def _too_dear(price: Price, cap: Decimal | None) -> Iterable[Finding]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from decimal import Decimal
 from types import ModuleType
 from typing import Any
 
+from ..jobspecs.fleets import FleetSpec
 from .errors import InfraError
-from .settings import FleetSettings, InfraSettings
+from .settings import FleetSettings, InfraSettings, fields_of
 
 SETTINGS = "settings"
 """A second output of every stack: what its program was given, which later commands go on with."""
@@ -27,6 +29,29 @@ class Terms:
     """limits.price; None: none."""
     on_demand: int
     """As in ClusterFile, however few machines there are now."""
+    on_demand_usd_h: str | None = None
+    """As price_usd_h, of those of them that are bought on demand, which cost more; None: unknown, or there are none."""
+
+    def price_of(self, fleet: FleetSpec) -> Decimal | None:
+        """US dollars per hour of all its machines; None: unknown."""
+        parts = ((fleet.size - fleet.on_demand, self.price_usd_h), (fleet.on_demand, self.on_demand_usd_h))
+        bought = [(machines, price) for machines, price in parts if machines]
+        if any(price is None for _, price in bought):
+            return None
+        return sum((machines * Decimal(price) for machines, price in bought if price is not None), Decimal(0))
+
+    def share_of(self, fleet: FleetSpec) -> str | None:
+        """Of one of its machines, as price_usd_h. Nobody chooses which of them a job gets: each costs what all do on
+        average."""
+        if not fleet.on_demand:
+            return self.price_usd_h
+        price = self.price_of(fleet)
+        return None if price is None else str(price / fleet.size)
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Terms:
+        """Lenient: what another version added is dropped. Raises TypeError if something is missing."""
+        return cls(**fields_of(cls, value))
 
 
 def infra_stack(cloud: str, region: str) -> str:
@@ -55,9 +80,10 @@ def _exporting(program: Callable[[], object], outputs: Mapping[str, Any]) -> Cal
     def run() -> None:
         import pulumi
 
-        program()
+        # First: Pulumi keeps what was exported until a program failed, and nothing else of what it knew before.
         for name, value in outputs.items():
             pulumi.export(name, value)
+        program()
 
     return run
 

@@ -6,15 +6,31 @@ them from where the cloud's own tools do.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, TypeVar
 
 from ..jobspecs.fleets import FleetCloud, FleetSpec
 from ..provisioners.infrastructure import Infrastructure
+from .errors import InfraError
 
 OUTPUT = "cloudgpu"
 """The output of both programs: Infrastructure's or FleetOutputs' JSON."""
+_Value = TypeVar("_Value")
+
+
+def read_output(outputs: Mapping[str, Any], name: str, from_json: Callable[[Mapping[str, Any]], _Value]) -> _Value:
+    """One output of a stack, which somebody else's version may have written. Raises InfraError."""
+    try:
+        return from_json(outputs[name])
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        hint = "`up` writes it anew; if a newer cloudgpu wrote it, update this one"
+        raise InfraError(f"the stack's output {name!r} cannot be read: {error}", hint) from error
+
+
+def fields_of(kind: type[Any], value: Mapping[str, Any]) -> dict[str, Any]:
+    """What of it is a field of this dataclass: what another version added is dropped."""
+    return {one.name: value[one.name] for one in fields(kind) if one.name in value}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +61,8 @@ class InfraSettings:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> InfraSettings:
-        """Raises TypeError if something is missing or unknown."""
-        return cls(**value)
+        """Lenient: what another version added is dropped. Raises TypeError if something is missing."""
+        return cls(**fields_of(cls, value))
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +109,11 @@ class FleetSettings:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> FleetSettings:
-        """Raises TypeError if something is missing or unknown, pydantic's ValidationError for a bad fleet."""
-        fleet = FleetSpec.model_validate(value["fleet"])
+        """Lenient: what another version added is dropped. Raises KeyError or TypeError if something is missing, and
+        pydantic's ValidationError for a bad fleet."""
+        fleet = FleetSpec.from_json(value["fleet"])
         infrastructure = Infrastructure.from_json(value["infrastructure"])
-        return cls(**{**value, "fleet": fleet, "infrastructure": infrastructure})
+        return cls(**{**fields_of(cls, value), "fleet": fleet, "infrastructure": infrastructure})
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,5 +143,5 @@ class FleetOutputs:
     def from_json(cls, value: Mapping[str, Any]) -> FleetOutputs:
         """Lenient: what another version added is dropped; Pulumi's numbers, which are floats, become whole ones. Raises
         TypeError if something is missing."""
-        known = {key: one for key, one in value.items() if key in cls.__dataclass_fields__}
+        known = fields_of(cls, value)
         return cls(**{**known, "size": int(known["size"])} if "size" in known else known)

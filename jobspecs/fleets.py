@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
 
@@ -110,6 +110,11 @@ class FleetSpec(_Model):
     idle_s: PositiveInt | None = None
     """A machine that had no job for so long leaves its fleet, and ends; None: never."""
     heal: bool = True
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> FleetSpec:
+        """Lenient: what another version added is dropped. Raises pydantic's ValidationError."""
+        return cls.model_validate({key: one for key, one in value.items() if key in cls.model_fields})
 
     @property
     def count(self) -> Fraction:

@@ -43,7 +43,7 @@ class Cluster:
     fleet_dir: str
     """URL where its machines look for what to do."""
     price_usd_h: str | None = None
-    """Of one machine with its disk, a Decimal's text; None: unknown."""
+    """Of one machine with its disk, of machines of two markets on average; a Decimal's text; None: unknown."""
     expires: float | None = None
     """Epoch seconds at which its machines end for good; None: never."""
 
@@ -74,7 +74,7 @@ class Cluster:
     def from_json(cls, value: Mapping[str, Any]) -> Cluster:
         """Lenient: what another version added is dropped. Raises TypeError, KeyError or ValueError for what is none."""
         known = {key: one for key, one in value.items() if key in cls.__dataclass_fields__}
-        fleet = FleetSpec.model_validate(known["fleet"])
+        fleet = FleetSpec.from_json(known["fleet"])
         return cls(**{**known, "fleet": fleet, "infrastructure": Infrastructure.from_json(known["infrastructure"])})
 
 
@@ -109,6 +109,10 @@ def save(cluster: Cluster) -> None:
     Path(new).replace(path)
 
 
-def forget(name: str) -> None:
+def forget(name: str, backend: str | None = None) -> None:
+    """`backend`: only if its stack is kept there; what cannot be read is kept nowhere."""
+    with contextlib.suppress(ValueError):
+        if backend is not None and (one := load(name)) is not None and one.backend != backend:
+            return
     with contextlib.suppress(FileNotFoundError):
         path_of(name).unlink()

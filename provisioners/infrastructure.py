@@ -43,6 +43,8 @@ class Infrastructure:
     """azure: client id of the same; elsewhere ""."""
     job_dir: str = ""
     """URL below which job dirs are, e.g. `s3://bucket/jobs`: the default of job files that name none."""
+    backend: str = ""
+    """URL of where the stack is kept; "": not known, as of one that an older version wrote down, and in the export."""
 
     def role_for(self, urls: Iterable[str]) -> str:
         """`machine_role`, if it reaches all of these; "": it does not, or there is none.
@@ -115,6 +117,10 @@ def save(outputs: Infrastructure) -> None:
     Path(new).replace(path)
 
 
-def forget(cloud: str, region: str) -> None:
+def forget(cloud: str, region: str, backend: str | None = None) -> None:
+    """`backend`: only if its stack is kept there, or nobody knows where; so is one that cannot be read."""
+    with contextlib.suppress(ValueError):
+        if backend is not None and (one := load(cloud, region)) is not None and one.backend not in ("", backend):
+            return
     with contextlib.suppress(FileNotFoundError):
         path_of(cloud, region).unlink()

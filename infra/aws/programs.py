@@ -22,7 +22,7 @@ def infra_program(settings: InfraSettings) -> None:
 
     `settings.expires` is of no use here: nothing of it bills but the bucket, which no reaper removes.
     """
-    opts = pulumi.ResourceOptions(providers=[_provider(settings.region)])
+    opts = pulumi.ResourceOptions(providers=[_provider(settings.region, settings.account)])
     network = GpuNetwork(f"{_NAME}-network", {"owner": settings.owner}, opts)
     bucket = JobBucket(f"{_NAME}-jobs", _bucket(settings), opts)
     role = MachineRole(f"{_NAME}-machines", {"job_dir": bucket.job_dir, "owner": settings.owner}, opts)
@@ -65,7 +65,8 @@ def fleet_program(settings: FleetSettings) -> None:
         args["expires"] = settings.expires
     if settings.reservation is not None:
         args |= {"reservation": settings.reservation, "capacity_block": settings.capacity_block}
-    made = GpuFleet(fleet.name, args, pulumi.ResourceOptions(providers=[_provider(fleet.region)]))
+    opts = pulumi.ResourceOptions(providers=[_provider(fleet.region, settings.account)])
+    made = GpuFleet(fleet.name, args, opts)
 
     def outputs(known: dict[str, str]) -> dict[str, object]:
         told = {"name": fleet.name, "cloud": "aws", "region": fleet.region, "template_hash": fleet.template_hash}
@@ -75,8 +76,10 @@ def fleet_program(settings: FleetSettings) -> None:
     pulumi.export(OUTPUT, known.apply(outputs))
 
 
-def _provider(region: str) -> aws.Provider:
-    return aws.Provider(f"{_NAME}-{region}", region=region)
+def _provider(region: str, account: str) -> aws.Provider:
+    """With the credentials of another account it does nothing: nearly everything has a name or an id without an account
+    in it, so there it would be taken for gone, and made again."""
+    return aws.Provider(f"{_NAME}-{region}", region=region, allowed_account_ids=[account] if account else None)
 
 
 def _bucket(settings: InfraSettings) -> JobBucketArgs:

@@ -15,9 +15,11 @@ RIGHTS = (
     Right("find", ("compute.instances.list", "compute.instanceGroupManagers.list"), ""),
     MACHINES,
     GROUPS._replace(permissions=("compute.instanceGroupManagers.update",)),
+    Right("tell", ("logging.logEntries.create",), ""),
 )
 """It looks at all machines and groups of the project; it can end none but those whose names begin as those of cloudgpu
-do."""
+do. What it could not end it tells in the log (sys.log; source: Workflows' documentation, "Grant a workflow permission
+to access Google Cloud resources")."""
 _RUN = "roles/workflows.invoker"
 _EXECUTIONS = "https://workflowexecutions.googleapis.com/v1/"
 

@@ -85,7 +85,7 @@ def sheltered_workers(loader: Any) -> Iterator[None]:  # noqa: ANN401
     get, as from torchrun and Slurm: torch lets a training fail whose workers die, and it is to save.
     """
     base = _base(loader)
-    init = getattr(base, "worker_init_fn", _NONE)
+    init: Any = getattr(base, "worker_init_fn", _NONE)
     if not getattr(base, "num_workers", 0) or init is _NONE:
         yield
         return

@@ -378,3 +378,22 @@ def test_spot_machines_that_talk_to_each_other(desk: Desk) -> None:
     assert [one["GroupId"] for one in inward["UserIdGroupPairs"]] == [security["GroupId"]] and not inward["IpRanges"]
     desk.down("cluster-big")
     assert desk.left() == {}
+
+
+def test_with_another_accounts_credentials_nothing_is_taken_for_gone(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own: Any = boto3.client("sts")
+    group = desk.up(account=own.get_caller_identity()["Account"]).group
+    role = {"RoleArn": "arn:aws:iam::222222222222:role/other", "RoleSessionName": "other"}
+    other = own.assume_role(**role)["Credentials"]
+    names = {"AWS_ACCESS_KEY_ID": "AccessKeyId", "AWS_SECRET_ACCESS_KEY": "SecretAccessKey"}
+    with monkeypatch.context() as theirs:
+        for variable, name in {**names, "AWS_SESSION_TOKEN": "SessionToken"}.items():
+            theirs.setenv(variable, other[name])
+        for step in (Stack.recover, functools.partial(Stack.down, keep_protected=False)):
+            with desk.stack("cluster-big") as stack, pytest.raises(InfraError, match="account ID not allowed"):
+                step(stack)
+    assert [one["AutoScalingGroupName"] for one in desk.groups()] == [group]
+    desk.down("cluster-big")
+    assert desk.groups() == []

@@ -112,7 +112,12 @@ def test_infra_from_nothing_to_nothing(desk: Desk) -> None:
         refused = desk.run("infra", "down", *PLACE, "--yes", "--delete-bucket", *wrong)
         assert (refused.code, f"--yes-delete-bucket {bucket}" in refused.err) == (2, True)
     assert infrastructure.load("gcp", REGION) is not None
-    desk.well("infra", "down", *PLACE, "--yes", "--delete-bucket", "--yes-delete-bucket", bucket)
+    twice = ("--delete-bucket", "--yes-delete-bucket", bucket)
+    desk.provider.control.fail("Delete", error("SERVICE_UNAVAILABLE"), where={"type": "*:Bucket"})
+    assert desk.run("infra", "down", *PLACE, "--yes", *twice).code == 6
+    told_once = desk.run("infra", "down", *PLACE, "--yes")
+    assert (told_once.code, "every checkpoint" in told_once.err, desk.gcs.objects(bucket)) == (4, True, {})
+    desk.well("infra", "down", *PLACE, "--yes", *twice)
     with pytest.raises(AssertionError):
         desk.gcs.objects(bucket)
     assert desk.run("infra", "down", *PLACE, "--yes").code == 2
@@ -144,12 +149,37 @@ def test_a_failure_in_the_middle_and_up_again(desk: Desk) -> None:
     assert len(desk.networks()) == 2
 
 
+def test_a_failure_in_the_middle_and_down_again(desk: Desk) -> None:
+    """With the bucket, of which no output tells yet."""
+    desk.provider.control.fail("Create", error("QUOTA_EXCEEDED"), where={"type": "*:Subnetwork"})
+    assert desk.run("infra", "up", *PLACE, "--yes").code == 6
+    unnamed = desk.run("infra", "down", *PLACE, "--yes", "--delete-bucket")
+    bucket = unnamed.err.partition("--yes-delete-bucket ")[2].split()[0]
+    desk.well("infra", "down", *PLACE, "--yes", "--delete-bucket", "--yes-delete-bucket", bucket)
+    assert desk.networks() == ["default"]
+    with pytest.raises(AssertionError):
+        desk.gcs.objects(bucket)
+
+
 def test_another_account_is_not_mixed_in(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     desk.well("infra", "up", *PLACE, "--yes")
-    monkeypatch.setenv("GOOGLE_CLOUD_PROJECT", "another-project")
-    refused = desk.run("infra", "up", *PLACE, "--yes")
-    assert refused.code == 4
-    assert "another-project" in refused.err
+    file = desk.cluster_file()
+    desk.well("cluster", "up", file, "--yes")
+    with monkeypatch.context() as theirs:
+        theirs.setenv("GOOGLE_CLOUD_PROJECT", "another-project")
+        for words in (
+            ["infra", "up", *PLACE],
+            ["infra", "down", *PLACE],
+            ["cluster", "up", file],
+            ["cluster", "scale", "big", "3"],
+            ["cluster", "extend", "big", "9d"],
+            ["cluster", "down", "big"],
+        ):
+            refused = desk.run(*words, "--yes")
+            assert (refused.code, "another-project" in refused.err) == (4, True), refused.err
+    [known] = clusters.known()
+    assert (known.fleet.size, _group(desk)["targetSize"]) == (2, 2)
+    desk.well("cluster", "down", "big", "--yes")
 
 
 def test_a_bucket_that_exists_is_used_and_never_deleted(desk: Desk) -> None:
@@ -318,6 +348,59 @@ def test_a_cluster_expires_and_can_be_extended(desk: Desk, monkeypatch: pytest.M
     desk.well("cluster", "scale", "big", "0", "--yes")
     renewed = desk.well("cluster", "up", file, "--yes", "--json").json
     assert (renewed["cluster"]["expires"] > time.time() + 14 * 86_400.0, _group(desk)["targetSize"]) == (True, 2)
+
+
+def test_a_cluster_stays_in_its_backend(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever else one looks: there it is not, but here it is known all the same."""
+    own, other = (("--backend", f"file://{desk.folder / name}") for name in ("own", "other"))
+    monkeypatch.setenv("PULUMI_CONFIG_PASSPHRASE", "")
+    desk.well("infra", "up", *PLACE, *own, "--yes")
+    desk.well("infra", "status", *PLACE, *other)
+    assert desk.run("infra", "down", *PLACE, *other, "--yes").code == 2
+    assert desk.well("infra", "preview", *PLACE, "--json").json["counts"] == {}  # where it is, nobody need say
+
+    file = desk.cluster_file()
+    desk.well("cluster", "up", file, *own, "--yes")
+    assert desk.well("cluster", "up", file, "--yes", "--json").json["counts"] == {}
+    twice = desk.run("cluster", "up", file, *other, "--yes")
+    assert (twice.code, f"the cluster big is kept in {own[1]}" in twice.err) == (4, True)
+    assert desk.run("cluster", "down", "big", *other, "--yes").code == 2
+    assert [one.backend for one in clusters.known()] == [own[1]]
+    desk.well("cluster", "down", "big", "--yes")
+    assert clusters.known() == []
+    clusters.path_of("damaged").write_text("{")
+    damaged = desk.run("infra", "down", *PLACE, "--yes")
+    assert (damaged.code, str(clusters.path_of("damaged")) in damaged.err) == (6, True)
+    clusters.forget("damaged")
+    desk.well("infra", "down", *PLACE, "--yes")
+    assert infrastructure.known() == []
+
+
+def test_machines_of_a_spot_cluster_that_are_bought_on_demand_cost_what_they_cost(desk: Desk) -> None:
+    desk.well("infra", "up", *PLACE, "--yes")
+
+    def price(text: str) -> float:
+        return float(desk.well("cluster", "up", desk.cluster_file(text), "--dry-run", "--json").json["price_usd_h"])
+
+    def of_known() -> float:
+        """What jobs on all machines pay."""
+        [known] = clusters.known()
+        return known.fleet.size * float(known.price_usd_h or "nan")
+
+    bought = CLUSTER.replace("nodes: 2", "zone: us-central1-a, nodes: 1")
+    spot = bought.replace("nodes: 1", "nodes: 1, market: spot")
+    mixed = spot.replace("nodes: 1", "nodes: 3") + "on_demand: 1\n"
+    whole = pytest.approx(2 * price(spot) + price(bought), abs=1e-5)
+    assert price(mixed) == whole
+    assert price(mixed) > 3 * price(spot) + 0.1
+    capped = desk.cluster_file(mixed.replace("5 USD/h", f"{price(mixed) - 0.1:.2f} USD/h"))
+    refused = desk.run("cluster", "up", capped, "--yes", "--json")
+    assert (refused.code, [one["code"] for one in refused.json["findings"]]) == (4, ["price-cap"])
+
+    desk.well("cluster", "up", desk.cluster_file(mixed), "--yes")
+    assert of_known() == whole
+    fewer = desk.well("cluster", "scale", "big", "1", "--yes", "--json").json
+    assert float(fewer["price_usd_h"]) == pytest.approx(of_known()) == pytest.approx(price(bought))
 
 
 def test_the_second_machine_of_a_cluster_reaches_the_first(desk: Desk) -> None:

@@ -6,6 +6,7 @@ the stack's bucket refuses whoever comes without.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 
 from cloudgpu.control.jobs import list_jobs
 from cloudgpu.provisioners import clusters, infrastructure
+from cloudgpu.runtime.fleet import Fleet
 from cloudgpu.tests.standins.aws import Aws
 from cloudgpu.tests.standins.aws.process import Remains
 from cloudgpu.tests.standins.commands import Commands, in_a_process, stacks_can_be_made
@@ -30,6 +32,9 @@ PLACE = ("--cloud", "aws", "--region", REGION)
 CLUSTER = """name: big
 resources: {accelerator: "T4:1", cloud: aws, region: us-east-1, nodes: 1}
 limits: {price: 5 USD/h}
+"""
+IN_A_BLOCK = """name: big
+resources: {machine_type: p5.4xlarge, cloud: aws, region: us-east-1, nodes: 1, market: reservation}
 """
 
 
@@ -106,3 +111,44 @@ def test_a_job_on_a_cluster_from_nothing_to_nothing(desk: Desk, monkeypatch: pyt
         assert [one["Name"] for one in desk.s3.list_buckets()["Buckets"]] == [STACKS]
         left = [one["Key"] for one in desk.s3.list_objects_v2(Bucket=STACKS)["Contents"]]
         assert not [key for key in left if key.endswith(".json")], "no stack, no lock, no history"
+
+
+def test_a_cluster_in_a_capacity_block_expires_with_it(desk: Desk) -> None:
+    """Its machines have what runs saved, and leave, before AWS ends them; nothing on them tells when that is."""
+    desk.well("infra", "up", *PLACE, "--yes")
+    block = desk.aws.reserve("p5.4xlarge", "us-east-1b", 1, end_s=7_200)
+
+    def left() -> float:
+        """Seconds until it expires, as its machines are told."""
+        [known] = clusters.known()
+        assert known.expires is not None
+        assert Fleet(known.fleet_dir).view().settings.expires == known.expires
+        return known.expires - time.time()
+
+    file = desk.file("cluster.yaml", IN_A_BLOCK)
+    up = desk.well("cluster", "up", file, "--yes", "--json")
+    assert left() == pytest.approx(7_200 - 1_800, abs=120)
+    assert f"the Capacity Block {block} ends its machines" in up.err
+    assert desk.well("cluster", "up", file, "--json").json["counts"] == {}
+
+    desk.aws.extend_block(block, 90_000)
+    later = desk.well("cluster", "extend", "big", "never", "--yes", "--json")
+    assert left() == pytest.approx(90_000 - 1_800, abs=120)
+    assert (block in later.err, set(later.json["counts"])) == (True, {"update"})
+    sooner = desk.well("cluster", "extend", "big", "2h", "--yes")
+    assert left() == pytest.approx(7_200, abs=120)
+    assert block not in sooner.err
+
+    desk.aws.extend_block(block, -1)
+    refused = desk.run("cluster", "extend", "big", "7d", "--yes")
+    assert (refused.code, "the account has no active reservation" in refused.err) == (6, True)
+    desk.well("cluster", "scale", "big", "0", "--yes")
+    desk.until(lambda: desk.machines() == 0)
+    other = desk.aws.reserve("p5.4xlarge", "us-east-1b", 1, end_s=10_800)
+    again = desk.well("cluster", "scale", "big", "1", "--yes")
+    assert left() == pytest.approx(7_200, abs=120)
+    assert block not in again.err + str(clusters.known()[0])
+    desk.until(lambda: desk.machines() == 1)
+    assert other in desk.well("cluster", "extend", "big", "7d", "--yes").err
+    desk.well("cluster", "down", "big", "--yes")
+    assert desk.machines() == 0

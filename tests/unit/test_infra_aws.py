@@ -463,6 +463,15 @@ def args_of(token: str) -> Any:
     return getattr(package, f"{name}InitArgs", None) or getattr(package, f"{name}Args")
 
 
+def test_its_provider_works_in_one_account_only() -> None:
+    account = "123456789012"
+    for program in (
+        lambda: infra_program(dataclasses.replace(INFRA, account=account)),
+        lambda: fleet_program(settings(fleet(), account=account)),
+    ):
+        assert only(registered(program), "pulumi:providers:aws").inputs["allowedAccountIds"] == f'["{account}"]'
+
+
 def test_children_are_named_after_their_parents_and_use_their_provider() -> None:
     def program() -> None:
         given = aws.Provider("elsewhere", region="eu-west-1")

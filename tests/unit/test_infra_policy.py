@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 from decimal import Decimal
 from pathlib import Path
 
 import pytest
+from pulumi.runtime.settings import get_root_resource
 
 import cloudgpu
 from cloudgpu.infra import programs
+from cloudgpu.infra.errors import InfraError
 from cloudgpu.infra.events import Change
 from cloudgpu.infra.policy import check_down, check_up, price_of
-from cloudgpu.infra.settings import FleetSettings, InfraSettings
+from cloudgpu.infra.settings import FleetSettings, InfraSettings, read_output
 from cloudgpu.jobspecs.fleets import FleetSpec
 from cloudgpu.provisioners.infrastructure import Infrastructure
 from cloudgpu.tests.standins.pulumi.mocks import run_strict
@@ -79,6 +82,60 @@ def test_down_is_refused_while_jobs_run_or_clusters_stand() -> None:
     assert codes(check_down(changes, running=["digits-1"], clusters=(), force=True)) == [("jobs-run", "warning")]
     assert codes(check_down(changes, running=(), clusters=["big"], force=True)) == [("clusters-there", "refused")]
     assert codes(check_down(changes, running=(), clusters=(), force=False)) == []
+
+
+def test_down_leaves_what_holds_checkpoints_whether_it_is_protected_or_not() -> None:
+    changes = [Change("delete", VPC, "vpc"), Change("delete", BUCKET, "bucket")]
+    assert codes(check_down(changes, running=(), clusters=(), force=True)) == [("protected", "refused")]
+    assert codes(check_down(changes, running=(), clusters=(), force=True, with_data=True)) == []
+
+
+def test_machines_that_are_bought_on_demand_have_a_price_of_their_own() -> None:
+    def fleet(size: int, on_demand: int) -> FleetSpec:
+        place = {"cloud": "aws", "region": "us-east-1", "machine_type": "g6.xlarge", "accelerator": "L4", "gpus": "1"}
+        return FleetSpec.model_validate(
+            {"name": "big", **place, "market": "spot", "size": size, "on_demand": on_demand}
+        )
+
+    terms = programs.Terms("1", None, 1, "4")
+    assert [terms.price_of(fleet(*one)) for one in ((3, 1), (3, 0), (1, 1), (0, 0))] == [6, 3, 4, 0]
+    assert [terms.share_of(fleet(*one)) for one in ((3, 1), (3, 0), (1, 1), (0, 0))] == ["2", "1", "4", "1"]
+    unknown = programs.Terms("1", None, 1)
+    assert [unknown.price_of(fleet(*one)) for one in ((3, 1), (3, 0))] == [None, 3]
+    assert unknown.share_of(fleet(3, 1)) is None
+    assert programs.Terms(None, None, 1, "4").price_of(fleet(1, 1)) == 4
+
+
+def test_what_a_newer_version_wrote_is_read_without_what_is_new() -> None:
+    infra = InfraSettings("aws", "us-east-1", "infra", "me", ACCOUNT)
+    terms = programs.Terms("1", "5", 0)
+    stands = Infrastructure("aws", "us-east-1", "infra", "me", "network")
+    fleet = FleetSpec(name="big", cloud="aws", region="us-east-1", machine_type="g6.xlarge", accelerator="L4", gpus="1")
+    cluster = FleetSettings("c", "me", fleet, stands, "#cloud-config\n", "ami-1", "x://bucket/jobs/f", ACCOUNT)
+    newer = {**cluster.to_json(), "fleet": {**cluster.to_json()["fleet"], "new": 1}, "new": {}}
+    assert FleetSettings.from_json(newer) == cluster
+    assert InfraSettings.from_json({**infra.to_json(), "new": None}) == infra
+    assert programs.Terms.from_json({**dataclasses.asdict(terms), "new": 1}) == terms
+    bad: tuple[object, ...] = ({}, "text", None, {**newer, "fleet": {"name": "big"}})
+    for outputs in ({}, *({"settings": one} for one in bad)):
+        with pytest.raises(InfraError, match="the stack's output 'settings' cannot be read"):
+            read_output(outputs, "settings", FleetSettings.from_json)
+
+
+def test_what_a_program_was_given_is_kept_though_it_fails() -> None:
+    """Else the next command would not know whose account the stack is of, and which bucket it goes on with."""
+    settings = InfraSettings("azure", "eastus", "infra", "me", ACCOUNT, bucket="no container", adopt=True)
+    kept: dict[str, object] = {}
+
+    def program() -> None:
+        try:
+            programs.infra_program(settings)()
+        finally:
+            kept.update(get_root_resource().outputs)  # type: ignore[union-attr]
+
+    with pytest.raises(ValueError, match="GROUP/ACCOUNT/CONTAINER"):
+        run_strict(program, outputs=OUTPUTS)
+    assert kept == {"settings": settings.to_json()}
 
 
 ACCOUNT = "00000000-0000-0000-0000-000000000002"

@@ -2,12 +2,15 @@
 
     run(source, send, environ={"GOOGLE_CLOUD_PROJECT_ID": "p"}, now=1_700_000_000.0) -> Ran(value, log)
 
+With `may_log` False its account lacks `logging.logEntries.create`, which sys.log needs.
+
 After Workflows' syntax reference and standard library: steps with assign, call, switch, for, try/except, next and
 return; subworkflows; expressions of names, members, indexes, `+`, `or`,
 comparisons, lists and calls. What is not there is an
 error. Variables that a `for` or an `except` sets first are its own.
 
-Known to differ: values are Python's, of which more go together with `+`; there are no limits and no retries.
+Known to differ: values are Python's, of which more go together with `+`; there are no limits and no retries. That
+sys.log fails without its right is an assumption: that it takes one is documented, not what becomes of the step.
 """
 
 from __future__ import annotations
@@ -54,16 +57,16 @@ class _Return(Exception):  # noqa: N818
         self.value = value
 
 
-def run(source: str, send: Send, *, environ: Mapping[str, str], now: float) -> Ran:
+def run(source: str, send: Send, *, environ: Mapping[str, str], now: float, may_log: bool = True) -> Ran:
     """Raises what the workflow fails with."""
     ran = Ran()
-    ran.value = _Workflow(yaml.safe_load(source), send, environ, now, ran.log).call("main", {})
+    ran.value = _Workflow(yaml.safe_load(source), send, environ, now, ran.log if may_log else None).call("main", {})
     return ran
 
 
 class _Workflow:
     def __init__(
-        self, parts: Mapping[str, Any], send: Send, environ: Mapping[str, str], now: float, log: list[Any]
+        self, parts: Mapping[str, Any], send: Send, environ: Mapping[str, str], now: float, log: list[Any] | None
     ) -> None:
         self._parts, self._send, self._log = parts, send, log
         self._functions: dict[str, Callable[..., Any]] = {
@@ -139,6 +142,8 @@ class _Workflow:
 
     def _called(self, name: str, arguments: Mapping[str, Any]) -> Any:
         if name == "sys.log":
+            if self._log is None:
+                raise PermissionError("403 Permission 'logging.logEntries.create' denied")
             return self._log.append(arguments)
         if name.startswith("http."):
             assert set(arguments) <= {"url", "query", "body", "auth", "headers", "timeout"}, arguments

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import time
@@ -17,7 +18,10 @@ from ..wire import Props
 
 _T = TypeVar("_T")
 _GONE = ("NotFound", "NoSuch")
-_SETTINGS = {"region", "skipCredentialsValidation", "skipRegionValidation", "skipMetadataApiCheck", "version"}
+_SETTINGS = {
+    *("region", "skipCredentialsValidation", "skipRegionValidation", "skipMetadataApiCheck", "version"),
+    "allowedAccountIds",
+}
 """Of the provider's configuration."""
 PATIENCE_S = 20.0
 """For what AWS refuses as long as something else still ends. (The provider itself waits for minutes.)"""
@@ -38,6 +42,12 @@ class Cloud:
         if unknown:
             raise ValueError(f"the stand-in does not model the provider's {', '.join(unknown)}")
         self.region = str(settings.get("region") or self.region)
+        with self._lock:  # whoever gives the next command may have other credentials
+            self._session = session()
+            self._clients.clear()
+        allowed = json.loads(settings.get("allowedAccountIds") or "[]")
+        if allowed and self.account not in allowed:
+            raise ValueError(f"AWS account ID not allowed: {self.account}")
 
     def client(self, service: str, props: Mapping[str, Any] | None = None) -> Any:
         """In the resource's region, or the provider's."""
