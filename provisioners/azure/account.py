@@ -35,6 +35,7 @@ _ON_AZURE = Path("/sys/class/dmi/id/chassis_asset_tag")
 _ASSET_TAG = "7783-7084-3265-9085-8269-3286-77"
 """Of every virtual machine of Azure. Source: Azure's documentation of its metadata service; cloud-init."""
 _LONGEST_MESSAGE = 700
+_WRONG_SETTING = "a variable AZURE_… of the environment is wrong, e.g. empty: correct it, or unset all of them"
 _CONNECT_S, _READ_S = 10, 30
 """For the token service."""
 
@@ -83,27 +84,37 @@ class Account:
 
     def _ask(self) -> tuple[TokenCredential, str]:
         need_sdk()
-        from azure.identity import DefaultAzureCredential
-
-        with told(understand, "read Azure's credentials", self._clock):
-            credential = DefaultAzureCredential(
-                exclude_interactive_browser_credential=True,
-                exclude_broker_credential=True,
-                exclude_visual_studio_code_credential=True,
-                exclude_powershell_credential=True,
-                exclude_developer_cli_credential=True,
-                exclude_shared_token_cache_credential=True,
-                # A test's authority is not one that Microsoft's list of authorities knows.
-                disable_instance_discovery=is_loopback(_authority()),
-                connection_timeout=_CONNECT_S,
-                read_timeout=_READ_S,
-                retry_total=2,
-            )
+        doing = "read Azure's credentials"
+        try:
+            with told(understand, doing, self._clock):
+                credential = _credential()
+        except (OSError, ValueError) as error:
+            message = f"{doing}: {short(str(error))}; {_WRONG_SETTING}"
+            raise ProvisionError("auth", message, scope="cloud", code=type(error).__name__) from error
         subscription = os.environ.get(SUBSCRIPTION) or default_subscription()
         if not subscription:
             message = f"no subscription is named: set {SUBSCRIPTION}, or log in with `az login`"
             raise ProvisionError("auth", message, scope="cloud", code="NoSubscription")
         return credential, subscription
+
+
+def _credential() -> TokenCredential:
+    """Asks nobody yet. Raises OSError, ValueError for variables of the environment that cannot be used."""
+    from azure.identity import DefaultAzureCredential
+
+    return DefaultAzureCredential(
+        exclude_interactive_browser_credential=True,
+        exclude_broker_credential=True,
+        exclude_visual_studio_code_credential=True,
+        exclude_powershell_credential=True,
+        exclude_developer_cli_credential=True,
+        exclude_shared_token_cache_credential=True,
+        # A test's authority is not one that Microsoft's list of authorities knows.
+        disable_instance_discovery=is_loopback(_authority()),
+        connection_timeout=_CONNECT_S,
+        read_timeout=_READ_S,
+        retry_total=2,
+    )
 
 
 def default_subscription() -> str | None:
@@ -162,13 +173,16 @@ def _authority() -> str:
 
 def understand(error: Exception, doing: str, clock: Clock) -> ProvisionError | None:
     """What an error of Azure's SDK means; None: it is not one."""
-    from azure.core.exceptions import AzureError, HttpResponseError
+    from azure.core.exceptions import AzureError, DeserializationError, HttpResponseError
     from requests.exceptions import RequestException
 
     if isinstance(error, HttpResponseError) and error.response is not None:
         return _answered(error, doing, clock)
     if isinstance(error, (AzureError, RequestException)):
         return classify("azure", code=known_name(error), message=short(str(error)), doing=doing)
+    if isinstance(error, (json.JSONDecodeError, DeserializationError)):
+        message = f"{doing}: the answer is no JSON of Azure's; does something stand between this computer and Azure?"
+        return ProvisionError("transient", message, scope="region", code=type(error).__name__)
     return None
 
 

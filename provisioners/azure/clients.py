@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from .. import calls
-from ..base import ProvisionError
 from ..clock import Clock, SystemClock
 from .account import Account, code_of, need_sdk, understand
 
@@ -95,11 +94,7 @@ class Clients:
 
             answer = self.compute.send_request(HttpRequest("GET", self._absolute(url)))
             answer.raise_for_status()
-            try:
-                found = answer.json()
-            except ValueError as error:
-                message = f"{doing}: the answer is no JSON; does something stand between this computer and Azure?"
-                raise ProvisionError("transient", message, scope="region") from error
+            found = answer.json()
             return found if isinstance(found, dict) else {}
 
         return self.ask(doing, call)

@@ -41,16 +41,22 @@ def console(clients: Clients, group: str, name: str) -> str:
     doing = f"read the console of {name}"
     found = clients.ask(doing, lambda: machines.retrieve_boot_diagnostics_data(group, name, cls=answer_of), _PATIENCE_S)
     url = str(dict(found).get("serialConsoleLogBlobUri") or "")
-    return end_of(clients.ask(doing, lambda: _read(url), _PATIENCE_S)) if url else ""
+    return end_of(clients.ask(doing, lambda: _read(url, doing), _PATIENCE_S)) if url else ""
 
 
-def _read(url: str) -> str:
-    """By a signed URL: whoever has it may read, and a token of ours must not go there."""
+def _read(url: str, doing: str) -> str:
+    """By a signed URL: whoever has it may read, and a token of ours must not go there. Nor must it go into a log: the
+    library's errors quote it. Raises ProvisionError."""
     import requests
 
-    with requests.get(url, timeout=_TIMEOUT_S, stream=True) as answer:
-        answer.raise_for_status()
-        data = b""
-        for piece in answer.iter_content(65_536):
-            data = (data + piece)[-_MOST:]
+    data = b""
+    try:
+        with requests.get(url, timeout=_TIMEOUT_S, stream=True) as answer:
+            answer.raise_for_status()
+            for piece in answer.iter_content(65_536):
+                data = (data + piece)[-_MOST:]
+    except requests.RequestException as error:
+        status = "" if error.response is None else f" (HTTP status {error.response.status_code})"
+        code = type(error).__name__
+        raise ProvisionError("transient", f"{doing}: {code}{status}", scope="region", code=code) from None
     return data.decode(errors="replace")

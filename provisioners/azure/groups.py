@@ -15,7 +15,7 @@ from .. import tags
 from ..base import LaunchRequest, ProvisionError
 from .clients import Clients, answer_of, gone_is_fine, plain
 from .names import ACCESS, IDENTITY, STARTED, group_id, group_name, token_of
-from .operations import delete, ordered
+from .operations import delete, ordered, wait_for
 
 _LONGEST_TAG = 256
 """A tag's value. Source: Azure's documentation, "Use tags to organize your Azure resources"; it allows 50 tags."""
@@ -101,7 +101,7 @@ def mark_started(clients: Clients, token: str, nodes: Collection[str]) -> None:
 
 
 def unmark_started(clients: Clients, token: str, nodes: Collection[str], group: Group) -> None:
-    """They were not: Azure has refused them."""
+    """Forget that they were: Azure has refused them, or others have taken their place."""
     changed = {
         key: " ".join(left)
         for key, value in group.tags.items()
@@ -144,7 +144,17 @@ def _change_tags(clients: Clients, token: str, operation: str, values: Mapping[s
     begin = partial(
         clients.resources.tags.begin_update_at_scope, group_id(clients.subscription, name).lstrip("/"), body
     )
-    clients.ask(f"change the tags of {name}", lambda: ordered(begin))
+    doing = f"change the tags of {name}"
+    if clients.ask(doing, lambda: ordered(begin)).url:  # accepted, and perhaps not done yet
+        wait_for(clients, doing, lambda: _has_changed(find_group(clients, token), operation, values))
+
+
+def _has_changed(group: Group | None, operation: str, values: Mapping[str, str]) -> bool:
+    """Whether its tags are what they were to be; those of a group that is gone are no matter."""
+    if group is None:
+        return True
+    known = group.tags.items()
+    return not values.items() & known if operation == "Delete" else values.items() <= known
 
 
 def _group(found: Any) -> Group:  # noqa: ANN401 - JSON

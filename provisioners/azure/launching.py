@@ -99,7 +99,13 @@ class Launch:
         begun, failed = set(), []
         for name, node in nodes.items():
             found = seen.get(name)
-            if found is None or found.is_ending:
+            if found is None:
+                continue
+            if found.is_ending:  # with its mark it is lost, which observe() tells; without, it was refused: again then
+                if node in group.started:
+                    self.machines[node] = name
+                else:
+                    failed.append(node)
                 continue
             view = operations.look_at(self.clients, group.name, name) if found.state != "Succeeded" else None
             if found.state == "Succeeded" or (view is not None and view.runs):
@@ -130,7 +136,9 @@ class Launch:
         quotas.check(clients, region=request.region, market=request.market, machine_types=new)
         grants = find_grants(clients, request, self._shared)
         containers = [container.to_tag() for container in dict.fromkeys(one.container for one in grants)]
-        make_group(clients, request, containers, self._shared)
+        group = make_group(clients, request, containers, self._shared)
+        # Of others it is not asked again whether they were started, and a group has room for so many tags only.
+        unmark_started(clients, request.token, group.started - {node.node for node in request.nodes}, group)
         identity = find_identity(clients, self._shared) if self._shared else make_identity(clients, request)
         let_in(clients, request, identity, grants)
         attachment = network.make_network(clients, request, stack)

@@ -24,7 +24,8 @@ _PAUSES_S, _LAST_PAUSE_S = (0.5, 1.0, 2.0), 3.0
 ENDED = frozenset({"Succeeded", "Failed", "Canceled"})
 """States of what Azure does not work on any more."""
 _RUNS = frozenset({"PowerState/running", "PowerState/starting"})
-_FAILED = "ProvisioningState/failed/"
+_FAILED = "ProvisioningState/failed"
+"""Followed by `/` and Azure's code, where it names one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +55,17 @@ class View:
 
 
 def ordered(begin: Callable[..., Any]) -> Order:
-    """For one of the SDK's calls that begin with `begin_`, whose other arguments are bound."""
+    """For one of the SDK's calls that begin with `begin_`, whose other arguments are bound. The SDK does not read the
+    answer: of some calls it takes no empty one, as 202 comes with."""
+    from azure.core.polling import NoPolling
 
-    def answered(response: Any, *_: object) -> Order:  # noqa: ANN401 - a PipelineResponse
-        headers = response.http_response.headers
-        return Order(answer_of(response), headers.get("Azure-AsyncOperation") or headers.get("Location") or "")
+    class FirstAnswer(NoPolling[Any]):
+        def resource(self) -> Any:  # noqa: ANN401 - a PipelineResponse
+            return self._initial_response
 
-    found: Order = begin(polling=False, cls=answered).result()
-    return found
+    answer = begin(polling=FirstAnswer()).result()  # type: ignore[no-untyped-call]
+    headers = answer.http_response.headers
+    return Order(answer_of(answer), headers.get("Azure-AsyncOperation") or headers.get("Location") or "")
 
 
 def make(clients: Clients, doing: str, begin: Callable[..., Any], look: Callable[..., Any]) -> Json:
@@ -136,7 +140,7 @@ def error_in(view: Json) -> Json | None:
     for one in view.get("statuses") or ():
         code = str(one.get("code", ""))
         if code.startswith(_FAILED):
-            return {"code": code.removeprefix(_FAILED), "message": str(one.get("message", ""))}
+            return {"code": code.removeprefix(_FAILED).strip("/") or "Failed", "message": str(one.get("message", ""))}
     return None
 
 
@@ -169,16 +173,20 @@ def delete(clients: Clients, doing: str, begin: Callable[..., Any], look: Callab
 
     if not clients.ask(doing, start):
         return False
-    if look is None:
-        return True
+    if look is not None:
+        wait_for(clients, doing, lambda: not is_there(clients, doing, look))
+    return True
+
+
+def wait_for(clients: Clients, doing: str, is_done: Callable[[], bool]) -> None:
+    """Ask again and again whether it is done. Raises ProvisionError: `transient`, if it takes too long."""
     clock = clients.clock
     until, waits = clock.monotonic() + PATIENCE_S, pauses()
-    while is_there(clients, doing, look):
+    while not is_done():
         if clock.monotonic() > until:
-            message = f"{doing}: it is there still after {PATIENCE_S:.0f} s"
-            raise ProvisionError("transient", message, scope="region", code="StillThere")
+            message = f"{doing}: Azure has not done it after {PATIENCE_S:.0f} s"
+            raise ProvisionError("transient", message, scope="region", code="OperationTimeout")
         clock.sleep(next(waits))
-    return True
 
 
 def is_there(clients: Clients, doing: str, look: Callable[..., Any]) -> bool:

@@ -45,6 +45,9 @@ REGION, ZONE, SUBSCRIPTION, OWNER, MARKET = "region", "zone", "subscription", "o
 LAUNCHED = "launched:"
 """Likewise, followed by a node: epoch seconds (whole) of its launch."""
 
+YOUNG_S = 1_200.0
+"""What Azure has no machine for it says within this time of the launch. One that fails later has run, e.g. until it was
+moved to a host that was not there: then its node is lost as others are, and its attempt goes on."""
 UNSEEN_S = 60.0
 """A machine that was just launched may be missing from lists for so long; then it is gone."""
 
@@ -59,8 +62,8 @@ class AzureProvisioner:
         self._sightings = Sightings(self._clients)
         self._restarts = Restarts(self._clients)
         self._prices = prices.PriceList(self._clients.account, self._clients.clock)
-        self._refused: dict[tuple[str, str], NodeState] = {}
-        """(token, machine) -> why one that Azure has failed to make was deleted."""
+        self._deleted: dict[tuple[str, str], NodeState] = {}
+        """(token, machine) -> why one that Azure has failed to make, or to keep, was deleted."""
 
     def launch(self, request: LaunchRequest) -> Allocation:
         """Start the machines that are not there yet, all or none. Idempotent: see Launch.
@@ -84,7 +87,8 @@ class AzureProvisioner:
         """Azure's states, at most a few seconds old; one call for each launch, one for each machine in trouble, and one
         a minute for each other machine: whether it is being restarted no list tells.
 
-        A machine that Azure could not make after all is deleted, and told as refused.
+        A machine that Azure could not make after all is deleted, and told as refused; one that it could not keep is
+        deleted, and gone.
         """
         with self._azure():
             self._check_subscription(allocation)
@@ -178,41 +182,48 @@ class AzureProvisioner:
     def _state(
         self, allocation: Allocation, node: str, name: str, seen: Sighting | None, *, returns: bool
     ) -> NodeState:
-        known = self._refused.get((allocation.token, name))
+        known = self._deleted.get((allocation.token, name))
         if seen is not None and seen.has_failed:
-            return self._in_trouble(allocation, node, seen)
+            return self._in_trouble(allocation, node, seen, known)
         if seen is not None and not (seen.is_ending and known):
-            self._refused.pop((allocation.token, name), None)  # all of the launch was ended, and begun again
+            self._deleted.pop((allocation.token, name), None)  # all of the launch was ended, and begun again
             return seen.as_node(node, returns=returns)
         return known or self._missing(allocation, node, name)
 
-    def _in_trouble(self, allocation: Allocation, node: str, seen: Sighting) -> NodeState:
-        """Azure says that it has failed. If it runs all the same that is for its agent to tell."""
+    def _in_trouble(self, allocation: Allocation, node: str, seen: Sighting, known: NodeState | None) -> NodeState:
+        """Azure says that it has failed. If it runs all the same that is for its agent to tell. `known`: what was made
+        of that a moment ago."""
         group = group_name(allocation.token)
         view = operations.look_at(self._clients, group, seen.name)
-        if view is None:
-            return self._missing(allocation, node, seen.name)
+        if view is None or (known is not None and view.state == "Deleting"):
+            return known or self._missing(allocation, node, seen.name)
         error = view.error or {"code": seen.state, "message": f"the machine is {seen.state}"}
         told = refusal(error, f"start {node}")
         if view.runs or told.error_class in UNKNOWN:
             return NodeState(node, "running", str(told))
         told = with_console(self._clients, group, seen.name, told)
         delete_machine(self._clients, group, seen.name)
-        state = NodeState(node, "gone", f"it never ran: {told}", refused=told)
-        self._refused[allocation.token, seen.name] = state
+        if self._age(allocation, node) < YOUNG_S:
+            state = NodeState(node, "gone", f"it never ran: {told}", refused=told)
+        else:
+            state = NodeState(node, "gone", f"Azure has not kept it running: {told}")
+        self._deleted[allocation.token, seen.name] = state
         return state
 
     def _missing(self, allocation: Allocation, node: str, name: str) -> NodeState:
         """No list shows it."""
-        age = self._clients.clock.now() - float(allocation.details.get(f"{LAUNCHED}{node}", "0"))
         group = group_name(allocation.token)
-        if age < UNSEEN_S and operations.look_at(self._clients, group, name) is not None:
+        if self._age(allocation, node) < UNSEEN_S and operations.look_at(self._clients, group, name) is not None:
             return NodeState(node, "pending", "Azure's list does not show it yet")
         # Nobody but Azure takes away a Spot machine and leaves all else: ours are deleted with their group, or by
         # remove(), which is for nodes that are lost already.
         if allocation.details.get(MARKET) == "spot" and find_group(self._clients, allocation.token) is not None:
             return NodeState(node, "gone", "Azure has evicted the Spot machine, or somebody has deleted it", taken=True)
         return NodeState(node, "gone", "Azure does not know it any more")
+
+    def _age(self, allocation: Allocation, node: str) -> float:
+        """Seconds since its launch; as old as can be where a launch has found it running."""
+        return self._clients.clock.now() - float(allocation.details.get(f"{LAUNCHED}{node}", "0"))
 
 
 def _allocation(owner: Owner, group: Group, seen: Collection[Sighting]) -> Allocation:

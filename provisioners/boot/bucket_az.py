@@ -46,7 +46,8 @@ def send(request: urllib.request.Request, bearer: str, timeout: float = 60.0) ->
     try:
         return bytes(ask(request, timeout).read())
     except urllib.error.HTTPError as error:
-        raise Refused(error.code, error.read(65_536).decode(errors="replace")) from error
+        body = error.read(65_536).decode(errors="replace")
+        raise Refused(error.code, body, error.headers.get("Retry-After")) from error
 
 
 class Bucket:

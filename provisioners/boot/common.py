@@ -15,6 +15,7 @@ from typing import Any, Callable  # noqa: UP035 - also read by Pythons that are 
 
 HOME = Path(__file__).resolve().parent
 PAUSE_S = (1.0, 15.0)
+LONGEST_S = 600.0  # of what a `Retry-After` may ask for: machines that wait are paid for
 TROUBLE = (OSError, http.client.HTTPException, ValueError, LookupError)
 """What asking somebody over the network may raise: there was no answer, or a broken one."""
 ABSENT = ("NoSuchKey", "NoSuchBucket", "BlobNotFound", "ContainerNotFound")
@@ -27,8 +28,10 @@ class Hopeless(Exception):  # noqa: N818
 class Refused(OSError):  # noqa: N818
     """A store or an API has answered, and not with what was asked for."""
 
-    def __init__(self, status: int, body: str) -> None:
+    def __init__(self, status: int, body: str, again: str | None = None) -> None:
+        """`again`: the header `Retry-After`; a date in it is not looked at."""
         self.status = status
+        self.after_s = min(float(again), LONGEST_S) if again and again.isdecimal() else 0.0
         self.code, message = self.read(body)
         super().__init__(f"HTTP {status} {self.code}: {message or 'no message'}")
 
@@ -55,8 +58,9 @@ def ask(request: urllib.request.Request, timeout: float = 60.0) -> Any:  # noqa:
     return urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=timeout)
 
 
-def insist(what: str, call: Callable[[], Any], patience_s: float) -> Any:  # noqa: ANN401
-    """Call again for a while. Raises Hopeless with the last reason."""
+def insist(what: str, call: Callable[[], Any], patience_s: float, longest_s: float = PAUSE_S[1]) -> Any:  # noqa: ANN401
+    """Call again for a while, with pauses that grow to the longest, or are as long as the answer asks for. Raises
+    Hopeless with the last reason."""
     until, pause = time.monotonic() + patience_s, PAUSE_S[0]
     while True:
         try:
@@ -64,11 +68,12 @@ def insist(what: str, call: Callable[[], Any], patience_s: float) -> Any:  # noq
         except TROUBLE as error:
             reason = f"{what}: {error or type(error).__name__}"
             hopeless = isinstance(error, Refused) and error.code in ABSENT
-            if hopeless or time.monotonic() + pause > until:
+            wait = max(pause, error.after_s if isinstance(error, Refused) else 0.0)
+            if hopeless or time.monotonic() + wait > until:
                 raise Hopeless(reason) from error
         say(f"{reason}; trying again")
-        time.sleep(pause)
-        pause = min(2 * pause, PAUSE_S[1])
+        time.sleep(wait)
+        pause = min(2 * pause, longest_s)
 
 
 def power_off() -> None:

@@ -3,27 +3,28 @@
 One that only powers itself off stays allocated, and is paid for as if it ran ("States and billing status of Azure
 Virtual Machines"). So Resource Manager is asked to deallocate it, by the machine's own identity, which may do that and
 start it, and neither make nor delete anything ("Desktop Virtualization Power On Off Contributor" on the launch's
-group). Its disk is paid for until the supervisor or `cloudgpu gc` deletes the group.
+group). It asks until it is heard: off, it would be paid for just the same, and could ask no more. Its disk is paid for
+until the supervisor or `cloudgpu gc` deletes the group.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
-import time
 import urllib.request
 from typing import TYPE_CHECKING, Any, Callable  # noqa: UP035 - also read by Pythons that are too old to run it
 
 if TYPE_CHECKING:
     from .bucket_az import METADATA, metadata, send, token
-    from .common import HOME, Hopeless, Refused, goes_down_to, insist, limit_life, power_off, say
+    from .common import Hopeless, Refused, command, goes_down_to, insist, limit_life, power_off, say
 else:
     from bucket import METADATA, metadata, send, token
-    from common import HOME, Hopeless, Refused, goes_down_to, insist, limit_life, power_off, say
+    from common import Hopeless, Refused, command, goes_down_to, insist, limit_life, power_off, say
 
 KNOWN_S = 900.0  # from the launch on; "Troubleshoot Azure RBAC": a role assignment is known after up to ten minutes
-REFUSED_S = 30.0
 ANSWER_S = 15.0
+REST_S = 60.0  # between one call to be deallocated and the next, in the end: Compute counts calls by the hour
 GOING_S = 10.0  # the program has had its time, and systemd waits for 45 s in all
 LAST_S = 2.0  # for the metadata service, while the machine goes down
 RETURNS = ("reboot", "redeploy")
@@ -31,6 +32,7 @@ RETURNS = ("reboot", "redeploy")
 INSTANCE = {"api-version": "2021-02-01", "format": "text"}
 EVENTS = {"api-version": "2020-07-01"}
 DEALLOCATE = "api-version=2024-07-01"
+CANNOT = "this machine cannot deallocate itself, and is paid for until it can or is deleted"
 
 
 class Host:
@@ -73,14 +75,15 @@ class Host:
 
     def end(self, going_down: bool, _code: Callable[[], int], _has_ended: Callable[[str], bool]) -> None:
         """The node has ended: the machine is not needed any more."""
-        if going_down and not self.stays_down:
-            return
-        try:
-            insist("this machine cannot deallocate itself", self.deallocate, GOING_S if going_down else patience())
-        except Hopeless as error:
-            say(f"{error}. It powers itself off, and is paid for until the supervisor or `cloudgpu gc` deletes it")
         if not going_down:
+            command("shutdown", "-c")  # of limit_life(): see above
+            insist(CANNOT, self.deallocate, math.inf, REST_S)
             power_off()
+        elif self.stays_down:
+            try:
+                insist(CANNOT, self.deallocate, GOING_S)
+            except Hopeless as error:
+                say(str(error))
 
     def deallocate(self) -> None:
         """Have this machine deallocated: accepted is enough. Raises OSError."""
@@ -97,11 +100,6 @@ class Host:
 def own_name() -> str:
     """As scheduled events have it."""
     return metadata("instance/compute/name", INSTANCE)
-
-
-def patience() -> float:
-    """How long a refusal may only mean that this machine's role is not known yet."""
-    return max(REFUSED_S, KNOWN_S - (time.time() - (HOME / "boot.json").stat().st_mtime))
 
 
 def is_moved(name: Callable[[], str]) -> bool:

@@ -6,6 +6,7 @@ import dataclasses
 import datetime
 import random
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 from typing import Any
@@ -30,6 +31,8 @@ T4 = "Standard_NC4as_T4_v3"
 H100 = "Standard_ND96isr_H100_v5"
 VM = "Microsoft.Compute/virtualMachines"
 ACCOUNT = "jobsoftests"
+LOGIN_PAGE = dataclasses.replace(HTML, status=200)
+"""Something stands between this computer and Azure, and answers in its place."""
 
 
 @pytest.fixture(scope="module")
@@ -493,7 +496,7 @@ def life(azure: AzureControl, provisioner: AzureProvisioner) -> list[Call]:
     return called
 
 
-@pytest.mark.parametrize("fault", [LOSE, RESET, HTML], ids=lambda fault: fault.kind)
+@pytest.mark.parametrize("fault", [LOSE, RESET, HTML, LOGIN_PAGE], ids=["lose", "reset", "html", "login-page"])
 def test_every_call_of_a_life_fails_once(azure: AzureControl, provisioner: AzureProvisioner, fault: Fault) -> None:
     actions = {call.action for call in life(azure, provisioner) if call.service != "login"}
     assert {"virtualMachines.write", "roleAssignments.delete", "resourceGroups.delete"} <= actions
@@ -546,6 +549,61 @@ def test_whatever_goes_wrong_no_node_has_two_machines_and_nothing_is_left(azure:
     azure.heal()
     another().terminate(allocation)
     assert nothing_left(azure)
+
+
+def test_a_machine_that_is_being_deleted_is_not_ordered_again(
+    azure: AzureControl, provisioner: AzureProvisioner
+) -> None:
+    """Its interface is there as long as it is."""
+    first = provisioner.launch(request(*pair()))
+    azure.set_times(operation=4.0)
+    another().remove(first, ["worker-1.1"])
+    azure.forget()
+    assert another().launch(request(*pair())).machines == first.machines
+    assert not azure.calls("virtualMachines.write")
+    wait_for(lambda: machines(azure) == [first.machines["worker-0.1"]])
+    azure.set_times(operation=0.02)
+    assert [state.phase for state in another().observe(first)] == ["running", "gone"]
+
+
+def test_one_that_was_refused_and_is_being_deleted_is_waited_for_and_made_anew(
+    azure: AzureControl, provisioner: AzureProvisioner
+) -> None:
+    """Whoever asked for it died when it had told Azure to delete it."""
+    azure.set_sku(T4, REGION, zones=[])
+    azure.set_capacity(T4, REGION, "", "on-demand", 0)
+    azure.fail("virtualMachines.delete", error("InternalExecutionError", 500), times=None)
+    assert refused(provisioner, request()).error_class == "transient"
+    azure.heal()
+    azure.set_capacity(T4, REGION, "", "on-demand", 1)
+    azure.set_times(operation=60.0)
+    Clients(FastClock()).compute.virtual_machines.begin_delete(GROUP, "cloudgpu-worker-0-1", polling=False).result()
+    azure.set_times(operation=0.02)
+    allocation = another().launch(request())
+    assert machines(azure) == list(allocation.machines.values())
+
+
+def test_nodes_that_were_replaced_are_marked_no_more(azure: AzureControl) -> None:
+    """A group has room for 50 tags, and a node may be replaced more often."""
+    allocation = another().launch(request())
+    for incarnation in range(2, 6):
+        another().remove(allocation, list(allocation.machines))
+        allocation = another().launch(request(node(f"worker-0.{incarnation}")))
+    [group] = [one for one in azure.resources("Microsoft.Resources/resourceGroups") if one["name"] == GROUP]
+    assert [name for name in group["tags"] if "started" in name] == ["cloudgpu-started-worker-0.5"]
+
+
+def test_a_change_of_tags_that_takes_its_time_is_waited_for(azure: AzureControl, provisioner: AzureProvisioner) -> None:
+    """In the first zone the node's mark was taken back: that must not undo the mark of the second."""
+    azure.set_sku(T4, REGION, zones=["1", "2"])
+    azure.set_capacity(T4, REGION, "1", "on-demand", 0)
+    azure.set_times(tags=1.0)
+    allocation = provisioner.launch(request())
+    azure.set_times(tags=0.0)
+    [group] = [one for one in azure.resources("Microsoft.Resources/resourceGroups") if one["name"] == GROUP]
+    assert group["tags"]["cloudgpu-started-worker-0.1"] == "worker-0.1"
+    assert [call.zone for call in azure.calls("virtualMachines.write")] == ["1", "2"]
+    assert look(allocation).phase == "running"
 
 
 # --- what Azure refuses -----------------------------------------------------------------------------------------------
@@ -657,6 +715,20 @@ def test_what_is_refused_leaves_nothing(  # noqa: PLR0917
     wait_for(lambda: nothing_left(azure))
 
 
+def test_a_disk_that_is_not_gone_yet_is_waited_for(azure: AzureControl, provisioner: AzureProvisioner) -> None:
+    """That of a machine which could not be had in this zone before: it may go later than its machine."""
+    taken = error("ConflictingUserInput", 409, "Disk x already exists. Only CreateOption.Attach is supported.")
+    azure.fail("virtualMachines.write", taken, times=3)
+    assert look(provisioner.launch(request())).phase == "running"
+
+
+def test_where_azure_names_no_reason_the_next_zone_is_tried(azure: AzureControl, provisioner: AzureProvisioner) -> None:
+    azure.set_sku(T4, REGION, zones=["1", "2"])
+    azure.fail_later(VM, "write", "", where="worker-0")
+    provisioner.launch(request())
+    assert [one.zone for one in azure.instances(running=True)] == ["2"]
+
+
 @pytest.mark.parametrize("code", ["OperationPreempted", "InternalExecutionError"])
 def test_an_operation_that_fails_later_leaves_no_machine(
     azure: AzureControl, provisioner: AzureProvisioner, code: str
@@ -689,6 +761,42 @@ def test_a_machine_whose_system_never_reported_is_told_with_the_end_of_its_conso
     assert state.phase == "running", "it runs: whether it is of use its agent tells"
     assert isinstance(diagnostics.console(Clients(FastClock()), GROUP, allocation.machines["worker-0.1"]), str)
     assert azure.calls("virtualMachines.retrieveBootDiagnosticsData")
+
+
+def test_a_login_page_instead_of_a_list_is_no_bug_of_ours(azure: AzureControl, provisioner: AzureProvisioner) -> None:
+    provisioner.launch(request())
+    azure.fail("*.list", LOGIN_PAGE, times=2)
+    assert [one.token for one in another().find(OWNER)] == [TOKEN]
+
+
+def test_the_key_to_a_console_is_not_told(azure: AzureControl, provisioner: AzureProvisioner) -> None:
+    allocation = provisioner.launch(request())
+    [resource] = azure.resources(VM)
+    azure.fail("console.read", error("AuthenticationFailed", 403), times=None)
+    with pytest.raises(ProvisionError) as caught:
+        provisioner.explain(allocation, "worker-0.1")
+    told = "".join(traceback.format_exception(caught.value))
+    assert "read the console of cloudgpu-worker-0-1: HTTPError (HTTP status 403)" in str(caught.value)
+    assert "sig=" not in told and resource["properties"]["vmId"] not in told
+
+
+@pytest.mark.parametrize("code", ["AllocationFailed", ""])
+@pytest.mark.parametrize("young", [True, False])
+def test_a_machine_that_azure_does_not_keep_is_refused_only_while_it_is_young(
+    azure: AzureControl, provisioner: AzureProvisioner, code: str, young: bool
+) -> None:
+    """What has run for days and cannot be moved to another host is lost, and not a machine that never was."""
+    allocation = provisioner.launch(request())
+    azure.fail_now(allocation.machines["worker-0.1"], code)
+    launched = {"launched:worker-0.1": str(int(time.time()) - (60 if young else 86_400))}
+    allocation = dataclasses.replace(allocation, details=allocation.details | launched)
+    watcher = another()
+    [state] = watcher.observe(allocation)
+    assert state.phase == "gone"
+    assert (state.refused is not None and state.refused.error_class) == (young and "capacity")
+    assert (code or "Failed") in state.detail
+    assert watcher.observe(allocation) == [state], "and it stays so"
+    wait_for(lambda: machines(azure) == [])
 
 
 @pytest.mark.parametrize("kind", ["Reboot", "Redeploy"])

@@ -48,15 +48,22 @@ class ResourceManager:
         self.answers: list[tuple[int, str]] = []
         """Status and code of the next answers; when there are none, `always`."""
         self.always = (202, "")
+        self.again_s = 0
+        """What refusals say in Retry-After; 0: they have none."""
+        self.times: list[float] = []
+        """Steady, of each call."""
         api = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
+                api.times.append(time.monotonic())
                 api.calls.append((self.path, self.headers["Authorization"].removeprefix("Bearer ")))
                 status, code = api.answers.pop(0) if api.answers else api.always
                 body = b"" if status == 202 else json.dumps({"error": {"code": code, "message": "no"}}).encode()
                 self.send_response_only(status)
                 self.send_header("Content-Length", str(len(body)))
+                if body and api.again_s:
+                    self.send_header("Retry-After", str(api.again_s))
                 self.end_headers()
                 self.wfile.write(body)
 
@@ -251,18 +258,29 @@ class TestMachine:
         console = world.ends(machine)
         assert world.result().outcome == "succeeded"
         assert "HTTP 403 AuthorizationPermissionMismatch" in console
-        assert "this machine cannot deallocate itself: HTTP 403 AuthorizationFailed: no; trying again" in console
+        assert "this machine cannot deallocate itself, and is paid for" in console
+        assert "HTTP 403 AuthorizationFailed: no; trying again" in console
         assert len(world.manager.calls) == 4
 
-    def test_one_that_may_not_deallocate_itself_says_so(self, world: World) -> None:
+    def test_one_that_may_not_deallocate_itself_stays_on_and_asks(self, world: World) -> None:
+        """Off, it would be paid for just the same; nor does the end of its life switch it off."""
         world.job("sleep 5")
         world.manager.always = (403, "AuthorizationFailed")
         machine = world.boot()
         os.utime(machine.root / "var/lib/cloudgpu/boot.json", (0, 0))  # it was launched long ago
-        console = world.ends(machine)
-        assert "this machine cannot deallocate itself: HTTP 403 AuthorizationFailed" in console
-        assert "is paid for until the supervisor" in console
-        assert "shutdown -P now" in machine.calls
+        world.until(lambda: len(world.manager.calls) >= 6)  # for half a minute
+        assert machine.is_on
+        assert (
+            "is paid for until it can or is deleted: HTTP 403 AuthorizationFailed: no; trying again" in machine.console
+        )
+        assert machine.calls[-1] == "shutdown -c"
+
+    def test_one_that_asks_too_often_asks_when_it_is_told_to(self, world: World) -> None:
+        world.job("true")
+        world.manager.answers, world.manager.again_s = [(429, "TooManyRequests")], 5
+        world.ends(world.boot())
+        first, second = world.manager.times
+        assert second - first >= 5
 
     def test_one_that_is_being_deleted_is_at_its_end(self, world: World) -> None:
         world.job("true")

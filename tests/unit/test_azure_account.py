@@ -160,3 +160,24 @@ def test_errors_without_an_answer() -> None:
     network = "DefaultAzureCredential failed: HTTPSConnectionPool: Max retries exceeded"
     assert meaning(ClientAuthenticationError(network)).error_class == "transient"
     assert account.understand(ValueError("a bug"), "x", SystemClock()) is None
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"AZURE_CLIENT_SECRET": ""}, "client secret"),
+        ({"AZURE_CLIENT_SECRET": "s", "AZURE_TENANT_ID": "no tenant!"}, "Invalid tenant"),
+        ({"AZURE_CLIENT_CERTIFICATE_PATH": "/nowhere/it.pem"}, "No such file"),
+    ],
+    ids=["secret", "tenant", "certificate"],
+)
+def test_settings_that_cannot_be_used_are_told(
+    monkeypatch: pytest.MonkeyPatch, wrong: dict[str, str], says: str
+) -> None:
+    for name in ("AZURE_CLIENT_SECRET", "AZURE_CLIENT_CERTIFICATE_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in ({account.SUBSCRIPTION: "s", "AZURE_TENANT_ID": "t", "AZURE_CLIENT_ID": "c"} | wrong).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ProvisionError, match=f"read Azure's credentials: .*{says}.*variable AZURE_") as refused:
+        _ = account.Account(SystemClock()).credential
+    assert (refused.value.error_class, refused.value.scope) == ("auth", "cloud")

@@ -230,6 +230,13 @@ CASES = [
     Case("azure", "ClientAuthenticationError", None, "Attempted credentials failed", "auth", "cloud"),
     Case("azure", "ServiceRequestError", None, "Name or service not known", "transient", "region"),
     Case("azure", "NoRegisteredProviderFound", 400, "for location 'moon'", "not_offered", "region"),
+    Case("azure", "ConflictingUserInput", 409, "Disk x already exists in resource group y.", "transient", "region"),
+    Case("azure", "NetworkingInternalOperationError", None, "Unknown network allocation error", "transient", "region"),
+    Case("azure", "RetryableErrorDueToAnotherOperation", 429, "x is in progress", "throttled", "region"),
+    Case("azure", "RetryableErrorDueToAnotherOperation", 409, "x is in progress", "transient", "region"),
+    Case("azure", "ReferencedResourceNotProvisioned", 400, "x is in Updating state", "transient", "region"),
+    Case("azure", "Failed", None, "the machine is Failed", "capacity", "zone"),
+    Case("azure", "Canceled", None, "the machine is Canceled", "capacity", "zone"),
     Case("azure", "InternalExecutionError", 500, "An internal execution error occurred.", "transient", "region"),
 ]
 

@@ -89,7 +89,8 @@ class AzureApp:
         }
         request = Request(environ["REQUEST_METHOD"], environ.get("PATH_INFO", "/"), query, body)
         if request.path.startswith("/_diagnostics/"):
-            return self._console(request)
+            call = Call("diagnostics", "", "console.read", "")
+            return self._suffered(environ, call, partial(self._console, request))
         if "oauth2" in request.path or request.path.endswith("openid-configuration") or "/discovery/" in request.path:
             return self._suffered(environ, Call("login", "", "token", ""), partial(self._login, request))
         if request.path == PRICES:

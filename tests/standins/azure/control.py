@@ -71,12 +71,13 @@ class AzureControl(Control):
         retry: int | None = None,
         restart: float | None = None,
         sets: float | None = None,
+        tags: float | None = None,
     ) -> None:
         """Seconds: until an operation is done, that deleting a group takes, until lists show a new group, until roles
         can be assigned to a new principal; what Retry-After says; that a machine is down when it is restarted; until a
-        scale set begins to make machines."""
+        scale set begins to make machines; until a change of tags is done (0: it is when it is answered)."""
         told = {"operation": operation, "group": group, "lag": lag, "roles": roles, "retry": retry}
-        self.do("set_times", **told, restart=restart, sets=sets)
+        self.do("set_times", **told, restart=restart, sets=sets, tags=tags)
 
     def set_machine_environ(self, values: Mapping[str, str]) -> None:
         """What machines launched from now on have in their environment: where Blob Storage is, for example."""
@@ -126,6 +127,11 @@ class AzureControl(Control):
     def sicken(self, name: str) -> None:
         """A machine of a scale set does not answer its health extension any more."""
         self.do("sicken", name=name)
+
+    def fail_now(self, name: str, code: str) -> None:
+        """It ran, and does no more: Azure was to start it elsewhere and could not, for this reason ("": it tells of
+        none)."""
+        self.do("fail_now", name=name, code=code)
 
     def reboot(self, name: str) -> None:
         """Everything on it is killed; it boots again with its disk."""

@@ -108,7 +108,8 @@ def delete(ask: Ask) -> Response:
 
 
 def put_tags(ask: Ask) -> Response:
-    """`Microsoft.Resources/tags/default` of a group or a resource: the operations Merge, Replace, Delete."""
+    """`Microsoft.Resources/tags/default` of a group or a resource: the operations Merge, Replace, Delete. 202 where it
+    takes its time."""
     found = ask.world.find(ask.target.scope)
     if found is None:
         raise RefusedError("ResourceNotFound", 404, f"The resource {ask.target.scope} was not found.")
@@ -118,15 +119,19 @@ def put_tags(ask: Ask) -> Response:
     told = (body.get("properties") or {}).get("tags") or {}
     check_tags({"tags": told})
     how = body.get("operation", "Replace") if ask.request.method == "PATCH" else "Replace"
-    known = dict(found.get("tags") or {})
-    if how == "Merge":
-        found["tags"] = known | told
-    elif how == "Delete":
-        found["tags"] = {name: value for name, value in known.items() if told.get(name) not in (value, "")}
-    else:
-        found["tags"] = told
-    check_tags(found)
-    return _tags_of(ask, found)
+    check_tags({"tags": _changed(found, how, told)})
+    if ask.world.tags_s == 0:
+        found["tags"] = _changed(found, how, told)
+        return _tags_of(ask, found)
+    until = time.monotonic() + ask.world.tags_s
+
+    def work() -> float | None:
+        if (left := until - time.monotonic()) > 0:
+            return left
+        found["tags"] = _changed(found, how, told)
+        return None
+
+    return accepted(ask.begin(work))
 
 
 def groups(ask: Ask) -> Response:
@@ -171,6 +176,15 @@ def _there(ask: Ask) -> dict[str, Any]:
 def _tags_of(ask: Ask, found: dict[str, Any]) -> Response:
     told = {"id": ask.path, "name": "default", "type": "Microsoft.Resources/tags"}
     return answer({**told, "properties": {"tags": found.get("tags") or {}}})
+
+
+def _changed(found: dict[str, Any], how: str, told: dict[str, str]) -> dict[str, str]:
+    known = dict(found.get("tags") or {})
+    if how == "Merge":
+        return known | told
+    if how == "Delete":
+        return {name: value for name, value in known.items() if told.get(name) not in (value, "")}
+    return told
 
 
 def _seen(world: World, one: dict[str, Any]) -> bool:

@@ -71,6 +71,7 @@ class Verbs:
         retry: int | None,
         restart: float | None,
         sets: float | None,
+        tags: float | None,
     ) -> None:
         world = self._world
         world.delay_s = world.delay_s if operation is None else operation
@@ -80,6 +81,7 @@ class Verbs:
         world.retry_s = world.retry_s if retry is None else retry
         world.restart_s = world.restart_s if restart is None else restart
         world.sets_s = world.sets_s if sets is None else sets
+        world.tags_s = world.tags_s if tags is None else tags
 
     def set_machine_environ(self, values: dict[str, str]) -> None:
         self._world.machine_environ = values
@@ -113,6 +115,9 @@ class Verbs:
 
     def fail_later(self, *, kind: str, doing: str, code: str, message: str, where: str, times: int) -> None:
         self._world.later.append(Later(kind, doing, FailedError(code, message), where, times))
+
+    def fail_now(self, name: str, code: str) -> None:
+        vms.fail(self._world.vm(name), code)
 
     def revoke(self, name: str) -> None:
         self._world.tokens.revoke(name)

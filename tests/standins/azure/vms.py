@@ -207,6 +207,14 @@ def crash(world: World, vm: Vm) -> None:
     world.after(0.5, partial(reboot, world, vm))
 
 
+def fail(vm: Vm, code: str) -> None:
+    """It is to be started elsewhere, and nothing has room for it."""
+    if vm.machine is not None:
+        vm.machine.cut_power()
+    vm.power, vm.reason, vm.gone = "failed", code, time.monotonic()
+    vm.properties.update(provisioningState="Failed", _error=f"{code} (stand-in)" if code else "")
+
+
 def reboot(world: World, vm: Vm) -> None:
     """Everything on it is gone at once; it boots again with its disk, as soon as tests want it."""
     if vm.power != "running":
@@ -272,7 +280,12 @@ def shapes(world: World, but: Vm | None = None) -> list[Shape]:
 
 def view(vm: Vm) -> dict[str, Any]:
     """An instance view."""
-    state = {"Creating": "creating", "Failed": "failed/" + vm.reason, "Deleting": "deleting", "Succeeded": "succeeded"}
+    state = {
+        "Creating": "creating",
+        "Failed": f"failed/{vm.reason}".rstrip("/"),
+        "Deleting": "deleting",
+        "Succeeded": "succeeded",
+    }
     provisioning = state.get(str(vm.properties["provisioningState"]), "updating")
     statuses = [
         {

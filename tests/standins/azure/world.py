@@ -62,7 +62,7 @@ class World:
         self.vms: list[Vm] = []
         """All that ever were."""
         self.delay_s, self.group_s, self.lag_s, self.role_lag_s, self.retry_s = 0.02, 0.0, 0.0, 0.0, 0
-        self.restart_s, self.sets_s = 0.0, 0.0
+        self.restart_s, self.sets_s, self.tags_s = 0.0, 0.0, 0.0
         self.later: list[Later] = []
         self.machine_environ: dict[str, str] = {}
         """What machines have in their environment beside what stands for the network."""
