@@ -216,7 +216,7 @@ class Step(Healing, Moving):
         if kind == "capacity" and alone and self._is_queue(attempt):
             return self._wait(kind, reason, {"launched": None})  # nothing was got: this waiting costs nothing
         changes: dict[str, Any] = {"cause": kind, "scope": error.scope, "hints": list(error.hints)}
-        if first and kind in _SHUT_OUT:
+        if first and kind in _SHUT_OUT and not error.asked:
             changes["launched"] = None  # so nothing of it runs: see _release()
         return self._conclude(attempt, Verdict("refused", reason, None, None), changes)
 

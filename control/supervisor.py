@@ -229,6 +229,8 @@ class Supervisor:
             log.warning("%s: %s", job.id, message)
             self._store.add_event(job, "trouble", message, watched.memory.time.now())
         trouble.times += 1
+        if by_job_dir:
+            watched.memory.job_dirs.clear()  # their credentials were read when they were opened: there may be new ones
         pause = min(_PAUSE_S[0] * 2.0 ** min(trouble.times - 1, 30), _PAUSE_S[1])
         watched.due = now + pause
         trains = attempt is not None and attempt.state == "running" and not watched.memory.machines_gone

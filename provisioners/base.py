@@ -156,6 +156,8 @@ class ProvisionError(Exception):
         """Zones that the provider named as having capacity, as offers spell them."""
         self.retry_after = retry_after
         """Seconds after which to ask again, where the provider said so."""
+        self.asked = False
+        """Machines were asked for before it: some may be there, whatever it says."""
 
 
 class Provisioner(Protocol):

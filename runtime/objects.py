@@ -383,7 +383,9 @@ class JobDir:
         self._hidden[key] = now + _HIDDEN_S
         return True
 
-    def _call(self, doing: str, call: Callable[[], _T]) -> _T:
+    def _call(self, doing: str, call: Callable[[], _T], *, moved: bool = False) -> _T:
+        """`moved`: the bucket has been looked for elsewhere already. Whether that was news for this process says
+        nothing: others may have learnt it while this call was under way."""
         try:
             return call()
         except AlreadyExistsError as error:
@@ -393,8 +395,8 @@ class JobDir:
                 raise JobDirError(f"{self.url}: {doing} failed: {self._explain(error, doing)}") from error
             raise MissingError(f"{self.url}: {doing}: there is no such object") from error
         except (BaseError, OSError, ValueError) as error:
-            if self._is_moved(error):
-                return self._call(doing, call)
+            if not moved and self._is_moved(error):
+                return self._call(doing, call, moved=True)
             raise JobDirError(f"{self.url}: {doing} failed: {self._explain(error, doing)}") from error
 
     def _is_moved(self, error: Exception) -> bool:

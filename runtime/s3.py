@@ -79,12 +79,9 @@ class _Regions:
         with self._lock:
             return self._known.get(bucket)
 
-    def learn(self, bucket: str, region: str) -> bool:
-        """Whether that is news."""
+    def learn(self, bucket: str, region: str) -> None:
         with self._lock:
-            news = self._known.get(bucket) != region
             self._known[bucket] = region
-            return news
 
 
 _regions = _Regions()
@@ -116,7 +113,9 @@ def is_elsewhere(url: str, message: str) -> bool:
         return False
     bucket = _bucket(url)
     region = find_region(bucket)
-    return region is not None and _regions.learn(bucket, region)
+    if region is not None:
+        _regions.learn(bucket, region)
+    return region is not None
 
 
 def find_region(bucket: str) -> str | None:

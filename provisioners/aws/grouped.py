@@ -17,7 +17,7 @@ from typing import Any
 from ...jobspecs.fleets import FleetSpec
 from .. import grouping, tags
 from ..base import Allocation, NodeState, ProvisionError
-from ..calls import UNKNOWN, insist
+from ..calls import UNKNOWN, asking_for_machines, insist
 from ..grouping import GroupState, Prepared
 from ..sharing import Looks
 from . import groups, network, quotas
@@ -135,7 +135,8 @@ class GroupLaunch(Launch):
             **group(fleet),
             **buying(fleet, made, groups.VERSION),
         }
-        groups.make_scaling_group(self.clients, region, wanted)
+        with asking_for_machines():
+            groups.make_scaling_group(self.clients, region, wanted)
 
 
 class Groups:

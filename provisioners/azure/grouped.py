@@ -19,7 +19,7 @@ from typing import NamedTuple, cast
 from ...jobspecs.fleets import FleetSpec
 from .. import grouping, tags
 from ..base import Allocation, LaunchRequest, ProvisionError
-from ..calls import UNKNOWN, first_with_room
+from ..calls import UNKNOWN, asking_for_machines, first_with_room
 from . import network, operations, parts, quotas, template
 from .account import refusal
 from .clients import Clients, Json, answer_of, gone_is_fine
@@ -146,7 +146,8 @@ class GroupedLaunch:
         sets, group = clients.compute.virtual_machine_scale_sets, group_name(request.token)
         begin = partial(sets.begin_create_or_update, group, self.name, body)
         try:
-            self._await_machines(doing, clients.ask(doing, lambda: operations.ordered(begin)).url)
+            with asking_for_machines():
+                self._await_machines(doing, clients.ask(doing, lambda: operations.ordered(begin)).url)
         except ProvisionError as error:
             if error.error_class not in UNKNOWN:
                 self._clean()

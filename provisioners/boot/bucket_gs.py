@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 else:
     from common import Refused, ask
 
+PASSING = ("rateLimitExceeded", "userRateLimitExceeded", "resourceNotReady")
+"""Codes of the Compute Engine API that say nothing against asking again."""
+
 
 def metadata(path: str, timeout: float = 5.0) -> str:
     """From the metadata server, by a path such as `instance/id`. By its address, which no name service has to know.

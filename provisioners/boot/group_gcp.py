@@ -10,14 +10,13 @@ import json
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .bucket_gs import metadata, send
+    from .bucket_gs import PASSING, metadata, send
     from .common import Hopeless, Refused
 else:
-    from bucket import metadata, send
+    from bucket import PASSING, metadata, send
     from common import Hopeless, Refused
 
 ANSWER_S = 15.0
-PASSING = ("rateLimitExceeded", "userRateLimitExceeded", "resourceNotReady")
 
 
 def leave(record: dict[str, Any]) -> None:

@@ -10,13 +10,13 @@ import json
 from typing import TYPE_CHECKING, Any, Callable  # noqa: UP035 - also read by Pythons that are too old to run it
 
 if TYPE_CHECKING:
-    from .bucket_gs import metadata, send
+    from .bucket_gs import PASSING, metadata, send
     from .common import Hopeless, Refused, goes_down_to, insist, limit_life, power_off, say
 else:
-    from bucket import metadata, send
+    from bucket import PASSING, metadata, send
     from common import Hopeless, Refused, goes_down_to, insist, limit_life, power_off, say
 
-DELETE_S = 45.0
+DELETE_S = 120.0  # meanwhile all of it is paid for; afterwards its disk, until somebody deletes it
 ANSWER_S = 15.0
 LAST_S = 2.0  # for the metadata server, while the machine goes down
 
@@ -83,7 +83,7 @@ class Host:
         except Refused as error:
             if error.status == 404:  # it is being deleted
                 return
-            if error.status in (400, 401, 403) and error.code not in ("rateLimitExceeded", "userRateLimitExceeded"):
+            if error.status in (400, 403) and error.code not in PASSING:
                 raise Hopeless(f"this machine may not delete itself: {error}") from error
             raise
 

@@ -11,6 +11,8 @@ UNIT_PATH = f"/etc/systemd/system/{SERVICE}"
 
 # FailureAction: a bootstrap that was itself killed must not leave a machine that bills and does nothing.
 # KillMode: a shutdown asks the bootstrap, which asks the agent, which asks the program; what is left then is killed.
+# RefuseManualStop: Ubuntu's needrestart restarts every service that uses what apt has just installed, also this one if
+# its program is at it (`setup: apt-get install …`); a shutdown stops it all the same.
 # OOMPolicy: the program may use up the memory and be killed for it, the agent stays. LimitMEMLOCK: EFA and NCCL pin it.
 UNIT = f"""\
 [Unit]
@@ -18,6 +20,7 @@ Description=cloudgpu: one node of a job
 Wants=network-online.target
 After=network-online.target
 FailureAction=poweroff
+RefuseManualStop=yes
 
 [Service]
 ExecStart=/usr/bin/env python3 {HOME}/{MAIN}

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ...jobspecs.fleets import FleetSpec
 from .. import tags
 from ..base import Allocation, LaunchRequest, NodeState, ProvisionError
-from ..calls import UNKNOWN, insist
+from ..calls import UNKNOWN, asking_for_machines, insist
 from ..for_stacks import reserved_for
 from ..grouping import GroupState, Prepared, allocation, prepare, states
 from . import groups, network, operations, quotas
@@ -186,7 +186,8 @@ class GroupedLaunch:
         failed = [one.name for one in inserts if one.finished]
         own_id = request_id(request.token, self._name, request.region, *failed[-1:])
         doing = f"make the group {self._name}"
-        operations.make(clients, insert, is_there, doing=doing, patience_s=_MAKE_S, request_id=own_id)
+        with asking_for_machines():
+            operations.make(clients, insert, is_there, doing=doing, patience_s=_MAKE_S, request_id=own_id)
 
     def _undo(self) -> None:
         """Remove what was made; what cannot be removed now is there for terminate()."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..base import LaunchRequest, ProvisionError
-from ..calls import UNKNOWN, insist
+from ..calls import UNKNOWN, asking_for_machines, insist
 from ..gcp import quotas
 from .clients import PATIENCE_S, WRITE_S, Clients, told
 from .ending import keep_one
@@ -92,13 +92,15 @@ class Launch:
         doing = f"start {names} ({request.market} {request.nodes[0].machine_type}) in {request.region}"
         self.on_asked()
         try:
-            with told(doing, clock):
+            with asking_for_machines(), told(doing, clock):
                 made = jobs.create_custom_job(parent=parent, custom_job=job, timeout=WRITE_S, retry=None)
         except ProvisionError as error:
             if error.error_class not in UNKNOWN:
-                self.on_answered()
+                if self.doubtful is None:  # else what an earlier call has made may yet be seen
+                    self.on_answered()
                 raise
-            found = self._look_for() if error.error_class == "transient" else None
+            with asking_for_machines():
+                found = self._look_for() if error.error_class == "transient" else None
             if found is None:
                 if error.error_class == "transient":
                     self.doubtful = clock.now() + DOUBT_S

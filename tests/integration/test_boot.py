@@ -27,6 +27,7 @@ from cloudgpu.provisioners.boot import MAX_BYTES, BootRecord, user_data
 from cloudgpu.provisioners.boot.agent_file import Built
 from cloudgpu.provisioners.boot.files import MODULES, boot_files
 from cloudgpu.provisioners.boot.record import STORES
+from cloudgpu.provisioners.boot.service import SERVICE, UNIT
 from cloudgpu.runtime.jobdir import (
     JOB_KEY,
     AttemptRecord,
@@ -43,6 +44,7 @@ from ..standins import s3
 from ..standins.agent_files import own_agent_file
 from ..standins.machine import Machine
 from ..standins.metadata_aws import AwsMetadata
+from ..standins.systemd import read_service
 
 NODE = "worker-0.1"
 
@@ -250,6 +252,10 @@ class TestBoot:
         machine.broken.add("shutdown")
         world.ends(machine)
         assert "systemctl poweroff --force" in machine.calls[machine.calls.index("shutdown -P now") :]
+
+    def test_nothing_but_a_shutdown_stops_the_service(self) -> None:
+        """What `setup` installs with apt has services restarted that use it."""
+        assert read_service(SERVICE, UNIT).refuses_stop
 
     def test_images_with_an_old_python_can_read_the_bootstrap(self) -> None:
         """It looks for a newer one by itself."""

@@ -46,7 +46,8 @@ def train(folder, every, batch_done, changed):
         output_dir=folder + ".own", num_train_epochs=epochs, max_steps=4 * epochs if "steps" in KIND else -1,
         per_device_train_batch_size=8 // accumulated // processes, gradient_accumulation_steps=accumulated,
         # It would evaluate, and draw at random for it, after the last of max_steps, too.
-        logging_steps=5, eval_strategy="no" if "steps" in KIND else "steps", eval_steps=7, save_strategy="no", report_to=[], disable_tqdm=True,
+        logging_steps=5, eval_strategy="no" if "steps" in KIND else "steps", eval_steps=7, save_strategy="no",
+        report_to=[], disable_tqdm=True,
         use_cpu=True, seed=3, learning_rate=1e-2, lr_scheduler_type="constant" if "steps" in KIND else "linear",
         accelerator_config=dict(use_seedable_sampler="global" not in KIND),
     )

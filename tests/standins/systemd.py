@@ -9,7 +9,10 @@ import shlex
 from dataclasses import dataclass
 
 # What is obeyed, and what is accepted because it has no meaning for a process on the tester's own machine.
-_OBEYED = {"ExecStart", "FailureAction", "KillMode", "TimeoutStopSec", "WantedBy", "Environment", "Type", "Restart"}
+_OBEYED = {
+    "ExecStart", "FailureAction", "KillMode", "TimeoutStopSec", "WantedBy", "Environment", "Type", "Restart",
+    "RefuseManualStop",
+}  # fmt: skip
 _ACCEPTED = {
     "Description", "Documentation", "Wants", "After", "OOMPolicy", "TasksMax", "LimitNOFILE", "LimitMEMLOCK",
     "LimitSTACK", "StandardOutput", "StandardError", "WorkingDirectory", "ConditionPathExists", "StartLimitIntervalSec",
@@ -33,6 +36,8 @@ class Service:
     stop_s: float
     wanted: bool
     """Whether enabling it has it started at boot."""
+    refuses_stop: bool
+    """`systemctl stop` and `restart` are refused; a shutdown stops it all the same."""
 
 
 def read_service(name: str, text: str) -> Service:
@@ -60,6 +65,7 @@ def read_service(name: str, text: str) -> Service:
         values.get("FailureAction", "none"),
         float(values.get("TimeoutStopSec", "90").removesuffix("s")),
         values.get("WantedBy") == "multi-user.target",
+        values.get("RefuseManualStop", "no") == "yes",
     )
 
 
@@ -69,6 +75,7 @@ def _check(name: str, values: dict[str, str]) -> None:
         "KillMode": ("mixed",),
         "Type": ("simple", "exec"),
         "Restart": ("no",),
+        "RefuseManualStop": ("no", "yes"),
     }
     for key, choices in known.items():
         if values.get(key, choices[0]) not in choices:

@@ -132,6 +132,13 @@ def test_what_may_be_there_without_an_answer_is_left_for_the_next_try() -> None:
     assert not zone.ended
 
 
+def test_who_was_refused_after_machines_were_asked_for_may_have_some() -> None:
+    zone = Zone(room=1, error="auth")
+    with pytest.raises(ProvisionError) as caught:
+        all_of(zone, 2)
+    assert caught.value.asked
+
+
 def test_no_machine_is_no_call() -> None:
     assert all_of(Zone(room=0), 0) == {}
 

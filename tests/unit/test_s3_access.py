@@ -151,6 +151,18 @@ class TestRegion:
         JobDir(f"s3://{bucket}/other").put("b", b"2")
         assert len(keys.requests) == before + 1  # what was learnt holds for the whole process
 
+    def test_it_is_found_by_each_that_looked_elsewhere(self, keys: s3.S3) -> None:
+        """Two jobs' folders were opened before either had learnt where the bucket is."""
+        home = {"x-amz-bucket-region": "eu-central-1"}
+
+        def wrong(request: s3.Request) -> bool:
+            return "Authorization" in request.headers and signer(request)[1] != "eu-central-1"
+
+        keys.faults.append(s3.Fault(wrong, status=301, code="PermanentRedirect"))
+        keys.faults.append(s3.Fault(lambda request: "Authorization" not in request.headers, status=301, headers=home))
+        for job_dir in [JobDir(f"s3://bucket-of-two/{name}") for name in "ab"]:
+            job_dir.put("a", b"1")
+
     def test_one_that_nobody_tells(self, keys: s3.S3) -> None:
         keys.fail("PUT", status=301, code="PermanentRedirect")
         with pytest.raises(JobDirError, match=r"bucket-lost is in another region.*set AWS_REGION"):

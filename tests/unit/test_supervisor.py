@@ -605,6 +605,23 @@ def test_a_job_dir_that_nobody_tries_is_not_given_up(world: World) -> None:
     assert torn.heals()
 
 
+def test_a_job_dir_that_could_not_be_used_is_opened_anew(world: World) -> None:
+    """With the credentials that there are by then."""
+    opened: list[str] = []
+
+    def note(what: str, it: object) -> object:
+        opened.append(what)
+        return it
+
+    world.wrap = note
+    torn = Torn(world)
+    before = opened.count("dir")
+    torn.record.write_text("torn")
+    torn.drive_for(200)
+    assert opened.count("dir") > before
+    assert torn.heals()
+
+
 def test_an_unusable_job_dir_is_given_up_though_there_is_other_trouble_too(world: World) -> None:
     torn = Torn(world)
     torn.record.write_text("torn")

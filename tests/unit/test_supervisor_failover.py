@@ -245,6 +245,21 @@ def test_bad_credentials_of_a_first_cloud_lead_to_the_second_at_once(world: Worl
     assert world.job(job_id).state == "succeeded"
 
 
+def test_credentials_that_end_within_a_launch_forget_no_machine(world: World) -> None:
+    """They were good when the first was asked for."""
+    shut_out(world)
+    expired = refusal("auth", "cloud")
+    expired.asked = True
+    world.cloud.faults["launch"] = [expired]
+    job_id, supervisor = world.submit(aws("az1")), world.supervisor()
+    with pytest.raises(AssertionError, match="still not there"):
+        world.drive(supervisor, for_s=600)
+    assert world.attempts(job_id)[0].state == "terminating"
+    world.cloud.faults.clear()
+    world.drive(supervisor)
+    assert (world.job(job_id).state, world.job(job_id).cause) == ("failed", "auth")
+
+
 def test_what_may_have_been_launched_is_not_forgotten_for_bad_credentials(world: World) -> None:
     """The supervisor died in its launch: machines may be there, until somebody has looked."""
     job_id = world.submit(aws("az1"))
