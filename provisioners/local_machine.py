@@ -13,14 +13,19 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .base import LaunchRequest
 from .locks import try_lock
+
+if TYPE_CHECKING:
+    import psutil
 
 MARKER = "CLOUDGPU_MACHINE"
 """As in runtime/program.py: `<token>/<node>` in the environment of all that runs on the machine."""
 _LOG_KEPT = 64 << 10
 _KILL_PAUSE_S = 0.02
+_EXEC_LOOKS, _EXEC_PAUSE_S = 10, 0.001
 _BIRTH_S, _LOOK_S = 10.0, 0.02
 """An agent has begun so long after its launcher has started it, at the latest; how often to look."""
 
@@ -143,12 +148,24 @@ def marked(marker: str) -> list[int]:
     found = []
     for process in psutil.process_iter():
         try:
-            value = process.environ().get(MARKER, "")
+            value = _environment_of(process).get(MARKER, "")
             if value == marker or (marker.endswith("/") and value.startswith(marker)):
                 found += [process.pid] if process.status() != psutil.STATUS_ZOMBIE else []
         except (psutil.Error, OSError):  # it ended meanwhile, or is another user's
             continue
     return found
+
+
+def _environment_of(process: psutil.Process) -> dict[str, str]:
+    """While it becomes another program (exec), a process shows none: it is looked at again. Raises psutil.Error.
+
+    Neither have the kernel's threads any, which have no file that they run.
+    """
+    for _ in range(_EXEC_LOOKS):
+        if (found := process.environ()) or not process.exe():
+            return found
+        time.sleep(_EXEC_PAUSE_S)
+    return {}
 
 
 def reap_agents() -> None:

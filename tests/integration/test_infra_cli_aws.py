@@ -56,9 +56,14 @@ class Desk(Commands):
 
 @pytest.fixture
 def desk(
-    engine_kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    engine_kind: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    request: pytest.FixtureRequest,
 ) -> Iterator[Desk]:
-    with Aws(boot=True, certificate=make_certificate(tmp_path)) as aws:
+    """Its parameter: whether machines boot."""
+    with Aws(boot=getattr(request, "param", True), certificate=make_certificate(tmp_path)) as aws:
         for name, value in aws.environ.items():
             monkeypatch.setenv(name, value)
         monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)
@@ -113,6 +118,7 @@ def test_a_job_on_a_cluster_from_nothing_to_nothing(desk: Desk, monkeypatch: pyt
         assert not [key for key in left if key.endswith(".json")], "no stack, no lock, no history"
 
 
+@pytest.mark.parametrize("desk", [False], indirect=True)
 def test_a_cluster_in_a_capacity_block_expires_with_it(desk: Desk) -> None:
     """Its machines have what runs saved, and leave, before AWS ends them; nothing on them tells when that is."""
     desk.well("infra", "up", *PLACE, "--yes")

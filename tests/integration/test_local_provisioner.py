@@ -24,7 +24,7 @@ from cloudgpu.provisioners import get_provisioner
 from cloudgpu.provisioners.base import Allocation, LaunchRequest, NodeRequest, Owner, ProvisionError, launch_token
 from cloudgpu.provisioners.local import LocalProvisioner, inspect_machine
 from cloudgpu.provisioners.local_gpus import find_gpus, visible
-from cloudgpu.provisioners.local_machine import MARKER, marked
+from cloudgpu.provisioners.local_machine import MARKER, kill_marked, marked
 from cloudgpu.runtime.jobdir import (
     JOB_KEY,
     AttemptRecord,
@@ -291,6 +291,18 @@ def test_a_home_that_cannot_be_written(tmp_path: Path, world: World) -> None:
     with pytest.raises(ProvisionError, match="cannot start the machines") as caught:
         LocalProvisioner(tmp_path / "file" / "local").launch(world.request("true"))
     assert caught.value.error_class == "invalid"
+
+
+def test_a_process_that_becomes_another_is_found_and_killed(tmp_path: Path) -> None:
+    """While it does it shows no environment, by which those of a machine are known."""
+    program = tmp_path / "again"
+    program.write_text(f"#!/bin/sh\nexec {program}\n")
+    program.chmod(0o700)
+    with subprocess.Popen([str(program)], env={MARKER: "a-launch/worker-0.1"}) as process:
+        looks = [marked("a-launch/") for _ in range(200)]
+        assert kill_marked("a-launch/", 10.0) == []
+        assert process.wait(10.0) == -signal.SIGKILL
+    assert looks.count([process.pid]) == 200
 
 
 def test_old_folders_are_removed(world: World) -> None:
