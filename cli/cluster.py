@@ -264,8 +264,9 @@ def _settings(
     from .cluster_machines import ending_with_reservation, is_reserved_elsewhere, settings_for
 
     differs = before is None or before.fleet.template_hash != fleet.template_hash
-    if before is None or differs or renew or is_reserved_elsewhere(fleet, before):
-        made = settings_for(stack, fleet, infrastructure, before)
+    elsewhere = before is not None and is_reserved_elsewhere(fleet, before)
+    if before is None or differs or renew or elsewhere:
+        made = settings_for(stack, fleet, infrastructure, None if elsewhere else before)
     else:
         made = dataclasses.replace(before, fleet=fleet, infrastructure=infrastructure)
     return ending_with_reservation(dataclasses.replace(made, expires=expires))

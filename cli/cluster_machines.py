@@ -53,8 +53,8 @@ def _reserved_until(settings: FleetSettings) -> float | None:
 def settings_for(
     stack: str, fleet: FleetSpec, stands_in: Infrastructure, before: FleetSettings | None = None
 ) -> FleetSettings:
-    """Of machines that are new from image to agent; nothing is made yet. Of market reservation, a cluster that stands
-    keeps its own, whose room its machines take; another gets one with room for all. Raises InfraError, ProvisionError.
+    """Of machines that are new from image to agent; nothing is made yet. Of market reservation, they stay in that of
+    `before`, whose room its machines take; else they get one with room for all. Raises InfraError, ProvisionError.
     """
     from ..control.submission import owner_name
     from ..infra.errors import InfraError
@@ -67,7 +67,7 @@ def settings_for(
 
     reserved = Reserved(None, None)
     if fleet.market == "reservation":
-        if before is not None and not is_reserved_elsewhere(fleet, before):
+        if before is not None:
             reserved = Reserved(None, before.reservation, before.capacity_block)
         else:
             reserved = reserved_for(fleet)

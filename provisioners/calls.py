@@ -85,6 +85,7 @@ def asking_for_machines() -> Iterator[None]:
         raise
 
 
+@asking_for_machines()
 def all_or_none(
     names: Sequence[_Name],
     start: Callable[[_Name], _T],
@@ -98,16 +99,6 @@ def all_or_none(
     a refusal those that were started are handed to `end`; but not if it is unknown what came of a call (UNKNOWN): then
     they stay for whoever calls again with the same token.
     """
-    with asking_for_machines():
-        return _all_or_none(names, start, end, at_once)
-
-
-def _all_or_none(
-    names: Sequence[_Name],
-    start: Callable[[_Name], _T],
-    end: Callable[[Mapping[_Name, _T]], None],
-    at_once: int,
-) -> dict[_Name, _T]:
     started: dict[_Name, _T] = {}
     refusals: list[ProvisionError] = []
     batches = [names[:1], *(names[at : at + at_once] for at in range(1, len(names), at_once))]

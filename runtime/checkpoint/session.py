@@ -161,7 +161,7 @@ class Session:
         goal      the epochs or steps asked for: asked for more, training goes on. None: finished, whatever is asked for
         """
         if not self._running:
-            if not finished:  # it has not begun, and will not
+            if not finished:  # it may not have begun, and will not: nothing is to wait for it
                 self._interruption.stop_listening()
                 self._saver.close()
             return

@@ -125,19 +125,24 @@ class TestCredentials:
                 JobDir(store.url).get("a")
 
 
+def move(store: s3.S3, status: int, code: str) -> None:
+    """Its buckets are in eu-central-1, and it says so to whoever asks without a signature."""
+    home = {"x-amz-bucket-region": "eu-central-1"}
+
+    def wrong(request: s3.Request) -> bool:
+        return "Authorization" in request.headers and signer(request)[1] != "eu-central-1"
+
+    store.faults.append(s3.Fault(wrong, status=status, code=code))
+    store.faults.append(s3.Fault(lambda request: "Authorization" not in request.headers, status=301, headers=home))
+
+
 class TestRegion:
     @pytest.mark.parametrize(("status", "code"), [(301, "PermanentRedirect"), (400, "AuthorizationHeaderMalformed")])
     @pytest.mark.parametrize("kind", ["PUT", "GET", "HEAD", "list"])
     def test_the_buckets_own_is_found(self, keys: s3.S3, status: int, code: str, kind: str) -> None:
         """S3 refuses what is signed for another region, and tells which is right to whoever asks for the bucket."""
         bucket = f"bucket-{kind.lower()}-{status}"
-        home = {"x-amz-bucket-region": "eu-central-1"}
-
-        def wrong(request: s3.Request) -> bool:
-            return "Authorization" in request.headers and signer(request)[1] != "eu-central-1"
-
-        keys.faults.append(s3.Fault(wrong, status=status, code=code))
-        keys.faults.append(s3.Fault(lambda request: "Authorization" not in request.headers, status=301, headers=home))
+        move(keys, status, code)
         job_dir = JobDir(f"s3://{bucket}/job")
         calls: dict[str, Callable[[], object]] = {
             "PUT": lambda: job_dir.put("a", b"1"),
@@ -153,13 +158,7 @@ class TestRegion:
 
     def test_it_is_found_by_each_that_looked_elsewhere(self, keys: s3.S3) -> None:
         """Two jobs' folders were opened before either had learnt where the bucket is."""
-        home = {"x-amz-bucket-region": "eu-central-1"}
-
-        def wrong(request: s3.Request) -> bool:
-            return "Authorization" in request.headers and signer(request)[1] != "eu-central-1"
-
-        keys.faults.append(s3.Fault(wrong, status=301, code="PermanentRedirect"))
-        keys.faults.append(s3.Fault(lambda request: "Authorization" not in request.headers, status=301, headers=home))
+        move(keys, 301, "PermanentRedirect")
         for job_dir in [JobDir(f"s3://bucket-of-two/{name}") for name in "ab"]:
             job_dir.put("a", b"1")
 
