@@ -7,13 +7,24 @@ WORKERS ?= 6
 # mpi4py is of use only where there is an Open MPI, and harms Lightning where there is none.
 EXTRAS := dev,torch$(if $(shell command -v mpirun),$(shell echo ,mpi))
 
+# uv installs five times as fast as pip, which is used where uv cannot be had. uv does not read pip's configuration, so
+# an index that pip is configured with is passed on.
+define INSTALL
+install() { \
+    $(BIN)/pip install --quiet --disable-pip-version-check --constraint tests/constraints.txt uv || \
+        { $(BIN)/pip install --quiet --disable-pip-version-check "$$@"; return; }; \
+    index=$${UV_DEFAULT_INDEX:-$${PIP_INDEX_URL:-$$($(BIN)/pip config get global.index-url 2>/dev/null)}}; \
+    $${index:+env UV_DEFAULT_INDEX="$$index"} $(BIN)/uv pip install --quiet --python $(BIN)/python "$$@"; \
+}; install
+endef
+
 .PHONY: env demo test image-test lint types bench clean
 
 env: $(STAMP)
 
 $(STAMP): pyproject.toml tests/constraints.txt tests/standins/azurite/package-lock.json
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint tests/constraints.txt --editable '.[$(EXTRAS)]'
+	$(INSTALL) --constraint tests/constraints.txt --editable '.[$(EXTRAS)]'
 	# mypy reads the root as the package `cloudgpu` through this link, whatever the checkout's folder is called.
 	mkdir -p $(VENV)/src && ln -sfn ../.. $(VENV)/src/cloudgpu
 	# Blob Storage's emulator, for tests that skip without it.
