@@ -18,6 +18,7 @@ from ..provisioners.base import Allocation, NodeRequest, ProvisionError, launch_
 from ..runtime.jobdir import JOB_KEY, AttemptRecord, JobDirError, Stop, StopReason, attempt_key
 from . import cost, states
 from .decisions import WAITS_IN_PLACE, End, Later, Start, decide, idle_end, left_in_place, wanted_end
+from .earlier import earlier_history
 from .failover import DRY_S
 from .healing import Healing
 from .job_step import LATE_S
@@ -190,7 +191,8 @@ class Step(Healing, Moving):
         """Write attempt.json, also where the last attempt ran: what is left of it, or looks for it there, finds that
         the job has gone on. None; or the URL of one that somebody else has written."""
         left, here = self._left_dir(attempt), self._job_dir(attempt).url
-        tries = left_in_place(self._job.policy, self._tools.store.attempts(self._job.id))
+        attempts = self._tools.store.attempts(self._job.id)
+        tries = left_in_place(self._job.policy, attempts)
         record = AttemptRecord(
             attempt=attempt.number,
             offer=attempt.offer,
@@ -199,6 +201,7 @@ class Step(Healing, Moving):
             interruptions_left=tries.interruptions,
             heals=heals,
             job_dir=here if left != here else "",
+            earlier=earlier_history(attempts),
         )
         key, content = attempt_key(attempt.number), record.to_bytes()
         places = dict.fromkeys((left, here))

@@ -239,6 +239,7 @@ class Agent:
             market=str(attempt.offer.get("market") or ""),
             offer=attempt.offer,
             max_failures=attempt.failures_left,
+            earlier=attempt.earlier,
         )
         return place, Budget(attempt.failures_left, attempt.interruptions_left), attempt.heals
 

@@ -10,8 +10,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
+from .checkpoint import interval
 from .ending import INTERRUPTED_EXIT, Ending, judge, read_outcome
 from .generations import Ledger, Lookout
 from .gpu_idle import VISIBLE, IdleWatch, read_utilisation
@@ -173,7 +174,12 @@ class NodeProgram:
         """How it ended, and the generation that follows upon it here."""
         node = self._node
         newest = self._ledger.newest
-        place = dataclasses.replace(self.place, generation=generation, failures=newest.failures if newest else 0)
+        place = dataclasses.replace(
+            self.place,
+            generation=generation,
+            failures=newest.failures if newest else 0,
+            earlier=self._earlier(generation),
+        )
         started = processes(self._launcher, place, self._machine_env, addresses)
         outcomes = {process.rank: node.state / f"outcome-{process.rank}.json" for process in started}
         for path in (place.notice, place.listening, place.progress, *outcomes.values()):
@@ -197,6 +203,14 @@ class NodeProgram:
         node.history.see(read_progress(place.progress), generation)
         node.history.end(ending.reason if elsewhere is None else elsewhere.reason)
         return ending, self._what_follows(ending, elsewhere, place)
+
+    def _earlier(self, generation: int) -> dict[str, Any]:
+        """Return what the job met before this generation: in earlier attempts, and in this one on this node."""
+        timeline, place = self._node.history, self.place
+        costs = [told["cost"] for told in timeline.told if told and told.get("cost") is not None]
+        before = interval.History.from_json(place.earlier)
+        now = before.plus(place.market, timeline.seconds * len(place.nodes), generation - 1)
+        return {**now.to_json(), "cost": costs[-1] if costs else before.cost}
 
     def _watch(self, wanted: Sequence[Process], place: Place) -> tuple[list[Exit], bool, Generation | None]:
         node, conduct = self._node, _ProgramConduct(place, self._writer, self._ledger)

@@ -44,6 +44,11 @@ class History:
         with self._lock:
             return self._spans[-1].generation if self._spans else 0
 
+    @property
+    def seconds(self) -> float:
+        """Seconds since the node was claimed."""
+        return max(0.0, self._now() - self._times.claimed)
+
     def see(self, progress: dict[str, Any] | None, generation: int) -> None:
         """What a generation tells of its progress, as often as it is read."""
         with self._lock:

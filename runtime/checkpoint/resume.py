@@ -5,13 +5,14 @@ All of it is collective; what fails on one rank is raised on all.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..jobdir import JobDirError
 from .errors import CheckpointError, TakenOverError, logger
-from .names import run_nonce
+from .names import Name, run_nonce
 from .restore import Restored, restore
 from .settings import from_environment
 from .store import CheckpointStore
@@ -57,6 +58,16 @@ def _unclaimed(store: CheckpointStore) -> int:
         return store.newest_attempt() + 1
     except JobDirError:
         return 1
+
+
+def starts_since(checkpoint: Name, attempt: int, *, shared: bool) -> int:
+    """Return how often the training was started since this checkpoint was saved, this attempt included.
+
+    A job's attempt numbers also count launches that were refused, so they say no more than that there was one start;
+    what its earlier attempts met is in CLOUDGPU_INTERRUPTIONS.
+    """
+    is_counted = shared or not os.environ.get("CLOUDGPU_ATTEMPT")
+    return max(1, attempt - checkpoint.attempt) if is_counted else 1
 
 
 def restore_objects(

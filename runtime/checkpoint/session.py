@@ -28,7 +28,7 @@ from .names import Name
 from .outcome import Outcome
 from .progress import ProgressFile
 from .ranks import Ranks
-from .resume import begin_attempt, restore_objects
+from .resume import begin_attempt, restore_objects, starts_since
 from .saver import Content, Saver
 from .settings import Policy, check_objects, find_store
 from .state_size import state_to_come
@@ -96,7 +96,8 @@ class Session:
         self._schedule = policy.schedule
         self._progress = ProgressFile.from_environment(ranks.local_rank, self._schedule)
         self._interruption = Interruption()
-        attempt, run = begin_attempt(store, ranks, shared=folder is not None)
+        self._shared = folder is not None
+        attempt, run = begin_attempt(store, ranks, shared=self._shared)
         connect = lambda: WriterClient.connect(store, ranks.rank, ranks.world, attempt)  # noqa: E731
         self._saver = Saver(
             connect, ranks, self._objects, attempt=attempt, run=run, keep=policy.keep, overlap=policy.overlap
@@ -348,7 +349,8 @@ class Session:
                 self._rows.resume(self._store.find_rows, str(found.name))
         self.finished = found.commit.finished
         self._saver.last, self._saver.staged = found.name, (self.step, self.finished)
-        self._schedule.resumed(found.snapshot.get("history"), interrupted=not self.finished)
+        starts = 0 if self.finished else starts_since(found.name, attempt, shared=self._shared)
+        self._schedule.resumed(found.snapshot.get("history"), starts=starts)
         self._tell_of_restore(found.name, time.monotonic() - start)
 
     def _load(self, snapshot: dict[str, Any]) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from ..jobdir import JobDir, JobDirError, local_url
 from .errors import CheckpointError
+from .interval import History
 from .schedule import Schedule
 from .store import CheckpointStore
 
@@ -38,6 +39,7 @@ class Policy:
             every if every is not None else from_environment("CLOUDGPU_CHECKPOINT_EVERY", seconds_or_auto, "auto"),
             market=os.environ.get("CLOUDGPU_MARKET", ""),
             nodes=from_environment("CLOUDGPU_NODES", int, 1),
+            known=History.from_text(os.environ.get("CLOUDGPU_INTERRUPTIONS", "")),
         )
         return cls(schedule, keep, overlap)
 

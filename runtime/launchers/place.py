@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import socket
@@ -47,6 +48,8 @@ class Place:
     """How many of the restarts in place, by now, answered a failure of the program."""
     max_failures: int = 0
     """How many may be answered so."""
+    earlier: Mapping[str, Any] = field(default_factory=dict)
+    """What the job met before this start: checkpoint.interval.History as JSON."""
 
     @property
     def notice(self) -> Path:
@@ -110,7 +113,11 @@ def _job_env(place: Place) -> dict[str, str]:
         "CLOUDGPU_CHECKPOINT_EVERY": str(job.checkpoint_every),
         "CLOUDGPU_CHECKPOINT_KEEP": str(job.checkpoint_keep),
     }
-    known = {"CLOUDGPU_MARKET": place.market, "CLOUDGPU_WRITER": place.writer}
+    known = {
+        "CLOUDGPU_MARKET": place.market,
+        "CLOUDGPU_WRITER": place.writer,
+        "CLOUDGPU_INTERRUPTIONS": json.dumps(place.earlier) if place.earlier else "",
+    }
     return {**always, **{name: value for name, value in known.items() if value}}
 
 
