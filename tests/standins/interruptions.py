@@ -20,9 +20,8 @@ MINUTE, HOUR = 60.0, 3600.0
 LIVES = 60
 COLD, LEARNT = slice(0, 10), slice(30, 60)
 """The first interruptions that a training meets, and later ones."""
-FITTING = 0.97
-REACHED = 0.99
-"""Goals: share of the best fixed interval's useful time, in COLD and in LEARNT."""
+COLD_GOAL, LEARNT_GOAL = 0.97, 0.99
+"""Shares of the best fixed interval's useful time."""
 
 
 @dataclass(frozen=True)
