@@ -70,6 +70,9 @@ def test_environment(world: World) -> None:
     world.job("env -0 | tr '\\n\\0' ' \\n'", env={"LR": "1", "PATH_X": "é"}, checkpoint_every=90)
     world.run()
     env = dict(text.split("=", 1) for text in world.texts() if "=" in text)
+    met = json.loads(env.pop("CLOUDGPU_INTERRUPTIONS"))
+    assert (met["markets"]["spot"][1], met["cost"]) == (0, None)
+    assert 0 < met["markets"]["spot"][0] < 600, "seconds since the node was claimed"
     assert {name: env[name] for name in env if name.startswith("CLOUDGPU_")} == {
         "CLOUDGPU_MACHINE": f"{world.token}/0",
         "CLOUDGPU_JOB_ID": "job-1",

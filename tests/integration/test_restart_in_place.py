@@ -76,6 +76,31 @@ def test_a_killed_program_goes_on_in_the_same_attempt(world: World) -> None:
     assert world.texts("agent")[-1] == "rank 0: SIGKILL; it starts again in place (generation 2)"
 
 
+REPORTS = """
+import json, os, signal
+print(os.environ["CLOUDGPU_INTERRUPTIONS"], flush=True)
+with open(os.environ["CLOUDGPU_PROGRESS"], "w") as file:
+    json.dump({"cost": 4.5}, file)
+if os.environ["CLOUDGPU_GENERATION"] != "3":
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_each_start_learns_what_the_job_has_met_before(world: World) -> None:
+    """Also of starts that never saved: in earlier attempts, and of this program on the same machines."""
+    earlier = {"markets": {"spot": [5000.0, 4], "on-demand": [70.0, 1]}, "cost": 3.0}
+    world.job(["python", "main.py"], code={"main.py": REPORTS}, failures_left=2, earlier=earlier)
+    world.start(0)
+    assert finish(world) == ["succeeded"]
+    starts = [json.loads(text) for text in world.texts()]
+    assert [start["markets"]["spot"][1] for start in starts] == [4, 5, 6]
+    seconds = [start["markets"]["spot"][0] for start in starts]
+    assert seconds == sorted(seconds)
+    assert 5000 < seconds[0] < seconds[-1] < 5600
+    assert all(start["markets"]["on-demand"] == [70.0, 1] for start in starts)
+    assert [start["cost"] for start in starts] == [3.0, 4.5, 4.5]
+
+
 def test_the_timeline_tells_every_generation(world: World) -> None:
     start(world, "0=saved-kill", "0=saved-0", failures_left=1, setup="true")
     finish(world)

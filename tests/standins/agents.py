@@ -59,6 +59,7 @@ class World:
         failures_left: int = 0,
         interruptions_left: int | None = 0,
         heals: bool = False,
+        earlier: dict[str, Any] | None = None,
         **more: Any,
     ) -> None:
         """Write what a submitted job has in its job dir, and its first attempt."""
@@ -75,14 +76,22 @@ class World:
         self.sha256 = hashlib.sha256(data).hexdigest()
         self.dir.put(JOB_KEY, data)
         self.records = [dataclasses.asdict(NodeRecord(f"worker-{i}.1", "worker", i, i, gpus)) for i in range(nodes)]
-        self.attempt(1, failures_left, interruptions_left, heals=heals)
+        self.attempt(1, failures_left, interruptions_left, heals=heals, earlier=earlier)
 
     def attempt(
-        self, number: int, failures_left: int = 0, interruptions_left: int | None = 0, *, heals: bool = False
+        self,
+        number: int,
+        failures_left: int = 0,
+        interruptions_left: int | None = 0,
+        *,
+        heals: bool = False,
+        earlier: dict[str, Any] | None = None,
     ) -> None:
         """Write what the machines of an attempt read."""
         offer = {"market": "spot", "cloud": "local"}
-        record = AttemptRecord(number, offer, self.records, failures_left, interruptions_left, heals)
+        record = AttemptRecord(
+            number, offer, self.records, failures_left, interruptions_left, heals, earlier=earlier or {}
+        )
         self.dir.put(attempt_key(number), record.to_bytes())
 
     def home(self, index: int = 0) -> Path:

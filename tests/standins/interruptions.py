@@ -134,25 +134,22 @@ class Comparison:
 
     learnt: float
     cold: float
-    reached: float
-    """Goodput when learnt."""
-    best: float
-    """Goodput of the best fixed interval, in the same time."""
 
 
-def compare(world: World, market: str, *, trainings: int = 40, in_job: bool = True) -> Comparison:
+def compare(world: World, market: str, trainings: int, *, in_job: bool = True) -> Comparison:
     """Compare with the best of 16 fixed intervals, chosen with hindsight for each phase."""
     lives = [world.lives(seed) for seed in range(trainings)]
     found = [[run.useful for run in automatic(world, each, market, in_job=in_job)] for each in lives]
     intervals = [world.daly * 1.2**power for power in range(-8, 8)]
     fixed = [[useful_at(world, interval, each) for each in lives] for interval in intervals]
+    learnt, cold = (_total(found, phase) / max(_total(each, phase) for each in fixed) for phase in (LEARNT, COLD))
+    return Comparison(learnt, cold)
 
-    def best(phase: slice) -> float:
-        return max(_total(each, phase) for each in fixed)
 
-    paid = _total(lives, LEARNT)
-    learnt = _total(found, LEARNT)
-    return Comparison(learnt / best(LEARNT), _total(found, COLD) / best(COLD), learnt / paid, best(LEARNT) / paid)
+def enough_trainings(world: World, at_least: int, factor: int) -> int:
+    """Return how many make the ratio steady: interruptions between which few saves are possible make it noisy."""
+    saves = world.mean / (world.daly + world.cost)
+    return max(at_least, int(factor / saves**1.5))
 
 
 def _total(trainings: Sequence[Sequence[float]], phase: slice) -> float:

@@ -38,6 +38,32 @@ def run(tmp_path: Path) -> Run:
     return start
 
 
+AUTOMATIC = """
+import os, sys
+from cloudgpu.runtime import Checkpointer
+
+ckpt = Checkpointer(folder=sys.argv[1], every="auto")
+for step in ckpt.steps(40):
+    print(ckpt._schedule.history(0.0)["markets"]["unknown"][1], flush=True)
+    if step == 0 and sys.argv[2] == "save":
+        ckpt.save()
+    if step == 3:
+        ckpt._saver.settle(float("inf"))
+        os._exit(9)
+"""
+
+
+def test_starts_that_ended_before_their_first_save_are_counted(tmp_path: Path) -> None:
+    """Of four processes only the first saves; each is interrupted."""
+    seen = []
+    for what in ("save", "-", "-", "-"):
+        words = [sys.executable, "-c", AUTOMATIC, str(tmp_path / "checkpoints"), what]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 9, done.stderr
+        seen.append(int(done.stdout.split()[0]))
+    assert seen == [0, 1, 2, 3]
+
+
 def test_metrics_and_history_survive_processes_that_die(tmp_path: Path, run: Run) -> None:
     for die_at, expected in ((12, 9), (23, 9), (-1, 0)):
         done = run(die_at)

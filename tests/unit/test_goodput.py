@@ -14,6 +14,7 @@ import pytest
 
 from cloudgpu.cli import goodput_plot, goodput_view
 from cloudgpu.cli.report_view import report_json
+from cloudgpu.control.earlier import earlier_history
 from cloudgpu.control.model import Attempt
 from cloudgpu.control.report import Report, make_report
 from cloudgpu.control.times import Times
@@ -98,6 +99,24 @@ def test_each_part_of_two_attempts() -> None:
             Times(productive=50, blocked=1, boot=20, setup=10, start=8, restore=1.5, ending=5, other=4.5)
         )
     )
+
+
+def test_what_the_earlier_attempts_met() -> None:
+    spot = {**make_offer(nodes=2).to_json(), "market": "spot"}
+    queued = timeline(span(1, 1040.0, None, None), claimed=1030.0, setup=None, ready=None)
+    attempts = [
+        make_attempt(offer=spot, outcome="refused"),
+        make_attempt(offer=spot, outcome="lost", launched=None),
+        make_attempt(offer=spot, outcome="preempted", timeline=queued, progress=progress(step=3, cost=0.5)),
+        make_attempt(offer=spot, outcome="lost", generations=[{"kind": "failure"}, {"kind": "members"}]),
+        make_attempt(offer={**spot, "market": "on-demand"}, outcome="failed", progress=progress(step=1)),
+        make_attempt(offer=spot, outcome="", ended=None),
+    ]
+    assert earlier_history(attempts) == {
+        "markets": {"spot": [2 * (70.0 + 100.0), 4], "on-demand": [200.0, 1]},
+        "cost": 0.5,
+    }
+    assert earlier_history([]) == {"markets": {}, "cost": None}
 
 
 def test_the_job_is_the_sum_of_its_attempts() -> None:

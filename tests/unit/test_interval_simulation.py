@@ -22,6 +22,7 @@ from cloudgpu.tests.standins.interruptions import (
     World,
     automatic,
     compare,
+    enough_trainings,
     useful_at,
     with_lag,
 )
@@ -40,14 +41,12 @@ SOME = [
 
 
 def trainings(world: World) -> int:
-    """Return how many are needed: few interruptions that leave anything done make a noisy ratio."""
-    saves = world.mean / (world.daly + world.cost)
-    return max(3, min(800, int(800 / saves**1.5)))
+    return enough_trainings(world, 40, 4000) if LONG else enough_trainings(world, 3, 800)
 
 
 @pytest.mark.parametrize("world", [*GRID, *map(with_lag, GRID)] if LONG else SOME, ids=str)
 def test_it_comes_near_the_best_fixed_interval_at_first_and_later(world: World) -> None:
-    found = compare(world, "spot", trainings=max(40, trainings(world)) if LONG else trainings(world))
+    found = compare(world, "spot", trainings(world))
     assert found.learnt >= LEARNT_GOAL
     assert found.cold >= COLD_GOAL
 
@@ -55,29 +54,29 @@ def test_it_comes_near_the_best_fixed_interval_at_first_and_later(world: World) 
 @pytest.mark.parametrize("market", ["on-demand", ""])
 @pytest.mark.parametrize("world", [World(5 * MINUTE, 10.0, 300.0), World(HOUR, 60.0, 300.0)], ids=str)
 def test_another_prior_is_overcome(world: World, market: str) -> None:
-    assert compare(world, market, trainings=trainings(world)).learnt >= LEARNT_GOAL
+    assert compare(world, market, trainings(world)).learnt >= LEARNT_GOAL
 
 
 @pytest.mark.parametrize("world", [World(5 * MINUTE, 10.0, 20.0), World(5 * MINUTE, 10.0, 300.0)], ids=str)
 def test_without_a_job_it_learns_from_its_checkpoints(world: World) -> None:
-    assert compare(world, "", trainings=trainings(world), in_job=False).learnt >= LEARNT_GOAL
+    assert compare(world, "", trainings(world), in_job=False).learnt >= LEARNT_GOAL
 
 
 @pytest.mark.parametrize("shape", [0.6, 0.8, 1.5])
 @pytest.mark.parametrize("world", [World(HOUR, 1.0, 120.0), World(4 * HOUR, 10.0, 300.0)], ids=str)
 def test_interruptions_that_come_in_bursts(world: World, shape: float) -> None:
-    found = compare(replace(world, shape=shape), "spot", trainings=8)
+    found = compare(replace(world, shape=shape), "spot", 8)
     assert found.learnt >= LEARNT_GOAL
     assert found.cold >= COLD_GOAL
 
 
 @pytest.mark.parametrize("world", [World(HOUR, 0.05, 60.0, step=0.02), World(2 * HOUR, 1.0, 120.0, step=20.0)], ids=str)
 def test_short_and_long_steps(world: World) -> None:
-    assert compare(world, "spot", trainings=2).learnt >= LEARNT_GOAL
+    assert compare(world, "spot", 2).learnt >= LEARNT_GOAL
 
 
 def test_a_first_save_that_takes_long_does_not_spoil_the_interval() -> None:
-    assert compare(World(HOUR, 0.5, 120.0, first_save=20.0), "spot", trainings=3).learnt >= LEARNT_GOAL
+    assert compare(World(HOUR, 0.5, 120.0, first_save=20.0), "spot", 3).learnt >= LEARNT_GOAL
 
 
 @pytest.mark.parametrize("market", [*PRIORS, ""])

@@ -133,6 +133,25 @@ def test_what_the_machines_restart_by_themselves_is_of_the_same_budget(
     assert left == [allowed, allowed - restarts[0] - 1][: len(states)]
 
 
+def test_an_attempt_knows_what_the_earlier_ones_met(world: World) -> None:
+    """Also of those that never saved; what a program does on its first machines is in no checkpoint then."""
+    vanish = Life(end="vanish", saves=False)
+    world.cloud.script = lives(vanish, dataclasses.replace(FAIL, restarts=2), vanish, SUCCEED)
+    job_id = world.submit(policy=make_policy(failures=9))
+    world.finish(job_id)
+    attempts = world.attempts(job_id)
+    market = attempts[0].offer["market"]
+    found = []
+    for attempt in attempts:
+        data = JobDir(world.job(job_id).job_dir).get(attempt_key(attempt.number))
+        found.append(AttemptRecord.from_bytes(data).earlier["markets"].get(market, [0.0, 0]))
+    assert [interruptions for _, interruptions in found] == [0, 1, 4, 5]
+    seconds = [seconds for seconds, _ in found]
+    assert seconds == sorted(seconds)
+    paid = sum((one.ended or 0.0) - (one.launched or 0.0) for one in attempts[:-1])
+    assert 0 < seconds[-1] <= paid * sum(role["nodes"] for role in attempts[0].offer["roles"])
+
+
 def test_preemptions_are_counted(world: World) -> None:
     world.cloud.script = lives(TAKEN)
     job_id = world.submit(policy=make_policy(preemptions=2))
