@@ -94,13 +94,13 @@ class History:
         return replace(self, markets={**self.markets, market: new})
 
     def joined(self, other: History) -> History:
-        """Return for each market what the history that knows of more interruptions there has seen (then: more time)."""
-        names = {*self.markets, *other.markets}
-        best = {
-            name: max(self.seen(name), other.seen(name), key=lambda seen: (seen.interruptions, seen.node_seconds))
-            for name in names
+        """Return the larger counts of two histories of one training, each of which may have missed something."""
+        pairs = {name: (self.seen(name), other.seen(name)) for name in {*self.markets, *other.markets}}
+        markets = {
+            name: Seen(max(a.node_seconds, b.node_seconds), max(a.interruptions, b.interruptions))
+            for name, (a, b) in pairs.items()
         }
-        return History(best, self.cost if self.cost is not None else other.cost)
+        return History(markets, self.cost if self.cost is not None else other.cost)
 
     def to_json(self) -> dict[str, Any]:
         markets = {name: [seen.node_seconds, seen.interruptions] for name, seen in self.markets.items()}

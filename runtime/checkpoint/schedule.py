@@ -154,7 +154,8 @@ class Schedule:
         return 0.0 if self._begun is None else max(0.0, now - self._begun) * self._nodes
 
     def _seen(self, now: float) -> Seen:
-        return self._history.plus(self._prior.name, self._trained(now)).seen(self._prior.name)
+        before = self._history.seen(self._prior.name)
+        return Seen(before.node_seconds + self._trained(now), before.interruptions)
 
     def _mean(self, now: float) -> float:
         return mean_between(self._prior, self._seen(now), self._nodes)

@@ -12,12 +12,10 @@ from itertools import groupby
 from cloudgpu.runtime.checkpoint.interval import PRIORS, UNKNOWN
 from cloudgpu.tests.standins.interruptions import GRID, HOUR, World, compare, enough_trainings, with_lag
 
-AT_LEAST, FACTOR = 40, 4000
-
 
 def cell(world: World, market: str, *, in_job: bool) -> str:
     """Return `learnt (cold)`, in per cent of the best fixed interval's useful time."""
-    found = compare(world, market, enough_trainings(world, AT_LEAST, FACTOR), in_job=in_job)
+    found = compare(world, market, enough_trainings(world, 4000, least=10), in_job=in_job)
     return f"{found.learnt:.1%} ({found.cold:.1%})"
 
 

@@ -104,20 +104,20 @@ def _train(
 ) -> tuple[float, Checkpoint | None]:
     """Train until the interruption; return what was durable by then, and the newest checkpoint."""
     now, trained, useful, steps, blocked = world.restart, 0.0, 0.0, 0, world.cost * world.first_save
+    saved: float | None = None
     schedule.count_from(0, now)
     while now + world.cost + world.writing < life:
         count = _steps_until_due(schedule, steps, now, world.step)
         steps, trained, now = steps + count, trained + count * world.step, now + count * world.step
-        history = schedule.history(now)
-        now += blocked
+        begun, now = now, now + blocked
         if now > life:
             break
         schedule.count_from(steps, now, blocked)
         if now + world.writing > life:
             break
         schedule.written(world.writing)
-        useful, checkpoint, blocked = trained, Checkpoint(attempt, history), world.cost
-    return useful, checkpoint
+        useful, saved, blocked = trained, begun, world.cost
+    return useful, checkpoint if saved is None else Checkpoint(attempt, schedule.history(saved))
 
 
 def _steps_until_due(schedule: Schedule, steps: int, now: float, step: float) -> int:
@@ -146,10 +146,10 @@ def compare(world: World, market: str, trainings: int, *, in_job: bool = True) -
     return Comparison(learnt, cold)
 
 
-def enough_trainings(world: World, at_least: int, factor: int) -> int:
+def enough_trainings(world: World, factor: int, *, least: int) -> int:
     """Return how many make the ratio steady: interruptions between which few saves are possible make it noisy."""
     saves = world.mean / (world.daly + world.cost)
-    return max(at_least, int(factor / saves**1.5))
+    return max(least, int(factor / saves**1.5))
 
 
 def _total(trainings: Sequence[Sequence[float]], phase: slice) -> float:

@@ -148,10 +148,10 @@ def test_histories_survive_json() -> None:
     assert History.from_json(history.to_json()) == history
 
 
-def test_the_history_that_knows_more_counts() -> None:
+def test_of_two_histories_the_larger_counts_are_taken() -> None:
     saved = History({"spot": Seen(100.0, 1), "on-demand": Seen(50.0, 0)}, cost=2.0)
-    known = History({"spot": Seen(300.0, 4), "on-demand": Seen(20.0, 0)}, cost=9.0)
-    assert saved.joined(known) == History({"spot": Seen(300.0, 4), "on-demand": Seen(50.0, 0)}, cost=2.0)
+    known = History({"spot": Seen(80.0, 4), "on-demand": Seen(70.0, 0)}, cost=9.0)
+    assert saved.joined(known) == History({"spot": Seen(100.0, 4), "on-demand": Seen(70.0, 0)}, cost=2.0)
     assert History().joined(known) == known
 
 

@@ -41,7 +41,7 @@ SOME = [
 
 
 def trainings(world: World) -> int:
-    return enough_trainings(world, 40, 4000) if LONG else enough_trainings(world, 3, 800)
+    return enough_trainings(world, 4000, least=10) if LONG else enough_trainings(world, 800, least=3)
 
 
 @pytest.mark.parametrize("world", [*GRID, *map(with_lag, GRID)] if LONG else SOME, ids=str)
