@@ -27,6 +27,7 @@ def earlier_history(attempts: Sequence[Attempt]) -> dict[str, Any]:
 
 
 def _seconds(launched: float, ended: float, timeline: dict[str, Any] | None) -> float:
-    """Return for how long the machines ran: without the time in the provider's queue, if one of them reported."""
-    began = launched if timeline is None else max(launched, timeline["claimed"])
-    return max(0.0, ended - began)
+    """Return how long the machines ran: without the time in the provider's queue, if one reported a plausible time."""
+    claimed = (timeline or {}).get("claimed")
+    is_plausible = isinstance(claimed, int | float) and launched <= claimed <= ended
+    return max(0.0, ended - (claimed if is_plausible else launched))

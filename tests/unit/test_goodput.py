@@ -109,11 +109,12 @@ def test_what_the_earlier_attempts_met() -> None:
         make_attempt(offer=spot, outcome="lost", launched=None),
         make_attempt(offer=spot, outcome="preempted", timeline=queued, progress=progress(step=3, cost=0.5)),
         make_attempt(offer=spot, outcome="lost", generations=[{"kind": "failure"}, {"kind": "members"}]),
+        make_attempt(offer=spot, outcome="preempted", timeline={**queued, "claimed": 9e9}),
         make_attempt(offer={**spot, "market": "on-demand"}, outcome="failed", progress=progress(step=1)),
         make_attempt(offer=spot, outcome="", ended=None),
     ]
     assert earlier_history(attempts) == {
-        "markets": {"spot": [2 * (70.0 + 100.0), 4], "on-demand": [200.0, 1]},
+        "markets": {"spot": [2 * (70.0 + 100.0 + 100.0), 5], "on-demand": [200.0, 1]},
         "cost": 0.5,
     }
     assert earlier_history([]) == {"markets": {}, "cost": None}
