@@ -29,5 +29,6 @@ def earlier_history(attempts: Sequence[Attempt]) -> dict[str, Any]:
 def _seconds(launched: float, ended: float, timeline: dict[str, Any] | None) -> float:
     """Return how long the machines ran: without the time in the provider's queue, if one reported a plausible time."""
     claimed = (timeline or {}).get("claimed")
-    is_plausible = isinstance(claimed, int | float) and launched <= claimed <= ended
-    return max(0.0, ended - (claimed if is_plausible else launched))
+    if isinstance(claimed, int | float) and launched <= claimed <= ended:
+        return float(ended - claimed)
+    return max(0.0, ended - launched)

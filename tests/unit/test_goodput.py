@@ -103,7 +103,7 @@ def test_each_part_of_two_attempts() -> None:
 
 def test_what_the_earlier_attempts_met() -> None:
     spot = {**make_offer(nodes=2).to_json(), "market": "spot"}
-    queued = timeline(span(1, 1040.0, None, None), claimed=1030.0, setup=None, ready=None)
+    queued = timeline(span(1, 1040.0, None, None), claimed=1030.0, setup=1031.0, ready=None)
     attempts = [
         make_attempt(offer=spot, outcome="refused"),
         make_attempt(offer=spot, outcome="lost", launched=None),

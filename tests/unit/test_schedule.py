@@ -113,7 +113,7 @@ def test_starts_that_ended_before_their_first_save_count() -> None:
     for starts in (1, 2, 5):
         schedule = Schedule("auto", market="spot")
         schedule.resumed(saved, starts=starts)
-        intervals.append(schedule.interval)
+        intervals.append(schedule.interval or 0.0)
         assert schedule.history(0.0)["markets"]["spot"][1] == starts
     assert intervals == sorted(intervals, reverse=True)
 
@@ -134,7 +134,7 @@ def test_time_without_an_interruption_makes_the_interval_longer() -> None:
     intervals = []
     for minute in range(1, 600, 60):
         schedule.count_from(minute, minute * 60.0, blocked=10.0)
-        intervals.append(schedule.interval)
+        intervals.append(schedule.interval or 0.0)
     assert intervals == sorted(intervals)
     assert intervals[-1] == pytest.approx(daly_interval(10.0, 541 * 60.0 + 300))
 
