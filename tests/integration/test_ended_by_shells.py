@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -59,11 +61,19 @@ sys.exit(1 if any([rank.wait() for rank in ranks]) else 0)
 LONG = 100_000
 
 
+def job(world: World, run: str) -> None:
+    """Write a job whose `python` is the one of the tests; $C is the folder of its checkpoints."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    code = {"train.py": TRAIN, "launch.py": LAUNCH}
+    world.job(run, code=code, env={"C": str(world.folder / "c"), "PATH": path})
+
+
 def begin(world: World, run: str, trainings: int = 1) -> subprocess.Popen[bytes]:
     """Start an agent with this `run`, and wait until its program trains."""
-    world.job(run, code={"train.py": TRAIN, "launch.py": LAUNCH}, env={"C": str(world.folder / "c")})
+    job(world, run)
     agent = world.start()
-    until(lambda: len(pids(world)) == trainings)
+    until(lambda: world.has_result() or len(pids(world)) == trainings)
+    assert not world.has_result(), world.texts("stderr")
     return agent
 
 
@@ -138,5 +148,5 @@ def test_a_killed_training_has_failed_where_an_earlier_one_is_done(world: World)
     ],
 )
 def test_what_ends_by_itself(world: World, run: str, outcome: str) -> None:
-    world.job(run, code={"train.py": TRAIN}, env={"C": str(world.folder / "c")})
+    job(world, run)
     assert world.run().outcome == outcome, world.texts("stderr")
