@@ -157,7 +157,8 @@ def judge(
     judged = [
         _judge(end, reported.get(end.rank, silent), interrupted_exit, asked=asked, listening=listening) for end in exits
     ]
-    bad = next((one for one in judged if one.verdict != "done"), None)
+    # An exit code other than 0 says more than a process that ended with 0 too early.
+    bad = min((one for one in judged if one.verdict != "done"), key=lambda one: one.exit.code == 0, default=None)
     if judged and bad is None:
         return Ending("succeeded", 0, "")
     final = next((one for one in judged if one.final), None)
