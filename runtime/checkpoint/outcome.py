@@ -107,7 +107,7 @@ class OutcomeRecord:
 
     def close(self) -> None:
         """Record at the normal end of the process that the program left its training by itself."""
-        self._write({"outcome": UNFINISHED})
+        self._write({"outcome": UNFINISHED}, over=(TRAINING, WORDS[EXIT_USER]))
 
     def _write(self, fields: dict[str, Any], over: Sequence[str] = SEVERITY) -> None:
         """Replace this record in the file if its word is one of `over`. An error is logged, no more."""

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from cloudgpu.tests.standins.agents import World, until, world
+from cloudgpu.tests.standins.local_jobs import state_directory, submit_text
 
 __all__ = ["world"]
 
@@ -29,7 +30,7 @@ def train():
     for step in ckpt.steps(steps):
         if step == 2:
             print(f"trains in {os.path.basename(folder)} as {os.getpid()}", flush=True)
-        if step > 2:
+        if step > 2 and os.environ["CLOUDGPU_ATTEMPT"] == "1":
             time.sleep(0.02)
         if how == "breaks" and step == 4:
             break
@@ -104,6 +105,7 @@ def test_a_notice_interrupts_whatever_the_shell_ends_with(world: World, name: st
     result = world.result()
     assert (result.outcome, result.reason) == ("preempted", "notice from test: preempt")
     assert not [text for text in world.texts() if text.startswith("evaluat")], world.texts()
+    assert not [text for text in world.texts("stderr") if "outcome file" in text]
 
 
 @pytest.mark.parametrize("name", ["pipe", "next command", "background"])
@@ -150,3 +152,19 @@ def test_a_killed_training_has_failed_where_an_earlier_one_is_done(world: World)
 def test_what_ends_by_itself(world: World, run: str, outcome: str) -> None:
     job(world, run)
     assert world.run().outcome == outcome, world.texts("stderr")
+
+
+def test_a_submitted_job_below_a_pipe_trains_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Preempted at some step, it is resumed there by a second attempt."""
+    code = tmp_path / "code"
+    code.mkdir()
+    (code / "train.py").write_text(TRAIN)
+    run = f"{sys.executable} train.py plain {tmp_path}/c 3000 2>&1 | tee out.txt"
+    with state_directory(tmp_path / "home", monkeypatch):
+        job = submit_text(f"name: piped\nretry: {{failure: 0}}\nrun: {run}\n", code)
+        until(lambda: any("trains in c" in line.text for line in job.logs().read()[0]))
+        job.preempt(120, "worker-0")
+        assert job.wait(timeout_s=180)
+        assert job.state == "succeeded"
+        assert [attempt.outcome for attempt in job.attempts()] == ["preempted", "succeeded"]
+        assert len([line for line in job.logs().read()[0] if "restored from" in line.text]) == 1
