@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import signal
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import click
 
-from .output import ProgressLine, clean, style
+from .control_sequences import ControlSequenceFilter
+from .output import ProgressLine, clean, is_terminal, style
 from .text import ago, clock
 
 if TYPE_CHECKING:
@@ -70,11 +71,19 @@ class LineFormat:
         self._ranks = any(role.count > 1 for role in roles)
         self._width = 0
         self._open: tuple[object, ...] | None = None
+        colours = is_terminal()
+        self._filters: defaultdict[object, ControlSequenceFilter] = defaultdict(
+            lambda: ControlSequenceFilter(colours=colours)
+        )
 
     def __call__(self, line: LogLine) -> str:
-        """What to print next. A part of a line (a prompt, a very long one) stays open until another source speaks."""
+        """Return the text to print next; a partial line (a prompt, a very long one) ends when another source writes.
+
+        Programs may not move the cursor or clear the screen: their lines are not alone on it.
+        """
         source = (line.attempt, line.node, line.rank, line.stream)
-        text = style(line.text, "faint") if line.stream == "agent" else line.text
+        text = self._filters[source](line.text, partial=line.partial)
+        text = style(text, "faint") if line.stream == "agent" else text
         start = "" if self._open == source else self.close() + self._prefix(line)
         self._open = source if line.partial else None
         return f"{start}{text}" if line.partial else f"{start}{text}\n"

@@ -117,7 +117,7 @@ class Agent:
         except _ErrorEnd as error:
             ending = Ending("error", None, str(error))
         except Interrupted:
-            ending = judge([], self._orders.deciding, signalled=False, listening=False)
+            ending = judge([], self._orders.deciding, asked=False, listening=False)
         except Vanished as gone:
             note(gone.order.reason)
             return SUPERSEDED if gone.order.word == _SUPERSEDED else VANISHED

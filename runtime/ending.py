@@ -1,4 +1,4 @@
-"""From how its processes ended, and what they had been asked, to how a node ended. Pure, but for read_outcome()."""
+"""Decide how a node ended: from exit codes, reported outcomes and orders. Pure, but for read_outcome()."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from .jobdir import Outcome
 from .notices import Order
@@ -14,16 +15,16 @@ from .program import Exit
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """What an exit code of a program says, or the word for it in the outcome file."""
+    """The meaning of an exit code of a program, and of the word for it in the outcome file."""
 
     number: int
     word: str
     outcome: Outcome
-    """Of the node, if nobody had asked the program to end."""
+    """Of the node, if there was no order to end."""
     says: str
     """For people; "" where the number says it all."""
     final: bool = False
-    """Running it again is of no use, whatever `retry` allows."""
+    """Running it again does not help, whatever `retry` allows."""
 
 
 CODES = (
@@ -37,21 +38,68 @@ CODES = (
 )
 """docs/runtime.md shows the same table; tests/unit/test_ending.py compares them."""
 
+Verdict = Literal["code", "word", "failed", "not done", "done"]
+"""What counts for a process: its exit code as in CODES, its reported word as in CODES; any other failure; it ended
+with 0 before its training was done; it is done."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One row of the decision about a process. None: any."""
+
+    code: Literal["0", "in the table", "other"] | None
+    word: Literal["done", "other", "training", "none"] | None
+    """The reported word. other: one of CODES but `done`; none: no word, an unknown one, or `unfinished`."""
+    asked: bool | None
+    """There is an order to end, and the program was asked by the notice file or a signal."""
+    listening: bool | None
+    """The file CLOUDGPU_LISTENING is still there and no process of the node has reported anything."""
+    verdict: Verdict
+    meaning: str
+
+
+RULES = (
+    Rule("in the table", None, None, None, "code", "its own code says most"),
+    Rule("other", "other", None, None, "word", "a launcher or a shell hides the code"),
+    Rule("other", None, None, None, "failed", "also after `done`: what follows the training failed"),
+    Rule("0", "done", None, None, "done", "trained to the end, whatever was asked meanwhile"),
+    Rule("0", "other", None, None, "word", "what ended last in `run` is not what trains"),
+    Rule("0", "training", None, None, "not done", "the process that trained was killed"),
+    Rule("0", "none", True, None, "not done", "a handler let it end"),
+    Rule("0", "none", False, True, "not done", "a process that watched for notices was killed"),
+    Rule("0", "none", False, False, "done", "a program that saves nothing, or left its training by itself"),
+)
+"""The first rule that fits decides. docs/runtime.md shows the same table; tests/unit/test_ending.py compares them."""
+
 INTERRUPTED_EXIT = "CLOUDGPU_INTERRUPTED_EXIT"
 """The program's variable which says what it ends with instead of 75, for platforms that want, for example, 143."""
+
+TRAINING = "training"
+"""The word of a training that has begun and has not ended."""
 
 _BY_NUMBER = {code.number: code for code in CODES}
 _BY_WORD = {code.word: code for code in CODES}
 _INTERRUPTED = _BY_WORD["interrupted"]
-_OUTCOME_BYTES = 64 << 10  # a longer file is not the Checkpointer's
+_NOT_DONE = "its training ended before it was done: was it killed, or out of memory?"
+_OUTCOME_BYTES = 4 << 20  # a longer file is not the Checkpointer's
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """What a process has left in its outcome file before it ended."""
+class ReportedOutcome:
+    """The outcome that a process reported in its outcome file."""
 
     word: str
     reason: str = ""
+    left: bool = False
+    """The Checkpointer has ended a process: no further command of `run` may begin."""
+    pids: frozenset[int] = frozenset()
+    """The processes that reported."""
+
+    @property
+    def exit_code(self) -> int | None:
+        """The exit code that says the same."""
+        code = _BY_WORD.get(self.word)
+        return None if code is None else code.number
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,16 +114,13 @@ class Ending:
 
 
 @dataclass(frozen=True, slots=True)
-class _Meaning:
-    """An exit, and what it is taken for; no code: a failure like any other."""
+class _Judged:
+    """An exit with the verdict about it; `code` is None for failures that CODES does not have."""
 
     exit: Exit
+    verdict: Verdict
     code: Code | None
     reason: str
-
-    @property
-    def succeeded(self) -> bool:
-        return self.code is not None and self.code.outcome == "succeeded"
 
     @property
     def final(self) -> bool:
@@ -92,60 +137,80 @@ def judge(
     exits: Sequence[Exit],
     order: Order | None,
     *,
-    signalled: bool,
+    asked: bool,
     listening: bool,
-    said: Mapping[int | None, Said] | None = None,
+    reported: Mapping[int | None, ReportedOutcome] | None = None,
     interrupted_exit: int | None = None,
 ) -> Ending:
-    """How the node ended. `exits` are in the order of time; `order` is what it had been asked, if anything.
+    """Decide how the node ended.
 
-    `said` is by rank. A program that was asked by a signal alone may end with 0 though its work is not done; one that
-    listens to notices says so with 75, and one that has written its outcome means it.
+    exits      in the order of time
+    order      the order to end, if there is one
+    asked      the program was asked to end, by a notice that it listened to or by a signal
+    listening  the program watched for notices when it ended
+    reported   the outcome of each rank that reported one
     """
-    said = said or {}
-    meanings = [_meaning(end, said, interrupted_exit) for end in exits]
-    failed = next((meaning for meaning in meanings if not meaning.succeeded), None)
-    told_done = bool(said) and all(one.word == "done" for one in said.values())
-    if exits and failed is None and (order is None or listening or told_done or not signalled):
+    reported = reported or {}
+    # Often only one rank saves: the others are done with it.
+    silent = ReportedOutcome("done") if reported and all(one.word == "done" for one in reported.values()) else None
+    asked, listening = asked and order is not None, listening and not reported
+    judged = [
+        _judge(end, reported.get(end.rank, silent), interrupted_exit, asked=asked, listening=listening) for end in exits
+    ]
+    # An exit code other than 0 says more than a process that ended with 0 too early.
+    bad = min((one for one in judged if one.verdict != "done"), key=lambda one: one.exit.code == 0, default=None)
+    if judged and bad is None:
         return Ending("succeeded", 0, "")
-    final = next((meaning for meaning in meanings if meaning.final), None)
+    final = next((one for one in judged if one.final), None)
     if final is not None and (order is None or order.outcome == "preempted"):
         return final.ending()  # new machines would not help
     if order is not None:
-        code = failed.exit.code if failed is not None else 0 if exits else None
-        return Ending(order.outcome, code, order.reason)
-    if failed is None:
+        return Ending(order.outcome, bad.exit.code if bad is not None else None, order.reason)
+    if bad is None:
         return Ending("error", None, "the program's processes do not end, though killed")
-    return failed.ending()
+    return bad.ending()
 
 
-def _meaning(end: Exit, said: Mapping[int | None, Said], interrupted_exit: int | None) -> _Meaning:
-    """The exit code's, where it has one; else what the process wrote.
-
-    A launcher of the user's own between us and the process that wrote it turns every code into 1.
-    """
+def _judge(
+    end: Exit, reported: ReportedOutcome | None, interrupted_exit: int | None, *, asked: bool, listening: bool
+) -> _Judged:
     code = _INTERRUPTED if end.code == interrupted_exit else _BY_NUMBER.get(end.code)
-    told = said.get(end.rank)
-    wrote = None if told is None else _BY_WORD.get(told.word)
-    if told is None or wrote is None:
-        return _Meaning(end, code, "")
-    if code is None and wrote.number != 0:
-        code = wrote  # "done" followed by a failure is a failure: of what came after the training
-    return _Meaning(end, code, told.reason if code is wrote else "")
+    wrote = _BY_WORD.get(reported.word) if reported is not None else None
+    rule = find_rule(end.code, code, reported, asked=asked, listening=listening and end.rank is not None)
+    if rule.verdict == "word":
+        code = wrote
+    reason = reported.reason if reported is not None and wrote is not None and wrote is code else ""
+    if rule.verdict == "not done":
+        reason = _NOT_DONE
+    return _Judged(end, rule.verdict, code if rule.verdict in ("code", "word") else None, reason)
 
 
-def read_outcome(path: Path) -> Said | None:
-    """What a process has left in its outcome file, if it has left something that can be read."""
+def find_rule(
+    number: int, code: Code | None, reported: ReportedOutcome | None, *, asked: bool, listening: bool
+) -> Rule:
+    """Return the first of RULES that fits a process; `code` is the meaning of its exit code, if it has one."""
+    kind = "0" if number == 0 else "in the table" if code is not None else "other"
+    word = reported.word if reported is not None else ""
+    known = word if word in ("done", TRAINING) else "other" if word in _BY_WORD else "none"
+    facts = (kind, known, asked, listening)
+    for rule in RULES:
+        wanted = (rule.code, rule.word, rule.asked, rule.listening)
+        if all(want is None or want == fact for want, fact in zip(wanted, facts, strict=True)):
+            return rule
+    raise AssertionError(f"no rule for {facts}")
+
+
+def read_outcome(path: Path) -> ReportedOutcome | None:
+    """Return the most severe outcome in an outcome file; None if there is none, or none that can be read."""
     try:
         with path.open("rb") as file:
             value = json.loads(file.read(_OUTCOME_BYTES))
-        return Said(str(value["outcome"]), str(value.get("reason") or ""))
-    except (
-        OSError,
-        ValueError,
-        RecursionError,
-        KeyError,
-        TypeError,
-        AttributeError,
-    ):  # it wrote nothing, or rubbish: then the code counts
-        return None
+        trainings = [one for one in value.get("trainings") or () if isinstance(one, dict)]
+        return ReportedOutcome(
+            str(value["outcome"]),
+            str(value.get("reason") or ""),
+            left=any(one.get("left") is True for one in trainings),
+            pids=frozenset(pid for one in trainings if isinstance(pid := one.get("pid"), int)),
+        )
+    except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError):
+        return None  # then the exit code decides

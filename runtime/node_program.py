@@ -7,13 +7,13 @@ import dataclasses
 import functools
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from .checkpoint import interval
-from .ending import INTERRUPTED_EXIT, Ending, judge, read_outcome
+from .ending import INTERRUPTED_EXIT, Ending, judge
 from .generations import Ledger, Lookout
 from .gpu_idle import VISIBLE, IdleWatch, read_utilisation
 from .heartbeat import Heart, read_progress
@@ -34,6 +34,7 @@ from .members import (
 )
 from .node_writer import NodeWriter, writer_environment
 from .notices import Order, Orders
+from .outcome_watch import OutcomeWatch
 from .program import Exit, Process, kill_leftovers
 from .restart import fruitless_in_a_row, wish
 from .runner import PEER_S, POLL_S, Conduct, Runner, Wakeup
@@ -181,23 +182,24 @@ class NodeProgram:
             earlier=self._earlier(generation),
         )
         started = processes(self._launcher, place, self._machine_env, addresses)
-        outcomes = {process.rank: node.state / f"outcome-{process.rank}.json" for process in started}
-        for path in (place.notice, place.listening, place.progress, *outcomes.values()):
+        outcomes = OutcomeWatch({process.rank: node.state / f"outcome-{process.rank}.json" for process in started})
+        outcomes.clear()
+        for path in (place.notice, place.listening, place.progress):
             path.unlink(missing_ok=True)
         wanted = [
-            dataclasses.replace(process, env={**process.env, "CLOUDGPU_OUTCOME": str(outcomes[process.rank])})
+            dataclasses.replace(process, env={**process.env, "CLOUDGPU_OUTCOME": outcomes.path(process.rank)})
             for process in started
         ]
         self._begun.note(generation)
         node.history.begin(generation)
         node.heart.set_phase("running")
-        exits, signalled, elsewhere = self._watch(wanted, place)
+        exits, asked, elsewhere = self._watch(wanted, place, outcomes)
         ending = judge(
             exits,
             node.orders.deciding,
-            signalled=signalled,
+            asked=asked,
             listening=place.listening.exists(),
-            said={rank: said for rank, path in outcomes.items() if (said := read_outcome(path))},
+            reported=outcomes.reported(),
             interrupted_exit=self._interrupted_exit,
         )
         node.history.see(read_progress(place.progress), generation)
@@ -212,16 +214,18 @@ class NodeProgram:
         now = before.plus(place.market, timeline.seconds * len(place.nodes), generation - 1)
         return {**now.to_json(), "cost": costs[-1] if costs else before.cost}
 
-    def _watch(self, wanted: Sequence[Process], place: Place) -> tuple[list[Exit], bool, Generation | None]:
-        node, conduct = self._node, _ProgramConduct(place, self._writer, self._ledger)
+    def _watch(
+        self, wanted: Sequence[Process], place: Place, outcomes: OutcomeWatch
+    ) -> tuple[list[Exit], bool, Generation | None]:
+        node, conduct = self._node, _ProgramConduct(place, self._writer, self._ledger, outcomes)
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._idle_watch(place))
             # Where nodes are replaced, others may join, or this one be left out.
             if self._ledger.heals or (len(place.nodes) > 1 and self._ledger.scope != "lone"):
                 conduct.lookout = stack.enter_context(Lookout(self._ledger, node.orders, node.wakeup.wake))
             self._writer.begin()
-            exits, signalled = node.runner.run(wanted, node.code, conduct, node.log, node.heart)
-        return exits, signalled, conduct.lookout.found if conduct.lookout else None
+            exits, asked = node.runner.run(wanted, node.code, conduct, node.log, node.heart)
+        return exits, asked, conduct.lookout.found if conduct.lookout else None
 
     def _what_follows(self, ending: Ending, elsewhere: Generation | None, place: Place) -> Generation | None:
         """Orders go before everything: what was told to end does not begin again."""
@@ -315,10 +319,10 @@ class NodeProgram:
 class _ProgramConduct(Conduct):
     """While one generation of the program runs."""
 
-    def __init__(self, place: Place, writer: NodeWriter, ledger: Ledger) -> None:
+    def __init__(self, place: Place, writer: NodeWriter, ledger: Ledger, outcomes: OutcomeWatch) -> None:
         self.listening = place.listening
         self.lookout: Lookout | None = None
-        self._progress, self._writer, self._ledger = place.progress, writer, ledger
+        self._progress, self._writer, self._ledger, self._outcomes = place.progress, writer, ledger, outcomes
 
     @property
     def spared(self) -> int | None:  # type: ignore[override]
@@ -330,6 +334,9 @@ class _ProgramConduct(Conduct):
     def is_over(self) -> bool:
         found = None if self.lookout is None else self.lookout.found
         return found is not None and found.grace_s == 0.0
+
+    def ended_programs(self) -> Mapping[int | None, int]:
+        return self._outcomes.ended_programs()
 
     def parting(self) -> Order | None:
         found = None if self.lookout is None else self.lookout.found
@@ -345,7 +352,7 @@ class _ProgramConduct(Conduct):
         return _SAFETY * float(progress.get("lag") or _WRITE_S) + _END_S
 
     def peers_s(self, ended: Exit) -> float:
-        if ended.code in _LEAVING:
+        if ended.code in _LEAVING or self._outcomes.has_left(ended.rank):
             return LEAVE_S
         return SETTLE_S if self._ledger.could_restart() else PEER_S
 

@@ -77,6 +77,8 @@ class Program:
         self._folder = folder
         self._running: dict[int, Process] = {}
         self._children: dict[int, subprocess.Popen[bytes]] = {}
+        self._codes: dict[int, int] = {}
+        """The exit codes of programs whose shells were killed."""
         self._output = _Output(on_line)
 
     @property
@@ -112,7 +114,7 @@ class Program:
                 break
             process = self._running.pop(pid, None)
             if process is not None:
-                exits.append(Exit(process.rank, os.waitstatus_to_exitcode(status)))
+                exits.append(Exit(process.rank, self._codes.get(pid, os.waitstatus_to_exitcode(status))))
                 self._children[pid].returncode = exits[-1].code  # or Popen would wait for it once more
         return exits
 
@@ -121,6 +123,14 @@ class Program:
         for pid in self._running:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, number)
+
+    def end_group(self, rank: int | None, code: int) -> None:
+        """Kill what is left of a process whose program has ended; `code` is the program's exit code."""
+        for pid, process in self._running.items():
+            if process.rank == rank and pid not in self._codes:
+                self._codes[pid] = code
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(pid, signal.SIGKILL)
 
     def kill(self, marker: str, spared: int | None = None, limit_s: float = 10.0) -> list[Exit]:
         """Kill everything that was started, in whatever session; returns when nothing is left, or time is over.
@@ -150,6 +160,14 @@ class Program:
 def kill_leftovers(marker: str) -> None:
     """Everything on this machine that is left of any program, and what was spared until now."""
     Program(Path(), lambda *_line: None).kill(marker)
+
+
+def is_running(pid: int) -> bool:
+    """Return whether a process exists and has not ended, as a zombie has."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
+    except OSError:
+        return False
 
 
 def _leftovers(marker: str, spared: int | None) -> list[int]:

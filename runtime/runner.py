@@ -7,7 +7,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -89,6 +89,10 @@ class Conduct:
         """What still runs is of no more use."""
         return False
 
+    def ended_programs(self) -> Mapping[int | None, int]:
+        """The exit code of each rank whose program has ended although the shell that started it has not."""
+        return {}
+
     def parting(self) -> Order | None:
         """The program is to save and end, for it will start again with other nodes; None: it goes on."""
         return None
@@ -116,8 +120,8 @@ class Runner:
     ) -> tuple[list[Exit], bool]:
         """Run processes until all have ended and nothing of them is left.
 
-        Returns how they ended, in the order of time, and whether they were sent SIGTERM. Raises Interrupted, Vanished,
-        OSError.
+        Returns how they ended, in the order of time, and whether they were asked to end, by a notice that they listened
+        to or by SIGTERM. Raises Interrupted, Vanished, OSError.
         """
         self.check()
         program = Program(folder, log.add)
@@ -125,12 +129,12 @@ class Runner:
         try:
             for process in wanted:
                 program.start(process)
-            signalled = self._wait_for(program, exits, conduct, log, heart)
+            asked = self._wait_for(program, exits, conduct, log, heart)
         finally:
             exits += program.kill(self._marker, conduct.spared)
         program.finish_output(_LAST_LINES_S)
         self.raise_if_vanished()
-        return exits, signalled
+        return exits, asked
 
     def check(self) -> None:
         """Between two steps: an order ends the work at once. Raises Interrupted, Vanished."""
@@ -164,7 +168,7 @@ class Runner:
         return answer
 
     def _wait_for(self, program: Program, exits: list[Exit], conduct: Conduct, log: LogWriter, heart: Heart) -> bool:
-        """Until all have ended, or what is left is to be killed. Returns whether SIGTERM was sent."""
+        """Wait until all have ended, or what is left must be killed; return whether they were asked to end."""
         signalled = heard = False
         told: Order | None = None
         peer: Order | None = None
@@ -189,13 +193,15 @@ class Runner:
                 told = save
                 self._tell(save, conduct.listening)
             self._wakeup.wait(min(ends - now, conduct.look(), POLL_S))
+            for rank, code in conduct.ended_programs().items():
+                program.end_group(rank, code)
             exits += (ended := program.reap())
             failed = next((end for end in ended if end.code != 0), None)
             if peer is None and program.running and failed is not None:
                 left = conduct.peers_s(failed)
                 log.say(f"{failed.describe()}; the other processes of this node have {left:.0f} s to end")
                 peer = Order("failed", "peer", failed.describe(), time.monotonic() + left)
-        return signalled
+        return heard or signalled
 
     def _next_end(self, now: float, peer: Order | None, conduct: Conduct) -> tuple[float, Order | None]:
         """When what still runs is killed, and the order that says so; infinity: nothing does."""

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 
 from ..checkpoint.errors import EXIT_USER, CheckpointError
-from ..checkpoint.outcome import Outcome
+from ..checkpoint.outcome import Outcome, OutcomeRecord
 
 EXIT_ERROR = 1
 """What Python ends with upon any exception; for one that may be gone when the program is run again."""
@@ -114,13 +114,15 @@ def _exit_code(left: SystemExit) -> int:
 
 
 def _misfit(error: CheckpointError) -> int:
+    sys.last_value = error
     print(f"cloudgpu: {error}", file=sys.stderr)
-    Outcome(EXIT_USER, 0, None, None, str(error)).write()
+    OutcomeRecord("", int(os.environ.get("RANK") or 0)).write(Outcome(EXIT_USER, 0, None, None, str(error)))
     return EXIT_USER
 
 
 def _show(error: BaseException) -> None:
-    """The traceback, without the part that is ours."""
+    """Print the traceback without our own part, and mark the exception as unhandled, as the interpreter does."""
+    sys.last_value = error
     sys.excepthook(type(error), error.with_traceback(_own(error.__traceback__)), _own(error.__traceback__))
 
 

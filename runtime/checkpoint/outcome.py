@@ -1,13 +1,22 @@
-"""How a training process says how it ended: by its exit code, and by a file beside it.
+"""Report how a training ended: by the exit code of its process, and by a record in the file CLOUDGPU_OUTCOME.
 
-The file (named by CLOUDGPU_OUTCOME) is for launchers through which no exit code comes: torchrun makes 1 of every one.
+The file serves launchers that hide exit codes: torchrun turns each into 1, a shell script returns that of its last
+command. All processes below one launcher share it, so it holds a record for each training and rank, and the most
+severe of them at the top.
 """
 
 from __future__ import annotations
 
+import atexit
+import fcntl
 import json
 import logging
 import os
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -24,6 +33,10 @@ from .errors import (
     logger,
 )
 
+TRAINING = "training"
+"""The word of a training that has begun. One that is left in the file belongs to a process that was killed."""
+UNFINISHED = "unfinished"
+"""The word of a training that its program left by itself: by `break`, `return` or `sys.exit()`."""
 WORDS = {
     EXIT_DONE: "done",
     EXIT_SAVED: "interrupted",
@@ -33,13 +46,16 @@ WORDS = {
     EXIT_USER: "user",
     EXIT_FENCED: "fenced",
 }
+SEVERITY = (WORDS[EXIT_DONE], UNFINISHED, TRAINING, *list(WORDS.values())[1:])
+"""All words. Of several trainings or ranks, the word that comes last here is the outcome of the program."""
 _REASON = 4000
 """Characters of a reason that are kept."""
+_SHELLS = frozenset({"sh", "bash", "dash", "ash", "busybox", "zsh", "ksh", "mksh", "fish", "make"})
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The outcome file."""
+    """The outcome of one training on one rank."""
 
     code: int
     """A key of WORDS, whatever the process's exit code is."""
@@ -52,27 +68,137 @@ class Outcome:
     reason: str
     """For people."""
 
-    def to_bytes(self) -> bytes:
-        fields: dict[str, Any] = {**asdict(self), "outcome": WORDS[self.code], "reason": self.reason[:_REASON]}
-        return json.dumps(fields).encode()
+    def fields(self) -> dict[str, Any]:
+        return {**asdict(self), "outcome": WORDS[self.code], "reason": self.reason[:_REASON]}
 
-    def write(self) -> None:
-        """To the file named by CLOUDGPU_OUTCOME, if it is; one that cannot be written is told of, no more."""
-        path = os.environ.get("CLOUDGPU_OUTCOME")
-        if not path:
+
+class OutcomeRecord:
+    """The record of one training on one rank in the file CLOUDGPU_OUTCOME; without that variable nothing is written.
+
+    training  names the training, so that its next process replaces the record: the URL of its checkpoints
+    """
+
+    def __init__(self, training: str, rank: int = 0, world: int = 1) -> None:
+        self._path = os.environ.get("CLOUDGPU_OUTCOME")
+        self._key = {"training": training, "rank": rank, "world": world}
+
+    def announce(self) -> None:
+        """Record a training that may begin, unless an earlier process of the same training was interrupted."""
+        self._write({"outcome": TRAINING}, over=(WORDS[EXIT_DONE], UNFINISHED))
+
+    def begin(self) -> None:
+        """Record that the training has begun and is not done."""
+        self._write({"outcome": TRAINING})
+
+    def write(self, outcome: Outcome) -> None:
+        """Record the outcome; that of an error only if the program does not handle the error."""
+        self._write(outcome.fields())
+
+    def leave(self, outcome: Outcome) -> NoReturn:
+        """End the program: reason to the log, outcome to the file and as exit code.
+
+        Shells above this process begin no further command of the job's `run`: the agent ends them.
+        """
+        self._write({**outcome.fields(), "left": True})
+        if self._path:
+            _stop_shells()
+        logger().log(logging.INFO if outcome.code == EXIT_SAVED else logging.ERROR, outcome.reason)
+        raise SystemExit(interrupted_exit() if outcome.code == EXIT_SAVED else outcome.code)
+
+    def close(self) -> None:
+        """Record at the normal end of the process that the program left its training by itself."""
+        self._write({"outcome": UNFINISHED}, over=(TRAINING, WORDS[EXIT_USER]))
+
+    def _write(self, fields: dict[str, Any], over: Sequence[str] = SEVERITY) -> None:
+        """Replace this record in the file if its word is one of `over`. An error is logged, no more."""
+        if not self._path:
             return
-        new = Path(f"{path}.new")
         try:
-            new.write_bytes(self.to_bytes())
-            new.replace(path)
+            with _locked(self._path):
+                records = _read_records(self._path)
+                others = [one for one in records if self._is_other(one)]
+                if any(one not in others and one["outcome"] not in over for one in records):
+                    return
+                records = [*others, {**fields, **self._key, "pid": os.getpid()}]
+                worst = max(records, key=lambda one: SEVERITY.index(one["outcome"]))
+                top = {name: value for name, value in worst.items() if name not in (*self._key, "pid", "left")}
+                _replace(self._path, json.dumps({**top, "trainings": records}).encode())
         except OSError as error:
-            logger().warning(f"the outcome file cannot be written: {path}: {error.strerror}")
+            logger().warning(f"the outcome file cannot be written: {self._path}: {error.strerror}")
+            return
+        if fields["outcome"] == TRAINING or fields.get("code") == EXIT_USER:
+            _close_at_exit(self)
+        else:
+            _OPEN.discard(self)
 
-    def leave(self) -> NoReturn:
-        """End the program: the reason to the log, the outcome to the file and as exit code."""
-        self.write()
-        logger().log(logging.INFO if self.code == EXIT_SAVED else logging.ERROR, self.reason)
-        raise SystemExit(interrupted_exit() if self.code == EXIT_SAVED else self.code)
+    def _is_other(self, record: dict[str, Any]) -> bool:
+        """Return False for the record to replace, and for those of an earlier run on another number of ranks."""
+        mine = self._key
+        if record["training"] != mine["training"]:
+            return True
+        return bool(record.get("world") == mine["world"] and record.get("rank") != mine["rank"])
+
+
+_OPEN: set[OutcomeRecord] = set()
+"""Records of this process to close at its end: of trainings that go on, and of errors that may be handled."""
+
+
+def _close_at_exit(record: OutcomeRecord) -> None:
+    util = sys.modules.get("multiprocessing.util")
+    if util is not None and not _OPEN:  # the children of multiprocessing call no atexit functions
+        util.Finalize(None, _close_all, exitpriority=0)
+    _OPEN.add(record)
+
+
+def _close_all() -> None:
+    """Close the open records, unless an exception ends the program."""
+    while _OPEN and getattr(sys, "last_value", None) is None:
+        _OPEN.pop().close()
+
+
+atexit.register(_close_all)
+os.register_at_fork(after_in_child=_OPEN.clear)  # a forked child does not train
+
+
+@contextmanager
+def _locked(path: str) -> Iterator[None]:
+    """Hold the lock of the outcome file. Raises OSError."""
+    with Path(f"{path}.lock").open("ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _read_records(path: str) -> Sequence[dict[str, Any]]:
+    """Return the records in the file; none if there is no file, or none of ours."""
+    try:
+        records = json.loads(Path(path).read_bytes())["trainings"]
+        return [one for one in records if one["outcome"] in SEVERITY and isinstance(one["training"], str)]
+    except (FileNotFoundError, ValueError, KeyError, TypeError, RecursionError):
+        return []
+
+
+def _replace(path: str, content: bytes) -> None:
+    """Write the file at once as a whole. Raises OSError."""
+    descriptor, new = tempfile.mkstemp(prefix=f"{Path(path).name}.", dir=Path(path).parent)
+    try:
+        with open(descriptor, "wb") as file:  # noqa: PTH123 - an open descriptor
+            file.write(content)
+        Path(new).replace(path)
+    except OSError:
+        Path(new).unlink(missing_ok=True)
+        raise
+
+
+def _stop_shells() -> None:
+    """Stop the shells above this process that belong to the job; without an agent, which ends them, do nothing."""
+    machine = os.environ.get("CLOUDGPU_MACHINE")
+    mark, process = f"CLOUDGPU_MACHINE={machine}".encode(), os.getppid()
+    with suppress(OSError):  # a process has just ended, belongs to another user, or there is no /proc
+        while machine and mark in Path(f"/proc/{process}/environ").read_bytes().split(b"\0"):
+            name, _, fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")
+            if name.partition("(")[2] in _SHELLS:
+                os.kill(process, signal.SIGSTOP)
+            process = int(fields.split()[1])
 
 
 def interrupted_exit() -> int:

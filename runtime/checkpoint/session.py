@@ -25,7 +25,7 @@ from .errors import (
 from .interruption import Interruption, Notice
 from .metrics import MetricRows
 from .names import Name
-from .outcome import Outcome
+from .outcome import Outcome, OutcomeRecord
 from .progress import ProgressFile
 from .ranks import Ranks
 from .resume import begin_attempt, restore_objects, starts_since
@@ -72,13 +72,15 @@ class Session:
         self._rows = MetricRows()
         self._accumulation = Accumulation(objects)
         self._ranks = Ranks()
+        self._record = OutcomeRecord(_training(folder), self._ranks.rank, self._ranks.world)
         try:
             self._set_up(folder, every, keep, overlap)
         except CheckpointError as error:
             if error.code is not None:
-                Outcome(error.code, 0, None, None, str(error)).write()
+                self._record.write(Outcome(error.code, 0, None, None, str(error)))
             raise
         if not self.finished:
+            self._record.announce()
             self._interruption.listen()
 
     def _set_up(
@@ -117,7 +119,7 @@ class Session:
             yield
         except CheckpointError as error:
             if error.code is not None:
-                self._outcome(error.code, str(error)).write()
+                self._record.write(self._outcome(error.code, str(error)))
             raise
 
     # The loop's frame
@@ -133,6 +135,7 @@ class Session:
         self.finished = False
         try:
             self._restore_random()
+            self._record.begin()
             self._interruption.listen()
             self._interruption.handle_signals()
             self._saver.attach()
@@ -314,7 +317,7 @@ class Session:
         if not saved:
             stands = self._saver.standing()
             self._leave(EXIT_STORE, f"training is done, but its end could not be saved: {stands}")
-        self._outcome(EXIT_DONE, f"training is done: {self.step} steps").write()
+        self._record.write(self._outcome(EXIT_DONE, f"training is done: {self.step} steps"))
 
     def _obey(self, notice: Notice | None) -> NoReturn:
         """Save and end the program."""
@@ -334,7 +337,7 @@ class Session:
 
     def _leave(self, code: int, reason: str) -> NoReturn:
         self._saver.close()
-        self._outcome(code, reason).leave()
+        self._record.leave(self._outcome(code, reason))
 
     # Restoring
 
@@ -369,3 +372,9 @@ class Session:
         if self._ranks.rank == 0:
             what = "training was finished" if self.finished else "training goes on"
             logger().info(f"{what} at step {self.step}, restored from {self._store}/{name}")
+
+
+def _training(folder: str | os.PathLike[str] | None) -> str:
+    """Return the name of a training in the outcome file: its folder, or "" for the one of the job."""
+    text = "" if folder is None else os.fspath(folder)
+    return text if not text or "://" in text else os.path.abspath(text)  # noqa: PTH100 - the folder may be a link

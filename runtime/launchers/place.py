@@ -69,15 +69,16 @@ Addresses = Mapping[str, Address]
 
 
 def command_line(command: str | Sequence[str], args: Sequence[str] = ()) -> list[str]:
-    """A string is the user's own shell text; arguments reach it as arguments, never as text.
+    """Return the command to execute. A string is shell text, in which a pipeline fails if any of its commands does.
 
-    They follow its last word, unless it says itself where they go ("$@").
+    Arguments reach the text as arguments, never as text: after its last word, or where it says "$@".
     """
     if not isinstance(command, str):
         return [*command, *args]
     if args and "$@" not in command:
         command = f'{command.rstrip()} "$@"'
-    return ["bash" if shutil.which("bash") else "sh", "-c", command, "cloudgpu", *args]
+    shell = ["bash", "-o", "pipefail"] if shutil.which("bash") else ["sh"]
+    return [*shell, "-c", command, "cloudgpu", *args]
 
 
 def machine_environment(environ: Mapping[str, str], marker: str) -> dict[str, str]:

@@ -318,14 +318,16 @@ def test_a_deadline_may_be_tightened(world: World) -> None:
     assert world.result().reason == "cancelled", "what came first is what ended it"
 
 
-def test_success_counts_though_a_stop_came_late(world: World) -> None:
-    program = LISTENER.replace("sys.exit(75)", "sys.exit(0)")
+@pytest.mark.parametrize(("report", "outcome"), [(True, "succeeded"), (False, "stopped")])
+def test_success_counts_after_a_stop_if_the_program_reports_it(world: World, report: bool, outcome: str) -> None:
+    done = """open(os.environ["CLOUDGPU_OUTCOME"], "w").write('{"outcome": "done"}')\n"""
+    program = LISTENER.replace("sys.exit(75)", (done if report else "") + "sys.exit(0)")
     world.job("python main.py", code={"main.py": program})
     agent = world.start()
     until(lambda: world.texts() == ["listening"])
     world.stop(120)
     assert agent.wait(180) == 0
-    assert world.result().outcome == "succeeded"
+    assert world.result().outcome == outcome
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

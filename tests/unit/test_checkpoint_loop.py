@@ -205,7 +205,8 @@ def test_what_it_leaves_behind(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
                 (tmp_path / "notice.json").write_text(json.dumps({"reason": "preempt", "deadline": time.time() + 60}))
     assert end.value.code == 143
     outcome = json.loads((tmp_path / "outcome.json").read_bytes())
-    name = outcome.pop("checkpoint")
+    name, (record,) = outcome.pop("checkpoint"), outcome.pop("trainings")
+    assert (record["rank"], record["pid"], record["left"]) == (0, os.getpid(), True)
     assert Path("checkpoints", name, "COMMIT.json").exists()
     assert outcome == {
         "code": 75,

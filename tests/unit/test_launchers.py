@@ -137,19 +137,25 @@ def test_setup() -> None:
     assert setup_process(place(job(), node(0)), {}) is None
     process = setup_process(place(job(setup="pip install x"), node(0)), {})
     assert process is not None
-    assert list(process.command)[1:] == ["-c", "pip install x", "cloudgpu"]
+    assert list(process.command)[3:] == ["-c", "pip install x", "cloudgpu"]
     assert "CLOUDGPU_RANK" not in process.env
 
 
 def test_arguments_never_become_shell_text() -> None:
-    assert command_line("train", ["; rm -rf /", "$(x)"])[1:] == ["-c", 'train "$@"', "cloudgpu", "; rm -rf /", "$(x)"]
-    assert command_line("train")[1:] == ["-c", "train", "cloudgpu"]
+    bash = ["bash", "-o", "pipefail", "-c"]
+    assert command_line("train", ["; rm -rf /", "$(x)"]) == [*bash, 'train "$@"', "cloudgpu", "; rm -rf /", "$(x)"]
+    assert command_line("train") == [*bash, "train", "cloudgpu"]
     assert command_line(["python", "train.py"], ["--x"]) == ["python", "train.py", "--x"]
 
 
 def test_arguments_follow_the_last_word_or_go_where_the_text_says() -> None:
-    assert command_line("cd x\ntrain\n", ["a"])[2] == 'cd x\ntrain "$@"'
-    assert command_line('train "$@" | tee log', ["a"])[2] == 'train "$@" | tee log'
+    assert command_line("cd x\ntrain\n", ["a"])[4] == 'cd x\ntrain "$@"'
+    assert command_line('train "$@" | tee log', ["a"])[4] == 'train "$@" | tee log'
+
+
+def test_a_machine_without_bash_uses_sh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert command_line("train") == ["sh", "-c", "train", "cloudgpu"]
 
 
 def test_programs_are_found_where_the_job_says() -> None:
@@ -200,15 +206,15 @@ PREEMPT = order("preempted", 1.0)
 
 
 @pytest.mark.parametrize(
-    ("codes", "given", "signalled", "listening", "expected"),
+    ("codes", "given", "asked", "listening", "expected"),
     [
         ([0], None, False, False, Ending("succeeded", 0, "")),
-        ([0, 0], PREEMPT, False, True, Ending("succeeded", 0, "")),
-        ([0], STOP, True, True, Ending("succeeded", 0, "")),
+        ([0, 0], PREEMPT, True, True, Ending("preempted", 0, "preempted")),
+        ([0], STOP, False, False, Ending("succeeded", 0, "")),
         ([0], STOP, True, False, Ending("stopped", 0, "stopped")),
-        ([75], PREEMPT, False, True, Ending("preempted", 75, "preempted")),
+        ([75], PREEMPT, True, True, Ending("preempted", 75, "preempted")),
         ([-15], PREEMPT, True, False, Ending("preempted", -15, "preempted")),
-        ([0, 3], PREEMPT, False, True, Ending("preempted", 3, "preempted")),
+        ([0, 3], PREEMPT, True, True, Ending("preempted", 3, "preempted")),
         ([], STOP, False, False, Ending("stopped", None, "stopped")),
         ([75], None, False, True, Ending("again", 75, "rank 0: exit code 75: it saved and asks to be run again")),
         ([0, 3, -9], None, False, False, Ending("failed", 3, "rank 1: exit code 3")),
@@ -217,9 +223,9 @@ PREEMPT = order("preempted", 1.0)
         ([0], None, True, False, Ending("succeeded", 0, "")),
     ],
 )
-def test_judge(codes: list[int], given: Order | None, signalled: bool, listening: bool, expected: Ending) -> None:
+def test_judge(codes: list[int], given: Order | None, asked: bool, listening: bool, expected: Ending) -> None:
     exits = [Exit(rank, code) for rank, code in enumerate(codes)]
-    assert judge(exits, given, signalled=signalled, listening=listening) == expected
+    assert judge(exits, given, asked=asked, listening=listening) == expected
 
 
 def test_the_notice_file_appears_at_once_as_a_whole(tmp_path: Path) -> None:
