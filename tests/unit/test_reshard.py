@@ -23,8 +23,8 @@ from cloudgpu.runtime.checkpoint.reshard import (  # noqa: E402
     cover,
     is_contiguous,
     offset,
+    row_major,
     spans,
-    strides,
 )
 from cloudgpu.runtime.checkpoint.verified import Target, read_verified  # noqa: E402
 
@@ -79,9 +79,9 @@ def test_what_follows_one_another(seed: int) -> None:
         if not box.size:
             continue
         numbers = memory[box.slices()].flatten().tolist()
-        assert numbers[0] == offset(box, shape)
+        assert numbers[0] == offset(box, row_major(shape))
         assert is_contiguous(box, shape) == (numbers == list(range(numbers[0], numbers[0] + box.size)))
-    assert strides(shape) == memory.stride()
+    assert row_major(shape) == memory.stride()
 
 
 def test_the_own_piece_first_and_each_element_once() -> None:
