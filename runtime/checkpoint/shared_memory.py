@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 from .manifest import is_dense
@@ -47,14 +46,16 @@ def link_views(at: Mapping[int, list[tuple[Record, Any]]], leaves: dict[str, Any
 
 
 def _may_overlap(at: Mapping[int, list[tuple[Record, Any]]]) -> bool:
-    """Return False if there is nothing to be done, as for most states; it must not take long."""
-    if any(len(records) > 1 for records in at.values()):
+    """Return False if there is nothing to be done, as for most states: fast, for training waits."""
+    if sum(map(len, at.values())) > len(at):
         return True
-    sizes = ((address, one[0][1]) for address, one in sorted(at.items()))
-    return any(
-        address + tensor.numel() * tensor.element_size() > following
-        for (address, tensor), (following, _) in pairwise(sizes)
-    )
+    end = 0
+    for address in sorted(at):
+        if address < end:
+            return True
+        tensor = at[address][0][1]
+        end = address + tensor.numel() * tensor.element_size()
+    return False
 
 
 def _place(address: int, record: Record, tensor: Any) -> _Placed:  # noqa: ANN401

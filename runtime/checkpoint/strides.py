@@ -17,8 +17,6 @@ from .reshard import row_major
 
 def strides_of(tensor: Any) -> tuple[int, ...] | None:  # noqa: ANN401
     """Return the strides with which a tensor is saved; None: row-major, as are tensors with gaps or overlaps."""
-    if tensor.is_contiguous() and 1 not in tensor.shape:  # where a dimension is 1, its stride may be anything
-        return None
     shape, strides = tuple(tensor.shape), tensor.stride()
     return strides if strides != row_major(shape) and is_dense(shape, strides) else None
 
