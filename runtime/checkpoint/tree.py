@@ -110,7 +110,7 @@ class _Flattening:
         for key, item in value.items():
             if self._torch and isinstance(key, self._torch.Tensor):
                 raise CheckpointError(f"{path} has a tensor as a key, which cannot be saved: use a name or a number")
-            pairs.append([self.encode(key, path), self.encode(item, join(path, str(key)))])
+            pairs.append([self.encode(key, path), self.encode(item, join(path, _text_of(key)))])
         return pairs
 
     def items(self, value: Iterable[Any], path: str) -> list[Any]:
@@ -279,6 +279,14 @@ def join(path: str, part: str) -> str:
     if "/" in part or "~" in part:
         part = part.replace("~", "~0").replace("/", "~1")
     return f"{path}/{part}" if path else part
+
+
+def _text_of(key: Any) -> str:  # noqa: ANN401
+    """Return what a path says of a key that is no text."""
+    try:
+        return str(key)
+    except ValueError:  # an integer with more digits than Python writes
+        return _name(type(key))
 
 
 def _name(kind: type) -> str:
