@@ -122,11 +122,12 @@ class Loader:
         live = None if is_array else self._placements.find(key, whole)
         if live is not None:
             return self._place(key, like.dtype, live)
+        strides = like.strides if like.whole is None else None
         if is_array:
             made, view = _new_array(prod(whole) * ITEM_SIZE[like.dtype])
         else:
-            made, view = _new_tensor(like.dtype, whole, like.strides)
-        self._plan(key, like.dtype, whole, Box.all_of(whole), view, strides=like.strides)
+            made, view = _new_tensor(like.dtype, whole, strides)
+        self._plan(key, like.dtype, whole, Box.all_of(whole), view, strides=strides)
         return made
 
     def fill(self, slot: memoryview | None = None) -> None:

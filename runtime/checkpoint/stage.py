@@ -126,7 +126,7 @@ def _parts(leaves: Mapping[str, Any], absent: Collection[str]) -> Iterator[tuple
         elif hasattr(leaf, "data_ptr"):
             dtype = _DTYPE_NAMES.get(leaf.dtype) or _name_of(leaf.dtype)
             shape = leaf.shape
-            # Where the length of a dimension is 1, its stride may be anything, and a contiguous tensor is not row-major.
+            # A dimension of length 1 may have any stride in a tensor that torch calls contiguous.
             row_major = len(shape) < 2 or (leaf.is_contiguous() and 1 not in shape)
             form = key, dtype, shape, None, None, None if row_major else strides_of(leaf)
             yield form, leaf.detach() if leaf.requires_grad else leaf

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -287,3 +290,35 @@ def by_hand(folder: Path) -> tuple[Any, Any]:
             }
             optimizer.state[parameter] = {"step": kept[f"{prefix}/step"].clone(), **moments}
     return model, optimizer
+
+
+def test_parts_of_dtensors_lie_as_those_of_the_live_parameter(tmp_path: Path) -> None:
+    """Saved as a DTensor and as a plain tensor, transposed both; fused AdamW takes them as they are."""
+    program = """
+        import pathlib, sys, torch
+        import torch.distributed as dist
+        from torch import nn
+        from torch.distributed.tensor import DTensor, Shard, init_device_mesh
+        from cloudgpu.tests.standins.checkpoints import local_store, restore_all, save
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        mesh, store = init_device_mesh("cpu", (1,)), local_store(pathlib.Path(sys.argv[1]))
+        plain = torch.arange(6.0).reshape(3, 2).T
+        weight = nn.Parameter(DTensor.from_local(plain, mesh, [Shard(0)]))
+        weight.grad = DTensor.from_local(torch.ones(3, 2).T, mesh, [Shard(0)])
+        model, optimizer = nn.ParameterDict({"w": weight}), torch.optim.AdamW([weight], fused=True)
+        objects = {"model": model, "optimizer": optimizer}
+        optimizer.step()
+        for number in range(2):
+            state = {"model": {"w": plain} if number else model.state_dict(), "optimizer": optimizer.state_dict()}
+            save(store, number, [{"step": number, "objects": state}])
+            (found,) = restore_all(store, 1, objects)
+            again = found.snapshot["objects"]
+            moment, kept = again["optimizer"]["state"][0]["exp_avg"], optimizer.state[weight]["exp_avg"]
+            assert moment.to_local().stride() == again["model"]["w"].to_local().stride() == plain.stride() == (1, 2)
+            assert torch.equal(moment.to_local(), kept.to_local())
+            assert torch.equal(again["model"]["w"].to_local(), state["model"]["w"] if number else weight.to_local())
+        dist.destroy_process_group()
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
