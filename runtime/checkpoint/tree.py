@@ -98,8 +98,9 @@ class _Flattening:
         return encoded
 
     def mapping(self, value: dict[Any, Any], path: str) -> Any:  # noqa: ANN401
-        if not all(type(key) is str and key[:1] != "!" for key in value):
-            return {"!dict": self.pairs(value, path)}
+        for key in value:
+            if type(key) is not str or key[:1] == "!":
+                return {"!dict": self.pairs(value, path)}
         encoded: dict[str, Any] = {}
         for key, item in value.items():  # no comprehension, which would be one call more in each level
             encoded[key] = self.encode(item, join(path, key))

@@ -119,7 +119,7 @@ class Written:
             part = part.permute(order).clone(memory_format=torch.contiguous_format)
             laid = part.permute([order.index(dim) for dim in range(part.dim())])
             strides = laid.stride() if laid.stride() != row_major(laid.shape) and part.numel() else None
-            pieces.append(Piece(key, str(whole.dtype)[6:], tuple(laid.shape), len(data), *where, strides))
+            pieces.append(Piece(key, str(whole.dtype)[6:], tuple(laid.shape), len(data), *where, strides=strides))
             raw = bytes(part.flatten().view(torch.uint8).tolist()) if part.numel() else b""
             data += raw + bytes(-len(raw) % ALIGN)
         (self._folder / f"{rank}").write_bytes(data)
