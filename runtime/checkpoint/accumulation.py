@@ -47,7 +47,7 @@ class Accumulation:
         self._stepping, self._stepped = [], []
 
     def count_step(self) -> None:
-        """Take note that the training has done a step: it stays the last one, however many boundaries follow."""
+        """Begin another step: gradients of the one before stay used or unused until this one is counted."""
         self._stepping, self._stepped = [], self._stepping
 
     def state_dict(self) -> dict[str, Any]:

@@ -57,7 +57,7 @@ class _Flattening:
         self.at: dict[int, list[tuple[Record, Any]]] = {}
         """Tensors and what stands for them in the tree, by address."""
         self._numbers: dict[int, int] = {}
-        """Of mutable containers by id, in the order in which they begin: rebuild.py counts them in the same order."""
+        """Numbers of mutable containers by id, in the order in which they begin; rebuild.py counts them likewise."""
         self._depth = 0
         self._torch: Any = sys.modules.get("torch")
         self._numpy: Any = sys.modules.get("numpy")
