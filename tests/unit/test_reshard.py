@@ -114,12 +114,12 @@ class Written:
         rank, data, pieces = len(self.manifests), bytearray(), []
         for key, whole, box in tensors:
             part = whole if box is None else whole[box.slices()].contiguous()
-            where = (None, None) if box is None else (tuple(whole.shape), box.starts)
+            of, starts = (None, None) if box is None else (tuple(whole.shape), box.starts)
             order = draw.sample(range(part.dim()), part.dim()) if draw else list(range(part.dim()))
             part = part.permute(order).clone(memory_format=torch.contiguous_format)
             laid = part.permute([order.index(dim) for dim in range(part.dim())])
             strides = laid.stride() if laid.stride() != row_major(laid.shape) and part.numel() else None
-            pieces.append(Piece(key, str(whole.dtype)[6:], tuple(laid.shape), len(data), *where, strides=strides))
+            pieces.append(Piece(key, str(whole.dtype)[6:], tuple(laid.shape), len(data), of, starts, strides))
             raw = bytes(part.flatten().view(torch.uint8).tolist()) if part.numel() else b""
             data += raw + bytes(-len(raw) % ALIGN)
         (self._folder / f"{rank}").write_bytes(data)
