@@ -1,7 +1,7 @@
 """Gradients that are being accumulated: between two steps of an optimizer they, too, are state.
 
-At most step boundaries they are not: the optimizer has just used them. So they are saved only for optimizers that did
-not step since the boundary before.
+At most step boundaries they are not: the optimizer has just used them. So they are saved only for optimizers that made
+no step in the training's last step, nor after it.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from .errors import CheckpointError, logger
+from .strides import align
 
 
 class Accumulation:
@@ -19,8 +20,10 @@ class Accumulation:
     def __init__(self, objects: Mapping[str, Any]) -> None:
         self._objects = objects
         self._hook: Any = None
+        self._stepping: list[Any] = []
+        """Optimizers that stepped since the training's last step was counted."""
         self._stepped: list[Any] = []
-        """Optimizers, since the last boundary."""
+        """Those that stepped during that step."""
         self._warned = False
         self._restored: dict[str, Any] = {}
 
@@ -30,28 +33,30 @@ class Accumulation:
         parameters, restored = dict(self._numbered()), self._restored
         self._restored = {}
         for key, gradient in restored.items():
-            parameters[key].grad = gradient.to(device=parameters[key].device)
+            parameter = parameters[key]
+            parameter.grad = align(gradient.to(device=parameter.device), parameter)
         if self._hook is None and "torch" in sys.modules:
             from torch.optim.optimizer import register_optimizer_step_post_hook
 
-            self._hook = register_optimizer_step_post_hook(lambda optimizer, *_: self._stepped.append(optimizer))
+            self._hook = register_optimizer_step_post_hook(lambda optimizer, *_: self._stepping.append(optimizer))
 
     def detach(self) -> None:
         if self._hook is not None:
             self._hook.remove()
             self._hook = None
-        self._stepped.clear()
+        self._stepping, self._stepped = [], []
 
-    def next_step(self) -> None:
-        """Beyond this boundary."""
-        self._stepped.clear()
+    def count_step(self) -> None:
+        """Begin another step: gradients of the one before stay used or unused until this one is counted."""
+        self._stepping, self._stepped = [], self._stepping
 
     def state_dict(self) -> dict[str, Any]:
-        """The gradients that no optimizer has used yet, by the optimizer's name and the parameter's number in it."""
+        """Return the gradients that no optimizer has used yet, by its name and the number of the parameter in it."""
         if self._hook is None:
             return {}
         # By parameters: the optimizer that steps may be wrapped in the one that we were given.
-        used = {id(parameter) for optimizer in self._stepped for parameter in _parameters(optimizer)}
+        stepped = [*self._stepped, *self._stepping]
+        used = {id(parameter) for optimizer in stepped for parameter in _parameters(optimizer)}
         found: dict[str, Any] = {}
         for key, parameter in self._numbered():
             if parameter.grad is None or id(parameter) in used:

@@ -20,8 +20,8 @@ from ..jobdir import JobDirError, MissingError
 from .errors import CheckpointError, UnusableError
 from .manifest import CHUNK, ITEM_SIZE, Piece, RankManifest, manifest_file
 from .placement import Placements, local_box
-from .reshard import Box, Rows, cover, is_contiguous, offset, spans
-from .tree import rebuild
+from .rebuild import rebuild
+from .reshard import Box, Rows, cover, is_contiguous, offset, row_major, spans
 from .verified import DataFile, Memory, Target, confirmed, open_data, read_verified
 
 if TYPE_CHECKING:
@@ -122,8 +122,12 @@ class Loader:
         live = None if is_array else self._placements.find(key, whole)
         if live is not None:
             return self._place(key, like.dtype, live)
-        made, view = _new_array(prod(whole) * ITEM_SIZE[like.dtype]) if is_array else _new_tensor(like.dtype, whole)
-        self._plan(key, like.dtype, whole, Box.all_of(whole), view)
+        strides = like.strides if like.whole is None else None
+        if is_array:
+            made, view = _new_array(prod(whole) * ITEM_SIZE[like.dtype])
+        else:
+            made, view = _new_tensor(like.dtype, whole, strides)
+        self._plan(key, like.dtype, whole, Box.all_of(whole), view, strides=strides)
         return made
 
     def fill(self, slot: memoryview | None = None) -> None:
@@ -157,8 +161,17 @@ class Loader:
         self._afterwards.append(lambda: local.copy_(staged))
         return placed
 
-    def _plan(self, key: str, dtype: str, whole: tuple[int, ...], wanted: Box, view: memoryview) -> None:
-        """Where each element of the box comes from."""
+    def _plan(
+        self,
+        key: str,
+        dtype: str,
+        whole: tuple[int, ...],
+        wanted: Box,
+        view: memoryview,
+        *,
+        strides: tuple[int, ...] | None = None,
+    ) -> None:
+        """Plan which bytes of which files fill the memory of a box; strides: in which it lies, None: row-major."""
         parts, missing = cover(wanted, self._candidates(key, dtype, whole))
         if missing:
             raise UnusableError(f"no rank has saved all of {key}: {missing[0]} is missing", damaged=False)
@@ -166,12 +179,17 @@ class Loader:
         for part in parts:
             source, target = part.box.inside(Box.of(part.piece)), part.box.inside(wanted)
             reads = self._reads[part.rank]
-            if is_contiguous(source, part.piece.shape) and is_contiguous(target, wanted.shape):
-                first = offset(target, wanted.shape) * item
-                at = part.piece.at + offset(source, part.piece.shape) * item
+            if part.piece.strides == strides and source.shape == part.piece.shape == wanted.shape:
+                reads.targets.append(Target(part.piece.at, view))
+            elif strides is part.piece.strides is None and (
+                is_contiguous(source, part.piece.shape) and is_contiguous(target, wanted.shape)
+            ):
+                first = offset(target, row_major(wanted.shape)) * item
+                at = part.piece.at + offset(source, row_major(part.piece.shape)) * item
                 reads.targets.append(Target(at, view[first : first + part.box.size * item]))
             else:
-                reads.rows.extend(Rows(part.piece, source, target, _filler(view, dtype, wanted)).split(_ROWS))
+                fill = _filler(view, dtype, wanted, strides)
+                reads.rows.extend(Rows(part.piece, source, target, fill).split(_ROWS))
 
     def _like(self, key: str) -> Piece:
         """Any piece of the tensor."""
@@ -205,8 +223,8 @@ def _leaf_kinds(tree: Any, kinds: dict[str, bool]) -> dict[str, bool]:  # noqa: 
         for item in tree:
             _leaf_kinds(item, kinds)
     elif type(tree) is dict:
-        if "!tensor" in tree:
-            kinds[tree["!tensor"]] = False
+        if key := tree.get("!tensor") or tree.get("!view"):
+            kinds[key] = False
         elif "!array" in tree:
             kinds[tree["!array"]] = True
         else:
@@ -235,10 +253,13 @@ def load(files: Files, rank: int, world: int, placements: Placements, slot: memo
 # Memory
 
 
-def _new_tensor(dtype: str, shape: Sequence[int]) -> tuple[Any, memoryview]:
+def _new_tensor(dtype: str, shape: Sequence[int], strides: Sequence[int] | None = None) -> tuple[Any, memoryview]:
     import torch
 
-    tensor = torch.empty(tuple(shape), dtype=getattr(torch, dtype))
+    kind = getattr(torch, dtype)
+    tensor = (
+        torch.empty(tuple(shape), dtype=kind) if strides is None else torch.empty_strided(shape, strides, dtype=kind)
+    )
     return tensor, _view(tensor)
 
 
@@ -250,18 +271,19 @@ def _new_array(size: int) -> tuple[Any, memoryview]:
 
 
 def _view(tensor: Any) -> memoryview:  # noqa: ANN401
-    """The bytes of a contiguous tensor in host memory, which must outlive the view."""
+    """Return the bytes of a dense tensor in host memory, which must outlive the view."""
     size = tensor.numel() * tensor.element_size()
     if not size:
         return memoryview(bytearray())
     return memoryview((ctypes.c_ubyte * size).from_address(tensor.data_ptr())).cast("B")
 
 
-def _filler(view: memoryview, dtype: str, wanted: Box) -> Callable[[Box, Any], None]:
+def _filler(view: memoryview, dtype: str, wanted: Box, strides: tuple[int, ...] | None) -> Callable[[Box, Any], None]:
     def fill(target: Box, elements: Any) -> None:  # noqa: ANN401
         import torch
 
-        memory = torch.frombuffer(view, dtype=getattr(torch, dtype)).view(wanted.shape)
+        memory = torch.frombuffer(view, dtype=getattr(torch, dtype))
+        memory = memory.as_strided(wanted.shape, strides or row_major(wanted.shape))
         memory[target.slices()].copy_(elements)
 
     return fill

@@ -1,6 +1,6 @@
 """What one rank's part of a checkpoint consists of. The format as a whole is described in docs/checkpoint-format.md.
 
-    <name>/rank-00000.bin     pieces of tensors, raw, little-endian, row-major, each at a multiple of ALIGN bytes
+    <name>/rank-00000.bin     pieces of tensors, raw, little-endian, each at a multiple of ALIGN bytes
            rank-00000.json    RankManifest: where each piece lies, the hash of each chunk, and all that is no tensor
            COMMIT.json        written last; names the sha256 of every rank's manifest
 
@@ -71,6 +71,8 @@ class Piece:
     """Shape of the tensor that this is a part of; None: it is the whole tensor."""
     starts: tuple[int, ...] | None = None
     """Where in the whole the part begins, one index per dimension; None if there is no `whole`."""
+    strides: tuple[int, ...] | None = None
+    """In elements, where the piece is dense and not row-major; a tensor restored from the whole of it has them too."""
 
     @property
     def size(self) -> int:
@@ -133,11 +135,20 @@ class RankManifest:
                 raise ValueError(f"{piece.key} lies outside of the data file")
             if not _inside(piece):
                 raise ValueError(f"{piece.key} lies outside of the tensor that it is a part of")
+            if piece.strides is not None and not is_dense(piece.shape, piece.strides):
+                raise ValueError(f"{piece.key} has strides that do not fit its shape: {piece.strides}")
 
 
 def pieces_to_json(pieces: Sequence[Piece]) -> str:
-    """As they stand in a manifest."""
-    return _compact([[p.key, p.dtype, p.shape, p.at, p.whole, p.starts] for p in pieces])
+    """Return them as they stand in a manifest: with strides only where they are not row-major.
+
+    Versions that know no strides refuse pieces that have them, and still read all others.
+    """
+    rows: list[list[Any]] = [[p.key, p.dtype, p.shape, p.at, p.whole, p.starts] for p in pieces]
+    for row, piece in zip(rows, pieces, strict=True):
+        if piece.strides is not None:
+            row.append(piece.strides)
+    return _compact(rows)
 
 
 _ENCODER = json.JSONEncoder(separators=(",", ":"), check_circular=False)
@@ -149,10 +160,23 @@ def _compact(value: Any) -> str:  # noqa: ANN401 - any JSON value
 
 
 def _piece(fields: Sequence[Any]) -> Piece:
-    key, dtype, shape, at, whole, starts = fields
+    key, dtype, shape, at, whole, starts, *more = fields
+    (strides,) = map(tuple, more) if more else (None,)
     if whole is None or starts is None:
-        return Piece(key, dtype, tuple(shape), at)
-    return Piece(key, dtype, tuple(shape), at, tuple(whole), tuple(starts))
+        return Piece(key, dtype, tuple(shape), at, strides=strides)
+    return Piece(key, dtype, tuple(shape), at, tuple(whole), tuple(starts), strides)
+
+
+def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Return whether elements with these strides fill their memory: no gaps, no overlaps, any order of dimensions."""
+    extent = 1
+    for stride, length in sorted(zip(strides, shape, strict=True)):
+        if length == 1:
+            continue
+        if stride != extent:
+            return False
+        extent *= length
+    return True
 
 
 def _inside(piece: Piece) -> bool:

@@ -22,6 +22,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
 
+from .strides import flatten_memory
+
 SHARE = 0.01
 """Of a step: a copy that blocks for less is not worth the trouble."""
 SAVES, STEPS = 3, 5
@@ -108,11 +110,11 @@ class Overlap:
 
     def choose(self, sources: Sequence[Any]) -> list[bool]:
         """Of each source, whether it may be copied later."""
-        addresses = set(self._owned_by_optimizers())
-        return [bool(getattr(source, "data_ptr", int)() in addresses) for source in sources]
+        owned = set(self._owned_by_optimizers())
+        return [hasattr(source, "data_ptr") and _extent(source) in owned for source in sources]
 
-    def _owned_by_optimizers(self) -> Iterator[int]:
-        """Addresses of what only an optimizer of torch's changes."""
+    def _owned_by_optimizers(self) -> Iterator[tuple[int, int]]:
+        """Yield address and bytes of the tensors which only an optimizer of torch's changes."""
         torch: Any = sys.modules["torch"]
         plain = (torch.Tensor, torch.nn.Parameter)
         for value in self._objects.values():
@@ -121,7 +123,7 @@ class Overlap:
             owned = [one for group in value.param_groups for one in group["params"] if one.requires_grad]
             for state in value.state.values():
                 owned += state.values()
-            yield from [one.data_ptr() for one in owned if type(one) in plain and one.numel() > 1]
+            yield from [_extent(one) for one in owned if type(one) in plain and one.numel() > 1]
 
     # The copy
 
@@ -166,9 +168,14 @@ class Overlap:
         return None
 
 
+def _extent(tensor: Any) -> tuple[int, int]:  # noqa: ANN401
+    """Return address and bytes: one leaf for several tensors in its memory begins where one of them does."""
+    return tensor.data_ptr(), tensor.numel() * tensor.element_size()
+
+
 def _sample(tensor: Any) -> Any:  # noqa: ANN401
     """Some elements, in memory of their own, as bytes: NaN compares as what it is made of."""
     import torch
 
-    flat = tensor.detach().flatten()
+    flat = flatten_memory(tensor)
     return flat[:: max(1, flat.numel() // ELEMENTS)].clone().view(torch.uint8).cpu()

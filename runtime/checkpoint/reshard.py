@@ -110,14 +110,14 @@ def is_contiguous(box: Box, shape: Sequence[int]) -> bool:
     return all(length == size for length, size in lengths[1:])
 
 
-def strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """Of a row-major tensor, in elements."""
+def row_major(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the strides of a row-major tensor, in elements."""
     return tuple(prod(shape[dim + 1 :]) for dim in range(len(shape)))
 
 
-def offset(box: Box, shape: Sequence[int]) -> int:
-    """Where in a row-major tensor of this shape the box's first element is, in elements."""
-    return sum(start * stride for start, stride in zip(box.starts, strides(shape), strict=True))
+def offset(box: Box, strides: Sequence[int]) -> int:
+    """Return where in a tensor with these strides the box's first element is, in elements."""
+    return sum(start * stride for start, stride in zip(box.starts, strides, strict=True))
 
 
 # Parts that are not contiguous
@@ -138,19 +138,20 @@ class Rows:
     @property
     def start(self) -> int:
         """Byte of the data file."""
-        return self.piece.at + offset(self.source, self.piece.shape) * ITEM_SIZE[self.piece.dtype]
+        return self.piece.at + offset(self.source, self._strides) * ITEM_SIZE[self.piece.dtype]
 
     @property
     def end(self) -> int:
-        last = sum((n - 1) * stride for n, stride in zip(self.source.shape, strides(self.piece.shape), strict=True))
+        last = sum((n - 1) * stride for n, stride in zip(self.source.shape, self._strides, strict=True))
         return self.start + (last + 1) * ITEM_SIZE[self.piece.dtype]
 
     def split(self, limit: int) -> Iterator[Rows]:
-        """The same in parts that enclose at most so many bytes each, unless a single element does not fit."""
-        dim = next((dim for dim, length in enumerate(self.source.shape) if length > 1), None)
-        if dim is None or self.end - self.start <= limit:
+        """Yield the same in parts that enclose at most `limit` bytes each, unless a single element does not fit."""
+        divisible = [(stride, dim) for dim, stride in enumerate(self._strides) if self.source.shape[dim] > 1]
+        if not divisible or self.end - self.start <= limit:
             yield self
             return
+        _, dim = max(divisible)
         half = self.source.shape[dim] // 2
         for first, last in ((0, half), (half, self.source.shape[dim])):
             source, target = self.source.narrow(dim, first, last), self.target.narrow(dim, first, last)
@@ -161,7 +162,11 @@ class Rows:
         import torch
 
         elements = buffer[self.start - at : self.end - at].view(getattr(torch, self.piece.dtype))
-        self.fill(self.target, elements.as_strided(self.source.shape, strides(self.piece.shape)))
+        self.fill(self.target, elements.as_strided(self.source.shape, self._strides))
+
+    @property
+    def _strides(self) -> tuple[int, ...]:
+        return self.piece.strides or row_major(self.piece.shape)
 
 
 def spans(rows: Iterable[Rows], gap: int) -> Iterator[tuple[int, int, list[Rows]]]:

@@ -32,6 +32,7 @@ from .resume import begin_attempt, restore_objects, starts_since
 from .saver import Content, Saver
 from .settings import Policy, check_objects, find_store
 from .state_size import state_to_come
+from .strides import StateAlignment
 from .writer_client import WriterClient
 
 PATIENCE = 10.0
@@ -71,6 +72,7 @@ class Session:
         """The state of which memory has been asked for: "parameters" or "all"."""
         self._rows = MetricRows()
         self._accumulation = Accumulation(objects)
+        self._alignment = StateAlignment()
         self._ranks = Ranks()
         self._record = OutcomeRecord(_training(folder), self._ranks.rank, self._ranks.world)
         try:
@@ -139,6 +141,7 @@ class Session:
             self._interruption.listen()
             self._interruption.handle_signals()
             self._saver.attach()
+            self._alignment.attach()
             self._accumulation.attach()
             self._mark = time.monotonic()
             self._schedule.count_from(self.step, self._mark)
@@ -178,6 +181,7 @@ class Session:
             self._running = False
             self._interruption.put_back_signals()
             self._interruption.stop_listening()
+            self._alignment.detach()
             self._accumulation.detach()
             self._saver.close()
 
@@ -198,7 +202,6 @@ class Session:
             if stop:
                 self._obey(notice)
             self._save_or_prepare(save and self._saver.staged != (self.step, False))
-        self._accumulation.next_step()
 
     def _restore_random(self) -> None:
         """Once, as late as may be: what the program has drawn until then is not of the training."""
@@ -234,6 +237,7 @@ class Session:
     def _count_step(self) -> None:
         self.step += 1
         self._position.batch += 1
+        self._accumulation.count_step()
 
     def _count_time(self) -> float:
         now = time.monotonic()
@@ -363,6 +367,7 @@ class Session:
         self._position.load_state_dict(snapshot["position"])
         self._random = snapshot["random"]
         self._accumulation.load_state_dict(snapshot.get("gradients", {}))
+        self._alignment.restored = True
 
     def _tell_of_restore(self, name: Name, seconds: float) -> None:
         progress = self._progress

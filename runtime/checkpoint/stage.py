@@ -20,9 +20,10 @@ from .cuda import DeviceCopies
 from .errors import CheckpointError
 from .manifest import ALIGN, Piece, pieces_to_json
 from .placement import local_box
+from .strides import strides_of
 
-_Form = tuple[str, str, Sequence[int], tuple[int, ...] | None, tuple[int, ...] | None]
-"""What is staged of a leaf, but for its values: key, dtype, shape; and of a part of a DTensor Piece.whole and .starts.
+_Form = tuple[str, str, Sequence[int], tuple[int, ...] | None, tuple[int, ...] | None, tuple[int, ...] | None]
+"""What is staged of a leaf, but for its values: key, dtype, shape; Piece.whole and .starts of a DTensor; Piece.strides.
 A plain tuple: one is made of every tensor at every save, while training waits."""
 
 
@@ -124,9 +125,13 @@ def _parts(leaves: Mapping[str, Any], absent: Collection[str]) -> Iterator[tuple
                 yield part
         elif hasattr(leaf, "data_ptr"):
             dtype = _DTYPE_NAMES.get(leaf.dtype) or _name_of(leaf.dtype)
-            yield (key, dtype, leaf.shape, None, None), leaf.detach() if leaf.requires_grad else leaf
+            shape = leaf.shape
+            # A dimension of length 1 may have any stride in a tensor that torch calls contiguous.
+            row_major = len(shape) < 2 or (leaf.is_contiguous() and 1 not in shape)
+            form = key, dtype, shape, None, None, None if row_major else strides_of(leaf)
+            yield form, leaf.detach() if leaf.requires_grad else leaf
         else:
-            yield (key, leaf.dtype.name, leaf.shape, None, None), leaf
+            yield (key, leaf.dtype.name, leaf.shape, None, None, None), leaf
 
 
 _DTYPE_NAMES: dict[Any, str] = {}
@@ -151,13 +156,13 @@ def _part_of(key: str, tensor: Any) -> tuple[_Form, Any] | None:  # noqa: ANN401
         raise CheckpointError(f"{key} is sharded in a way that cannot be saved: {tensor.placements}")
     if not local.numel() and tensor.numel():
         return None
-    return (key, _name_of(local.dtype), local.shape, tuple(tensor.shape), tuple(box.starts)), local
+    return (key, _name_of(local.dtype), local.shape, tuple(tensor.shape), tuple(box.starts), None), local
 
 
 def _layout(forms: Sequence[_Form]) -> Layout:
     pieces, at = [], 0
-    for key, dtype, shape, whole, starts in forms:
-        piece = Piece(key, dtype, tuple(shape), at, whole, starts)
+    for key, dtype, shape, whole, starts, strides in forms:
+        piece = Piece(key, dtype, tuple(shape), at, whole, starts, strides)
         pieces.append(piece)
         at += -(-piece.size // ALIGN) * ALIGN
     return Layout(pieces, at)
@@ -174,7 +179,8 @@ def _view(memory: memoryview, piece: Piece, source: Any) -> Any:  # noqa: ANN401
     if not piece.size:
         return torch.empty(piece.shape, dtype=source.dtype)
     raw = torch.frombuffer(memory, dtype=torch.uint8, count=piece.size, offset=piece.at)
-    return raw.view(source.dtype).view(piece.shape)
+    flat = raw.view(source.dtype)
+    return flat.view(piece.shape) if piece.strides is None else flat.as_strided(piece.shape, piece.strides)
 
 
 def _copy_array(destination: Any, source: Any) -> None:  # noqa: ANN401

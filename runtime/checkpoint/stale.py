@@ -12,7 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from .errors import logger
-from .manifest import Piece, chunk_hash
+from .manifest import Piece, chunk_hash, is_dense
+from .strides import flatten_memory, strides_of
 
 SAMPLES = 16
 """Pieces of each object that are looked at."""
@@ -162,7 +163,8 @@ def _comparable(tensor: Any, piece: Piece) -> bool:  # noqa: ANN401
     return type(tensor).__name__ in {"Tensor", "Parameter"} and (
         tuple(tensor.shape) == piece.shape
         and str(tensor.dtype).removeprefix("torch.") == piece.dtype
-        and tensor.is_contiguous()
+        and is_dense(tensor.shape, tensor.stride())
+        and strides_of(tensor) == piece.strides
         and piece.whole is None
     )
 
@@ -171,7 +173,7 @@ def _same(tensor: Any, piece: Piece, memory: memoryview) -> bool:  # noqa: ANN40
     """A stretch in the middle, bit for bit."""
     import torch
 
-    flat = tensor.detach().view(-1)
+    flat = flatten_memory(tensor)
     item = flat.element_size()
     count = max(1, STRETCH // item)
     first = max(0, (flat.numel() - count) // 2)

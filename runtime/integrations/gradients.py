@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from ..checkpoint.strides import align
 from .late import misfit
 
 
@@ -29,7 +30,7 @@ class Gradients:
             if name not in parameters:
                 raise misfit("model", f"there is no parameter {name} any more")
             parameter = parameters[name]
-            parameter.grad = gradient.to(device=parameter.device, dtype=parameter.dtype)
+            parameter.grad = align(gradient.to(device=parameter.device, dtype=parameter.dtype), parameter)
 
     def _parameters(self) -> dict[str, Any]:
         return {f"{i}.{name}": p for i, model in enumerate(self._models()) for name, p in model.named_parameters()}

@@ -33,7 +33,8 @@ class Meter:
 
 def main():
     model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.2), nn.Linear(8, 1))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    model[0].weight.data = model[0].weight.data.T.contiguous().T  # not row-major, as channels_last is not
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
     per_epoch = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.8)
     per_batch = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 / (1 + step))
     best, step, meter, losses = 1e9, 0, Meter(), []

@@ -41,7 +41,8 @@ def train(folder, every, batch_done, changed):
     set_seed(4)
     width = 33 if changed == "model" else 32
     model = nn.Sequential(nn.Linear(8, width), nn.BatchNorm1d(width), nn.Dropout(0.2), nn.Linear(width, 4))
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+    model[0].weight.data = model[0].weight.data.T.contiguous().T  # not row-major, as channels_last is not
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2, fused=True)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.05, total_steps=100)
     data = Noisy(69 if changed == "data" else 53)
     loader = torch.utils.data.DataLoader(data, batch_size=8 // processes, shuffle=True, num_workers=WORKERS)

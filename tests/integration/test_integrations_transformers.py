@@ -40,6 +40,8 @@ def train(folder, every, batch_done, changed):
         vocab_size=51 if changed == "model" else 50, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
         intermediate_size=16, max_position_embeddings=16, num_labels=3,
     ))
+    dense = model.bert.pooler.dense.weight
+    dense.data = dense.data.T.contiguous().T  # not row-major, as channels_last is not
     accumulated = 2 if "accumulated" in KIND else 1
     epochs = 6 if changed == "longer" else 4
     args = transformers.TrainingArguments(
@@ -47,7 +49,7 @@ def train(folder, every, batch_done, changed):
         per_device_train_batch_size=8 // accumulated // processes, gradient_accumulation_steps=accumulated,
         # It would evaluate, and draw at random for it, after the last of max_steps, too.
         logging_steps=5, eval_strategy="no" if "steps" in KIND else "steps", eval_steps=7, save_strategy="no",
-        report_to=[], disable_tqdm=True,
+        report_to=[], disable_tqdm=True, optim="adamw_torch_fused",
         use_cpu=True, seed=3, learning_rate=1e-2, lr_scheduler_type="constant" if "steps" in KIND else "linear",
         accelerator_config=dict(use_seedable_sampler="global" not in KIND),
     )

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+import subprocess
+import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -175,3 +178,68 @@ def test_gradients_are_saved_only_while_they_are_accumulated(tmp_path: Path) -> 
         (manifest,) = folder.glob("*/rank-00000.json")
         keys = [piece.key for piece in RankManifest.from_bytes(manifest.read_bytes()).pieces]
         assert any(key.startswith("gradients/") for key in keys) is expected, keys
+
+
+def test_the_end_of_batches_holds_no_gradients_that_were_used(tmp_path: Path) -> None:
+    model = nn.Linear(6, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    ckpt = Checkpointer(model=model, optimizer=optimizer, loader=[torch.ones(2, 6)] * 3, folder=tmp_path, every=1000)
+    for batch in ckpt.batches(epochs=2):
+        model(batch).sum().backward()
+        optimizer.step()
+    (manifest,) = tmp_path.glob("*/rank-00000.json")
+    keys = [piece.key for piece in RankManifest.from_bytes(manifest.read_bytes()).pieces]
+    assert keys == ["random/torch", "objects/model/weight", "objects/model/bias"]
+
+
+def test_the_end_of_batches_holds_gradients_that_were_not_used(tmp_path: Path) -> None:
+    """Asked for more epochs, the accumulation goes on."""
+    losses: dict[bool, list[float]] = {}
+    for interrupted in (False, True):
+        losses[interrupted] = []
+        folder = tmp_path / str(interrupted)
+        for epochs in (1, 2) if interrupted else (2,):
+            torch.manual_seed(1)
+            model = nn.Linear(6, 3)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+            loader = [torch.full((2, 6), float(number)) for number in range(3)]
+            ckpt = Checkpointer(model=model, optimizer=optimizer, loader=loader, folder=folder, every=1000)
+            for batch in ckpt.batches(epochs=epochs):
+                loss = model(batch).square().sum()
+                loss.backward()
+                losses[interrupted].append(loss.item())
+                if ckpt.step % 2:
+                    optimizer.step()
+                    optimizer.zero_grad()
+    assert losses[True] == losses[False]
+
+
+def test_sharded_parameters_are_warned_of_only_while_they_accumulate(tmp_path: Path) -> None:
+    program = """
+        import sys, torch
+        import torch.distributed as dist
+        from torch import nn
+        from torch.distributed.fsdp import fully_shard
+        from cloudgpu.runtime import Checkpointer
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        for every in (1, 2):
+            model = fully_shard(nn.Linear(6, 3))
+            optimizer = torch.optim.AdamW(model.parameters())
+            ckpt = Checkpointer(
+                model=model, optimizer=optimizer, loader=[torch.ones(2, 6)] * 3, folder=f"{sys.argv[1]}/{every}"
+            )
+            for batch in ckpt.batches(epochs=1):
+                model(batch).sum().backward()
+                if ckpt.step % every == 0:
+                    optimizer.step()
+                    optimizer.zero_grad(set_to_none=every > 1)
+                if every > 1 and ckpt.step == 1:
+                    ckpt.save()
+            print("trained", every, file=sys.stderr, flush=True)
+        dist.destroy_process_group()
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program), str(tmp_path)]
+    errors = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    used, _, accumulated = errors.partition("trained 1")
+    assert "gradients" not in used
+    assert "gradients accumulated in sharded parameters are not saved" in accumulated

@@ -30,6 +30,9 @@ def stage(stager: Stager, leaves: dict[str, Any], slot: int = 0, memory: Any = N
 
 
 def raw(tensor: Any) -> bytes:
+    """The bytes in the order of memory; row-major where there are gaps."""
+    in_memory = tensor.permute(sorted(range(tensor.dim()), key=lambda dim: -tensor.stride(dim)))
+    tensor = in_memory if in_memory.is_contiguous() else tensor
     return bytes(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
 
 
@@ -63,14 +66,14 @@ def test_every_dtype(dtype: str) -> None:
     result = stage(Stager(), {"scalar": tensor[0, 0], "tensor": tensor, "transposed": tensor.T})
     assert result["tensor"] == raw(tensor)
     assert len(result["scalar"]) == ITEM_SIZE[dtype]
-    assert result["transposed"] == raw(tensor.T.clone(memory_format=torch.contiguous_format))
+    assert result["transposed"] == raw(tensor)
 
 
 def test_arrays() -> None:
     arrays = {"a": np.arange(6.0).reshape(2, 3).T, "b": np.array(3), "c": np.zeros((0, 2)), "d": np.array(["ü"])}
     arrays["e"] = np.frombuffer(b"read-only", dtype=np.uint8)
     _, leaves = flatten(arrays, "")
-    assert stage(Stager(), leaves) == {key: array.tobytes() for key, array in arrays.items()}
+    assert stage(Stager(), leaves) == {key: array.tobytes("A") for key, array in arrays.items()}
 
 
 def test_what_changes_between_saves_is_seen() -> None:

@@ -154,13 +154,15 @@ def test_the_documented_reader_reads(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     store, name = open_store(tmp_path), Name(5, 1, "0" * 12)
     matrix, scalar = torch.arange(6, dtype=torch.bfloat16).reshape(2, 3), torch.tensor(7, dtype=torch.int64)
-    data = bytearray(200)
+    data = bytearray(204)
     data[:12] = matrix.view(torch.uint8).numpy().tobytes()
     data[64:72] = scalar.numpy().tobytes()
+    data[192:] = data[:12]
     pieces = [
         Piece("objects/model/weight", "bfloat16", (2, 3), 0),
         Piece("objects/step", "int64", (), 64),
         Piece("objects/nothing", "float32", (0, 4), 128),
+        Piece("objects/transposed", "bfloat16", (3, 2), 192, strides=(1, 3)),
     ]
     tree = {"step": 5}
     store.write_rank(RankManifest(str(name), 0, 1, 5, len(data), pieces, tree), memoryview(data))
@@ -174,6 +176,7 @@ def test_the_documented_reader_reads(tmp_path: Path) -> None:
     assert torch.equal(tensors["objects/model/weight"], matrix)
     assert torch.equal(tensors["objects/step"], scalar)
     assert tensors["objects/nothing"].shape == (0, 4)
+    assert torch.equal(tensors["objects/transposed"], matrix.T)
     flip(tmp_path / "checkpoints" / str(name) / "rank-00000.bin")
     with pytest.raises(AssertionError):
         found["read"](tmp_path / "checkpoints" / str(name))

@@ -17,8 +17,9 @@ np = pytest.importorskip("numpy")
 from torch import nn  # noqa: E402
 
 from cloudgpu.runtime import Checkpointer, CheckpointError  # noqa: E402
+from cloudgpu.runtime.checkpoint.rebuild import rebuild  # noqa: E402
 from cloudgpu.runtime.checkpoint.stage import Stager  # noqa: E402
-from cloudgpu.runtime.checkpoint.tree import flatten, rebuild  # noqa: E402
+from cloudgpu.runtime.checkpoint.tree import flatten  # noqa: E402
 
 
 class Saves:
@@ -44,9 +45,12 @@ class Saves:
 
 
 def bytes_of(leaf: Any) -> bytes:
+    """In the order of memory."""
     if isinstance(leaf, np.ndarray):
         return bytes(leaf.tobytes())
-    return bytes(leaf.detach().resolve_conj().contiguous().reshape(-1).view(torch.uint8).tolist())
+    leaf = leaf.detach().resolve_conj()
+    leaf = leaf if leaf.is_contiguous() else leaf.T
+    return bytes(leaf.contiguous().reshape(-1).view(torch.uint8).tolist())
 
 
 def training() -> dict[str, Any]:

@@ -25,6 +25,7 @@ PIECES = [
     Piece("objects/model/scale", "bfloat16", (), 64),
     Piece("objects/model/part", "int64", (2, 5), 128, (7, 5), (5, 0)),
     Piece("objects/model/nothing", "float64", (0, 5), 256),
+    Piece("objects/model/transposed", "int16", (3, 2), 192, strides=(1, 3)),
 ]
 
 
@@ -53,6 +54,8 @@ def test_before_it_is_written_it_has_no_hashes() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"pieces": [Piece("w", "int8", (3, 2), 0, strides=(1, 2))]}, r"w has strides that do not fit its shape"),
+        ({"pieces": [Piece("w", "int8", (3, 2), 0, strides=(1,))]}, r".+"),
         ({"size": 100}, "part lies outside of the data file"),
         ({"pieces": [Piece("w", "float32", (3,), 4)]}, "w lies outside"),
         ({"pieces": [Piece("w", "float32", (-3,), 0)]}, "w lies outside"),
@@ -109,3 +112,9 @@ def test_writer_needs_neither_torch_nor_numpy() -> None:
         "sys.exit(any(name in sys.modules for name in ('torch', 'numpy')))"
     )
     assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
+
+
+def test_only_pieces_with_strides_are_written_otherwise_than_before() -> None:
+    """A version that knows no strides reads all others."""
+    rows = json.loads(manifest().to_bytes())["pieces"]
+    assert [len(row) for row in rows] == [6, 6, 6, 6, 7]

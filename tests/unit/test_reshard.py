@@ -23,8 +23,8 @@ from cloudgpu.runtime.checkpoint.reshard import (  # noqa: E402
     cover,
     is_contiguous,
     offset,
+    row_major,
     spans,
-    strides,
 )
 from cloudgpu.runtime.checkpoint.verified import Target, read_verified  # noqa: E402
 
@@ -79,9 +79,9 @@ def test_what_follows_one_another(seed: int) -> None:
         if not box.size:
             continue
         numbers = memory[box.slices()].flatten().tolist()
-        assert numbers[0] == offset(box, shape)
+        assert numbers[0] == offset(box, row_major(shape))
         assert is_contiguous(box, shape) == (numbers == list(range(numbers[0], numbers[0] + box.size)))
-    assert strides(shape) == memory.stride()
+    assert row_major(shape) == memory.stride()
 
 
 def test_the_own_piece_first_and_each_element_once() -> None:
@@ -109,13 +109,17 @@ class Written:
         self._folder, self._chunk = folder, chunk
         self.manifests: list[RankManifest] = []
 
-    def add(self, tensors: Sequence[tuple[str, Any, Box | None]]) -> None:
-        """A rank's file: (key, the whole tensor, the part that this rank has)."""
+    def add(self, tensors: Sequence[tuple[str, Any, Box | None]], draw: random.Random | None = None) -> None:
+        """A rank's file: (key, the whole tensor, the part that this rank has); draw: dimensions in any order."""
         rank, data, pieces = len(self.manifests), bytearray(), []
         for key, whole, box in tensors:
             part = whole if box is None else whole[box.slices()].contiguous()
-            where = (None, None) if box is None else (tuple(whole.shape), box.starts)
-            pieces.append(Piece(key, str(whole.dtype)[6:], tuple(part.shape), len(data), *where))
+            of, starts = (None, None) if box is None else (tuple(whole.shape), box.starts)
+            order = draw.sample(range(part.dim()), part.dim()) if draw else list(range(part.dim()))
+            part = part.permute(order).clone(memory_format=torch.contiguous_format)
+            laid = part.permute([order.index(dim) for dim in range(part.dim())])
+            strides = laid.stride() if laid.stride() != row_major(laid.shape) and part.numel() else None
+            pieces.append(Piece(key, str(whole.dtype)[6:], tuple(laid.shape), len(data), of, starts, strides))
             raw = bytes(part.flatten().view(torch.uint8).tolist()) if part.numel() else b""
             data += raw + bytes(-len(raw) % ALIGN)
         (self._folder / f"{rank}").write_bytes(data)
@@ -178,7 +182,7 @@ def test_any_cut_is_put_together_again(seed: int, tmp_path: Path) -> None:
             if draw.random() < 0.2:
                 parts.append((key, wholes[key], draw.choice(boxes)))
         draw.shuffle(parts)
-        written.add(parts)
+        written.add(parts, draw)
     loader = Loader(WrittenFiles(written, tmp_path), draw.randrange(world), Placements({}))
     got = {key: loader.leaf(key, is_array=False) for key in wholes}
     loader.fill()
