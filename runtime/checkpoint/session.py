@@ -60,7 +60,7 @@ class Session:
         self.finished = False
         """The training has reached its end."""
         self._objects, self._loader = objects, loader
-        self._position = DataPosition(replay=replay)
+        self._position = DataPosition(replay=replay, objects=objects)
         self._random: dict[str, Any] | None = None
         self._goal = 0
         """Epochs or steps that the loop was asked for when it finished."""
