@@ -147,6 +147,8 @@ def _children(value: Any) -> Iterator[tuple[str, Any]]:  # noqa: ANN401
         yield from ((".func", value.func), (".args", value.args), (".keywords", value.keywords))
     elif isinstance(value, types.MethodType):
         yield from ((".__self__", value.__self__), (".__func__", value.__func__))
+    elif isinstance(value, types.BuiltinMethodType):
+        yield ".__self__", value.__self__
     elif isinstance(value, types.FunctionType):
         yield from _of_function(value)
     yield from _attributes(value)
