@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 from . import random_state
 from .accumulation import Accumulation
+from .buckets import BucketOrders
 from .data_position import DataPosition
 from .errors import (
     EXIT_DONE,
@@ -71,6 +72,7 @@ class Session:
         """The state of which memory has been asked for: "parameters" or "all"."""
         self._rows = MetricRows()
         self._accumulation = Accumulation(objects)
+        self._buckets = BucketOrders(objects.values)
         self._ranks = Ranks()
         try:
             self._set_up(folder, every, keep, overlap)
@@ -191,6 +193,7 @@ class Session:
         due = self._schedule.due(self.step, now) and (self._ranks.rank == 0 or self._schedule.interval is None)
         with self._told():
             stop, save = self._agree(notice is not None and notice.stop, due or self._asked)
+            self._buckets.note()
             if stop:
                 self._obey(notice)
             self._save_or_prepare(save and self._saver.staged != (self.step, False))
@@ -259,6 +262,7 @@ class Session:
             "history": self._schedule.history(time.monotonic()),
             "objects": {name: value.state_dict() for name, value in self._objects.items()},
             "gradients": self._accumulation.state_dict(),
+            "buckets": self._buckets.state_dict(),
         }
         return Content(self.step, self.finished, snapshot, self._rows.take)
 
@@ -346,6 +350,7 @@ class Session:
             self._load(found.snapshot)
             if ranks.rank == 0:
                 self._rows.resume(self._store.find_rows, str(found.name))
+        self._buckets.load_state_dict(found.snapshot.get("buckets", {}))
         self.finished = found.commit.finished
         self._saver.last, self._saver.staged = found.name, (self.step, self.finished)
         self._schedule.resumed(found.snapshot.get("history"), interrupted=not self.finished)
