@@ -14,32 +14,36 @@ from typing import Any
 
 
 class BucketOrders:
-    """The bucket order of each DDP model among the objects; models are known by their number.
+    """The bucket order of each DDP model that is trained; models are known by their number.
 
-    objects  returns the objects; those that are no DDP models of three ranks or more are left out
+    models  returns what is trained; what is no DDP model of three ranks or more is left out
     """
 
-    def __init__(self, objects: Callable[[], Iterable[Any]]) -> None:
-        self._objects = objects
-        self._known: dict[str, list[int]] = {}
+    def __init__(self, models: Callable[[], Iterable[Any]]) -> None:
+        self.models = models
+        self._orders: dict[str, list[int]] = {}
 
     def note(self) -> None:
         """Note the orders that are not known yet. Collective: to be called on all ranks between the same two steps."""
-        for number, model in enumerate(_models(self._objects())):
-            if str(number) not in self._known and (order := _read(model)):
-                self._known[str(number)] = order
+        for number, model in enumerate(_data_parallel(self.models())):
+            if str(number) not in self._orders and (order := _read(model)):
+                self._orders[str(number)] = order
+
+    def restore(self) -> None:
+        """Rebuild the buckets of each model in its saved order. Collective; to be called before the first step."""
+        for number, model in enumerate(_data_parallel(self.models())):
+            order = self._orders.pop(str(number), None)
+            if order and _rebuild(model, order):
+                self._orders[str(number)] = order
 
     def state_dict(self) -> dict[str, Any]:
-        return dict(self._known)
+        return dict(self._orders)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Rebuild the buckets of each model in the saved order. Collective, and to be called before the first step."""
-        for number, model in enumerate(_models(self._objects())):
-            if (order := state.get(str(number))) and _rebuild(model, order):
-                self._known[str(number)] = order
+        self._orders = dict(state)
 
 
-def _models(objects: Iterable[Any]) -> list[Any]:
+def _data_parallel(objects: Iterable[Any]) -> list[Any]:
     torch: Any = sys.modules.get("torch")
     if torch is None or not torch.distributed.is_available() or not torch.distributed.is_initialized():
         return []

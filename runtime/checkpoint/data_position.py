@@ -11,10 +11,11 @@ How the place is found again:
     everything else, or replay      the batches are read again and dropped: the only way that repeats what the workers
                                     and the dataset themselves drew at random
 
-Exact: shuffling, drop_last, samplers with their own generator, DistributedSampler (set_epoch is called), random
-augmentation without workers, with SeededDataset (seeded.py), or with replay=True and workers that are not persistent.
-Not exact: other random augmentation inside of workers, and what draws its order from the global generators while an
-epoch is under way.
+Exact: shuffling, drop_last, samplers and datasets with generators of their own (generators.py), DistributedSampler
+(set_epoch is called), random augmentation without workers, with SeededDataset (seeded.py), or with replay=True and
+workers that are not persistent. Not exact: other random augmentation inside of workers, and what draws its order from
+the global generators while an epoch is under way. Where a sampler decides, the order that is drawn again is compared
+with the one before by a hash (order.py); another one is refused.
 """
 
 from __future__ import annotations
@@ -158,7 +159,10 @@ class DataPosition:
             random_state.restore(current, generators)
 
     def _reopen_at(self, loader: Any, done: int, state: dict[str, Any], before: Split, now: Split) -> Iterator[Any]:  # noqa: ANN401
-        """Return the rest of the epoch, found in the sampler or by reading. Raises CheckpointError for another order."""
+        """Return the rest of the epoch, found in the sampler or by reading.
+
+        Raises CheckpointError if the order is another one.
+        """
         by_sampler = now.by_index and not self._replay
         if not by_sampler:
             done = self._replayable(done, before, now)

@@ -28,7 +28,9 @@ _LEAVES = (str, bytes, bytearray, int, float, complex, type(None), type, types.M
 _SKIPPED = frozenset(("_iterator",))
 """Attributes of a DataLoader: its running workers, whose generators are those of the loader."""
 _FIRST_FORMAT = tuple(
-    f"{prefix}{owner}generator" for prefix in ("", "batch_sampler.", "batch_sampler.batch_sampler.") for owner in ("", "sampler.")
+    f"{batches}{sampler}generator"
+    for batches in ("", "batch_sampler.", "batch_sampler.batch_sampler.")
+    for sampler in ("", "sampler.")
 )
 """Where the first version of the format looked for generators; it saved a list of their states."""
 

@@ -72,7 +72,8 @@ class Session:
         """The state of which memory has been asked for: "parameters" or "all"."""
         self._rows = MetricRows()
         self._accumulation = Accumulation(objects)
-        self._buckets = BucketOrders(objects.values)
+        self.buckets = BucketOrders(objects.values)
+        """For frameworks, which wrap their models after the Checkpointer has been made."""
         self._ranks = Ranks()
         try:
             self._set_up(folder, every, keep, overlap)
@@ -133,6 +134,7 @@ class Session:
         self._running = True
         self.finished = False
         try:
+            self.buckets.restore()
             self._restore_random()
             self._interruption.listen()
             self._interruption.handle_signals()
@@ -193,7 +195,7 @@ class Session:
         due = self._schedule.due(self.step, now) and (self._ranks.rank == 0 or self._schedule.interval is None)
         with self._told():
             stop, save = self._agree(notice is not None and notice.stop, due or self._asked)
-            self._buckets.note()
+            self.buckets.note()
             if stop:
                 self._obey(notice)
             self._save_or_prepare(save and self._saver.staged != (self.step, False))
@@ -262,7 +264,7 @@ class Session:
             "history": self._schedule.history(time.monotonic()),
             "objects": {name: value.state_dict() for name, value in self._objects.items()},
             "gradients": self._accumulation.state_dict(),
-            "buckets": self._buckets.state_dict(),
+            "buckets": self.buckets.state_dict(),
         }
         return Content(self.step, self.finished, snapshot, self._rows.take)
 
@@ -350,7 +352,6 @@ class Session:
             self._load(found.snapshot)
             if ranks.rank == 0:
                 self._rows.resume(self._store.find_rows, str(found.name))
-        self._buckets.load_state_dict(found.snapshot.get("buckets", {}))
         self.finished = found.commit.finished
         self._saver.last, self._saver.staged = found.name, (self.step, self.finished)
         self._schedule.resumed(found.snapshot.get("history"), interrupted=not self.finished)
@@ -363,6 +364,7 @@ class Session:
         self._position.load_state_dict(snapshot["position"])
         self._random = snapshot["random"]
         self._accumulation.load_state_dict(snapshot.get("gradients", {}))
+        self.buckets.load_state_dict(snapshot.get("buckets", {}))
 
     def _tell_of_restore(self, name: Name, seconds: float) -> None:
         progress = self._progress

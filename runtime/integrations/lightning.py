@@ -78,6 +78,7 @@ class CheckpointCallback(pl.Callback):  # type: ignore[misc]
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ANN401, ARG002
         # Lightning's own handlers save while whatever was interrupted waits, and end the program in mid-epoch.
         trainer._signal_connector.teardown()
+        self._running.buckets.models = lambda: [trainer.strategy.model]
         self._running.begin()
         self._enter_data(trainer)
         if self._loops is not None:

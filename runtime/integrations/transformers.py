@@ -157,6 +157,7 @@ class _Resume(transformers.TrainerCallback):  # type: ignore[misc]
         for name, value in self._counters.items():
             setattr(trainer, name, value * 0 if over and name == "_tr_loss" else value)  # at the end it is in the total
         self._restore_callbacks()
+        checkpointer.buckets.models = lambda: [trainer.model_wrapped]
         if not over:
             checkpointer.begin()
         self._over = over or state.global_step >= state.max_steps

@@ -186,7 +186,8 @@ LOADERS: dict[str, Callable[[], Any]] = {
     "global": fresh_global,
     "dataset": lambda: by(None, Noisy(rng().random), shuffle=True),
     "dataset in others": lambda: by(
-        None, ConcatDataset([Subset(Noisy(functools.partial(rng().normal, 0)), range(7)), Noisy(random.Random(1).random)])
+        None,
+        ConcatDataset([Subset(Noisy(functools.partial(rng().normal, 0)), range(7)), Noisy(random.Random(1).random)]),
     ),
     "collator": with_closure,
     "iterable": lambda: by(None, Stream()),
@@ -302,7 +303,7 @@ def test_states_of_the_version_before(caplog: pytest.LogCaptureFixture) -> None:
     random_state.restore(state, Generators(loader))
     assert torch.equal(torch.rand(3, generator=loader.generator), drawn)
     assert "sampler.rng" in caplog.text
-    with pytest.raises(CheckpointError, match="there were 1 torch.Generator objects"):
+    with pytest.raises(CheckpointError, match=r"there were 1 torch\.Generator objects"):
         random_state.restore(state, Generators(by(None)))
 
 
