@@ -22,19 +22,25 @@ class BucketOrders:
     def __init__(self, models: Callable[[], Iterable[Any]]) -> None:
         self.models = models
         self._orders: dict[str, list[int]] = {}
-
-    def note(self) -> None:
-        """Note the orders that are not known yet. Collective: to be called on all ranks between the same two steps."""
-        for number, model in enumerate(_data_parallel(self.models())):
-            if str(number) not in self._orders and (order := _read(model)):
-                self._orders[str(number)] = order
+        self._unknown: dict[str, Any] = {}
+        """Models whose order is not known yet."""
 
     def restore(self) -> None:
         """Rebuild the buckets of each model in its saved order. Collective; to be called before the first step."""
+        saved, self._orders = self._orders, {}
         for number, model in enumerate(_data_parallel(self.models())):
-            order = self._orders.pop(str(number), None)
-            if order and _rebuild(model, order):
-                self._orders[str(number)] = order
+            name = str(number)
+            if (order := saved.get(name)) and _rebuild(model, order):
+                self._orders[name] = order
+            else:
+                self._unknown[name] = model
+
+    def note(self) -> None:
+        """Note the orders that are not known yet. Collective: to be called on all ranks between the same two steps."""
+        for name, model in list(self._unknown.items()):
+            if order := _read(model):
+                self._orders[name] = order
+                del self._unknown[name]
 
     def state_dict(self) -> dict[str, Any]:
         return dict(self._orders)

@@ -143,7 +143,7 @@ def _children(value: Any) -> Iterator[tuple[str, Any]]:  # noqa: ANN401
     if isinstance(value, list | tuple | deque):
         yield from ((f"[{i}]", one) for i, one in enumerate(itertools.islice(value, _ENTRIES)))
     elif isinstance(value, dict):
-        entries = itertools.islice(value.items(), _ENTRIES)
+        entries = list(itertools.islice(value.items(), _ENTRIES))
         yield from ((f"[{key!r}]", one) for key, one in entries if isinstance(key, str | int))
     elif isinstance(value, functools.partial):
         yield from ((".func", value.func), (".args", value.args), (".keywords", value.keywords))
@@ -154,19 +154,23 @@ def _children(value: Any) -> Iterator[tuple[str, Any]]:  # noqa: ANN401
     elif isinstance(value, types.FunctionType):
         yield from _of_function(value)
     yield from _attributes(value)
-    yield from ((step, names[name]) for step, names, name in _of_class(type(value)) if name in names)
+    kind: Any = type(value)
+    yield from ((step, names[name]) for step, names, name in _of_class(kind) if name in names)
 
 
 def _attributes(value: Any) -> Iterator[tuple[str, Any]]:  # noqa: ANN401
-    try:
-        own = object.__getattribute__(value, "__dict__")
-    except AttributeError:
-        own = {}
-    yield from ((f".{name}", one) for name, one in list(own.items()) if name not in _SKIPPED)
-    for kind in type(value).__mro__:
-        slots = kind.__dict__.get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
-            yield f".{name}", getattr(value, name, None)
+    own: dict[str, Any] = {}
+    with contextlib.suppress(AttributeError):
+        own.update(object.__getattribute__(value, "__dict__"))
+    for name in (name for kind in type(value).__mro__ for name in _slots(kind)):
+        with contextlib.suppress(AttributeError):  # a slot that is not set
+            own[name] = object.__getattribute__(value, name)
+    yield from ((f".{name}", one) for name, one in own.items() if name not in _SKIPPED)
+
+
+def _slots(kind: type) -> list[str]:
+    slots = kind.__dict__.get("__slots__", ())
+    return [slots] if isinstance(slots, str) else list(slots)
 
 
 def _of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]]:

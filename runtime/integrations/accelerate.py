@@ -64,7 +64,6 @@ class AcceleratorCheckpointer(Checkpointer):
         found = _objects_of(accelerator)
         self._gradients: Late = found["gradients"]
         super().__init__(folder=folder, every=every, keep=keep, place=self._place, **found, **objects)
-        self.buckets.models = lambda: accelerator._models
         if loader is not None:
             self._place.attach(loader)
 

@@ -279,7 +279,7 @@ def test_another_order_is_refused(again: str, workers: int, tmp_path: Path) -> N
     def loader(batch: int = 4) -> DataLoader[Any]:
         sampler = {"lazy": Lazy, "labels": Labelled}.get(again, Unseeded)()
         data = Parts() if again == "labels" else range(SIZE)
-        return DataLoader(data, sampler=sampler, batch_size=batch, num_workers=workers)  # type: ignore[arg-type]
+        return DataLoader(data, sampler=sampler, batch_size=batch, num_workers=workers)
 
     train(tmp_path, loader(), 2)
     with pytest.raises(CheckpointError, match=r"same order again: .* after 8 samples of epoch 0"):
@@ -312,7 +312,8 @@ def test_the_search_ends() -> None:
 
     class Odd:
         def __init__(self) -> None:
-            self.self, self.large = self, [[] for _ in range(10**5)]
+            self.self = self
+            self.large: list[Any] = [[] for _ in range(10**5)]
             self.behind = {"deep": ({"rng": np.random.default_rng(1)},)}
 
         def __getattr__(self, name: str) -> Any:

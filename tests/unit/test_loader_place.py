@@ -38,7 +38,7 @@ class Shuffled:
 
 def read(place: LoaderPlace, seed: int | None, batches: int) -> list[list[int]]:
     """The batches that a framework gets which reads one ahead; the last one is not done when this is saved."""
-    loader: Any = place.wrap(torch.utils.data.DataLoader(range(20), sampler=Shuffled(seed), batch_size=4))  # type: ignore[arg-type]
+    loader: Any = place.wrap(torch.utils.data.DataLoader(range(20), sampler=Shuffled(seed), batch_size=4))
     got: list[list[int]] = []
     while True:
         for batch in loader:
