@@ -134,7 +134,7 @@ class DataPosition:
             if any(one is other for other in found)
         }
 
-    def _restore(self, states: Mapping[str, Any]) -> None:
+    def _restore_samplers(self, states: Mapping[str, Any]) -> None:
         for name, state in states.items():
             if name in self._objects:
                 self._objects[name].load_state_dict(copy.deepcopy(state))
@@ -148,14 +148,14 @@ class DataPosition:
             return iter(())  # all of it is done, however it is split now
         done = _convert(state, before, now)
         current, states = random_state.capture(generators), self._states(loader)
-        self._restore(self._samplers)
+        self._restore_samplers(self._samplers)
         random_state.restore(self._random or current, generators)
         try:
             if self._loader is not None and state["loader"] is not None:
                 return self._reopen_itself(loader, state, before, now)
             return self._reopen_at(loader, done, state, before, now)
         finally:
-            self._restore(states)
+            self._restore_samplers(states)
             random_state.restore(current, generators)
 
     def _reopen_at(self, loader: Any, done: int, state: dict[str, Any], before: Split, now: Split) -> Iterator[Any]:  # noqa: ANN401

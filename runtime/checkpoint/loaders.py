@@ -184,12 +184,12 @@ def open_at(loader: Any, done: int, *, drew_seed: bool, order: Order, batch: int
     rest = copy.copy(base)
     # DataLoader forbids to set these, for its own sake: this one has not been iterated yet, and never will be again.
     if base.batch_sampler is None:
-        left = _skip(iter(base.sampler), done, order)
+        left = _skip(iter(base.sampler), done, order.add)
     elif _batch_size(base) is None:
-        left = _skip(iter(base.batch_sampler), done, order)
+        left = _skip(iter(base.batch_sampler), done, order.add)
     else:
         batches = base.batch_sampler
-        indices = _skip(iter(batches.sampler), done, order)
+        indices = _skip(iter(batches.sampler), done, lambda index: order.add([index]))
         left = _batched(indices, batches.batch_size, drop_last=batches.drop_last)
     rest.__dict__["sampler" if base.batch_sampler is None else "batch_sampler"] = _Rest(order.follow(left, batch))
     rest.__dict__.update(_iterator=None, persistent_workers=False)
@@ -259,11 +259,11 @@ def _batch_size(base: Any) -> int | None:  # noqa: ANN401
     return size
 
 
-def _skip(indices: Iterator[Any], count: int, order: Order) -> Iterator[Any]:
-    """Now, not when the first is asked for: the sampler draws its order meanwhile."""
+def _skip(indices: Iterator[Any], count: int, see: Callable[[Any], None]) -> Iterator[Any]:
+    """Skip at once, not when the next index is asked for: the sampler draws its order meanwhile."""
     skipped = 0
     for index in itertools.islice(indices, count):
-        order.add(index)
+        see(index)
         skipped += 1
     if skipped < count:
         raise CheckpointError(

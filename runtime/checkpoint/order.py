@@ -27,7 +27,7 @@ class Order:
         """By number of batches."""
 
     def add(self, indices: Any) -> None:  # noqa: ANN401 - whatever a sampler yields
-        """Count one batch of indices, or some of the indices where batches do not count."""
+        """Count a batch of indices; where batches do not count, a list of any number of them."""
         if not self._is_known:
             return
         try:
@@ -60,11 +60,16 @@ class Order:
 
 
 def _encode(indices: Any) -> bytes:  # noqa: ANN401
-    """Return the indices as bytes that are the same in each process. Raises TypeError if they are not plain values."""
+    """Return the indices as bytes that are the same in each process, and however they are split into lists.
+
+    Raises TypeError if they are not plain values.
+    """
     if hasattr(indices, "tolist"):  # an array or a tensor
         indices = indices.tolist()
-    values = indices if isinstance(indices, list | tuple) else (indices,)
+    values = indices if isinstance(indices, list) else [indices]
     try:
         return array("q", values).tobytes()
     except (TypeError, OverflowError):
-        return b"".join(json.dumps(one, default=operator.index).encode() + b";" for one in values)
+        if len(values) > 1:
+            return b"".join(_encode([one]) for one in values)
+        return json.dumps(values, default=operator.index).encode()

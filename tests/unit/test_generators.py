@@ -181,6 +181,8 @@ LOADERS: dict[str, Callable[[], Any]] = {
     "sampler of a batch sampler": lambda: DataLoader(
         range(SIZE), batch_sampler=BatchSampler(Shuffled(rng()), 4, drop_last=False)
     ),
+    "no numbers": lambda: by(Seeded(rng()), Parts()),
+    "no batches": lambda: DataLoader(Parts(), sampler=Seeded(rng()), batch_size=None),
     "lazy": lambda: by(Lazy()),
     "each epoch": lambda: by(EachEpoch()),
     "global": fresh_global,
@@ -203,7 +205,7 @@ def train(folder: Path, loader: Any, stop: int | None = None, **objects: Any) ->
         if ckpt.step == stop:
             ckpt.wait()
             break
-        seen.append(batch.tolist() if hasattr(batch, "tolist") else list(batch))
+        seen.append(batch.tolist() if hasattr(batch, "tolist") else batch)
         if ckpt.step + 1 == stop:
             ckpt.save()
     return list(seen)
@@ -213,6 +215,7 @@ def train(folder: Path, loader: Any, stop: int | None = None, **objects: Any) ->
 def test_own_generators_resume_exactly(kind: str, tmp_path: Path) -> None:
     expected = train(tmp_path / "undisturbed", LOADERS[kind]())
     assert expected[:BATCHES] != expected[BATCHES : 2 * BATCHES]
+    # A generator that is made in the first epoch, and kept, is refused in it: see below.
     for stop in (BATCHES, BATCHES + 2) if kind == "lazy" else (2, BATCHES, BATCHES + 2):
         train(tmp_path / f"{stop}", LOADERS[kind](), stop)
         assert train(tmp_path / f"{stop}", LOADERS[kind]()) == expected, f"broken off after {stop} steps"
@@ -263,6 +266,13 @@ class Labelled(Unseeded):
 
     def __iter__(self) -> Iterator[Any]:
         return ((f"part {index % 3}", index) for index in super().__iter__())
+
+
+class Seeded(Shuffled):
+    """Its indices are of several types."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return ((f"part {index % 3}", index) if index % 2 else [0.5, index] for index in super().__iter__())
 
 
 class Parts(Dataset):
