@@ -21,6 +21,10 @@ from .data_position import length
 from .errors import CheckpointError
 from .session import Session
 
+STEPS_WITH_LOADER = (
+    "steps() does not go through the loader, so its place in the data would not be saved: use batches(epochs=...), or "
+    "make the Checkpointer without a loader"
+)
 _END = object()
 
 
@@ -89,7 +93,12 @@ class Checkpointer(Session):
             self.end(finished=False)
 
     def steps(self, n: int) -> Iterator[int]:
-        """The numbers 0 to n - 1, those done before an interruption left out."""
+        """Yield the numbers 0 to n - 1, those done before an interruption left out.
+
+        Raises CheckpointError if there is a loader, whose place would not be saved.
+        """
+        if self._loader is not None:
+            raise CheckpointError(STEPS_WITH_LOADER)
         if self._is_over(n):
             return
         self.begin()

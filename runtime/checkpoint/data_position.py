@@ -11,21 +11,25 @@ How the place is found again:
     everything else, or replay      the batches are read again and dropped: the only way that repeats what the workers
                                     and the dataset themselves drew at random
 
-Exact: shuffling, drop_last, samplers with their own generator, DistributedSampler (set_epoch is called), random
-augmentation without workers, with SeededDataset (seeded.py), or with replay=True and workers that are not persistent.
-Not exact: other random augmentation inside of workers, and what draws its order from the global generators while an
-epoch is under way.
+Exact: shuffling, drop_last, samplers and datasets with generators of their own (generators.py), DistributedSampler
+(set_epoch is called), random augmentation without workers, with SeededDataset (seeded.py), or with replay=True and
+workers that are not persistent. Not exact: other random augmentation inside of workers, and what draws its order from
+the global generators while an epoch is under way. Where a sampler decides, the order that is drawn again is compared
+with the one before by a hash (order.py); another one is refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
 from . import loaders, random_state
 from .errors import CheckpointError, logger
+from .generators import Generators
 from .loaders import Split, length
+from .order import Order
 
 __all__ = ["DataPosition", "length"]
 
@@ -33,16 +37,23 @@ __all__ = ["DataPosition", "length"]
 class DataPosition:
     """Place of a training loop in a loader (any iterable that can be iterated once per epoch).
 
-    replay  find the place by reading, for random augmentation inside of workers that is to be the same again
+    replay   find the place by reading, for random augmentation inside of workers that is to be the same again
+    objects  objects with a state, by name: the loader's samplers among them are put back to the epoch's start before
+             the order is drawn again
     """
 
-    def __init__(self, *, replay: bool = False) -> None:
+    def __init__(self, *, replay: bool = False, objects: Mapping[str, Any] | None = None) -> None:
         self.epoch = 0
         self.batch = 0
         """Batches done in this epoch, as the loader splits it now."""
         self._replay = replay
+        self._objects = objects or {}
         self._random: dict[str, Any] | None = None
         """At the epoch's start."""
+        self._samplers: dict[str, Any] = {}
+        """The state of samplers among the objects at the epoch's start, by name."""
+        self._order: Order | None = None
+        """The indices of this epoch, if they can be seen."""
         self._drew_seed = True
         self._split: Split | None = None
         self._start = (0, 0)
@@ -62,6 +73,8 @@ class DataPosition:
             "done": self._done(),
             "split": asdict(self._split) if middle and self._split else None,
             "random": self._random if middle else None,
+            "samplers": self._samplers if middle else {},
+            "order": self._order.after(self.batch) if middle and self._order else None,
             "drew_seed": self._drew_seed,
             # Between two epochs a loader's own state is known to be wrong, and nothing needs it.
             "loader": self._loader.state_dict() if middle and self._loader is not None else None,
@@ -73,7 +86,7 @@ class DataPosition:
 
     def next_epoch(self) -> None:
         self.epoch, self.batch, self._start = self.epoch + 1, 0, (0, 0)
-        self._random = self._split = self._loader = self._restored = None
+        self._random = self._split = self._loader = self._restored = self._order = None
 
     def open_epoch(self, loader: Any) -> Iterator[Any]:  # noqa: ANN401
         """An iterator over what is left of this epoch; the random state afterwards is the one before.
@@ -87,45 +100,95 @@ class DataPosition:
     def _open(self, loader: Any) -> Iterator[Any]:  # noqa: ANN401
         state, self._restored = self._restored, None
         loaders.set_epoch(loader, self.epoch)
-        generators = random_state.generators_of(loader)
+        generators = Generators(loader)
+        self._split = Split.of(loader)
         if self.epoch and loaders.has_persistent_workers(loader) and loaders.draws_seed(loader):
             # The epoch's own draws are those of a loader whose workers have been running since the first epoch.
             current = random_state.capture(generators)
-            iter(loader)
+            self._begin(loader)
             random_state.restore(current, generators)
-        self._split = Split.of(loader)
         self._loader = loader if loaders.has_own_state(loader) else None
         if state is not None:
             return self._reopen(loader, state, generators)
-        self._random = random_state.capture(generators)
+        self._random, self._samplers = random_state.capture(generators), self._states(loader)
         self._drew_seed = loaders.draws_seed(loader)
-        fresh: Iterator[Any] = iter(loader)
-        return fresh
+        return self._begin(loader)
 
-    def _reopen(self, loader: Any, state: dict[str, Any], generators: list[Any]) -> Iterator[Any]:  # noqa: ANN401
+    def _begin(self, loader: Any) -> Iterator[Any]:  # noqa: ANN401
+        """Return a whole epoch's iterator; the order of its indices is watched."""
+        self._order = None
+        with loaders.followed(loader, lambda indices: self._new_order().follow(indices)):
+            iterator: Iterator[Any] = iter(loader)
+        return iterator
+
+    def _new_order(self) -> Order:
+        self._order = Order(lambda: self.batch, grouped=self._split is None or self._split.batch is None)
+        return self._order
+
+    def _states(self, loader: Any) -> dict[str, Any]:  # noqa: ANN401
+        """Return the state of the loader's samplers among the objects."""
+        found = loaders.drawn_from(loader)
+        return {
+            name: copy.deepcopy(one.state_dict())
+            for name, one in self._objects.items()
+            if any(one is other for other in found)
+        }
+
+    def _restore_samplers(self, states: Mapping[str, Any]) -> None:
+        for name, state in states.items():
+            if name in self._objects:
+                self._objects[name].load_state_dict(copy.deepcopy(state))
+
+    def _reopen(self, loader: Any, state: dict[str, Any], generators: Generators) -> Iterator[Any]:  # noqa: ANN401
         before, now = Split(**state["split"]), Split.of(loader)
         self._random, self._drew_seed = state["random"], state["drew_seed"]
+        self._samplers = state.get("samplers", {})
         if before.length is not None and state["batch"] >= before.length:
             self.batch = now.length if now.length is not None else state["batch"]
             return iter(())  # all of it is done, however it is split now
         done = _convert(state, before, now)
-        current = random_state.capture(generators)
+        current, states = random_state.capture(generators), self._states(loader)
+        self._restore_samplers(self._samplers)
         random_state.restore(self._random or current, generators)
         try:
             if self._loader is not None and state["loader"] is not None:
                 return self._reopen_itself(loader, state, before, now)
-            if now.by_index and not self._replay:
-                iterator = loaders.open_at(loader, done, drew_seed=self._drew_seed)
-            else:
-                done = self._replayable(done, before, now)
-                iterator = iter(loader)
-                _drop(iterator, done if now.batch is None else done // now.batch)
+            return self._reopen_at(loader, done, state, before, now)
         finally:
+            self._restore_samplers(states)
             random_state.restore(current, generators)
+
+    def _reopen_at(self, loader: Any, done: int, state: dict[str, Any], before: Split, now: Split) -> Iterator[Any]:  # noqa: ANN401
+        """Return the rest of the epoch, found in the sampler or by reading.
+
+        Raises CheckpointError if the order is another one.
+        """
+        by_sampler = now.by_index and not self._replay
+        if not by_sampler:
+            done = self._replayable(done, before, now)
         left = loaders.batches_left(loader, done)
         self.batch = done if left is None or now.length is None else now.length - left
         self._start = (self.batch, done)
+        if by_sampler:
+            order = self._new_order()
+            iterator = loaders.open_at(loader, done, drew_seed=self._drew_seed, order=order, batch=self.batch)
+        else:
+            iterator = self._begin(loader)
+            _drop(iterator, done if now.batch is None else done // now.batch)
+        if before.shards == now.shards and done == state["done"]:
+            self._check_order(state.get("order"), done, now)
         return iterator
+
+    def _check_order(self, saved: int | None, done: int, split: Split) -> None:
+        drawn = self._order.after(self.batch) if self._order else None
+        if None not in (saved, drawn) and saved != drawn:
+            raise CheckpointError(
+                f"the sampler does not draw the same order again: the checkpoint stands after {done} {split.unit} of "
+                f"epoch {self.epoch}, and these are others now. Its data changed, or its order depends on something "
+                "that is not saved, such as the time, the model, or a generator that cannot be found: keep the "
+                "generator in an attribute of the sampler, or shuffle by a seed and the epoch. Then begin anew with "
+                "another folder"
+            )
 
     def _reopen_itself(self, loader: Any, state: dict[str, Any], before: Split, now: Split) -> Iterator[Any]:  # noqa: ANN401
         """A loader that brings itself to its place."""

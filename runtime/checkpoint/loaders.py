@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .errors import CheckpointError
+from .order import Order
 
 _NONE = object()
 _SHELTERED = (signal.SIGTERM, signal.SIGUSR1)
@@ -130,10 +131,50 @@ def has_persistent_workers(loader: Any) -> bool:  # noqa: ANN401
     return bool(getattr(base, "persistent_workers", False)) and getattr(base, "num_workers", 0) > 0
 
 
-def open_at(loader: Any, done: int, *, drew_seed: bool) -> Iterator[Any]:  # noqa: ANN401
-    """The rest of an epoch, `done` samples (or batches, see Split) of this rank left out in the sampler.
+def drawn_from(loader: Any) -> list[Any]:  # noqa: ANN401
+    """Return what decides about the order of an epoch: the samplers, and a dataset that has an order of its own."""
+    base = _base(loader)
+    return [*_parts(base), *([] if _is_indexed(base) else [getattr(base, "dataset", None)])]
 
-    The generators must be as they were at the epoch's start. drew_seed: what draws_seed() said then.
+
+def can_follow(loader: Any) -> bool:  # noqa: ANN401
+    """The sampler's indices can be seen while the loader is iterated."""
+    return _base(loader) is loader and _is_indexed(loader)
+
+
+@contextmanager
+def followed(loader: Any, follow: Callable[[Iterator[Any]], Iterator[Any]]) -> Iterator[None]:  # noqa: ANN401
+    """Let what the sampler yields pass through `follow`, in iterators of the loader that are made within."""
+    if not can_follow(loader):
+        yield
+        return
+    name = "sampler" if loader.batch_sampler is None else "batch_sampler"
+    sampler = loader.__dict__[name]
+    loader.__dict__[name] = _Followed(sampler, follow)
+    try:
+        yield
+    finally:
+        loader.__dict__[name] = sampler
+
+
+class _Followed:
+    """A sampler whose indices are seen by another."""
+
+    def __init__(self, sampler: Any, follow: Callable[[Iterator[Any]], Iterator[Any]]) -> None:  # noqa: ANN401
+        self._sampler, self._follow = sampler, follow
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._follow(iter(self._sampler))
+
+    def __len__(self) -> int:
+        return len(self._sampler)
+
+
+def open_at(loader: Any, done: int, *, drew_seed: bool, order: Order, batch: int) -> Iterator[Any]:  # noqa: ANN401
+    """Return the rest of an epoch, `done` samples (or batches, see Split) of this rank left out in the sampler.
+
+    The generators must be as they were at the epoch's start. drew_seed: what draws_seed() said then; order: is given
+    all indices from the epoch's start; batch: the number of batches that those left out are.
     """
     import torch
 
@@ -143,13 +184,14 @@ def open_at(loader: Any, done: int, *, drew_seed: bool) -> Iterator[Any]:  # noq
     rest = copy.copy(base)
     # DataLoader forbids to set these, for its own sake: this one has not been iterated yet, and never will be again.
     if base.batch_sampler is None:
-        rest.__dict__["sampler"] = _Rest(_skip(iter(base.sampler), done))
+        left = _skip(iter(base.sampler), done, order.add)
     elif _batch_size(base) is None:
-        rest.__dict__["batch_sampler"] = _Rest(_skip(iter(base.batch_sampler), done))
+        left = _skip(iter(base.batch_sampler), done, order.add)
     else:
         batches = base.batch_sampler
-        indices = _skip(iter(batches.sampler), done)
-        rest.__dict__["batch_sampler"] = _Rest(_batched(indices, batches.batch_size, drop_last=batches.drop_last))
+        indices = _skip(iter(batches.sampler), done, lambda index: order.add([index]))
+        left = _batched(indices, batches.batch_size, drop_last=batches.drop_last)
+    rest.__dict__["sampler" if base.batch_sampler is None else "batch_sampler"] = _Rest(order.follow(left, batch))
     rest.__dict__.update(_iterator=None, persistent_workers=False)
     # Now, not when a wrapper comes to it: beginning draws a seed, which must not count as a draw of the training.
     return iter(rest) if base is loader else _through(loader, _Begun(rest))
@@ -217,9 +259,12 @@ def _batch_size(base: Any) -> int | None:  # noqa: ANN401
     return size
 
 
-def _skip(indices: Iterator[Any], count: int) -> Iterator[Any]:
-    """Now, not when the first is asked for: the sampler draws its order meanwhile."""
-    skipped = sum(1 for _ in itertools.islice(indices, count))
+def _skip(indices: Iterator[Any], count: int, see: Callable[[Any], None]) -> Iterator[Any]:
+    """Skip at once, not when the next index is asked for: the sampler draws its order meanwhile."""
+    skipped = 0
+    for index in itertools.islice(indices, count):
+        see(index)
+        skipped += 1
     if skipped < count:
         raise CheckpointError(
             f"the checkpoint stands after {count} samples or batches of an epoch, but the sampler ended after "

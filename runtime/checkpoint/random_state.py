@@ -1,8 +1,8 @@
 """Random number generators: capture and restore, as plain values that execute nothing when they are loaded.
 
 Covered: Python's `random`, NumPy's global generator (if the program uses NumPy), torch's CPU generator, torch's CUDA
-generators (if CUDA is in use), and generators handed in. A generator object that the program keeps to itself is not
-seen: add it by name (`Checkpointer(rng=...)` needs state_dict) or keep its state in `ckpt.state`.
+generators (if CUDA is in use), and those of a loader (generators.py). A generator object that the program keeps
+elsewhere is not seen: keep its state in `ckpt.state`.
 """
 
 from __future__ import annotations
@@ -10,18 +10,19 @@ from __future__ import annotations
 import hashlib
 import random
 import sys
-from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-from .errors import CheckpointError
+from .generators import Generators, from_python, generators_of, to_python
+
+__all__ = ["capture", "derive", "generators_of", "restore"]
 
 
-def capture(generators: Sequence[Any] = ()) -> dict[str, Any]:
-    """The state of every generator now. `generators`: torch.Generator objects, known by their order."""
+def capture(generators: Generators | None = None) -> dict[str, Any]:
+    """Return the state of every generator now; `generators` are those of the loader."""
     state: dict[str, Any] = {
-        "python": _from_python(random.getstate()),
-        "generators": [generator.get_state() for generator in generators],
+        "python": from_python(random.getstate()),
+        "generators": generators.capture() if generators is not None else {},
     }
     if numpy := sys.modules.get("numpy"):
         state["numpy"] = _convert_key(numpy.random.get_state(legacy=False), lambda key: key.tobytes())
@@ -32,16 +33,13 @@ def capture(generators: Sequence[Any] = ()) -> dict[str, Any]:
     return state
 
 
-def restore(state: dict[str, Any], generators: Sequence[Any] = ()) -> None:
-    """Put every generator back; those that were not captured keep their state."""
-    if len(generators) != len(state["generators"]):
-        raise CheckpointError(
-            f"the loader drew from {len(state['generators'])} torch.Generator objects when it was saved, now it has "
-            f"{len(generators)}: use the loader it was saved with, or give another folder to begin anew"
-        )
-    random.setstate(_to_python(state["python"]))
-    for generator, value in zip(generators, state["generators"], strict=True):
-        generator.set_state(value)
+def restore(state: dict[str, Any], generators: Generators | None = None) -> None:
+    """Put every generator back; those that were not captured keep their state.
+
+    Raises CheckpointError if the loader's generators are not those that were captured.
+    """
+    (generators or Generators(None)).restore(state["generators"])  # first: one of them may be a global one
+    random.setstate(to_python(state["python"]))
     if "numpy" in state:
         import numpy as np
 
@@ -72,7 +70,7 @@ def derive(state: dict[str, Any], rank: int, step: int) -> dict[str, Any]:
 
     _, words, _ = state["python"]
     fresh_python = random.Random(seed("python", words))  # noqa: S311 - training's, no secrets
-    derived = {**state, "python": _from_python(fresh_python.getstate())}
+    derived = {**state, "python": from_python(fresh_python.getstate())}
     if "numpy" in state:
         import numpy as np
 
@@ -90,30 +88,7 @@ def derive(state: dict[str, Any], rank: int, step: int) -> dict[str, Any]:
     return derived
 
 
-def _from_python(state: tuple[Any, ...]) -> list[Any]:
-    version, words, gauss = state
-    return [version, array("Q", words).tobytes(), gauss]
-
-
-def _to_python(state: Sequence[Any]) -> tuple[Any, ...]:
-    version, words, gauss = state
-    return (version, tuple(array("Q", words)), gauss)
-
-
 def _convert_key(state: dict[str, Any], convert: Callable[[Any], Any]) -> dict[str, Any]:
     """NumPy's state with its array converted; of its bit generators, only MT19937 has one."""
     inner = {name: convert(value) if name == "key" else value for name, value in state["state"].items()}
     return {**state, "state": inner}
-
-
-def generators_of(loader: Any) -> list[Any]:  # noqa: ANN401 - anything that can be iterated
-    """The torch.Generator objects that a DataLoader and its samplers draw from, each once, in a fixed order."""
-    batches = getattr(loader, "batch_sampler", None)
-    inner = getattr(batches, "batch_sampler", None)  # in Accelerate's BatchSamplerShard, if there are several processes
-    parts = [part for owner in (loader, batches, inner) for part in (owner, getattr(owner, "sampler", None))]
-    found: list[Any] = []
-    for part in parts:
-        generator = getattr(part, "generator", None)
-        if hasattr(generator, "get_state") and not any(generator is known for known in found):
-            found.append(generator)
-    return found

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 from . import random_state
 from .accumulation import Accumulation
+from .buckets import BucketOrders
 from .data_position import DataPosition
 from .errors import (
     EXIT_DONE,
@@ -61,7 +62,7 @@ class Session:
         self.finished = False
         """The training has reached its end."""
         self._objects, self._loader = objects, loader
-        self._position = DataPosition(replay=replay)
+        self._position = DataPosition(replay=replay, objects=objects)
         self._random: dict[str, Any] | None = None
         self._goal = 0
         """Epochs or steps that the loop was asked for when it finished."""
@@ -73,6 +74,8 @@ class Session:
         self._rows = MetricRows()
         self._accumulation = Accumulation(objects)
         self._alignment = StateAlignment()
+        self.buckets = BucketOrders(objects.values)
+        """For frameworks, which wrap their models after the Checkpointer has been made."""
         self._ranks = Ranks()
         self._record = OutcomeRecord(_training(folder), self._ranks.rank, self._ranks.world)
         try:
@@ -136,6 +139,7 @@ class Session:
         self._running = True
         self.finished = False
         try:
+            self.buckets.restore()
             self._restore_random()
             self._record.begin()
             self._interruption.listen()
@@ -199,6 +203,7 @@ class Session:
         due = self._schedule.due(self.step, now) and (self._ranks.rank == 0 or self._schedule.interval is None)
         with self._told():
             stop, save = self._agree(notice is not None and notice.stop, due or self._asked)
+            self.buckets.note()
             if stop:
                 self._obey(notice)
             self._save_or_prepare(save and self._saver.staged != (self.step, False))
@@ -267,6 +272,7 @@ class Session:
             "history": self._schedule.history(time.monotonic()),
             "objects": {name: value.state_dict() for name, value in self._objects.items()},
             "gradients": self._accumulation.state_dict(),
+            "buckets": self.buckets.state_dict(),
         }
         return Content(self.step, self.finished, snapshot, self._rows.take)
 
@@ -368,6 +374,7 @@ class Session:
         self._random = snapshot["random"]
         self._accumulation.load_state_dict(snapshot.get("gradients", {}))
         self._alignment.restored = True
+        self.buckets.load_state_dict(snapshot.get("buckets", {}))
 
     def _tell_of_restore(self, name: Name, seconds: float) -> None:
         progress = self._progress

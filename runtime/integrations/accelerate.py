@@ -16,7 +16,7 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ..checkpoint.checkpointer import Checkpointer
+from ..checkpoint.checkpointer import STEPS_WITH_LOADER, Checkpointer
 from ..checkpoint.data_position import length
 from ..checkpoint.errors import CheckpointError
 from .gradients import Gradients
@@ -81,6 +81,12 @@ class AcceleratorCheckpointer(Checkpointer):
     def begin(self) -> None:
         self._gradients.apply()  # not before: many programs set gradients to zero until then
         super().begin()
+
+    def steps(self, n: int) -> Iterator[int]:
+        """Yield the numbers of steps, as Checkpointer.steps(). Raises CheckpointError if there is a loader."""
+        if self._prepared_loader is not None:
+            raise CheckpointError(STEPS_WITH_LOADER)
+        return super().steps(n)
 
     def batches(self, *, epochs: int) -> Iterator[Any]:
         """The batches of so many epochs in all, those done before an interruption left out."""

@@ -24,6 +24,8 @@ try:
 except ImportError as error:
     raise missing("lightning", "lightning>=2.5", error) from None
 
+from .lightning_swa import clear_schedulers, resume_averaging
+
 _SHARDED = ("DeepSpeedStrategy", "FSDPStrategy", "ModelParallelStrategy")
 _NOT_STATE = tuple(
     getattr(owner, f"CHECKPOINT_HYPER_PARAMS_{part}")
@@ -76,9 +78,12 @@ class CheckpointCallback(pl.Callback):  # type: ignore[misc]
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ANN401, ARG002
         # Lightning's own handlers save while whatever was interrupted waits, and end the program in mid-epoch.
         trainer._signal_connector.teardown()
+        self._running.buckets.models = lambda: [trainer.strategy.model]
         self._running.begin()
         self._enter_data(trainer)
         if self._loops is not None:
+            if self._loops.resumed and not self._loops.had_ended:
+                resume_averaging(trainer)
             self._loops.gradients.load_state_dict(self._loops.accumulated)
             trainer._logger_connector._callback_metrics.update(self._loops.monitored)
 
@@ -182,6 +187,7 @@ class _Loops:
             raise misfit("module", " ".join(str(error).split())) from error
         connector.restore_datamodule()
         connector.restore_callbacks()
+        clear_schedulers(self._trainer)
         self.resumed = True
 
     def _is_accumulating(self) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 from ..checkpoint import random_state
 from ..checkpoint.data_position import DataPosition
 from ..checkpoint.errors import CheckpointError
+from ..checkpoint.generators import Generators
 
 _END = object()
 
@@ -25,6 +26,8 @@ class LoaderPlace:
     def __init__(self, *, replay: bool = False) -> None:
         self.position = DataPosition(replay=replay)
         self._inner: Any = None
+        self._generators = Generators(None)
+        """Those of the loader; searched for once per epoch, as they are read at each batch."""
         self._at_epoch: dict[str, Any] = {}
         """The random state at the epoch's start."""
         self._ahead: dict[int, dict[str, Any]] = {}
@@ -58,7 +61,7 @@ class LoaderPlace:
     def wrap(self, loader: Any) -> Any:  # noqa: ANN401 - a DataLoader, or whatever can be iterated once per epoch
         """What the framework is to iterate instead of this loader."""
         _make_generator(loader)
-        self._inner = loader
+        self._inner, self._generators = loader, Generators(loader)
         return _Inner(loader, self)
 
     def wraps(self, loader: Any) -> bool:  # noqa: ANN401
@@ -75,7 +78,8 @@ class LoaderPlace:
         loader.iteration = self.position.epoch
 
     def open_epoch(self) -> Iterator[Any]:
-        """The batches of an epoch that are not done, those read ahead before an interruption as they were then."""
+        """Return the batches of an epoch that are not done, those read ahead before an interruption as then."""
+        self._generators = Generators(self._inner)
         if self._now is None or not self._at_epoch:
             self._end_of_restore()  # it was saved between two epochs: finished, and asked for more
             self._at_epoch, self._ahead = self._capture(), {}
@@ -111,10 +115,10 @@ class LoaderPlace:
             self._now = None
 
     def _capture(self) -> dict[str, Any]:
-        return random_state.capture(random_state.generators_of(self._inner))
+        return random_state.capture(self._generators)
 
     def _restore(self, state: dict[str, Any]) -> None:
-        random_state.restore(state, random_state.generators_of(self._inner))
+        random_state.restore(state, self._generators)
 
 
 class _Inner:

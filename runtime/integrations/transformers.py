@@ -156,11 +156,22 @@ class _Resume(transformers.TrainerCallback):  # type: ignore[misc]
         over = checkpointer.finished and (self._goal is None or state.max_steps <= self._goal)
         for name, value in self._counters.items():
             setattr(trainer, name, value * 0 if over and name == "_tr_loss" else value)  # at the end it is in the total
+        self._restore_callbacks()
+        checkpointer.buckets.models = lambda: [trainer.model_wrapped]
         if not over:
             checkpointer.begin()
         self._over = over or state.global_step >= state.max_steps
         control.should_training_stop = self._over
         return control
+
+    def _restore_callbacks(self) -> None:
+        """Give exportable callbacks back what they count; their arguments are those of the program now."""
+        callbacks = _exportable(self.trainer)
+        for name, states in self._state.get("stateful_callbacks", {}).items():
+            same = [callback for callback in callbacks if type(callback).__name__ == name]
+            for callback, state in zip(same, states if isinstance(states, list) else [states], strict=False):
+                for attribute, value in state.get("attributes", {}).items():
+                    setattr(callback, attribute, value)
 
     def before_batches(self, source: Iterator[Any]) -> Iterator[Any]:
         """The Trainer is about to read the batches of its next step: from where?"""
@@ -214,14 +225,18 @@ class _Resume(transformers.TrainerCallback):  # type: ignore[misc]
 
 
 def _plain(trainer: Any) -> dict[str, Any]:  # noqa: ANN401
-    """TrainerState as the Trainer's own checkpoints have it: what JSON can hold."""
+    """Return TrainerState as the Trainer's own checkpoints have it: what JSON can hold."""
     state = trainer.state
-    exportable = [c for c in (*trainer.callback_handler.callbacks, trainer.control) if hasattr(c, "state")]
     callbacks: dict[str, Any] = {}
-    for callback in exportable:
+    for callback in _exportable(trainer):
         callbacks.setdefault(type(callback).__name__, []).append(callback.state())
     plain = {field.name: getattr(state, field.name) for field in fields(state)}
     return {**plain, "stateful_callbacks": {name: c[0] if len(c) == 1 else c for name, c in callbacks.items()}}
+
+
+def _exportable(trainer: Any) -> list[Any]:  # noqa: ANN401
+    candidates = (*trainer.callback_handler.callbacks, trainer.control)
+    return [one for one in candidates if isinstance(one, transformers.trainer_callback.ExportableState)]
 
 
 class Trainer(Resumable, transformers.Trainer):  # type: ignore[misc]

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from cloudgpu.tests.standins.integrations import LONG, check, needs, results, said
+from cloudgpu.tests.standins.interrupted import Run
 
 needs("lightning")
 
@@ -59,11 +60,16 @@ def train(folder, every, batch_done, changed):
     watch = Watch()
     watch.batch_done = batch_done
     epochs = 6 if changed == "longer" else 4
+    averaging = []
+    if "swa" in KIND:
+        averaging = [pl.callbacks.StochasticWeightAveraging(0.02, swa_epoch_start=2, annealing_epochs=3)]
+    if "ema" in KIND:
+        averaging = [pl.callbacks.EMAWeightAveraging(decay=0.9)]
     trainer = pl.Trainer(
         accelerator="cpu", devices=processes, max_epochs=epochs, logger=False, enable_progress_bar=False,
         enable_model_summary=False, enable_checkpointing=False,
         accumulate_grad_batches=3 if "accumulated" in KIND else 1, val_check_interval=3 if "often" in KIND else 1.0,
-        callbacks=[watch, CheckpointCallback(folder, every=every)],
+        callbacks=[watch, CheckpointCallback(folder, every=every), *averaging][:: 1 if "last" in KIND else -1],
     )
     module = Module(33 if changed == "model" else 32)
     data = Noisy(68 if changed == "data" else 52)
@@ -85,6 +91,20 @@ def test_interrupted(kind: str, tmp_path: Path) -> None:
     runs = results(PROGRAM.format(kind=kind), tmp_path)
     check(runs, misfit="the checkpoint does not fit the module")
     assert said(runs, "resumed", "counted") == said(runs, "undisturbed", "counted")
+
+
+@pytest.mark.parametrize("kind", ["swa last", *(["swa", "swa plateau", "ema", "ema last"] if LONG else [])])
+def test_averaged_weights(kind: str, tmp_path: Path) -> None:
+    """Stopped in the epochs of averaging, and in the one that measures batch normalisation anew."""
+    stops = (9, 11, 11 if "swa" in kind else 5)
+    plan = [
+        Run("undisturbed", folder="undisturbed"),
+        *(Run(f"stopped {number}", how="term", after=after) for number, after in enumerate(stops)),
+        Run("resumed"),
+    ]
+    runs = results(PROGRAM.format(kind=kind), tmp_path, plan=plan)
+    assert 0 < runs["resumed"]["ranks"][0]["batches"] < 8, runs["resumed"]["output"]
+    assert runs["resumed"]["ranks"][0]["digest"] == runs["undisturbed"]["ranks"][0]["digest"]
 
 
 @pytest.mark.skipif(not LONG, reason="long mode")

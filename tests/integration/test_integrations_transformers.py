@@ -33,6 +33,15 @@ class Watch(transformers.TrainerCallback):
     def on_step_end(self, args, state, control, **kwargs):
         self.batch_done()
 
+class Counting(transformers.TrainerCallback, transformers.trainer_callback.ExportableState):
+    # What it counts is to be restored, its argument is the program's
+    def __init__(self, limit):
+        self.limit, self.steps = limit, 0
+    def on_step_end(self, args, state, control, **kwargs):
+        self.steps += 1
+    def state(self):
+        return dict(args=dict(limit=self.limit), attributes=dict(steps=self.steps))
+
 def train(folder, every, batch_done, changed):
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     transformers.set_seed(3)
@@ -51,18 +60,21 @@ def train(folder, every, batch_done, changed):
         logging_steps=5, eval_strategy="no" if "steps" in KIND else "steps", eval_steps=7, save_strategy="no",
         report_to=[], disable_tqdm=True, optim="adamw_torch_fused",
         use_cpu=True, seed=3, learning_rate=1e-2, lr_scheduler_type="constant" if "steps" in KIND else "linear",
-        accelerator_config=dict(use_seedable_sampler="global" not in KIND),
+        accelerator_config=dict(use_seedable_sampler="global" not in KIND), metric_for_best_model="loss",
     )
+    counting = Counting(limit=os.getpid())
+    stopping = [] if "steps" in KIND else [transformers.EarlyStoppingCallback(early_stopping_patience=100)]
     watch = Watch()
     watch.batch_done = batch_done
     data = Masked(69 if changed == "data" else 53)
     trainer = Trainer(
-        model=model, args=args, train_dataset=data, eval_dataset=Masked(), callbacks=[watch],
+        model=model, args=args, train_dataset=data, eval_dataset=Masked(), callbacks=[watch, counting, *stopping],
         checkpoints=dict(folder=folder, every=every),
     )
     loss = trainer.train().training_loss
     rows = [row for row in trainer.state.log_history if "train_runtime" not in row]
-    print("logged", loss, [(row["step"], row.get("loss"), row.get("eval_loss")) for row in rows])
+    counts = counting.steps, counting.limit == os.getpid(), [one.early_stopping_patience_counter for one in stopping]
+    print("logged", loss, counts, [(row["step"], row.get("loss"), row.get("eval_loss")) for row in rows])
     moments = [value for state in trainer.optimizer.state_dict()["state"].values() for value in state.values()]
     tensors = [*model.state_dict().values(), *moments]
     return b"".join(tensor.numpy().tobytes() for tensor in tensors) + repr(trainer.lr_scheduler.state_dict()).encode()

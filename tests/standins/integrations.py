@@ -26,13 +26,15 @@ HANG = 280
 """Seconds that all runs of one test may take together, below pytest's own limit for a test."""
 
 
-def results(program: str, folder: Path, *, batches: int = 28, world: int = 1) -> dict[str, dict[str, Any]]:
-    """The runs by name. `batches`: of a whole training of 4 epochs."""
+def results(
+    program: str, folder: Path, *, batches: int = 28, world: int = 1, plan: list[Run] | None = None
+) -> dict[str, dict[str, Any]]:
+    """Return the runs by name. `batches`: of a whole training of 4 epochs; `plan`: other runs than the usual ones."""
     path = folder / "program.py"
     path.write_text(program)
     env = {name: value for name, value in os.environ.items() if not name.startswith("CLOUDGPU_")}
     env["OMP_NUM_THREADS"] = "1"  # else NumPy and torch have pools of threads as soon as they are imported
-    runs = json.dumps([asdict(run) for run in _plan(batches, world)])
+    runs = json.dumps([asdict(run) for run in plan or _plan(batches, world)])
     command = [sys.executable, "-m", "cloudgpu.tests.standins.interrupted", str(path), str(folder), runs]
     with subprocess.Popen(
         command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder, start_new_session=True

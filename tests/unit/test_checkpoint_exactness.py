@@ -213,7 +213,7 @@ def test_changed_data_is_refused(tmp_path: Path) -> None:
 
 def test_a_generator_more_is_refused(tmp_path: Path) -> None:
     train(tmp_path, LOADERS["shuffled"](), stop_after=4)
-    with pytest.raises(CheckpointError, match=r"0 torch.Generator objects when it was saved, now it has 1"):
+    with pytest.raises(CheckpointError, match="does not draw the same order again"):
         train(tmp_path, LOADERS["own generator"]())
 
 

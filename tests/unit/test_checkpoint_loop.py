@@ -223,6 +223,12 @@ def test_what_it_leaves_behind(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     assert json.loads((tmp_path / "outcome.json").read_bytes())["code"] == 70
 
 
+def test_steps_beside_a_loader_is_refused() -> None:
+    """The place in a loader that the program goes through by itself would not be saved."""
+    with pytest.raises(CheckpointError, match=r"use batches\(epochs=...\), or make the Checkpointer without a loader"):
+        next(Checkpointer(loader=[1, 2], every=1).steps(3))
+
+
 def test_only_what_running_again_does_not_heal_is_called_the_programs_error(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

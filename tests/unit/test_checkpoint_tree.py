@@ -232,10 +232,10 @@ def test_random_state_of_every_generator() -> None:
         return *drawn, torch.randn(3).tolist(), torch.rand(1, generator=own).item()
 
     draw()
-    state = there_and_back(random_state.capture([own]))
+    state = there_and_back(random_state.capture(random_state.generators_of([own])))
     first = draw()
     assert draw() != first
-    random_state.restore(state, [own])
+    random_state.restore(state, random_state.generators_of([own]))
     assert draw() == first
 
 

@@ -1,0 +1,103 @@
+"""The order of the gradients in DistributedDataParallel's buckets.
+
+DDP rebuilds its buckets after the first step of a process, in the order in which the gradients came. From three ranks
+on, the last bit of a sum depends on where in a bucket a gradient lies: the order is saved, and restored before the
+first step of the next process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+
+class BucketOrders:
+    """The bucket order of each DDP model that is trained; models are known by their number.
+
+    models  returns what is trained; what is no DDP model of three ranks or more is left out
+    """
+
+    def __init__(self, models: Callable[[], Iterable[Any]]) -> None:
+        self.models = models
+        self._orders: dict[str, list[int]] = {}
+        self._unknown: dict[str, Any] = {}
+        """Models whose order is not known yet."""
+
+    def restore(self) -> None:
+        """Rebuild the buckets of each model in its saved order. Collective; to be called before the first step."""
+        saved, self._orders = self._orders, {}
+        for number, model in enumerate(_data_parallel(self.models())):
+            name = str(number)
+            if (order := saved.get(name)) and _rebuild(model, order):
+                self._orders[name] = order
+            else:
+                self._unknown[name] = model
+
+    def note(self) -> None:
+        """Note the orders that are not known yet. Collective: to be called on all ranks between the same two steps."""
+        for name, model in list(self._unknown.items()):
+            if order := _read(model):
+                self._orders[name] = order
+                del self._unknown[name]
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(self._orders)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._orders = dict(state)
+
+
+def _data_parallel(objects: Iterable[Any]) -> list[Any]:
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not torch.distributed.is_available() or not torch.distributed.is_initialized():
+        return []
+    kind = torch.nn.parallel.DistributedDataParallel
+    return [one for one in objects if isinstance(one, kind) and _is_ordinary(one)]
+
+
+def _is_ordinary(model: Any) -> bool:  # noqa: ANN401 - a DistributedDataParallel
+    """A backward pass through the model's reducer alone has no effect on anything else."""
+    import torch
+
+    parameters = list(model.parameters())
+    return (
+        torch.distributed.get_world_size(model.process_group) > 2
+        and not model.find_unused_parameters
+        and not model.static_graph
+        and not getattr(model, "mixed_precision", None)
+        and not getattr(model, "_comm_hooks", ())
+        and not getattr(model, "_use_python_reducer", False)
+        and len({one.device for one in parameters}) == 1
+        and not any(one._backward_hooks or getattr(one, "_post_accumulate_grad_hooks", None) for one in parameters)
+    )
+
+
+def _read(model: Any) -> list[int]:  # noqa: ANN401
+    """Return the order of the rebuilt buckets; empty if there has been no step yet."""
+    with contextlib.suppress(RuntimeError):  # the program's next forward pass raises the same
+        model.reducer._rebuild_buckets()
+        model.logger.set_runtime_stats_and_log()
+    indices = model._get_ddp_logging_data().get("rebuilt_per_bucket_param_indices", "")
+    return [int(index) for index in indices.replace(",", " ").split()]
+
+
+def _rebuild(model: Any, order: Sequence[int]) -> bool:  # noqa: ANN401
+    """Make a backward pass in which gradients come in this order, so that DDP rebuilds its buckets by it."""
+    import torch
+
+    parameters, sparse = model._build_params_for_reducer()
+    if sorted(order) != list(range(len(parameters))) or any(sparse):
+        return False
+    gradients = [one.grad for one in parameters]
+    for one in parameters:
+        one.grad = None
+    model.reducer.prepare_for_backward([])
+    with torch.enable_grad():
+        # What was computed last is differentiated first.
+        total = sum(parameters[index].sum().real.float() for index in reversed(order))
+    total.backward()
+    for one, gradient in zip(parameters, gradients, strict=True):
+        one.grad = gradient
+    return bool(model.reducer._rebuild_buckets())
