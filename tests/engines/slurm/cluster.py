@@ -55,7 +55,7 @@ KillWait=30
 ReturnToService=2
 SchedulerParameters=batch_sched_delay=0,sched_interval=1
 GresTypes=gpu
-NodeName=127.0.0.[1-{nodes}] NodeHostname={host} Port=[{first_port}-{last_port}] CPUs=16 Gres=gpu:4
+NodeName=127.0.0.[1-{nodes}] NodeHostname={host} Port=[{node_ports}] CPUs=16 Gres=gpu:4
 PartitionName=low Nodes=ALL Default=YES PriorityTier=1
 PartitionName=high Nodes=ALL PriorityTier=2
 """
@@ -153,16 +153,15 @@ def _configure(folder: Path, nodes: int) -> Path:
     for number in range(1, nodes + 1):
         (folder / f"spool-127.0.0.{number}").mkdir()
     (folder / "gres.conf").write_text(_GPUS)
-    first = free_port(0, 2)
+    controller_port, *node_ports = (free_port(number, nodes + 1) for number in range(nodes + 1))
     configuration = folder / "slurm.conf"
     configuration.write_text(
         _CONFIGURATION.format(
             folder=folder,
-            host=socket.gethostname(),
+            host=socket.gethostname().partition(".")[0],
             nodes=nodes,
-            controller_port=free_port(1, 2),
-            first_port=first,
-            last_port=first + nodes - 1,
+            controller_port=controller_port,
+            node_ports=",".join(map(str, node_ports)),
         )
     )
     return configuration
