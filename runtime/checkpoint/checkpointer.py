@@ -37,7 +37,8 @@ class Checkpointer(Session):
     **objects  whatever has state_dict() and load_state_dict(): model, optimizer, scheduler, ema ...
 
     Making one restores the newest checkpoint that verifies, if there is any. With several ranks make it on each, after
-    init_process_group(), hvd.init() or the import of mpi4py.MPI. Raises CheckpointError if there are checkpoints that do not fit.
+    init_process_group(), hvd.init() or the import of mpi4py.MPI. Raises CheckpointError if there are checkpoints that
+    do not fit.
     """
 
     def __init__(

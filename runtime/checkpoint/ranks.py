@@ -1,4 +1,4 @@
-"""What the ranks of one training agree upon. Alone, every question answers itself.
+"""Agreement among the ranks of one training; a single rank gets its own values back.
 
 Uses a gloo group of its own, so that nothing here meets the program's collectives or waits for a GPU. All calls are
 collective: every rank must make them in the same order.
@@ -67,8 +67,8 @@ class Ranks:
             )
 
     def maximum(self, values: Sequence[int]) -> list[int]:
-        """The greatest of each value over all ranks; one small all-reduce. Raises CheckpointError on all ranks if they
-        do not ask the same question: one is in wait(), say, and another one at a step's end.
+        """Return the greatest of each value over all ranks; one small all-reduce. Raises CheckpointError on all ranks
+        if they are at different calls: one is in wait(), say, and another one at a step's end.
         """
         if self._group is None:
             return list(values)
@@ -127,7 +127,7 @@ class Ranks:
         return [pickle.loads(part.numpy().tobytes()) for part in parts]  # noqa: S301 - from this very program's ranks
 
     def from_first(self, call: Callable[[], _T]) -> _T:
-        """Return what `call` returns on rank 0, where alone it is made; what it raises there is raised everywhere."""
+        """Call `call` on rank 0 only, and return its result, or raise its exception, on every rank."""
         answer: tuple[Any, Exception | None] = None, None
         if self.rank == 0:
             try:
