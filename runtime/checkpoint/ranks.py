@@ -134,7 +134,7 @@ class Ranks:
                 answer = call(), None
             except Exception as error:  # noqa: BLE001 - raised below, on every rank: none is left waiting
                 answer = None, error
-        result, error = self.gather(answer)[0]
-        if error is not None:
-            raise error
+        result, raised = self.gather(answer)[0]
+        if raised is not None:
+            raise raised
         return result  # type: ignore[no-any-return]
