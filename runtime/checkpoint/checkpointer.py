@@ -40,8 +40,9 @@ class Checkpointer(Session):
                "auto", where some saves of each kind show that it costs less (docs/checkpointing.md, "What it costs")
     **objects  whatever has state_dict() and load_state_dict(): model, optimizer, scheduler, ema ...
 
-    Making one restores the newest checkpoint that verifies, if there is any. With torch.distributed, make it on every
-    rank, after init_process_group(). Raises CheckpointError if there are checkpoints that do not fit.
+    Making one restores the newest checkpoint that verifies, if there is any. With several ranks make it on each, after
+    init_process_group(), hvd.init() or the import of mpi4py.MPI. Raises CheckpointError if there are checkpoints that
+    do not fit.
     """
 
     def __init__(

@@ -1,12 +1,13 @@
-"""What the ranks of one training agree upon. Alone, every question answers itself.
+"""Agreement among the ranks of one training; a single rank gets its own values back.
 
-Uses a gloo group of its own over torch.distributed, so that nothing here meets the program's collectives or waits for a
-GPU. All calls are collective: every rank must make them in the same order.
+Uses a gloo group of its own, so that nothing here meets the program's collectives or waits for a GPU. All calls are
+collective: every rank must make them in the same order.
 """
 
 from __future__ import annotations
 
 import os
+import pickle
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +15,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from .errors import CheckpointError, PassingError
+from .rendezvous import find_world, make_group
 
 _T = TypeVar("_T")
 _WIDTH = 16
@@ -51,17 +53,22 @@ class Ranks:
         torch: Any = sys.modules.get("torch")
         if torch is not None and torch.distributed.is_available() and torch.distributed.is_initialized():
             self.rank, self.world = torch.distributed.get_rank(), torch.distributed.get_world_size()
+            if self.world > 1:
+                self._group = torch.distributed.new_group(backend="gloo")
+        elif (world := find_world()) is not None and world.size > 1:
+            self.rank, self.world = world.rank, world.size
+            with _others_may_end():
+                self._group = make_group(world)
         elif int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise CheckpointError(
-                f"this is one of {os.environ['WORLD_SIZE']} ranks (WORLD_SIZE), but torch.distributed is not "
-                "initialised: call torch.distributed.init_process_group() before Checkpointer()"
+                f"this is one of {os.environ['WORLD_SIZE']} ranks (WORLD_SIZE), but neither torch.distributed nor "
+                "mpi4py nor Horovod is initialised: call torch.distributed.init_process_group(), import mpi4py.MPI or "
+                "call hvd.init() before Checkpointer()"
             )
-        if self.world > 1:
-            self._group = torch.distributed.new_group(backend="gloo")
 
     def maximum(self, values: Sequence[int]) -> list[int]:
-        """The greatest of each value over all ranks; one small all-reduce. Raises CheckpointError on all ranks if they
-        do not ask the same question: one is in wait(), say, and another one at a step's end.
+        """Return the greatest of each value over all ranks; one small all-reduce. Raises CheckpointError on all ranks
+        if they are at different calls: one is in wait(), say, and another one at a step's end.
         """
         if self._group is None:
             return list(values)
@@ -70,9 +77,11 @@ class Ranks:
         count = len(values)
         sent = [count, -count, *values]
         tensor = torch.tensor(sent + [0] * (_WIDTH - len(sent)), dtype=torch.int64)
+        options = torch.distributed.AllreduceOptions()
+        options.reduceOp = torch.distributed.ReduceOp.MAX
         holders = sys.getrefcount(tensor)
         with _others_may_end():
-            torch.distributed.all_reduce(tensor, op=torch.distributed.ReduceOp.MAX, group=self._group)
+            self._group.allreduce([tensor], options).wait()
         end = time.monotonic() + _LET_GO_S
         while sys.getrefcount(tensor) > holders and time.monotonic() < end:
             time.sleep(0)
@@ -104,31 +113,28 @@ class Ranks:
             raise error
 
     def gather(self, value: _T) -> list[_T]:
-        """Every rank's value, in rank order."""
+        """Return every rank's value, in rank order."""
         if self._group is None:
             return [value]
         import torch
 
-        values: list[Any] = [None] * self.world
+        data = pickle.dumps(value)
+        (size,) = self.maximum([len(data)])
+        own = torch.frombuffer(bytearray(data.ljust(size, b"\0")), dtype=torch.uint8)
+        parts = [torch.empty_like(own) for _ in range(self.world)]
         with _others_may_end():
-            torch.distributed.all_gather_object(values, value, group=self._group)
-        return values
+            self._group.allgather([parts], [own]).wait()
+        return [pickle.loads(part.numpy().tobytes()) for part in parts]  # noqa: S301 - from this very program's ranks
 
     def from_first(self, call: Callable[[], _T]) -> _T:
-        """What `call` returns on rank 0, where alone it is made; what it raises there is raised everywhere."""
-        if self._group is None:
-            return call()
-        import torch
-
-        answer: list[Any] = [None, None]
+        """Call `call` on rank 0 only, and return its result, or raise its exception, on every rank."""
+        answer: tuple[Any, Exception | None] = None, None
         if self.rank == 0:
             try:
-                answer[0] = call()
+                answer = call(), None
             except Exception as error:  # noqa: BLE001 - raised below, on every rank: none is left waiting
-                answer[1] = error
-        with _others_may_end():
-            torch.distributed.broadcast_object_list(answer, src=0, group=self._group)
-        if answer[1] is not None:
-            raise answer[1]
-        result: _T = answer[0]
-        return result
+                answer = None, error
+        result, raised = self.gather(answer)[0]
+        if raised is not None:
+            raise raised
+        return result  # type: ignore[no-any-return]

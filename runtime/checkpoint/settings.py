@@ -74,7 +74,7 @@ def from_environment(name: str, parse: Callable[[str], Any], default: Any) -> An
 def find_store(folder: str | os.PathLike[str] | None, world: int) -> CheckpointStore:
     """The folder given; the job's; $CLOUDGPU_CHECKPOINTS; ./checkpoints. `world`: ranks that share it.
 
-    Nodes of a job whose processes share no torch.distributed train each for itself: each has a folder of its own.
+    Nodes of a job whose processes know of no other ranks train each for itself: each has a folder of its own.
     """
     try:
         if folder is not None:

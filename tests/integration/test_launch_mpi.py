@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -67,6 +68,50 @@ time.sleep(2)  # saves
 MPI.COMM_WORLD.Barrier()
 print("saved", flush=True)
 sys.exit(75)
+"""
+
+TRAINING = """
+import os, sys, time
+import torch
+import torch.distributed as dist
+from mpi4py import MPI
+from cloudgpu.runtime import Checkpointer
+
+world, steps = MPI.COMM_WORLD, int(sys.argv[1])
+torch.set_num_threads(1)
+
+def fresh():
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 2)
+    return model, torch.optim.Adam(model.parameters(), lr=0.1)
+
+def gradients(model, step, rank):
+    inputs = torch.randn(8, 4, generator=torch.Generator().manual_seed(10 * step + rank))
+    return torch.autograd.grad(model(inputs).square().mean(), list(model.parameters()))
+
+def update(model, optimizer, sums):
+    for parameter, gradient in zip(model.parameters(), sums):
+        parameter.grad = gradient / world.size
+    optimizer.step()
+
+model, optimizer = fresh()
+ckpt = Checkpointer(model=model, optimizer=optimizer, every=5)
+if "MASTER_ADDR" in os.environ:  # the Checkpointer has left torch's default group alone
+    dist.init_process_group("gloo")
+    assert dist.get_world_size() == world.size
+print("from step", ckpt.step, flush=True)
+for step in ckpt.steps(steps):
+    own = gradients(model, step, world.rank)
+    update(model, optimizer, [torch.from_numpy(world.allreduce(one.numpy())) for one in own])
+    if step == 12 and world.rank == 1:
+        exec(sys.argv[2])
+if world.rank == 0:  # the same training by one process
+    expected, optimizer = fresh()
+    for step in range(steps):
+        both = [gradients(expected, step, rank) for rank in range(world.size)]
+        update(expected, optimizer, [sum(ones) for ones in zip(*both)])
+    same = all(torch.equal(one, other) for one, other in zip(model.parameters(), expected.parameters()))
+    print("the same" if same else "different", flush=True)
 """
 
 
@@ -196,6 +241,43 @@ def test_a_killed_rank_is_followed_by_a_new_world(world: World) -> None:
     assert run_all(world, 2) == [("succeeded", 0)] * 2, world.texts("stderr")
     assert world.texts() == ["sum 1"] * 2
     assert "launcher: mpi; main.py imports mpi4py; there are 2 processes" in world.texts("agent")
+
+
+def beginnings(lines: list[str]) -> set[int]:
+    """Return the steps at which ranks began; the ranks of one life begin at the same one."""
+    found = {int(line.split()[2]) for line in lines if line.startswith("from step ")}
+    assert len(found) == 1, lines
+    return found
+
+
+def test_a_training_that_knows_no_torch_distributed_goes_on_after_a_kill(world: World) -> None:
+    """Rank 1 kills itself at step 12; the second life goes on from a save."""
+    deed = "if os.environ['CLOUDGPU_GENERATION'] == '1': os.kill(os.getpid(), 9)"
+    code = {"main.py": TRAINING}
+    command = [sys.executable, "main.py"]
+    world.job(command, args=["20", deed], code=code, nodes=2, failures_left=1, launcher="mpi")
+    assert run_all(world, 2, limit_s=180.0) == [("succeeded", 0)] * 2, world.texts("stderr")
+    assert beginnings(world.texts()[:2]) == {0}
+    assert beginnings(world.texts()[2:]) < {*range(5, 13)}
+    assert world.texts()[-1] == "the same"
+
+
+def run_alone(tmp_path: Path, deed: str) -> subprocess.CompletedProcess[str]:
+    """Run the training by mpirun alone, as on a cluster of the user's own."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("CLOUDGPU_")}
+    env |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    env |= {"OMPI_MCA_mpi_yield_when_idle": "1", "OMPI_MCA_hwloc_base_binding_policy": "none"}
+    command = ["mpirun", "-n", "2", "--oversubscribe", sys.executable, "-c", TRAINING, "20", deed]
+    return subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+
+
+def test_mpirun_without_an_agent(tmp_path: Path) -> None:
+    done = run_alone(tmp_path, "sys.exit(0)")  # mpirun lets the other rank go on, which notices by itself
+    assert "PassingError: another rank has ended" in done.stderr, done.stderr
+    done = run_alone(tmp_path, "")
+    assert done.returncode == 0, done.stderr
+    assert beginnings(done.stdout.splitlines()) < {*range(5, 13)}
+    assert done.stdout.splitlines()[-1] == "the same"
 
 
 def test_no_mpirun(world: World, tmp_path: Path) -> None:
