@@ -75,7 +75,7 @@ class Outcome:
 class OutcomeRecord:
     """The record of one training on one rank in the file CLOUDGPU_OUTCOME; without that variable nothing is written.
 
-    training  names the training, so that its next process replaces the record: the URL of its checkpoints
+    training  names the training, so that its next process replaces the record: the folder of its checkpoints
     """
 
     def __init__(self, training: str, rank: int = 0, world: int = 1) -> None:

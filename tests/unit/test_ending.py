@@ -51,7 +51,7 @@ def test_the_page_shows_the_rules(rule: Rule) -> None:
 def test_every_exit_with_every_report(number: int, word: str | None) -> None:
     """No combination but the ones listed here is a success, and each of the others has its outcome."""
     silent = word in (None, "no such word", UNFINISHED)
-    reported = None if word is None else {0: ReportedOutcome(word)}
+    reported: dict[int | None, ReportedOutcome] = {} if word is None else {0: ReportedOutcome(word)}
     for asked, listening, order in product((False, True), (False, True), (None, NOTICE, STOP)):
         told = asked and order is not None
         done = number == 0 and (word == "done" or (silent and not told and not (word is None and listening)))
@@ -98,8 +98,8 @@ def test_agent_and_checkpointer_use_the_same_words() -> None:
 
 
 def test_a_rank_that_does_not_save_is_done_with_the_one_that_does() -> None:
-    exits, done = (Exit(None, 0), Exit(0, 0), Exit(1, 0)), {0: ReportedOutcome("done")}
-    assert end(*exits, order=STOP, asked=True, reported=dict(done)).outcome == "succeeded"
+    exits = (Exit(None, 0), Exit(0, 0), Exit(1, 0))
+    assert end(*exits, order=STOP, asked=True, reported={0: ReportedOutcome("done")}).outcome == "succeeded"
     assert end(*exits, reported={0: ReportedOutcome("interrupted")}).outcome == "again"
     assert end(*exits, listening=True).outcome == "failed"
     assert end(Exit(None, 0), listening=True).outcome == "succeeded", "not a rank: nothing trains there"
