@@ -146,6 +146,7 @@ def _job_record(
         search_path=search_path,
         checkpoint_every=spec.checkpoint.every,
         checkpoint_keep=spec.checkpoint.keep,
+        checkpoint_on_damage=spec.checkpoint.on_damage,
         inputs={path: _portable(where) for path, where in spec.inputs.items()},
         outputs=list(spec.outputs or ()),
         gpu_idle_s=spec.limits.gpu_idle,

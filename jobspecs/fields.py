@@ -39,6 +39,7 @@ Market = Literal["on-demand", "spot", "flex-start", "reservation"]
 RoleName = Literal["chief", "worker", "parameter_server", "evaluator"]
 LauncherName = Literal["auto", "none", "torchrun", "tensorflow", "horovod", "mpi"]
 RecoverName = Literal["supervisor", "fleet"]
+OnDamageName = Literal["stop", "restart"]
 
 CLOUDS: tuple[CloudName, ...] = get_args(CloudName)
 MARKETS: tuple[Market, ...] = get_args(Market)
@@ -46,6 +47,7 @@ ROLES: tuple[RoleName, ...] = get_args(RoleName)
 """In rank order: the chief is always rank 0."""
 LAUNCHERS: tuple[LauncherName, ...] = get_args(LauncherName)
 RECOVERS: tuple[RecoverName, ...] = get_args(RecoverName)
+ON_DAMAGE: tuple[OnDamageName, ...] = get_args(OnDamageName)
 MAX_NODES = 1_000
 MAX_RETRIES = 10_000
 JOB_DIR_SCHEMES = ("file", "s3", "gs", "az")
@@ -269,6 +271,7 @@ Cloud = Annotated[CloudName, _choice(CLOUDS)]
 RoleKey = Annotated[RoleName, _choice(ROLES)]
 Launcher = Annotated[LauncherName, _choice(LAUNCHERS)]
 Recover = Annotated[RecoverName, _choice(RECOVERS)]
+OnDamage = Annotated[OnDamageName, _choice(ON_DAMAGE)]
 _Market = Annotated[Market, _choice(MARKETS)]
 
 JobDirs = Annotated[

@@ -145,10 +145,13 @@ class Resources(_Model):
 
 
 class CheckpointPolicy(_Model):
-    """When the runtime saves, and how many checkpoints it keeps."""
+    """When the runtime saves, how many checkpoints it keeps, and what follows when all are damaged."""
 
     every: fields.SaveInterval = Field(default="auto", description="A duration; auto: as often as costs little")
     keep: fields.KeepCount = Field(default=3, description="Checkpoints kept; older ones are deleted")
+    on_damage: fields.OnDamage = Field(
+        default="stop", description="When every checkpoint is damaged: fail, or train from the beginning"
+    )
 
 
 class Retry(_Model):

@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
-from .objects import SCHEMES, Entry, JobDir, JobDirError, MissingError, local_url, portable_url
+from .objects import SCHEMES, Entry, JobDir, JobDirError, MissingError, is_permanent, local_url, portable_url
 
 __all__ = [
     "JOB_KEY",
@@ -53,6 +53,7 @@ __all__ = [
     "attempt_key",
     "code_key",
     "generation_key",
+    "is_permanent",
     "local_url",
     "node_key",
     "portable_url",
@@ -121,6 +122,8 @@ class JobRecord(Record):
     checkpoint_every: str | int = "auto"
     """"auto" or seconds."""
     checkpoint_keep: int = 3
+    checkpoint_on_damage: str = "stop"
+    """"stop" or "restart": when every checkpoint is damaged."""
     inputs: dict[str, str | dict[str, str]] = field(default_factory=dict)
     """Path on the machine, relative to the code's folder or absolute -> URL of what is fetched there, or for each cloud
     its own."""

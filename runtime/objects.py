@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime
 import errno
+import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -67,6 +68,8 @@ NO_LINKS = (
 )
 NO_LINK_CODES = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP)
 """What link(2) ends with there."""
+_PERMANENT = (errno.EACCES, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP, *NO_LINK_CODES)
+"""Errors of local folders which no time heals."""
 _NOT_LINKED = re.compile(rf"Unable to rename file.*\(os error ({'|'.join(map(str, NO_LINK_CODES))})\)")
 """How obstore says so, whose create-only write of a local file is a link."""
 
@@ -255,11 +258,12 @@ class JobDir:
         return sorted(found, key=lambda entry: entry.key)
 
     def folders(self, prefix: str) -> Sequence[str]:
-        """Names of the folders right under a folder, sorted."""
+        """Return the names of the folders right under a folder, sorted."""
+        doing, folder = f"listing {prefix}", self._folder
         try:
-            listed = self._call(
-                f"listing {prefix}", lambda: obstore.list_with_delimiter(self._readable(), prefix.rstrip("/") + "/")
-            )
+            if folder is not None:
+                return self._call(doing, lambda: _local_folders(folder / prefix))
+            listed = self._call(doing, lambda: obstore.list_with_delimiter(self._readable(), prefix.rstrip("/") + "/"))
         except MissingError:
             return []
         return sorted(path.rstrip("/").rpartition("/")[2] for path in listed["common_prefixes"])
@@ -300,11 +304,11 @@ class JobDir:
 
     def _open_folder(self) -> ObjectStore | None:
         """The store of a local folder, once the folder is there."""
-        if self._store is None and self._folder is not None and self._folder.is_dir():
-            try:
+        try:
+            if self._store is None and self._folder is not None and self._folder.is_dir():
                 self._store = LocalStore(prefix=self._folder)
-            except (BaseError, OSError) as error:
-                raise JobDirError(f"{self.url} cannot be used as a job dir: {_cause(error)}") from error
+        except (BaseError, OSError) as error:
+            raise JobDirError(f"{self.url} cannot be used as a job dir: {_cause(error)}") from error
         return self._store
 
     def _readable(self) -> ObjectStore:
@@ -317,6 +321,9 @@ class JobDir:
     def _writable(self) -> ObjectStore:
         was_there = self._store is not None  # asked first: another thread may make the folder meanwhile
         if self._folder is not None and not self._folder.is_dir():
+            if self._folder.exists():
+                code = errno.ENOTDIR
+                raise JobDirError(f"{self.url}: a file lies in its place") from OSError(code, os.strerror(code))
             if was_there or not self.make:
                 raise JobDirError(f"{self.url}: the folder has been deleted")
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -423,6 +430,31 @@ class JobDir:
         except (BaseError, OSError) as told:
             return str(told).strip()
         return text
+
+
+def is_permanent(error: JobDirError) -> bool:
+    """Return whether trying again is useless until a person changes something: a right, a mount, a file in the way."""
+    cause = error.__cause__
+    if isinstance(cause, OSError) and cause.errno in _PERMANENT:
+        return True
+    no_bucket = isinstance(cause, NotFoundError) and any(code in str(cause) for code in _NO_BUCKET)
+    return no_bucket or isinstance(cause, PermissionDeniedError)
+
+
+def _local_folders(folder: Path) -> list[str]:
+    """Return the names of the folders in a local one, but those that no key can have: a line break, say, is in none."""
+    if not folder.is_dir():
+        return []  # what lies where the folder was, such as a file, has none
+    with os.scandir(folder) as entries:
+        return sorted(entry.name for entry in entries if entry.name.isprintable() and _may_be_folder(entry))
+
+
+def _may_be_folder(entry: os.DirEntry[str]) -> bool:
+    """Return True, too, for what cannot be looked at: a reader of it finds the reason."""
+    try:
+        return entry.is_dir()
+    except OSError:
+        return True
 
 
 class _ExistsError(JobDirError):

@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..checkpoint.settings import ON_DAMAGE
 from .execute import Target, execute
 from .session import Session
 
@@ -14,6 +15,7 @@ _VARIABLES = {
     "folder": "CLOUDGPU_CHECKPOINTS",
     "every": "CLOUDGPU_CHECKPOINT_EVERY",
     "keep": "CLOUDGPU_CHECKPOINT_KEEP",
+    "on_damage": "CLOUDGPU_CHECKPOINT_ON_DAMAGE",
 }
 
 
@@ -42,6 +44,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--folder", help="path or URL of the checkpoints (default: the job's, or ./checkpoints)")
     parser.add_argument("--every", metavar="N|SECONDS|auto", help="how often to save: steps (100), time (30s), or auto")
     parser.add_argument("--keep", type=int, metavar="N", help="how many checkpoints to keep (default: 3)")
+    parser.add_argument(
+        "--on-damage", choices=ON_DAMAGE, help="when every checkpoint is damaged: stop (default), or restart"
+    )
     parser.add_argument("--report", type=Path, metavar="FILE", help="write what is captured, and what is not, as JSON")
     parser.add_argument("program", nargs=argparse.REMAINDER, help="-- train.py ARGS…, or -- -m pkg.train ARGS…")
     return parser

@@ -35,6 +35,8 @@ class Checkpointer(Session):
     folder     path or URL of the checkpoints; default: the job's own, or ./checkpoints outside a job
     every      steps (500), a duration ("30s", 30.0) or "auto"; default: the job file's, or "auto"
     keep       how many checkpoints to keep; default: the job file's, or 3
+    on_damage  what to do when every checkpoint is damaged: "stop", or "restart" from the beginning; default: the job
+               file's, or "stop"
     replay     find the place in the data by reading up to it: for augmentation drawn at random inside of loader workers
     overlap    copy parameters and optimizer state while the next forward and backward pass runs: True, False, or
                "auto", where some saves of each kind show that it costs less (docs/checkpointing.md, "What it costs")
@@ -42,7 +44,7 @@ class Checkpointer(Session):
 
     Making one restores the newest checkpoint that verifies, if there is any. With several ranks make it on each, after
     init_process_group(), hvd.init() or the import of mpi4py.MPI. Raises CheckpointError if there are checkpoints that
-    do not fit.
+    do not fit, or if this process has trained in that folder already.
     """
 
     def __init__(
@@ -52,11 +54,21 @@ class Checkpointer(Session):
         folder: str | os.PathLike[str] | None = None,
         every: int | float | str | None = None,
         keep: int | None = None,
+        on_damage: str | None = None,
         replay: bool = False,
         overlap: bool | str = "auto",
         **objects: Any,  # noqa: ANN401 - anything with a state_dict
     ) -> None:
-        super().__init__(objects, loader=loader, folder=folder, every=every, keep=keep, replay=replay, overlap=overlap)
+        super().__init__(
+            objects,
+            loader=loader,
+            folder=folder,
+            every=every,
+            keep=keep,
+            on_damage=on_damage,
+            replay=replay,
+            overlap=overlap,
+        )
 
     # The loop
 

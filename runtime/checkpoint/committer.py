@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Protocol
 from ..jobdir import JobDirError
 from .errors import FencedError
 from .names import Name
-from .store import CheckpointStore
+from .room import make_room
+from .store import CheckpointStore, NoRoomError
 
 if TYPE_CHECKING:
     from .rank_writer import Staged
@@ -113,7 +114,7 @@ class Committer:
             self._dirty = self._told = False
 
     def _commit(self, waiting: _Waiting, *, impatient: bool) -> bool:
-        """Whether it is a checkpoint now; if it never will be, it is told and forgotten."""
+        """Return whether it is a checkpoint now; if it never will be, it is reported and forgotten."""
         staged = waiting.staged
         try:
             if not self._store.is_committed(staged.name):  # it is if a writer was killed right after
@@ -130,7 +131,8 @@ class Committer:
             self._give_up(waiting, str(error), fenced=True)
             return False
         except (JobDirError, ValueError) as error:
-            waiting.failures += 1
+            if not (isinstance(error, NoRoomError) and make_room(self._store, staged.name, 0)):
+                waiting.failures += 1
             waiting.missing = str(error)
             return self._expire(waiting, now=not impatient and waiting.failures >= TRIES)
         self._waiting.remove(waiting)

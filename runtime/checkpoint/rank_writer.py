@@ -12,13 +12,16 @@ from ..jobdir import JobDirError
 from .committer import Committer
 from .manifest import RankManifest
 from .names import Name
+from .room import describe_shortage, make_room
 from .slots import Slot
-from .store import CheckpointStore
+from .store import CheckpointStore, NoRoomError
 from .writer_protocol import SaveResult
 
 PATIENCE_S = 60.0
 """How long a save that nobody will repeat is tried again, and its other ranks are waited for."""
 _FIRST_PAUSE_S = 0.2
+_LOOKS_FOR_ROOM = 5
+"""Tries of a part that finds no room: another rank may be removing an older checkpoint at this moment."""
 
 
 @dataclass(slots=True)
@@ -80,6 +83,8 @@ class RankWriter:
     _ended: bool = False
     _leftovers: list[Name] = field(default_factory=list)
     _committer: Committer | None = None
+    _short_of_room: bool = False
+    """Older checkpoints go earlier than asked for, and that was reported."""
 
     def start(self) -> None:
         if self.rank == 0:
@@ -151,25 +156,44 @@ class RankWriter:
         return None
 
     def _write_patiently(self, staged: Staged, slot: Slot) -> str | None:
-        """Why it could not be written. Tried again if the trainer is dead and so cannot save again itself."""
-        pause = _FIRST_PAUSE_S
+        """Return why it could not be written, None: it is. Retried where room was made, and where the trainer is dead
+        and so cannot save again itself.
+        """
+        pause, looks = _FIRST_PAUSE_S, 0
         while True:
             try:
                 self._clean_up(staged.name)
                 self._write(staged, slot)
             except (JobDirError, OSError, ValueError) as error:
                 self._leftovers.append(staged.name)
-                reason = str(error)
+                reason, is_full = str(error), isinstance(error, NoRoomError)
             else:
                 return None
             # At once: the next save may need the room, and the next turn may be far away.
             self._remove_leftovers()
+            if is_full:
+                looks += 1
+                if self._make_room(staged):
+                    continue
+                if self.world > 1 and looks < _LOOKS_FOR_ROOM:
+                    time.sleep(_FIRST_PAUSE_S)
+                    continue
+                reason = f"{reason}: {describe_shortage(self.store, staged.size)}"
             if staged.name in self._abandoned or not self._gone.is_set():
                 return reason
             if time.monotonic() - self._gone_at > PATIENCE_S:
                 return reason
             time.sleep(pause)
             pause = min(2 * pause, 5.0)
+
+    def _make_room(self, staged: Staged) -> bool:
+        """Remove the oldest checkpoint if that helps; reported once."""
+        if not make_room(self.store, staged.name, staged.size):
+            return False
+        if not self._short_of_room:
+            self.outbox.note(f"{self.store} has no room for keep={staged.keep} checkpoints: fewer are kept from now on")
+        self._short_of_room = True
+        return True
 
     def _write(self, staged: Staged, slot: Slot) -> None:
         if slot.size < staged.size:

@@ -2,7 +2,9 @@
 
 One that is found damaged, twice, is quarantined (DAMAGED.json) and the next older is taken. One that cannot be read for
 now (a store that does not answer, a permission) is passed over unmarked; if nothing else is left, that is an error:
-beginning anew would throw away what may be readable again in a minute.
+beginning anew would throw away what may be readable again in a minute. If nothing else is left than damaged ones, those
+that were marked earlier are verified once more, for what read them may have been mended; and if all are damaged still,
+that is an error too, unless `on_damage` is "restart".
 """
 
 from __future__ import annotations
@@ -25,6 +27,9 @@ from .verified import confirmed
 if TYPE_CHECKING:
     from .ranks import Ranks
     from .store import Commit
+
+_LISTED = 8
+"""Damaged checkpoints that a message names."""
 
 Cached = Callable[[Name], tuple[bytes, memoryview] | None]
 """WriterClient.cached: what survives on this machine of a checkpoint that this rank staged."""
@@ -57,8 +62,16 @@ class ReadableStore(Protocol):
         """Where the file lies on a mounted file system; None: in an object store."""
         ...
 
+    def damaged(self) -> list[Name]:
+        """Return every checkpoint that is marked as damaged, newest first."""
+        ...
+
     def mark_damaged(self, name: Name, reason: str) -> None:
-        """So that later runs pass over it, and a person can look at it meanwhile."""
+        """Have later runs pass over it, and retention leave it alone."""
+        ...
+
+    def unmark_damaged(self, name: Name) -> None:
+        """Make it a checkpoint again."""
         ...
 
 
@@ -72,33 +85,70 @@ class Restored:
     """As it was saved; tensors in memory of our own, as DTensors where the live object has them."""
 
 
-def restore(store: ReadableStore, ranks: Ranks, *, objects: Mapping[str, Any], cached: Cached) -> Restored | None:
-    """The newest checkpoint that all ranks verified; None if there has never been one, or all are damaged.
+def restore(
+    store: ReadableStore, ranks: Ranks, *, objects: Mapping[str, Any], cached: Cached, on_damage: str = "stop"
+) -> Restored | None:
+    """Return the newest checkpoint that all ranks verified; None if there has never been one.
 
-    objects   the live objects by name: asked for the mesh and placements of DTensors, not changed
-    cached    read instead of the store where its content is what was committed
+    objects    the live objects by name: asked for the mesh and placements of DTensors, not changed
+    cached     read instead of the store where its content is what was committed
+    on_damage  "restart": None, too, if all are damaged
 
-    Collective: every rank must call it. Raises CheckpointError if there are checkpoints, none can be used, and one of
-    them only for now; or if the newest does not fit the objects.
+    Collective: every rank must call it. Raises CheckpointError if there are checkpoints and none can be used, or if the
+    newest does not fit the objects; PassingError where one of them may be readable later.
     """
-    tried: list[Name] = []
-    unreadable: list[Name] = []
-    # Listed again, for an earlier process may have committed its last save meanwhile, and removed what it replaces.
-    while names := [name for name in _committed(store, ranks) if name not in tried]:
-        placements = Placements(objects)
-        for name in names:
-            found, verdicts = _attempt(store, name, ranks, placements, cached)
-            if not any(verdicts):
-                return found
-            tried.append(name)
-            if any(not one.damaged for one in verdicts if one):
-                unreadable.append(name)
-    if unreadable:
-        listed = ", ".join(map(str, unreadable))
-        raise PassingError(f"{store}: no checkpoint could be restored ({listed}): see above")
-    if tried and ranks.rank == 0:
-        logger().warning(f"{store}: every checkpoint is damaged: training begins anew")
+    search = _Search(store, ranks, objects, cached)
+    if (found := search.among(store.committed)) is not None:
+        return found
+    if (found := search.among(store.damaged)) is not None:
+        ranks.from_first(lambda: _unmark(store, found.name))
+        return found
+    search.check_failures(on_damage)
     return None
+
+
+class _Search:
+    """Tries checkpoints one after the other and keeps why each could not be used; the same on every rank."""
+
+    def __init__(self, store: ReadableStore, ranks: Ranks, objects: Mapping[str, Any], cached: Cached) -> None:
+        self._store, self._ranks, self._objects, self._cached = store, ranks, objects, cached
+        self._tried: dict[Name, _Verdict] = {}
+
+    def among(self, listing: Callable[[], list[Name]]) -> Restored | None:
+        """Return the first of a listing that can be used."""
+        # Listed again, for an earlier process may have committed its last save meanwhile, and removed what it replaces.
+        while names := [name for name in _listed(listing, self._ranks) if name not in self._tried]:
+            placements = Placements(self._objects)
+            for name in names:
+                found, verdicts = _attempt(self._store, name, self._ranks, placements, self._cached)
+                if not any(verdicts):
+                    return found
+                failures = [one for one in verdicts if one]
+                # That of a rank which can read it later weighs more.
+                self._tried[name] = min(failures, key=lambda one: one.damaged)
+        return None
+
+    def check_failures(self, on_damage: str) -> None:
+        """Raise what follows from finding nothing; nothing does if there are no checkpoints, or all may be given up."""
+        unreadable = [str(name) for name, verdict in self._tried.items() if not verdict.damaged]
+        if unreadable:
+            raise PassingError(f"{self._store}: no checkpoint could be restored ({', '.join(unreadable)}): see above")
+        if not self._tried:
+            return
+        listed = "".join(f"\n  {name}: {verdict.reason}" for name, verdict in list(self._tried.items())[:_LISTED])
+        if on_damage == "restart":
+            if self._ranks.rank == 0:
+                logger().warning(
+                    f"{self._store}: every checkpoint is damaged: training begins anew. They are kept for you to look "
+                    f"at; remove them when you have:{listed}"
+                )
+            return
+        raise CheckpointError(
+            f"{self._store}: every checkpoint is damaged, so training stops rather than begin anew:{listed}\n"
+            "If the disk, memory or network that read them was at fault, run again when it is mended: they are "
+            "verified once more. To begin anew, write checkpoint: {on_damage: restart} into the job file, pass "
+            'Checkpointer(on_damage="restart"), or give another folder'
+        )
 
 
 def _attempt(
@@ -143,9 +193,9 @@ def _try(call: Callable[[], Restored]) -> tuple[Restored | None, _Verdict | None
         return None, _Verdict(f"{type(error).__name__}: {error}", misfit=True), error
 
 
-def _committed(store: ReadableStore, ranks: Ranks) -> list[Name]:
+def _listed(listing: Callable[[], list[Name]], ranks: Ranks) -> list[Name]:
     try:
-        return ranks.from_first(store.committed)
+        return ranks.from_first(listing)
     except JobDirError as error:
         raise PassingError(f"checkpoints cannot be read: {error}") from error
 
@@ -176,6 +226,14 @@ def _surviving(found: tuple[bytes, memoryview] | None, manifest: RankManifest) -
     if found is None or len(found[1]) < manifest.size:
         return None
     return found[1][: manifest.size]
+
+
+def _unmark(store: ReadableStore, name: Name) -> None:
+    logger().info(f"checkpoint {name} was marked as damaged, and every byte of it verifies now: it is used again")
+    try:
+        store.unmark_damaged(name)
+    except JobDirError as error:
+        logger().warning(f"checkpoint {name} is still marked as damaged: {error}")
 
 
 def _report(store: ReadableStore, name: Name, verdicts: Sequence[_Verdict | None]) -> None:

@@ -8,10 +8,10 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..jobdir import JobDirError
-from .errors import CheckpointError, TakenOverError, logger
+from ..jobdir import JobDirError, is_permanent
+from .errors import CheckpointError, PassingError, TakenOverError, logger
 from .names import Name, run_nonce
 from .restore import Restored, restore
 from .settings import from_environment
@@ -27,33 +27,44 @@ _MISFITS = (ValueError, KeyError, TypeError, RuntimeError, AttributeError, Index
 """What load_state_dict() of this or that kind raises for a state that is not its own."""
 
 
-def begin_attempt(store: CheckpointStore, ranks: Ranks, *, shared: bool) -> tuple[int, str]:
-    """Fence off what may still run of older attempts; the attempt's number, and the run's nonce.
+class Attempt(NamedTuple):
+    """One process's turn at a training, on all its ranks."""
+
+    number: int
+    run: str
+    """run_nonce() of the first rank."""
+    unwritable: CheckpointError | None = None
+    """Why nothing can be saved: training cannot begin, but what is finished can be restored."""
+
+
+def begin_attempt(store: CheckpointStore, ranks: Ranks, *, shared: bool) -> Attempt:
+    """Fence off what may still run of older attempts.
 
     shared: jobs may come here one after the other, and each counts its own attempts from 1: they are counted here.
     """
     with ranks.together():  # before the claim, which fences off what is still being written of the one before
         finish_earlier(store, ranks.rank, DRAIN)
-    attempt, run = ranks.from_first(lambda: _claim(store, shared=shared))
+    attempt = ranks.from_first(lambda: _claim(store, shared=shared))
     store.job_dir.make = False  # it is there now; should it be deleted while we train, it stays so
-    return attempt, run
+    return attempt
 
 
-def _claim(store: CheckpointStore, *, shared: bool) -> tuple[int, str]:
+def _claim(store: CheckpointStore, *, shared: bool) -> Attempt:
     wanted = None if shared else from_environment("CLOUDGPU_ATTEMPT", int, None)
     try:
         attempt = store.claim(wanted)
         newest = store.newest_attempt()
     except JobDirError as error:
-        logger().warning(f"{store} cannot be written, nothing may be saved: {error}")
-        return wanted if wanted is not None else _unclaimed(store), run_nonce()
+        kind = CheckpointError if is_permanent(error) else PassingError
+        unwritable = kind(f"nothing can be saved in {store}: {error}. Mend that, or give another folder")
+        return Attempt(wanted if wanted is not None else _unclaimed(store), run_nonce(), unwritable)
     if newest > attempt:
         raise TakenOverError(f"attempt {newest} has taken over {store} from this attempt {attempt}")
-    return attempt, run_nonce()
+    return Attempt(attempt, run_nonce())
 
 
 def _unclaimed(store: CheckpointStore) -> int:
-    """The attempt after the newest, as far as that can be read: should the store work again, nobody else has begun."""
+    """Return the attempt after the newest, as far as that can be read."""
     try:
         return store.newest_attempt() + 1
     except JobDirError:
@@ -71,14 +82,20 @@ def starts_since(checkpoint: Name, attempt: int, *, shared: bool) -> int:
 
 
 def restore_objects(
-    store: CheckpointStore, ranks: Ranks, attempt: int, client: WriterClient, objects: Mapping[str, Any]
+    store: CheckpointStore,
+    ranks: Ranks,
+    attempt: Attempt,
+    client: WriterClient,
+    objects: Mapping[str, Any],
+    *,
+    on_damage: str,
 ) -> Restored | None:
-    """The newest checkpoint, its state loaded into the objects; None if there is none."""
+    """Load the newest checkpoint into the objects; None if there is none."""
     with ranks.together():
         _drain(client)
-    if ranks.rank == 0:  # all have drained: only now what is not committed is nobody's any more
-        _clean(store, attempt)
-    found = restore(store, ranks, objects=objects, cached=client.cached)
+    if ranks.rank == 0 and attempt.unwritable is None:  # all have drained: what is not committed now never will be
+        _clean(store, attempt.number)
+    found = restore(store, ranks, objects=objects, cached=client.cached, on_damage=on_damage)
     if found is not None:
         with ranks.together():
             _load(store, found, objects)

@@ -129,14 +129,16 @@ class Saver:
 
     # Staging
 
-    def prepare(self, make: Callable[[], Content], more: int = 0) -> None:
+    def prepare(self, make: Callable[[], Content], more: int = 0) -> int:
         """Have the slots' memory made in the background, so that the first save need not wait for it. Collective.
 
-        more: bytes that the state of this rank's objects will have in addition
+        more: bytes that the state of this rank's objects will have in addition. Returns the bytes of a save.
         """
         _, _, layout, _ = self._lay_out(make)
-        with suppress(OSError):  # no memory: the first save will tell
-            self._reserve(layout.size + (more // self._ranks.world if self._replicated.divides else more))
+        size = layout.size + (more // self._ranks.world if self._replicated.divides else more)
+        with suppress(OSError):  # no memory: the first save reports it
+            self._reserve(size)
+        return size
 
     def _lay_out(self, make: Callable[[], Content]) -> tuple[Content, Any, Layout, Sequence[Any]]:
         """The content, its tree, and where in a slot what goes. What cannot be saved on one rank, all raise."""
@@ -291,6 +293,8 @@ class Saver:
                 self._give_up(save, rank)
         self._committed = committed  # on all ranks the same, also of a save that was given up before
         if save := self._in_flight.get(committed):
+            if self._failures and self._ranks.rank == 0:
+                logger().info(f"saving works again: step {save.name.step} is saved as {save.name}")
             self._failures, self.last = 0, save.name
         for number in [number for number in self._in_flight if number <= committed]:
             del self._in_flight[number]  # an older one that a newer has overtaken, too

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
@@ -23,13 +23,15 @@ from .errors import (
     CheckpointError,
     logger,
 )
+from .folder_hold import FolderHold
 from .interruption import Interruption, Notice
 from .metrics import MetricRows
 from .names import Name
 from .outcome import Outcome, OutcomeRecord
 from .progress import ProgressFile
 from .ranks import Ranks
-from .resume import begin_attempt, restore_objects, starts_since
+from .resume import Attempt, begin_attempt, restore_objects, starts_since
+from .room import check_room
 from .saver import Content, Saver
 from .settings import Policy, check_objects, find_store
 from .state_size import state_to_come
@@ -52,6 +54,7 @@ class Session:
         folder: str | os.PathLike[str] | None,
         every: int | float | str | None,
         keep: int | None,
+        on_damage: str | None,
         replay: bool,
         overlap: bool | str,
     ) -> None:
@@ -79,7 +82,7 @@ class Session:
         self._ranks = Ranks()
         self._record = OutcomeRecord(_training(folder), self._ranks.rank, self._ranks.world)
         try:
-            self._set_up(folder, every, keep, overlap)
+            self._set_up(folder, lambda: Policy.of(every, keep, overlap, on_damage))
         except CheckpointError as error:
             if error.code is not None:
                 self._record.write(Outcome(error.code, 0, None, None, str(error)))
@@ -88,26 +91,27 @@ class Session:
             self._record.announce()
             self._interruption.listen()
 
-    def _set_up(
-        self,
-        folder: str | os.PathLike[str] | None,
-        every: int | float | str | None,
-        keep: int | None,
-        overlap: bool | str,
-    ) -> None:
+    def _set_up(self, folder: str | os.PathLike[str] | None, make_policy: Callable[[], Policy]) -> None:
         ranks = self._ranks
         with ranks.together():
             check_objects(self._objects)
-            policy = Policy.of(every, keep, overlap)
+            policy = self._policy = make_policy()
             store = self._store = find_store(folder, world=ranks.world)
+            self._hold = FolderHold(store)
         self._schedule = policy.schedule
         self._progress = ProgressFile.from_environment(ranks.local_rank, self._schedule)
         self._interruption = Interruption()
         self._shared = folder is not None
-        attempt, run = begin_attempt(store, ranks, shared=self._shared)
-        connect = lambda: WriterClient.connect(store, ranks.rank, ranks.world, attempt)  # noqa: E731
+        attempt = begin_attempt(store, ranks, shared=self._shared)
+        self._unwritable = attempt.unwritable
         self._saver = Saver(
-            connect, ranks, self._objects, attempt=attempt, run=run, keep=policy.keep, overlap=policy.overlap
+            lambda: WriterClient.connect(store, ranks.rank, ranks.world, attempt.number),
+            ranks,
+            self._objects,
+            attempt=attempt.number,
+            run=attempt.run,
+            keep=policy.keep,
+            overlap=policy.overlap,
         )
         self._saver.on_commit, self._saver.on_fenced = self._committed, self._stop_as_fenced
         try:
@@ -119,7 +123,7 @@ class Session:
 
     @contextmanager
     def _told(self) -> Iterator[None]:
-        """An error that ends the program is told to the launcher, too."""
+        """Report an error that ends the program to the launcher, too."""
         try:
             yield
         except CheckpointError as error:
@@ -132,13 +136,14 @@ class Session:
     def begin(self) -> None:
         """Before the first step: random state is restored, notices are listened to. Once more changes nothing.
 
-        A notice that is there already is obeyed: raises SystemExit.
+        A notice that is there already is obeyed: raises SystemExit. Raises CheckpointError if nothing can be saved.
         """
         if self._running:
             return
         self._running = True
         self.finished = False
         try:
+            self._check_folder()
             self.buckets.restore()
             self._restore_random()
             self._record.begin()
@@ -189,10 +194,26 @@ class Session:
             self._accumulation.detach()
             self._saver.close()
 
+    def release(self) -> None:
+        """Give the folder up: another Checkpointer of this process may go on with the same training.
+
+        A loop that is under way is broken off, as with end(finished=False).
+        """
+        self.end(finished=False)
+        self._hold.release()
+
+    def _check_folder(self) -> None:
+        """Raise CheckpointError if this training cannot save there. Collective."""
+        with self._told(), self._ranks.together():
+            self._hold.use()
+            if self._unwritable is not None:
+                raise self._unwritable
+
     # The step boundary
 
     def _boundary(self) -> None:
         """Between two steps: count, obey, save. One small all-reduce if there are several ranks."""
+        self._hold.use()
         now = self._count_time()
         notice = self._interruption.look()
         if notice is not None and not notice.stop:
@@ -254,13 +275,15 @@ class Session:
     # Saving
 
     def _prepare(self) -> None:
-        """The slots' memory is made meanwhile: before the first step, as far as it is known how much optimizers will
-        keep, and once more after it, when they have it.
+        """Have the slots' memory made: before the first step, as far as it is known how much optimizers will keep, and
+        once more after it, when they have it. The first time, the room in the folder is looked at.
         """
         more = 0 if self.step else state_to_come(self._objects)
         if self._running and more is not None and self._prepared != (known := "all" if self.step else "parameters"):
-            self._prepared = known
-            self._saver.prepare(self._content, more)
+            first, self._prepared = not self._prepared, known
+            size = self._saver.prepare(self._content, more)
+            if first:
+                check_room(self._store, self._ranks, size, self._policy.keep)
 
     def _content(self) -> Content:
         snapshot = {
@@ -351,18 +374,21 @@ class Session:
 
     # Restoring
 
-    def _restore(self, attempt: int) -> None:
+    def _restore(self, attempt: Attempt) -> None:
         start, ranks = time.monotonic(), self._ranks
-        found = restore_objects(self._store, ranks, attempt, self._saver.client, self._objects)
+        found = restore_objects(
+            self._store, ranks, attempt, self._saver.client, self._objects, on_damage=self._policy.on_damage
+        )
         if found is None:
             return
+        self._hold.use()
         with ranks.together():
             self._load(found.snapshot)
             if ranks.rank == 0:
                 self._rows.resume(self._store.find_rows, str(found.name))
         self.finished = found.commit.finished
         self._saver.last, self._saver.staged = found.name, (self.step, self.finished)
-        starts = 0 if self.finished else starts_since(found.name, attempt, shared=self._shared)
+        starts = 0 if self.finished else starts_since(found.name, attempt.number, shared=self._shared)
         self._schedule.resumed(found.snapshot.get("history"), starts=starts)
         self._tell_of_restore(found.name, time.monotonic() - start)
 

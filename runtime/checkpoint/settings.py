@@ -18,19 +18,31 @@ from .interval import History
 from .schedule import Schedule
 from .store import CheckpointStore
 
+_ON_DAMAGE = "CLOUDGPU_CHECKPOINT_ON_DAMAGE"
+
+
+ON_DAMAGE = ("stop", "restart")
+"""Actions when every checkpoint is damaged; the first is the default."""
+
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How often is saved, how many checkpoints are kept, and when copies are made."""
+    """How often is saved, how many checkpoints are kept, when copies are made, and what follows upon damage."""
 
     schedule: Schedule
     keep: int
     overlap: bool | str
+    on_damage: str
 
     @classmethod
-    def of(cls, every: int | float | str | None, keep: int | None, overlap: bool | str) -> Policy:
-        """What was passed to Checkpointer(), else what the environment says. Raises CheckpointError for nonsense."""
+    def of(
+        cls, every: int | float | str | None, keep: int | None, overlap: bool | str, on_damage: str | None
+    ) -> Policy:
+        """Return what was passed to Checkpointer(), else what the environment says. Raises CheckpointError."""
         keep = keep if keep is not None else from_environment("CLOUDGPU_CHECKPOINT_KEEP", int, 3)
+        on_damage = on_damage if on_damage is not None else from_environment(_ON_DAMAGE, str, ON_DAMAGE[0])
+        if on_damage not in ON_DAMAGE:
+            raise CheckpointError(f'on_damage={on_damage!r}: expected "stop" or "restart"')
         if overlap not in {True, False, "auto"}:
             raise CheckpointError(f'overlap={overlap!r}: expected True, False or "auto"')
         if keep < 1:
@@ -41,7 +53,7 @@ class Policy:
             nodes=from_environment("CLOUDGPU_NODES", int, 1),
             known=History.from_text(os.environ.get("CLOUDGPU_INTERRUPTIONS", "")),
         )
-        return cls(schedule, keep, overlap)
+        return cls(schedule, keep, overlap, on_damage)
 
 
 def check_objects(objects: Mapping[str, Any]) -> None:

@@ -6,6 +6,8 @@ docs/checkpoint-format.md describes what lies there, and why a crash at any mome
 from __future__ import annotations
 
 import contextlib
+import enum
+import errno
 import hashlib
 import json
 import os
@@ -31,7 +33,26 @@ READERS = 8
 
 _MANIFEST = re.compile(r"rank-(\d{5})\.json", re.ASCII)
 _FENCE = re.compile(r"(\d{6,9})\.json", re.ASCII)
+_LONGEST_COMMIT = 64 << 20
+"""Bytes of a COMMIT.json that is read: more than half a million ranks need."""
 _T = TypeVar("_T")
+
+
+class NoRoomError(JobDirError):
+    """The disk, or this user's share of it, is full."""
+
+
+class Condition(enum.Enum):
+    """The condition of a checkpoint's folder, as far as it shows without reading the checkpoint."""
+
+    UNCOMMITTED = enum.auto()
+    """A save that is under way, or that failed."""
+    GOOD = enum.auto()
+    """Committed, and not known to be damaged."""
+    DAMAGED = enum.auto()
+    """Marked as damaged."""
+    UNREADABLE = enum.auto()
+    """It cannot be looked at for now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,15 +90,25 @@ class CheckpointStore:
     # Attempts
 
     def claim(self, attempt: int | None) -> int:
-        """Begin this attempt, or the one after the newest; from now on older ones are fenced off."""
+        """Begin this attempt, or the one after the newest; from now on older ones are fenced off.
+
+        The fence is created as a COMMIT.json is: where this raises JobDirError, nothing could be committed either.
+        """
         if attempt is not None:
-            self.job_dir.create(self._key("fences", f"{attempt:06d}.json"), b"{}")
+            self._create_fence(attempt, b"{}")
             return attempt
         while True:
             attempt = self.newest_attempt() + 1
             claim = json.dumps({"process": os.getpid(), "nonce": os.urandom(8).hex()}).encode()
-            if self.job_dir.create(self._key("fences", f"{attempt:06d}.json"), claim):
+            if self._create_fence(attempt, claim):
                 return attempt
+
+    def _create_fence(self, attempt: int, content: bytes) -> bool:
+        self.job_dir.writable_folder()
+        if self._local:
+            folder = self._local / "fences"
+            _checked(folder, lambda: folder.mkdir(parents=True, exist_ok=True))
+        return self._create("fences", f"{attempt:06d}.json", content)
 
     def newest_attempt(self) -> int:
         """The highest attempt that ever began here; 0 if none did."""
@@ -198,7 +229,7 @@ class CheckpointStore:
                 (self._local / str(name)).rmdir()
 
     def clean(self, attempt: int) -> None:
-        """Remove what dead writers left behind: uncommitted folders up to this attempt, and older attempts' fences."""
+        """Remove what dead writers left: uncommitted folders up to this attempt, and the fences of older attempts."""
         self.discard_uncommitted(lambda name: name.attempt <= attempt)
         for key in self.job_dir.list(self._key("fences")):
             fence = _FENCE.fullmatch(key.rpartition("/")[2])
@@ -206,11 +237,11 @@ class CheckpointStore:
                 self.job_dir.delete(key)
 
     def discard_uncommitted(self, which: Callable[[Name], bool]) -> None:
-        """Remove saves that never became checkpoints; all that can be, if some cannot."""
+        """Remove saves that never became checkpoints; if some cannot be removed, all others."""
         failure: JobDirError | None = None
-        for name in self.names():
+        for name in filter(which, self.names()):
             try:
-                if which(name) and not self._has(name, COMMIT):
+                if not self._has(name, COMMIT):
                     self.discard_failed(name)
             except JobDirError as error:
                 failure = error
@@ -220,20 +251,19 @@ class CheckpointStore:
     def retain(self, newest: Name, keep: int) -> None:
         """Remove all but the `keep` newest, `newest` having just been committed, if it reads back as it was written.
 
-        Damaged ones do not count and go once they are older than those kept. Newer than `newest` is only what a newer
-        attempt wrote, or what a restore passed over: then nothing is ours to remove.
+        Damaged ones do not count and stay: they may be all that is left of a training, and a person decides. So do
+        unreadable ones. Newer than `newest` is only what a newer attempt wrote, or what a restore passed over: then
+        nothing is removed.
         """
-        names = [name for name in self.names() if self._has(name, COMMIT)]
-        good = [name for name in names if not self._has(name, DAMAGED)]
+        good = self.in_condition(Condition.GOOD)
         if good[:1] != [newest] or len(good) <= keep:
             return
         self._check_durable(newest)
-        for name in names:
-            if name.age < good[keep - 1].age:
-                self.discard(name)
+        for name in good[keep:]:
+            self.discard(name)
 
     def _check_durable(self, name: Name) -> None:
-        """That it is all there, before older ones are given up for it; raises JobDirError."""
+        """Raise JobDirError unless it is all there: older ones are given up for it."""
         try:
             commit = self.read_commit(name)
         except UnusableError as error:
@@ -248,16 +278,36 @@ class CheckpointStore:
         names = [name for name in map(Name.parse, self.job_dir.folders(self.prefix)) if name]
         return sorted(names, key=lambda name: name.age, reverse=True)
 
+    def conditions(self) -> dict[Name, Condition]:
+        """Return the condition of each, newest first."""
+        return {name: self._condition(name) for name in self.names()}
+
+    def in_condition(self, *wanted: Condition) -> list[Name]:
+        """Return those in one of these conditions, newest first."""
+        return [name for name, condition in self.conditions().items() if condition in wanted]
+
     def committed(self) -> list[Name]:
-        """Every checkpoint not known to be damaged, newest first."""
-        return [name for name in self.names() if self._has(name, COMMIT) and not self._has(name, DAMAGED)]
+        """Return every checkpoint not known to be damaged, newest first; also what cannot be looked at for now."""
+        return self.in_condition(Condition.GOOD, Condition.UNREADABLE)
+
+    def damaged(self) -> list[Name]:
+        """Return every checkpoint that is marked as damaged, newest first."""
+        return self.in_condition(Condition.DAMAGED)
+
+    def _condition(self, name: Name) -> Condition:
+        try:
+            if not self._has(name, COMMIT):
+                return Condition.UNCOMMITTED
+            return Condition.DAMAGED if self._has(name, DAMAGED) else Condition.GOOD
+        except JobDirError:
+            return Condition.UNREADABLE
 
     def read_commit(self, name: Name) -> Commit:
         """The verified record; raises UnusableError."""
         content = self._read(name, COMMIT)
         try:
             commit = Commit.from_bytes(content)
-        except JobDirError as error:
+        except (JobDirError, RecursionError) as error:
             raise UnusableError(f"{COMMIT}: {error}", damaged=True) from error
         if commit.format != FORMAT:
             raise UnusableError(f"it has another format, {commit.format!r:.80}, than {FORMAT}", damaged=False)
@@ -285,13 +335,23 @@ class CheckpointStore:
         return self._local / str(name) / file if self._local else None
 
     def mark_damaged(self, name: Name, reason: str) -> None:
-        """So that later runs pass over it, and a person can look at it meanwhile."""
+        """Have later runs pass over it, and retention leave it alone: a person may want to look at it."""
         self.job_dir.put(self._key(name, DAMAGED), json.dumps({"reason": reason}).encode())
+
+    def unmark_damaged(self, name: Name) -> None:
+        """Make it a checkpoint again: it verifies now, so what read it before was at fault."""
+        self.job_dir.delete(self._key(name, DAMAGED))
+
+    def size(self, name: Name) -> int:
+        """Return the bytes of all its files."""
+        return sum(self._sizes(name).values())
 
     # The folder
 
     def _read(self, name: Name, file: str) -> bytes:
         try:
+            if self.file_size(name, file) > _LONGEST_COMMIT:
+                raise UnusableError(f"{file} is longer than any that was written", damaged=True)
             return self.job_dir.get(self._key(name, file))
         except MissingError as error:
             raise UnusableError(f"{file} is missing", damaged=True) from error
@@ -329,11 +389,11 @@ class CheckpointStore:
         else:
             self.job_dir.put(self._key(name, file), content)
 
-    def _create(self, name: Name, file: str, content: bytes) -> bool:
-        """Create-only; True also if the very same is there: the answer to a write may have been lost."""
-        path = self.local_path(name, file)
-        if path is None:
-            return self.job_dir.create(self._key(name, file), content)
+    def _create(self, folder: Name | str, file: str, content: bytes) -> bool:
+        """Create only; True also if the very same is there: the answer to a write may have been lost."""
+        if self._local is None:
+            return self.job_dir.create(self._key(folder, file), content)
+        path = self._local / str(folder) / file
         return _checked(path, lambda: durable.create(path, content, replace=False) or path.read_bytes() == content)
 
 
@@ -357,4 +417,5 @@ def _checked(path: Path, call: Callable[[], _T]) -> _T:
     try:
         return call()
     except OSError as error:
-        raise JobDirError(f"{path}: writing failed: {error.strerror}") from error
+        kind = NoRoomError if error.errno in (errno.ENOSPC, errno.EDQUOT) else JobDirError
+        raise kind(f"{path}: writing failed: {error.strerror}") from error

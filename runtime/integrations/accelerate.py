@@ -37,7 +37,7 @@ class AcceleratorCheckpointer(Checkpointer):
 
     loader               the prepared DataLoader that `batches()` goes through
     replay               find the place in the data by reading it: for augmentation drawn at random inside of workers
-    folder, every, keep  as for Checkpointer
+    folder, every, keep, on_damage  as for Checkpointer
     **objects            more to save: whatever has state_dict() and load_state_dict()
 
     With gradient accumulation every batch counts as a step; gradients not used yet are saved too. Raises
@@ -53,6 +53,7 @@ class AcceleratorCheckpointer(Checkpointer):
         folder: str | os.PathLike[str] | None = None,
         every: int | float | str | None = None,
         keep: int | None = None,
+        on_damage: str | None = None,
         **objects: Any,  # noqa: ANN401
     ) -> None:
         if accelerator.distributed_type in [getattr(DistributedType, name) for name in _SHARDED]:
@@ -63,7 +64,9 @@ class AcceleratorCheckpointer(Checkpointer):
         self._place = LoaderPlace(replay=replay)
         found = _objects_of(accelerator)
         self._gradients: Late = found["gradients"]
-        super().__init__(folder=folder, every=every, keep=keep, place=self._place, **found, **objects)
+        super().__init__(
+            folder=folder, every=every, keep=keep, on_damage=on_damage, place=self._place, **found, **objects
+        )
         if loader is not None:
             self._place.attach(loader)
 

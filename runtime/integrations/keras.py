@@ -28,7 +28,7 @@ from .keras_state import Place, Variables, processes, restore_random
 class CheckpointCallback(keras.callbacks.Callback):  # type: ignore[misc]
     """Saves and restores one `fit`: the model, its optimizer, the metrics, random state, epoch and batch.
 
-    folder, every, keep: as for Checkpointer; `every` counts batches.
+    folder, every, keep, on_damage: as for Checkpointer; `every` counts batches.
     A notice or SIGTERM is obeyed at the next batch: saved, then SystemExit(75). A `fit` that came to its end does
     nothing when it is run again. Raises CheckpointError if the checkpoint is of another model, or if several processes
     train it together.
@@ -40,9 +40,10 @@ class CheckpointCallback(keras.callbacks.Callback):  # type: ignore[misc]
         *,
         every: int | float | str | None = None,
         keep: int | None = None,
+        on_damage: str | None = None,
     ) -> None:
         super().__init__()
-        self._settings: dict[str, Any] = {"folder": folder, "every": every, "keep": keep}
+        self._settings: dict[str, Any] = {"folder": folder, "every": every, "keep": keep, "on_damage": on_damage}
         self._checkpointer: Checkpointer | None = None
         self._place = Place()
         self._groups: list[Variables] = []

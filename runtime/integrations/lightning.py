@@ -38,7 +38,7 @@ _NOT_STATE = tuple(
 class CheckpointCallback(pl.Callback):  # type: ignore[misc]
     """Saves and restores one `fit`.
 
-    folder, every, keep  as for Checkpointer; `every` counts batches
+    folder, every, keep, on_damage  as for Checkpointer; `every` counts batches
     replay               find the place in the data by reading it: for augmentation drawn at random inside of workers
 
     A notice or SIGTERM is obeyed at the next batch: saved, then SystemExit(75). A `fit` that came to its end does
@@ -51,9 +51,10 @@ class CheckpointCallback(pl.Callback):  # type: ignore[misc]
         *,
         every: int | float | str | None = None,
         keep: int | None = None,
+        on_damage: str | None = None,
         replay: bool = False,
     ) -> None:
-        self._settings: dict[str, Any] = {"folder": folder, "every": every, "keep": keep}
+        self._settings: dict[str, Any] = {"folder": folder, "every": every, "keep": keep, "on_damage": on_damage}
         self._place = LoaderPlace(replay=replay)
         self._checkpointer: Checkpointer | None = None
         self._loops: _Loops | None = None

@@ -113,6 +113,7 @@ def _job_env(place: Place) -> dict[str, str]:
         "CLOUDGPU_PROGRESS": str(place.progress),
         "CLOUDGPU_CHECKPOINT_EVERY": str(job.checkpoint_every),
         "CLOUDGPU_CHECKPOINT_KEEP": str(job.checkpoint_keep),
+        "CLOUDGPU_CHECKPOINT_ON_DAMAGE": job.checkpoint_on_damage,
     }
     known = {
         "CLOUDGPU_MARKET": place.market,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -370,7 +371,7 @@ def read_only(folder: Path) -> list[str]:
 
 
 def test_read_only_folder(program: Path, undisturbed: str, tmp_path: Path) -> None:
-    """Training goes on from the checkpoints there are, and says that it cannot save."""
+    """It is refused before a step is done that could not be saved."""
     folder = tmp_path / "checkpoints"
     process = start(program, folder, wait=True)
     assert run_until(process, 30)
@@ -378,37 +379,11 @@ def test_read_only_folder(program: Path, undisturbed: str, tmp_path: Path) -> No
     command = [*read_only(folder), sys.executable, str(program), str(folder), "50"]
     result = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
     folder.chmod(0o755)
-    assert result.returncode == 74, result.stderr
-    assert "cannot be written, nothing may be saved" in result.stderr
-    assert "training goes on at step" in result.stderr
-    assert "training is done, but its end could not be saved: the newest checkpoint is" in result.stderr
-    assert "Traceback" not in result.stderr
+    assert result.returncode == 1, result.stderr
+    assert re.fullmatch(r"begin \d+\n", result.stdout)
+    assert f"nothing can be saved in {folder}: " in result.stderr
+    assert "Read-only file system" in result.stderr or "Permission denied" in result.stderr
     assert finish(start(program, folder)) == undisturbed  # allowed to write again, it goes on from what was kept
-
-
-NO_LINKS = """
-#include <errno.h>
-int link(const char *old, const char *new) { errno = CODE; return -1; }
-int linkat(int a, const char *old, int b, const char *new, int flags) { errno = CODE; return -1; }
-"""
-
-
-@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler, to take link(2) away from a program")
-@pytest.mark.parametrize("code", ["EPERM", "ENOSYS", "EOPNOTSUPP"])
-def test_a_file_system_without_hard_links_is_called_so(code: str, program: Path, tmp_path: Path) -> None:
-    library = tmp_path / "no_links.so"
-    command = ["cc", "-shared", "-fPIC", f"-DCODE={code}", "-x", "c", "-o", str(library), "-"]
-    subprocess.run(command, input=NO_LINKS, text=True, check=True)
-    command = [sys.executable, str(program), str(tmp_path / "checkpoints"), "50"]
-    result = subprocess.run(
-        command, check=False, capture_output=True, text=True, timeout=120, env=os.environ | {"LD_PRELOAD": str(library)}
-    )
-    assert result.returncode == 74, result.stderr
-    for line in ("nothing may be saved", "there is NO checkpoint: "):
-        assert any(
-            line in said and "this file system has no hard links" in said for said in result.stderr.splitlines()
-        ), result.stderr
-    assert "Traceback" not in result.stderr
 
 
 def pair(program: Path, folder: Path, every: int = 3) -> list[Process]:

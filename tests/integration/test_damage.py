@@ -6,10 +6,13 @@ a COMMIT.json may be without any meaning, as in the name of a field whose value 
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import random
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +22,7 @@ import pytest
 torch = pytest.importorskip("torch")
 np = pytest.importorskip("numpy")
 
+from cloudgpu.runtime.checkpoint.errors import CheckpointError  # noqa: E402
 from cloudgpu.runtime.checkpoint.names import Name  # noqa: E402
 from cloudgpu.tests.standins.checkpoints import local_store, restore_all, save  # noqa: E402
 
@@ -200,11 +204,94 @@ def test_the_damaged_is_marked_told_once_and_left_alone(
     assert (newer / "rank-00000.bin").exists()
 
 
-def test_both_damaged_begins_anew(original: tuple[Path, int], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    folder, _ = original
-    private_copy(folder, tmp_path / "copy")
-    for path in folders(tmp_path / "copy"):
+def damage_all(folder: Path) -> list[str]:
+    """Take a data file of each checkpoint away; returns their names, the newest first."""
+    for path in folders(folder):
         (path / "rank-00000.bin").unlink()  # the name only: the older one's file is the original's
-    with caplog.at_level(logging.INFO):
-        assert restore_all(local_store(tmp_path / "copy"), WORLD) == [None] * WORLD
-    assert "every checkpoint is damaged: training begins anew" in caplog.text
+    return [str(name) for name in local_store(folder).names()]
+
+
+def test_all_damaged_stops_and_names_the_option(original: tuple[Path, int], tmp_path: Path) -> None:
+    """Once more, too: what is marked by then is no reason to begin anew."""
+    folder, _ = original
+    names = damage_all(private_copy(folder, tmp_path / "copy"))
+    for _ in range(2):
+        with pytest.raises(CheckpointError) as caught:
+            restore_all(local_store(tmp_path / "copy"), WORLD)
+        assert caught.value.code == 70  # final: running it again gives the same
+        for said in ("every checkpoint is damaged", "on_damage: restart", *names, "rank-00000.bin is missing"):
+            assert said in str(caught.value)
+    assert len(local_store(tmp_path / "copy").damaged()) == 2
+
+
+def test_all_damaged_begins_anew_where_that_was_asked_for(
+    original: tuple[Path, int], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder, elements = original
+    copy = private_copy(folder, tmp_path / "copy")
+    names = damage_all(copy)
+    for _ in range(2):
+        caplog.clear()
+        assert restore_all(local_store(copy), WORLD, on_damage="restart") == [None] * WORLD
+        assert "every checkpoint is damaged: training begins anew" in caplog.text
+        assert all(name in caplog.text for name in names)
+    # In the same attempt, where the damaged ones are of later steps, and in a new one: retention takes none of them.
+    store = local_store(copy)
+    for attempt in (1, 2):
+        for step in (1, 2, 3):
+            snapshots = [snapshot(step, rank, elements) for rank in range(WORLD)]
+            store.retain(save(store, step, snapshots, attempt=attempt), 1)
+    assert [name.step for name in store.committed()] == [3]
+    assert [str(name) for name in local_store(copy).damaged()] == names
+    assert all((copy / "checkpoints" / name / "rank-00001.bin").exists() for name in names)
+
+
+def test_what_verifies_again_is_used_again(
+    original: tuple[Path, int], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A bad reader, memory or network marked it; on another machine it is whole."""
+    folder, elements = original
+    copy = private_copy(folder, tmp_path / "copy")
+    kept = {path: path.read_bytes() for path in (one / "rank-00000.bin" for one in folders(copy))}
+    damage_all(copy)
+    with pytest.raises(CheckpointError, match="verified once more"):
+        restore_all(local_store(copy), WORLD)
+    older, newer = kept
+    older.write_bytes(kept[older])
+    caplog.set_level(logging.INFO)
+    assert check(copy, elements) == OLDER
+    assert "every byte of it verifies now" in caplog.text
+    assert [name.step for name in local_store(copy).damaged()] == [NEWER]
+    newer.write_bytes(kept[newer])
+    assert check(copy, elements) == OLDER  # a good one is there: the marked one is not read
+
+
+def test_a_training_whose_checkpoints_are_all_damaged(tmp_path: Path) -> None:
+    """The Checkpointer's own words, exit and outcome file; then the option, by argument and by variable."""
+    program = (
+        "import os\nfrom cloudgpu.runtime import Checkpointer\nckpt = Checkpointer(every=1)\nprint(ckpt.step)\n"
+        "for _ in ckpt.steps(int(os.environ['STEPS'])):\n    ckpt.wait()\n"
+    )
+    env = os.environ | {"CLOUDGPU_OUTCOME": str(tmp_path / "outcome.json"), "CLOUDGPU_CHECKPOINTS": str(tmp_path / "c")}
+
+    def run(steps: int, **more: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", program]
+        return subprocess.run(
+            command, check=False, capture_output=True, text=True, timeout=120, env=env | more | {"STEPS": str(steps)}
+        )
+
+    assert run(3).stdout == "0\n"
+    damaged = sorted((tmp_path / "c").glob("0*"))
+    for folder in damaged:
+        flip(folder / "rank-00000.json", random.Random(1), folder)
+    for _ in range(2):
+        done = run(5)
+        assert (done.returncode, done.stdout) == (1, "")
+        outcome = json.loads((tmp_path / "outcome.json").read_bytes())
+        assert (outcome["code"], outcome["outcome"]) == (70, "user")
+        assert "on_damage: restart" in outcome["reason"]
+    assert "expected" in run(5, CLOUDGPU_CHECKPOINT_ON_DAMAGE="maybe").stderr
+    done = run(8, CLOUDGPU_CHECKPOINT_ON_DAMAGE="restart")
+    assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr
+    assert all((folder / "DAMAGED.json").exists() for folder in damaged)
+    assert run(9).stdout == "8\n"

@@ -427,10 +427,10 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
     return done.stdout.strip()
 
 
-def train(bench: Bench, pauses: Sequence[str], job_dir: Path | None = None) -> None:
+def train(bench: Bench, pauses: Sequence[str], job_dir: Path | None = None, more: str = "") -> None:
     (bench.folder / "train.py").write_text(TRAIN)
     words = " ".join([sys.executable, "train.py", str(bench.folder), *pauses])
-    bench.submit(f"exec {words}\n", job_dir=job_dir)
+    bench.submit(f"exec {words}\n", more, job_dir=job_dir)
 
 
 def said(bench: Bench) -> str:
@@ -439,8 +439,9 @@ def said(bench: Bench) -> str:
 
 def test_checkpoints_on_a_full_disk(home: Path, disk: Disk, tmp_path: Path, undisturbed: str) -> None:
     bench = Bench(tmp_path, LATE)
-    train(bench, ["1-22", "1-48"], disk.folder)
+    train(bench, ["1-22", "1-48"], disk.folder, more="checkpoint: {keep: 1}\n")  # with more, older ones would go
     bench.reach("1-22")
+    until(lambda: len(list((bench.job_folder / "checkpoints").glob("*/COMMIT.json"))) == 1)
     disk.fill()
     bench.go("1-22")
     bench.drive(lambda: bench.is_at("1-48"))
@@ -483,10 +484,10 @@ DAMAGES: list[Callable[[Path], None]] = [
 
 
 def test_damaged_checkpoints_are_passed_over(home: Path, tmp_path: Path, undisturbed: str) -> None:
-    """Between two attempts the newest is damaged, each time in another way; at last all are."""
+    """Between two attempts the newest is damaged, each time in another way; at last all are, and that may be."""
     bench = Bench(tmp_path, LATE)
     pauses = [f"{attempt}-{10 * attempt + 2}" for attempt in range(1, len(DAMAGES) + 2)]
-    train(bench, pauses)
+    train(bench, pauses, more="checkpoint: {on_damage: restart}\n")
     checkpoints = bench.job_folder / "checkpoints"
     for attempt, pause in enumerate(pauses, start=1):
         bench.reach(pause)

@@ -46,6 +46,82 @@ def test_a_full_disk_heals(tmp_path: Path) -> None:
         one.client.close()
 
 
+@pytest.mark.parametrize("keep", [3, 2])
+def test_saving_goes_on_where_only_two_checkpoints_fit(
+    keep: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with mounted(tmp_path / "disk", "7m") as disk:
+        url = local_url(disk.folder / "job")
+        one = Training(url, size=3 * MB)
+        for step in range(1, 7):
+            result = one.save(step, keep=keep)
+            assert result.committed, result.error
+            assert verified_steps(one.store) == ([1] if step == 1 else [step, step - 1])
+        assert caplog.text.count(f"no room for keep={keep} checkpoints") == 1
+        one.client.close()
+
+
+def test_the_last_whole_checkpoint_is_never_given_up_for_room(tmp_path: Path) -> None:
+    """Three fit, and of those there the newer one was damaged without a sign: the older one must stay."""
+    with mounted(tmp_path / "disk", "7m") as disk:
+        one = Training(local_url(disk.folder / "job"), size=3 * MB)
+        assert one.save(1).committed
+        assert one.save(2).committed
+        path = one.store.local_path(one.name(2), "rank-00000.bin")
+        assert path
+        with path.open("r+b") as file:
+            file.seek(2 * MB)
+            file.write(b"flipped")
+        error = one.save(3).error or ""
+        assert "No space left on device" in error
+        assert "3.15 MB are needed, and" in error
+        assert [name.step for name in one.store.committed()] == [2, 1]
+        verify(one.store, one.name(1))
+        one.client.close()
+
+
+def test_nothing_is_removed_where_that_makes_not_enough_room(tmp_path: Path) -> None:
+    with mounted(tmp_path / "disk", "12m") as disk:
+        one = Training(local_url(disk.folder / "job"), size=3 * MB)
+        assert one.save(1).committed
+        assert one.save(2).committed
+        other = Training(local_url(disk.folder / "job"), size=11 * MB)
+        assert "No space left" in (other.save(3).error or "")
+        assert verified_steps(one.store) == [2, 1]
+        for training in (one, other):
+            training.client.close()
+
+
+def test_damaged_ones_are_named_where_room_is_short(tmp_path: Path) -> None:
+    with mounted(tmp_path / "disk", "7m") as disk:
+        one = Training(local_url(disk.folder / "job"), size=3 * MB)
+        for step in (1, 2):
+            assert one.save(step).committed
+        one.store.mark_damaged(one.name(1), "a test")
+        error = one.save(3).error or ""
+        assert "1 damaged ones" not in error
+        assert "1 damaged one, kept for you to look at, takes 3.15 MB: remove it" in error
+        assert [name.step for name in one.store.names()] == [2, 1]
+        one.client.close()
+
+
+def test_two_ranks_on_a_disk_for_two_checkpoints(tmp_path: Path) -> None:
+    """Each makes room where it finds none; the newest stays."""
+    with mounted(tmp_path / "disk", "15m") as disk:
+        url = local_url(disk.folder / "job")
+        ranks = [Training(url, rank=rank, world=2, size=3 * MB) for rank in range(2)]
+        done = 0
+        for step in range(1, 9):
+            for rank in ranks:
+                assert rank.stage(step)
+            results = [rank.client.wait(60)[0] for rank in ranks]
+            done += results[0].committed
+            assert verified_steps(ranks[0].store)[-1] >= step - 2
+        assert done == 8
+        for rank in ranks:
+            rank.client.close()
+
+
 def test_what_a_killed_run_left_does_not_fill_the_disk(tmp_path: Path) -> None:
     """Room for one checkpoint, one save and little more; each run is killed in the midst of a save."""
     with mounted(tmp_path / "disk", "10m") as disk:

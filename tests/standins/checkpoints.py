@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from cloudgpu.runtime.checkpoint.checkpointer import Checkpointer
 from cloudgpu.runtime.checkpoint.manifest import RankManifest
 from cloudgpu.runtime.checkpoint.names import Name
 from cloudgpu.runtime.checkpoint.restore import Restored, restore
@@ -53,6 +54,21 @@ def restore_all(
     world: int,
     objects: Mapping[str, Any] | None = None,
     cached: Callable[[int], Cached] = lambda _rank: lambda _name: None,
+    on_damage: str = "stop",
 ) -> list[Restored | None]:
-    """What each rank restores. `cached`: by rank."""
-    return on_ranks(world, lambda ranks: restore(store, ranks, objects=objects or {}, cached=cached(ranks.rank)))
+    """Return what each rank restores. `cached`: by rank."""
+    return on_ranks(
+        world,
+        lambda ranks: restore(store, ranks, objects=objects or {}, cached=cached(ranks.rank), on_damage=on_damage),
+    )
+
+
+_made: list[Checkpointer] = []
+
+
+def restarted(**options: Any) -> Checkpointer:
+    """Make a Checkpointer as a process that was started again does: those before it have given up their folders."""
+    while _made:
+        _made.pop().release()
+    _made.append(Checkpointer(**options))
+    return _made[-1]

@@ -49,6 +49,7 @@ def train(case: str, folder: Path) -> None:
         odd._case = ""
         for _ in ckpt.steps(2):
             pass
+        ckpt.release()
         odd = Odd(case)
     every = 0 if me == "option" else 2
     ckpt = Checkpointer(model=model, optimizer=optimizer, odd=odd, folder=folder, every=every)

@@ -28,7 +28,8 @@ from torch.utils.data import (  # noqa: E402
 )
 from torch.utils.data.distributed import DistributedSampler  # noqa: E402
 
-from cloudgpu.runtime import Checkpointer, CheckpointError  # noqa: E402
+from cloudgpu.runtime import CheckpointError  # noqa: E402
+from cloudgpu.tests.standins.checkpoints import restarted  # noqa: E402
 
 torch.set_num_threads(1)  # with tensors so small, a second one only spins: it makes these tests three times as slow
 SIZE, EPOCHS = 26, 3
@@ -135,7 +136,7 @@ def train(
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, amsgrad=True)
     scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [3, 3, 9])
     average = Average(model)
-    ckpt = Checkpointer(
+    ckpt = restarted(
         model=model,
         optimizer=optimizer,
         scheduler=scheduler,

@@ -16,9 +16,9 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
-from cloudgpu.runtime import Checkpointer  # noqa: E402
 from cloudgpu.runtime.checkpoint.manifest import RankManifest  # noqa: E402
 from cloudgpu.runtime.checkpoint.tree import flatten  # noqa: E402
+from cloudgpu.tests.standins.checkpoints import restarted  # noqa: E402
 
 torch.set_num_threads(1)
 
@@ -139,7 +139,7 @@ def train_kind(kind: type[Kind], folder: Path, stop: int | None = None) -> list[
     training = kind()
     data = [(torch.randn(4, 6), torch.tensor([0, 1, 2, 0])) for _ in range(20)]
     objects = {"model": training.model, "optimizer": training.optimizer, **training.more}
-    ckpt = Checkpointer(**objects, folder=folder, every=1000)
+    ckpt = restarted(**objects, folder=folder, every=1000)
     losses: list[str] = ckpt.state.setdefault("losses", [])
     training.optimizer.zero_grad()  # as many programs do before their loop
     for step in ckpt.steps(len(data)):

@@ -13,8 +13,8 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
-from cloudgpu.runtime import Checkpointer  # noqa: E402
 from cloudgpu.runtime.checkpoint.overlap import Overlap  # noqa: E402
+from cloudgpu.tests.standins.checkpoints import restarted  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +36,7 @@ def train(
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(64, 700), nn.BatchNorm1d(700), nn.Dropout(0.3), nn.Linear(700, 700), nn.ReLU())
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    ckpt = Checkpointer(model=model, optimizer=optimizer, folder=folder, every=2, overlap=overlap)
+    ckpt = restarted(model=model, optimizer=optimizer, folder=folder, every=2, overlap=overlap)
     for step in ckpt.steps(steps):
         if step == stop:
             break

@@ -326,7 +326,7 @@ def test_retention(tmp_path: Path) -> None:
     assert steps(store) == [40]
 
 
-def test_retention_does_not_count_the_damaged(tmp_path: Path) -> None:
+def test_retention_neither_counts_nor_removes_the_damaged(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     names = [save(store, step) for step in (10, 20, 30)]
     store.mark_damaged(names[2], "a test")
@@ -334,7 +334,20 @@ def test_retention_does_not_count_the_damaged(tmp_path: Path) -> None:
     assert steps(store) == [40, 20]
     store.retain(save(store, 50), keep=2)
     assert steps(store) == [50, 40]
-    assert sorted(p.name[:8] for p in (tmp_path / "checkpoints").iterdir()) == ["00000040", "00000050"]
+    assert sorted(p.name[:8] for p in (tmp_path / "checkpoints").iterdir()) == ["00000030", "00000040", "00000050"]
+
+
+def test_what_cannot_be_looked_at_stops_no_retention(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    path = tmp_path / "checkpoints" / str(save(store, 10)) / "COMMIT.json"
+    path.unlink()
+    path.symlink_to(path)  # a link to itself cannot be opened, as without the right to read
+    for step in (20, 30, 40):
+        store.retain(save(store, step), keep=2)
+    assert steps(store) == [40, 30, 10]
+    with pytest.raises(JobDirError, match="Too many levels of symbolic links"):
+        store.clean(attempt=2)
+    assert steps(store) == [40, 30, 10]
 
 
 def test_retention_after_going_back_behind_a_damaged_one(tmp_path: Path) -> None:

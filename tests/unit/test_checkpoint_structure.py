@@ -16,10 +16,11 @@ np = pytest.importorskip("numpy")
 
 from torch import nn  # noqa: E402
 
-from cloudgpu.runtime import Checkpointer, CheckpointError  # noqa: E402
+from cloudgpu.runtime import CheckpointError  # noqa: E402
 from cloudgpu.runtime.checkpoint.rebuild import rebuild  # noqa: E402
 from cloudgpu.runtime.checkpoint.stage import Stager  # noqa: E402
 from cloudgpu.runtime.checkpoint.tree import flatten  # noqa: E402
+from cloudgpu.tests.standins.checkpoints import restarted  # noqa: E402
 
 
 class Saves:
@@ -218,12 +219,12 @@ def test_a_restored_training_after_all_changes(tmp_path: Path) -> None:
     values.append({"w": values[-1]["w"], "v": values[-1]["w"]})
     for number, value in enumerate(values, start=1):
         it = Anything()
-        ckpt = Checkpointer(it=it, folder=tmp_path, every=1)
+        ckpt = restarted(it=it, folder=tmp_path, every=1)
         for step in ckpt.steps(number):
             assert step == number - 1
             it.value = value
         again = Anything()
-        Checkpointer(it=again, folder=tmp_path, every=1)
+        restarted(it=again, folder=tmp_path, every=1)
         assert type(again.value) is type(value)
         assert list(again.value) == list(value)
         for name, tensor in value.items():

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from cloudgpu.runtime.checkpoint.errors import FencedError
+from cloudgpu.runtime.checkpoint.errors import CheckpointError, FencedError
 from cloudgpu.runtime.checkpoint.manifest import data_file
 from cloudgpu.runtime.checkpoint.metrics import MetricRows
 from cloudgpu.runtime.checkpoint.names import Name
@@ -148,7 +148,7 @@ def test_what_is_damaged_is_passed_over_and_said(source: JobDir, tmp_path: Path)
 
 
 def test_what_is_damaged_where_it_goes_is_replaced(source: JobDir, tmp_path: Path) -> None:
-    """On the way back, say: programs there pass over what is marked, and would begin anew."""
+    """On the way back, say: programs there pass over what is marked, and would stop."""
     target = make(tmp_path / "target")
     moved(source, target)
     store = CheckpointStore(target, FOLDER)
@@ -156,7 +156,8 @@ def test_what_is_damaged_where_it_goes_is_replaced(source: JobDir, tmp_path: Pat
     path = store.local_path(name, data_file(1))
     assert path is not None
     path.write_bytes(bytes(path.stat().st_size))
-    assert restored_step(target) is None
+    with pytest.raises(CheckpointError, match="every checkpoint is damaged"):
+        restored_step(target)
     moved(source, target)
     assert restored_step(target) == 30 and losses(target) == losses(source)
 

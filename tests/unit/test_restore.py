@@ -84,6 +84,34 @@ def test_unreadable_for_now_is_passed_over_unmarked(tmp_path: Path, caplog: pyte
     assert restored(store) == [(6, 60)]
 
 
+def test_an_unreadable_commit_hides_no_older_one(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store = local_store(tmp_path)
+    save(store, 3, [snapshot(3)])
+    name = save(store, 6, [snapshot(6)])
+    commit = tmp_path / "checkpoints" / str(name) / "COMMIT.json"
+    content = commit.read_bytes()
+    commit.unlink()
+    commit.symlink_to(commit)
+    assert restored(store) == [(3, 30)]
+    assert f"checkpoint {name} is passed over (rank 0): " in caplog.text
+    assert not commit.with_name("DAMAGED.json").exists()
+    commit.unlink()
+    commit.write_bytes(content)
+    assert restored(store) == [(6, 60)]
+
+
+@pytest.mark.parametrize(
+    "content", [b"[" * 100_000, b'{"name":' * 50_000, b" " * (65 << 20), b"\xff" * 100, b'{"manifests": 7}', b"null"]
+)
+def test_whatever_lies_in_the_place_of_a_commit_hides_no_older_one(content: bytes, tmp_path: Path) -> None:
+    store = local_store(tmp_path)
+    save(store, 3, [snapshot(3)])
+    path = store.local_path(save(store, 6, [snapshot(6)]), "COMMIT.json")
+    assert path
+    path.write_bytes(content)
+    assert restored(store) == [(3, 30)]
+
+
 def test_if_nothing_else_is_left_it_is_an_error(tmp_path: Path) -> None:
     store = local_store(tmp_path)
     name = save(store, 6, [snapshot(6, rank) for rank in range(2)])
@@ -192,7 +220,8 @@ def test_from_an_object_store_by_ranges(bucket: s3.S3) -> None:
     assert bucket.count("GET", "rank-00000.bin") - before == 3
     key = next(one for one in bucket.objects if one.endswith(f"{name}/rank-00000.bin"))
     bucket.objects[key] = bucket.objects[key][:-1]
-    assert restored(store) == [None]
+    with pytest.raises(CheckpointError, match=rf"every checkpoint is damaged[^\n]*\n  {name}: rank-00000.bin has"):
+        restored(store)
     assert any(one.endswith(f"{name}/DAMAGED.json") for one in bucket.objects)
 
 
