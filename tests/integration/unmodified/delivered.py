@@ -1,4 +1,4 @@
-"""Compare what two runs of a program have delivered: their files and the last lines of their standard output."""
+"""Compare what two runs of a program have delivered: their files and the last line of their standard output."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 _TORCH = {".pt", ".pth", ".tar"}
 _NOT_DELIVERED = ("checkpoints", "__pycache__")
-_LINES = 2
+_LINES = 1
 
 
 def differences(ours: Path, theirs: Path) -> list[str]:
