@@ -143,7 +143,6 @@ class _Interrupted:
 
     def run(self, alone: Path) -> tuple[Outcome, str]:
         while True:
-            saved_before = self._newest()
             process = self._driver.start(self._work, self._words)
             try:
                 code = self._wait_or_kill(process) if self.kills < self._planned else process.wait(HUNG_AFTER_S)
@@ -151,10 +150,8 @@ class _Interrupted:
                 return "hang", f"no end within {HUNG_AFTER_S:.0f} s"
             finally:
                 _kill_group(process.pid, signal.SIGKILL)
-            if code == _REFUSED and saved_before is None:
-                return "refused", self._reason()
             if code == _REFUSED:
-                return "failed at resume", self._reason()
+                return "refused" if self._newest() is None else "failed at resume", self._reason()
             if code == 0:
                 return self._compare(alone)
             if code not in (-signal.SIGKILL, -signal.SIGTERM, 75):
@@ -178,8 +175,10 @@ class _Interrupted:
 
     def _newest(self) -> str | None:
         """The folder of the newest checkpoint."""
-        found = (path.parent.name for path in self._work.glob("checkpoints/*/COMMIT*"))
-        return max(found, default=None)
+        names: list[Path] = []
+        with contextlib.suppress(FileNotFoundError):
+            names = sorted((self._work / "checkpoints").iterdir(), reverse=True)
+        return next((path.name for path in names if (path / "COMMIT.json").exists()), None)
 
     def _compare(self, alone: Path) -> tuple[Outcome, str]:
         found = differences(alone, self._work)
