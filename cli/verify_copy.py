@@ -97,9 +97,7 @@ class _Copy:
                 self.folder(Path(entry.path), target)
         elif entry.is_symlink():  # as it is: a relative one leads to the copy of what it led to
             target.symlink_to(Path(entry.path).readlink())
-        elif not entry.is_file():
-            target.symlink_to(entry.path)
-        elif (size := entry.stat().st_size) > _LARGE or self._bytes + size > _TOTAL:
+        elif not entry.is_file() or (size := entry.stat().st_size) > _LARGE or self._bytes + size > _TOTAL:
             target.symlink_to(entry.path)
         else:
             self._bytes += size

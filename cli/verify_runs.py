@@ -104,7 +104,8 @@ class Verification:
             raise CommandError(
                 f"--at {step}: the program makes {steps} steps; give one from 1 to {steps - 1}", exit_code=Exit.USAGE
             )
-        ended, found = [], Verdict("agree", "")
+        ended: list[int] = []
+        found = Verdict("agree", "")
         for number in range(runs):
             at = step if step is not None else random.SystemRandom().randrange(1, steps)
             ended.append(at)

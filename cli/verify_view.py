@@ -77,7 +77,8 @@ def likely_causes(verdict: Verdict) -> list[str]:
     keys: list[str] = comparison["first_keys"] or [one["key"] for one in comparison["final"]]
     if verdict.outcome == "not-deterministic":
         return _of_chance(comparison, keys)
-    unsaved = dict.fromkeys([*comparison["suspects"], *comparison["held"]])
+    # Where the training itself parted, what differs at its end may be a consequence.
+    unsaved = (verdict.outcome == "not-all-saved" and comparison["held"]) or comparison["suspects"]
     found = [f"{name} {says}" for kind, says in _CAUSES for name in unsaved if name.startswith(kind)]
     drawn = [name for prefix, name in _SOURCES if any(key.startswith(prefix) for key in keys)]
     if drawn:

@@ -111,11 +111,13 @@ def bytes_of(value: Any) -> bytes | None:  # noqa: ANN401
             return None
         local = value.to_local() if hasattr(value, "to_local") else value
         flat = local.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-        return f"{value.dtype} {tuple(value.shape)} ".encode() + flat.numpy().tobytes()
+        data: bytes = flat.numpy().tobytes()
+        return f"{value.dtype} {tuple(value.shape)} ".encode() + data
     if numpy is not None and isinstance(value, numpy.ndarray | numpy.generic):
         if value.dtype.hasobject or value.size > LARGEST:
             return None
-        return f"{value.dtype} {value.shape} ".encode() + value.tobytes()
+        data = value.tobytes()
+        return f"{value.dtype} {value.shape} ".encode() + data
     return None
 
 

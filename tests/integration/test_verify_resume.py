@@ -41,13 +41,14 @@ for step in ckpt.steps(12):
     if kind == "own-random": drawn += own.random()
     if kind == "own-numpy": drawn += generator.random()
     if kind == "by-chance": drawn += os.urandom(1)[0]
-    if kind == "forgets-average": drawn += average[0]
+    if kind == "forgets-average":
+        drawn += average[0]
+        average[0] = 0.9 * average[0] + 0.1 * drawn
     if kind == "is-slow": time.sleep(600)
     if kind == "delivers":
         history.append({"drawn": drawn, "seconds": time.time() - begun})
         with open("rows.csv", "a") as rows: rows.write(f"{step},{drawn},{time.time()}\\n")
         largest, drawn = max(largest, drawn), 0.0
-    average[0] = 0.9 * average[0] + 0.1 * drawn
     model.values[step % 8] += drawn
     ckpt.log(drawn=drawn)
 if kind in ("delivers", "exact"):

@@ -1,0 +1,20 @@
+"""What `run` makes of each program: see docs/attach.md."""
+
+from __future__ import annotations
+
+REFUSED: dict[str, str] = {
+    "cycle_loader": "cannot be resumed exactly",
+}
+"""Programs that are refused at their start, with words of the reason. All others end as if they had not been killed."""
+
+TELLING = (
+    "best_state",
+    "ema_class",
+    "imagenet",
+    "own_resume",
+    "project",
+    "slots_state",
+    "unfreeze",
+    "next_batches",
+)
+"""Programs of the ordinary tests; the long mode has all of them."""
