@@ -87,10 +87,11 @@ def compare(a: Path, b: Path, other: Path | None = None) -> Comparison:
         return result
     traces = [list(read_trace(run / "trace.jsonl")) for run in (a, b, *([other] if other else []))]
     chance = _differ_by_chance(traces[0], traces[2]) if other else set()
-    result.unseeded = _unseeded(*(_boundaries(one) for one in traces[:2]))
+    steps = [_boundaries(one) for one in traces]
+    result.unseeded = _unseeded(steps[0], steps[1])
     result.final, result.compared = _differences(ours, theirs, aside=result.unseeded)
     result.metrics = _metric_differences(_rows(a), _rows(b))
-    _compare_traces(result, *(_boundaries(one) for one in traces[:2]), chance)
+    _compare_traces(result, steps[0], steps[1], chance)
     files = compare_files(a, b, other)
     result.files, result.files_compared = files.different[:_SHOWN], files.compared
     result.held = _names(sorted(_held_at_end(traces[0], traces[1]) - chance))

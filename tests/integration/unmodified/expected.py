@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+_OUTSIDE = "outside of a `for` loop over a DataLoader"
+
 REFUSED: dict[str, str] = {
-    "cycle_loader": "cannot be resumed exactly",
+    "cycle_loader": "come through a generator function",
+    "dqn": _OUTSIDE,
+    "generator_data": _OUTSIDE,
+    "nano_lm": _OUTSIDE,
+    "next_batches": "cannot be resumed exactly",
+    "no_dataloader": _OUTSIDE,
 }
 """Programs that are refused at their start, with words of the reason. All others end as if they had not been killed."""
 
