@@ -165,7 +165,7 @@ class Verification:
             raise _Stop(Verdict("program-failed", f"the program failed by itself: {ending}", tail=tail))
 
     def _compare(self, *runs: Path) -> dict[str, Any]:
-        """The first is undisturbed; the third, if there is one, too."""
+        """Compare an undisturbed run with another; a third one is undisturbed as well."""
         b = runs[1]
         out = b / "comparison"
         code = self._call(["compare", *map(str, runs)], out, errors=b / "comparison-errors", cwd=Path.cwd())
@@ -217,7 +217,7 @@ def _why_nothing(folder: Path) -> str:
 
 
 def _judge(comparison: dict[str, Any]) -> Verdict:
-    """The verdict on a run whose final checkpoint and metrics agree with the undisturbed one's."""
+    """Return the verdict on a run whose final checkpoint and metrics agree with the undisturbed one's."""
     steps, files = comparison["steps"], comparison["files"]
     same = f"{comparison['compared']} tensors and values, after {steps} steps"
     if not files and not comparison["held"]:

@@ -195,7 +195,7 @@ def _compare_traces(result: Comparison, a: Sequence[Moment], b: Sequence[Moment]
 
 
 def _changing(a: Sequence[Moment]) -> set[str]:
-    """What the program holds and changes while it trains; the rest (where it was resumed, say) is setting."""
+    """Return what the program holds and changes while it trains; the rest (where it was resumed, say) is setting."""
     first = a[0].digests if a else {}
     return {
         key for moment in a for key in moment.digests if key.startswith(HELD) and moment.digests[key] != first.get(key)
@@ -203,7 +203,7 @@ def _changing(a: Sequence[Moment]) -> set[str]:
 
 
 def _held_at_end(a: Sequence[Moment], b: Sequence[Moment]) -> set[str]:
-    """What the program holds and what differs at its end; of functions, which are left by then, at the last step."""
+    """Return what the program holds that differs at its end; of functions, which are left by then, at the last step."""
     ends = [{moment.end: moment.digests for moment in trace} for trace in (a, b)]
     changing = _changing(a)
     return {
@@ -216,14 +216,14 @@ def _held_at_end(a: Sequence[Moment], b: Sequence[Moment]) -> set[str]:
 
 
 def _differ_by_chance(a: Sequence[Moment], c: Sequence[Moment]) -> set[str]:
-    """What the program holds and what differs between two undisturbed runs at any moment."""
+    """Return what the program holds that differs between two undisturbed runs at any moment."""
     others = {(moment.step, moment.end): moment.digests for moment in c}
     pairs = ((one.digests, others[one.step, one.end]) for one in a if (one.step, one.end) in others)
     return {key for ours, theirs in pairs for key in _different(ours, theirs) if key.startswith(HELD)}
 
 
 def _names(keys: Iterable[str]) -> list[str]:
-    """Names for people, in the order of the keys, each container once."""
+    """Return names for people, in the order of the keys, each container once."""
     names = (key.removeprefix(HELD).partition("[")[0] for key in keys)
     return list(dict.fromkeys(names))[:_SHOWN]
 

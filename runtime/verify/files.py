@@ -22,8 +22,8 @@ from .values import Walk
 
 WORKING_COPY = "cwd"
 """In a run's folder, a link to its working copy."""
-_LARGEST = 1 << 28
-"""Bytes of a file that is read field by field."""
+_LARGEST = 1 << 25
+"""Bytes of JSON or text that is read field by field."""
 _NUMBER = re.compile(
     r"\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d(?::\d\d(?:[.,]\d+)?)?)?|\d\d?:\d\d:\d\d(?:[.,]\d+)?"
     r"|[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|\bnan\b|\binf\b"
@@ -66,7 +66,7 @@ def compare_files(ours: Path, theirs: Path, other: Path | None) -> Files:
 
 
 def _delivered(run: Path) -> dict[str, Path]:
-    """The files in the working copy by name, without links, which lead out of it."""
+    """Return the files in the working copy by name, without links, which lead out of it."""
     root = (run / WORKING_COPY).resolve()
     found = {}
     for folder, folders, names in os.walk(root):
@@ -128,9 +128,7 @@ def _short(value: str) -> str:
 def read_fields(path: Path) -> Fields:
     """Return the fields of a file; one, its digest, if it cannot be read as what it seems to be."""
     data = path.read_bytes()
-    for read in (_torch_fields, _json_fields, _text_fields):
-        if len(data) > _LARGEST:
-            break
+    for read in (_torch_fields, *((_json_fields, _text_fields) if len(data) <= _LARGEST else ())):
         try:
             if (found := read(path, data)) is not None:
                 return found
