@@ -15,6 +15,7 @@ class Exit(IntEnum):
     IMPOSSIBLE = 4
     STOPPED = 5
     UNAVAILABLE = 6
+    INCOMPLETE = 7
     CRASH = 70
     INTERRUPTED = 130
 
@@ -27,6 +28,7 @@ MEANINGS: dict[Exit, str] = {
     Exit.IMPOSSIBLE: "the job file is valid, but nothing can run it; for `infra` and `cluster`: a check refuses it",
     Exit.STOPPED: "the job was cancelled or stopped by one of its limits; for `wait --timeout`: it still runs",
     Exit.UNAVAILABLE: "the store, the job dir or the target cannot be used now",
+    Exit.INCOMPLETE: "for `verify-resume`: all that is saved agrees, but not all that the program delivers",
     Exit.CRASH: "a defect of cloudgpu itself; the message names a file with the details",
     Exit.INTERRUPTED: "ended by Ctrl-C",
 }

@@ -39,10 +39,12 @@ def command(
     cloudgpu verify-resume -- train.py --epochs 2
     cloudgpu verify-resume --runs 5 --kill term -- python -m trainer.task
 
-    It is run as by `python -m cloudgpu.runtime run`, in the working directory; its checkpoints go into a folder of
-    their own, which is removed. If the runs differ: at which step, in which tensor, and what is likely not saved. Give
-    it arguments that make it short: a few hundred steps are enough. Exit code 0: they agree, 1: they differ, 4: that
-    cannot be told (it fails, saves nothing, or is not deterministic), 5: out of time.
+    It is run as by `python -m cloudgpu.runtime run`, each time in a copy of the working directory, and checkpoints go
+    into a folder of their own; all of it is removed. Compared are what is saved, what is logged, the files that the
+    program writes and the variables that it ends with. If they differ: at which step, in which tensor, and what is
+    likely not saved. Give it arguments that make it short: a few hundred steps are enough. Exit code 0: they agree, 1:
+    they differ, 7: what is saved agrees, but files or variables differ, 4: nothing can be said (it fails, saves
+    nothing, or is not deterministic), 5: out of time.
     """
     from .verify_runs import Verification
     from .verify_view import show

@@ -22,10 +22,12 @@ from typing import Any, Literal
 from .errors import CommandError
 from .exits import Exit
 from .output import remark
+from .verify_copy import WorkingCopies
 
-Outcome = Literal["agree", "differ", "not-deterministic", "nothing-saved", "program-failed", "timeout"]
+Outcome = Literal["agree", "not-all-saved", "differ", "not-deterministic", "nothing-saved", "program-failed", "timeout"]
 _EXITS: dict[Outcome, str] = {
     "agree": "OK",
+    "not-all-saved": "INCOMPLETE",
     "differ": "FAILED",
     "not-deterministic": "IMPOSSIBLE",
     "nothing-saved": "IMPOSSIBLE",
@@ -36,6 +38,8 @@ _MARK = "CLOUDGPU_VERIFICATION"
 _INTERRUPTED = 75
 _TAIL = 20
 """Lines of a program's output that are shown when it fails."""
+_NAMED = 6
+"""Files and variables that the verdict's sentence names."""
 
 
 @dataclass(slots=True)
@@ -76,6 +80,7 @@ class Verification:
 
     def __enter__(self) -> Verification:
         self._folder = Path(tempfile.mkdtemp(prefix="cloudgpu-verify-"))
+        self._copies = WorkingCopies(Path.cwd(), self._folder)
         return self
 
     def __exit__(
@@ -99,16 +104,19 @@ class Verification:
             raise CommandError(
                 f"--at {step}: the program makes {steps} steps; give one from 1 to {steps - 1}", exit_code=Exit.USAGE
             )
-        ended = []
+        ended: list[int] = []
+        found = Verdict("agree", "")
         for number in range(runs):
             at = step if step is not None else random.SystemRandom().randrange(1, steps)
             ended.append(at)
             remark(f"run {number + 3}: to be ended at step {at} of {steps} ({how}) and resumed")
-            comparison = self._compare(first, self._disturbed(f"disturbed-{number}", at, how))
+            comparison = self._compare(first, self._disturbed(f"disturbed-{number}", at, how), second)
             if not comparison["agree"]:
                 return Verdict("differ", comparison["problem"] or _where(comparison), comparison, ended)
-        text = f"bit for bit the same: {comparison['compared']} tensors and values, after {steps} steps"
-        return Verdict("agree", text, comparison, ended)
+            if found.outcome == "agree":
+                found = _judge(comparison)
+        found.ended_at = ended
+        return found
 
     def _undisturbed(self, name: str) -> Path:
         remark(f"run {1 if name == 'first' else 2}: undisturbed")
@@ -142,6 +150,7 @@ class Verification:
     def _make(self, name: str) -> Path:
         folder = self._folder / name
         folder.mkdir()
+        (folder / "cwd").symlink_to(self._copies.make(folder / "root"))
         return folder
 
     def _expect(self, folder: Path, plan: dict[str, Any], codes: set[int]) -> None:
@@ -149,24 +158,26 @@ class Verification:
         path = folder / "plan.json"
         path.write_text(json.dumps(plan))
         log = folder / "output"
-        code = self._call(["drill", str(path), "--", *self._program], log)
+        code = self._call(["drill", str(path), "--", *self._program], log, cwd=(folder / "cwd").resolve())
         if code not in codes:
             ending = f"signal {-code}" if code < 0 else f"exit code {code}"
             tail = "\n".join(log.read_text(errors="replace").splitlines()[-_TAIL:])
             raise _Stop(Verdict("program-failed", f"the program failed by itself: {ending}", tail=tail))
 
-    def _compare(self, a: Path, b: Path) -> dict[str, Any]:
+    def _compare(self, *runs: Path) -> dict[str, Any]:
+        """Compare an undisturbed run with another; a third one is undisturbed as well."""
+        b = runs[1]
         out = b / "comparison"
-        code = self._call(["compare", str(a), str(b)], out, errors=b / "comparison-errors")
+        code = self._call(["compare", *map(str, runs)], out, errors=b / "comparison-errors", cwd=Path.cwd())
         if code not in (0, 1):
             raise CommandError((b / "comparison-errors").read_text()[-2000:], exit_code=Exit.UNAVAILABLE)
         found: dict[str, Any] = json.loads(out.read_text())
         return found
 
-    def _call(self, words: Sequence[str], output: Path, errors: Path | None = None) -> int:
+    def _call(self, words: Sequence[str], output: Path, errors: Path | None = None, *, cwd: Path) -> int:
         left = self._deadline - time.monotonic()
         environment = {name: value for name, value in os.environ.items() if not name.startswith("CLOUDGPU_")}
-        environment |= {_MARK: self._mark, "CLOUDGPU_CHECKPOINTS": str(output.parent / "checkpoints")}
+        environment |= {_MARK: self._mark, "CLOUDGPU_CHECKPOINTS": str(output.parent / "checkpoints"), "PWD": str(cwd)}
         with contextlib.ExitStack() as files:
             out = files.enter_context(output.open("wb"))
             err = files.enter_context(errors.open("wb")) if errors else subprocess.STDOUT
@@ -176,6 +187,7 @@ class Verification:
                     stdin=subprocess.DEVNULL,
                     stdout=out,
                     stderr=err,
+                    cwd=cwd,
                     env=environment,
                     timeout=max(0.1, left),
                     check=False,
@@ -192,7 +204,7 @@ def _interpreter(program: Sequence[str]) -> tuple[str, list[str]]:
         found = shutil.which(program[0])
         if found is None:
             raise CommandError(f"{program[0]} is not on the PATH", exit_code=Exit.USAGE)
-        return found, list(program[1:])
+        return os.path.abspath(found), list(program[1:])  # noqa: PTH100 - a link, as in a venv, is not resolved
     return sys.executable, list(program)
 
 
@@ -202,6 +214,19 @@ def _why_nothing(folder: Path) -> str:
     except (OSError, ValueError, KeyError):
         reason = "it makes no Checkpointer, and its training loop was not found"
     return f"the program saves nothing: {reason}"
+
+
+def _judge(comparison: dict[str, Any]) -> Verdict:
+    """Return the verdict on a run whose final checkpoint and metrics agree with the undisturbed one's."""
+    steps, files = comparison["steps"], comparison["files"]
+    same = f"{comparison['compared']} tensors and values, after {steps} steps"
+    if not files and not comparison["held"]:
+        also = f", and {comparison['files_compared']} files" if comparison["files_compared"] else ""
+        return Verdict("agree", f"bit for bit the same: {same}{also}", comparison)
+    names = [*(f"file {one['name']}" for one in files), *comparison["held"]]
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    text = f"What is saved is the same, bit for bit ({same}), but not: {', '.join(names[:_NAMED])}{more}."
+    return Verdict("not-all-saved", text, comparison)
 
 
 def _where(comparison: dict[str, Any]) -> str:

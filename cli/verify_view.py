@@ -9,7 +9,13 @@ import click
 from .output import Tone, clean, echo_json, style
 from .verify_runs import Outcome, Verdict
 
-_TONES: dict[Outcome, Tone] = {"agree": "good", "differ": "bad", "not-deterministic": "warn", "nothing-saved": "warn"}
+_TONES: dict[Outcome, Tone] = {
+    "agree": "good",
+    "not-all-saved": "bad",
+    "differ": "bad",
+    "not-deterministic": "warn",
+    "nothing-saved": "warn",
+}
 _SHOWN = 4
 _CAUSES = (
     ("generator ", "draws random numbers and is not saved: keep its state in ckpt.state, or draw from a global one"),
@@ -17,12 +23,16 @@ _CAUSES = (
     ("optimizer ", "is not given to the Checkpointer: pass it by name"),
     ("scaler ", "is not given to the Checkpointer: pass scaler="),
     ("model ", "is not given to the Checkpointer: pass it by name, e.g. ema="),
-    ("variable ", "is not saved: keep it in ckpt.state if the training depends on it"),
+    ("variable ", "is not saved: keep it in ckpt.state if the training or what is delivered depends on it"),
 )
 """What an unsaved thing's kind means; the likeliest causes first."""
 _NONE_FOUND = (
     "none was found in what the program holds: look at random augmentation inside of DataLoader workers (SeededDataset "
-    "makes it repeatable), and at files and threads of the program's own"
+    "makes it repeatable), and at threads of the program's own"
+)
+_FILE = (
+    "is written from what is not saved, or has rows of steps that were done twice: save what it is made of, and write "
+    "it whole at the end or by ckpt.log()"
 )
 _SOURCES = (
     ("random/python", "Python's random"),
@@ -43,6 +53,7 @@ def show(verdict: Verdict, *, as_json: bool) -> None:
                 "text": verdict.text,
                 "ended_at": verdict.ended_at,
                 "causes": causes,
+                "delivered": _delivered(verdict.comparison or {}),
                 "comparison": verdict.comparison,
             }
         )
@@ -59,18 +70,28 @@ def show(verdict: Verdict, *, as_json: bool) -> None:
 
 
 def likely_causes(verdict: Verdict) -> list[str]:
-    """The likeliest first; empty if the runs agree."""
+    """Return the likeliest first; nothing if the runs agree."""
     comparison = verdict.comparison
-    if comparison is None or verdict.outcome not in ("differ", "not-deterministic"):
+    if comparison is None or verdict.outcome not in ("differ", "not-all-saved", "not-deterministic"):
         return []
     keys: list[str] = comparison["first_keys"] or [one["key"] for one in comparison["final"]]
     if verdict.outcome == "not-deterministic":
         return _of_chance(comparison, keys)
-    found = [f"{name} {says}" for kind, says in _CAUSES for name in comparison["suspects"] if name.startswith(kind)]
+    # Where the training itself parted, what differs at its end may be a consequence.
+    unsaved = (verdict.outcome == "not-all-saved" and comparison["held"]) or comparison["suspects"]
+    found = [f"{name} {says}" for kind, says in _CAUSES for name in unsaved if name.startswith(kind)]
     drawn = [name for prefix, name in _SOURCES if any(key.startswith(prefix) for key in keys)]
     if drawn:
         found.append(f"{' and '.join(drawn)} went another way: what draws, or how often, differs after resuming")
+    if not found and comparison["files"]:
+        found = [f"file {one['name']} {_FILE}" for one in comparison["files"]]
     return found[:_SHOWN] or [_NONE_FOUND]
+
+
+def _delivered(comparison: dict[str, Any]) -> dict[str, Any]:
+    """Return what the program delivers and differs."""
+    names = ("files", "held", "left_out")
+    return {name: comparison[name] for name in names} if comparison else {}
 
 
 def _of_chance(comparison: dict[str, Any], keys: list[str]) -> list[str]:
@@ -97,4 +118,9 @@ def _differences(comparison: dict[str, Any]) -> list[str]:
         most = f", by up to {one['max_difference']:.3g}" if "max_difference" in one else ""
         lines.append(f"differs at the end: {one['key']}{size}{most}")
     lines += [f"metrics differ: {line}" for line in comparison.get("metrics", [])[:3]]
+    lines += [f"differs at the end: file {one['name']}: {one['says']}" for one in comparison.get("files", [])[:_SHOWN]]
+    lines += [f"differs at the end: {name}" for name in comparison.get("held", [])[:_SHOWN]]
+    if comparison.get("left_out"):
+        names = ", ".join(comparison["left_out"][:_SHOWN])
+        lines.append(f"left out, for it differs between two undisturbed runs, wholly or in part: {names}")
     return lines

@@ -1,14 +1,16 @@
-"""`python -m cloudgpu.runtime compare A B`: whether two runs of a verification agree, as JSON on stdout.
+"""`python -m cloudgpu.runtime compare A B [C]`: whether two runs of a verification agree, as JSON on stdout.
 
-Compared are the final checkpoints, tensor by tensor and value by value; the metrics; and the traces, which tell at
-which step the runs part, what differs first, and what had differed before that is not saved: the likely cause.
+Compared are the final checkpoints, tensor by tensor and value by value; the metrics; what the program delivers: the
+files it wrote and the variables it ends with; and the traces, which show at which step the runs part, what differs
+first, and what had differed before that is not saved: the likely cause. What differs between A and C, a second
+undisturbed run, by itself is left out of files and variables.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,22 +22,27 @@ from ..checkpoint.settings import find_store
 from ..checkpoint.tree import flatten
 from ..jobdir import JobDir, JobDirError, local_url
 from ..metrics import Row, read_metrics
-from .trace import UNSAVED, Moment, digests_of, read_trace
+from .files import compare_files
+from .trace import HELD, Moment, digests_of, read_trace
 
 _SHOWN = 20
 """Keys per list."""
 _USAGE = 2
-_VARIABLE = (f"{UNSAVED}variable ", "objects/program/")
-_OWN = ("objects/program/variables", "objects/program/arguments", "objects/program/place")
+_VARIABLE = f"{HELD}variable "
+_OF_RUN = "objects/program/"
+"""What `run` saves of a program."""
+_RESULTS_OF_RUN = (f"{_OF_RUN}objects/", f"{_OF_RUN}gradients/")
+"""Parts of it that are the training's result; variables are compared by what the program holds."""
 _STATE = ("objects/", "state/")
-"""Parts of a snapshot that are the training's result; the rest tells how it came about."""
+"""Parts of a snapshot that are the training's result; the rest shows how it came about."""
 
 
 @dataclass(slots=True)
 class Comparison:
-    """Of an undisturbed run A and another one B."""
+    """What differs between an undisturbed run A and another one B."""
 
     agree: bool = False
+    """Final checkpoints and metrics are the same, bit for bit."""
     problem: str | None = None
     """Why nothing can be said; None: it can."""
     steps: int = 0
@@ -54,13 +61,21 @@ class Comparison:
     """Tensors and values compared in the final checkpoint."""
     metrics: list[str] = field(default_factory=list)
     """What differs in the metrics."""
+    files: list[dict[str, str]] = field(default_factory=list)
+    """Files that differ: name, and what of them."""
+    files_compared: int = 0
+    held: list[str] = field(default_factory=list)
+    """Variables, generators, models … that differ at the end and are in no checkpoint."""
+    left_out: list[str] = field(default_factory=list)
+    """Files and variables that differ, wholly or in part, between two undisturbed runs."""
     unseeded: list[str] = field(default_factory=list)
     """Random generators, such as "random/python", that were in other states from the start: that they differ says
     nothing by itself, for a program need not seed what it does not use.
     """
 
 
-def compare(a: Path, b: Path) -> Comparison:
+def compare(a: Path, b: Path, other: Path | None = None) -> Comparison:
+    """Compare an undisturbed run A with B. other: a second undisturbed run."""
     result = Comparison()
     try:
         ours, theirs = _final(a), _final(b)
@@ -70,11 +85,17 @@ def compare(a: Path, b: Path) -> Comparison:
     if ours is None or theirs is None:
         result.problem = f"{'the undisturbed' if ours is None else 'the resumed'} run has left no final checkpoint"
         return result
-    traces = list(read_trace(a / "trace.jsonl")), list(read_trace(b / "trace.jsonl"))
-    result.unseeded = _unseeded(*traces)
+    traces = [list(read_trace(run / "trace.jsonl")) for run in (a, b, *([other] if other else []))]
+    chance = _differ_by_chance(traces[0], traces[2]) if other else set()
+    steps = [_boundaries(one) for one in traces]
+    result.unseeded = _unseeded(steps[0], steps[1])
     result.final, result.compared = _differences(ours, theirs, aside=result.unseeded)
     result.metrics = _metric_differences(_rows(a), _rows(b))
-    _compare_traces(result, *traces)
+    _compare_traces(result, steps[0], steps[1], chance)
+    files = compare_files(a, b, other)
+    result.files, result.files_compared = files.different[:_SHOWN], files.compared
+    result.held = _names(sorted(_held_at_end(traces[0], traces[1]) - chance))
+    result.left_out = [*(f"file {name}" for name in files.aside), *_names(sorted(chance))][:_SHOWN]
     result.agree = not result.final and not result.metrics
     return result
 
@@ -104,8 +125,12 @@ def _differences(
 
 
 def _is_result(key: str) -> bool:
-    """Not how it came about: the place in the data, and the variables of a program under `run` (times, say)."""
-    return key.startswith((*_STATE, "random/")) and not key.startswith(_OWN)
+    """Not how it came about: the place in the data, and what `run` saves of a program's variables (times, say)."""
+    return key.startswith((*_STATE, "random/")) and not _is_way(key)
+
+
+def _is_way(key: str) -> bool:
+    return key.startswith(_OF_RUN) and not key.startswith(_RESULTS_OF_RUN)
 
 
 def _distance(a: Any, b: Any) -> dict[str, Any]:  # noqa: ANN401
@@ -133,13 +158,18 @@ def _metric_differences(a: Sequence[Row], b: Sequence[Row]) -> list[str]:
 # The way there
 
 
-def _compare_traces(result: Comparison, a: Sequence[Moment], b: Sequence[Moment]) -> None:
+def _boundaries(trace: Iterable[Moment]) -> list[Moment]:
+    return [moment for moment in trace if not moment.end]
+
+
+def _compare_traces(result: Comparison, a: Sequence[Moment], b: Sequence[Moment], chance: set[str]) -> None:
     by_step = {moment.step: moment for moment in a}
     result.steps = max(by_step, default=0)
     if not b:
         return
     last = b[-1].process
     result.resumed_at = b[0].step if b[0].process == last else next(one.step for one in b if one.process == last)
+    changing = _changing(a)
     suspects: dict[str, None] = {}
     begun = False
     for theirs in b:
@@ -148,20 +178,54 @@ def _compare_traces(result: Comparison, a: Sequence[Moment], b: Sequence[Moment]
             continue
         different = list(_different(ours.digests, theirs.digests))
         if theirs.process == last:
-            # Of variables only what is there from the start: a loop sets its own anew before it reads them.
-            known = ours.digests.keys() & theirs.digests.keys()
-            aside = (key for key in different if key in known and key.startswith((UNSAVED, *_OWN)))
-            suspects.update(dict.fromkeys(key for key in aside if not begun or not key.startswith(_VARIABLE)))
+            # Of variables only those that are there from the start: a loop sets its own anew before it reads them.
+            known = ours.digests.keys() & theirs.digests.keys() & changing - chance
+            held = (key for key in different if key in known and key.startswith(HELD))
+            suspects.update(dict.fromkeys(key for key in held if not begun or not key.startswith(_VARIABLE)))
             begun = True
-        # What a program under `run` does not read: its place is in objects/program/place.
-        unread = ("position/",) if any(key.startswith(_OWN) for key in ours.digests) else ()
-        saved = [key for key in different if not key.startswith((UNSAVED, *_OWN, *unread))]
+        # What a program under `run` does not read: its place is saved by another name.
+        unread = ("position/",) if any(map(_is_way, ours.digests)) else ()
+        saved = [key for key in different if not key.startswith((HELD, *unread)) and not _is_way(key)]
         saved = [key for key in saved if _source(key) not in result.unseeded]
-        if any(not key.startswith("position/") for key in saved):  # a place that nobody reads may be told otherwise
+        if any(not key.startswith("position/") for key in saved):  # a place that is not read may be put otherwise
             result.first_step = theirs.step
             result.first_keys = sorted(saved, key=lambda key: not key.startswith(_STATE))[:_SHOWN]
             break
-    result.suspects = [key.removeprefix(UNSAVED) for key in suspects][:_SHOWN]
+    result.suspects = _names(suspects)
+
+
+def _changing(a: Sequence[Moment]) -> set[str]:
+    """Return what the program holds and changes while it trains; the rest (where it was resumed, say) is setting."""
+    first = a[0].digests if a else {}
+    return {
+        key for moment in a for key in moment.digests if key.startswith(HELD) and moment.digests[key] != first.get(key)
+    }
+
+
+def _held_at_end(a: Sequence[Moment], b: Sequence[Moment]) -> set[str]:
+    """Return what the program holds that differs at its end; of functions, which are left by then, at the last step."""
+    ends = [{moment.end: moment.digests for moment in trace} for trace in (a, b)]
+    changing = _changing(a)
+    return {
+        key
+        for is_end in (False, True)
+        if all(is_end in one for one in ends)
+        for key in _different(*(one[is_end] for one in ends))
+        if key in changing and (is_end or "()." in key)
+    }
+
+
+def _differ_by_chance(a: Sequence[Moment], c: Sequence[Moment]) -> set[str]:
+    """Return what the program holds that differs between two undisturbed runs at any moment."""
+    others = {(moment.step, moment.end): moment.digests for moment in c}
+    pairs = ((one.digests, others[one.step, one.end]) for one in a if (one.step, one.end) in others)
+    return {key for ours, theirs in pairs for key in _different(ours, theirs) if key.startswith(HELD)}
+
+
+def _names(keys: Iterable[str]) -> list[str]:
+    """Return names for people, in the order of the keys, each container once."""
+    names = (key.removeprefix(HELD).partition("[")[0] for key in keys)
+    return list(dict.fromkeys(names))[:_SHOWN]
 
 
 def _unseeded(a: Sequence[Moment], b: Sequence[Moment]) -> list[str]:
@@ -184,9 +248,9 @@ def _different(a: Mapping[str, str], b: Mapping[str, str]) -> Iterator[str]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    if len(arguments) != 2:
-        print("usage: python -m cloudgpu.runtime compare A B", file=sys.stderr)
+    if len(arguments) not in (2, 3):
+        print("usage: python -m cloudgpu.runtime compare A B [C]", file=sys.stderr)
         return _USAGE
-    result = compare(Path(arguments[0]), Path(arguments[1]))
+    result = compare(*map(Path, arguments))
     print(json.dumps(asdict(result)))
     return 0 if result.agree else 1

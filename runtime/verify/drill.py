@@ -12,20 +12,17 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from ..attach.execute import Target, execute
 from ..attach.frames import Code
-from ..attach.imports import AfterImport
-from ..attach.objects import Objects
 from ..attach.session import Session
-from ..attach.variables import Variables, generator_state, is_plain
 from ..checkpoint import checkpointer as module
-from ..checkpoint.errors import CheckpointError
-from .trace import UNSAVED, TraceWriter, digest_of, digests_of
+from .held import Held
+from .trace import TraceWriter, digests_of
 
 How = Literal["kill", "term", "notice"]
 _NEVER = 1 << 60
@@ -52,83 +49,58 @@ class Plan:
         return cls(**json.loads(path.read_text()))
 
 
-class Watched:
-    """What the program has and a Checkpointer does not save."""
+class Drill:
+    """The plan, as it is carried out in this process."""
 
-    def __init__(self, code: Code) -> None:
-        self._objects, self._variables = Objects(), Variables(code)
-        AfterImport("torch", self._objects.watch).install()
+    def __init__(self, plan: Plan, code: Code) -> None:
+        self.plan, self._held = plan, Held(code)
+        self._trace = TraceWriter(Path(plan.folder) / "trace.jsonl")
+        self.made: list[module.Checkpointer] = []
 
-    def digests(self, saved: Mapping[str, Any]) -> dict[str, str]:
-        """By the name of the variable it is found by. saved: the objects given to the Checkpointer."""
-        found = {f"generator {name}": generator_state(one) for name, one in self._variables.generators().items()}
-        names: dict[int, str] = {}
-        for space in self._variables.spaces():
-            for name, value in space.values.items():
-                names.setdefault(id(value), f"{space.path}.{name}")
-                if is_plain(value):
-                    found[f"variable {space.path}.{name}"] = value
-        known = _parts(saved)
-        for name, one in self._objects.by_name().items():
-            if id(one) not in known and not (_parts({name: one}) & known):
-                kind = name.partition("_")[0]
-                found[f"{kind} {names.get(id(one), name)} ({type(one).__name__})"] = one.state_dict()
-        return {f"{UNSAVED}{name}": digest for name, state in found.items() if (digest := _digest(state)) is not None}
+    def trace(self, *, end: bool = False) -> None:
+        """Note what there is now; at the program's end, only what it holds itself."""
+        if not self.made:
+            return
+        checkpointer = self.made[0]
+        objects, loader = checkpointer._objects, checkpointer._loader
+        attached = isinstance(objects.get("program"), Session)  # which saves models and the like by itself
+        held = self._held.digests([*objects.values(), loader], frozenset({"generator"}) if attached else None)
+        saved = {} if end else digests_of(checkpointer._content().snapshot)
+        self._trace.add(checkpointer.step, {**saved, **held}, end=end)
 
-
-def _digest(state: Any) -> str | None:  # noqa: ANN401
-    try:
-        return digest_of(state)
-    except CheckpointError:  # of a kind that is not saved either
-        return None
-
-
-def _parts(objects: Mapping[str, Any]) -> set[int]:
-    """The objects, and the modules inside of them."""
-    found = set(map(id, objects.values()))
-    for one in objects.values():
-        if callable(modules := getattr(one, "modules", None)):
-            found.update(map(id, modules()))
-        found.add(id(getattr(one, "module", None)))
-    return found - {id(None)}
+    def end_here(self) -> None:
+        """End this process as the plan has it."""
+        if self.plan.how == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif self.plan.how == "term":
+            os.kill(os.getpid(), signal.SIGTERM)
+        else:
+            notice = {"reason": "verify-resume", "deadline": time.time() + 3600, "action": "stop", "id": "1"}
+            Path(os.environ["CLOUDGPU_NOTICE"]).write_text(json.dumps(notice))
 
 
-def substitute(plan: Plan, code: Code) -> None:
-    """From now on a Checkpointer is one of this plan."""
-    watched = Watched(code)
-    trace = TraceWriter(Path(plan.folder) / "trace.jsonl")
-    made: list[object] = []
+def substitute(drill: Drill) -> None:
+    """Make every Checkpointer that the program makes from now on one of this drill."""
+    plan = drill.plan
 
     class DrilledCheckpointer(module.Checkpointer):
         """Saves and ends as the plan has it."""
 
         def __init__(self, **options: Any) -> None:  # noqa: ANN401 - as of every Checkpointer
-            made.append(None)
-            place = Path(plan.folder) / "checkpoints" if len(made) == 1 else Path(plan.folder) / f"more-{len(made)}"
+            number = len(drill.made) + 1
+            place = Path(plan.folder) / ("checkpoints" if number == 1 else f"more-{number}")
             super().__init__(**{**options, "folder": str(place), "every": _NEVER, "keep": 3})
+            drill.made.append(self)
 
         def _boundary(self) -> None:
-            self._trace()
+            if self is drill.made[0]:
+                drill.trace()
             if plan.end_at is not None and self.step >= plan.end_at:
-                self._end_here()
+                self._saver.settle(math.inf)
+                drill.end_here()
             if plan.save_at is not None and self.step == plan.save_at:
                 self._asked = True
             super()._boundary()
-
-        def _trace(self) -> None:
-            attached = isinstance(self._objects.get("program"), Session)
-            digests = digests_of(self._content().snapshot)
-            trace.add(self.step, digests if attached else {**digests, **watched.digests(self._objects)})
-
-        def _end_here(self) -> None:
-            self._saver.settle(math.inf)
-            if plan.how == "kill":
-                os.kill(os.getpid(), signal.SIGKILL)
-            elif plan.how == "term":
-                os.kill(os.getpid(), signal.SIGTERM)
-            else:
-                notice = {"reason": "verify-resume", "deadline": time.time() + 3600, "action": "stop", "id": "1"}
-                Path(os.environ["CLOUDGPU_NOTICE"]).write_text(json.dumps(notice))
 
     module.Checkpointer = DrilledCheckpointer  # type: ignore[misc]
 
@@ -139,6 +111,12 @@ def main(arguments: Sequence[str]) -> int:
         return _USAGE
     plan = Plan.read(Path(arguments[0]))
     os.environ["CLOUDGPU_NOTICE"] = str(Path(plan.folder) / "notice.json")
-    substitute(plan, Code(target.folder))
+    drill = Drill(plan, Code(target.folder))
+    substitute(drill)
     session = Session(target, report=Path(plan.folder) / "report.json")
-    return session.run(lambda: execute(target, session.end))
+
+    def end() -> None:
+        drill.trace(end=True)
+        session.end()
+
+    return session.run(lambda: execute(target, end))

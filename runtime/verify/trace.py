@@ -2,9 +2,10 @@
 
 Only what has changed since the line before is written; the first line of a process has everything.
 
-    {"step": 12, "process": 4711, "changed": {"objects/model/0.weight": "9c3f…"}, "gone": []}
+    {"step": 12, "process": 4711, "changed": {"objects/model/0.weight": "9c3f…"}, "gone": [], "end": false}
 
-Keys are those of the checkpoint. What the program has and does not save begins with "unsaved/".
+Keys are those of the checkpoint. What the program holds besides begins with "held/" (held.py). The last line of a
+program that came to its end has "end": true and only that.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-UNSAVED = "unsaved/"
+HELD = "held/"
 _NOT_COMPARED = ("history", "goal", "step")
 """Parts of a snapshot that differ between two runs of the same training: seconds, and what it was asked for."""
 _DIGITS = 16
@@ -29,6 +30,8 @@ class Moment:
     step: int
     process: int
     digests: Mapping[str, str]
+    end: bool = False
+    """The program has come to its end."""
 
 
 class TraceWriter:
@@ -38,11 +41,11 @@ class TraceWriter:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         self._last: dict[str, str] = {}
 
-    def add(self, step: int, digests: Mapping[str, str]) -> None:
+    def add(self, step: int, digests: Mapping[str, str], *, end: bool = False) -> None:
         changed = {key: value for key, value in digests.items() if self._last.get(key) != value}
         gone = [key for key in self._last if key not in digests]
         self._last = dict(digests)
-        record = {"step": step, "process": os.getpid(), "changed": changed, "gone": gone}
+        record = {"step": step, "process": os.getpid(), "changed": changed, "gone": gone, "end": end}
         os.write(self._file, json.dumps(record).encode() + b"\n")
 
 
@@ -59,7 +62,7 @@ def read_trace(path: Path) -> Iterator[Moment]:
                 current, process = {}, record["process"]
             current = {key: value for key, value in current.items() if key not in set(record["gone"])}
             current.update(record["changed"])
-            yield Moment(record["step"], record["process"], dict(current))
+            yield Moment(record["step"], record["process"], dict(current), end=record["end"])
 
 
 def digests_of(snapshot: Mapping[str, Any]) -> dict[str, str]:
@@ -70,11 +73,6 @@ def digests_of(snapshot: Mapping[str, Any]) -> dict[str, str]:
     found = {key: _digest(_bytes_of(leaf)) for key, leaf in leaves.items()}
     found.update(_plain_digests(tree, ""))
     return found
-
-
-def digest_of(value: Any) -> str:  # noqa: ANN401
-    """Of any one state."""
-    return _digest(json.dumps(sorted(digests_of({"value": value}).items())).encode())
 
 
 def _plain_digests(tree: Any, path: str) -> dict[str, str]:  # noqa: ANN401

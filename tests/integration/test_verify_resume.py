@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 PROGRAM = """
-import os, random, sys, time
+import json, os, random, sys, time
 import numpy as np
 from cloudgpu.runtime import Checkpointer
 
@@ -29,6 +29,7 @@ class Weights:
 random.seed(1); np.random.seed(2)
 kind = sys.argv[1]
 own, generator, average = random.Random(3), np.random.default_rng(4), [0.0]
+history, largest, begun = [], 0.0, time.time()
 model = Weights()
 if kind == "crashes":
     raise KeyError("nothing here")
@@ -40,11 +41,19 @@ for step in ckpt.steps(12):
     if kind == "own-random": drawn += own.random()
     if kind == "own-numpy": drawn += generator.random()
     if kind == "by-chance": drawn += os.urandom(1)[0]
-    if kind == "forgets-average": drawn += average[0]
+    if kind == "forgets-average":
+        drawn += average[0]
+        average[0] = 0.9 * average[0] + 0.1 * drawn
     if kind == "is-slow": time.sleep(600)
-    average[0] = 0.9 * average[0] + 0.1 * drawn
+    if kind == "delivers":
+        history.append({"drawn": drawn, "seconds": time.time() - begun})
+        with open("rows.csv", "a") as rows: rows.write(f"{step},{drawn},{time.time()}\\n")
+        largest, drawn = max(largest, drawn), 0.0
     model.values[step % 8] += drawn
     ckpt.log(drawn=drawn)
+if kind in ("delivers", "exact"):
+    with open("result.json", "w") as file:
+        json.dump({"history": history, "first": float(model.values[0]), "at": time.time()}, file)
 """
 
 TORCH = """
@@ -109,6 +118,20 @@ def test_what_is_not_saved_is_named(tmp_path: Path, kind: str, cause: str) -> No
     assert found["comparison"]["metrics"]
 
 
+def test_files_and_variables_that_differ_are_a_verdict_of_their_own(tmp_path: Path) -> None:
+    """The checkpoint is right, but the program forgets its history and writes rows twice."""
+    code, found = verify(tmp_path, "delivers", "--at", "6")
+    assert (code, found["outcome"]) == (7, "not-all-saved"), found
+    assert "file result.json" in found["text"] and "variable __main__.history" in found["text"]
+    says = {one["name"]: one["says"] for one in found["delivered"]["files"]}
+    assert says["result.json"] == "length of history: 8 instead of 12"
+    assert says.keys() == {"result.json", "rows.csv"}
+    assert found["delivered"]["held"] == ["variable __main__.history"]
+    assert {"file result.json", "file rows.csv", "variable __main__.history"} <= set(found["delivered"]["left_out"])
+    assert found["causes"][0].startswith("variable __main__.history is not saved"), found["causes"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["train.py"], "runs have copies of their own"
+
+
 @pytest.mark.parametrize(
     ("kind", "outcome", "says"),
     [
@@ -155,7 +178,7 @@ def _running_in(folder: Path) -> list[str]:
     found = []
     for entry in Path("/proc").iterdir():
         try:
-            if entry.name.isdecimal() and (entry / "cwd").readlink() == folder:
+            if entry.name.isdecimal() and (entry / "cwd").readlink().is_relative_to(folder):
                 found.append((entry / "cmdline").read_text())
         except OSError:
             continue

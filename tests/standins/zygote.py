@@ -25,11 +25,11 @@ from typing import IO
 
 
 class Zygote:
-    """`modules` are imported once; a program is started in a fork."""
+    """`modules` are imported once, by the interpreter `python`; a program is started in a fork."""
 
-    def __init__(self, *modules: str) -> None:
+    def __init__(self, *modules: str, python: str = sys.executable) -> None:
         self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = [sys.executable, "-m", "cloudgpu.tests.standins.zygote", str(theirs.fileno()), *modules]
+        command = [python, "-m", "cloudgpu.tests.standins.zygote", str(theirs.fileno()), *modules]
         self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
         theirs.close()
 

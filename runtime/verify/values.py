@@ -1,0 +1,176 @@
+"""Values taken apart into fields, so that two runs can be compared field by field.
+
+    {"loss": [0.5, 0.25], "rows": [{"t": 1.5}, {"t": 2.5}]}   ->   ["loss"]: [0.5, 0.25]   ["rows"][*]["t"]: 1.5, 2.5
+
+Items of a list share a field: if the seconds of one row differ from run to run, those of every row may.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+DEPTH = 12
+"""Values inside of one another that are looked into."""
+LARGEST = 1 << 24
+"""Elements of a tensor or array that is compared; more are taken for data."""
+_KEYS = 512
+"""Keys of a dict that are fields of their own; of more, all are one field."""
+_SCALARS = (type(None), bool, int, float, complex, str, bytes)
+_KINDS = {"nn.modules.module.Module": "model", "optim.optimizer.Optimizer": "optimizer"} | {
+    f"optim.lr_scheduler.{name}": "scheduler" for name in ("LRScheduler", "ReduceLROnPlateau")
+}
+_SCALER = "amp.grad_scaler.GradScaler"
+
+Field = tuple[str, str, bytes]
+"""Kind ("variable", "generator", "model" …), name, and what the field holds there."""
+
+
+class Walk:
+    """One walk through values.
+
+    is_own: whether a class is the program's own, so that the attributes of its objects are fields. saved: ids of
+    objects whose state is not looked at. kinds: of which objects the state is; None: of all.
+    """
+
+    def __init__(
+        self,
+        is_own: Callable[[type], bool] = lambda _: False,
+        saved: Iterable[int] = (),
+        kinds: frozenset[str] | None = None,
+    ) -> None:
+        self._is_own, self._saved, self._kinds = is_own, frozenset(saved), kinds
+        self._above: list[int] = []
+        """The containers and objects that the walk is inside of."""
+        self._named: set[int] = set()
+        """Models, optimizers and generators, which are named once."""
+
+    def fields(self, value: Any, name: str) -> Iterator[Field]:  # noqa: ANN401
+        """Yield the fields of one value. What is of no known kind has none."""
+        if isinstance(value, _SCALARS):
+            yield "variable", name, repr(value).encode()
+        elif (data := bytes_of(value)) is not None:
+            yield "variable", name, data
+        elif id(value) not in self._above and len(self._above) < DEPTH:
+            self._above.append(id(value))
+            yield from self._inside(value, name)
+            self._above.pop()
+
+    def _inside(self, value: Any, name: str) -> Iterator[Field]:  # noqa: ANN401
+        if (kind := kind_of(value)) is not None:
+            yield from self._state(kind, value, name)
+            if kind == "model":
+                yield from self._items(_attributes_of_module(value), name)
+        elif id(value) in self._saved:
+            return
+        elif isinstance(value, Mapping):
+            yield from self._dict(value, name)
+        elif isinstance(value, tuple) and hasattr(value, "_asdict"):
+            yield from self._items(value._asdict(), name)
+        elif isinstance(value, list | tuple | deque | set | frozenset):
+            yield from self._list(value, name)
+        if kind is None and self._is_own(value if isinstance(value, type) else type(value)):
+            yield from self._items(_attributes(value), name)
+
+    def _state(self, kind: str, value: Any, name: str) -> Iterator[Field]:  # noqa: ANN401
+        if id(value) in self._saved | self._named or not (self._kinds is None or kind in self._kinds):
+            return
+        self._named.add(id(value))
+        state = state_of(value) if kind == "generator" else value.state_dict()
+        yield from ((kind, f"{name} ({type(value).__name__})", data) for _, _, data in self.fields(state, name))
+
+    def _items(self, items: Mapping[str, Any], name: str) -> Iterator[Field]:
+        for key, item in items.items():
+            yield from self.fields(item, f"{name}.{key}")
+
+    def _dict(self, value: Mapping[Any, Any], name: str) -> Iterator[Field]:
+        for key, item in list(value.items()):
+            one = isinstance(key, _SCALARS) and len(value) <= _KEYS
+            yield from self.fields(item, f"{name}[{key!r}]" if one else f"{name}[*]")
+        yield "variable", name, repr([key for key in value if isinstance(key, _SCALARS)]).encode()
+
+    def _list(self, value: Iterable[Any], name: str) -> Iterator[Field]:
+        items = list(value)
+        if all(isinstance(item, _SCALARS) for item in items):
+            ordered = items if isinstance(value, list | tuple | deque) else sorted(items, key=repr)
+            yield "variable", name, repr(ordered).encode()
+            return
+        for item in items:
+            yield from self.fields(item, f"{name}[*]")
+        yield "variable", name, str(len(items)).encode()
+
+
+def bytes_of(value: Any) -> bytes | None:  # noqa: ANN401
+    """Return kind, shape and content of a tensor or array; None for other values and for larger ones."""
+    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
+    if torch is not None and isinstance(value, torch.Tensor):
+        if value.numel() > LARGEST or value.layout is not torch.strided or value.is_meta:
+            return None
+        local = value.to_local() if hasattr(value, "to_local") else value
+        flat = local.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        data: bytes = flat.numpy().tobytes()
+        return f"{value.dtype} {tuple(value.shape)} ".encode() + data
+    if numpy is not None and isinstance(value, numpy.ndarray | numpy.generic):
+        if value.dtype.hasobject or value.size > LARGEST:
+            return None
+        data = value.tobytes()
+        return f"{value.dtype} {value.shape} ".encode() + data
+    return None
+
+
+def kind_of(value: Any) -> str | None:  # noqa: ANN401
+    """Return "model", "optimizer", "scheduler", "scaler" or "generator"; None for everything else."""
+    if isinstance(value, type):
+        return None
+    if is_generator(value):
+        return "generator"
+    names = (f"{kind.__module__}.{kind.__qualname__}" for kind in type(value).__mro__)
+    ours = [name.removeprefix("torch.") for name in names if name.startswith("torch.")]
+    if _SCALER in ours:
+        return "scaler"
+    return next((_KINDS[name] for name in ours if name in _KINDS), None)
+
+
+def is_generator(value: Any) -> bool:  # noqa: ANN401
+    """Whether a value is a random number generator with a state of its own."""
+    if isinstance(value, random.Random):
+        return not isinstance(value, random.SystemRandom)
+    kind = f"{type(value).__module__}.{type(value).__name__}"
+    return kind in {"numpy.random._generator.Generator", "numpy.random.mtrand.RandomState", "torch._C.Generator"}
+
+
+def state_of(generator: Any) -> Any:  # noqa: ANN401
+    """Return the state of a random number generator."""
+    if isinstance(generator, random.Random):
+        return generator.getstate()
+    if hasattr(generator, "bit_generator"):
+        return generator.bit_generator.state
+    return generator.get_state()
+
+
+def _attributes(value: Any) -> dict[str, Any]:  # noqa: ANN401
+    """Return the attributes of an object, with and without slots, or those of a class that are no code."""
+    if isinstance(value, type):
+        own = vars(value).items()
+        return {name: item for name, item in own if not name.startswith("__") and not callable(item)}
+    slots = [name for kind in type(value).__mro__ for name in _names(getattr(kind, "__slots__", ()))]
+    found = {name: getattr(value, name) for name in slots if not name.startswith("__") and hasattr(value, name)}
+    return {**getattr(value, "__dict__", {}), **found}
+
+
+def _names(slots: Any) -> tuple[str, ...]:  # noqa: ANN401
+    return (slots,) if isinstance(slots, str) else tuple(slots)
+
+
+def _attributes_of_module(model: Any) -> dict[str, Any]:  # noqa: ANN401
+    """Return what a torch module and its parts hold besides parameters, buffers and parts: dropout rates, modes."""
+    internal = vars(sys.modules["torch"].nn.Module()).keys() - {"training"}
+    found = {}
+    for path, part in model.named_modules():
+        for name, item in vars(part).items():
+            if name not in internal and isinstance(item, _SCALARS):
+                found[f"{path}.{name}".removeprefix(".")] = item
+    return found
