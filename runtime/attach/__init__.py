@@ -28,8 +28,8 @@ def main(arguments: Sequence[str]) -> int:
     for name, variable in _VARIABLES.items():
         if (value := getattr(options, name)) is not None:
             os.environ[variable] = f"{value} steps" if name == "every" and value.isdecimal() else str(value)
-    session = Session(target, folder=options.folder, report=options.report)
-    return session.run(lambda: execute(target, session.end))
+    session = Session(target, folder=options.folder, report=options.report, unsaved=options.unsaved)
+    return session.run(lambda: execute(target, session.end, session.rewriter.compile))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -43,5 +43,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--every", metavar="N|SECONDS|auto", help="how often to save: steps (100), time (30s), or auto")
     parser.add_argument("--keep", type=int, metavar="N", help="how many checkpoints to keep (default: 3)")
     parser.add_argument("--report", type=Path, metavar="FILE", help="write what is captured, and what is not, as JSON")
+    parser.add_argument("--unsaved", action="store_true", help="run a program that cannot be resumed, without saving")
     parser.add_argument("program", nargs=argparse.REMAINDER, help="-- train.py ARGS…, or -- -m pkg.train ARGS…")
     return parser
