@@ -28,7 +28,7 @@ from typing import Any
 
 from ..checkpoint.errors import logger
 from .frames import Code, is_of_runtime
-from .variables import Unsavable
+from .variables import UnsavableError
 
 MOST = 16 << 20
 """Bytes of a file that are saved with a checkpoint."""
@@ -76,9 +76,9 @@ class Files:
         elif event in _REPLACING and self.early and self._is_programs():
             self._track(arguments[_REPLACING[event]])
         elif event == "shutil.rmtree" and self.early and self._is_programs():
-            self._cleared[os.path.abspath(os.fsdecode(arguments[0]))] = None
+            self._cleared[_absolute(arguments[0])] = None
         elif event == "os.mkdir" and self.early and self._is_programs():
-            self._check_name(os.path.abspath(os.fsdecode(arguments[0])))
+            self._check_name(_absolute(arguments[0]))
         elif event == "sqlite3.connect" and arguments[0] != ":memory:" and self._is_programs():
             self.problem = f"it writes a database ({arguments[0]}), which a resume cannot bring back to its place"
 
@@ -103,7 +103,7 @@ class Files:
         return True  # a thread of a library's
 
     def _track(self, name: Any, *, journal: bool = False) -> None:  # noqa: ANN401
-        path = os.path.abspath(os.fsdecode(name))  # noqa: PTH100 - links are not resolved
+        path = _absolute(name)
         if path in self._tracked or _ASIDE.search(path) or path == str(self._journal):
             return
         self._check_name(path)
@@ -159,7 +159,7 @@ class Files:
     # Saving and restoring
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the contents of the files to be put back. Raises Unsavable if there is too much of it."""
+        """Return the contents of the files to be put back. Raises UnsavableError if there is too much of it."""
         handles = self._handles()
         for handle in handles:
             handle.flush()
@@ -188,7 +188,7 @@ class Files:
     def _in_cleared(self) -> Iterator[str]:
         for folder in self._cleared:
             for root, _, names in os.walk(folder):
-                yield from (os.path.join(root, name) for name in names)
+                yield from (str(Path(root, name)) for name in names)
 
     def _handles(self) -> list[Any]:
         """Return the files that the program holds open for writing."""
@@ -206,19 +206,23 @@ class Files:
 def _is_at(handle: Any, path: str) -> bool:  # noqa: ANN401
     """Whether the handle's file is the one of this name, and it writes at its end."""
     try:
-        return os.path.samestat(os.fstat(handle.fileno()), os.stat(path))
+        return os.path.samestat(os.fstat(handle.fileno()), Path(path).stat())
     except (OSError, ValueError):
         return False
 
 
 def _name(handle: Any) -> str:  # noqa: ANN401
-    return os.path.abspath(os.fsdecode(handle.name))  # noqa: PTH100
+    return _absolute(handle.name)
+
+
+def _absolute(name: Any) -> str:  # noqa: ANN401
+    return os.path.abspath(os.fsdecode(name))  # noqa: PTH100 - links are not resolved
 
 
 def _size(path: str) -> int | None:
     """Return the size of a file; None if there is none."""
     try:
-        found = os.stat(path)
+        found = Path(path).stat()
     except OSError:
         return None
     return found.st_size if stat.S_ISREG(found.st_mode) else None
@@ -229,5 +233,5 @@ def _content(path: str) -> Any:  # noqa: ANN401
 
     data = Path(path).read_bytes()
     if len(data) > MOST:
-        raise Unsavable(f"{path} has more than {MOST >> 20} MiB, and the program appends to it or begins it anew")
+        raise UnsavableError(f"{path} has more than {MOST >> 20} MiB, and the program appends to it or begins it anew")
     return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else b""

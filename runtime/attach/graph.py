@@ -17,7 +17,7 @@ from typing import Any
 
 from . import values
 from .frames import Code, set_local
-from .opaque import examine, is_generator, generator_state, is_quiet
+from .opaque import examine, generator_state, is_generator
 
 Record = dict[str, Any]
 _OPEN = ("torch.utils.data", "torchvision.transforms", "argparse.Namespace", "types.SimpleNamespace")
@@ -78,7 +78,7 @@ class Graph:
             self._add(value, path)
         try:
             return values.encode(value, lambda item: self._name(item, f"{path}[]"))
-        except values.NotInline:
+        except values.NotInlineError:
             return {"ref": self._add(value, path)}
 
     def _is_own_code(self, value: Any) -> bool:  # noqa: ANN401
@@ -239,7 +239,9 @@ def _saved_tensors(roots: Mapping[str, Any]) -> set[int]:
 
 
 def _place(tensor: Any) -> tuple[Any, ...]:  # noqa: ANN401
-    return (tensor.data_ptr(), tuple(tensor.shape), tensor.dtype) if type(tensor).__name__ != "DTensor" else (id(tensor),)
+    return (
+        (tensor.data_ptr(), tuple(tensor.shape), tensor.dtype) if type(tensor).__name__ != "DTensor" else (id(tensor),)
+    )
 
 
 def _short(key: Any) -> str:  # noqa: ANN401
@@ -254,7 +256,9 @@ def spaces(code: Code, dead: frozenset[str] = frozenset()) -> Iterator[Space]:
     frames = code.frames()
     inner = frames[0] if frames else None
     for name, variables in code.modules():
-        aside = dead if inner is not None and inner.f_globals is variables and inner.f_code.co_name == "<module>" else ()
+        aside = (
+            dead if inner is not None and inner.f_globals is variables and inner.f_code.co_name == "<module>" else ()
+        )
         own = {key: value for key, value in variables.items() if not key.startswith("__") and key not in aside}
         yield Space(name, own, variables.__setitem__)
     seen: dict[str, int] = {}

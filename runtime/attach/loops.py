@@ -18,14 +18,22 @@ from ..checkpoint.errors import CheckpointError
 from .frames import Code, site_of
 
 _PURE = {"range", "list", "tuple", "str", "bytes", "dict", "dict_keys", "dict_values", "dict_items", "count", "product"}
-_PURE |= {"range_iterator", "list_iterator", "tuple_iterator", "list_reverseiterator", "ndarray", "deque", "OrderedDict"}
+_PURE |= {
+    "range_iterator",
+    "list_iterator",
+    "tuple_iterator",
+    "list_reverseiterator",
+    "ndarray",
+    "deque",
+    "OrderedDict",
+}
 _PURE |= {"dict_keyiterator", "dict_valueiterator", "dict_itemiterator", "str_ascii_iterator", "str_iterator"}
 _PURE |= {"combinations", "permutations", "repeat"}
 """Types of which items can be left out."""
 Place = list[str]
 
 
-class UnknownIterable(Exception):
+class UnknownIterableError(Exception):
     """A loop goes through something that cannot be brought to its place."""
 
 
@@ -96,10 +104,10 @@ class Loops:
 
 
 def check_pure(source: Any) -> None:  # noqa: ANN401
-    """Raise UnknownIterable unless items of it can be left out."""
+    """Raise UnknownIterableError unless items of it can be left out."""
     for part in _parts(source):
         if type(part).__name__ not in _PURE:
-            raise UnknownIterable(_kind(part))
+            raise UnknownIterableError(_kind(part))
 
 
 def _parts(source: Any) -> Iterator[Any]:  # noqa: ANN401
@@ -138,7 +146,10 @@ def _without(source: Any, count: int) -> Iterator[Any]:  # noqa: ANN401
     iterator = iter(source)
     for _ in range(count):
         if next(iterator, iterator) is iterator:
-            raise CheckpointError("a loop of the program has fewer items than when it was saved: use the program and arguments that it was saved with, or give another folder to begin anew")
+            raise CheckpointError(
+                "a loop of the program has fewer items than when it was saved: use the program and arguments that it "
+                "was saved with, or give another folder to begin anew"
+            )
     return iterator
 
 
@@ -151,7 +162,7 @@ def _advance(bar: Any, count: int) -> None:  # noqa: ANN401
 
 
 def check_batches(source: Any, is_loader: Callable[[Any], bool]) -> None:  # noqa: ANN401
-    """Raise UnknownIterable unless it goes through one loader in a way that can be begun in its middle."""
+    """Raise UnknownIterableError unless it goes through one loader in a way that can be begun in its middle."""
     if is_loader(source):
         return
     name = type(source).__name__
@@ -165,10 +176,10 @@ def check_batches(source: Any, is_loader: Callable[[Any], bool]) -> None:  # noq
         parts = source.__reduce__()[1]
         loaders = [part for part in parts if not all(type(one).__name__ in _PURE for one in _parts(part))]
         if len(loaders) != 1:
-            raise UnknownIterable("zip() of several loaders or iterators")
+            raise UnknownIterableError("zip() of several loaders or iterators")
         check_batches(loaders[0], is_loader)
     else:
-        raise UnknownIterable(_kind(source))
+        raise UnknownIterableError(_kind(source))
 
 
 def continue_batches(source: Any, count: int, is_loader: Callable[[Any], bool]) -> Any:  # noqa: ANN401
@@ -198,15 +209,15 @@ def _continue_part(part: Any, count: int, is_loader: Callable[[Any], bool]) -> A
 
 
 def _islice(source: Any) -> tuple[Any, int | None]:  # noqa: ANN401
-    """Return what is sliced, and how many items it has left. Raises UnknownIterable but for islice(x, n)."""
+    """Return what is sliced, and how many items it has left. Raises UnknownIterableError but for islice(x, n)."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # deprecated since Python 3.12, removed in 3.14
         try:
             _, (inner, following, stop, step), done = source.__reduce__()
         except (TypeError, ValueError):
-            raise UnknownIterable("an islice") from None
+            raise UnknownIterableError("an islice") from None
     if step != 1 or following != done:
-        raise UnknownIterable("an islice with a start or a step")
+        raise UnknownIterableError("an islice with a start or a step")
     return inner, None if stop is None else stop - following
 
 

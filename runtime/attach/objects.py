@@ -135,7 +135,9 @@ class Objects:
         """Return the gradients that may still be used, by the path of their parameter."""
         clean = (self._used & self._zeroing) - self._keeping
         done = {id(p) for optimizer in clean for group in optimizer.param_groups for p in group["params"]}
-        return {path: value.grad for path, value in _trainable(graph) if value.grad is not None and id(value) not in done}
+        return {
+            path: value.grad for path, value in _trainable(graph) if value.grad is not None and id(value) not in done
+        }
 
     def load_gradients(self, state: Mapping[str, Any], graph: Graph) -> None:
         """Put gradients back; those that were not saved are none."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import pickle
 import random
-import sys
 import types
 from typing import Any
 
@@ -60,7 +59,12 @@ def is_quiet(value: Any) -> bool:  # noqa: ANN401
     name = f"{kind.__module__}.{kind.__qualname__}."
     if isinstance(value, types.GeneratorType):
         return value.gi_frame is None
-    return isinstance(value, _QUIET_TYPES) or kind is object or name.startswith(tuple(f"{one}." for one in _QUIET)) or callable(value) and not hasattr(value, "__dict__")
+    return (
+        isinstance(value, _QUIET_TYPES)
+        or kind is object
+        or name.startswith(tuple(f"{one}." for one in _QUIET))
+        or (callable(value) and not hasattr(value, "__dict__"))
+    )
 
 
 def examine(value: Any, *, known: bool) -> dict[str, Any]:  # noqa: ANN401

@@ -72,7 +72,7 @@ class _Sites(ast.NodeTransformer):
         finally:
             self._scope.pop()
 
-    def visit_For(self, node: ast.For) -> ast.AST:  # noqa: N802 - ast's name
+    def visit_For(self, node: ast.For) -> ast.AST:
         text = f"for {ast.unparse(node.target)} in {ast.unparse(node.iter)}"
         site = f"{self._file}: {'.'.join(self._scope) or '<module>'}: {text}"
         self._seen[site] += 1

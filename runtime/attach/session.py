@@ -26,11 +26,11 @@ from .frames import Code
 from .graph import Graph
 from .imports import AfterImport
 from .liveness import dead_names, skips_by_number
-from .loops import Loop, Loops, UnknownIterable
+from .loops import Loop, Loops, UnknownIterableError
 from .objects import Objects
 from .report import Report, refusal
 from .rewrite import HOOK, Rewriter
-from .variables import Digests, Unsavable, Variables, digests, generator_state
+from .variables import Digests, UnsavableError, Variables, digests, generator_state
 
 if TYPE_CHECKING:
     from ..checkpoint.checkpointer import Checkpointer
@@ -173,7 +173,9 @@ class Session:
         training = next((one for one in self._passes.living() if one.advanced), None)
         if training is not None:
             if self._loaded is not None:
-                raise CheckpointError("the program trains before it comes to where it was: it is not the one that was saved")
+                raise CheckpointError(
+                    "the program trains before it comes to where it was: it is not the one that was saved"
+                )
             self._files.early = False
             if not training.trained:
                 training.trained = True
@@ -204,9 +206,13 @@ class Session:
         """Return why the place could not be found again, if so."""
         asking = [loop for loop, _ in chain if loop.asking]
         if not asking:
-            return "batches are asked for by next(), not by a `for` loop over the DataLoader: its place is in a variable"
+            return (
+                "batches are asked for by next(), not by a `for` loop over the DataLoader: its place is in a variable"
+            )
         if len(asking) > 1 or chain[-1][0] is not asking[0]:
-            return f"the batches of `{asking[0].site}` come through a generator function: loop over the DataLoader itself"
+            return (
+                f"the batches of `{asking[0].site}` come through a generator function: loop over the DataLoader itself"
+            )
         others = [other for other in self._passes.living() if other is not one and other.advanced]
         if others:
             return "two DataLoaders are read at the same time"
@@ -216,13 +222,13 @@ class Session:
         for loop, _ in chain[:-1]:
             try:
                 loops.check_pure(loop.source)
-            except UnknownIterable as error:
+            except UnknownIterableError as error:
                 return f"`{loop.site}` goes through {error}, which cannot be brought to its place: loop over a list"
             if (names := skips_by_number(self.rewriter.loops.get(loop.site))) is not None:
                 return f"`{loop.site}` skips iterations ({names}): it has a resume of its own. Leave that out"
         try:
             loops.check_batches(chain[-1][0].source, is_loader)
-        except UnknownIterable as error:
+        except UnknownIterableError as error:
             return f"`{chain[-1][0].site}` goes through {error}, which cannot be begun in its middle"
         place, counts = tuple(chain[-1][1]), {id(loop): loop.count for loop, _ in chain}
         for other, outer in self._trained.items():
@@ -256,13 +262,13 @@ class Session:
             for other in self._passes.living():
                 other.advanced = False
             checkpointer.end_step()
-        except Unsavable as error:
+        except UnsavableError as error:
             self._refuse(str(error))
         finally:
             self._current = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that is known of the program, for the Checkpointer. Raises Unsavable."""
+        """Return all that is known of the program, for the Checkpointer. Raises UnsavableError."""
         strict = self._current is not None
         graph = self._graph()
         if strict:
@@ -275,7 +281,7 @@ class Session:
             "variables": self._variables.state_dict(graph, strict=strict),
             "generators": {name: generator_state(one) for name, one in graph.generators.items()},
             "files": self._files.state_dict(),
-            "place": self._place(*self._current) if self._current is not None else None,
+            "place": self._place(self._current[1]) if self._current is not None else None,
         }
 
     def _graph(self) -> Graph:
@@ -285,15 +291,15 @@ class Session:
         return self._variables.graph(dead)
 
     def _check_objects(self, graph: Graph) -> None:
-        """Raise Unsavable if a resume would find other objects, or if a trained parameter is found nowhere."""
+        """Raise UnsavableError if a resume would find other objects, or if a trained parameter is found nowhere."""
         if self._begun is not None and self._objects.kinds() != self._begun:
-            raise Unsavable("models, optimizers or schedulers have been made, replaced or dropped while training")
+            raise UnsavableError("models, optimizers or schedulers have been made, replaced or dropped while training")
         for name, optimizer in self._objects.all("optimizer").items():
             for group in optimizer.param_groups:
                 if any(graph.path_of(parameter) is None for parameter in group["params"]):
-                    raise Unsavable(f"{name} trains a tensor that no model and no variable of the program holds")
+                    raise UnsavableError(f"{name} trains a tensor that no model and no variable of the program holds")
 
-    def _place(self, loop: Loop, one: Pass) -> dict[str, Any]:
+    def _place(self, one: Pass) -> dict[str, Any]:
         return {
             "chain": [
                 {"place": place, "count": other.count, "given": other.given} for other, place in self._loops.chain()

@@ -23,7 +23,11 @@ CODE = (types.FunctionType, types.BuiltinFunctionType, types.ModuleType, type)
 _TEXT: dict[type, tuple[str, Callable[[Any], str], Callable[[str], Any]]] = {
     datetime.datetime: ("datetime", datetime.datetime.isoformat, datetime.datetime.fromisoformat),
     datetime.date: ("date", datetime.date.isoformat, datetime.date.fromisoformat),
-    datetime.timedelta: ("timedelta", lambda v: str(v // datetime.timedelta(microseconds=1)), lambda t: datetime.timedelta(microseconds=int(t))),
+    datetime.timedelta: (
+        "timedelta",
+        lambda v: str(v // datetime.timedelta(microseconds=1)),
+        lambda t: datetime.timedelta(microseconds=int(t)),
+    ),
     decimal.Decimal: ("decimal", str, decimal.Decimal),
     fractions.Fraction: ("fraction", str, fractions.Fraction),
     uuid.UUID: ("uuid", str, uuid.UUID),
@@ -33,12 +37,12 @@ _FROM_TEXT = {name: back for name, _, back in _TEXT.values()}
 Name = Callable[[Any], Any]
 
 
-class NotInline(Exception):
+class NotInlineError(Exception):
     """The value has an identity: it is an object that can change, or holds one."""
 
 
 def encode(value: Any, name: Name) -> Any:  # noqa: ANN401, PLR0911 - one return per kind
-    """Return the value as plain data; `name` gives what stands for an object inside it. Raises NotInline."""
+    """Return the value as plain data; `name` gives what stands for an object inside it. Raises NotInlineError."""
     kind = type(value)
     if kind in EXACT:
         return value
@@ -68,11 +72,15 @@ def _encode_array_kinds(value: Any, kind: type) -> Any:  # noqa: ANN401
             return {"torch.dtype": str(value)[6:]}
         if kind is torch.device:
             return {"torch.device": str(value)}
-    if numpy is not None and isinstance(value, numpy.dtype | numpy.generic) and not getattr(value, "dtype", value).hasobject:
+    if (
+        numpy is not None
+        and isinstance(value, numpy.dtype | numpy.generic)
+        and not getattr(value, "dtype", value).hasobject
+    ):
         if isinstance(value, numpy.dtype):
             return {"numpy.dtype": value.str}
         return {"numpy": [value.dtype.str, base64.b64encode(value.tobytes()).decode()]}
-    raise NotInline
+    raise NotInlineError
 
 
 def decode(value: Any, find: Callable[[str], Any]) -> Any:  # noqa: ANN401

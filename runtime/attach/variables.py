@@ -16,8 +16,8 @@ import xxhash
 from ..checkpoint.errors import CheckpointError
 from . import values
 from .frames import Code
-from .graph import CONTAINERS, Graph, Record, Space, attributes_of, is_array, spaces
-from .opaque import generator_state, is_generator, is_quiet, set_generator
+from .graph import CONTAINERS, Graph, Record, Space, attributes_of, is_array
+from .opaque import generator_state, is_generator, set_generator
 
 __all__ = ["Space", "Variables", "generator_state", "is_generator", "is_plain", "set_generator"]
 Digests = dict[str, dict[str, str]]
@@ -26,7 +26,7 @@ _WHOLE = ""
 _IMMUTABLE = ("tensor", "array", "owned", "state", "opaque", "generator")
 
 
-class Unsavable(CheckpointError):
+class UnsavableError(CheckpointError):
     """Something has changed that cannot be saved, so there must be no checkpoint of it."""
 
     code = None
@@ -80,7 +80,7 @@ class Variables:
     def state_dict(self, graph: Graph | None = None, *, strict: bool = True) -> dict[str, Any]:
         """Return what has changed since begin(), and the plain attributes that have not.
 
-        strict: raise Unsavable if a part of it cannot be saved; else leave that part out.
+        strict: raise UnsavableError if a part of it cannot be saved; else leave that part out.
         """
         graph = graph or self.graph()
         before = self._before or {}
@@ -95,7 +95,7 @@ class Variables:
             }
             if record["kind"] == "opaque":
                 if strict and names and not record["quiet"] and not (known and record["digest"] is None):
-                    raise Unsavable(_why_not(path, record, new=known is None))
+                    raise UnsavableError(_why_not(path, record, new=known is None))
                 continue
             gone = [name for name in known or {} if name not in now and name != _WHOLE]
             if strict and known is None:
@@ -128,7 +128,9 @@ class Variables:
         if self._before is None:
             self._before = now
         for path, record in state["changed"].items():
-            self._restored.update((path, name) for name in (*record.get("names", {}), *([_WHOLE] if _has_whole(record) else [])))
+            self._restored.update(
+                (path, name) for name in (*record.get("names", {}), *([_WHOLE] if _has_whole(record) else []))
+            )
 
 
 def digests(graph: Graph) -> Digests:
@@ -191,15 +193,17 @@ def _why_not(path: str, record: Record, *, new: bool) -> str:
 
 
 def _check_makable(path: str, record: Record, value: Any) -> None:  # noqa: ANN401
-    """Raise Unsavable for a new object that a resume could not make again."""
+    """Raise UnsavableError for a new object that a resume could not make again."""
     if isinstance(value, Space | types.MethodType) or record["kind"] in {"tensor", "array", "owned", "state"}:
         return
-    if type(value) in CONTAINERS or (record.get("class") and isinstance(value, object) and _is_plain_class(type(value))):
+    if type(value) in CONTAINERS or (
+        record.get("class") and isinstance(value, object) and _is_plain_class(type(value))
+    ):
         return
     if isinstance(value, type | types.FunctionType) and values.code_path(value) is not None:
         return
     kind = "function" if isinstance(value, types.FunctionType) else type(value).__qualname__
-    raise Unsavable(f"{path} is a {kind} made while training: a resume could not make it again")
+    raise UnsavableError(f"{path} is a {kind} made while training: a resume could not make it again")
 
 
 def _is_plain_class(kind: type) -> bool:
@@ -229,7 +233,7 @@ class _Restore:
         for name, value in names.items():
             try:
                 _set(owner, name, values.decode(value, self._find))
-            except _Missing:
+            except _MissingError:
                 continue  # a handle or a display that the program makes anew
 
     def _find(self, path: str) -> Any:  # noqa: ANN401
@@ -237,7 +241,7 @@ class _Restore:
             return self._made[path]
         if path in self._live:
             return self._live[path]
-        raise _Missing(path)
+        raise _MissingError(path)
 
     def _make(self, path: str, record: Record) -> None:
         kind = record["kind"]
@@ -291,7 +295,7 @@ class _Restore:
         (base.update if kind == "set" else base.extend)(live, items)
 
 
-class _Missing(CheckpointError):
+class _MissingError(CheckpointError):
     def __init__(self, path: str) -> None:
         super().__init__(f"the checkpoint refers to {path}, which the program has not made by now")
 

@@ -141,4 +141,4 @@ def main(arguments: Sequence[str]) -> int:
     os.environ["CLOUDGPU_NOTICE"] = str(Path(plan.folder) / "notice.json")
     substitute(plan, Code(target.folder))
     session = Session(target, report=Path(plan.folder) / "report.json")
-    return session.run(lambda: execute(target, session.end))
+    return session.run(lambda: execute(target, session.end, session.rewriter.compile))
