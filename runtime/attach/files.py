@@ -24,6 +24,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from ..checkpoint.errors import logger
@@ -82,24 +83,23 @@ class Files:
         elif event == "sqlite3.connect" and arguments[0] != ":memory:" and self._is_programs():
             self.problem = f"it writes a database ({arguments[0]}), which a resume cannot bring back to its place"
 
-    def _opened(self, path: Any, mode: str | None, flags: int) -> None:  # noqa: ANN401
+    def _opened(self, path: Any, _mode: str | None, flags: int) -> None:  # noqa: ANN401
         if not isinstance(path, str | bytes | os.PathLike) or not flags & _CHANGING or not self._is_programs():
             return
         replaced = flags & os.O_TRUNC and not flags & os.O_APPEND
         if self.early or not replaced:
             self._track(path, journal=not replaced)
-        del mode
 
     def _is_programs(self) -> bool:
         """Whether it is the program that does this now, rather than this package."""
-        frame = sys._getframe(1)
+        frame: FrameType | None = sys._getframe(1)
         while frame is not None:
             file = frame.f_code.co_filename
             if self._code.owns(file):
                 return True
-            if is_of_runtime(file) and Path(file).name not in {"files.py"}:
+            if is_of_runtime(file) and file != __file__:
                 return False
-            frame = frame.f_back  # type: ignore[assignment]
+            frame = frame.f_back
         return True  # a thread of a library's
 
     def _track(self, name: Any, *, journal: bool = False) -> None:  # noqa: ANN401

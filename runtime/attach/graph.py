@@ -23,7 +23,7 @@ Record = dict[str, Any]
 _OPEN = ("torch.utils.data", "torchvision.transforms", "argparse.Namespace", "types.SimpleNamespace")
 """Objects of these modules and types hold the program's data in attributes."""
 _NOT_STATE = {
-    "DataLoader": {"worker_init_fn", "_iterator", "multiprocessing_context", "_BatchSampler__initialized"},
+    "DataLoader": frozenset({"worker_init_fn", "_iterator", "multiprocessing_context"}),
 }
 """Attributes that belong to a process."""
 
@@ -118,7 +118,7 @@ class Graph:
         if kind == "dict":
             pairs = [
                 [self._name(key, f"{path}.key"), self._name(item, f"{path}[{_short(key)}]")]
-                for key, item in list(dict.items(value))
+                for key, item in list(dict_type(value).items(value))
             ]
             factory = getattr(value, "default_factory", None)
             return {"items": pairs, "factory": self._name(factory, f"{path}.default_factory")}
@@ -168,6 +168,11 @@ def container_kind(value: Any) -> str | None:  # noqa: ANN401
     return next((CONTAINERS[base] for base in bases if isinstance(value, base)), None)
 
 
+def dict_type(value: Any) -> Any:  # noqa: ANN401
+    """Return the type whose methods reach the items of a dict past those of the program's own class."""
+    return OrderedDict if isinstance(value, OrderedDict) else dict
+
+
 def is_array(value: Any) -> bool:  # noqa: ANN401
     """Whether it is a tensor, or a NumPy array of numbers."""
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
@@ -189,9 +194,7 @@ def attributes_of(value: Any) -> dict[str, Any]:  # noqa: ANN401
         for name in (slots,) if isinstance(slots, str) else slots:
             if name not in {"__dict__", "__weakref__"} and hasattr(value, name):
                 found[name] = getattr(value, name)
-    aside = _NOT_STATE.get(type(value).__name__, set())
-    if _is_module(value):
-        aside = _module_internals()
+    aside = _module_internals() if _is_module(value) else _NOT_STATE.get(type(value).__name__, frozenset())
     return {name: item for name, item in found.items() if name not in aside}
 
 
@@ -228,7 +231,7 @@ def is_class_state(name: str, value: Any) -> bool:  # noqa: ANN401
 
 def _saved_tensors(roots: Mapping[str, Any]) -> set[int]:
     """Return the ids of parameters and buffers that the state_dict() of a model holds."""
-    found = set()
+    found: set[int] = set()
     for model in roots.values():
         if not _is_module(model):
             continue

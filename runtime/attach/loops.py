@@ -143,7 +143,7 @@ def leave_out(loop: Loop, count: int, first: int | None) -> Any:  # noqa: ANN401
 
 
 def _without(source: Any, count: int) -> Iterator[Any]:  # noqa: ANN401
-    iterator = iter(source)
+    iterator: Iterator[Any] = iter(source)
     for _ in range(count):
         if next(iterator, iterator) is iterator:
             raise CheckpointError(
@@ -185,7 +185,8 @@ def check_batches(source: Any, is_loader: Callable[[Any], bool]) -> None:  # noq
 def continue_batches(source: Any, count: int, is_loader: Callable[[Any], bool]) -> Any:  # noqa: ANN401
     """Return the iterable that counts `count` batches as done; the loader itself gives only the rest."""
     if isinstance(source, enumerate):
-        inner, start = source.__reduce__()[1][:2]
+        reduced: Any = source.__reduce__()
+        inner, start = reduced[1]
         return enumerate(continue_batches(inner, count, is_loader), start + count)
     if is_loader(source):
         return source

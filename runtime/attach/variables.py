@@ -6,8 +6,10 @@ part of the program that a resume runs again has touched it.
 
 from __future__ import annotations
 
+import functools
 import marshal
 import types
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,7 +18,7 @@ import xxhash
 from ..checkpoint.errors import CheckpointError
 from . import values
 from .frames import Code
-from .graph import CONTAINERS, Graph, Record, Space, attributes_of, is_array
+from .graph import CONTAINERS, Graph, Record, Space, attributes_of, dict_type, is_array
 from .opaque import generator_state, is_generator, set_generator
 
 __all__ = ["Space", "Variables", "generator_state", "is_generator", "is_plain", "set_generator"]
@@ -259,7 +261,8 @@ class _Restore:
                     f"the checkpoint has variables of {path}, which the program has not reached by now: it is not the "
                     "one that was saved. Use that one, or give another folder to begin anew"
                 )
-            self._made[path] = made.__new__(made)
+            new: Any = made.__new__
+            self._made[path] = new(made)
 
     def _fill(self, live: Any, record: Record) -> None:  # noqa: ANN401
         kind = record["kind"]
@@ -280,17 +283,19 @@ class _Restore:
         if kind == "bytearray":
             live[:] = items
             return
-        back = lambda value: values.decode(value, self._find)  # noqa: E731
+        back = functools.partial(values.decode, find=self._find)
+        base: Any
         if kind == "dict":
             if record.get("factory") is not None:
                 live.default_factory = back(record["factory"])
             pairs = [(back(key), back(item)) for key, item in items]
-            dict.clear(live)
+            base = dict_type(live)
+            base.clear(live)
             for key, item in pairs:
-                dict.__setitem__(live, key, item)
+                base.__setitem__(live, key, item)
             return
         items = [back(item) for item in items]
-        base: Any = {"list": list, "set": set}.get(kind, type(live))
+        base = {"list": list, "set": set}.get(kind, deque)
         base.clear(live)
         (base.update if kind == "set" else base.extend)(live, items)
 
@@ -301,7 +306,7 @@ class _MissingError(CheckpointError):
 
 
 def _fits(live: Any, saved: Any) -> bool:  # noqa: ANN401
-    return live.shape == saved.shape and live.dtype == saved.dtype
+    return bool(live.shape == saved.shape and live.dtype == saved.dtype)
 
 
 def _new_array(record: Record) -> Any:  # noqa: ANN401
