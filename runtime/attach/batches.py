@@ -40,7 +40,7 @@ class Pass:
         """The random state when it was begun."""
         self._session, self._passes = session, passes
         self._source: Iterator[Any] | None = None
-        if not session.is_resuming:
+        if not session.has_checkpoint:  # else it may be the one to be continued
             self.open()
 
     def open(self) -> None:
@@ -107,6 +107,11 @@ class Passes:
             return new
 
         loader_class.__iter__ = __iter__
+
+    def continues(self, one: Pass, number: int) -> None:
+        """Note how often a loader had been gone through before a pass that is continued."""
+        one.number = number
+        self._numbers[one.loader] = number + 1
 
     def living(self) -> list[Pass]:
         """Return those that may still give a batch, oldest first."""

@@ -131,19 +131,19 @@ class Files:
         finally:
             self.on = True
 
-    def cut_back(self, known: Mapping[str, Any]) -> None:
-        """Bring files that an earlier process appended to back to where they were, unless a checkpoint has them."""
+    def cut_back(self) -> None:
+        """Bring files that earlier processes appended to back to where they were; a checkpoint may put more back."""
         try:
             lines = self._journal.read_text().splitlines()
         except FileNotFoundError:
             return
         first: dict[str, int | None] = {}
         for line in lines:
-            with_size = json.loads(line)
-            first.setdefault(with_size["path"], with_size["size"])
+            noted = json.loads(line)
+            first.setdefault(noted["path"], noted["size"])
         for path, size in first.items():
             now = _size(path)
-            if path in known or now is None or (size is not None and now <= size):
+            if now is None or (size is not None and now <= size):
                 continue
             if size is None:
                 os.remove(path)  # noqa: PTH107

@@ -22,7 +22,7 @@ class Code:
         self._known: dict[str, bool] = {}
 
     def owns(self, file: str | None) -> bool:
-        if not file or file.startswith("<"):
+        if not file or not file.startswith("/"):  # torch.ops says that it is "_ops.py"
             return False
         if file not in self._known:
             path = str(Path(file).resolve())

@@ -149,9 +149,10 @@ class Graph:
         if isinstance(value, Space):
             return dict(value.values)
         if isinstance(value, types.FunctionType):
-            return _of_function(value)
+            return _of_function(value) if self._is_own_code(value) else None
         if isinstance(value, type):
-            return {name: item for name, item in vars(value).items() if is_class_state(name, item)}
+            data = {name: item for name, item in vars(value).items() if is_class_state(name, item)}
+            return data if self._is_own_code(value) else None
         if isinstance(value, types.MethodType):
             return {"__func__": value.__func__, "__self__": value.__self__}
         if type(value) is functools.partial:

@@ -17,6 +17,8 @@ from typing import Any
 from ..checkpoint.errors import CheckpointError
 from .frames import Code, site_of
 
+compiler: Any = None
+"""torch.compiler, when torch is there."""
 _PURE = {"range", "list", "tuple", "str", "bytes", "dict", "dict_keys", "dict_values", "dict_items", "count", "product"}
 _PURE |= {
     "range_iterator",
@@ -69,6 +71,8 @@ class Loops:
 
     def hook(self, source: Any, site: str) -> Any:  # noqa: ANN401
         """Return what a `for` of the program goes through instead."""
+        if compiler is not None and compiler.is_dynamo_compiling():
+            return source  # torch.compile follows the program's own loop
         if not self.on or not self.is_main():
             return source
         return self._run(Loop(site, id(sys._getframe(1)), source))

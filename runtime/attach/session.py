@@ -78,7 +78,7 @@ class Session:
         """Run the program; return its exit code."""
         __import__("builtins").__dict__[HOOK] = self._loops.hook
         self.rewriter.install()
-        self._files.cut_back({})
+        self._files.cut_back()
         self._files.install()
         AfterImport("torch", self._watch).install()
         try:
@@ -96,14 +96,14 @@ class Session:
         self._passes.watch(torch.utils.data.DataLoader)
         self._files.watch(torch, "save", 1)
         register_optimizer_step_post_hook(self._after_step)
-        self._watched = True
+        self._watched, loops.compiler = True, torch.compiler
 
     # What the program does
 
     @property
-    def is_resuming(self) -> bool:
-        """Whether a checkpoint is waiting to be put back, and its loop is being begun."""
-        return self._loaded is not None and len(self._reached) == len(self._loaded["place"]["chain"])
+    def has_checkpoint(self) -> bool:
+        """Whether a checkpoint is waiting to be put back."""
+        return self._loaded is not None
 
     def wants_passes(self) -> bool:
         """Whether passes through loaders are looked at; at the first one this finds out what there is to resume."""
@@ -142,7 +142,7 @@ class Session:
         if self._off is not None or self._checkpointer is None:
             return
         if self._loaded is not None:
-            if self.is_resuming and self._reached[-1].asking:
+            if len(self._reached) == len(self._loaded["place"]["chain"]) and self._reached[-1].asking:
                 self._resume(one, self._reached[-1])
             return
         if not one.given and not self._trained:
@@ -350,7 +350,8 @@ class Session:
         self._objects.load_gradients(state["gradients"], graph)
         self._files.load_state_dict(state["files"])
         generators = random_state.generators_of(one.loader)
-        one.number, one.at_start = place["number"], place["at_start"]
+        self._passes.continues(one, place["number"])
+        one.at_start = place["at_start"]
         if not place["position"]["batch"]:
             random_state.restore(one.at_start, generators)
         one.position.load_state_dict(place["position"])

@@ -75,7 +75,7 @@ def test_what_a_program_imports_and_whether_it_trains() -> None:
     [
         lambda: range(3, 9),
         lambda: [1, 2, 3, 4],
-        lambda: {"a": 1, "b": 2, "c": 3}.items(),
+        {"a": 1, "b": 2, "c": 3}.items,
         lambda: enumerate("abcd", 5),
         lambda: zip(range(4), "abcd", strict=False),
         lambda: reversed([1, 2, 3]),
@@ -124,7 +124,7 @@ def is_loader(source: Any) -> bool:
     ("make", "expected"),
     [
         (lambda loader: loader, [7, 8, 9]),
-        (lambda loader: enumerate(loader), [(2, 7), (3, 8), (4, 9)]),
+        (enumerate, [(2, 7), (3, 8), (4, 9)]),
         (lambda loader: enumerate(loader, 10), [(12, 7), (13, 8), (14, 9)]),
         (lambda loader: zip(range(4), loader, strict=False), [(2, 7), (3, 8)]),
         (lambda loader: itertools.islice(loader, 3), [7]),
