@@ -34,7 +34,7 @@ class Pass:
         self.exhausted = False
         self.trained = False
         """An optimizer has made a step in it."""
-        self.loop: Loop | None = None
+        self.loop: weakref.ref[Loop] | None = None
         """The loop that goes through it."""
         self.at_start: dict[str, Any] = {}
         """The random state when it was begun."""

@@ -42,7 +42,7 @@ class UnknownIterableError(Exception):
 class Loop:
     """A loop under way."""
 
-    __slots__ = ("asking", "count", "expected", "frame", "given", "site", "source")
+    __slots__ = ("__weakref__", "asking", "checked", "count", "frame", "given", "site", "source")
 
     def __init__(self, site: str, frame: int, source: Any) -> None:  # noqa: ANN401
         self.site, self.frame, self.source = site, frame, source
@@ -52,8 +52,8 @@ class Loop:
         """It is asking for the next one now."""
         self.given: Any = None
         """The first item of a range of numbers that is under way; None for other things."""
-        self.expected = False
-        """It is on the way to the place of a checkpoint."""
+        self.checked = False
+        """It is known that a resume could find this place again."""
 
 
 class Loops:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import pickle
 import random
@@ -73,7 +74,9 @@ def examine(value: Any, *, known: bool) -> dict[str, Any]:  # noqa: ANN401
     known: it is found by a variable of the program; others are parts of library objects.
     """
     kind = type(value)
-    found = {"type": f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")}
+    found: dict[str, Any] = {"type": f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")}
+    if isinstance(value, types.GeneratorType) and inspect.getgeneratorstate(value) == inspect.GEN_SUSPENDED:
+        return {**found, "quiet": False, "digest": None, "under_way": True}
     if is_quiet(value):
         return {**found, "quiet": True}
     return {**found, "quiet": False, "digest": _digest(value) if known else None}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -128,7 +129,6 @@ class Session:
         if place != expected["place"]:
             return source
         self._reached.append(loop)
-        loop.expected = True
         if len(self._reached) == len(chain):
             loop.count = expected["count"]
             return loops.continue_batches(source, loop.count, is_loader)
@@ -151,7 +151,7 @@ class Session:
             return
         chain = self._loops.chain()
         if one.loop is None:
-            one.loop = next((loop for loop, _ in chain if loop.asking), None)
+            one.loop = next((weakref.ref(loop) for loop, _ in chain if loop.asking), None)
         if not self._steps or one.at_end or not self._is_training(one, chain):
             return
         if (reason := self._doubt(one, chain)) is not None:
@@ -190,7 +190,7 @@ class Session:
         """Remember where a training loop is, and at which iterations the loops round it are."""
         chain = self._loops.chain()
         for number, (loop, place) in enumerate(chain):
-            if loop is training.loop:
+            if training.loop is not None and loop is training.loop():
                 self._trained[tuple(place)] = [(outer, outer.count) for outer, _ in chain[:number]]
                 return
         self._trained[("batches by next()",)] = []
@@ -199,7 +199,7 @@ class Session:
         """A step boundary is before each batch of a training loop, and before the first of the next one."""
         if one.trained or one.given:
             return one.trained
-        place = next((tuple(place) for loop, place in chain if loop is one.loop), None)
+        place = next((tuple(place) for loop, place in chain if one.loop is not None and loop is one.loop()), None)
         return place in self._trained and not any(other.advanced for other in self._passes.living())
 
     def _doubt(self, one: Pass, chain: Chain) -> str | None:
@@ -216,7 +216,10 @@ class Session:
         others = [other for other in self._passes.living() if other is not one and other.advanced]
         if others:
             return "two DataLoaders are read at the same time"
-        return self._doubt_loops(chain) or self._doubt_state(one)
+        if chain[-1][0].checked:
+            return self._files.problem
+        chain[-1][0].checked = True
+        return self._doubt_loops(chain) or self._files.problem or self._doubt_state(one)
 
     def _doubt_loops(self, chain: Chain) -> str | None:
         for loop, _ in chain[:-1]:
@@ -238,8 +241,6 @@ class Session:
         return None
 
     def _doubt_state(self, one: Pass) -> str | None:
-        if self._files.problem is not None:
-            return self._files.problem
         if not self._report.open:
             return None
         if (name := self._objects.sharded()) is not None:
@@ -280,7 +281,6 @@ class Session:
             "groups": self._objects.groups(graph),
             "variables": self._variables.state_dict(graph, strict=strict),
             "generators": {name: generator_state(one) for name, one in graph.generators.items()},
-            "files": self._files.state_dict(),
             "place": self._place(self._current[1]) if self._current is not None else None,
         }
 
@@ -304,6 +304,7 @@ class Session:
             "chain": [
                 {"place": place, "count": other.count, "given": other.given} for other, place in self._loops.chain()
             ],
+            "files": self._files.state_dict(),
             "number": one.number,
             "position": one.position.state_dict(),
             "at_start": one.at_start,
@@ -348,7 +349,7 @@ class Session:
         self._objects.load_groups(state["groups"], graph)
         self._objects.load_state_dict(state["objects"], models=False)
         self._objects.load_gradients(state["gradients"], graph)
-        self._files.load_state_dict(state["files"])
+        self._files.load_state_dict(place["files"])
         generators = random_state.generators_of(one.loader)
         self._passes.continues(one, place["number"])
         one.at_start = place["at_start"]
@@ -358,7 +359,7 @@ class Session:
         one.open()
         self._variables.load_state_dict(state["variables"])
         random_state.restore(place["now"], generators)
-        one.loop, one.trained = loop, True
+        one.loop, one.trained = weakref.ref(loop), True
         self._note_training(one)
         self._loaded, self._steps, self._files.early = None, 0, False
         self._current = (loop, one)

@@ -96,6 +96,8 @@ class Variables:
                 if known is None or known.get(name) != digest or (path, name) in self._restored
             }
             if record["kind"] == "opaque":
+                if strict and record.get("under_way"):
+                    raise UnsavableError(f"{path} is a generator that is under way, and its place cannot be saved")
                 if strict and names and not record["quiet"] and not (known and record["digest"] is None):
                     raise UnsavableError(_why_not(path, record, new=known is None))
                 continue

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,17 +32,17 @@ def start(folder: Path) -> Files:
 
 
 def test_lines_after_the_checkpoint_go(files: Files) -> None:
-    with open("log.csv", "a") as file:
+    with Path("log.csv").open("a") as file:
         file.write("1\n")
     state = files.state_dict()
-    with open("log.csv", "a") as file:
+    with Path("log.csv").open("a") as file:
         file.write("2\n")
     files.load_state_dict(state)
     assert Path("log.csv").read_text() == "1\n"
 
 
 def test_a_file_that_the_program_begins_anew_has_its_lines_again(files: Files, tmp_path: Path) -> None:
-    log = Path("log.csv").open("w")
+    log = Path("log.csv").open("w")  # noqa: SIM115 - as programs do
     log.write("header\n1\n")
     state = files.state_dict()  # which flushes it
     log.write("2\n")
@@ -86,7 +86,7 @@ def test_without_a_checkpoint_a_file_goes_back_to_what_it_was(files: Files, tmp_
     files.on = False
     first = start(tmp_path)
     for name in ("old.log", "new.log"):
-        with open(name, "a") as file:
+        with Path(name).open("a") as file:
             file.write("row\n")
     first.on = False
     start_again = Files(Code(Path(__file__).parent), tmp_path / ".journal")
@@ -99,15 +99,13 @@ def test_without_a_checkpoint_a_file_goes_back_to_what_it_was(files: Files, tmp_
 
 def test_too_much_is_refused(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST", 3)
-    with open("log", "a") as file:
+    with Path("log").open("a") as file:
         file.write("12345")
     with pytest.raises(UnsavableError, match="log has more than"):
         files.state_dict()
 
 
 def test_an_output_named_by_the_clock_is_a_problem(files: Files) -> None:
-    import time
-
-    os.mkdir(time.strftime("run-%Y%m%d"))
+    Path(time.strftime("run-%Y%m%d")).mkdir()
     assert files.problem is not None
     assert "by the clock" in files.problem

@@ -53,8 +53,8 @@ def setup():
     g = dict(slots=Slots(), old=Old(), pair=Pair(1, []), phase=Phase.WARM, registry=Registry(), series=Series(),
         step=counter(), table=torch.zeros(70000), weight=torch.nn.Parameter(torch.ones(3)), ema={"w": torch.zeros(2)},
         frozen=torch.nn.Linear(2, 2), drop=torch.nn.Dropout(0.5), counts=np.zeros(5), where=pathlib.Path("a"),
-        queue=collections.deque(maxlen=3), history=[], data=torch.arange(10.), best=None, maps=collections.defaultdict(list),
-        wide=collections.Counter(), nan=float("nan"))
+        queue=collections.deque(maxlen=3), history=[], data=torch.arange(10.), best=None,
+        maps=collections.defaultdict(list), wide=collections.Counter(), nan=float("nan"))
     g["alias"] = g["history"]
     globals().update(g)
 """
@@ -162,14 +162,15 @@ def test_a_tensor_is_put_back_where_it_is(program: Any) -> None:
         ("globals().update(best=lambda: 1)", "best"),
         ("globals().update(best=torch.nn.Linear(1, 1))", "best"),
         ("globals().update(best=[1, (x for x in 'a')])", "best"),
+        ("next(letters)", "letters"),
     ],
 )
 def test_what_cannot_be_saved_is_named(program: Any, change: str, name: str) -> None:
     variables, names = program()
-    names.update(itertools=itertools, ticks=itertools.count())
+    names.update(itertools=itertools, ticks=itertools.count(), letters=(x for x in "abc"))
     variables.begin()
     variables.state_dict()
-    exec(change, names)
+    exec(compile(change, names["setup"].__code__.co_filename, "exec"), names)
     with pytest.raises(UnsavableError, match=f"__main__.{name}"):
         variables.state_dict()
 
