@@ -10,7 +10,6 @@ import os
 import runpy
 import signal
 import sys
-import threading
 import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -153,7 +152,3 @@ def _code_of(error: BaseException) -> int:
     if heals or int(os.environ.get("WORLD_SIZE") or 1) > 1:
         return EXIT_ERROR
     return EXIT_USER
-
-
-def is_main_thread() -> bool:
-    return threading.current_thread() is threading.main_thread()

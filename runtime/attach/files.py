@@ -83,9 +83,13 @@ class Files:
         elif event == "sqlite3.connect" and arguments[0] != ":memory:" and self._is_programs():
             self.problem = f"it writes a database ({arguments[0]}), which a resume cannot bring back to its place"
 
-    def _opened(self, path: Any, _mode: str | None, flags: int) -> None:  # noqa: ANN401
+    def _opened(self, path: Any, mode: str | None, flags: int) -> None:  # noqa: ANN401
         if not isinstance(path, str | bytes | os.PathLike) or not flags & _CHANGING or not self._is_programs():
             return
+        if mode is None and self._code.owns(sys._getframe(2).f_code.co_filename):
+            self.problem = (
+                f"it writes {os.fsdecode(path)} by a file descriptor (os.open), which a resume cannot restore"
+            )
         replaced = flags & os.O_TRUNC and not flags & os.O_APPEND
         if self.early or not replaced:
             self._track(path, journal=not replaced)

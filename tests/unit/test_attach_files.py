@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from collections.abc import Iterator
@@ -103,6 +104,12 @@ def test_too_much_is_refused(files: Files, monkeypatch: pytest.MonkeyPatch) -> N
         file.write("12345")
     with pytest.raises(UnsavableError, match="log has more than"):
         files.state_dict()
+
+
+def test_a_file_descriptor_is_a_problem(files: Files) -> None:
+    os.close(os.open("raw.bin", os.O_WRONLY | os.O_CREAT))
+    assert files.problem is not None
+    assert "file descriptor" in files.problem
 
 
 def test_an_output_named_by_the_clock_is_a_problem(files: Files) -> None:
