@@ -241,7 +241,7 @@ def test_ranks_of_torchrun_end_in_the_same_bits(tmp_path: Path, number: signal.S
 @pytest.mark.parametrize(
     ("loop", "reason"),
     [
-        ("for n in range(5): step(torch.randn(4, 2))", "outside of a loop over a DataLoader"),
+        ("for n in range(5): step(torch.randn(4, 2))", "outside of a `for` loop over a DataLoader"),
         pytest.param("it = iter(loader)\nfor n in range(5): step(next(it)[0])", "next()", marks=LONG),
         pytest.param("for (x,), (y,) in zip(loader, other): step(x + y)", "several loaders", marks=LONG),
         pytest.param("for e in {1, 2}:\n  for (x,) in loader: step(x)", "a set", marks=LONG),
