@@ -30,8 +30,8 @@ def main(arguments: Sequence[str]) -> int:
     for name, variable in _VARIABLES.items():
         if (value := getattr(options, name)) is not None:
             os.environ[variable] = f"{value} steps" if name == "every" and value.isdecimal() else str(value)
-    session = Session(target, folder=options.folder, report=options.report)
-    return session.run(lambda: execute(target, session.end))
+    session = Session(target, folder=options.folder, report=options.report, unsaved=options.unsaved)
+    return session.run(lambda: execute(target, session.end, session.rewriter.compile))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -48,5 +48,6 @@ def _parser() -> argparse.ArgumentParser:
         "--on-damage", choices=ON_DAMAGE, help="when every checkpoint is damaged: stop (default), or restart"
     )
     parser.add_argument("--report", type=Path, metavar="FILE", help="write what is captured, and what is not, as JSON")
+    parser.add_argument("--unsaved", action="store_true", help="run a program that cannot be resumed, without saving")
     parser.add_argument("program", nargs=argparse.REMAINDER, help="-- train.py ARGS…, or -- -m pkg.train ARGS…")
     return parser

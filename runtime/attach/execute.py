@@ -10,7 +10,6 @@ import os
 import runpy
 import signal
 import sys
-import threading
 import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -61,14 +60,26 @@ class Target:
         return Path(self.script).resolve().parent if self.script is not None else Path.cwd()
 
 
-def execute(target: Target, at_end: Callable[[], None]) -> int:
-    """Run it; returns the exit code. `at_end` is called when it has come to its end by itself, or by exit code 0."""
+Compile = Callable[[bytes, str], types.CodeType]
+
+
+def _compile(source: bytes, file: str) -> types.CodeType:
+    code: types.CodeType = compile(source, file, "exec", dont_inherit=True)
+    return code
+
+
+def execute(target: Target, at_end: Callable[[], None], make_code: Compile = _compile) -> int:
+    """Run the program and return its exit code.
+
+    at_end     is called when it has come to its end by itself, or by exit code 0
+    make_code  makes code of the script's source
+    """
     main = types.ModuleType("__main__")
     main.__dict__["__builtins__"] = builtins
     sys.modules["__main__"] = main
     try:
         try:
-            _run(target, main)
+            _run(target, main, make_code)
         except SystemExit as left:
             if left.code not in (None, 0):
                 raise
@@ -86,7 +97,7 @@ def execute(target: Target, at_end: Callable[[], None]) -> int:
     return 0
 
 
-def _run(target: Target, main: types.ModuleType) -> None:
+def _run(target: Target, main: types.ModuleType, make_code: Compile) -> None:
     if target.module is not None:
         sys.argv = [target.module, *target.arguments]
         runpy._run_module_as_main(target.module)  # type: ignore[attr-defined]  # what `python -m` itself calls
@@ -102,7 +113,7 @@ def _run(target: Target, main: types.ModuleType) -> None:
         raise SystemExit(_USAGE) from None
     main.__file__ = os.path.abspath(script)  # noqa: PTH100 - as Python does: links are not resolved
     main.__dict__["__cached__"] = None
-    exec(compile(source, main.__file__, "exec"), main.__dict__)  # noqa: S102 - what `run` is for
+    exec(make_code(source, main.__file__), main.__dict__)  # noqa: S102 - what `run` is for
 
 
 def _exit_code(left: SystemExit) -> int:
@@ -143,7 +154,3 @@ def _code_of(error: BaseException) -> int:
     if heals or int(os.environ.get("WORLD_SIZE") or 1) > 1:
         return EXIT_ERROR
     return EXIT_USER
-
-
-def is_main_thread() -> bool:
-    return threading.current_thread() is threading.main_thread()

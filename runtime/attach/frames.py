@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import dis
-import inspect
 import linecache
 import sys
 from collections.abc import Iterator
@@ -24,7 +22,7 @@ class Code:
         self._known: dict[str, bool] = {}
 
     def owns(self, file: str | None) -> bool:
-        if not file or file.startswith("<"):
+        if not file or not file.startswith("/"):  # torch.ops says that it is "_ops.py"
             return False
         if file not in self._known:
             path = str(Path(file).resolve())
@@ -32,6 +30,10 @@ class Code:
             library = path.startswith((_RUNTIME + "/", str(Path(linecache.__file__).parent) + "/"))
             self._known[file] = own and not library
         return self._known[file]
+
+    def owns_module(self, name: str) -> bool:
+        """Whether a module of this name is the program's own."""
+        return name == "__main__" or self.owns(getattr(sys.modules.get(name), "__file__", None))
 
     def frames(self) -> list[FrameType]:
         """The program's frames, the innermost first."""
@@ -46,6 +48,11 @@ class Code:
                 yield name, vars(module)
 
 
+def is_of_runtime(file: str) -> bool:
+    """Whether a file is part of this package's runtime, but for what every program under `run` is called by."""
+    return file.startswith(_RUNTIME + "/") and not file.endswith(("/attach/execute.py", "/attach/loops.py"))
+
+
 def _stack() -> Iterator[FrameType]:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -53,22 +60,11 @@ def _stack() -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-def site(frame: FrameType) -> str:
-    """A place in the program: file, function and the line's text, so that edits elsewhere do not move it."""
+def site_of(frame: FrameType) -> str:
+    """Return a place in the program: file, function and the line's text, so that edits elsewhere do not move it."""
     code = frame.f_code
     text = linecache.getline(code.co_filename, frame.f_lineno).strip() or f"line {frame.f_lineno}"
     return f"{Path(code.co_filename).name}: {code.co_qualname}: {text}"
-
-
-def is_for_loop(frames: list[FrameType]) -> bool:
-    """Whether the innermost frame that is no generator, and every generator up to it, asks by a `for`."""
-    for frame in frames:
-        opcode = dis.opname[frame.f_code.co_code[frame.f_lasti]]
-        if not opcode.startswith("FOR_ITER"):
-            return False
-        if not frame.f_code.co_flags & inspect.CO_GENERATOR:
-            return True
-    return False
 
 
 def set_local(frame: FrameType, name: str, value: Any) -> None:  # noqa: ANN401

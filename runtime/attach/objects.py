@@ -9,11 +9,13 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..checkpoint.errors import CheckpointError
-from ..integrations.gradients import Gradients
 from ..integrations.late import misfit
+
+if TYPE_CHECKING:
+    from .graph import Graph
 
 
 class Objects:
@@ -21,11 +23,12 @@ class Objects:
 
     def __init__(self) -> None:
         self._made: dict[str, list[weakref.ref[Any]]] = {}
-        self.stepped: weakref.WeakSet[Any] = weakref.WeakSet()
-        """Optimizers that have made a step."""
-        self.zeroes = False
-        """The program sets gradients to zero: what is left of them after a step is of no use."""
-        self.gradients = Gradients(lambda: self.all("model").values(), self.pending)
+        self._used: weakref.WeakSet[Any] = weakref.WeakSet()
+        """Optimizers that have made a step since gradients were set to zero."""
+        self._zeroing: weakref.WeakSet[Any] = weakref.WeakSet()
+        """Optimizers whose gradients are set to zero between every two steps, as far as was seen."""
+        self._keeping: weakref.WeakSet[Any] = weakref.WeakSet()
+        """Optimizers whose gradients are kept beyond a step."""
 
     def watch(self, torch: Any) -> None:  # noqa: ANN401 - the module
         kinds = {
@@ -49,7 +52,11 @@ class Objects:
 
     def _seeing(self, zero_grad: Any) -> Any:  # noqa: ANN401 - a method
         def seen(owner: Any, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401
-            self.zeroes = True
+            optimizers = self.all("optimizer").values() if hasattr(owner, "_modules") else [owner]
+            self._zeroing.update(optimizers)
+            self._used.difference_update(optimizers)
+            if options.get("set_to_none") is False or arguments[:1] == (False,):
+                self._keeping.update(optimizers)
             return zero_grad(owner, *arguments, **options)
 
         return seen
@@ -65,19 +72,30 @@ class Objects:
         return {f"{kind}_{number}" if number else kind: one for number, one in enumerate(living)}
 
     def by_name(self) -> dict[str, Any]:
-        """All of them."""
-        gc.collect()  # what lives on only in cycles is not the program's any more
+        """Return all of them."""
         return {name: one for kind in self._made for name, one in self.all(kind).items()}
 
-    def pending(self) -> bool:
-        """There may be gradients that are still to be used; asked at step boundaries."""
-        return not self.zeroes
+    def kinds(self) -> list[Any]:
+        """Return what must be the same again when the program is resumed: names, classes and shapes."""
+        gc.collect()  # what lives on only in cycles is not the program's any more
+        return [
+            (name, type(one), [(key, tuple(value.shape)) for key, value in _named_tensors(one)])
+            for name, one in self.by_name().items()
+        ]
+
+    def stepped(self, optimizer: Any) -> None:  # noqa: ANN401
+        """Note that an optimizer has used its gradients."""
+        if optimizer in self._used:
+            self._keeping.add(optimizer)
+        self._used.add(optimizer)
 
     def state_dict(self) -> dict[str, Any]:
-        return {name: one.state_dict() for kind in self._made for name, one in self.all(kind).items()}
+        """Return the state of each object by name."""
+        return {name: one.state_dict() for name, one in self.by_name().items()}
 
-    def load_state_dict(self, states: Mapping[str, Any]) -> None:
-        """Raises CheckpointError if these are not the objects that were saved."""
+    def load_state_dict(self, states: Mapping[str, Any], *, models: bool) -> None:
+        """Put the states of the models back, or of all others. Raises CheckpointError if they do not fit."""
+        gc.collect()
         found = self.by_name()
         if found.keys() != states.keys():
             raise CheckpointError(
@@ -85,13 +103,49 @@ class Objects:
                 "program it was saved with, or give another folder to begin anew"
             )
         for name, state in states.items():
+            if models != name.startswith("model"):
+                continue
             try:
                 found[name].load_state_dict(state)
             except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
                 raise misfit(f"{name} ({type(found[name]).__name__})", " ".join(str(error).split())) from error
-        for optimizer in self.all("optimizer").values():
-            for parameter in (one for group in optimizer.param_groups for one in group["params"]):
-                parameter.grad = None
+
+    # What optimizers train
+
+    def groups(self, graph: Graph) -> dict[str, list[list[str | None]]]:
+        """Return the paths of the parameters of each optimizer, by group."""
+        return {
+            name: [[graph.path_of(parameter) for parameter in group["params"]] for group in optimizer.param_groups]
+            for name, optimizer in self.all("optimizer").items()
+        }
+
+    def load_groups(self, groups: Mapping[str, Any], graph: Graph) -> None:
+        """Have each optimizer train the parameters that it trained, in the same groups."""
+        for name, optimizer in self.all("optimizer").items():
+            paths = groups[name]
+            if self.groups(graph)[name] == paths:
+                continue
+            live = optimizer.param_groups
+            optimizer.param_groups = [
+                {**live[min(number, len(live) - 1)], "params": [_parameter(graph, path) for path in group]}
+                for number, group in enumerate(paths)
+            ]
+
+    def gradients(self, graph: Graph) -> dict[str, Any]:
+        """Return the gradients that may still be used, by the path of their parameter."""
+        clean = (self._used & self._zeroing) - self._keeping
+        done = {id(p) for optimizer in clean for group in optimizer.param_groups for p in group["params"]}
+        return {
+            path: value.grad for path, value in _trainable(graph) if value.grad is not None and id(value) not in done
+        }
+
+    def load_gradients(self, state: Mapping[str, Any], graph: Graph) -> None:
+        """Put gradients back; those that were not saved are none."""
+        import torch
+
+        for path, parameter in _trainable(graph):
+            saved = state.get(path)
+            parameter.grad = None if saved is None else torch.empty_like(parameter).copy_(saved)
 
     def sharded(self) -> str | None:
         """The name of a model whose parameters are spread over ranks, if there is one."""
@@ -100,6 +154,23 @@ class Objects:
             if "DTensor" in kinds or type(model).__name__ in {"FullyShardedDataParallel", "DeepSpeedEngine"}:
                 return name
         return None
+
+
+def _named_tensors(one: Any) -> Iterator[tuple[str, Any]]:  # noqa: ANN401
+    return one.named_parameters() if hasattr(one, "named_parameters") else iter(())
+
+
+def _trainable(graph: Graph) -> Iterator[tuple[str, Any]]:
+    """Return the leaf tensors that may have a gradient."""
+    for path, record in graph.records.items():
+        if record["kind"] in {"tensor", "owned"} and graph.values[path].is_leaf:
+            yield path, graph.values[path]
+
+
+def _parameter(graph: Graph, path: str) -> Any:  # noqa: ANN401
+    if path not in graph.values:
+        raise misfit("optimizer", f"the program has no {path} by now")
+    return graph.values[path]
 
 
 def _children(module: Any) -> Iterator[Any]:  # noqa: ANN401

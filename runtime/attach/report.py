@@ -1,84 +1,109 @@
-"""Says plainly what of a program is saved, and what is not: on stderr, and as JSON for tools."""
+"""Say plainly what of a program is saved, and what is not: on stderr, and as JSON for tools."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..checkpoint.errors import logger
-from .openings import Opening
-from .variables import Variables
 
 _NAMES = 12
 """How many names a line shows."""
+_LINES = """    from cloudgpu.runtime import Checkpointer
+    ckpt = Checkpointer(model=model, optimizer=optimizer, loader=loader)
+    for batch in ckpt.batches(epochs=EPOCHS):"""
+
+
+def refusal(reason: str, place: str | None) -> str:
+    """Return why a program is refused, and the three lines that would make it resumable."""
+    where = f" (at `{place}`)" if place else ""
+    return (
+        f"run: this program cannot be resumed exactly, so it is not trained{where}: {reason}.\n"
+        f"These three lines make it resumable (docs/checkpointing.md):\n{_LINES}\n"
+        "With `run --unsaved` it is trained without checkpoints."
+    )
 
 
 class Report:
-    """path: where the JSON goes; None: nowhere. Of several ranks, which are alike, the first tells what is saved."""
+    """path: where the JSON goes; None: nowhere. Of several ranks, which are alike, the first reports."""
 
     def __init__(self, path: Path | None) -> None:
         self._first = int(os.environ.get("RANK") or 0) == 0
         self._path = path if self._first else None
         self.open = True
-        """Nothing has been told yet."""
-        self._told: dict[str, Any] = {"resumable": False, "reason": "no optimizer has made a step"}
+        """Nothing has been reported yet."""
+        self._content: dict[str, Any] = {"resumable": False, "reason": "no optimizer has made a step"}
 
-    def refuse(self, reason: str, *, plain: bool) -> None:
-        """plain: it is no loss."""
+    def leave_alone(self, reason: str) -> None:
+        """The program is run as it is."""
+        if self.open:
+            self._content = {"resumable": False, "reason": reason}
+            if self._first:
+                logger().info(f"run: {reason}")
         self.open = False
-        self._told = {"resumable": False, "reason": reason}
-        if plain:
-            logger().info(f"run: {reason}")
-        else:
-            logger().warning(f"run: this program is NOT made resumable, nothing is saved: {reason}")
+
+    def refuse(self, reason: str) -> None:
+        """The program is not trained."""
+        self.open = False
+        self._content = {"resumable": False, "refused": True, "reason": reason}
+
+    def stop(self, reason: str, step: int) -> None:
+        """Nothing is saved from this step on."""
+        self._content |= {"stopped_saving_at": step, "reason": reason}
+        logger().warning(
+            f"run: no more checkpoints from step {step} on: {reason}. Training goes on; what is saved already stays "
+            "right, and an interruption costs the steps since then"
+        )
 
     def tell(
         self,
         *,
         step: int,
         objects: Mapping[str, Any],
-        variables: Variables,
-        opening: Opening | None,
-        left_out: Mapping[str, int],
+        variables: Mapping[str, Any],
+        generators: Sequence[str],
+        unknown: Sequence[str],
+        data: str | None,
     ) -> None:
-        """What is saved from now on."""
+        """Report what is saved from now on."""
         self.open = False
-        state = variables.state_dict()
-        saved = sorted(f"{path}.{name}" for path, names in state["changed"].items() for name in names)
-        self._told = {
+        saved = sorted(
+            f"{path}.{name}" if name else path
+            for path, record in variables["changed"].items()
+            for name in (record.get("names") or [""])
+        )
+        self._content = {
             "resumable": True,
             "resumed_at_step": step or None,
             "objects": {name: type(one).__qualname__ for name, one in objects.items()},
-            "data": opening.site if opening is not None else None,
-            "generators": sorted(variables.generators()),
+            "data": data,
+            "generators": list(generators),
             "variables": saved,
-            "not_saved": variables.unsaved(),
-            "left_out_when_resuming": dict(left_out),
+            "saved": [*objects, *saved, *generators],
+            "not_saved": list(unknown),
         }
-        told = self._told
         if not self._first:
             return
         log = logger()
-        log.info(f"run: saved are {_names([f'{name} ({kind})' for name, kind in told['objects'].items()])}")
-        log.info(f"run: the place in the data is that of `{told['data']}`")
-        log.info(f"run: variables that change: {_names(saved)}; generators: {_names(told['generators'])}")
-        if told["not_saved"]:
-            log.warning(f"run: NOT saved, should they change: {_names(told['not_saved'])}")
-        if left_out:
-            log.info(f"run: not done again for epochs that are done: {_names(sorted(left_out))}")
+        log.info(f"run: saved are {_names([f'{name} ({type(one).__qualname__})' for name, one in objects.items()])}")
+        log.info(f"run: the place in the data is that of `{data}`")
+        log.info(f"run: variables that change: {_names(saved)}; generators: {_names(generators)}")
+        if unknown:
+            log.warning(f"run: NOT saved, should they change: {_names(unknown)}")
 
     def write(self) -> None:
+        """Write the JSON."""
         if self._path is None:
             return
         try:
-            self._path.write_text(json.dumps(self._told, indent=2) + "\n")
+            self._path.write_text(json.dumps(self._content, indent=2) + "\n")
         except OSError as error:
             logger().warning(f"the report cannot be written: {self._path}: {error.strerror}")
 
 
-def _names(names: list[str]) -> str:
+def _names(names: Sequence[str]) -> str:
     more = f" and {len(names) - _NAMES} more" if len(names) > _NAMES else ""
     return (", ".join(names[:_NAMES]) or "none") + more

@@ -1,11 +1,8 @@
-"""One run of a program under `run`: what is watched, when is saved, how it goes on.
+"""One run of a program under `run`: what is watched, what is saved when, how it goes on.
 
-    live    it trains; before a batch of the training loader is asked for, a step is done if an optimizer has made one
-    skip    a checkpoint was found: what it had gone through is gone through again with one batch each
-    resume  the opening that was under way: everything is put back, and it goes on with its rest
-
-Where it cannot be sure to resume rightly, nothing is saved, and it says so; where a checkpoint does not fit, the
-program ends with 70 rather than train on from a wrong state.
+The program runs from its top. Before a batch of the training's loader is asked for, a step is done if an optimizer has
+made one. If there is a checkpoint, the loops that lead to the training are brought to their iterations, and before the
+training's first batch everything is put back. Where it cannot be sure to resume rightly, the program is refused.
 """
 
 from __future__ import annotations
@@ -13,58 +10,82 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+import weakref
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ..checkpoint import random_state
-from ..checkpoint.errors import CheckpointError, logger
+from ..checkpoint.errors import EXIT_DONE, EXIT_NONE, EXIT_OLDER, EXIT_USER, CheckpointError, logger
+from ..checkpoint.outcome import Outcome, OutcomeRecord
+from . import loops
+from .batches import Pass, Passes, is_loader, why_not_exact
 from .execute import Target
-from .frames import Code, is_for_loop
+from .files import Files
+from .frames import Code
+from .graph import Graph
 from .imports import AfterImport
+from .liveness import dead_names, skips_by_number
+from .loops import Loop, Loops, UnknownIterableError
 from .objects import Objects
-from .openings import Counting, Mode, Opening, Openings
-from .report import Report
-from .silence import Silence
-from .variables import Variables, generator_state, set_generator
+from .report import Report, refusal
+from .rewrite import HOOK, Rewriter
+from .variables import Digests, UnsavableError, Variables, digests, generator_state
 
 if TYPE_CHECKING:
     from ..checkpoint.checkpointer import Checkpointer
 
+Chain = list[tuple[Loop, list[str]]]
 _BETTER = "the program uses cloudgpu's Checkpointer itself, which does it better"
 
 
 class Session:
     """Watches the program from its first line to its end. It is what the Checkpointer saves, as `program`."""
 
-    def __init__(self, target: Target, *, folder: str | None = None, report: Path | None = None) -> None:
-        self._target, self._folder = target, folder
+    def __init__(
+        self, target: Target, *, folder: str | None = None, report: Path | None = None, unsaved: bool = False
+    ) -> None:
+        self._folder, self._unsaved = folder, unsaved
         self._code = Code(target.folder)
-        self._objects, self._variables = Objects(), Variables(self._code)
-        self._openings = Openings(self, self._code)
-        self._silence, self._counting = Silence(self._code), Counting()
+        self._objects = Objects()
+        self._variables = Variables(self._code, self._objects.by_name)
+        self._passes = Passes(self)
+        self._loops = Loops(self._code, self._loop_started)
+        self.rewriter = Rewriter(self._code)
+        self._files = Files(self._code, _journal(folder))
         self._report = Report(report)
         self._checkpointer: Checkpointer | None = None
+        self._watched = False
+        """torch is there."""
         self._off: str | None = None
         """Why nothing is saved."""
         self._loaded: Mapping[str, Any] | None = None
         """What is to be resumed, until it is."""
-        self._sites: set[str] = set()
-        """Where training loops are."""
+        self._reached: list[Loop] = []
+        """Loops on the way to where the checkpoint was made."""
+        self._since: Digests | None = None
+        """Variables before a part of the program was run again."""
+        self._begun: list[Any] | None = None
+        """The kinds of the program's objects when training began."""
+        self._trained: dict[tuple[str, ...], list[tuple[Loop, int]]] = {}
+        """Places of training loops, and the iterations that the loops round them were at."""
         self._steps = 0
         """Of optimizers, since the last step boundary."""
-        self._current: Opening | None = None
-        """The training opening, while a save asks for the state."""
+        self._current: tuple[Loop, Pass] | None = None
+        """The training loop, while a save asks for the state."""
 
     def run(self, program: Callable[[], int]) -> int:
+        """Run the program; return its exit code."""
+        __import__("builtins").__dict__[HOOK] = self._loops.hook
+        self.rewriter.install()
+        self._files.cut_back()
+        self._files.install()
         AfterImport("torch", self._watch).install()
-        self._counting.install()
         try:
             return program()
         finally:
-            self._silence.end()
+            self._files.on = self._loops.on = False
             if self._checkpointer is not None:
                 self._checkpointer.end(finished=False)
             self._report.write()
@@ -73,184 +94,296 @@ class Session:
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
         self._objects.watch(torch)
-        self._openings.watch(torch.utils.data.DataLoader)
+        self._passes.watch(torch.utils.data.DataLoader)
+        self._files.watch(torch, "save", 1)
         register_optimizer_step_post_hook(self._after_step)
+        self._watched, loops.compiler = True, torch.compiler
 
     # What the program does
 
-    def wants_openings(self) -> bool:
-        """Whether openings are looked after; at the first one this finds out what there is to resume."""
-        if self._off is None and self._checkpointer is None:
+    @property
+    def has_checkpoint(self) -> bool:
+        """Whether a checkpoint is waiting to be put back."""
+        return self._loaded is not None
+
+    def wants_passes(self) -> bool:
+        """Whether passes through loaders are looked at; at the first one this finds out what there is to resume."""
+        if self._off is not None or not self._loops.is_main() or not self._code.frames():
+            return False
+        if self._checkpointer is None:
             self._set_up()
         return self._off is None and self._checkpointer is not None
 
-    def mode_of(self, site: str, number: int) -> Mode:
-        """How an opening is to be gone through. Ends the program if all of it is done."""
-        if self._loaded is None:
-            return "live"
-        place = self._loaded["place"]
-        if site in place["sites"]:
-            self._variables.begin()
-        if (site, number) == (place["site"], place["number"]):
-            return "resume"
-        if self._silence.on or (site in place["sites"] and number < place["counts"].get(site, 0)):
-            self._silence.begin()
-            return "skip"
-        return "live"
+    def _loop_started(self, loop: Loop) -> Any:  # noqa: ANN401
+        """Return what a loop goes through: on the way to the place of a checkpoint, what is left of it."""
+        source = loop.source
+        if self._off is None and self._checkpointer is None and self._watched and self.rewriter.trains:
+            self._set_up()  # this loop may be one of those that lead to the training
+        if self._loaded is None or self._off is not None:
+            return source
+        chain = self._loaded["place"]["chain"]
+        expected = chain[len(self._reached)] if len(self._reached) < len(chain) else None
+        if expected is None or expected["place"][-1] != loop.site:
+            return source
+        place = next(place for one, place in self._loops.chain() if one is loop)
+        if place != expected["place"]:
+            return source
+        self._reached.append(loop)
+        if len(self._reached) == len(chain):
+            loop.count = expected["count"]
+            return loops.continue_batches(source, loop.count, is_loader)
+        if self._since is None:
+            self._since = digests(self._variables.graph())
+            self._restore_early()
+        return loops.leave_out(loop, expected["count"] - 1, expected["given"])
 
-    def sample(self, opening: Opening) -> Any:  # noqa: ANN401
-        return self._openings.sample(opening)
-
-    def before_batch(self, opening: Opening) -> None:
+    def before_batch(self, one: Pass) -> None:
         """The program asks for the next batch: everything it does with the one before is done."""
-        if self._off is not None or self._checkpointer is None or self._loaded is not None:
+        if self._off is not None or self._checkpointer is None:
             return
-        if not opening.given and opening.site not in self._sites:
-            self._variables.begin()
-        if not self._steps or opening.at_end or not self._is_training(opening):
+        if self._loaded is not None:
+            if len(self._reached) == len(self._loaded["place"]["chain"]) and self._reached[-1].asking:
+                self._resume(one, self._reached[-1])
             return
-        if (reason := self._doubt(opening)) is not None:
-            self._give_up(reason)
+        if not one.given and not self._trained:
+            self._begin()
+        if one.given and (not self._steps or one.at_end or not one.trained):
             return
-        self._boundary(opening)
+        chain = self._loops.chain()
+        if one.loop is None:
+            one.loop = next((weakref.ref(loop) for loop, _ in chain if loop.asking), None)
+        if not self._steps or one.at_end or not self._is_training(one, chain):
+            return
+        if (reason := self._doubt(one, chain)) is not None:
+            self._refuse(reason)
+            return
+        self._boundary(one, chain[-1][0])
+
+    def _begin(self) -> None:
+        """Training may begin with this pass: what is there now is the program's own setting."""
+        self._variables.begin()
+        self._begun = self._objects.kinds()
 
     def _after_step(self, optimizer: Any, *_: Any) -> None:  # noqa: ANN401
-        if self._off is not None or self._silence.on:
+        if self._off is not None or not self._loops.is_main():
             return
-        self._objects.stepped.add(optimizer)
+        self._objects.stepped(optimizer)
         self._steps += 1
-        # The outermost of the loops under way: an inner one may be a validation, or belong to one step.
-        training = next((one for one in self._openings.living() if one.advanced), None)
+        # The outermost of the passes under way: an inner one may be a validation, or belong to one step.
+        training = next((one for one in self._passes.living() if one.advanced), None)
         if training is not None:
-            training.trained = True
-            self._sites.add(training.site)
-        elif not self._sites and self._loaded is None and self._steps > 1:
+            if self._loaded is not None:
+                raise CheckpointError(
+                    "the program trains before it comes to where it was: it is not the one that was saved"
+                )
+            self._files.early = False
+            if not training.trained:
+                training.trained = True
+                self._note_training(training)
+        elif not self._trained and self._loaded is None and self._steps > 1:
             if self._uses_checkpointer():
-                self._give_up(_BETTER, plain=True)
+                self._leave_alone(_BETTER)
                 return
-            self._give_up("optimizers make steps outside of a loop over a DataLoader: there is no place to go on from")
+            self._refuse("optimizers make steps outside of a `for` loop over a DataLoader: its place is not known")
 
-    def _is_training(self, opening: Opening) -> bool:
+    def _note_training(self, training: Pass) -> None:
+        """Remember where a training loop is, and at which iterations the loops round it are."""
+        chain = self._loops.chain()
+        for number, (loop, place) in enumerate(chain):
+            if training.loop is not None and loop is training.loop():
+                self._trained[tuple(place)] = [(outer, outer.count) for outer, _ in chain[:number]]
+                return
+        self._trained[("batches by next()",)] = []
+
+    def _is_training(self, one: Pass, chain: Chain) -> bool:
         """A step boundary is before each batch of a training loop, and before the first of the next one."""
-        if opening.trained:
-            return True
-        return (
-            not opening.given and opening.site in self._sites and not any(o.advanced for o in self._openings.living())
-        )
+        if one.trained or one.given:
+            return one.trained
+        place = next((tuple(place) for loop, place in chain if one.loop is not None and loop is one.loop()), None)
+        return place in self._trained and not any(other.advanced for other in self._passes.living())
 
-    def _doubt(self, opening: Opening) -> str | None:
-        """Why the place could not be found again, if so."""
-        if not is_for_loop(self._code.frames()):
+    def _doubt(self, one: Pass, chain: Chain) -> str | None:
+        """Return why the place could not be found again, if so."""
+        asking = [loop for loop, _ in chain if loop.asking]
+        if not asking:
             return (
                 "batches are asked for by next(), not by a `for` loop over the DataLoader: its place is in a variable"
             )
-        others = [one for one in self._openings.living() if one is not opening and one.advanced]
+        if len(asking) > 1 or chain[-1][0] is not asking[0]:
+            return (
+                f"the batches of `{asking[0].site}` come through a generator function: loop over the DataLoader itself"
+            )
+        others = [other for other in self._passes.living() if other is not one and other.advanced]
         if others:
-            return f"two DataLoaders are read at the same time ({opening.site}; {others[0].site})"
-        if self._report.open and (name := self._objects.sharded()) is not None:
-            return f"the parameters of {name} are sharded over ranks: use the Checkpointer"
+            return "two DataLoaders are read at the same time"
+        if chain[-1][0].checked:
+            return self._files.problem
+        chain[-1][0].checked = True
+        return self._doubt_loops(chain) or self._files.problem or self._doubt_state(one)
+
+    def _doubt_loops(self, chain: Chain) -> str | None:
+        for loop, _ in chain[:-1]:
+            try:
+                loops.check_pure(loop.source)
+            except UnknownIterableError as error:
+                return f"`{loop.site}` goes through {error}, which cannot be brought to its place: loop over a list"
+            if (names := skips_by_number(self.rewriter.loops.get(loop.site))) is not None:
+                return f"`{loop.site}` skips iterations ({names}): it has a resume of its own. Leave that out"
+        try:
+            loops.check_batches(chain[-1][0].source, is_loader)
+        except UnknownIterableError as error:
+            return f"`{chain[-1][0].site}` goes through {error}, which cannot be begun in its middle"
+        place, counts = tuple(chain[-1][1]), {id(loop): loop.count for loop, _ in chain}
+        for other, outer in self._trained.items():
+            again = all(counts.get(id(loop), count) == count for loop, count in outer)
+            if other != place and again:
+                return f"a resume would train `{other[-1]}` again before it comes to `{place[-1]}`"
         return None
+
+    def _doubt_state(self, one: Pass) -> str | None:
+        if not self._report.open:
+            return None
+        if (name := self._objects.sharded()) is not None:
+            return f"the parameters of {name} are sharded over ranks"
+        return why_not_exact(one.loader)
 
     # Saving
 
-    def _boundary(self, opening: Opening) -> None:
+    def _boundary(self, one: Pass, loop: Loop) -> None:
         checkpointer = self._checkpointer
         if checkpointer is None:
             return
-        self._current = opening
+        self._current = (loop, one)
         try:
-            checkpointer.begin()
             if self._report.open:
+                self.state_dict()  # what cannot be saved is found now rather than at the first save
                 self._tell(checkpointer)
+            checkpointer.begin()
             self._steps = 0
-            for one in self._openings.living():
-                one.advanced = False
+            for other in self._passes.living():
+                other.advanced = False
             checkpointer.end_step()
+        except UnsavableError as error:
+            self._refuse(str(error))
         finally:
             self._current = None
 
     def state_dict(self) -> dict[str, Any]:
-        """For the Checkpointer: all that is known of the program."""
+        """Return all that is known of the program, for the Checkpointer. Raises UnsavableError."""
+        strict = self._current is not None
+        graph = self._graph()
+        if strict:
+            self._check_objects(graph)
         return {
             "arguments": sys.argv[1:],
             "objects": self._objects.state_dict(),
-            "gradients": self._objects.gradients.state_dict(),
-            "variables": self._variables.state_dict(),
-            "generators": {name: generator_state(one) for name, one in self._variables.generators().items()},
-            "place": self._place(self._current) if self._current is not None else None,
+            "gradients": self._objects.gradients(graph),
+            "groups": self._objects.groups(graph),
+            "variables": self._variables.state_dict(graph, strict=strict),
+            "generators": {name: generator_state(one) for name, one in graph.generators.items()},
+            "place": self._place(self._current[1]) if self._current is not None else None,
         }
 
-    def _place(self, opening: Opening) -> dict[str, Any]:
+    def _graph(self) -> Graph:
+        dead: frozenset[str] = frozenset()
+        if self._current is not None and self._current[1].has_more:
+            dead = dead_names(self.rewriter.loops.get(self._current[0].site), self._code.frames()[0].f_code)
+        return self._variables.graph(dead)
+
+    def _check_objects(self, graph: Graph) -> None:
+        """Raise UnsavableError if a resume would find other objects, or if a trained parameter is found nowhere."""
+        if self._begun is not None and self._objects.kinds() != self._begun:
+            raise UnsavableError("models, optimizers or schedulers have been made, replaced or dropped while training")
+        for name, optimizer in self._objects.all("optimizer").items():
+            for group in optimizer.param_groups:
+                if any(graph.path_of(parameter) is None for parameter in group["params"]):
+                    raise UnsavableError(f"{name} trains a tensor that no model and no variable of the program holds")
+
+    def _place(self, one: Pass) -> dict[str, Any]:
         return {
-            "site": opening.site,
-            "number": opening.number,
-            "counts": dict(self._openings.counts),
-            "sites": sorted(self._sites),
-            "position": opening.position.state_dict(),
-            "at_epoch": opening.at_epoch,
-            "now": random_state.capture(random_state.generators_of(opening.loader)),
+            "chain": [
+                {"place": place, "count": other.count, "given": other.given} for other, place in self._loops.chain()
+            ],
+            "files": self._files.state_dict(),
+            "number": one.number,
+            "position": one.position.state_dict(),
+            "at_start": one.at_start,
+            "now": random_state.capture(random_state.generators_of(one.loader)),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Keep what is to be put back when the program has come to its place."""
+        if state["place"] is not None and "chain" not in state["place"]:
+            raise CheckpointError(
+                "the checkpoint was made by an older version of `run`, which kept another kind of place: end this "
+                "training with that version, or give another folder to begin anew"
+            )
         self._loaded = state
 
     # Resuming
 
-    def resume(self, opening: Opening) -> None:
-        """Put everything back, in the opening that was under way."""
+    def _restore_early(self) -> None:
+        """Put back what is there already: the part of an iteration that runs again finds it as it was left."""
+        state = self._loaded
+        if state is None:
+            return
+        if self._objects.by_name().keys() == state["objects"].keys():
+            self._objects.load_state_dict(state["objects"], models=True)
+        known = self._variables.graph().values
+        changed = {path: record for path, record in state["variables"]["changed"].items() if path in known}
+        try:
+            self._variables.load_state_dict({"changed": changed, "same": {}})
+        except CheckpointError:
+            return  # it refers to what the program has not made yet
+
+    def _resume(self, one: Pass, loop: Loop) -> None:
+        """Put everything back, in the loop that was under way."""
         state, checkpointer = self._loaded, self._checkpointer
         if state is None or checkpointer is None:
             return
         place = state["place"]
-        self._silence.end()
-        self._openings.forget_samples()
-        if not is_for_loop(self._code.frames()):
-            raise CheckpointError("the loop over the DataLoader is not the one that was saved")
-        self._objects.load_state_dict(state["objects"])
-        self._objects.gradients.load_state_dict(state["gradients"])
-        generators = random_state.generators_of(opening.loader)
-        opening.at_epoch = place["at_epoch"]
+        self._objects.load_state_dict(state["objects"], models=True)
+        self._begin()
+        self._variables.load_state_dict(state["variables"], self._since)
+        graph = self._variables.graph()
+        self._objects.load_groups(state["groups"], graph)
+        self._objects.load_state_dict(state["objects"], models=False)
+        self._objects.load_gradients(state["gradients"], graph)
+        self._files.load_state_dict(place["files"])
+        generators = random_state.generators_of(one.loader)
+        self._passes.continues(one, place["number"])
+        one.at_start = place["at_start"]
         if not place["position"]["batch"]:
-            random_state.restore(opening.at_epoch, generators)
-        opening.position.load_state_dict(place["position"])
-        opening.go_on_with(opening.open_epoch())
+            random_state.restore(one.at_start, generators)
+        one.position.load_state_dict(place["position"])
+        one.open()
         self._variables.load_state_dict(state["variables"])
-        self._restore_generators(state["generators"])
         random_state.restore(place["now"], generators)
-        self._loaded, self._sites, self._steps = None, set(place["sites"]), 0
-        self._counting.left_out = opening.position.batch
-        self._counting.uninstall()
-        self._current = opening
+        one.loop, one.trained = weakref.ref(loop), True
+        self._note_training(one)
+        self._loaded, self._steps, self._files.early = None, 0, False
+        self._current = (loop, one)
         try:
             self._tell(checkpointer)
             checkpointer.begin()
         finally:
             self._current = None
 
-    def _restore_generators(self, saved: Mapping[str, Any]) -> None:
-        found = self._variables.generators()
-        if missing := sorted(saved.keys() - found.keys()):
-            raise CheckpointError(f"the checkpoint has the random generators {', '.join(missing)}, the program has not")
-        for name, state in saved.items():
-            set_generator(found[name], state)
-
     # Beginning and end
 
     def _set_up(self) -> None:
         """Make the Checkpointer, which finds out what there is to resume."""
-        if self._uses_checkpointer():
-            self._give_up(_BETTER, plain=True)
-            return
         torch: Any = sys.modules["torch"]
         distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
         if int(os.environ.get("WORLD_SIZE") or 1) > 1 and not distributed:
             return  # what is gone through before belongs to the setting up
+        if self._unsaved or self._uses_checkpointer():
+            self._leave_alone("nothing is saved, as asked for by --unsaved" if self._unsaved else _BETTER)
+            return
         from ..checkpoint.checkpointer import Checkpointer
 
         self._checkpointer = Checkpointer(program=self, folder=self._folder)
-        if self._loaded is None:
-            self._counting.uninstall()
-        elif self._checkpointer.finished:
+        if self._loaded is not None and self._checkpointer.finished:
             self._check_finished()
 
     def _check_finished(self) -> None:
@@ -264,53 +397,72 @@ class Session:
 
     def _uses_checkpointer(self) -> bool:
         """It has imported something of ours, or made a Checkpointer in a way of its own."""
-        package = str(__package__).partition(".")[0]
-        for _, variables in self._code.modules():
-            for value in list(variables.values()):
-                owner = getattr(value, "__module__", None) or getattr(value, "__name__", None)
-                if isinstance(owner, str) and owner.partition(".")[0] == package:
-                    return True
+        if str(__package__).partition(".")[0] in self.rewriter.imports:
+            return True
         from ..checkpoint.checkpointer import Checkpointer
 
         made = (one for one in gc.get_objects() if issubclass(type(one), Checkpointer))
         return any(one is not self._checkpointer for one in made)
 
-    def _give_up(self, reason: str, *, plain: bool = False) -> None:
-        """From now on the program is left alone. plain: it loses nothing by that."""
+    def _leave_alone(self, reason: str) -> None:
+        """From now on nothing of the program is saved."""
         self._off = reason
-        self._counting.uninstall()
-        self._silence.end()
+        self._loops.on = self._files.on = False
         if self._checkpointer is not None:
             self._checkpointer.end(finished=False)
-            self._checkpointer = None
-        self._report.refuse(reason, plain=plain)
+        self._report.leave_alone(reason)
+
+    def _refuse(self, reason: str) -> None:
+        """End the program if nothing has been saved yet; else save no more: the checkpoints that stand are right."""
+        checkpointer = self._checkpointer
+        if self._report.open:
+            chain = self._loops.chain()
+            self._report.refuse(reason)
+            text = refusal(reason, chain[-1][0].site if chain else None)
+            if checkpointer is not None:
+                checkpointer.leave(EXIT_USER, text)
+            OutcomeRecord("", int(os.environ.get("RANK") or 0)).leave(Outcome(EXIT_USER, 0, None, None, text))
+        if checkpointer is None:
+            return
+        notice, step = checkpointer.look_for_notice(), checkpointer.step
+        self._leave_alone(reason)
+        self._report.stop(reason, step)
+        if notice is not None and notice.stop:
+            code = EXIT_OLDER if checkpointer.saved_step is not None else EXIT_NONE
+            checkpointer.leave(code, f"{notice.reason}: stopped at step {step}, which is not saved")
 
     def _tell(self, checkpointer: Checkpointer) -> None:
+        graph = self._graph()
         self._report.tell(
             step=checkpointer.step,
             objects=self._objects.by_name(),
-            variables=self._variables,
-            opening=self._current,
-            left_out=self._silence.left_out,
+            variables=self._variables.state_dict(graph, strict=False),
+            generators=sorted(graph.generators),
+            unknown=self._variables.unknown(graph),
+            data=self._current[0].site if self._current is not None else None,
         )
-
-    @contextmanager
-    def own_iteration(self) -> Iterator[None]:
-        self._openings.enter_own()
-        try:
-            yield
-        finally:
-            self._openings.leave_own()
 
     def end(self) -> None:
         """The program has come to its end by itself."""
-        self._silence.end()
-        if self._checkpointer is None or self._checkpointer.finished:
+        checkpointer = self._checkpointer
+        if checkpointer is None or checkpointer.finished:
             return
-        if self._loaded is not None:
+        if self._off is None and self._loaded is not None:
             raise CheckpointError(
                 f"the program has ended without coming to where it was when it was saved "
-                f"({self._loaded['place']['site']}, opening {self._loaded['place']['number'] + 1}): it is not the same "
-                "program, or what it does in an epoch depends on what it computed before"
+                f"({self._loaded['place']['chain'][-1]['place'][-1]}): it is not the same program"
             )
-        self._checkpointer.end()
+        if self._off is None:
+            checkpointer.end()
+        else:
+            checkpointer.report(EXIT_DONE, "the program has come to its end")
+        self._files.forget_journal()
+
+
+def _journal(folder: str | None) -> Path:
+    """Return the file in which is noted what files held before the program appended to them."""
+    import hashlib
+
+    key = folder or os.environ.get("CLOUDGPU_CHECKPOINTS") or "checkpoints"
+    name = hashlib.sha256(key.encode()).hexdigest()[:8]
+    return Path.cwd() / f".cloudgpu-appended-{name}-{os.environ.get('RANK') or 0}"

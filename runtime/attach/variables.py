@@ -1,306 +1,372 @@
-"""The program's own variables: counters, best values, histories, and random generators that it keeps to itself.
+"""The program's variables: what has changed since training began is saved, and put back where it was found.
 
-Looked through are the globals of the program's modules, the local variables of its functions that are under way, and
-the attributes of objects of its own classes that are found there. Saved is what is plain: numbers, text, containers of
-them, small tensors and arrays. What has not changed since training began is not put back: it is the program's to set.
+What has not changed is left to the program, which sets it anew when it runs from its top. It is put back only if the
+part of the program that a resume runs again has touched it.
 """
 
 from __future__ import annotations
 
-import copy
 import functools
-import random
-import sys
-from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from dataclasses import dataclass
+import marshal
+import types
+from collections import deque
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import xxhash
+
 from ..checkpoint.errors import CheckpointError
-from .frames import Code, set_local
+from . import values
+from .frames import Code
+from .graph import CONTAINERS, Graph, Record, Space, attributes_of, dict_type, is_array
+from .opaque import generator_state, is_generator, set_generator
 
-ELEMENTS = 100_000
-"""A container of more is not saved: it is data."""
-SMALL = 65_536
-"""Elements of a tensor or array that is saved as a variable."""
-_DEPTH = 8
-_LOOKED_INTO = 64
-"""Items of a container that objects are looked for in."""
-_EXACT = (type(None), bool, int, float, complex, str, bytes)
-_CONTAINERS = (list, tuple, set, frozenset, dict, OrderedDict, defaultdict, Counter, deque)
-_STATELESS = ("torch", "torchvision", "argparse", "pathlib", "logging", "re", "enum", "typing", "numpy.dtype")
-"""Of their objects nothing is said when they are not saved: they do not change, or are saved otherwise."""
-_QUIET = ("module", "type", "function", "builtin_function_or_method", "method", "ABCMeta", "partial", "range")
+__all__ = ["Space", "Variables", "generator_state", "is_generator", "is_plain", "set_generator"]
+Digests = dict[str, dict[str, str]]
+_WHOLE = ""
+"""Key of what is not an attribute, in Digests."""
+_IMMUTABLE = ("tensor", "array", "owned", "state", "opaque", "generator")
 
 
-@dataclass(frozen=True, slots=True)
-class Space:
-    """Variables that belong together: of a module, a call, an object."""
+class UnsavableError(CheckpointError):
+    """Something has changed that cannot be saved, so there must be no checkpoint of it."""
 
-    path: str
-    values: Mapping[str, Any]
-    assign: Callable[[str, Any], None]
+    code = None
 
 
 class Variables:
-    """Of one program."""
+    """Of one program. roots: returns the objects that have names of their own."""
 
-    def __init__(self, code: Code) -> None:
-        self._code = code
-        self._before: dict[str, dict[str, Any]] | None = None
-        """Copies of what was there when training began."""
+    def __init__(self, code: Code, roots: Callable[[], Mapping[str, Any]] = dict) -> None:
+        self._code, self._roots = code, roots
+        self._before: Digests | None = None
+        """What was there when training began."""
+        self._restored: set[tuple[str, str]] = set()
+        """What a checkpoint has put back: saved from then on, whether it changes or not."""
 
-    # Finding
+    def graph(self, dead: frozenset[str] = frozenset()) -> Graph:
+        """Return all there is now; to be called below the frames of the program."""
+        return Graph(self._code, self._roots(), dead)
 
     def spaces(self) -> list[Space]:
-        """All there are now; to be called below the frames of the program."""
-        return list(_Search(self._code).spaces())
+        """Return namespaces of the program: modules, calls under way, and objects of its own classes."""
+        graph = self.graph()
+        found = [value for value in graph.values.values() if isinstance(value, Space)]
+        own = (
+            Space(path, attributes_of(value), lambda name, item, value=value: _set(value, name, item))  # type: ignore[misc]
+            for path, value in graph.values.items()
+            if graph.records[path]["kind"] == "object"
+            and not isinstance(value, Space | type | types.FunctionType | types.MethodType)
+            and self._code.owns_module(type(value).__module__)
+        )
+        return [*found, *own]
 
     def generators(self) -> dict[str, Any]:
-        """Random generators by where they are found, each once."""
-        search = _Search(self._code)
-        for _ in search.spaces():
-            pass
-        return search.generators
+        """Return random generators by where they are found, each once."""
+        return self.graph().generators
 
-    def unsaved(self) -> list[str]:
-        """What may change and cannot be saved, as "name (type)"."""
-        found = []
-        for space in self.spaces():
-            for name, value in space.values.items():
-                if not (is_plain(value) or _is_quiet(value) or self._is_own(value)):
-                    found.append(f"{space.path}.{name} ({_kind(value)})")
-        return sorted(found)
-
-    def _is_own(self, value: Any) -> bool:  # noqa: ANN401
-        return self._code.owns(getattr(sys.modules.get(type(value).__module__), "__file__", None))
-
-    # Saving and restoring
+    # Saving
 
     def begin(self) -> None:
-        """Training begins: what is there now is the program's own setting. Once more changes nothing."""
-        if self._before is None:
-            self._before = {
-                space.path: {name: copy.deepcopy(value) for name, value in _plain(space)} for space in self.spaces()
-            }
+        """Remember what is there when training begins. Without this call, everything counts as changed."""
+        self._before = digests(self.graph())
 
-    def state_dict(self) -> dict[str, Any]:
-        """The plain variables that have changed since begin(), and the names of those that have not."""
+    def unknown(self, graph: Graph) -> list[str]:
+        """Return the objects of which it cannot be seen if they change, as "name (type)"."""
+        return sorted(
+            f"{path} ({record['type']})"
+            for path, record in graph.records.items()
+            if record["kind"] == "opaque" and not record["quiet"] and record["digest"] is None
+        )
+
+    def state_dict(self, graph: Graph | None = None, *, strict: bool = True) -> dict[str, Any]:
+        """Return what has changed since begin(), and the plain attributes that have not.
+
+        strict: raise UnsavableError if a part of it cannot be saved; else leave that part out.
+        """
+        graph = graph or self.graph()
         before = self._before or {}
-        changed: dict[str, dict[str, Any]] = {}
-        same: dict[str, list[str]] = {}
-        for space in self.spaces():
-            known = before.get(space.path, {})
-            for name, value in _plain(space):
-                if name in known and equal(known[name], value):
-                    same.setdefault(space.path, []).append(name)
-                else:
-                    changed.setdefault(space.path, {})[name] = _savable(value)
+        changed: dict[str, Record] = {}
+        same: dict[str, dict[str, Any]] = {}
+        for path, record in graph.records.items():
+            now, known = _digests_of(record), before.get(path)
+            names = {
+                name
+                for name, digest in now.items()
+                if known is None or known.get(name) != digest or (path, name) in self._restored
+            }
+            if record["kind"] == "opaque":
+                if strict and record.get("under_way"):
+                    raise UnsavableError(f"{path} is a generator that is under way, and its place cannot be saved")
+                if strict and names and not record["quiet"] and not (known and record["digest"] is None):
+                    raise UnsavableError(_why_not(path, record, new=known is None))
+                continue
+            gone = [name for name in known or {} if name not in now and name != _WHOLE]
+            if strict and known is None:
+                _check_makable(path, record, graph.values[path])
+            if names or gone:
+                changed[path] = _part(record, names, gone)
+            if plain := {n: v for n, v in record.get("names", {}).items() if n not in names and _is_text(v)}:
+                same[path] = plain
         return {"changed": changed, "same": same}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Raises CheckpointError if the program is not where it was."""
-        spaces = {space.path: space for space in self.spaces()}
-        if missing := sorted(state["changed"].keys() - spaces.keys()):
-            raise CheckpointError(
-                f"the checkpoint has variables of {', '.join(missing)}, which the program has not reached by now: it "
-                "is not the one that was saved. Use that one, or give another folder to begin anew"
-            )
+    # Restoring
+
+    def load_state_dict(self, state: Mapping[str, Any], since: Digests | None = None) -> None:
+        """Put everything back. Raises CheckpointError if the program is not where it was.
+
+        since: what was there before an earlier call; unchanged attributes that differ from it are put back, too.
+        """
+        graph = self.graph()
+        now = digests(graph)
+        restore = _Restore(graph, state["changed"])
+        restore.run()
         for path, names in state["same"].items():
-            for name in names:
-                if path in spaces and name in (known := (self._before or {}).get(path, {})):
-                    _put(spaces[path], name, copy.deepcopy(known[name]))
-        for path, values in state["changed"].items():
-            for name, value in values.items():
-                _put(spaces[path], name, _restored(value))
-
-
-class _Search:
-    """One walk through all that the program's variables lead to."""
-
-    def __init__(self, code: Code) -> None:
-        self._code = code
-        self._seen: set[int] = set()
-        self.generators: dict[str, Any] = {}
-        self._names = {name for name, _ in code.modules()}
-
-    def spaces(self) -> Iterator[Space]:
-        for name, variables in self._code.modules():
-            own = {key: value for key, value in variables.items() if not key.startswith("__")}
-            yield Space(name, own, variables.__setitem__)
-            yield from self._below(name, own, _DEPTH)
-        calls: Counter[str] = Counter()
-        for frame in reversed(self._code.frames()):
-            code = frame.f_code
-            if code.co_name.startswith("<"):  # a module, or the loop of a comprehension
-                continue
-            path = f"{frame.f_globals.get('__name__')}.{code.co_qualname}()"
-            calls[path] += 1
-            path = path if calls[path] == 1 else f"{path} #{calls[path]}"
-            own = dict(frame.f_locals)
-            yield Space(path, own, lambda name, value, frame=frame: set_local(frame, name, value))  # type: ignore[misc]
-            yield from self._below(path, own, _DEPTH)
-
-    def _below(self, path: str, values: Mapping[str, Any], depth: int) -> Iterator[Space]:
-        for name, value in values.items():
-            yield from self._look(f"{path}.{name}", value, depth)
-
-    def _look(self, path: str, value: Any, depth: int) -> Iterator[Space]:  # noqa: ANN401
-        if isinstance(value, _EXACT) or depth <= 0 or id(value) in self._seen:
-            return
-        if is_generator(value):
-            self._seen.add(id(value))
-            self.generators[path] = value
-        elif isinstance(value, list | tuple | dict) and len(value) <= _LOOKED_INTO:
-            self._seen.add(id(value))
-            items = value.items() if isinstance(value, dict) else enumerate(value)
-            for key, item in list(items):
-                yield from self._look(f"{path}[{key!r}]", item, depth - 1)
-        elif (attributes := self._attributes(value)) is not None:
-            self._seen.add(id(value))
-            own = {name: item for name, item in attributes.items() if name not in _module_internals()}
-            if type(value).__module__ in self._names:
-                yield Space(path, own, attributes.__setitem__)
-            yield from self._below(path, own, depth - 1)
-
-    def _attributes(self, value: Any) -> MutableMapping[str, Any] | None:  # noqa: ANN401
-        """Of an object of the program's own classes, or one that leads to its data."""
-        module = type(value).__module__
-        if module in self._names or module.startswith(("torch.utils.data", "torchvision.transforms")):
-            found = getattr(value, "__dict__", None)
-            return found if isinstance(found, dict) else None
-        return None
-
-
-def is_generator(value: Any) -> bool:  # noqa: ANN401
-    """A random number generator with a state of its own."""
-    kind = type(value)
-    if isinstance(value, random.Random):
-        return not isinstance(value, random.SystemRandom)
-    return (kind.__module__, kind.__name__) in {
-        ("numpy.random._generator", "Generator"),
-        ("numpy.random.mtrand", "RandomState"),
-        ("torch._C", "Generator"),
-    }
-
-
-def generator_state(value: Any) -> Any:  # noqa: ANN401
-    """What set_generator() takes: plain, or a tensor."""
-    if isinstance(value, random.Random):
-        version, words, gauss = value.getstate()
-        return [version, list(words), gauss]
-    if hasattr(value, "bit_generator"):
-        return value.bit_generator.state
-    return value.get_state(legacy=False) if type(value).__name__ == "RandomState" else value.get_state()
-
-
-def set_generator(value: Any, state: Any) -> None:  # noqa: ANN401
-    if isinstance(value, random.Random):
-        version, words, gauss = state
-        value.setstate((version, tuple(words), gauss))
-    elif hasattr(value, "bit_generator"):
-        value.bit_generator.state = state
-    else:
-        value.set_state(state)
-
-
-def is_plain(value: Any, left: int = ELEMENTS) -> bool:  # noqa: ANN401
-    """It can be saved: see ..checkpoint.tree."""
-    return _count(value, left) <= left
-
-
-def _count(value: Any, left: int) -> int:  # noqa: ANN401
-    """Elements; more than `left` if it is not plain, or too large."""
-    kind = type(value)
-    if kind in _EXACT:
-        return 1
-    if kind in _CONTAINERS:
-        if len(value) > left or (
-            kind is defaultdict and getattr(value.default_factory, "__module__", "") != "builtins"
-        ):
-            return left + 1
-        total = 1
-        for item in [*value.keys(), *value.values()] if isinstance(value, dict) else value:
-            total += _count(item, left - total)
-            if total > left:
-                return left + 1
-        return total
-    return 1 if _is_small_array(value) else left + 1
-
-
-def _is_small_array(value: Any) -> bool:  # noqa: ANN401
-    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
-    if torch is not None and type(value) is torch.Tensor:
-        return bool(not value.requires_grad and value.layout is torch.strided and value.numel() <= SMALL)
-    if numpy is not None and isinstance(value, numpy.ndarray | numpy.generic):
-        return bool(type(value).__module__ == "numpy" and not value.dtype.hasobject and value.size <= SMALL)
-    return False
-
-
-def equal(a: Any, b: Any) -> bool:  # noqa: ANN401
-    """Of two plain values: the same kind and the same content."""
-    if type(a) is not type(b):
-        return False
-    if isinstance(a, dict):
-        return list(a) == list(b) and all(equal(a[key], b[key]) for key in a)
-    if isinstance(a, list | tuple | deque):
-        return len(a) == len(b) and all(map(equal, a, b))
-    if hasattr(a, "dtype"):
-        return bool(a.dtype == b.dtype and a.shape == b.shape and (a == b).all())  # a NaN counts as a change
-    return bool(a == b)
-
-
-def _plain(space: Space) -> Iterator[tuple[str, Any]]:
-    return ((name, value) for name, value in space.values.items() if is_plain(value))
-
-
-def _savable(value: Any) -> Any:  # noqa: ANN401
-    """The tree knows no deque."""
-    return {"deque": list(value), "most": value.maxlen} if type(value) is deque else [value]
-
-
-def _restored(value: Any) -> Any:  # noqa: ANN401
-    return deque(value["deque"], value["most"]) if isinstance(value, dict) else value[0]
-
-
-def _put(space: Space, name: str, value: Any) -> None:  # noqa: ANN401
-    """Into the container that is there, if there is one: others may refer to it."""
-    live: Any = space.values.get(name)
-    if type(live) is type(value) and isinstance(live, list | deque):
-        live.clear()
-        live.extend(value)
-    elif type(live) is type(value) and isinstance(live, dict | set):
-        live.clear()
-        live.update(value)
-    elif hasattr(live, "device") and hasattr(value, "to"):
-        space.assign(name, value.to(live.device))
-    else:
-        space.assign(name, value)
-
-
-def _is_quiet(value: Any) -> bool:  # noqa: ANN401
-    kind = type(value)
-    return (
-        kind.__name__ in _QUIET
-        or callable(value)
-        or is_generator(value)
-        or f"{kind.__module__}.".startswith(tuple(f"{name}." for name in _STATELESS))
-        or (
-            isinstance(value, list | tuple | dict | set)
-            and all(
-                _is_quiet(item) or is_plain(item) for item in (value.values() if isinstance(value, dict) else value)
+            touched = {
+                name: value
+                for name, value in names.items()
+                if since is not None and now.get(path, {}).get(name) != since.get(path, {}).get(name)
+            }
+            if path in graph.values:
+                restore.assign(graph.values[path], touched)
+        if self._before is None:
+            self._before = now
+        for path, record in state["changed"].items():
+            self._restored.update(
+                (path, name) for name in (*record.get("names", {}), *([_WHOLE] if _has_whole(record) else []))
             )
-        )
+
+
+def digests(graph: Graph) -> Digests:
+    """Return a digest of each object, by attribute where it has attributes."""
+    return {path: _digests_of(record) for path, record in graph.records.items()}
+
+
+def _digests_of(record: Record) -> dict[str, str]:
+    found = {name: _digest(value) for name, value in record.get("names", {}).items()}
+    if _has_whole(record) or not found:
+        found[_WHOLE] = _digest({key: value for key, value in record.items() if key != "names"})
+    return found
+
+
+def _has_whole(record: Record) -> bool:
+    """Whether there is something to it that is no attribute."""
+    return record["kind"] not in ("object", "state")
+
+
+def _digest(value: Any) -> str:  # noqa: ANN401
+    digest = xxhash.xxh3_128()
+    digest.update(marshal.dumps(_without_arrays(value, digest), 2))
+    return digest.hexdigest()
+
+
+def _without_arrays(value: Any, digest: Any) -> Any:  # noqa: ANN401
+    """Return the value with its arrays replaced by their types; what they hold goes into the digest."""
+    if isinstance(value, dict):
+        return {key: _without_arrays(item, digest) for key, item in value.items()}
+    if not is_array(value):
+        return value
+    kind = f"{value.dtype} {tuple(value.shape)} {getattr(value, 'device', '')}"
+    if hasattr(value, "detach"):
+        import torch
+
+        if value.layout is not torch.strided or value.is_meta or hasattr(value, "placements"):
+            return f"{kind} {id(value)} {value._version}"
+        value = value.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    digest.update(value.tobytes() if not value.flags.c_contiguous else value.data)
+    return kind
+
+
+def _is_text(value: Any) -> bool:  # noqa: ANN401
+    return type(value) in values.EXACT
+
+
+def _part(record: Record, names: set[str], gone: list[str]) -> Record:
+    """Return the record without the attributes that have not changed."""
+    kept = {key: value for key, value in record.items() if key != "names"}
+    if "names" in record:
+        kept["names"] = {name: value for name, value in record["names"].items() if name in names}
+        kept["gone"] = gone
+    return kept
+
+
+def _why_not(path: str, record: Record, *, new: bool) -> str:
+    if new:
+        return f"{path} is a {record['type']} made while training: a resume could not make it again"
+    return f"{path} ({record['type']}) has changed, and an object of a library cannot be saved without its own code"
+
+
+def _check_makable(path: str, record: Record, value: Any) -> None:  # noqa: ANN401
+    """Raise UnsavableError for a new object that a resume could not make again."""
+    if isinstance(value, Space | types.MethodType) or record["kind"] in {"tensor", "array", "owned", "state"}:
+        return
+    if type(value) in CONTAINERS or (
+        record.get("class") and isinstance(value, object) and _is_plain_class(type(value))
+    ):
+        return
+    if isinstance(value, type | types.FunctionType) and values.code_path(value) is not None:
+        return
+    kind = "function" if isinstance(value, types.FunctionType) else type(value).__qualname__
+    raise UnsavableError(f"{path} is a {kind} made while training: a resume could not make it again")
+
+
+def _is_plain_class(kind: type) -> bool:
+    """Whether an object of it can be made without calling its code."""
+    return not isinstance(getattr(kind, "__new__", None), types.FunctionType) and not any(
+        base.__module__.startswith("torch.nn") for base in kind.__mro__
     )
 
 
-def _kind(value: Any) -> str:  # noqa: ANN401
-    kind = type(value)
-    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+class _Restore:
+    """The objects of a checkpoint, put into those of a graph."""
+
+    def __init__(self, graph: Graph, records: Mapping[str, Record]) -> None:
+        self._live, self._records = graph.values, records
+        self._made: dict[str, Any] = {}
+        for path, record in records.items():
+            live = self._live.get(path)
+            fits = live is not None and graph.records[path]["kind"] == record["kind"]
+            if not fits or (record["kind"] in {"tensor", "array"} and not _fits(live, record["value"])):
+                self._make(path, record)
+
+    def run(self) -> None:
+        for path, record in self._records.items():
+            self._fill(self._find(path), record)
+
+    def assign(self, owner: Any, names: Mapping[str, Any]) -> None:  # noqa: ANN401
+        for name, value in names.items():
+            try:
+                _set(owner, name, values.decode(value, self._find))
+            except _MissingError:
+                continue  # a handle or a display that the program makes anew
+
+    def _find(self, path: str) -> Any:  # noqa: ANN401
+        if path in self._made:
+            return self._made[path]
+        if path in self._live:
+            return self._live[path]
+        raise _MissingError(path)
+
+    def _make(self, path: str, record: Record) -> None:
+        kind = record["kind"]
+        if kind in {"tensor", "array"}:
+            self._made[path] = _new_array(record)
+        elif kind in CONTAINERS.values() or kind == "object":
+            found = values.find_code(record["class"]) if record.get("class") else None
+            made = found or next((one for one, name in CONTAINERS.items() if name == kind), None)
+            if "factory" in record and found is None and record["factory"] is not None:
+                from collections import defaultdict
+
+                made = defaultdict
+            if made is None or (found is not None and not isinstance(found, type)):
+                raise CheckpointError(
+                    f"the checkpoint has variables of {path}, which the program has not reached by now: it is not the "
+                    "one that was saved. Use that one, or give another folder to begin anew"
+                )
+            new: Any = made.__new__
+            self._made[path] = new(made)
+
+    def _fill(self, live: Any, record: Record) -> None:  # noqa: ANN401
+        kind = record["kind"]
+        if kind in {"tensor", "array"}:
+            _copy_into(live, record)
+        if record.get("requires_grad") is not None and live.requires_grad != record["requires_grad"] and live.is_leaf:
+            live.requires_grad_(record["requires_grad"])
+        if kind == "generator":
+            set_generator(live, record["state"])
+        if kind in CONTAINERS.values():
+            self._fill_container(live, record)
+        for name in record.get("gone", ()):
+            _remove(live, name)
+        self.assign(live, record.get("names", {}))
+
+    def _fill_container(self, live: Any, record: Record) -> None:  # noqa: ANN401
+        kind, items = record["kind"], record["items"]
+        if kind == "bytearray":
+            live[:] = items
+            return
+        back = functools.partial(values.decode, find=self._find)
+        base: Any
+        if kind == "dict":
+            if record.get("factory") is not None:
+                live.default_factory = back(record["factory"])
+            pairs = [(back(key), back(item)) for key, item in items]
+            base = dict_type(live)
+            base.clear(live)
+            for key, item in pairs:
+                base.__setitem__(live, key, item)
+            return
+        items = [back(item) for item in items]
+        base = {"list": list, "set": set}.get(kind, deque)
+        base.clear(live)
+        (base.update if kind == "set" else base.extend)(live, items)
 
 
-@functools.cache
-def _module_internals() -> frozenset[str]:
-    """Attributes that torch.nn.Module has for itself."""
-    torch = sys.modules.get("torch")
-    return frozenset(vars(torch.nn.Module())) if torch is not None else frozenset()
+class _MissingError(CheckpointError):
+    def __init__(self, path: str) -> None:
+        super().__init__(f"the checkpoint refers to {path}, which the program has not made by now")
+
+
+def _fits(live: Any, saved: Any) -> bool:  # noqa: ANN401
+    return bool(live.shape == saved.shape and live.dtype == saved.dtype)
+
+
+def _new_array(record: Record) -> Any:  # noqa: ANN401
+    value = record["value"]
+    if record["kind"] == "array":
+        return value.copy()
+    import torch
+
+    new = value.clone().to(record["device"])
+    return torch.nn.Parameter(new, requires_grad=record["requires_grad"]) if record["parameter"] else new
+
+
+def _copy_into(live: Any, record: Record) -> None:  # noqa: ANN401
+    if record["kind"] == "array":
+        if not live.flags.writeable:
+            live.flags.writeable = True
+        live[...] = record["value"]
+        return
+    live.detach().copy_(record["value"])
+
+
+def _set(owner: Any, name: str, value: Any) -> None:  # noqa: ANN401
+    if isinstance(owner, Space):
+        owner.assign(name, value)
+    elif isinstance(owner, types.FunctionType):
+        _set_of_function(owner, name, value)
+    elif isinstance(owner, type):
+        type.__setattr__(owner, name, value)
+    elif not isinstance(owner, types.MethodType):
+        attributes = getattr(owner, "__dict__", None)
+        if isinstance(attributes, dict) and not hasattr(type(owner), name):
+            attributes[name] = value
+        else:
+            object.__setattr__(owner, name, value)
+
+
+def _set_of_function(function: types.FunctionType, name: str, value: Any) -> None:  # noqa: ANN401
+    kind, _, rest = name.partition(" ")
+    if kind == "cell" and rest:
+        cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+        cells[rest].cell_contents = value
+    elif not rest:
+        setattr(function, name, value)
+
+
+def _remove(owner: Any, name: str) -> None:  # noqa: ANN401
+    """Remove an attribute; variables of modules and calls stay."""
+    if not isinstance(owner, Space | types.FunctionType) and name in attributes_of(owner):
+        object.__delattr__(owner, name)
+
+
+def is_plain(value: Any) -> bool:  # noqa: ANN401
+    """Return whether it is made of numbers, text, tensors, arrays and containers of them."""
+    if type(value) in values.EXACT or is_array(value):
+        return True
+    if type(value) in CONTAINERS:
+        items = [*value.keys(), *value.values()] if isinstance(value, dict) else value
+        return all(map(is_plain, items))
+    if type(value) in {tuple, frozenset}:
+        return all(map(is_plain, value))
+    return False

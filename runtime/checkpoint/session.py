@@ -128,7 +128,7 @@ class Session:
             yield
         except CheckpointError as error:
             if error.code is not None:
-                self._record.write(self._outcome(error.code, str(error)))
+                self.report(error.code, str(error))
             raise
 
     # The loop's frame
@@ -257,7 +257,7 @@ class Session:
 
     def _exchange(self, *own: int) -> list[int]:
         values = self._saver.exchange(*own)
-        self._progress.saved_step = self._saver.last.step if self._saver.last else None
+        self._progress.saved_step = self.saved_step
         return values
 
     def _count_step(self) -> None:
@@ -334,7 +334,7 @@ class Session:
             saved = self._saver.save_at_last(self._content, deadline)
         self._mark = time.monotonic()
         self._progress.blocked_seconds += self._mark - start
-        self._progress.saved_step = self._saver.last.step if self._saver.last else None
+        self._progress.saved_step = self.saved_step
         self._progress.write(force=True)
         return saved
 
@@ -349,28 +349,42 @@ class Session:
             saved = self._save_at_last()
         if not saved:
             stands = self._saver.standing()
-            self._leave(EXIT_STORE, f"training is done, but its end could not be saved: {stands}")
-        self._record.write(self._outcome(EXIT_DONE, f"training is done: {self.step} steps"))
+            self.leave(EXIT_STORE, f"training is done, but its end could not be saved: {stands}")
+        self.report(EXIT_DONE, f"training is done: {self.step} steps")
 
     def _obey(self, notice: Notice | None) -> NoReturn:
         """Save and end the program."""
         reason = notice.reason if notice is not None else "another rank was told to stop"
         if self._save_at_last(notice.left if notice is not None else None):
-            self._leave(EXIT_SAVED, f"{reason}: stopped at step {self.step}, saved as {self._saver.last}")
+            self.leave(EXIT_SAVED, f"{reason}: stopped at step {self.step}, saved as {self._saver.last}")
         code = EXIT_OLDER if self._saver.last is not None else EXIT_NONE
         unsaved = f"{reason}: stopped at step {self.step}, which could not be saved"
-        self._leave(code, f"{unsaved}; {self._saver.standing()}")
+        self.leave(code, f"{unsaved}; {self._saver.standing()}")
 
     def _stop_as_fenced(self, reason: str) -> NoReturn:
-        self._leave(EXIT_FENCED, f"{reason}: stopping at step {self.step}")
+        self.leave(EXIT_FENCED, f"{reason}: stopping at step {self.step}")
 
     def _outcome(self, code: int, reason: str) -> Outcome:
         last = self._saver.last
-        return Outcome(code, self.step, last.step if last else None, str(last) if last else None, reason)
+        return Outcome(code, self.step, self.saved_step, str(last) if last else None, reason)
 
-    def _leave(self, code: int, reason: str) -> NoReturn:
+    def report(self, code: int, reason: str) -> None:
+        """Write the outcome of this training for the launcher; `code` is a key of outcome.WORDS."""
+        self._record.write(self._outcome(code, reason))
+
+    def leave(self, code: int, reason: str) -> NoReturn:
+        """End the program with an outcome and its exit code."""
         self._saver.close()
         self._record.leave(self._outcome(code, reason))
+
+    def look_for_notice(self) -> Notice | None:
+        """Return the notice that asks the program to save, or to save and stop; each one to save is returned once."""
+        return self._interruption.look()
+
+    @property
+    def saved_step(self) -> int | None:
+        """Steps done in the newest checkpoint known to be committed."""
+        return self._saver.last.step if self._saver.last else None
 
     # Restoring
 

@@ -119,4 +119,4 @@ def main(arguments: Sequence[str]) -> int:
         drill.trace(end=True)
         session.end()
 
-    return session.run(lambda: execute(target, end))
+    return session.run(lambda: execute(target, end, session.rewriter.compile))

@@ -183,7 +183,7 @@ def test_gradients_are_saved_only_while_they_are_accumulated(tmp_path: Path) -> 
 def test_the_end_of_batches_holds_no_gradients_that_were_used(tmp_path: Path) -> None:
     model = nn.Linear(6, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    ckpt = Checkpointer(model=model, optimizer=optimizer, loader=[torch.ones(2, 6)] * 3, folder=tmp_path, every=1000)
+    ckpt = restarted(model=model, optimizer=optimizer, loader=[torch.ones(2, 6)] * 3, folder=tmp_path, every=1000)
     for batch in ckpt.batches(epochs=2):
         model(batch).sum().backward()
         optimizer.step()
@@ -203,7 +203,7 @@ def test_the_end_of_batches_holds_gradients_that_were_not_used(tmp_path: Path) -
             model = nn.Linear(6, 3)
             optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
             loader = [torch.full((2, 6), float(number)) for number in range(3)]
-            ckpt = Checkpointer(model=model, optimizer=optimizer, loader=loader, folder=folder, every=1000)
+            ckpt = restarted(model=model, optimizer=optimizer, loader=loader, folder=folder, every=1000)
             for batch in ckpt.batches(epochs=epochs):
                 loss = model(batch).square().sum()
                 loss.backward()

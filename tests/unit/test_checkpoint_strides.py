@@ -17,10 +17,9 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
-from cloudgpu.runtime import Checkpointer  # noqa: E402
 from cloudgpu.runtime.checkpoint.manifest import RankManifest  # noqa: E402
 from cloudgpu.runtime.checkpoint.strides import StateAlignment, align  # noqa: E402
-from cloudgpu.tests.standins.checkpoints import local_store, restore_all, save  # noqa: E402
+from cloudgpu.tests.standins.checkpoints import local_store, restarted, restore_all, save  # noqa: E402
 
 torch.set_num_threads(1)
 OLD = Path(__file__).parents[1] / "standins" / "old_checkpoint"
@@ -225,7 +224,7 @@ def convolutions() -> tuple[Any, Any]:
 def train(folder: Path, *, stop: int | None = None, overlap: bool = False) -> list[Any] | None:
     """Two steps of accumulation in each of the optimizer; broken off at `stop`, saved before it."""
     model, optimizer = convolutions()
-    ckpt = Checkpointer(model=model, optimizer=optimizer, folder=folder, every=1000, overlap=overlap)
+    ckpt = restarted(model=model, optimizer=optimizer, folder=folder, every=1000, overlap=overlap)
     for step in ckpt.steps(9):
         if step == stop:
             ckpt.wait()
@@ -257,7 +256,7 @@ def test_a_checkpoint_that_keeps_no_strides(tmp_path: Path) -> None:
     """One of the version before, resumed as torch would with its tensors laid as the parameters."""
     shutil.copytree(OLD, tmp_path / "checkpoints")
     model, optimizer = convolutions()
-    ckpt = Checkpointer(model=model, optimizer=optimizer, folder=tmp_path / "checkpoints", every=1000)
+    ckpt = restarted(model=model, optimizer=optimizer, folder=tmp_path / "checkpoints", every=1000)
     assert ckpt.step == 5
     expected, reference = by_hand(tmp_path / "checkpoints")
     for step in ckpt.steps(9):

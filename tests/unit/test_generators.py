@@ -18,9 +18,10 @@ np = pytest.importorskip("numpy")
 
 from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, Dataset, IterableDataset, Subset  # noqa: E402
 
-from cloudgpu.runtime import Checkpointer, CheckpointError  # noqa: E402
+from cloudgpu.runtime import CheckpointError  # noqa: E402
 from cloudgpu.runtime.checkpoint import random_state  # noqa: E402
 from cloudgpu.runtime.checkpoint.generators import Generators  # noqa: E402
+from cloudgpu.tests.standins.checkpoints import restarted  # noqa: E402
 
 SIZE, EPOCHS, BATCHES = 20, 3, 5
 
@@ -199,7 +200,7 @@ LOADERS: dict[str, Callable[[], Any]] = {
 def train(folder: Path, loader: Any, stop: int | None = None, **objects: Any) -> list[Any]:
     """The batches of a run as of a fresh process; saved and broken off after `stop` steps."""
     torch.manual_seed(1)
-    ckpt = Checkpointer(loader=loader, folder=folder, every=1000, **objects)
+    ckpt = restarted(loader=loader, folder=folder, every=1000, **objects)
     seen = ckpt.state.setdefault("seen", [])
     for batch in ckpt.batches(epochs=EPOCHS):
         if ckpt.step == stop:

@@ -1,0 +1,118 @@
+"""Files that a program writes, saved with a checkpoint and put back when the program has begun anew."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cloudgpu.runtime.attach import files as module
+from cloudgpu.runtime.attach.files import Files
+from cloudgpu.runtime.attach.frames import Code
+from cloudgpu.runtime.attach.variables import UnsavableError
+
+pytest.importorskip("torch")
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Files]:
+    monkeypatch.chdir(tmp_path)
+    watching = start(tmp_path)
+    yield watching
+    watching.on = False
+
+
+def start(folder: Path) -> Files:
+    found = Files(Code(Path(__file__).parent), folder / ".journal")  # this test is the program
+    found.install()
+    return found
+
+
+def test_lines_after_the_checkpoint_go(files: Files) -> None:
+    with Path("log.csv").open("a") as file:
+        file.write("1\n")
+    state = files.state_dict()
+    with Path("log.csv").open("a") as file:
+        file.write("2\n")
+    files.load_state_dict(state)
+    assert Path("log.csv").read_text() == "1\n"
+
+
+def test_a_file_that_the_program_begins_anew_has_its_lines_again(files: Files, tmp_path: Path) -> None:
+    log = Path("log.csv").open("w")  # noqa: SIM115 - as programs do
+    log.write("header\n1\n")
+    state = files.state_dict()  # which flushes it
+    log.write("2\n")
+    log.close()
+    files.on = False
+    resumed = start(tmp_path)
+    with Path("log.csv").open("w") as log:
+        log.write("header\n")
+        resumed.load_state_dict(state)
+        log.write("2\n")
+    assert Path("log.csv").read_text() == "header\n1\n2\n"
+    resumed.on = False
+
+
+def test_a_folder_that_the_program_removes_has_its_files_again(files: Files, tmp_path: Path) -> None:
+    def prologue() -> None:
+        shutil.rmtree("out", ignore_errors=True)
+        Path("out").mkdir()
+
+    Path("out").mkdir()
+    prologue()
+    files.early = False
+    Path("out/best.txt").write_text("0.5")
+    state = files.state_dict()
+    files.on = False
+    resumed = start(tmp_path)
+    prologue()
+    resumed.load_state_dict(state)
+    assert Path("out/best.txt").read_text() == "0.5"
+    resumed.on = False
+
+
+def test_what_is_written_whole_while_training_is_not_saved(files: Files) -> None:
+    files.early = False
+    Path("best.txt").write_text("1")
+    assert files.state_dict() == {}
+
+
+def test_without_a_checkpoint_a_file_goes_back_to_what_it_was(files: Files, tmp_path: Path) -> None:
+    Path("old.log").write_bytes(b"before\n")
+    files.on = False
+    first = start(tmp_path)
+    for name in ("old.log", "new.log"):
+        with Path(name).open("a") as file:
+            file.write("row\n")
+    first.on = False
+    start_again = Files(Code(Path(__file__).parent), tmp_path / ".journal")
+    start_again.cut_back()
+    assert Path("old.log").read_text() == "before\n"
+    assert not Path("new.log").exists()
+    start_again.forget_journal()
+    assert not Path(".journal").exists()
+
+
+def test_too_much_is_refused(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST", 3)
+    with Path("log").open("a") as file:
+        file.write("12345")
+    with pytest.raises(UnsavableError, match="log has more than"):
+        files.state_dict()
+
+
+def test_a_file_descriptor_is_a_problem(files: Files) -> None:
+    os.close(os.open("raw.bin", os.O_WRONLY | os.O_CREAT))
+    assert files.problem is not None
+    assert "file descriptor" in files.problem
+
+
+def test_an_output_named_by_the_clock_is_a_problem(files: Files) -> None:
+    Path(time.strftime("run-%Y%m%d")).mkdir()
+    assert files.problem is not None
+    assert "by the clock" in files.problem
