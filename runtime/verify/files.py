@@ -11,7 +11,7 @@ import io
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -128,7 +128,10 @@ def _short(value: str) -> str:
 def read_fields(path: Path) -> Fields:
     """Return the fields of a file; one, its digest, if it cannot be read as what it seems to be."""
     data = path.read_bytes()
-    for read in (_torch_fields, *((_json_fields, _text_fields) if len(data) <= _LARGEST else ())):
+    readers: list[Callable[[Path, bytes], Fields | None]] = [_torch_fields]
+    if len(data) <= _LARGEST:
+        readers += [_json_fields, _text_fields]
+    for read in readers:
         try:
             if (found := read(path, data)) is not None:
                 return found
