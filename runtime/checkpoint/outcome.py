@@ -80,7 +80,7 @@ class OutcomeRecord:
 
     def __init__(self, training: str, rank: int = 0, world: int = 1) -> None:
         self._path = os.environ.get("CLOUDGPU_OUTCOME")
-        self._key = {"training": training, "rank": rank, "world": world}
+        self._key: dict[str, str | int] = {"training": training, "rank": rank, "world": world}
 
     def announce(self) -> None:
         """Record a training that may begin, unless an earlier process of the same training was interrupted."""
@@ -99,8 +99,7 @@ class OutcomeRecord:
 
         Shells above this process begin no further command of the job's `run`: the agent ends them.
         """
-        self._write({**outcome.fields(), "left": True})
-        if self._path:
+        if self._write({**outcome.fields(), "left": True}):  # else the agent would not know that it must end them
             _stop_shells()
         logger().log(logging.INFO if outcome.code == EXIT_SAVED else logging.ERROR, outcome.reason)
         raise SystemExit(interrupted_exit() if outcome.code == EXIT_SAVED else outcome.code)
@@ -109,27 +108,28 @@ class OutcomeRecord:
         """Record at the normal end of the process that the program left its training by itself."""
         self._write({"outcome": UNFINISHED}, over=(TRAINING, WORDS[EXIT_USER]))
 
-    def _write(self, fields: dict[str, Any], over: Sequence[str] = SEVERITY) -> None:
-        """Replace this record in the file if its word is one of `over`. An error is logged, no more."""
+    def _write(self, fields: dict[str, Any], over: Sequence[str] = SEVERITY) -> bool:
+        """Replace this record in the file if its word is one of `over`; return whether it was. An error is logged."""
         if not self._path:
-            return
+            return False
         try:
             with _locked(self._path):
                 records = _read_records(self._path)
                 others = [one for one in records if self._is_other(one)]
                 if any(one not in others and one["outcome"] not in over for one in records):
-                    return
+                    return False
                 records = [*others, {**fields, **self._key, "pid": os.getpid()}]
                 worst = max(records, key=lambda one: SEVERITY.index(one["outcome"]))
                 top = {name: value for name, value in worst.items() if name not in (*self._key, "pid", "left")}
                 _replace(self._path, json.dumps({**top, "trainings": records}).encode())
         except OSError as error:
             logger().warning(f"the outcome file cannot be written: {self._path}: {error.strerror}")
-            return
-        if fields["outcome"] == TRAINING or fields.get("code") == EXIT_USER:
+            return False
+        if fields["outcome"] == TRAINING or (fields.get("code") == EXIT_USER and not fields.get("left")):
             _close_at_exit(self)
         else:
-            _OPEN.discard(self)
+            _OPEN.pop(tuple(self._key.values()), None)
+        return True
 
     def _is_other(self, record: dict[str, Any]) -> bool:
         """Return False for the record to replace, and for those of an earlier run on another number of ranks."""
@@ -139,7 +139,7 @@ class OutcomeRecord:
         return bool(record.get("world") == mine["world"] and record.get("rank") != mine["rank"])
 
 
-_OPEN: set[OutcomeRecord] = set()
+_OPEN: dict[tuple[str | int, ...], OutcomeRecord] = {}
 """Records of this process to close at its end: of trainings that go on, and of errors that may be handled."""
 
 
@@ -147,13 +147,13 @@ def _close_at_exit(record: OutcomeRecord) -> None:
     util = sys.modules.get("multiprocessing.util")
     if util is not None and not _OPEN:  # the children of multiprocessing call no atexit functions
         util.Finalize(None, _close_all, exitpriority=0)
-    _OPEN.add(record)
+    _OPEN[tuple(record._key.values())] = record
 
 
 def _close_all() -> None:
     """Close the open records, unless an exception ends the program."""
     while _OPEN and getattr(sys, "last_value", None) is None:
-        _OPEN.pop().close()
+        _OPEN.popitem()[1].close()
 
 
 atexit.register(_close_all)

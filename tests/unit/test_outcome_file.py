@@ -106,6 +106,7 @@ def test_what_only_restores_does_not_replace_an_interruption(file: Path, before:
         ("OutcomeRecord('/c').write(Outcome(70, 0, None, None, '')); raise OSError", "user"),
         ("OutcomeRecord('/c').write(Outcome(70, 0, None, None, '')); 'the program trains without it'", "unfinished"),
         ("train(); OutcomeRecord('/c').write(Outcome(0, 0, None, None, ''))", "done"),
+        ("train(); OutcomeRecord('/c').leave(Outcome(70, 0, None, None, ''))", "user"),
     ],
 )
 def test_how_the_process_ends(file: Path, ends: str, expected: str) -> None:
@@ -145,3 +146,12 @@ def test_a_file_that_cannot_be_written_is_a_warning(
     monkeypatch.setenv("CLOUDGPU_OUTCOME", str(file.parent / "no such folder" / "outcome.json"))
     OutcomeRecord("/c").begin()
     assert "the outcome file cannot be written" in caplog.text
+
+
+def test_shells_go_on_where_the_outcome_cannot_be_written(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CLOUDGPU_OUTCOME", str(file.parent / "no such folder" / "outcome.json"))
+    monkeypatch.setenv("CLOUDGPU_MACHINE", "test-outcome-file")
+    leave = ENDING + "OutcomeRecord('/c').leave(Outcome(75, 0, None, None, ''))"
+    command = ["bash", "-c", '"$0" -c "$1"; echo "ended with $?"', sys.executable, leave]
+    result = subprocess.run(command, check=False, capture_output=True, text=True, timeout=180)
+    assert result.stdout == "ended with 75\n"  # a stopped shell, which no agent would end, would never print it
