@@ -7,8 +7,7 @@ saved with the checkpoint and put back when it is restored:
     appended to, or changed in place                     what was written after the checkpoint would stand there twice
     held open at a step boundary                         both
 
-What a file held before it was first appended to is noted in a journal beside the program, for a run that ends before
-its next checkpoint.
+What a file held before it was first appended to is noted in a journal, for a run that ends before its next checkpoint.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from __future__ import annotations
 import functools
 import gc
 import io
-import json
 import os
 import re
 import stat
@@ -27,24 +25,25 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from ..checkpoint.errors import logger
 from .frames import Code, is_of_runtime
+from .journal import CUT, Journal
 from .variables import UnsavableError
 
 MOST = 16 << 20
 """Bytes of a file that are saved with a checkpoint."""
 _ASIDE = re.compile(r"^/(dev|proc|sys)/|\.pyc(\.\d+)?$|/__pycache__/|/torchinductor_|/\.(cache|triton|nv)/|/pymp-")
 """Files that are no output of the program."""
+_STARTED = time.time()
 _CHANGING = os.O_WRONLY | os.O_RDWR
 _REPLACING = {"os.rename": 1, "shutil.copyfile": 1, "os.remove": 0, "os.truncate": 0, "shutil.move": 1, "os.link": 1}
 """Events after which a file is another one, and the argument that names it."""
 
 
 class Files:
-    """Of one program. journal: where it is noted what files held before they were first appended to."""
+    """The files of one program."""
 
-    def __init__(self, code: Code, journal: Path) -> None:
-        self._code, self._journal = code, journal
+    def __init__(self, code: Code, journal: Journal) -> None:
+        self._code, self.journal = code, journal
         self.on = True
         self.early = True
         """The first step has not been made."""
@@ -79,7 +78,7 @@ class Files:
         elif event == "shutil.rmtree" and self.early and self._is_programs():
             self._cleared[_absolute(arguments[0])] = None
         elif event == "os.mkdir" and self.early and self._is_programs():
-            self._check_name(_absolute(arguments[0]))
+            self._check_name(arguments[0])
         elif event == "sqlite3.connect" and arguments[0] != ":memory:" and self._is_programs():
             self.problem = f"it writes a database ({arguments[0]}), which a resume cannot bring back to its place"
 
@@ -107,58 +106,39 @@ class Files:
         return True  # a thread of a library's
 
     def _track(self, name: Any, *, journal: bool = False) -> None:  # noqa: ANN401
+        if not isinstance(name, str | bytes | os.PathLike):
+            return  # a file descriptor
         path = _absolute(name)
-        if path in self._tracked or _ASIDE.search(path) or path == str(self._journal):
+        if path in self._tracked or self._is_aside(path):
             return
         self._check_name(path)
         self._tracked[path] = None
         if journal:
             self._note(path)
 
-    def _check_name(self, path: str) -> None:
-        if self.early and re.search(time.strftime(r"%Y[-_.]?%m"), path):
-            self.problem = (
-                f"it names its output by the clock ({path}): started again it would write elsewhere. Give it a name "
-                "that stays"
-            )
+    def _is_aside(self, path: str) -> bool:
+        """Return whether it is no output of the program."""
+        return bool(_ASIDE.search(path)) or path == str(self.journal.path) or Path(path).parent.name == CUT
 
-    # The journal
+    def _check_name(self, name: Any) -> None:  # noqa: ANN401
+        """Note a problem if the program makes a file or folder whose name has the year and month in it."""
+        path = Path(_absolute(name))
+        for part in (path, *path.parents) if self.early else ():
+            dated = re.search(time.strftime(r"%Y[-_.]?%m"), part.name)
+            if dated and not any(dated[0] in word for word in sys.argv[1:]) and not _is_older(part):
+                self.problem = (
+                    f"it names its output by the clock ({path}): started again it would write elsewhere. Give it a "
+                    "name that stays"
+                )
 
     def _note(self, path: str) -> None:
-        line = json.dumps({"path": path, "size": _size(path)})
         self.on = False
         try:
-            with self._journal.open("a") as file:
-                file.write(f"{line}\n")
+            self.journal.note_size(path, _size(path))
         except OSError as error:
-            self.problem = f"it appends to {path}, and {self._journal} cannot be written: {error.strerror}"
+            self.problem = f"it appends to {path}, and {self.journal.path} cannot be written: {error.strerror}"
         finally:
             self.on = True
-
-    def cut_back(self) -> None:
-        """Bring files that earlier processes appended to back to where they were; a checkpoint may put more back."""
-        try:
-            lines = self._journal.read_text().splitlines()
-        except FileNotFoundError:
-            return
-        first: dict[str, int | None] = {}
-        for line in lines:
-            noted = json.loads(line)
-            first.setdefault(noted["path"], noted["size"])
-        for path, size in first.items():
-            now = _size(path)
-            if now is None or (size is not None and now <= size):
-                continue
-            if size is None:
-                os.remove(path)  # noqa: PTH107
-            else:
-                os.truncate(path, size)
-            logger().info(f"run: {path} is as before the lines that will be written again")
-
-    def forget_journal(self) -> None:
-        """Remove the journal: the training has ended."""
-        self.on = False
-        self._journal.unlink(missing_ok=True)
 
     # Saving and restoring
 
@@ -179,15 +159,21 @@ class Files:
                 handle.flush()
             for path, content in state.items():
                 self._tracked[path] = None
-                Path(path).parent.mkdir(parents=True, exist_ok=True)
-                with open(path, "r+b" if _size(path) is not None else "wb") as file:  # noqa: PTH123 - same inode
-                    file.truncate(0)
-                    file.write(content if isinstance(content, bytes) else content.numpy().tobytes())
+                self._put_back(Path(path), content if isinstance(content, bytes) else content.numpy().tobytes())
             for handle in handles:
                 if _name(handle) in state:
                     handle.seek(0, os.SEEK_END)
         finally:
             self.on = True
+
+    def _put_back(self, path: Path, content: bytes) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        now = path.read_bytes() if path.is_file() else b""
+        if not content.startswith(now):
+            self.journal.keep(path, now[len(content) :] if now.startswith(content) else now)
+        with path.open("r+b" if path.is_file() else "wb") as file:  # the same inode, which may be held open
+            file.truncate(0)
+            file.write(content)
 
     def _in_cleared(self) -> Iterator[str]:
         for folder in self._cleared:
@@ -201,8 +187,8 @@ class Files:
         for one in gc.get_objects():
             if type(one) in kinds and not one.closed and isinstance(getattr(one, "name", None), str | bytes):
                 path = _name(one)
-                is_file = _size(path) is not None and not _ASIDE.search(path)
-                if is_file and one.writable() and path != str(self._journal) and _is_at(one, path):
+                is_file = _size(path) is not None and not self._is_aside(path)
+                if is_file and one.writable() and _is_at(one, path):
                     found.append(one)
         return sorted(found, key=lambda one: not isinstance(one, io.TextIOWrapper))
 
@@ -221,6 +207,14 @@ def _name(handle: Any) -> str:  # noqa: ANN401
 
 def _absolute(name: Any) -> str:  # noqa: ANN401
     return os.path.abspath(os.fsdecode(name))  # noqa: PTH100 - links are not resolved
+
+
+def _is_older(path: Path) -> bool:
+    """Return whether it exists since before this process."""
+    try:
+        return path.stat().st_ctime < _STARTED
+    except OSError:
+        return False
 
 
 def _size(path: str) -> int | None:

@@ -26,6 +26,7 @@ from .files import Files
 from .frames import Code
 from .graph import Graph
 from .imports import AfterImport
+from .journal import Journal
 from .liveness import dead_names, skips_by_number
 from .loops import Loop, Loops, UnknownIterableError
 from .objects import Objects
@@ -53,7 +54,7 @@ class Session:
         self._passes = Passes(self)
         self._loops = Loops(self._code, self._loop_started)
         self.rewriter = Rewriter(self._code)
-        self._files = Files(self._code, _journal(folder))
+        self._files = Files(self._code, Journal.of_program(str(target.script or target.module), folder))
         self._report = Report(report)
         self._checkpointer: Checkpointer | None = None
         self._watched = False
@@ -79,7 +80,7 @@ class Session:
         """Run the program; return its exit code."""
         __import__("builtins").__dict__[HOOK] = self._loops.hook
         self.rewriter.install()
-        self._files.cut_back()
+        self._files.journal.cut_back()
         self._files.install()
         AfterImport("torch", self._watch).install()
         try:
@@ -456,13 +457,5 @@ class Session:
             checkpointer.end()
         else:
             checkpointer.report(EXIT_DONE, "the program has come to its end")
-        self._files.forget_journal()
-
-
-def _journal(folder: str | None) -> Path:
-    """Return the file in which is noted what files held before the program appended to them."""
-    import hashlib
-
-    key = folder or os.environ.get("CLOUDGPU_CHECKPOINTS") or "checkpoints"
-    name = hashlib.sha256(key.encode()).hexdigest()[:8]
-    return Path.cwd() / f".cloudgpu-appended-{name}-{os.environ.get('RANK') or 0}"
+        self._files.on = False
+        self._files.journal.forget()
