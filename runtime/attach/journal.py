@@ -58,9 +58,7 @@ class Journal:
         name = hashlib.sha256(os.fsencode(path) + b"\0" + data).hexdigest()[:16]
         (folder / name).write_bytes(data)
         self._add({"path": str(path), "kept": name})
-        logger().info(
-            f"run: the last {len(data):,} bytes of {path} are written again; a copy is kept in {folder / name}"
-        )
+        logger().info(f"run: {len(data):,} bytes of {path} will be written again; a copy is in {folder / name}")
 
     def forget(self) -> None:
         """Remove the journal when the program has ended, and the copies of what stands in its file again."""
