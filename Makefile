@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
+DEMO := $(VENV)/.demo-ready
 WORKERS ?= 6
 # mpi4py is of use only where there is an Open MPI, and harms Lightning where there is none.
 EXTRAS := dev,torch$(if $(shell command -v mpirun),$(shell echo ,mpi))
@@ -31,8 +32,14 @@ $(STAMP): pyproject.toml tests/constraints.txt tests/standins/azurite/package-lo
 	cd tests/standins/azurite && npm ci --no-audit --no-fund --silent || echo "no Azurite: its tests are skipped" >&2
 	touch $@
 
-demo: env
+# The demo's environment is small: the package, torch, and scikit-learn for its data. `make env` completes it.
+demo: $(if $(wildcard $(STAMP)),env,$(DEMO))
 	$(BIN)/python examples/digits/demo.py
+
+$(DEMO): pyproject.toml tests/constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(INSTALL) --constraint tests/constraints.txt --editable '.[torch]' scikit-learn
+	touch $@
 
 # Several files at once, for most tests wait for something, in the order that tests/conftest.py gives them.
 # `make test ARGS="-n0 --pdb"`: one test after the other.
