@@ -433,12 +433,14 @@ class JobDir:
 
 
 def is_permanent(error: JobDirError) -> bool:
-    """Return whether trying again is useless until a person changes something: a right, a mount, a file in the way."""
+    """Return whether trying again is useless until a person changes something: a mount, a file in the way, a bucket.
+
+    A refusal of an object store is not: a right that was granted a moment ago takes minutes to come into effect.
+    """
     cause = error.__cause__
     if isinstance(cause, OSError) and cause.errno in _PERMANENT:
         return True
-    no_bucket = isinstance(cause, NotFoundError) and any(code in str(cause) for code in _NO_BUCKET)
-    return no_bucket or isinstance(cause, PermissionDeniedError)
+    return isinstance(cause, NotFoundError) and any(code in str(cause) for code in _NO_BUCKET)
 
 
 def _local_folders(folder: Path) -> list[str]:
