@@ -321,7 +321,7 @@ class JobDir:
     def _writable(self) -> ObjectStore:
         was_there = self._store is not None  # asked first: another thread may make the folder meanwhile
         if self._folder is not None and not self._folder.is_dir():
-            if self._folder.exists():
+            if self._folder.is_file():  # not exists(): another process may have made the folder since
                 code = errno.ENOTDIR
                 raise JobDirError(f"{self.url}: a file lies in its place") from OSError(code, os.strerror(code))
             if was_there or not self.make:
@@ -440,7 +440,7 @@ def is_permanent(error: JobDirError) -> bool:
     cause = error.__cause__
     if isinstance(cause, OSError) and cause.errno in _PERMANENT:
         return True
-    return isinstance(cause, NotFoundError) and any(code in str(cause) for code in _NO_BUCKET)
+    return isinstance(cause, (NotFoundError, FileNotFoundError)) and any(code in str(cause) for code in _NO_BUCKET)
 
 
 def _local_folders(folder: Path) -> list[str]:
