@@ -20,7 +20,7 @@ import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError, NotFoundError, PermissionDeniedError
 from obstore.store import AzureStore, LocalStore, from_url
 
-from . import azure_blob, gcs, s3
+from . import azure_blob, gcs, local_listing, s3
 from .access import CredentialsError, code_of
 
 if TYPE_CHECKING:
@@ -262,11 +262,22 @@ class JobDir:
         doing, folder = f"listing {prefix}", self._folder
         try:
             if folder is not None:
-                return self._call(doing, lambda: _local_folders(folder / prefix))
+                return self._call(doing, lambda: local_listing.folders(folder / prefix))
             listed = self._call(doing, lambda: obstore.list_with_delimiter(self._readable(), prefix.rstrip("/") + "/"))
         except MissingError:
             return []
         return sorted(path.rstrip("/").rpartition("/")[2] for path in listed["common_prefixes"])
+
+    def files(self, prefix: str) -> Mapping[str, int]:
+        """Return the bytes of each object right under a folder, by the last part of its key."""
+        doing, folder = f"listing {prefix}", self._folder
+        if folder is not None:
+            try:
+                return self._call(doing, lambda: local_listing.files(folder / prefix))
+            except MissingError:  # the folder has vanished meanwhile
+                return {}
+        sizes = {entry.key.removeprefix(f"{prefix.strip('/')}/"): entry.size for entry in self.entries(prefix)}
+        return {name: size for name, size in sizes.items() if "/" not in name}
 
     def delete(self, key: str) -> None:
         """Remove the object; nothing happens if it is gone already."""
@@ -441,22 +452,6 @@ def is_permanent(error: JobDirError) -> bool:
     if isinstance(cause, OSError) and cause.errno in _PERMANENT:
         return True
     return isinstance(cause, (NotFoundError, FileNotFoundError)) and any(code in str(cause) for code in _NO_BUCKET)
-
-
-def _local_folders(folder: Path) -> list[str]:
-    """Return the names of the folders in a local one, but those that no key can have: a line break, say, is in none."""
-    if not folder.is_dir():
-        return []  # what lies where the folder was, such as a file, has none
-    with os.scandir(folder) as entries:
-        return sorted(entry.name for entry in entries if entry.name.isprintable() and _may_be_folder(entry))
-
-
-def _may_be_folder(entry: os.DirEntry[str]) -> bool:
-    """Return True, too, for what cannot be looked at: a reader of it finds the reason."""
-    try:
-        return entry.is_dir()
-    except OSError:
-        return True
 
 
 class _ExistsError(JobDirError):

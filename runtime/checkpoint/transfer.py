@@ -83,7 +83,7 @@ class _Transfer:
     def __init__(self, source: CheckpointStore, copier: Copier, name: Name) -> None:
         self._source, self._copier, self._name = source, copier, name
         self._target = CheckpointStore(copier.target, source.prefix)
-        self._there = {_file(entry): entry.size for entry in copier.target.entries(self._key())}
+        self._there = dict(copier.target.files(self._key()))
 
     def run(self, on_begin: Callable[[Transferred], None]) -> Transferred:
         if self._copier.source.url == self._copier.target.url:
@@ -91,8 +91,7 @@ class _Transfer:
         if DAMAGED in self._there:  # programs pass over it there: what is whole here takes its place
             self._target.discard(self._name)
             self._there = {}
-        entries = self._copier.source.entries(self._key())
-        size, source = sum(entry.size for entry in entries), self._copier.source.url
+        size, source = sum(self._copier.source.files(self._key()).values()), self._copier.source.url
         told = Transferred(self._name.step, size, COMMIT not in self._there, source)
         if not told.copied:
             return told
@@ -167,10 +166,6 @@ class _Transfer:
 
     def _key(self, file: str = "") -> str:
         return f"{self._source.prefix}/{self._name}" + (f"/{file}" if file else "")
-
-
-def _file(entry: Entry) -> str:
-    return entry.key.rpartition("/")[2]
 
 
 def _verified(data: DataFile, start: int, end: int, expected: str, file: str) -> memoryview:

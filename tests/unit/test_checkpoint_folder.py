@@ -233,6 +233,41 @@ def test_foreign_names_hide_no_checkpoint(caplog: pytest.LogCaptureFixture) -> N
     assert all(Path("checkpoints", f"{name}{more}").exists() for name in FOREIGN for more in ("", " 2"))
 
 
+def test_foreign_names_inside_hide_no_checkpoint(caplog: pytest.LogCaptureFixture) -> None:
+    list(restarted(every=1).steps(3))
+    (newest,) = Path("checkpoints").glob("00000003-*")
+    inside = [
+        folder / f"{name}{more}" for folder in (newest, newest.parent / "fences") for name in FOREIGN for more in "12"
+    ]
+    for path in inside:
+        path.mkdir() if path.name.endswith("2") else path.touch()
+    ckpt = restarted(every=1)
+    assert (ckpt.step, len(list(ckpt.steps(5)))) == (3, 2)
+    ckpt.log(loss=1.0)
+    assert [record for record in caplog.records if record.levelname != "INFO"] == []
+    fences = newest.parent / "fences"
+    assert all(path.exists() for path in inside if path.parent == fences)
+    assert [path.name for path in fences.glob("*.json")] == ["000002.json"]
+
+
+def test_a_checkpoint_whose_commit_is_a_folder_is_passed_over_and_kept(caplog: pytest.LogCaptureFixture) -> None:
+    loop = restarted(every=1, keep=9)
+    for _ in loop.steps(3):
+        loop.wait()
+    (newest,) = Path("checkpoints").glob("00000003-*")
+    (newest / "COMMIT.json").rename(newest / "kept")
+    (newest / "COMMIT.json").mkdir()
+    ckpt = restarted(every=1)
+    assert ckpt.step == 2
+    assert "COMMIT.json: a folder lies in its place" in caplog.text
+    assert sorted(path.name for path in newest.iterdir()) == [
+        "COMMIT.json",
+        "kept",
+        "rank-00000.bin",
+        "rank-00000.json",
+    ]
+
+
 # Too small a disk
 
 
