@@ -40,8 +40,9 @@ class Moving(JobStep):
         return worked_dirs(self._job, self._earlier(attempt))[0]
 
     def _move_in(self, attempt: Attempt) -> str | None:
-        """See to it that the attempt finds in its job dir what the job has come to. What is to be told of it, "" if it
-        is nothing; None: copying was broken off, for the job has something else to do. Raises JobDirError.
+        """Copy what the job has come to into the attempt's job dir, and return the event's message, "" for none.
+
+        None: copying was broken off, for the job has something else to do. Raises JobDirError, AllDamagedError.
         """
         earlier = self._earlier(attempt)
         worked, here = worked_dirs(self._job, earlier), self._job.dir_on(attempt.offer["cloud"])
@@ -77,7 +78,10 @@ class Moving(JobStep):
             return None
         self._now = self._memory.time.now()  # hours may have passed; what is paid for begins now
         if has_trained:
-            return _told(moved, left, here)
+            message = _describe(moved, left, here)
+            if moved.damaged:
+                log.warning("%s: %s", self._job.id, message)
+            return message
         return f"code copied from {left} to {here}" if moved.furnished else ""
 
     def _is_wanted(self, attempt: Attempt) -> Callable[[], bool]:
@@ -102,8 +106,11 @@ class Moving(JobStep):
         return [one for one in self._tools.store.attempts(self._job.id) if one.number < attempt.number]
 
 
-def _told(moved: Moved, left: str, here: str) -> str:
+def _describe(moved: Moved, left: str, here: str) -> str:
+    """Return an event's message about what was moved."""
     passed_over = f"; passed over as damaged: {', '.join(moved.damaged)}" if moved.damaged else ""
+    if not moved.checkpoints and moved.damaged:
+        return f"every checkpoint is damaged: the program begins anew in {here}{passed_over}"
     if not moved.checkpoints:
         return f"no checkpoint in {left}: the program begins anew in {here}{passed_over}"
     steps = sorted({one.step for one in moved.checkpoints})

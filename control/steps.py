@@ -15,6 +15,7 @@ from typing import Any, cast
 from ..jobspecs.catalog_targets import targets
 from ..jobspecs.plan import Offer
 from ..provisioners.base import Allocation, NodeRequest, ProvisionError, launch_token
+from ..runtime.checkpoint.errors import AllDamagedError
 from ..runtime.jobdir import JOB_KEY, AttemptRecord, JobDirError, Stop, StopReason, attempt_key
 from . import cost, states
 from .decisions import WAITS_IN_PLACE, End, Later, Start, decide, idle_end, left_in_place, wanted_end
@@ -158,7 +159,10 @@ class Step(Healing, Moving):
         offer = Offer.from_json(attempt.offer)
         if self._reprice(attempt, offer):
             return True
-        told = self._move_in(attempt)
+        try:
+            told = self._move_in(attempt)
+        except AllDamagedError as error:
+            return self._conclude(attempt, Verdict("error", str(error), None, None))
         if told is None or (told and self._reprice(attempt, offer)):  # copying may have taken hours
             return True
         job_dir, wanted = self._job_dir(attempt), wanted_nodes(attempt)

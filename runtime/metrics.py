@@ -142,7 +142,7 @@ def read_metrics(job_dir: JobDir, folder: str = "checkpoints") -> list[Row]:
 def _newest(job_dir: JobDir, folder: str) -> str | None:
     names = sorted(filter(None, map(Name.parse, job_dir.folders(folder))), key=lambda name: name.age, reverse=True)
     for name in names:
-        inside = {entry.key.rpartition("/")[2] for entry in job_dir.entries(f"{folder}/{name}".lstrip("/"))}
+        inside = job_dir.files(f"{folder}/{name}".lstrip("/"))
         if "COMMIT.json" in inside and "DAMAGED.json" not in inside:
             return str(name)
     return None

@@ -9,14 +9,15 @@ where it was cut off.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from .checkpoint.transfer import Transferred, transfer
+from .checkpoint.errors import AllDamagedError
+from .checkpoint.transfer import Damaged, Transferred, transfer
 from .copying import Copier, InterruptedCopyError
-from .jobdir import JOB_KEY, JobDir, JobDirError
+from .jobdir import JOB_KEY, JobDir, JobDirError, JobRecord
 from .metrics import trainings
 
-__all__ = ["InterruptedCopyError", "Moved", "Transferred", "move"]
+__all__ = ["AllDamagedError", "InterruptedCopyError", "Moved", "Transferred", "move"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,23 @@ class Moved:
     checkpoints: tuple[Transferred, ...]
     """One, or one for each node where each trains for itself; empty: there is none to go on from."""
     damaged: tuple[str, ...]
-    """Checkpoints that were passed over, and why."""
+    """Checkpoints that were passed over, and why; of those that were marked before, only where no other is whole."""
+
+
+@dataclass(slots=True)
+class _Training:
+    """The checkpoints in one folder, in all job dirs where the job has worked."""
+
+    found: Transferred | None = None
+    damaged: Damaged = field(default_factory=dict)
+
+    @property
+    def is_lost(self) -> bool:
+        """True where there are checkpoints, and none that was tried is whole."""
+        return self.found is None and bool(self.damaged)
+
+    def reasons(self) -> list[str]:
+        return [f"{name}: {reason}" for (_, name), reason in self.damaged.items()]
 
 
 def move(
@@ -40,25 +57,39 @@ def move(
     on_begin: Callable[[Transferred], None],
     on_copied: Callable[[], None],
 ) -> Moved:
-    """See to it that the attempt can begin in `target` where the last one ended.
+    """Copy what the attempt needs to begin in `target` where the last one ended.
 
     `sources`: where the job has worked, the newest first; `target` may be one of them.
-    `on_begin` is told of each checkpoint that is about to be copied; `on_copied` is called whenever an object has come
-    over. Raises JobDirError, InterruptedCopyError.
+    `on_begin` is called with each checkpoint that is about to be copied; `on_copied` is called whenever an object has
+    been copied. Raises JobDirError, InterruptedCopyError; AllDamagedError where every checkpoint of a training is
+    damaged, unless the job's checkpoint.on_damage is "restart".
     """
     copiers = [Copier(source, target, keep_going, on_copied) for source in sources]
     furnished = _furnish(copiers[0])
-    checkpoints: list[Transferred] = []
-    damaged: list[str] = []
-    for copier in copiers:
-        for folder in trainings(copier.source):
-            found, passed_over = transfer(folder, copier, attempt, on_begin)
-            checkpoints += [found] if found is not None else []
-            damaged += passed_over
-        if checkpoints:
-            break
+    found = _transfer_each(copiers, attempt, on_begin)
+    lost = {folder: one for folder, one in found.items() if one.is_lost}
+    if lost and JobRecord.from_bytes(copiers[0].source.get(JOB_KEY)).checkpoint_on_damage != "restart":
+        places = dict.fromkeys(f"{url}/{folder}" for folder, one in lost.items() for url, _ in one.damaged)
+        raise AllDamagedError(", ".join(places), [reason for one in lost.values() for reason in one.reasons()])
     _copy_outputs(copiers[0])
-    return Moved(furnished, tuple(checkpoints), tuple(damaged))
+    checkpoints = tuple(one.found for one in found.values() if one.found is not None)
+    return Moved(furnished, checkpoints, tuple(reason for one in found.values() for reason in one.reasons()))
+
+
+def _transfer_each(
+    copiers: Sequence[Copier], attempt: int, on_begin: Callable[[Transferred], None]
+) -> dict[str, _Training]:
+    """Copy the newest checkpoint of each training that is whole; return the trainings by folder."""
+    found: dict[str, _Training] = {}
+    for marked in (False, True):
+        for copier in copiers:
+            for folder in trainings(copier.source):
+                one = found.setdefault(folder, _Training())
+                if one.found is None:
+                    one.found = transfer(folder, copier, attempt, one.damaged, on_begin, marked=marked)
+            if any(one.found for one in found.values()) and not any(one.is_lost for one in found.values()):
+                return found
+    return found
 
 
 def _furnish(copier: Copier) -> bool:

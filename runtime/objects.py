@@ -20,7 +20,7 @@ import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError, NotFoundError, PermissionDeniedError
 from obstore.store import AzureStore, LocalStore, from_url
 
-from . import azure_blob, gcs, s3
+from . import azure_blob, gcs, local_listing, s3
 from .access import CredentialsError, code_of
 
 if TYPE_CHECKING:
@@ -262,11 +262,22 @@ class JobDir:
         doing, folder = f"listing {prefix}", self._folder
         try:
             if folder is not None:
-                return self._call(doing, lambda: _local_folders(folder / prefix))
+                return self._call(doing, lambda: local_listing.folders(folder / prefix))
             listed = self._call(doing, lambda: obstore.list_with_delimiter(self._readable(), prefix.rstrip("/") + "/"))
         except MissingError:
             return []
         return sorted(path.rstrip("/").rpartition("/")[2] for path in listed["common_prefixes"])
+
+    def files(self, prefix: str) -> Mapping[str, int]:
+        """Return the bytes of each object right under a folder, by the last part of its key."""
+        doing, folder = f"listing {prefix}", self._folder
+        if folder is not None:
+            try:
+                return self._call(doing, lambda: local_listing.files(folder / prefix))
+            except MissingError:  # the folder has vanished meanwhile
+                return {}
+        sizes = {entry.key.removeprefix(f"{prefix.strip('/')}/"): entry.size for entry in self.entries(prefix)}
+        return {name: size for name, size in sizes.items() if "/" not in name}
 
     def delete(self, key: str) -> None:
         """Remove the object; nothing happens if it is gone already."""
@@ -321,7 +332,7 @@ class JobDir:
     def _writable(self) -> ObjectStore:
         was_there = self._store is not None  # asked first: another thread may make the folder meanwhile
         if self._folder is not None and not self._folder.is_dir():
-            if self._folder.exists():
+            if self._folder.is_file():  # not exists(): another process may have made the folder since
                 code = errno.ENOTDIR
                 raise JobDirError(f"{self.url}: a file lies in its place") from OSError(code, os.strerror(code))
             if was_there or not self.make:
@@ -433,28 +444,14 @@ class JobDir:
 
 
 def is_permanent(error: JobDirError) -> bool:
-    """Return whether trying again is useless until a person changes something: a right, a mount, a file in the way."""
+    """Return whether trying again is useless until a person changes something: a mount, a file in the way, a bucket.
+
+    A refusal of an object store is not: a right that was granted a moment ago takes minutes to come into effect.
+    """
     cause = error.__cause__
     if isinstance(cause, OSError) and cause.errno in _PERMANENT:
         return True
-    no_bucket = isinstance(cause, NotFoundError) and any(code in str(cause) for code in _NO_BUCKET)
-    return no_bucket or isinstance(cause, PermissionDeniedError)
-
-
-def _local_folders(folder: Path) -> list[str]:
-    """Return the names of the folders in a local one, but those that no key can have: a line break, say, is in none."""
-    if not folder.is_dir():
-        return []  # what lies where the folder was, such as a file, has none
-    with os.scandir(folder) as entries:
-        return sorted(entry.name for entry in entries if entry.name.isprintable() and _may_be_folder(entry))
-
-
-def _may_be_folder(entry: os.DirEntry[str]) -> bool:
-    """Return True, too, for what cannot be looked at: a reader of it finds the reason."""
-    try:
-        return entry.is_dir()
-    except OSError:
-        return True
+    return isinstance(cause, (NotFoundError, FileNotFoundError)) and any(code in str(cause) for code in _NO_BUCKET)
 
 
 class _ExistsError(JobDirError):

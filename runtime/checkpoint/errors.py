@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 EXIT_DONE = 0
 """The training has reached its end, and that is in a committed checkpoint."""
@@ -18,6 +19,9 @@ EXIT_STORE = 74
 """The program reached its end, but its last checkpoint could not be written. (EX_IOERR)"""
 EXIT_FENCED = 73
 """A newer attempt writes to the same place: this one must not go on. (EX_CANTCREAT)"""
+
+_LISTED = 8
+"""Damaged checkpoints that a message names."""
 
 
 class CheckpointError(Exception):
@@ -45,6 +49,23 @@ class UnusableError(Exception):
     def __init__(self, reason: str, *, damaged: bool) -> None:
         super().__init__(reason)
         self.damaged = damaged
+
+
+class AllDamagedError(CheckpointError):
+    """There are checkpoints, and all are damaged: to begin anew is for a person to decide."""
+
+    def __init__(self, place: str, reasons: Sequence[str]) -> None:
+        super().__init__(
+            f"{place}: every checkpoint is damaged, so training stops rather than begin anew:{list_damaged(reasons)}\n"
+            "If the disk, memory or network that read them was at fault, run again when it is mended: they are "
+            "verified once more. To begin anew, write checkpoint: {on_damage: restart} into the job file, pass "
+            'Checkpointer(on_damage="restart"), or give another folder'
+        )
+
+
+def list_damaged(reasons: Sequence[str]) -> str:
+    """Return the first of these lines, each "<checkpoint>: <reason>", indented below a message."""
+    return "".join(f"\n  {reason}" for reason in reasons[:_LISTED])
 
 
 class FencedError(Exception):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ..jobdir import JobDirError
 from . import random_state
-from .errors import CheckpointError, PassingError, UnusableError, logger
+from .errors import AllDamagedError, CheckpointError, PassingError, UnusableError, list_damaged, logger
 from .loading import Files, load
 from .manifest import RankManifest
 from .names import Name
@@ -27,9 +27,6 @@ from .verified import confirmed
 if TYPE_CHECKING:
     from .ranks import Ranks
     from .store import Commit
-
-_LISTED = 8
-"""Damaged checkpoints that a message names."""
 
 Cached = Callable[[Name], tuple[bytes, memoryview] | None]
 """WriterClient.cached: what survives on this machine of a checkpoint that this rank staged."""
@@ -135,20 +132,15 @@ class _Search:
             raise PassingError(f"{self._store}: no checkpoint could be restored ({', '.join(unreadable)}): see above")
         if not self._tried:
             return
-        listed = "".join(f"\n  {name}: {verdict.reason}" for name, verdict in list(self._tried.items())[:_LISTED])
+        reasons = [f"{name}: {verdict.reason}" for name, verdict in self._tried.items()]
         if on_damage == "restart":
             if self._ranks.rank == 0:
                 logger().warning(
                     f"{self._store}: every checkpoint is damaged: training begins anew. They are kept for you to look "
-                    f"at; remove them when you have:{listed}"
+                    f"at; remove them when you have:{list_damaged(reasons)}"
                 )
             return
-        raise CheckpointError(
-            f"{self._store}: every checkpoint is damaged, so training stops rather than begin anew:{listed}\n"
-            "If the disk, memory or network that read them was at fault, run again when it is mended: they are "
-            "verified once more. To begin anew, write checkpoint: {on_damage: restart} into the job file, pass "
-            'Checkpointer(on_damage="restart"), or give another folder'
-        )
+        raise AllDamagedError(str(self._store), reasons)
 
 
 def _attempt(

@@ -112,7 +112,7 @@ class CheckpointStore:
 
     def newest_attempt(self) -> int:
         """The highest attempt that ever began here; 0 if none did."""
-        fences = (_FENCE.fullmatch(key.rpartition("/")[2]) for key in self.job_dir.list(self._key("fences")))
+        fences = map(_FENCE.fullmatch, self.job_dir.files(self._key("fences")))
         return max([int(fence[1]) for fence in fences if fence] + [name.attempt for name in self.names()], default=0)
 
     def check_fence(self, attempt: int) -> None:
@@ -208,7 +208,8 @@ class CheckpointStore:
     def discard(self, name: Name) -> None:
         """Remove a checkpoint or what a failed save left of it: first of all what makes it one."""
         self.job_dir.delete(self._key(name, COMMIT))
-        for key in self.job_dir.list(self._key(name)):
+        own = [self._key(name, file) for file in self._sizes(name) if file.endswith((".json", ".bin"))]
+        for key in own if self._local else self.job_dir.list(self._key(name)):
             self.job_dir.delete(key)
         if self._local:  # a folder is no object, and a killed writer's half-written files are in no listing
             shutil.rmtree(self._local / str(name), ignore_errors=True)
@@ -231,10 +232,10 @@ class CheckpointStore:
     def clean(self, attempt: int) -> None:
         """Remove what dead writers left: uncommitted folders up to this attempt, and the fences of older attempts."""
         self.discard_uncommitted(lambda name: name.attempt <= attempt)
-        for key in self.job_dir.list(self._key("fences")):
-            fence = _FENCE.fullmatch(key.rpartition("/")[2])
+        for file in self.job_dir.files(self._key("fences")):
+            fence = _FENCE.fullmatch(file)
             if fence and int(fence[1]) < attempt:
-                self.job_dir.delete(key)
+                self.job_dir.delete(self._key("fences", file))
 
     def discard_uncommitted(self, which: Callable[[Name], bool]) -> None:
         """Remove saves that never became checkpoints; if some cannot be removed, all others."""
@@ -350,6 +351,7 @@ class CheckpointStore:
 
     def _read(self, name: Name, file: str) -> bytes:
         try:
+            self._check_file(name, file)
             if self.file_size(name, file) > _LONGEST_COMMIT:
                 raise UnusableError(f"{file} is longer than any that was written", damaged=True)
             return self.job_dir.get(self._key(name, file))
@@ -362,11 +364,18 @@ class CheckpointStore:
         return self.job_dir.find(self._key(name, file))
 
     def _has(self, name: Name, file: str) -> bool:
+        self._check_file(name, file)
         return self.job_dir.exists(self._key(name, file))
+
+    def _check_file(self, name: Name, file: str) -> None:
+        """Raise JobDirError if a folder lies in the file's place."""
+        path = self.local_path(name, file)
+        if path is not None and os.path.isdir(path):  # noqa: PTH112 - False where it cannot be looked at
+            raise JobDirError(f"{path}: a folder lies in its place")
 
     def _sizes(self, name: Name) -> Mapping[str, int]:
         """Bytes of each file of a checkpoint."""
-        return {entry.key.rpartition("/")[2]: entry.size for entry in self.job_dir.entries(self._key(name))}
+        return self.job_dir.files(self._key(name))
 
     def _key(self, *parts: object) -> str:
         return "/".join(str(part) for part in (self.prefix, *parts) if part != "")

@@ -1,4 +1,4 @@
-"""The newest checkpoint of a training, on its way into another job dir, verified on the way; and its metrics.
+"""The newest checkpoint of a training is copied into another job dir, verified on the way; and its metrics.
 
 As when it is saved, COMMIT.json comes last: what is copied by half is no checkpoint, and whoever goes on with it copies
 what is not there yet. Names are never used twice, so what is there under one is this checkpoint's.
@@ -6,7 +6,8 @@ what is not there yet. Names are never used twice, so what is there under one is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from ..copying import Copier
@@ -14,7 +15,7 @@ from ..jobdir import Entry, JobDirError
 from ..metrics import Segment, closed_key, open_key
 from .errors import UnusableError
 from .loading import Files
-from .manifest import chunk_hash, data_file, manifest_file
+from .manifest import RankManifest, chunk_hash, data_file, manifest_file
 from .names import Name
 from .store import COMMIT, DAMAGED, CheckpointStore, Commit
 from .verified import DataFile, confirmed, open_data
@@ -34,27 +35,46 @@ class Transferred:
     """URL of the job dir that it is from."""
 
 
-def transfer(
-    folder: str, copier: Copier, attempt: int, on_begin: Callable[[Transferred], None]
-) -> tuple[Transferred | None, list[str]]:
-    """The newest checkpoint in a folder that is whole, once it is there in the target too; None: there is none. And
-    what was found damaged meanwhile, which later runs pass over.
+Damaged = dict[tuple[str, Name], str]
+"""Why each is damaged, by the URL of its job dir and its name."""
 
-    `attempt` is about to begin, in the target: whoever is left of an older one can commit nothing more here.
-    `on_begin`: called if there is something to copy. Raises JobDirError, InterruptedCopyError.
+
+def transfer(
+    folder: str,
+    copier: Copier,
+    attempt: int,
+    damaged: Damaged,
+    on_begin: Callable[[Transferred], None],
+    *,
+    marked: bool = False,
+) -> Transferred | None:
+    """Copy the newest checkpoint of a folder that is whole, and return it; None if there is none.
+
+    damaged   gets what is found damaged, which is marked and which later runs pass over; what is in it is not read
+    marked    try those that are marked as damaged, for what read them may have been at fault
+    on_begin  called if there is something to copy
+
+    `attempt` is about to begin, in the target: what is left of an older one can commit nothing more here. Raises
+    JobDirError, InterruptedCopyError.
     """
     source = CheckpointStore(copier.source, folder)
     source.claim(attempt)
-    damaged: list[str] = []
-    for name in source.committed():
+    for name in source.damaged() if marked else source.committed():
+        key = copier.source.url, name
+        if key in damaged:
+            continue
         try:
-            return _Transfer(source, copier, name).run(on_begin), damaged
+            found = _Transfer(source, copier, name).run(on_begin)
         except UnusableError as error:
             if not error.damaged:
                 raise JobDirError(f"{source}: checkpoint {name} cannot be copied: {error}") from error
             source.mark_damaged(name, str(error))
-            damaged.append(f"{name}: {error}")
-    return None, damaged
+            damaged[key] = str(error)
+            continue
+        if marked:
+            source.unmark_damaged(name)
+        return found
+    return None
 
 
 class _Transfer:
@@ -63,14 +83,15 @@ class _Transfer:
     def __init__(self, source: CheckpointStore, copier: Copier, name: Name) -> None:
         self._source, self._copier, self._name = source, copier, name
         self._target = CheckpointStore(copier.target, source.prefix)
-        self._there = {_file(entry): entry.size for entry in copier.target.entries(self._key())}
+        self._there = dict(copier.target.files(self._key()))
 
     def run(self, on_begin: Callable[[Transferred], None]) -> Transferred:
+        if self._copier.source.url == self._copier.target.url:
+            return self._verify_in_place()
         if DAMAGED in self._there:  # programs pass over it there: what is whole here takes its place
             self._target.discard(self._name)
             self._there = {}
-        entries = self._copier.source.entries(self._key())
-        size, source = sum(entry.size for entry in entries), self._copier.source.url
+        size, source = sum(self._copier.source.files(self._key()).values()), self._copier.source.url
         told = Transferred(self._name.step, size, COMMIT not in self._there, source)
         if not told.copied:
             return told
@@ -84,6 +105,18 @@ class _Transfer:
             raise JobDirError(f"{self._target}: {self._name} has been committed by another process")
         return told
 
+    def _verify_in_place(self) -> Transferred:
+        if DAMAGED in self._there:
+            commit = confirmed(lambda: self._source.read_commit(self._name), None)
+            files = Files(self._source, self._name, commit)
+            for rank in range(files.world):
+                manifest = files.manifest(rank)
+                with self._reader(manifest) as read:
+                    for start in range(0, manifest.size, manifest.chunk_size):
+                        self._copier.check()
+                        read(start, min(start + manifest.chunk_size, manifest.size))
+        return Transferred(self._name.step, sum(self._there.values()), copied=False, source=self._copier.source.url)
+
     def _copy_rank(self, commit: Commit, rank: int) -> None:
         """Its data, each chunk compared with its hash, then the manifest: which says that the data is there."""
         file, described = data_file(rank), manifest_file(rank)
@@ -91,17 +124,23 @@ class _Transfer:
         manifest = files.manifest(rank)
         if described in self._there and self._there.get(file) == manifest.size:
             return
-        data = open_data(self._source, self._name, rank, manifest.size)
+        with self._reader(manifest) as read:
+            self._copier.stream(self._key(file), manifest.size, manifest.chunk_size, read)
+        self._copier.write(self._key(described), confirmed(lambda: files.content(rank), None))
+
+    @contextmanager
+    def _reader(self, manifest: RankManifest) -> Iterator[Callable[[int, int], memoryview]]:
+        """Yield a function that returns the bytes of one chunk, verified, of a rank's data."""
+        data = open_data(self._source, self._name, manifest.rank, manifest.size)
 
         def read(start: int, end: int) -> memoryview:
             expected = manifest.chunks[start // manifest.chunk_size]
-            return confirmed(lambda: _verified(data, start, end, expected, file), data.path)
+            return confirmed(lambda: _verified(data, start, end, expected, data_file(manifest.rank)), data.path)
 
         try:
-            self._copier.stream(self._key(file), manifest.size, manifest.chunk_size, read)
+            yield read
         finally:
             data.close()
-        self._copier.write(self._key(described), confirmed(lambda: files.content(rank), None))
 
     def _copy_metrics(self) -> None:
         """The segments of its history, the oldest first: so one that is there has all before it."""
@@ -127,10 +166,6 @@ class _Transfer:
 
     def _key(self, file: str = "") -> str:
         return f"{self._source.prefix}/{self._name}" + (f"/{file}" if file else "")
-
-
-def _file(entry: Entry) -> str:
-    return entry.key.rpartition("/")[2]
 
 
 def _verified(data: DataFile, start: int, end: int, expected: str, file: str) -> memoryview:

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from cloudgpu.runtime.checkpoint.errors import AllDamagedError
 from cloudgpu.runtime.checkpoint.manifest import RankManifest, data_file
 from cloudgpu.runtime.checkpoint.names import Name
 from cloudgpu.runtime.copying import InterruptedCopyError
-from cloudgpu.runtime.jobdir import JOB_KEY, JobDir, JobDirError
+from cloudgpu.runtime.jobdir import JOB_KEY, JobDir, JobDirError, JobRecord
 from cloudgpu.runtime.moving import Moved, move
 from cloudgpu.runtime.objects import PART
 
@@ -131,3 +132,14 @@ def test_what_is_damaged_for_good_does_not_come_over(s3: S3, gcs: GcsControl) ->
     assert [one.step for one in found.checkpoints] == [10]
     assert [text.partition(":")[0] for text in found.damaged] == [str(newest)]
     assert open_store(PLACES["gs"]).committed() == [older]
+
+
+def test_what_is_all_damaged_is_no_reason_to_begin_anew(s3: S3, gcs: GcsControl) -> None:
+    JobDir(S3.url).put(JOB_KEY, JobRecord(job_id="a-1", name="a", run="true").to_bytes())
+    names = save(S3.url, 10), save(S3.url, 20)
+    s3.fail("GET", data_file(1), garble=True)
+    for _ in range(2):  # found so, then marked so
+        with pytest.raises(AllDamagedError) as caught:
+            moved(S3.url, PLACES["gs"])
+    assert all(f"{name}: {data_file(1)} differs" in str(caught.value) for name in names)
+    assert open_store(PLACES["gs"]).committed() == []

@@ -100,15 +100,24 @@ class World:
         self.wrap = wrap
         self._count = 0
 
-    def submit(self, *offers: Offer, policy: Policy | None = None, name: str = "job", apart: bool = False) -> str:
-        """A job in the store and its job.json, as control.jobs.submit() leaves them. `apart`: with a job dir for each
-        of the offers' clouds."""
+    def submit(
+        self,
+        *offers: Offer,
+        policy: Policy | None = None,
+        name: str = "job",
+        apart: bool = False,
+        on_damage: str = "stop",
+    ) -> str:
+        """Put a job into the store and its job.json, as control.jobs.submit() does; return its id.
+
+        apart: with a job dir for each of the offers' clouds
+        """
         self._count += 1
         job_id = f"{name}-{self._count:08d}"
         clouds = [offer.cloud for offer in offers] if apart else []
         job_dirs = {cloud: local_url(self.folder / cloud / job_id) for cloud in clouds}
         url = job_dirs[clouds[0]] if clouds else local_url(self.folder / "jobs" / job_id)
-        record = JobRecord(job_id=job_id, name=name, run="true").to_bytes()
+        record = JobRecord(job_id=job_id, name=name, run="true", checkpoint_on_damage=on_damage).to_bytes()
         JobDir(url).put(JOB_KEY, record)
         row = make_job(
             job_id,

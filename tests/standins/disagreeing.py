@@ -71,7 +71,7 @@ def rank(number: int, ports: list[int], folder: Path) -> None:
             train(case, folder / case)
         except Exception as error:  # noqa: BLE001 - it is what is asked for
             raised = f"{type(error).__name__}: {error}"
-        code = json.loads(outcome.read_bytes())["code"] if outcome.exists() else None
+        code = json.loads(outcome.read_bytes()).get("code") if outcome.exists() else None
         with (folder / f"said-{number}").open("a") as file:
             file.write(json.dumps([case, raised, code]) + "\n")
         dist.destroy_process_group()

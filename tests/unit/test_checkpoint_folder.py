@@ -170,19 +170,23 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[s3.S3]:
         yield store
 
 
-def test_a_bucket_without_the_right_to_write(bucket: s3.S3, tmp_path: Path) -> None:
-    bucket.fail("PUT", status=403, code="AccessDenied")
+def test_a_bucket_that_is_not_there(bucket: s3.S3, tmp_path: Path) -> None:
+    bucket.fail("PUT", status=404, code="NoSuchBucket")
     outcome = tmp_path / "outcome.json"
-    refused(run(TRAIN.format(f"folder={bucket.url!r}"), CLOUDGPU_OUTCOME=str(outcome)), "AccessDenied")
+    refused(run(TRAIN.format(f"folder={bucket.url!r}"), CLOUDGPU_OUTCOME=str(outcome)), "NoSuchBucket")
     assert json.loads(outcome.read_bytes())["code"] == 70
-    assert bucket.objects == {}
 
 
-def test_a_bucket_that_fails_for_now_is_no_error_of_the_program(bucket: s3.S3, tmp_path: Path) -> None:
-    bucket.fail("PUT", status=500, code="InternalError")
+@pytest.mark.parametrize(("status", "code"), [(500, "InternalError"), (403, "AccessDenied")])
+def test_a_bucket_that_fails_for_now_is_no_error_of_the_program(
+    status: int, code: str, bucket: s3.S3, tmp_path: Path
+) -> None:
+    """A right that was granted a moment ago takes minutes to come into effect."""
+    bucket.fail("PUT", status=status, code=code)
     outcome = tmp_path / "outcome.json"
-    refused(run(TRAIN.format(f"folder={bucket.url!r}"), CLOUDGPU_OUTCOME=str(outcome)), "InternalError")
-    assert not outcome.exists()
+    refused(run(TRAIN.format(f"folder={bucket.url!r}"), CLOUDGPU_OUTCOME=str(outcome)), code)
+    assert bucket.objects == {}
+    assert "code" not in json.loads(outcome.read_bytes())
 
 
 # What else lies there
@@ -227,6 +231,41 @@ def test_foreign_names_hide_no_checkpoint(caplog: pytest.LogCaptureFixture) -> N
     assert (ckpt.step, len(list(ckpt.steps(5)))) == (3, 2)
     assert [record for record in caplog.records if record.levelname != "INFO"] == []
     assert all(Path("checkpoints", f"{name}{more}").exists() for name in FOREIGN for more in ("", " 2"))
+
+
+def test_foreign_names_inside_hide_no_checkpoint(caplog: pytest.LogCaptureFixture) -> None:
+    list(restarted(every=1).steps(3))
+    (newest,) = Path("checkpoints").glob("00000003-*")
+    inside = [
+        folder / f"{name}{more}" for folder in (newest, newest.parent / "fences") for name in FOREIGN for more in "12"
+    ]
+    for path in inside:
+        path.mkdir() if path.name.endswith("2") else path.touch()
+    ckpt = restarted(every=1)
+    assert (ckpt.step, len(list(ckpt.steps(5)))) == (3, 2)
+    ckpt.log(loss=1.0)
+    assert [record for record in caplog.records if record.levelname != "INFO"] == []
+    fences = newest.parent / "fences"
+    assert all(path.exists() for path in inside if path.parent == fences)
+    assert [path.name for path in fences.glob("*.json")] == ["000002.json"]
+
+
+def test_a_checkpoint_whose_commit_is_a_folder_is_passed_over_and_kept(caplog: pytest.LogCaptureFixture) -> None:
+    loop = restarted(every=1, keep=9)
+    for _ in loop.steps(3):
+        loop.wait()
+    (newest,) = Path("checkpoints").glob("00000003-*")
+    (newest / "COMMIT.json").rename(newest / "kept")
+    (newest / "COMMIT.json").mkdir()
+    ckpt = restarted(every=1)
+    assert ckpt.step == 2
+    assert "COMMIT.json: a folder lies in its place" in caplog.text
+    assert sorted(path.name for path in newest.iterdir()) == [
+        "COMMIT.json",
+        "kept",
+        "rank-00000.bin",
+        "rank-00000.json",
+    ]
 
 
 # Too small a disk

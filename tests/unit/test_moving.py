@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 import torch
 
-from cloudgpu.runtime.checkpoint.errors import CheckpointError, FencedError
+from cloudgpu.runtime.checkpoint.errors import AllDamagedError, CheckpointError, FencedError
 from cloudgpu.runtime.checkpoint.manifest import data_file
 from cloudgpu.runtime.checkpoint.metrics import MetricRows
 from cloudgpu.runtime.checkpoint.names import Name
-from cloudgpu.runtime.checkpoint.store import CheckpointStore
+from cloudgpu.runtime.checkpoint.store import CheckpointStore, Condition
 from cloudgpu.runtime.copying import READS, STREAMS, Copier, InterruptedCopyError
-from cloudgpu.runtime.jobdir import JOB_KEY, JobDir, JobDirError, code_key, local_url
+from cloudgpu.runtime.jobdir import JOB_KEY, JobDir, JobDirError, JobRecord, code_key, local_url
 from cloudgpu.runtime.metrics import read_metrics
 from cloudgpu.runtime.moving import Moved, Transferred, move
 from cloudgpu.runtime.objects import PART
@@ -73,7 +73,7 @@ def losses(job_dir: JobDir) -> list[tuple[int, float]]:
 def source(tmp_path: Path) -> JobDir:
     """A job that has trained for 30 steps."""
     job_dir = make(tmp_path / "source")
-    job_dir.put(JOB_KEY, b'{"job_id": "job-1"}')
+    job_dir.put(JOB_KEY, JobRecord(job_id="job-1", name="job", run="true").to_bytes())
     job_dir.put(code_key("0" * 64), b"the code" * 10)
     job_dir.put("agent/1.pyz", b"the agent")
     job_dir.put("outputs/plots/loss.txt", b"0.5")
@@ -178,6 +178,67 @@ def test_if_none_is_whole_where_the_job_worked_last_one_from_before_is_taken(
     assert restored_step(target) == 30 and losses(target) == [(step, step + 0.001) for step in range(30)]
     with pytest.raises(FencedError):
         train(last, attempt=2, until=50)
+
+
+def damage(job_dir: JobDir, folder: str = FOLDER) -> list[str]:
+    """Flip a bit of every checkpoint; return their names, the newest first."""
+    store = CheckpointStore(job_dir, folder)
+    for name in store.names():
+        path = store.local_path(name, data_file(0))
+        assert path is not None
+        content = bytearray(path.read_bytes())
+        content[200] ^= 1
+        path.write_bytes(content)
+    return [str(name) for name in store.names()]
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_if_all_are_damaged_nothing_begins_anew(source: JobDir, tmp_path: Path, again: bool) -> None:
+    """Also where the job has been before, and also if all were marked by an earlier look."""
+    last, target = make(tmp_path / "last"), make(tmp_path / "target")
+    moved(source, last)
+    names = {str(name): url.url for url in (source, last) for name in map(str, damage(url))}
+    calls: dict[str, Any] = {"keep_going": lambda: True, "on_begin": lambda _one: None, "on_copied": lambda: None}
+    for _ in range(1 + again):
+        with pytest.raises(AllDamagedError) as caught:
+            move([last, source], target, 3, **calls)
+    said = str(caught.value)
+    for expected in (*names, last.url, source.url, "rank-00000.bin differs", "on_damage: restart"):
+        assert expected in said
+    assert CheckpointStore(target, FOLDER).committed() == []
+
+
+def test_if_all_are_damaged_the_job_may_say_that_it_begins_anew(source: JobDir, tmp_path: Path) -> None:
+    names = damage(source)
+    record = JobRecord(job_id="job-1", name="job", run="true", checkpoint_on_damage="restart")
+    source.put(JOB_KEY, record.to_bytes())
+    found = moved(source, make(tmp_path / "target"))
+    assert found.checkpoints == () and [text.partition(":")[0] for text in found.damaged] == names
+
+
+@pytest.mark.parametrize("back", [False, True])
+def test_what_was_marked_and_verifies_now_is_taken(source: JobDir, tmp_path: Path, back: bool) -> None:
+    """The machine that read it was at fault. Also where the job goes back to."""
+    store = CheckpointStore(source, FOLDER)
+    for name in store.names():
+        store.mark_damaged(name, "a program found it so")
+    empty, target = make(tmp_path / "empty"), source if back else make(tmp_path / "target")
+    empty.put(JOB_KEY, source.get(JOB_KEY))
+    calls: dict[str, Any] = {"keep_going": lambda: True, "on_begin": lambda _one: None, "on_copied": lambda: None}
+    found = move([empty, source], target, 2, **calls)
+    assert [(one.step, one.copied) for one in found.checkpoints] == [(30, not back)] and found.damaged == ()
+    assert restored_step(target) == 30 and store.in_condition(Condition.GOOD) == store.names()[:1]
+
+
+def test_one_node_whose_checkpoints_are_all_damaged_does_not_begin_anew(tmp_path: Path) -> None:
+    """Where each trains for itself."""
+    source = make(tmp_path / "source")
+    source.put(JOB_KEY, JobRecord(job_id="job-1", name="job", run="true").to_bytes())
+    for node, step in (("worker-0", 10), ("worker-1", 20)):
+        save(CheckpointStore(source, f"{FOLDER}/{node}"), step, [state(step)])
+    (name,) = damage(source, f"{FOLDER}/worker-1")
+    with pytest.raises(AllDamagedError, match=f"{FOLDER}/worker-1: every checkpoint is damaged[^\n]*\n  {name}: "):
+        moved(source, make(tmp_path / "target"))
 
 
 class Garbling(JobDir):

@@ -153,6 +153,38 @@ def test_a_program_that_saved_nothing_begins_anew_and_that_is_said(world: World)
     assert told(world, job_id, "moved") == [f"no checkpoint in {left}: the program begins anew in {here}"]
 
 
+@pytest.mark.parametrize("on_damage", ["stop", "restart"])
+def test_a_program_whose_checkpoints_are_all_damaged_begins_anew_only_if_its_job_says_so(
+    world: World, on_damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.cloud.script = lives(TAKEN_LATE, Life())
+    job_id = world.submit(GCP, AZURE, apart=True, on_damage=on_damage)
+    left, here = place(world, job_id, GCP), place(world, job_id, AZURE)
+    names: list[str] = []
+
+    def before(url: str) -> None:
+        if url == here.url and world.job(job_id).attempt == 2 and not names:
+            for entry in left.entries("checkpoints"):
+                if entry.key.endswith(".bin"):
+                    left.put(entry.key, bytes(entry.size))
+                    names.append(entry.key.split("/")[1])
+            world.cloud.saved_step = 0  # to begin anew is no violation here
+
+    world.on_call = before  # type: ignore[attr-defined]
+    world.finish(job_id)
+    job = world.job(job_id)
+    assert names
+    if on_damage == "restart":
+        assert job.state == "succeeded" and restored(world) == [0, 0]
+        (message,) = told(world, job_id, "moved")
+        assert message.startswith(f"every checkpoint is damaged: the program begins anew in {here.url}; passed over")
+        assert all(name in message for name in names) and message in caplog.text
+        return
+    assert (job.state, len(world.cloud.launches)) == ("failed", 1)
+    for expected in ("every checkpoint is damaged", *names, "rank-00000.bin differs", "on_damage: restart"):
+        assert expected in job.reason
+
+
 @pytest.mark.parametrize("which", ["left", "here"])
 @pytest.mark.parametrize("down_s", [PATIENCE_S * 2, None], ids=["for a while", "for good"])
 def test_a_store_that_is_down_is_waited_for_and_no_machine_begins_anew(
