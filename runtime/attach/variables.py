@@ -10,7 +10,7 @@ import functools
 import marshal
 import types
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import xxhash
@@ -18,14 +18,12 @@ import xxhash
 from ..checkpoint.errors import CheckpointError
 from . import values
 from .frames import Code
-from .graph import CONTAINERS, Graph, Record, Space, attributes_of, dict_type, is_array
-from .opaque import generator_state, is_generator, set_generator
+from .graph import CONTAINERS, Graph, Record, Space, attributes_of, dict_type, is_array, spaces
+from .opaque import set_generator
 
-__all__ = ["Space", "Variables", "generator_state", "is_generator", "is_plain", "set_generator"]
 Digests = dict[str, dict[str, str]]
 _WHOLE = ""
 """Key of what is not an attribute, in Digests."""
-_IMMUTABLE = ("tensor", "array", "owned", "state", "opaque", "generator")
 
 
 class UnsavableError(CheckpointError):
@@ -46,29 +44,13 @@ class Variables:
 
     def graph(self, dead: frozenset[str] = frozenset()) -> Graph:
         """Return all there is now; to be called below the frames of the program."""
-        return Graph(self._code, self._roots(), dead)
-
-    def spaces(self) -> list[Space]:
-        """Return namespaces of the program: modules, calls under way, and objects of its own classes."""
-        graph = self.graph()
-        found = [value for value in graph.values.values() if isinstance(value, Space)]
-        own = (
-            Space(path, attributes_of(value), lambda name, item, value=value: _set(value, name, item))  # type: ignore[misc]
-            for path, value in graph.values.items()
-            if graph.records[path]["kind"] == "object"
-            and not isinstance(value, Space | type | types.FunctionType | types.MethodType)
-            and self._code.owns_module(type(value).__module__)
-        )
-        return [*found, *own]
-
-    def generators(self) -> dict[str, Any]:
-        """Return random generators by where they are found, each once."""
-        return self.graph().generators
+        return Graph(self._code, spaces(self._code, dead), self._roots(), self._before)
 
     # Saving
 
     def begin(self) -> None:
         """Remember what is there when training begins. Without this call, everything counts as changed."""
+        self._before = None
         self._before = digests(self.graph())
 
     def unknown(self, graph: Graph) -> list[str]:
@@ -77,6 +59,14 @@ class Variables:
             f"{path} ({record['type']})"
             for path, record in graph.records.items()
             if record["kind"] == "opaque" and not record["quiet"] and record["digest"] is None
+        )
+
+    def left_out(self, graph: Graph) -> list[str]:
+        """Return the handles and displays made since begin(), which are not saved, as "name (type)"."""
+        return sorted(
+            f"{path} ({record['type']})"
+            for path, record in graph.records.items()
+            if record["kind"] == "opaque" and record["quiet"] and path not in (self._before or {})
         )
 
     def state_dict(self, graph: Graph | None = None, *, strict: bool = True) -> dict[str, Any]:
@@ -108,6 +98,8 @@ class Variables:
                 changed[path] = _part(record, names, gone)
             if plain := {n: v for n, v in record.get("names", {}).items() if n not in names and _is_text(v)}:
                 same[path] = plain
+        if strict:
+            _check_references(changed, before, graph)
         return {"changed": changed, "same": same}
 
     # Restoring
@@ -119,7 +111,7 @@ class Variables:
         """
         graph = self.graph()
         now = digests(graph)
-        restore = _Restore(graph, state["changed"])
+        restore = Restore(graph, state["changed"])
         restore.run()
         for path, names in state["same"].items():
             touched = {
@@ -135,6 +127,18 @@ class Variables:
             self._restored.update(
                 (path, name) for name in (*record.get("names", {}), *([_WHOLE] if _has_whole(record) else []))
             )
+
+    def load_present(self, state: Mapping[str, Any]) -> None:
+        """Put back what the program has made by now, without containers whose items it has not made yet."""
+        graph = self.graph()
+        present = {
+            path: record
+            for path, record in state["changed"].items()
+            if path in graph.values
+            and graph.records[path]["kind"] == record["kind"]
+            and all(inner in graph.values for inner in _references([record.get("items"), record.get("factory")]))
+        }
+        Restore(graph, present).run()
 
 
 def digests(graph: Graph) -> Digests:
@@ -198,7 +202,7 @@ def _why_not(path: str, record: Record, *, new: bool) -> str:
 
 def _check_makable(path: str, record: Record, value: Any) -> None:  # noqa: ANN401
     """Raise UnsavableError for a new object that a resume could not make again."""
-    if isinstance(value, Space | types.MethodType) or record["kind"] in {"tensor", "array", "owned", "state"}:
+    if isinstance(value, Space | types.MethodType) or record["kind"] in {"tensor", "array"}:
         return
     if type(value) in CONTAINERS or (
         record.get("class") and isinstance(value, object) and _is_plain_class(type(value))
@@ -210,6 +214,29 @@ def _check_makable(path: str, record: Record, value: Any) -> None:  # noqa: ANN4
     raise UnsavableError(f"{path} is a {kind} made while training: a resume could not make it again")
 
 
+def _check_references(changed: Mapping[str, Record], before: Digests, graph: Graph) -> None:
+    """Raise UnsavableError if an object that is saved holds one that a resume would not find.
+
+    A handle or display of a variable or attribute is left out; a container cannot be without one of its items.
+    """
+    for path, record in changed.items():
+        held = [(inner, True) for inner in _references([record.get("items"), record.get("factory")])]
+        held += [(inner, False) for inner in _references(list(record.get("names", {}).values()))]
+        for inner, is_item in held:
+            found = graph.records[inner]
+            if inner not in changed and inner not in before and (is_item or not found.get("quiet")):
+                raise UnsavableError(f"{path} holds {inner} ({found.get('type', found['kind'])}), which is not saved")
+
+
+def _references(value: Any) -> Iterator[str]:  # noqa: ANN401
+    if isinstance(value, dict):
+        ((tag, data),) = value.items()
+        yield from [data] if tag == "ref" else _references(data)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _references(item)
+
+
 def _is_plain_class(kind: type) -> bool:
     """Whether an object of it can be made without calling its code."""
     return not isinstance(getattr(kind, "__new__", None), types.FunctionType) and not any(
@@ -217,7 +244,7 @@ def _is_plain_class(kind: type) -> bool:
     )
 
 
-class _Restore:
+class Restore:
     """The objects of a checkpoint, put into those of a graph."""
 
     def __init__(self, graph: Graph, records: Mapping[str, Record]) -> None:
@@ -358,15 +385,3 @@ def _remove(owner: Any, name: str) -> None:  # noqa: ANN401
     """Remove an attribute; variables of modules and calls stay."""
     if not isinstance(owner, Space | types.FunctionType) and name in attributes_of(owner):
         object.__delattr__(owner, name)
-
-
-def is_plain(value: Any) -> bool:  # noqa: ANN401
-    """Return whether it is made of numbers, text, tensors, arrays and containers of them."""
-    if type(value) in values.EXACT or is_array(value):
-        return True
-    if type(value) in CONTAINERS:
-        items = [*value.keys(), *value.values()] if isinstance(value, dict) else value
-        return all(map(is_plain, items))
-    if type(value) in {tuple, frozenset}:
-        return all(map(is_plain, value))
-    return False

@@ -13,7 +13,8 @@ import pytest
 
 from cloudgpu.runtime.attach.frames import Code
 from cloudgpu.runtime.attach.variables import UnsavableError, Variables, digests
-from cloudgpu.runtime.checkpoint.tree import flatten, rebuild
+from cloudgpu.runtime.checkpoint.rebuild import rebuild
+from cloudgpu.runtime.checkpoint.tree import flatten
 
 torch = pytest.importorskip("torch")
 
