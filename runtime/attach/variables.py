@@ -24,6 +24,8 @@ from .opaque import set_generator
 Digests = dict[str, dict[str, str]]
 _WHOLE = ""
 """Key of what is not an attribute, in Digests."""
+_KIND = " "
+"""Key of what kind of object it is: another one is another object."""
 
 
 class UnsavableError(CheckpointError):
@@ -80,6 +82,8 @@ class Variables:
         same: dict[str, dict[str, Any]] = {}
         for path, record in graph.records.items():
             now, known = _digests_of(record), before.get(path)
+            if replaced := known is not None and known[_KIND] != now[_KIND]:
+                known = None
             names = {
                 name
                 for name, digest in now.items()
@@ -88,7 +92,7 @@ class Variables:
             if record["kind"] == "opaque":
                 if strict and record.get("under_way"):
                     raise UnsavableError(f"{path} is a generator that is under way, and its place cannot be saved")
-                if strict and names and not record["quiet"] and not (known and record["digest"] is None):
+                if strict and names and (replaced or not record["quiet"]) and not (known and record["digest"] is None):
                     raise UnsavableError(_why_not(path, record, new=known is None))
                 continue
             gone = [name for name in known or {} if name not in now and name != _WHOLE]
@@ -135,7 +139,7 @@ class Variables:
             path: record
             for path, record in state["changed"].items()
             if path in graph.values
-            and graph.records[path]["kind"] == record["kind"]
+            and _kind(graph.records[path]) == _kind(record)
             and all(inner in graph.values for inner in _references([record.get("items"), record.get("factory")]))
         }
         Restore(graph, present).run()
@@ -148,9 +152,14 @@ def digests(graph: Graph) -> Digests:
 
 def _digests_of(record: Record) -> dict[str, str]:
     found = {name: _digest(value) for name, value in record.get("names", {}).items()}
-    if _has_whole(record) or not found:
+    found[_KIND] = repr(_kind(record))
+    if _has_whole(record) or len(found) == 1:
         found[_WHOLE] = _digest({key: value for key, value in record.items() if key != "names"})
     return found
+
+
+def _kind(record: Record) -> tuple[Any, ...]:
+    return tuple(record.get(key) for key in ("kind", "class", "parameter", "most"))
 
 
 def _has_whole(record: Record) -> bool:
@@ -251,14 +260,15 @@ class Restore:
         self._live, self._records = graph.values, records
         self._made: dict[str, Any] = {}
         for path, record in records.items():
-            live = self._live.get(path)
-            fits = live is not None and graph.records[path]["kind"] == record["kind"]
-            if not fits or (record["kind"] in {"tensor", "array"} and not _fits(live, record["value"])):
+            live = graph.records.get(path)
+            if live is None or _kind(live) != _kind(record) or not _fits(live, record):
                 self._make(path, record)
+        self._holders = dict(_holders(graph.records, set(self._made) & set(self._live)))
 
     def run(self) -> None:
-        for path, record in self._records.items():
-            self._fill(self._find(path), record)
+        for records in (self._holders, self._records):
+            for path, record in records.items():
+                self._fill(self._find(path), record)
 
     def assign(self, owner: Any, names: Mapping[str, Any]) -> None:  # noqa: ANN401
         for name, value in names.items():
@@ -292,6 +302,8 @@ class Restore:
                 )
             new: Any = made.__new__
             self._made[path] = new(made)
+            if kind == "deque":
+                deque.__init__(self._made[path], (), record["most"])
 
     def _fill(self, live: Any, record: Record) -> None:  # noqa: ANN401
         kind = record["kind"]
@@ -334,8 +346,23 @@ class _MissingError(CheckpointError):
         super().__init__(f"the checkpoint refers to {path}, which the program has not made by now")
 
 
-def _fits(live: Any, saved: Any) -> bool:  # noqa: ANN401
-    return bool(live.shape == saved.shape and live.dtype == saved.dtype)
+def _fits(live: Record, saved: Record) -> bool:
+    if "value" not in saved:
+        return True
+    a, b = live["value"], saved["value"]
+    return bool(a.shape == b.shape and a.dtype == b.dtype)
+
+
+def _holders(records: Mapping[str, Record], replaced: set[str]) -> Iterator[tuple[str, Record]]:
+    """Yield the objects that hold one of those replaced, by path, with no more of their attributes than that."""
+    for path, record in records.items():
+        if not replaced or path in replaced or record["kind"] in {"tensor", "array", "generator", "opaque"}:
+            continue
+        values_of = record.get("names", {}).items()
+        names = {name: value for name, value in values_of if not replaced.isdisjoint(_references(value))}
+        holds = not replaced.isdisjoint(_references([record.get("items"), record.get("factory")]))
+        if holds or names:
+            yield path, {**record, "kind": record["kind"] if holds else "object", "names": names}
 
 
 def _new_array(record: Record) -> Any:  # noqa: ANN401
