@@ -70,6 +70,8 @@ class Graph:
         self._owned = _saved_tensors(self._roots)
         self._queue: deque[str] = deque()
         self._walk(self._roots)
+        # A module of the program may have the name of a root.
+        starts = {f"{path}'" if path in self.values else path: one for path, one in starts.items()}
         if known is not None:
             first = {path: one.only(known.get(path, ())) for path, one in starts.items()}
             self._walk(first)
@@ -130,7 +132,7 @@ class Graph:
         if attributes is not None:
             record.setdefault("kind", "object")
             record["names"] = self._names(attributes, path)
-        if type(value) not in CONTAINERS and not isinstance(value, Space | types.FunctionType | type):
+        if not isinstance(value, Space | types.FunctionType | type):
             record["class"] = values.code_path(type(value))
         return record if "kind" in record else {"kind": "opaque", **examine(value)}
 

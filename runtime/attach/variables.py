@@ -289,13 +289,8 @@ class Restore:
         if kind in {"tensor", "array"}:
             self._made[path] = _new_array(record)
         elif kind in CONTAINERS.values() or kind == "object":
-            found = values.find_code(record["class"]) if record.get("class") else None
-            made = found or next((one for one, name in CONTAINERS.items() if name == kind), None)
-            if "factory" in record and found is None and record["factory"] is not None:
-                from collections import defaultdict
-
-                made = defaultdict
-            if made is None or (found is not None and not isinstance(found, type)):
+            made = values.find_code(record["class"]) if record.get("class") else None
+            if not isinstance(made, type):
                 raise CheckpointError(
                     f"the checkpoint has variables of {path}, which the program has not reached by now: it is not the "
                     "one that was saved. Use that one, or give another folder to begin anew"

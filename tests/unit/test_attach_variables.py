@@ -93,6 +93,7 @@ CHANGES: dict[str, str] = {
     "a tensor that grows": "globals().update(table=torch.ones(70001)); ema['w'] = torch.ones(5)",
     "an array that grows": "globals().update(counts=np.ones(7)); old.items = np.ones(3)",
     "another kind of object": "globals().update(maps={}, data=[1], old=Slots(3))",
+    "dicts of other types": "O = collections.OrderedDict; globals().update(best=O(a=1), ema=collections.Counter('ab'))",
     "a queue made while training": "globals().update(queue=collections.deque([1], 5), old=collections.deque([], 2))",
     "a shape and a time": "globals().update(best=(torch.zeros(2, 3).shape, __import__('time').gmtime(0)))",
     "a distribution": "globals().update(best=torch.distributions.Normal(torch.zeros(2), torch.ones(2)))",
@@ -187,10 +188,15 @@ def test_what_cannot_be_saved_is_named(program: Any, change: str, name: str) -> 
         variables.state_dict()
 
 
-def test_a_parameter_keeps_its_path_when_a_variable_before_leads_to_it(program: Any) -> None:
+def test_a_parameter_keeps_its_path_when_a_variable_before_leads_to_it(
+    program: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = program()[1]["setup"].__code__.co_filename
     names = sys.modules["__main__"].__dict__
     model = names["frozen"]
+    module = types.ModuleType("model")  # has the name of the root
+    module.__file__ = file
+    monkeypatch.setitem(sys.modules, "model", module)
     variables = Variables(Code(Path(file).parent), lambda: {"model": model})
     variables.begin()
     names["alias_of_weight"] = model.weight
