@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..checkpoint import random_state
 from ..checkpoint.data_position import DataPosition, length
+from .drawn import Drawn
 
 if TYPE_CHECKING:
     from .loops import Loop
@@ -38,6 +39,8 @@ class Pass:
         """The loop that goes through it."""
         self.at_start: dict[str, Any] = {}
         """The random state when it was begun."""
+        self.drawn: Drawn | None = None
+        """Its samplers when it was begun."""
         self._session, self._passes = session, passes
         self._source: Iterator[Any] | None = None
         if not session.has_checkpoint:  # else it may be the one to be continued
@@ -45,6 +48,8 @@ class Pass:
 
     def open(self) -> None:
         """Begin, at the position."""
+        self._session.pass_opens()
+        self.drawn = Drawn(self._session.code, self.loader)
         self.at_start = self.at_start or random_state.capture(random_state.generators_of(self.loader))
         # DataPosition sets the epoch of samplers: here that is the program's business, so they get what they have.
         self.position.epoch = _epoch_of(self.loader, self.number)

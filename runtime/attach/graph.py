@@ -11,7 +11,7 @@ import functools
 import sys
 import types
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,13 @@ from .frames import Code, set_local
 from .opaque import examine, generator_state, is_generator
 
 Record = dict[str, Any]
-_OPEN = ("torch.utils.data", "torchvision.transforms", "argparse.Namespace", "types.SimpleNamespace")
+_OPEN = (
+    "torch.utils.data",
+    "torch.distributions",
+    "torchvision.transforms",
+    "argparse.Namespace",
+    "types.SimpleNamespace",
+)
 """Objects of these modules and types hold the program's data in attributes."""
 _NOT_STATE = {
     "DataLoader": frozenset({"worker_init_fn", "_iterator", "multiprocessing_context"}),
@@ -36,24 +42,46 @@ class Space:
     values: Mapping[str, Any]
     assign: Callable[[str, Any], None]
 
+    def only(self, names: Collection[str]) -> Space:
+        """Return the namespace with no other variables than these."""
+        return Space(self.path, {name: self.values[name] for name in self.values if name in names}, self.assign)
+
 
 class Graph:
-    """One walk. roots: objects that have names of their own, and whose state is saved by state_dict()."""
+    """All objects that are found from some starts, by path.
 
-    def __init__(self, code: Code, roots: Mapping[str, Any], dead: frozenset[str] = frozenset()) -> None:
-        self._code, self._roots = code, roots
+    starts   objects by name, or namespaces
+    roots    those that have names of their own, and whose state is saved by state_dict(); found first
+    known    variables by namespace that are followed before all others: what they lead to keeps its path, whatever
+             other variables have been assigned since
+    """
+
+    def __init__(
+        self,
+        code: Code,
+        starts: Mapping[str, Any],
+        roots: Mapping[str, Any] | None = None,
+        known: Mapping[str, Collection[str]] | None = None,
+    ) -> None:
+        self._code, self._roots = code, roots or {}
         self._paths: dict[int, str] = {}
         self.values: dict[str, Any] = {}
         self.records: dict[str, Record] = {}
-        self.generators: dict[str, Any] = {}
-        self.inside: set[str] = set()
-        """Objects that a container, an object or a library's object leads to, rather than a variable."""
-        self._owned = _saved_tensors(roots)
+        self._owned = _saved_tensors(self._roots)
         self._queue: deque[str] = deque()
-        for name, value in roots.items():
-            self._add(value, name)
-        for space in spaces(code, dead):
-            self._add(space, space.path)
+        self._walk(self._roots)
+        # A module of the program may have the name of a root.
+        starts = {f"{path}'" if path in self.values else path: one for path, one in starts.items()}
+        if known is not None:
+            first = {path: one.only(known.get(path, ())) for path, one in starts.items()}
+            self._walk(first)
+            for path in first:
+                self._paths.pop(id(self.values.pop(path)))
+        self._walk(starts)
+
+    def _walk(self, starts: Mapping[str, Any]) -> None:
+        for path, value in starts.items():
+            self._add(value, path)
         while self._queue:
             path = self._queue.popleft()
             self.records[path] = self._record(self.values[path], path)
@@ -91,7 +119,6 @@ class Graph:
     def _record(self, value: Any, path: str) -> Record:  # noqa: ANN401
         record: Record = {}
         if is_generator(value):
-            self.generators[path] = value
             return {"kind": "generator", "state": generator_state(value)}
         if is_array(value):
             return self._array(value)
@@ -105,9 +132,9 @@ class Graph:
         if attributes is not None:
             record.setdefault("kind", "object")
             record["names"] = self._names(attributes, path)
-        if type(value) not in CONTAINERS and not isinstance(value, Space | types.FunctionType | type):
+        if not isinstance(value, Space | types.FunctionType | type):
             record["class"] = values.code_path(type(value))
-        return record if "kind" in record else {"kind": "opaque", **examine(value, known=path not in self.inside)}
+        return record if "kind" in record else {"kind": "opaque", **examine(value)}
 
     def _names(self, attributes: Mapping[str, Any], path: str) -> dict[str, Any]:
         return {name: self._name(value, f"{path}.{name}") for name, value in attributes.items()}
@@ -252,19 +279,20 @@ def _short(key: Any) -> str:  # noqa: ANN401
     return repr(key) if isinstance(key, str | int) else type(key).__name__
 
 
-def spaces(code: Code, dead: frozenset[str] = frozenset()) -> Iterator[Space]:
+def spaces(code: Code, dead: frozenset[str] = frozenset()) -> dict[str, Space]:
     """Return the globals of the program's modules and the variables of its functions that are under way.
 
     dead: names of the innermost function that are assigned before they are read.
     """
     frames = code.frames()
     inner = frames[0] if frames else None
+    found: dict[str, Space] = {}
     for name, variables in code.modules():
         aside = (
             dead if inner is not None and inner.f_globals is variables and inner.f_code.co_name == "<module>" else ()
         )
         own = {key: value for key, value in variables.items() if not key.startswith("__") and key not in aside}
-        yield Space(name, own, variables.__setitem__)
+        found[name] = Space(name, own, variables.__setitem__)
     seen: dict[str, int] = {}
     for frame in reversed(frames):
         if frame.f_code.co_name.startswith("<"):  # a module, or the loop of a comprehension
@@ -273,4 +301,5 @@ def spaces(code: Code, dead: frozenset[str] = frozenset()) -> Iterator[Space]:
         seen[path] = seen.get(path, 0) + 1
         path = path if seen[path] == 1 else f"{path} #{seen[path]}"
         own = {key: value for key, value in frame.f_locals.items() if frame is not inner or key not in dead}
-        yield Space(path, own, functools.partial(set_local, frame))
+        found[path] = Space(path, own, functools.partial(set_local, frame))
+    return found

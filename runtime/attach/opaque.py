@@ -14,17 +14,32 @@ import xxhash
 _MOST = 16 << 20
 """Bytes of a library's object that are compared."""
 _QUIET = (
-    "torch",
+    "torch._C",
+    "torch._dynamo",
+    "torch._ops",
+    "torch.amp",
+    "torch.autograd",
+    "torch.backends",
+    "torch.cuda",
+    "torch.distributed",
+    "torch.jit",
+    "torch.profiler",
+    "torch.utils.hooks",
+    "torch.utils.tensorboard",
     "tqdm",
     "logging",
     "re",
     "_csv",
     "csv",
-    "_io",
-    "io",
-    "_thread",
-    "threading.local",
-    "weakref",
+    "_io.BufferedRandom",
+    "_io.BufferedReader",
+    "_io.BufferedWriter",
+    "_io.FileIO",
+    "_io.TextIOWrapper",
+    "_thread.lock",
+    "_thread.RLock",
+    "weakref.ReferenceType",
+    "weakref.finalize",
     "contextlib",
     "typing",
     "argparse",
@@ -68,18 +83,15 @@ def is_quiet(value: Any) -> bool:  # noqa: ANN401
     )
 
 
-def examine(value: Any, *, known: bool) -> dict[str, Any]:  # noqa: ANN401
-    """Return its type and a digest of it; no digest if it cannot be had.
-
-    known: it is found by a variable of the program; others are parts of library objects.
-    """
+def examine(value: Any) -> dict[str, Any]:  # noqa: ANN401
+    """Return its type and a digest of it; no digest if it cannot be had."""
     kind = type(value)
     found: dict[str, Any] = {"type": f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")}
     if isinstance(value, types.GeneratorType) and inspect.getgeneratorstate(value) == inspect.GEN_SUSPENDED:
         return {**found, "quiet": False, "digest": None, "under_way": True}
     if is_quiet(value):
         return {**found, "quiet": True}
-    return {**found, "quiet": False, "digest": _digest(value) if known else None}
+    return {**found, "quiet": False, "digest": _digest(value)}
 
 
 class _Bounded(io.RawIOBase):

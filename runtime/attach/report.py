@@ -66,6 +66,7 @@ class Report:
         variables: Mapping[str, Any],
         generators: Sequence[str],
         unknown: Sequence[str],
+        left_out: Sequence[str],
         data: str | None,
     ) -> None:
         """Report what is saved from now on."""
@@ -84,6 +85,7 @@ class Report:
             "variables": saved,
             "saved": [*objects, *saved, *generators],
             "not_saved": list(unknown),
+            "left_to_the_program": list(left_out),
         }
         if not self._first:
             return

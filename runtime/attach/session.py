@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 from ..checkpoint import random_state
 from ..checkpoint.errors import EXIT_DONE, EXIT_NONE, EXIT_OLDER, EXIT_USER, CheckpointError, logger
 from ..checkpoint.outcome import Outcome, OutcomeRecord
-from . import loops
+from ..checkpoint.rendezvous import find_world
+from . import drawn, loops
 from .batches import Pass, Passes, is_loader, why_not_exact
 from .execute import Target
 from .files import Files
@@ -32,7 +33,7 @@ from .loops import Loop, Loops, UnknownIterableError
 from .objects import Objects
 from .report import Report, refusal
 from .rewrite import HOOK, Rewriter
-from .variables import Digests, UnsavableError, Variables, digests, generator_state
+from .variables import Digests, UnsavableError, Variables, digests
 
 if TYPE_CHECKING:
     from ..checkpoint.checkpointer import Checkpointer
@@ -48,13 +49,13 @@ class Session:
         self, target: Target, *, folder: str | None = None, report: Path | None = None, unsaved: bool = False
     ) -> None:
         self._folder, self._unsaved = folder, unsaved
-        self._code = Code(target.folder)
+        self.code = Code(target.folder)
         self._objects = Objects()
-        self._variables = Variables(self._code, self._objects.by_name)
+        self._variables = Variables(self.code, self._objects.by_name)
         self._passes = Passes(self)
-        self._loops = Loops(self._code, self._loop_started)
-        self.rewriter = Rewriter(self._code)
-        self._files = Files(self._code, Journal.of_program(str(target.script or target.module), folder))
+        self._loops = Loops(self.code, self._loop_started)
+        self.rewriter = Rewriter(self.code)
+        self._files = Files(self.code, Journal.of_program(str(target.script or target.module), folder))
         self._report = Report(report)
         self._checkpointer: Checkpointer | None = None
         self._watched = False
@@ -109,7 +110,7 @@ class Session:
 
     def wants_passes(self) -> bool:
         """Whether passes through loaders are looked at; at the first one this finds out what there is to resume."""
-        if self._off is not None or not self._loops.is_main() or not self._code.frames():
+        if self._off is not None or not self._loops.is_main() or not self.code.frames():
             return False
         if self._checkpointer is None:
             self._set_up()
@@ -146,8 +147,6 @@ class Session:
             if len(self._reached) == len(self._loaded["place"]["chain"]) and self._reached[-1].asking:
                 self._resume(one, self._reached[-1])
             return
-        if not one.given and not self._trained:
-            self._begin()
         if one.given and (not self._steps or one.at_end or not one.trained):
             return
         chain = self._loops.chain()
@@ -160,8 +159,13 @@ class Session:
             return
         self._boundary(one, chain[-1][0])
 
+    def pass_opens(self) -> None:
+        """Note what is there when a pass begins with which training may begin."""
+        if self._loaded is None and not self._trained:
+            self._begin()
+
     def _begin(self) -> None:
-        """Training may begin with this pass: what is there now is the program's own setting."""
+        """Take what is there now for the program's own setting."""
         self._variables.begin()
         self._begun = self._objects.kinds()
 
@@ -281,14 +285,13 @@ class Session:
             "gradients": self._objects.gradients(graph),
             "groups": self._objects.groups(graph),
             "variables": self._variables.state_dict(graph, strict=strict),
-            "generators": {name: generator_state(one) for name, one in graph.generators.items()},
             "place": self._place(self._current[1]) if self._current is not None else None,
         }
 
     def _graph(self) -> Graph:
         dead: frozenset[str] = frozenset()
         if self._current is not None and self._current[1].has_more:
-            dead = dead_names(self.rewriter.loops.get(self._current[0].site), self._code.frames()[0].f_code)
+            dead = dead_names(self.rewriter.loops.get(self._current[0].site), self.code.frames()[0].f_code)
         return self._variables.graph(dead)
 
     def _check_objects(self, graph: Graph) -> None:
@@ -309,6 +312,7 @@ class Session:
             "number": one.number,
             "position": one.position.state_dict(),
             "at_start": one.at_start,
+            "drawn": one.drawn.changed() if one.drawn is not None else {},
             "now": random_state.capture(random_state.generators_of(one.loader)),
         }
 
@@ -330,12 +334,7 @@ class Session:
             return
         if self._objects.by_name().keys() == state["objects"].keys():
             self._objects.load_state_dict(state["objects"], models=True)
-        known = self._variables.graph().values
-        changed = {path: record for path, record in state["variables"]["changed"].items() if path in known}
-        try:
-            self._variables.load_state_dict({"changed": changed, "same": {}})
-        except CheckpointError:
-            return  # it refers to what the program has not made yet
+        self._variables.load_present(state["variables"])
 
     def _resume(self, one: Pass, loop: Loop) -> None:
         """Put everything back, in the loop that was under way."""
@@ -357,7 +356,8 @@ class Session:
         if not place["position"]["batch"]:
             random_state.restore(one.at_start, generators)
         one.position.load_state_dict(place["position"])
-        one.open()
+        with drawn.put_back(self.code, one.loader, place["drawn"]):
+            one.open()
         self._variables.load_state_dict(state["variables"])
         random_state.restore(place["now"], generators)
         one.loop, one.trained = weakref.ref(loop), True
@@ -376,7 +376,7 @@ class Session:
         """Make the Checkpointer, which finds out what there is to resume."""
         torch: Any = sys.modules["torch"]
         distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-        if int(os.environ.get("WORLD_SIZE") or 1) > 1 and not distributed:
+        if int(os.environ.get("WORLD_SIZE") or 1) > 1 and not distributed and find_world() is None:
             return  # what is gone through before belongs to the setting up
         if self._unsaved or self._uses_checkpointer():
             self._leave_alone("nothing is saved, as asked for by --unsaved" if self._unsaved else _BETTER)
@@ -438,8 +438,9 @@ class Session:
             step=checkpointer.step,
             objects=self._objects.by_name(),
             variables=self._variables.state_dict(graph, strict=False),
-            generators=sorted(graph.generators),
+            generators=sorted(path for path, record in graph.records.items() if record["kind"] == "generator"),
             unknown=self._variables.unknown(graph),
+            left_out=self._variables.left_out(graph),
             data=self._current[0].site if self._current is not None else None,
         )
 

@@ -68,7 +68,7 @@ def _encode_array_kinds(value: Any, kind: type) -> Any:  # noqa: ANN401
     torch: Any = sys.modules.get("torch")
     numpy: Any = sys.modules.get("numpy")
     if torch is not None:
-        if kind is torch.dtype:
+        if kind in {torch.dtype, torch.layout, torch.memory_format}:
             return {"torch.dtype": str(value)[6:]}
         if kind is torch.device:
             return {"torch.device": str(value)}
@@ -102,7 +102,10 @@ def _torch(name: str) -> Any:  # noqa: ANN401
 def _tuple_of(data: Any, back: Callable[[Any], Any]) -> Any:  # noqa: ANN401
     kind = back(data[0])
     items = [back(item) for item in data[1]]
-    return kind(*items) if hasattr(kind, "_fields") else tuple.__new__(kind, items)
+    if hasattr(kind, "_fields"):
+        return kind(*items)
+    new: Any = tuple.__new__ if isinstance(kind.__new__, types.FunctionType) else kind.__new__
+    return new(kind, items)
 
 
 def _scalar(data: Any, _back: object) -> Any:  # noqa: ANN401

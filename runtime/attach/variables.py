@@ -10,7 +10,7 @@ import functools
 import marshal
 import types
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import xxhash
@@ -18,14 +18,14 @@ import xxhash
 from ..checkpoint.errors import CheckpointError
 from . import values
 from .frames import Code
-from .graph import CONTAINERS, Graph, Record, Space, attributes_of, dict_type, is_array
-from .opaque import generator_state, is_generator, set_generator
+from .graph import CONTAINERS, Graph, Record, Space, attributes_of, dict_type, is_array, spaces
+from .opaque import set_generator
 
-__all__ = ["Space", "Variables", "generator_state", "is_generator", "is_plain", "set_generator"]
 Digests = dict[str, dict[str, str]]
 _WHOLE = ""
 """Key of what is not an attribute, in Digests."""
-_IMMUTABLE = ("tensor", "array", "owned", "state", "opaque", "generator")
+_KIND = " "
+"""Key of what kind of object it is: another one is another object."""
 
 
 class UnsavableError(CheckpointError):
@@ -46,29 +46,13 @@ class Variables:
 
     def graph(self, dead: frozenset[str] = frozenset()) -> Graph:
         """Return all there is now; to be called below the frames of the program."""
-        return Graph(self._code, self._roots(), dead)
-
-    def spaces(self) -> list[Space]:
-        """Return namespaces of the program: modules, calls under way, and objects of its own classes."""
-        graph = self.graph()
-        found = [value for value in graph.values.values() if isinstance(value, Space)]
-        own = (
-            Space(path, attributes_of(value), lambda name, item, value=value: _set(value, name, item))  # type: ignore[misc]
-            for path, value in graph.values.items()
-            if graph.records[path]["kind"] == "object"
-            and not isinstance(value, Space | type | types.FunctionType | types.MethodType)
-            and self._code.owns_module(type(value).__module__)
-        )
-        return [*found, *own]
-
-    def generators(self) -> dict[str, Any]:
-        """Return random generators by where they are found, each once."""
-        return self.graph().generators
+        return Graph(self._code, spaces(self._code, dead), self._roots(), self._before)
 
     # Saving
 
     def begin(self) -> None:
         """Remember what is there when training begins. Without this call, everything counts as changed."""
+        self._before = None
         self._before = digests(self.graph())
 
     def unknown(self, graph: Graph) -> list[str]:
@@ -77,6 +61,14 @@ class Variables:
             f"{path} ({record['type']})"
             for path, record in graph.records.items()
             if record["kind"] == "opaque" and not record["quiet"] and record["digest"] is None
+        )
+
+    def left_out(self, graph: Graph) -> list[str]:
+        """Return the handles and displays made since begin(), which are not saved, as "name (type)"."""
+        return sorted(
+            f"{path} ({record['type']})"
+            for path, record in graph.records.items()
+            if record["kind"] == "opaque" and record["quiet"] and path not in (self._before or {})
         )
 
     def state_dict(self, graph: Graph | None = None, *, strict: bool = True) -> dict[str, Any]:
@@ -90,6 +82,8 @@ class Variables:
         same: dict[str, dict[str, Any]] = {}
         for path, record in graph.records.items():
             now, known = _digests_of(record), before.get(path)
+            if replaced := known is not None and known[_KIND] != now[_KIND]:
+                known = None
             names = {
                 name
                 for name, digest in now.items()
@@ -98,7 +92,7 @@ class Variables:
             if record["kind"] == "opaque":
                 if strict and record.get("under_way"):
                     raise UnsavableError(f"{path} is a generator that is under way, and its place cannot be saved")
-                if strict and names and not record["quiet"] and not (known and record["digest"] is None):
+                if strict and names and (replaced or not record["quiet"]) and not (known and record["digest"] is None):
                     raise UnsavableError(_why_not(path, record, new=known is None))
                 continue
             gone = [name for name in known or {} if name not in now and name != _WHOLE]
@@ -108,6 +102,8 @@ class Variables:
                 changed[path] = _part(record, names, gone)
             if plain := {n: v for n, v in record.get("names", {}).items() if n not in names and _is_text(v)}:
                 same[path] = plain
+        if strict:
+            _check_references(changed, before, graph)
         return {"changed": changed, "same": same}
 
     # Restoring
@@ -119,7 +115,7 @@ class Variables:
         """
         graph = self.graph()
         now = digests(graph)
-        restore = _Restore(graph, state["changed"])
+        restore = Restore(graph, state["changed"])
         restore.run()
         for path, names in state["same"].items():
             touched = {
@@ -136,6 +132,18 @@ class Variables:
                 (path, name) for name in (*record.get("names", {}), *([_WHOLE] if _has_whole(record) else []))
             )
 
+    def load_present(self, state: Mapping[str, Any]) -> None:
+        """Put back what the program has made by now, without containers whose items it has not made yet."""
+        graph = self.graph()
+        present = {
+            path: record
+            for path, record in state["changed"].items()
+            if path in graph.values
+            and _kind(graph.records[path]) == _kind(record)
+            and all(inner in graph.values for inner in _references([record.get("items"), record.get("factory")]))
+        }
+        Restore(graph, present).run()
+
 
 def digests(graph: Graph) -> Digests:
     """Return a digest of each object, by attribute where it has attributes."""
@@ -144,9 +152,14 @@ def digests(graph: Graph) -> Digests:
 
 def _digests_of(record: Record) -> dict[str, str]:
     found = {name: _digest(value) for name, value in record.get("names", {}).items()}
-    if _has_whole(record) or not found:
+    found[_KIND] = repr(_kind(record))
+    if _has_whole(record) or len(found) == 1:
         found[_WHOLE] = _digest({key: value for key, value in record.items() if key != "names"})
     return found
+
+
+def _kind(record: Record) -> tuple[Any, ...]:
+    return tuple(record.get(key) for key in ("kind", "class", "parameter", "most"))
 
 
 def _has_whole(record: Record) -> bool:
@@ -198,7 +211,7 @@ def _why_not(path: str, record: Record, *, new: bool) -> str:
 
 def _check_makable(path: str, record: Record, value: Any) -> None:  # noqa: ANN401
     """Raise UnsavableError for a new object that a resume could not make again."""
-    if isinstance(value, Space | types.MethodType) or record["kind"] in {"tensor", "array", "owned", "state"}:
+    if isinstance(value, Space | types.MethodType) or record["kind"] in {"tensor", "array"}:
         return
     if type(value) in CONTAINERS or (
         record.get("class") and isinstance(value, object) and _is_plain_class(type(value))
@@ -210,6 +223,29 @@ def _check_makable(path: str, record: Record, value: Any) -> None:  # noqa: ANN4
     raise UnsavableError(f"{path} is a {kind} made while training: a resume could not make it again")
 
 
+def _check_references(changed: Mapping[str, Record], before: Digests, graph: Graph) -> None:
+    """Raise UnsavableError if an object that is saved holds one that a resume would not find.
+
+    A handle or display of a variable or attribute is left out; a container cannot be without one of its items.
+    """
+    for path, record in changed.items():
+        held = [(inner, True) for inner in _references([record.get("items"), record.get("factory")])]
+        held += [(inner, False) for inner in _references(list(record.get("names", {}).values()))]
+        for inner, is_item in held:
+            found = graph.records[inner]
+            if inner not in changed and inner not in before and (is_item or not found.get("quiet")):
+                raise UnsavableError(f"{path} holds {inner} ({found.get('type', found['kind'])}), which is not saved")
+
+
+def _references(value: Any) -> Iterator[str]:  # noqa: ANN401
+    if isinstance(value, dict):
+        ((tag, data),) = value.items()
+        yield from [data] if tag == "ref" else _references(data)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _references(item)
+
+
 def _is_plain_class(kind: type) -> bool:
     """Whether an object of it can be made without calling its code."""
     return not isinstance(getattr(kind, "__new__", None), types.FunctionType) and not any(
@@ -217,21 +253,22 @@ def _is_plain_class(kind: type) -> bool:
     )
 
 
-class _Restore:
+class Restore:
     """The objects of a checkpoint, put into those of a graph."""
 
     def __init__(self, graph: Graph, records: Mapping[str, Record]) -> None:
         self._live, self._records = graph.values, records
         self._made: dict[str, Any] = {}
         for path, record in records.items():
-            live = self._live.get(path)
-            fits = live is not None and graph.records[path]["kind"] == record["kind"]
-            if not fits or (record["kind"] in {"tensor", "array"} and not _fits(live, record["value"])):
+            live = graph.records.get(path)
+            if live is None or _kind(live) != _kind(record) or not _fits(live, record):
                 self._make(path, record)
+        self._holders = dict(_holders(graph.records, set(self._made) & set(self._live)))
 
     def run(self) -> None:
-        for path, record in self._records.items():
-            self._fill(self._find(path), record)
+        for records in (self._holders, self._records):
+            for path, record in records.items():
+                self._fill(self._find(path), record)
 
     def assign(self, owner: Any, names: Mapping[str, Any]) -> None:  # noqa: ANN401
         for name, value in names.items():
@@ -252,19 +289,16 @@ class _Restore:
         if kind in {"tensor", "array"}:
             self._made[path] = _new_array(record)
         elif kind in CONTAINERS.values() or kind == "object":
-            found = values.find_code(record["class"]) if record.get("class") else None
-            made = found or next((one for one, name in CONTAINERS.items() if name == kind), None)
-            if "factory" in record and found is None and record["factory"] is not None:
-                from collections import defaultdict
-
-                made = defaultdict
-            if made is None or (found is not None and not isinstance(found, type)):
+            made = values.find_code(record["class"]) if record.get("class") else None
+            if not isinstance(made, type):
                 raise CheckpointError(
                     f"the checkpoint has variables of {path}, which the program has not reached by now: it is not the "
                     "one that was saved. Use that one, or give another folder to begin anew"
                 )
             new: Any = made.__new__
             self._made[path] = new(made)
+            if kind == "deque":
+                deque.__init__(self._made[path], (), record["most"])
 
     def _fill(self, live: Any, record: Record) -> None:  # noqa: ANN401
         kind = record["kind"]
@@ -307,8 +341,23 @@ class _MissingError(CheckpointError):
         super().__init__(f"the checkpoint refers to {path}, which the program has not made by now")
 
 
-def _fits(live: Any, saved: Any) -> bool:  # noqa: ANN401
-    return bool(live.shape == saved.shape and live.dtype == saved.dtype)
+def _fits(live: Record, saved: Record) -> bool:
+    if "value" not in saved:
+        return True
+    a, b = live["value"], saved["value"]
+    return bool(a.shape == b.shape and a.dtype == b.dtype)
+
+
+def _holders(records: Mapping[str, Record], replaced: set[str]) -> Iterator[tuple[str, Record]]:
+    """Yield the objects that hold one of those replaced, by path, with no more of their attributes than that."""
+    for path, record in records.items():
+        if not replaced or path in replaced or record["kind"] in {"tensor", "array", "generator", "opaque"}:
+            continue
+        values_of = record.get("names", {}).items()
+        names = {name: value for name, value in values_of if not replaced.isdisjoint(_references(value))}
+        holds = not replaced.isdisjoint(_references([record.get("items"), record.get("factory")]))
+        if holds or names:
+            yield path, {**record, "kind": record["kind"] if holds else "object", "names": names}
 
 
 def _new_array(record: Record) -> Any:  # noqa: ANN401
@@ -358,15 +407,3 @@ def _remove(owner: Any, name: str) -> None:  # noqa: ANN401
     """Remove an attribute; variables of modules and calls stay."""
     if not isinstance(owner, Space | types.FunctionType) and name in attributes_of(owner):
         object.__delattr__(owner, name)
-
-
-def is_plain(value: Any) -> bool:  # noqa: ANN401
-    """Return whether it is made of numbers, text, tensors, arrays and containers of them."""
-    if type(value) in values.EXACT or is_array(value):
-        return True
-    if type(value) in CONTAINERS:
-        items = [*value.keys(), *value.values()] if isinstance(value, dict) else value
-        return all(map(is_plain, items))
-    if type(value) in {tuple, frozenset}:
-        return all(map(is_plain, value))
-    return False

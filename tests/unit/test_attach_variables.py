@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import sys
 import types
@@ -11,9 +12,11 @@ from typing import Any
 
 import pytest
 
+from cloudgpu.runtime.attach.drawn import Drawn, put_back
 from cloudgpu.runtime.attach.frames import Code
 from cloudgpu.runtime.attach.variables import UnsavableError, Variables, digests
-from cloudgpu.runtime.checkpoint.tree import flatten, rebuild
+from cloudgpu.runtime.checkpoint.rebuild import rebuild
+from cloudgpu.runtime.checkpoint.tree import flatten
 
 torch = pytest.importorskip("torch")
 
@@ -87,6 +90,14 @@ CHANGES: dict[str, str] = {
     "a default dict": "maps['a'].append(1); wide['x'] += 2",
     "a new name": "globals().update(fresh=[1, {2: (3, {4})}])",
     "an attribute that goes": "del registry.best",
+    "a tensor that grows": "globals().update(table=torch.ones(70001)); ema['w'] = torch.ones(5)",
+    "an array that grows": "globals().update(counts=np.ones(7)); old.items = np.ones(3)",
+    "another kind of object": "globals().update(maps={}, data=[1], old=Slots(3))",
+    "dicts of other types": "O = collections.OrderedDict; globals().update(best=O(a=1), ema=collections.Counter('ab'))",
+    "a queue made while training": "globals().update(queue=collections.deque([1], 5), old=collections.deque([], 2))",
+    "a shape and a time": "globals().update(best=(torch.zeros(2, 3).shape, __import__('time').gmtime(0)))",
+    "a distribution": "globals().update(best=torch.distributions.Normal(torch.zeros(2), torch.ones(2)))",
+    "a variable that leads to what was there": "globals().update(first=frozen.weight); history.append(frozen)",
 }
 
 
@@ -163,16 +174,65 @@ def test_a_tensor_is_put_back_where_it_is(program: Any) -> None:
         ("globals().update(best=torch.nn.Linear(1, 1))", "best"),
         ("globals().update(best=[1, (x for x in 'a')])", "best"),
         ("next(letters)", "letters"),
+        ("text.write('a line')", "text"),
+        ("history.append(__import__('logging').getLogger())", "history"),
     ],
 )
 def test_what_cannot_be_saved_is_named(program: Any, change: str, name: str) -> None:
     variables, names = program()
-    names.update(itertools=itertools, ticks=itertools.count(), letters=(x for x in "abc"))
+    names.update(itertools=itertools, ticks=itertools.count(), letters=(x for x in "abc"), text=io.StringIO())
     variables.begin()
     variables.state_dict()
     exec(compile(change, names["setup"].__code__.co_filename, "exec"), names)
     with pytest.raises(UnsavableError, match=f"__main__.{name}"):
         variables.state_dict()
+
+
+def test_a_parameter_keeps_its_path_when_a_variable_before_leads_to_it(
+    program: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = program()[1]["setup"].__code__.co_filename
+    names = sys.modules["__main__"].__dict__
+    model = names["frozen"]
+    module = types.ModuleType("model")  # has the name of the root
+    module.__file__ = file
+    monkeypatch.setitem(sys.modules, "model", module)
+    variables = Variables(Code(Path(file).parent), lambda: {"model": model})
+    variables.begin()
+    names["alias_of_weight"] = model.weight
+    state = variables.state_dict()
+    assert not any("alias_of_weight" in path for path in state["changed"])
+
+
+SAMPLER = """
+import random
+class Batches:
+    def __init__(self): self.order, self.epoch, self.seen = list(range(8)), 0, []
+    def __iter__(self):
+        random.shuffle(self.order)
+        self.epoch += 1
+        self.seen = [*self.seen, self.epoch]
+        return iter([[i] for i in self.order])
+    def __len__(self): return 8
+"""
+
+
+def test_a_sampler_is_as_before_its_draw_for_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.ModuleType("__main__")
+    exec(compile(SAMPLER, str(tmp_path / "train.py"), "exec"), module.__dict__)
+    monkeypatch.setitem(sys.modules, "__main__", module)
+    sampler, code = module.__dict__["Batches"](), Code(tmp_path)
+    loader = torch.utils.data.DataLoader(list(range(8)), batch_sampler=sampler)
+    list(loader)
+    before = {name: list(one) if isinstance(one, list) else one for name, one in vars(sampler).items()}
+    drawn, order = Drawn(code, loader), sampler.order
+    list(loader)
+    after = {name: list(one) if isinstance(one, list) else one for name, one in vars(sampler).items()}
+    with put_back(code, loader, through_a_file(drawn.changed())):
+        assert vars(sampler) == before
+        list(loader)
+    assert vars(sampler) == after
+    assert sampler.order is order
 
 
 def test_an_object_that_cannot_be_examined_is_named(program: Any) -> None:
