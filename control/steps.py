@@ -15,8 +15,8 @@ from typing import Any, cast
 from ..jobspecs.catalog_targets import targets
 from ..jobspecs.plan import Offer
 from ..provisioners.base import Allocation, NodeRequest, ProvisionError, launch_token
-from ..runtime.checkpoint.errors import AllDamagedError
 from ..runtime.jobdir import JOB_KEY, AttemptRecord, JobDirError, Stop, StopReason, attempt_key
+from ..runtime.moving import AllDamagedError
 from . import cost, states
 from .decisions import WAITS_IN_PLACE, End, Later, Start, decide, idle_end, left_in_place, wanted_end
 from .earlier import earlier_history

@@ -16,7 +16,9 @@ from typing import Any
 
 from ..checkpoint.errors import logger
 
-CUT = ".cloudgpu-cut"
+PREFIX = ".cloudgpu-"
+"""Names of the journal and its folder begin so: they are no output of the program."""
+CUT = f"{PREFIX}cut"
 """Folder of the bytes that were cut off."""
 
 
@@ -31,7 +33,7 @@ class Journal:
         """Return the journal of a program that is run in the working directory; folder: of its checkpoints."""
         key = f"{program}\n{folder or os.environ.get('CLOUDGPU_CHECKPOINTS') or 'checkpoints'}"
         name = hashlib.sha256(key.encode(errors="surrogateescape")).hexdigest()[:8]
-        return cls(Path.cwd() / f".cloudgpu-appended-{name}-{os.environ.get('RANK') or 0}")
+        return cls(Path.cwd() / f"{PREFIX}appended-{name}-{os.environ.get('RANK') or 0}")
 
     def note_size(self, path: str, size: int | None) -> None:
         """Note the size of a file before it is first appended to; None: it does not exist. Raises OSError."""

@@ -81,7 +81,8 @@ class Session:
         """Run the program; return its exit code."""
         __import__("builtins").__dict__[HOOK] = self._loops.hook
         self.rewriter.install()
-        self._files.journal.cut_back()
+        if not self._unsaved:
+            self._files.journal.cut_back()
         self._files.install()
         AfterImport("torch", self._watch).install()
         try:
@@ -406,18 +407,25 @@ class Session:
         return any(one is not self._checkpointer for one in made)
 
     def _leave_alone(self, reason: str) -> None:
-        """From now on nothing of the program is saved."""
+        """Run the rest of the program as it is: nothing is saved, and no file is brought back."""
+        self._stop_saving(reason)
+        self._files.on = False
+        self._files.journal.forget()
+        self._report.leave_alone(reason)
+
+    def _stop_saving(self, reason: str) -> None:
+        """Save no more. Files are still watched, because the program may be resumed from an older checkpoint."""
         self._off = reason
-        self._loops.on = self._files.on = False
+        self._loops.on = False
         if self._checkpointer is not None:
             self._checkpointer.end(finished=False)
-        self._report.leave_alone(reason)
 
     def _refuse(self, reason: str) -> None:
         """End the program if nothing has been saved yet; else save no more: the checkpoints that stand are right."""
         checkpointer = self._checkpointer
         if self._report.open:
             chain = self._loops.chain()
+            self._files.journal.forget()
             self._report.refuse(reason)
             text = refusal(reason, chain[-1][0].site if chain else None)
             if checkpointer is not None:
@@ -426,7 +434,7 @@ class Session:
         if checkpointer is None:
             return
         notice, step = checkpointer.look_for_notice(), checkpointer.step
-        self._leave_alone(reason)
+        self._stop_saving(reason)
         self._report.stop(reason, step)
         if notice is not None and notice.stop:
             code = EXIT_OLDER if checkpointer.saved_step is not None else EXIT_NONE

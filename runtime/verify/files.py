@@ -18,6 +18,7 @@ from typing import Any
 
 import xxhash
 
+from ..attach.journal import PREFIX
 from .values import Walk
 
 WORKING_COPY = "cwd"
@@ -70,8 +71,8 @@ def _delivered(run: Path) -> dict[str, Path]:
     root = (run / WORKING_COPY).resolve()
     found = {}
     for folder, folders, names in os.walk(root):
-        folders[:] = [name for name in folders if name != "__pycache__"]
-        paths = (Path(folder) / name for name in names)
+        folders[:] = [name for name in folders if name != "__pycache__" and not name.startswith(PREFIX)]
+        paths = (Path(folder) / name for name in names if not name.startswith(PREFIX))
         found.update({str(path.relative_to(root)): path for path in paths if path.is_file() and not path.is_symlink()})
     return found
 

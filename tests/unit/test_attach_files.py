@@ -80,7 +80,7 @@ def test_a_folder_that_the_program_removes_has_its_files_again(files: Files, tmp
 def test_what_is_written_whole_while_training_is_not_saved(files: Files) -> None:
     files.early = False
     Path("best.txt").write_text("1")
-    assert files.state_dict() == {}
+    assert not any("best.txt" in path for path in files.state_dict())
 
 
 def test_without_a_checkpoint_a_file_goes_back_to_what_it_was(files: Files, tmp_path: Path) -> None:
