@@ -92,6 +92,7 @@ def test_environment(world: World) -> None:
         "CLOUDGPU_OUTCOME": str(world.home() / "state" / "outcome-0.json"),
         "CLOUDGPU_CHECKPOINT_EVERY": "90",
         "CLOUDGPU_CHECKPOINT_KEEP": "3",
+        "CLOUDGPU_CHECKPOINT_ON_DAMAGE": "stop",
     }
     assert (env["LR"], env["PATH_X"], env["PYTHONUNBUFFERED"]) == ("1", "é", "1")
     assert "RANK" not in env
