@@ -131,7 +131,7 @@ class Interrupts:
         self.pending = True
 
     def take(self) -> bool:
-        """Whether Ctrl-C was pressed since the last call."""
+        """Return whether Ctrl-C was pressed since the last call."""
         pending, self.pending = self.pending, False
         return pending
 

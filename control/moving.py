@@ -85,7 +85,7 @@ class Moving(JobStep):
         return f"code copied from {left} to {here}" if moved.furnished else ""
 
     def _is_wanted(self, attempt: Attempt) -> Callable[[], bool]:
-        """Whether the attempt is to go on; looked up now and then, for copying may take hours."""
+        """Return whether the attempt is to go on; looked up now and then, for copying may take hours."""
         clock, looked = self._tools.clock, self._tools.clock.monotonic()
 
         def is_wanted() -> bool:

@@ -125,7 +125,7 @@ def _list_of(item: Any) -> tuple[Any, ...]:  # noqa: ANN401 - a type
 
 
 def is_name(value: str) -> bool:
-    """Whether a job, or a cluster, may be called so: what else may be in a path, it is not."""
+    """Return whether a job, or a cluster, may be called so: what else may be in a path, it is not."""
     return _NAME.fullmatch(value) is not None
 
 

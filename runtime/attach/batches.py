@@ -133,7 +133,7 @@ class Passes:
 
 
 def is_loader(source: Any) -> bool:  # noqa: ANN401
-    """Whether it is a DataLoader, or a pass through one."""
+    """Return whether it is a DataLoader, or a pass through one."""
     torch: Any = sys.modules.get("torch")
     return isinstance(source, Pass) or (torch is not None and isinstance(source, torch.utils.data.DataLoader))
 

@@ -94,7 +94,7 @@ class Files:
             self._track(path, journal=not replaced)
 
     def _is_programs(self) -> bool:
-        """Whether it is the program that does this now, rather than this package."""
+        """Return whether it is the program that does this now, rather than this package."""
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
             file = frame.f_code.co_filename
@@ -194,7 +194,7 @@ class Files:
 
 
 def _is_at(handle: Any, path: str) -> bool:  # noqa: ANN401
-    """Whether the handle's file is the one of this name, and it writes at its end."""
+    """Return whether the handle's file is the one of this name, and it writes at its end."""
     try:
         return os.path.samestat(os.fstat(handle.fileno()), Path(path).stat())
     except (OSError, ValueError):

@@ -32,7 +32,7 @@ class Code:
         return self._known[file]
 
     def owns_module(self, name: str) -> bool:
-        """Whether a module of this name is the program's own."""
+        """Return whether a module of this name is the program's own."""
         return name == "__main__" or self.owns(getattr(sys.modules.get(name), "__file__", None))
 
     def frames(self) -> list[FrameType]:
@@ -49,7 +49,7 @@ class Code:
 
 
 def is_of_runtime(file: str) -> bool:
-    """Whether a file is part of this package's runtime, but for what every program under `run` is called by."""
+    """Return whether a file is part of this package's runtime, but for what every program under `run` is called by."""
     return file.startswith(_RUNTIME + "/") and not file.endswith(("/attach/execute.py", "/attach/loops.py"))
 
 

@@ -202,7 +202,7 @@ def dict_type(value: Any) -> Any:  # noqa: ANN401
 
 
 def is_array(value: Any) -> bool:  # noqa: ANN401
-    """Whether it is a tensor, or a NumPy array of numbers."""
+    """Return whether it is a tensor, or a NumPy array of numbers."""
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
     if torch is not None and isinstance(value, torch.Tensor):
         return True
@@ -252,7 +252,7 @@ def _of_function(function: types.FunctionType) -> dict[str, Any]:
 
 
 def is_class_state(name: str, value: Any) -> bool:  # noqa: ANN401
-    """Whether a class attribute is data or code of the program, rather than what Python makes of a class."""
+    """Return whether a class attribute is data or code of the program, rather than what Python makes of a class."""
     made = types.MemberDescriptorType | types.GetSetDescriptorType | property
     return not (name.startswith("__") and name.endswith("__")) and name != "_abc_impl" and not isinstance(value, made)
 

@@ -66,7 +66,7 @@ class Loops:
         self._process, self._thread = os.getpid(), threading.get_ident()
 
     def is_main(self) -> bool:
-        """Whether this is the training's process and thread, rather than a worker."""
+        """Return whether this is the training's process and thread, rather than a worker."""
         return os.getpid() == self._process and threading.get_ident() == self._thread
 
     def hook(self, source: Any, site: str) -> Any:  # noqa: ANN401

@@ -70,7 +70,7 @@ _QUIET_TYPES = (
 
 
 def is_quiet(value: Any) -> bool:  # noqa: ANN401
-    """Whether the program can lose a change of it without a difference."""
+    """Return whether the program can lose a change of it without a difference."""
     kind = type(value)
     name = f"{kind.__module__}.{kind.__qualname__}."
     if isinstance(value, types.GeneratorType):
@@ -116,7 +116,7 @@ def _digest(value: Any) -> str | None:  # noqa: ANN401
 
 
 def is_generator(value: Any) -> bool:  # noqa: ANN401
-    """Whether it is a random number generator with a state of its own."""
+    """Return whether it is a random number generator with a state of its own."""
     kind = type(value)
     if isinstance(value, random.Random):
         return not isinstance(value, random.SystemRandom)
