@@ -1,4 +1,4 @@
-"""What a job's earlier attempts met: how long their machines ran, and how often they were interrupted. Pure."""
+"""Sum up a job's earlier attempts: how long their machines ran, and how often they were interrupted. Pure."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def _transfer_each(
 
 
 def _furnish(copier: Copier) -> bool:
-    """Whether there was anything to do. job.json last: with it there, a machine can start."""
+    """Return whether there was anything to do. job.json last: with it there, a machine can start."""
     described = copier.source.get(JOB_KEY)
     if copier.target.find(JOB_KEY) == described:
         return False

@@ -159,7 +159,7 @@ class NodeProgram:
         return self._prepare(following)
 
     def _is_merely_late(self, end: Generation) -> bool:
-        """Whether this node still owes its part: the others have done theirs, and so did not need it."""
+        """Return whether this node still owes its part: the others have done theirs, and so did not need it."""
         return end.reason == "succeeded" and not self._begun.generation and is_member(self.place, self._ledger)
 
     def _prepare(self, following: Generation) -> int:

@@ -220,7 +220,7 @@ class JobDir:
             return None
 
     def exists(self, key: str) -> bool:
-        """Whether there is such an object."""
+        """Return whether there is such an object."""
         return self.size(key) is not None
 
     def size(self, key: str) -> int | None:
@@ -382,7 +382,7 @@ class JobDir:
         return self._call(doing, fetch)
 
     def _hides_missing(self, store: ObjectStore, key: str) -> bool:
-        """Whether a refusal to read means that there is no such object, by a listing of where it would be.
+        """Return whether a refusal to read means that there is no such object, by a listing of where it would be.
 
         A listing costs a dozen times as much as a look: for a key that is looked for again and again it is made
         once a minute.
@@ -418,7 +418,7 @@ class JobDir:
             raise JobDirError(f"{self.url}: {doing} failed: {self._explain(error, doing)}") from error
 
     def _is_moved(self, error: Exception) -> bool:
-        """Whether the bucket was looked for in a wrong region; it is asked where it is from now on."""
+        """Return whether the bucket was looked for in a wrong region; it is asked where it is from now on."""
         if self._scheme != "s3" or not s3.is_elsewhere(self.url, self._in_full(error)):
             return False
         self._store, self._bulk = self._connect(_CLIENT, _RETRY), None

@@ -124,7 +124,7 @@ class Passes:
 
     @contextmanager
     def own(self) -> Iterator[None]:
-        """What is iterated meanwhile is iterated by this package."""
+        """Let this package itself go through a loader."""
         self._own += 1
         try:
             yield

@@ -106,7 +106,7 @@ class Session:
 
     @property
     def has_checkpoint(self) -> bool:
-        """Whether a checkpoint is waiting to be put back."""
+        """Return whether a checkpoint is waiting to be put back."""
         return self._loaded is not None
 
     def wants_passes(self) -> bool:

@@ -163,7 +163,7 @@ def _kind(record: Record) -> tuple[Any, ...]:
 
 
 def _has_whole(record: Record) -> bool:
-    """Whether there is something to it that is no attribute."""
+    """Return whether there is something to it that is no attribute."""
     return record["kind"] not in ("object", "state")
 
 
@@ -247,7 +247,7 @@ def _references(value: Any) -> Iterator[str]:  # noqa: ANN401
 
 
 def _is_plain_class(kind: type) -> bool:
-    """Whether an object of it can be made without calling its code."""
+    """Return whether an object of it can be made without calling its code."""
     return not isinstance(getattr(kind, "__new__", None), types.FunctionType) and not any(
         base.__module__.startswith("torch.nn") for base in kind.__mro__
     )

@@ -160,7 +160,7 @@ class Checkpointer(Session):
         return source
 
     def _is_over(self, goal: int) -> bool:
-        """Whether nothing is left to do; then what follows the loop finds the random state of the end."""
+        """Return whether nothing is left to do; then what follows the loop finds the random state of the end."""
         over = self.finished and goal <= self._goal
         if over:
             self._restore_random()

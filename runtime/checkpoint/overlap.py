@@ -74,7 +74,7 @@ class Overlap:
         self._last_step = None
 
     def wanted(self) -> bool:
-        """Whether the next copy is to be overlapped."""
+        """Return whether the next copy is to be overlapped."""
         if self._hook is None:
             return False
         if self._decided is None:

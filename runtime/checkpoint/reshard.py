@@ -103,7 +103,7 @@ def cover(wanted: Box, candidates: Iterable[tuple[int, Piece]]) -> tuple[list[Pa
 
 
 def is_contiguous(box: Box, shape: Sequence[int]) -> bool:
-    """Whether the box's elements follow one another in a row-major tensor of this shape."""
+    """Return whether the box's elements follow one another in a row-major tensor of this shape."""
     lengths = list(zip(box.shape, shape, strict=True))
     while lengths and lengths[0][0] == 1:
         lengths.pop(0)

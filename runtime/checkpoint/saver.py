@@ -156,7 +156,7 @@ class Saver:
             self._reserved = size
 
     def can_stage(self) -> bool:
-        """Whether every rank has a slot free; collective."""
+        """Return whether every rank has a slot free; collective."""
         try:
             busy = self.client.free_slot() is None
         except OSError:  # no memory: stage() will tell

@@ -103,7 +103,7 @@ class Schedule:
         return self._seconds if self._seconds is not None else self._best
 
     def due(self, step: int, now: float) -> bool:
-        """Whether to save at this step boundary."""
+        """Return whether to save at this step boundary."""
         factor = HURRY if now < self._hurry_until else 1
         if self._steps is not None:
             return step - self._step >= max(1, self._steps // factor)

@@ -245,7 +245,7 @@ class Session:
             self._progress.write()
 
     def _agree(self, stop: bool, save: bool, *, finish: bool = False) -> tuple[bool, bool]:
-        """Whether any rank wants to stop, or to save."""
+        """Return whether any rank wants to stop, or to save."""
         place = (finish, self.step, self._position.epoch)
         values = self._exchange(stop, save, *place, *(-int(part) for part in place))
         if values[2:5] != [-value for value in values[5:8]]:

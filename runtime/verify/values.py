@@ -135,7 +135,7 @@ def kind_of(value: Any) -> str | None:  # noqa: ANN401
 
 
 def is_generator(value: Any) -> bool:  # noqa: ANN401
-    """Whether a value is a random number generator with a state of its own."""
+    """Return whether a value is a random number generator with a state of its own."""
     if isinstance(value, random.Random):
         return not isinstance(value, random.SystemRandom)
     kind = f"{type(value).__module__}.{type(value).__name__}"

@@ -598,7 +598,7 @@ class Torn:
         self.world.drive(self.supervisor, until=lambda: self.world.clock.monotonic() >= end, for_s=2 * seconds)
 
     def heals(self) -> bool:
-        """Whether the job runs on when its dir can be used again."""
+        """Return whether the job runs on when its dir can be used again."""
         self.record.unlink()
         self.drive_for(600)
         return self.state == "running" and len(self.world.attempts(self.job_id)) == 1
