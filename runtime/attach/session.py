@@ -110,7 +110,7 @@ class Session:
         return self._loaded is not None
 
     def wants_passes(self) -> bool:
-        """Whether passes through loaders are looked at; at the first one this finds out what there is to resume."""
+        """Return whether passes through loaders are watched; the first call looks for a checkpoint."""
         if self._off is not None or not self._loops.is_main() or not self.code.frames():
             return False
         if self._checkpointer is None:
@@ -118,7 +118,7 @@ class Session:
         return self._off is None and self._checkpointer is not None
 
     def _loop_started(self, loop: Loop) -> Any:  # noqa: ANN401
-        """Return what a loop goes through: on the way to the place of a checkpoint, what is left of it."""
+        """Return the iterable of a loop; on the way to the place of a checkpoint, without the items already done."""
         source = loop.source
         if self._off is None and self._checkpointer is None and self._watched and self.rewriter.trains:
             self._set_up()  # this loop may be one of those that lead to the training
@@ -161,12 +161,12 @@ class Session:
         self._boundary(one, chain[-1][0])
 
     def pass_opens(self) -> None:
-        """Note what is there when a pass begins with which training may begin."""
+        """Note the state of the program before a pass that may be its training."""
         if self._loaded is None and not self._trained:
             self._begin()
 
     def _begin(self) -> None:
-        """Take what is there now for the program's own setting."""
+        """Take the present variables and objects as those that the program sets up by itself."""
         self._variables.begin()
         self._begun = self._objects.kinds()
 
@@ -286,8 +286,19 @@ class Session:
             "gradients": self._objects.gradients(graph),
             "groups": self._objects.groups(graph),
             "variables": self._variables.state_dict(graph, strict=strict),
+            "files": self._files_to_save(strict=strict),
             "place": self._place(self._current[1]) if self._current is not None else None,
         }
+
+    def _files_to_save(self, *, strict: bool) -> dict[str, Any]:
+        """Return the contents of files; at the end of the training, too long ones only cost a warning."""
+        try:
+            return self._files.state_dict()
+        except UnsavableError as error:
+            if strict:
+                raise
+            logger().warning(f"run: do not run the finished program again: {error}")
+            return {}
 
     def _graph(self) -> Graph:
         dead: frozenset[str] = frozenset()
@@ -309,7 +320,6 @@ class Session:
             "chain": [
                 {"place": place, "count": other.count, "given": other.given} for other, place in self._loops.chain()
             ],
-            "files": self._files.state_dict(),
             "number": one.number,
             "position": one.position.state_dict(),
             "at_start": one.at_start,
@@ -318,7 +328,7 @@ class Session:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Keep what is to be put back when the program has come to its place."""
+        """Keep the state until the program has reached the place of the checkpoint."""
         if state["place"] is not None and "chain" not in state["place"]:
             raise CheckpointError(
                 "the checkpoint was made by an older version of `run`, which kept another kind of place: end this "
@@ -329,7 +339,7 @@ class Session:
     # Resuming
 
     def _restore_early(self) -> None:
-        """Put back what is there already: the part of an iteration that runs again finds it as it was left."""
+        """Restore the objects that exist already, for the part of an iteration that runs again before the training."""
         state = self._loaded
         if state is None:
             return
@@ -350,7 +360,7 @@ class Session:
         self._objects.load_groups(state["groups"], graph)
         self._objects.load_state_dict(state["objects"], models=False)
         self._objects.load_gradients(state["gradients"], graph)
-        self._files.load_state_dict(place["files"])
+        self._files.load_state_dict(state["files"])
         generators = random_state.generators_of(one.loader)
         self._passes.continues(one, place["number"])
         one.at_start = place["at_start"]
@@ -394,6 +404,9 @@ class Session:
                 f"this training is finished, with the arguments {self._loaded['arguments']}; now they are "
                 f"{sys.argv[1:]}: give another folder to train anew"
             )
+        if self._loaded is not None:
+            self._files.load_state_dict(self._loaded["files"])  # what the program has begun anew meanwhile
+            self._files.journal.forget()
         logger().info("the program has come to its end before: there is nothing left to do")
         raise SystemExit(0)
 

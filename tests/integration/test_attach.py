@@ -345,6 +345,29 @@ main()
 """
 
 
+def test_a_finished_program_that_is_run_again_keeps_its_files(tmp_path: Path) -> None:
+    """It begins its log anew before it is found to be finished."""
+    (tmp_path / "p.py").write_text(
+        "import torch\n"
+        "from torch.utils.data import DataLoader\n"
+        "open('log.csv', 'w').write('epoch\\n')\n"
+        "model = torch.nn.Linear(1, 1)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "loader = DataLoader(torch.ones(6, 1), batch_size=2)\n"
+        "for epoch in range(2):\n"
+        "    for batch in loader:\n"
+        "        optimizer.zero_grad()\n"
+        "        model(batch).sum().backward()\n"
+        "        optimizer.step()\n"
+        "    open('log.csv', 'a').write(f'{epoch}\\n')\n"
+    )
+    for _ in range(2):
+        done = run(tmp_path, "p.py")
+        assert done.returncode == 0, done.stderr
+        assert (tmp_path / "log.csv").read_text() == "epoch\n0\n1\n"
+    assert "nothing left to do" in done.stderr
+
+
 def test_a_program_with_its_own_checkpointer_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(CHECKPOINTED)
     options = ("--folder", str(tmp_path / "there"))
