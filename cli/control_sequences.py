@@ -12,7 +12,7 @@ _SEQUENCE = re.compile(
     r"|(?P<osc>\x1b\]|\x9d)[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c|\x1b?\Z|(?=\x1b))"  # titles, links, clipboard
     r"|(?P<string>\x1b[PX^_]|[\x90\x98\x9e\x9f])[^\x1b\x9c]*(?:\x1b\\|\x9c|\x1b?\Z|(?=\x1b))"  # DCS, SOS, PM, APC
     r"|\x1b[ -/]*(?:[0-~]|\Z)"  # two or three characters: reset, character sets, keypad
-    r"|[\x0e\x0f\x1b\x80-\x9f]"  # shifts to another character set; C1 and what is left
+    r"|[\x0e\x0f\x1b\x80-\x9f]"  # shifts to another character set; other C1 codes
 )
 _STRING_ENDS = ("\x1b\\", "\x9c")
 _COLOUR = re.compile(r"[0-9;:]*")

@@ -169,7 +169,7 @@ class AttemptRecord(Record):
     """URL of the job's folder that this attempt works with, if the job has moved there: this record is in both, that
     one and the one which it has left; "": it is in the only one."""
     earlier: dict[str, Any] = field(default_factory=dict)
-    """What the job's earlier attempts met: checkpoint.interval.History as JSON."""
+    """Interruptions of the job's earlier attempts: checkpoint.interval.History as JSON."""
 
 
 GenerationKind = Literal["failure", "interruption", "members", "closed"]

@@ -125,7 +125,7 @@ class Program:
                 os.killpg(pid, number)
 
     def end_group(self, rank: int | None, code: int) -> None:
-        """Kill what is left of a process whose program has ended; `code` is the program's exit code."""
+        """Kill the group of a process whose program has ended; `code` is the program's exit code."""
         for pid, process in self._running.items():
             if process.rank == rank and pid not in self._codes:
                 self._codes[pid] = code

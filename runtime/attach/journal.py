@@ -1,4 +1,4 @@
-"""What files held before the program appended to them, and every byte that a resume takes out of a file.
+"""Journal of the files that a program appends to: their sizes before, and copies of the bytes that a resume cuts off.
 
 A program that is killed and started again writes the lines since its checkpoint once more. They are cut off first, but
 never lost: other programs may have written to the same file. A copy of them is kept in CUT beside the journal until the

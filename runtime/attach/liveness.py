@@ -1,4 +1,4 @@
-"""What the text of a training loop says of the program: variables that need not be saved, and a resume of its own."""
+"""Analyse the source of a training loop: variables that need not be saved, and a resume of its own."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ def _bar(source: Any) -> Any:  # noqa: ANN401
 
 
 def leave_out(loop: Loop, count: int, first: int | None) -> Any:  # noqa: ANN401
-    """Return what is left of a loop's items after `count`; first: the next number, if it goes through a range."""
+    """Return a loop's items after the first `count`; first: the next number, if it goes through a range."""
     check_pure(loop.source)
     loop.count = count
     if type(loop.source) is range and first is not None:  # a program that resumes by itself begins later

@@ -35,12 +35,12 @@ class UnsavableError(CheckpointError):
 
 
 class Variables:
-    """Of one program. roots: returns the objects that have names of their own."""
+    """The variables of one program. roots: returns the objects that have names of their own."""
 
     def __init__(self, code: Code, roots: Callable[[], Mapping[str, Any]] = dict) -> None:
         self._code, self._roots = code, roots
         self._before: Digests | None = None
-        """What was there when training began."""
+        """The variables when training began."""
         self._restored: set[tuple[str, str]] = set()
         """What a checkpoint has put back: saved from then on, whether it changes or not."""
 
@@ -51,7 +51,7 @@ class Variables:
     # Saving
 
     def begin(self) -> None:
-        """Remember what is there when training begins. Without this call, everything counts as changed."""
+        """Record the variables when training begins. Without this call, everything counts as changed."""
         self._before = None
         self._before = digests(self.graph())
 

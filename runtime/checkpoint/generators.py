@@ -32,7 +32,7 @@ _FIRST_FORMAT = tuple(
     for batches in ("", "batch_sampler.", "batch_sampler.batch_sampler.")
     for sampler in ("", "sampler.")
 )
-"""Where the first version of the format looked for generators; it saved a list of their states."""
+"""Places that the first version of the format searched for generators; it saved a list of their states."""
 
 
 class Generators:

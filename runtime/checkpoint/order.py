@@ -43,7 +43,7 @@ class Order:
         return self._count(batches, number)
 
     def after(self, batches: int) -> int | None:
-        """Return the hash after so many batches of the epoch; None if it is not known."""
+        """Return the hash after a number of batches of the epoch; None if it is not known."""
         return self._after.get(batches)
 
     def _count(self, batches: Iterable[Any], before: int) -> Iterator[Any]:

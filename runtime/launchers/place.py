@@ -49,7 +49,7 @@ class Place:
     max_failures: int = 0
     """How many may be answered so."""
     earlier: Mapping[str, Any] = field(default_factory=dict)
-    """What the job met before this start: checkpoint.interval.History as JSON."""
+    """Interruptions before this start: checkpoint.interval.History as JSON."""
 
     @property
     def notice(self) -> Path:

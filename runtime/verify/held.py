@@ -1,4 +1,4 @@
-"""What a program holds: its variables, and generators, models and optimizers that no Checkpointer was given.
+"""The state that a program holds: its variables, and generators, models and optimizers that no Checkpointer was given.
 
 Looked through are the globals of the program's modules, the local variables of its functions that are under way, and
 what they lead to.
