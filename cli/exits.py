@@ -22,7 +22,7 @@ class Exit(IntEnum):
 
 MEANINGS: dict[Exit, str] = {
     Exit.OK: "the command did what it was asked to; for `submit` and `wait`: the job succeeded",
-    Exit.FAILED: "the job failed",
+    Exit.FAILED: "the job failed; for `infra preview --expect-no-changes`: something would be changed",
     Exit.USAGE: "the command line is wrong, or names a job that is not there or not in a state for it",
     Exit.INVALID: "the job file is invalid",
     Exit.IMPOSSIBLE: "the job file is valid, but nothing can run it; for `infra` and `cluster`: a check refuses it",

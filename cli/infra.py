@@ -98,28 +98,47 @@ def up(
 @command.command(short_help="Show what `up` would do and what it would cost.")
 @_place_options
 @_bucket_option
+@click.option(
+    "--refresh/--no-refresh",
+    default=True,
+    show_default=True,
+    help="Compare with what the cloud has, or with what the stack remembers.",
+)
+@click.option("--expect-no-changes", is_flag=True, help="Exit code 1 if `up` would change anything.")
 @stack_options
 @json_option
 def preview(
-    *, cloud: str, region: str, bucket: str | None, backend: str | None, install_pulumi: bool, as_json: bool
+    *,
+    cloud: str,
+    region: str,
+    bucket: str | None,
+    refresh: bool,
+    expect_no_changes: bool,
+    backend: str | None,
+    install_pulumi: bool,
+    as_json: bool,
 ) -> Exit:
     """Show what `up` would do, what it would cost an hour, and what forbids it; nothing is made.
 
     \b
     cloudgpu infra preview --cloud azure --region eastus --json
+    cloudgpu infra preview --cloud aws --region us-east-1 --expect-no-changes
 
-    Exit code 4: a check refuses it.
+    The second is for CI: it fails when somebody has changed the stack by hand. Exit code 4: a check refuses it; 1: with
+    --expect-no-changes, something would be changed.
     """
     stack, settings_of = _prepared(cloud, region, bucket)
     with held(stack, _backend_of(cloud, region, backend), install=install_pulumi) as it:
         from ..infra.programs import infra_program
 
-        report = _check(it.preview(infra_program(settings_of(it.contents()))))
+        report = _check(it.preview(infra_program(settings_of(it.contents())), refresh=refresh))
     if as_json:
         echo_json({"stack": stack, **report.to_json()})
     else:
         click.echo(report_text(report))
-    return Exit.IMPOSSIBLE if report.refusals else Exit.OK
+    if report.refusals:
+        return Exit.IMPOSSIBLE
+    return Exit.FAILED if expect_no_changes and report.changes_anything else Exit.OK
 
 
 @command.command(short_help="Remove what `up` made, but for the bucket.")
@@ -296,7 +315,7 @@ def _settings(stack: str, cloud: str, region: str, bucket: str | None, contents:
     from ..infra.errors import RefusedError
     from ..infra.programs import SETTINGS
     from ..infra.settings import InfraSettings, read_output
-    from ..provisioners.for_stacks import account_of
+    from ..provisioners.for_stacks import account_of, boundary_of
 
     if SETTINGS not in contents.outputs:  # not there, or its first `up` has failed
         return InfraSettings(
@@ -307,13 +326,15 @@ def _settings(stack: str, cloud: str, region: str, bucket: str | None, contents:
             account=account_of(cloud, region),
             bucket=bucket,
             adopt=bucket is not None,
+            boundary=boundary_of(cloud),
         )
     old = read_output(contents.outputs, SETTINGS, InfraSettings.from_json)
     check_account(stack, cloud, region, old.account)
     if bucket not in (None, old.bucket):
         message = f"{stack} has the bucket {old.bucket or 'that it made'}: it cannot be given {bucket}"
         raise RefusedError(message, "take it down first, or leave out --bucket")
-    return replace(old, protect=True)
+    # A boundary is kept where this shell names none: dropping a guard must not happen by an unset variable.
+    return replace(old, protect=True, boundary=boundary_of(cloud) or old.boundary)
 
 
 def _check_region(cloud: str, region: str) -> None:

@@ -27,9 +27,10 @@ from pulumi import automation
 from pulumi.automation.errors import CommandError, ConcurrentUpdateError, StackNotFoundError
 
 from ..provisioners.locks import try_lock
+from .arguments import ArgumentError
 from .backend import Backend, environment
 from .engine import Engine
-from .errors import CancelledError, InfraError, LockedError
+from .errors import BadRequestError, CancelledError, InfraError, LockedError
 from .events import Change, Step, Watch, kind_of, name_of
 from .locks import Engines, Lock, locks_in, verdict_of
 
@@ -161,13 +162,22 @@ class Stack:
             lambda: it.refresh(parallel=_PARALLEL, color="never", clear_pending_creates=True, on_event=watch), watch
         )
 
-    def preview(self, program: Program) -> list[Change]:
-        """What up() would do, of things in the cloud."""
+    def preview(self, program: Program, *, refresh: bool = False) -> list[Change]:
+        """Return what up() would do to things in the cloud, by the stack's state.
+
+        `refresh`: by what the cloud has instead. The stack's state stays as it is.
+        """
         self._say.doing("planning")
         watch = Watch()
         caught, it = _Caught(program), self._there()
-        self._run(lambda: it.preview(parallel=_PARALLEL, color="never", program=caught, on_event=watch), watch, caught)
-        return watch.changes
+        self._run(
+            lambda: it.preview(
+                parallel=_PARALLEL, color="never", program=caught, on_event=watch, refresh=refresh and self.exists
+            ),
+            watch,
+            caught,
+        )
+        return [change for change in watch.changes if change.op != "refresh"]
 
     def up(self, program: Program) -> Mapping[str, Any]:
         """Bring it up; its outputs."""
@@ -332,7 +342,7 @@ class _Caught:
         try:
             self._program()
         except Exception as error:
-            self.error = error
+            self.error = BadRequestError(str(error)) if isinstance(error, ArgumentError) else error
             raise RunError(str(error)) from error
 
 

@@ -6,7 +6,7 @@ Nothing of a cloud's SDK, and Pulumi's own only where it is used: `cloudgpu.infr
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -47,6 +47,12 @@ def child_of(parent: pulumi.Resource, **more: Any) -> pulumi.ResourceOptions:  #
     import pulumi
 
     return pulumi.ResourceOptions(parent=parent, **more)
+
+
+def arguments_of_part(args: Mapping[str, Any], names: Iterable[str], **more: object) -> Any:  # noqa: ANN401 - a part's arguments
+    """Return those of a component's arguments that are given, for a part that has the same, and `more` that are."""
+    given = {name: args[name] for name in names if name in args}
+    return {**given, **{name: value for name, value in more.items() if value is not None}}
 
 
 def owner_of(args: Mapping[str, Any]) -> str:

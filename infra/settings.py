@@ -55,6 +55,8 @@ class InfraSettings:
     deleted with everything in it (force_destroy), for the user said so twice."""
     expires: float | None = None
     """Epoch seconds after which anybody may remove what bills; None: never."""
+    boundary: str = ""
+    """aws: ARN of the permissions boundary of every role that the stack makes; "": none."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -4,6 +4,7 @@ what a quota leaves. Asked with the credentials of whoever runs the command; not
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -41,11 +42,17 @@ class _Asking(NamedTuple):
     """Of a fleet in a reservation with an end."""
     endpoints: Callable[[str], Endpoints]
     """Of a region."""
+    boundary: Callable[[], str] = lambda: ""
 
 
 def account_of(cloud: str, region: str) -> str:
     """aws: the account's id. gcp: the project's. azure: the subscription's. Raises ProvisionError."""
     return _CLOUDS[cloud].account(region)
+
+
+def boundary_of(cloud: str) -> str:
+    """Return the permissions boundary that this shell names for the roles of a stack; "": none."""
+    return _CLOUDS[cloud].boundary()
 
 
 def image_of(fleet: FleetSpec) -> str:
@@ -153,6 +160,12 @@ def _aws_endpoints(region: str) -> Endpoints:
     return Endpoints(url, url)
 
 
+def _aws_boundary() -> str:
+    from .aws.identity import BOUNDARY_VARIABLE
+
+    return os.environ.get(BOUNDARY_VARIABLE, "").strip()
+
+
 def _gcp_account(_region: str) -> str:
     from .clock import SystemClock
     from .gcp.account import Account
@@ -258,7 +271,9 @@ def _never(_fleet: FleetSpec, _reservation: str) -> None:
 
 
 _CLOUDS = {
-    "aws": _Asking(_aws_account, _aws_image, _aws_quota, _aws_reserved, _aws_reserved_until, _aws_endpoints),
+    "aws": _Asking(
+        *(_aws_account, _aws_image, _aws_quota, _aws_reserved, _aws_reserved_until, _aws_endpoints), _aws_boundary
+    ),
     "gcp": _Asking(_gcp_account, _gcp_image, _gcp_quota, _gcp_reserved, _never, _gcp_endpoints),
     "azure": _Asking(_azure_account, _azure_image, _azure_quota, _azure_reserved, _never, _azure_endpoints),
 }
@@ -268,6 +283,7 @@ __all__ = [
     "ProvisionError",
     "Reserved",
     "account_of",
+    "boundary_of",
     "check_quota",
     "endpoints_of",
     "image_of",

@@ -6,6 +6,7 @@ from typing import NotRequired, TypedDict
 import pulumi
 import pulumi_aws as aws
 
+from ..arguments import check_arguments
 from ..components import child_of
 from .children import TYPES, tags_of
 
@@ -46,6 +47,7 @@ class JobBucket(pulumi.ComponentResource):
     """`s3://BUCKET/jobs`: for `job_dir` of job files."""
 
     def __init__(self, name: str, args: JobBucketArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        check_arguments("JobBucket", name, args, JobBucketArgs)
         super().__init__(f"{TYPES}:JobBucket", name, {}, opts)
         existing = args.get("existing")
         self.bucket = self._make(name, args) if existing is None else pulumi.Output.from_input(existing)

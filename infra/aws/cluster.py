@@ -1,11 +1,11 @@
 """All of it in one: network, bucket, role and fleet."""
 
-from collections.abc import Iterable, Mapping
-from typing import Any, NotRequired, TypedDict
+from typing import NotRequired, TypedDict
 
 import pulumi
 
-from ..components import child_of
+from ..arguments import check_arguments
+from ..components import arguments_of_part, child_of
 from .bucket import JobBucket
 from .children import TYPES
 from .fleet import GpuFleet
@@ -48,6 +48,8 @@ class GpuClusterArgs(TypedDict):
     """Name of the bucket to make; omitted: Pulumi makes one up."""
     protect: NotRequired[bool]
     """Pulumi refuses to delete the bucket that is made; omitted: it does."""
+    boundary: NotRequired[pulumi.Input[str]]
+    """As in MachineRoleArgs."""
     owner: NotRequired[str]
     """As in GpuNetworkArgs."""
     tags: NotRequired[dict[str, pulumi.Input[str]]]
@@ -77,14 +79,17 @@ class GpuCluster(pulumi.ComponentResource):
     """Of the machines' instance profile."""
 
     def __init__(self, name: str, args: GpuClusterArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        check_arguments("GpuCluster", name, args, GpuClusterArgs)
         super().__init__(f"{TYPES}:GpuCluster", name, {}, opts)
-        network = GpuNetwork(f"{name}-network", _some(args, _OWNED), child_of(self))
-        kept = _some(args, (*_OWNED, "bucket", "protect"), existing=args.get("existing_bucket"))
+        network = GpuNetwork(f"{name}-network", arguments_of_part(args, _OWNED), child_of(self))
+        kept = arguments_of_part(args, (*_OWNED, "bucket", "protect"), existing=args.get("existing_bucket"))
         bucket = JobBucket(f"{name}-jobs", kept, child_of(self))
-        role = MachineRole(f"{name}-machines", _some(args, _OWNED, job_dir=bucket.job_dir), child_of(self))
+        role = MachineRole(
+            f"{name}-machines", arguments_of_part(args, (*_OWNED, "boundary"), job_dir=bucket.job_dir), child_of(self)
+        )
         fleet = GpuFleet(
             f"{name}-fleet",
-            _some(
+            arguments_of_part(
                 args,
                 _OF_FLEET,
                 fleet_name=name,
@@ -105,9 +110,3 @@ class GpuCluster(pulumi.ComponentResource):
                 "profile_arn": self.profile_arn,
             }
         )
-
-
-def _some(args: Mapping[str, Any], names: Iterable[str], **more: object) -> Any:  # noqa: ANN401 - a part's arguments
-    """Those of the arguments that are given, and more that are."""
-    given = {name: args[name] for name in names if name in args}
-    return {**given, **{name: value for name, value in more.items() if value is not None}}

@@ -22,6 +22,8 @@ from ...provisioners.aws.template import (
     suspended,
     template,
 )
+from ...provisioners.boot.user_data import MAX_BYTES
+from ..arguments import ArgumentError, check_arguments, check_fleet_name, check_size, fleet_spec
 from ..components import child_of
 from ..wire import keywords
 from .children import TYPES, tags_of
@@ -105,6 +107,7 @@ class GpuFleet(pulumi.ComponentResource):
 
     def __init__(self, name: str, args: GpuFleetArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         """Raises ValueError for what EC2 cannot have."""
+        check_arguments("GpuFleet", name, args, GpuFleetArgs)
         super().__init__(f"{TYPES}:GpuFleet", name, {}, opts)
         fleet = fleet_of(name, args)
         self._args, self._tags = args, {**tags_of(args, expiring=True), tags.FLEET: fleet.name}
@@ -233,32 +236,31 @@ class GpuFleet(pulumi.ComponentResource):
 
 
 def fleet_of(name: str, args: GpuFleetArgs) -> FleetSpec:
-    """The fleet that the arguments describe, of which size is not a part. Raises ValueError."""
-    from ...provisioners.base import ProvisionError
-
+    """Return the fleet that the arguments describe, of which size is not a part. Raises ArgumentError."""
     market = args.get("market") or "on-demand"
     if (market == "reservation") != (args.get("reservation") is not None):
-        raise ValueError("market reservation and the id of a reservation belong together: give both, or neither")
-    try:
-        fleet = FleetSpec.model_validate(
-            {
-                "name": args.get("fleet_name") or name,
-                "cloud": "aws",
-                "region": "",
-                "zones": tuple(args.get("zones") or ()),
-                "machine_type": args["machine_type"],
-                "accelerator": None,
-                "market": market,
-                "on_demand": args.get("on_demand") or 0,
-                "disk_gb": args.get("disk_gb") or 100.0,
-                "peers": args.get("peers", False),
-                "heal": args.get("heal", True),
-            }
-        )
-        check_fleet(fleet)
-    except ProvisionError as error:
-        raise ValueError(str(error)) from error
-    return fleet
+        message = "market reservation and the id of a reservation belong together: give both, or neither"
+        raise ArgumentError(f"GpuFleet {name!r}: {message}")
+    called = args.get("fleet_name")
+    if called:
+        check_fleet_name(name, called)
+    return fleet_spec(
+        name,
+        {
+            "name": called or name,
+            "cloud": "aws",
+            "region": "",
+            "zones": tuple(args.get("zones") or ()),
+            "machine_type": args["machine_type"],
+            "accelerator": None,
+            "market": market,
+            "on_demand": args.get("on_demand") or 0,
+            "disk_gb": args.get("disk_gb") or 100.0,
+            "peers": args.get("peers", False),
+            "heal": args.get("heal", True),
+        },
+        check_fleet,
+    )
 
 
 def subnets_in(subnets: Mapping[str, str], zones: tuple[str, ...]) -> list[str]:
@@ -270,7 +272,7 @@ def subnets_in(subnets: Mapping[str, str], zones: tuple[str, ...]) -> list[str]:
 
 
 def _base64(text: str) -> str:
-    return base64.b64encode(text.encode()).decode()
+    return base64.b64encode(check_size("user_data", text, MAX_BYTES["aws"]).encode()).decode()
 
 
 def _snapshot_gib(ami: Any) -> int:  # noqa: ANN401 - GetAmiResult

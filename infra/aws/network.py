@@ -7,6 +7,7 @@ import pulumi
 import pulumi_aws as aws
 
 from ...provisioners.aws.network import SUBNET_TAG
+from ..arguments import check_arguments
 from ..components import child_of
 from .children import TYPES, Tags, tags_of
 
@@ -40,6 +41,7 @@ class GpuNetwork(pulumi.ComponentResource):
     """Zone (`use1-az1`) -> subnet id."""
 
     def __init__(self, name: str, args: GpuNetworkArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        check_arguments("GpuNetwork", name, args, GpuNetworkArgs)
         super().__init__(f"{TYPES}:GpuNetwork", name, {}, opts)
         self._tags = tags_of(args)
         cidr = args.get("cidr") or CIDR

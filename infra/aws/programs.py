@@ -11,8 +11,8 @@ from ..settings import OUTPUT, FleetOutputs, FleetSettings, InfraSettings
 from .bucket import JobBucket, JobBucketArgs
 from .fleet import GpuFleet, GpuFleetArgs
 from .network import GpuNetwork
-from .reaper import OrphanReaper
-from .role import MachineRole
+from .reaper import OrphanReaper, OrphanReaperArgs
+from .role import MachineRole, MachineRoleArgs
 
 _NAME = "cloudgpu"
 
@@ -25,8 +25,12 @@ def infra_program(settings: InfraSettings) -> None:
     opts = pulumi.ResourceOptions(providers=[_provider(settings.region, settings.account)])
     network = GpuNetwork(f"{_NAME}-network", {"owner": settings.owner}, opts)
     bucket = JobBucket(f"{_NAME}-jobs", _bucket(settings), opts)
-    role = MachineRole(f"{_NAME}-machines", {"job_dir": bucket.job_dir, "owner": settings.owner}, opts)
-    OrphanReaper(f"{_NAME}-reaper", {"owner": settings.owner}, opts)
+    machines: MachineRoleArgs = {"job_dir": bucket.job_dir, "owner": settings.owner}
+    reaper: OrphanReaperArgs = {"owner": settings.owner}
+    if settings.boundary:
+        machines["boundary"] = reaper["boundary"] = settings.boundary
+    role = MachineRole(f"{_NAME}-machines", machines, opts)
+    OrphanReaper(f"{_NAME}-reaper", reaper, opts)
 
     def outputs(made: dict[str, object]) -> dict[str, object]:
         told = {"cloud": "aws", "region": settings.region, "stack": settings.stack, "owner": settings.owner}

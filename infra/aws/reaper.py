@@ -9,6 +9,7 @@ import pulumi_aws as aws
 
 from ...provisioners import tags
 from ...provisioners.aws.identity import PATH, policy
+from ..arguments import check_arguments
 from ..components import child_of
 from .children import TYPES, tags_of
 
@@ -24,6 +25,8 @@ class OrphanReaperArgs(TypedDict):
     """Omitted: 15."""
     keep_log_days: NotRequired[int]
     """Omitted: 30."""
+    boundary: NotRequired[pulumi.Input[str]]
+    """As in MachineRoleArgs, of the function's role."""
     owner: NotRequired[str]
     """As in GpuNetworkArgs. What it ends may be of any owner: it says so itself by its time."""
     tags: NotRequired[dict[str, pulumi.Input[str]]]
@@ -41,9 +44,10 @@ class OrphanReaper(pulumi.ComponentResource):
     """Of the Lambda function."""
 
     def __init__(self, name: str, args: OrphanReaperArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        check_arguments("OrphanReaper", name, args, OrphanReaperArgs)
         super().__init__(f"{TYPES}:OrphanReaper", name, {}, opts)
         self._tags = tags_of(args)
-        function = self._function(name, args.get("keep_log_days") or 30)
+        function = self._function(name, int(args.get("keep_log_days") or 30), args.get("boundary"))
         minutes = int(args.get("every_minutes") or 15)  # a float, where it comes from another language
         rule = aws.cloudwatch.EventRule(
             f"{name}-schedule",
@@ -66,7 +70,7 @@ class OrphanReaper(pulumi.ComponentResource):
         self.function_name = function.name
         self.register_outputs({"function_name": self.function_name})
 
-    def _function(self, name: str, keep_log_days: int) -> aws.lambda_.Function:
+    def _function(self, name: str, keep_log_days: int, boundary: pulumi.Input[str] | None) -> aws.lambda_.Function:
         log = aws.cloudwatch.LogGroup(
             f"{name}-log", retention_in_days=keep_log_days, tags=self._tags, opts=child_of(self)
         )
@@ -75,6 +79,7 @@ class OrphanReaper(pulumi.ComponentResource):
             path=f"{PATH}{self._tags[tags.OWNER]}/",
             assume_role_policy=json.dumps(_TRUST),
             description="ends what is tagged cloudgpu-expires and has expired",
+            permissions_boundary=boundary,
             tags=self._tags,
             opts=child_of(self),
         )

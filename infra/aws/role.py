@@ -9,6 +9,7 @@ import pulumi_aws as aws
 from ...provisioners import tags
 from ...provisioners.aws.identity import PATH, policy, reach, trust_policy
 from ...provisioners.aws.network import PROFILE_TAG
+from ..arguments import check_arguments
 from ..components import child_of
 from .children import TYPES, tags_of
 
@@ -35,6 +36,7 @@ class MachineRole(pulumi.ComponentResource):
     """Of the role."""
 
     def __init__(self, name: str, args: MachineRoleArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        check_arguments("MachineRole", name, args, MachineRoleArgs)
         super().__init__(f"{TYPES}:MachineRole", name, {}, opts)
         labels = tags_of(args)
         owner = str(labels[tags.OWNER])

@@ -7,6 +7,7 @@ import pulumi
 from pulumi_azure_native import storage
 
 from ...provisioners.azure.rights import WRITER
+from ..arguments import check_arguments
 from ..components import child_of
 from .groups import TYPES, assign, definition, group_of, id_of_group, tags_of
 
@@ -56,6 +57,7 @@ class JobBucket(pulumi.ComponentResource):
     """`az://CONTAINER@ACCOUNT/jobs`: below it job dirs are."""
 
     def __init__(self, name: str, args: JobBucketArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        check_arguments("JobBucket", name, args, JobBucketArgs)
         super().__init__(f"{TYPES}:JobBucket", name, {}, opts)
         protect = args.get("protect", True)
         group = group_of(self, name, args, tags_of(args), protect=protect)

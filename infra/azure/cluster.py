@@ -5,9 +5,11 @@ from typing import NotRequired, TypedDict
 import pulumi
 
 from ...provisioners.azure.names import part_of
+from ..arguments import check_arguments
+from ..components import arguments_of_part
 from .bucket import PREFIX, JobBucket, JobBucketArgs
 from .fleet import GpuFleet, GpuFleetArgs
-from .groups import TYPES, tags_of
+from .groups import TYPES
 from .network import GpuNetwork
 from .role import MachineRole
 
@@ -62,6 +64,10 @@ class GpuClusterArgs(TypedDict):
     """More, of everything in it."""
 
 
+_SHARED = ("region", "owner", "tags")
+"""Arguments that the cluster's parts have in common."""
+
+
 class GpuCluster(pulumi.ComponentResource):
     """A network that nothing comes in to, a container for jobs, an identity that reaches their folder in it, and a
     fleet. All but the storage account is in one resource group."""
@@ -80,22 +86,19 @@ class GpuCluster(pulumi.ComponentResource):
     """16 hex digits: fleets with the same one have the same machines."""
 
     def __init__(self, name: str, args: GpuClusterArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        check_arguments("GpuCluster", name, args, GpuClusterArgs)
         super().__init__(f"{TYPES}:GpuCluster", name, {}, opts)
-        inside, told = pulumi.ResourceOptions(parent=self), tags_of(args)
-        network = GpuNetwork(name, {"region": args["region"], "tags": told}, inside)
+        inside = pulumi.ResourceOptions(parent=self)
+        network = GpuNetwork(name, arguments_of_part(args, (*_SHARED, "expires")), inside)
         self.container_id = self._container(name, args)
-        role = MachineRole(
-            f"{name}-role",
-            {
-                "region": args["region"],
-                "resource_group": network.resource_group,
-                "subscription": args["subscription"],
-                "container": self.container_id,
-                "prefix": PREFIX,
-                "tags": told,
-            },
-            inside,
+        identity = arguments_of_part(
+            args,
+            (*_SHARED, "subscription"),
+            resource_group=network.resource_group,
+            container=self.container_id,
+            prefix=PREFIX,
         )
+        role = MachineRole(f"{name}-role", identity, inside)
         said = {key: value for key, value in args.items() if key in GpuFleetArgs.__annotations__}
         fleet: GpuFleetArgs = {**said, "subnet": network.subnet_id}  # type: ignore[typeddict-item] # of the same names
         fleet["fleet_name"] = name

@@ -13,6 +13,8 @@ from ...provisioners.azure.names import SHARED, part_of
 from ...provisioners.azure.rights import LEAVING
 from ...provisioners.azure.rules import security_rules
 from ...provisioners.azure.template import Standing, check_fleet, is_close, profile, scale_set, zones_of
+from ...provisioners.boot.user_data import MAX_BYTES
+from ..arguments import check_arguments, check_fleet_name, check_size, fleet_spec
 from ..components import child_of
 from ..wire import keywords
 from .groups import TYPES, assign, group_of, id_of_group, role_of, tags_of
@@ -99,6 +101,7 @@ class GpuFleet(pulumi.ComponentResource):
     """16 hex digits: fleets with the same one have the same machines."""
 
     def __init__(self, name: str, args: GpuFleetArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        check_arguments("GpuFleet", name, args, GpuFleetArgs)
         super().__init__(f"{TYPES}:GpuFleet", name, {}, opts)
         self._name, self._args = name, args
         self._fleet = fleet_of(name, args)
@@ -134,7 +137,7 @@ class GpuFleet(pulumi.ComponentResource):
     def _scale_set(self, at: Standing) -> compute.VirtualMachineScaleSet:
         fleet, args = self._fleet, self._args
         custom_data = pulumi.Output.from_input(args["user_data"]).apply(
-            lambda text: base64.b64encode(text.encode()).decode()
+            lambda text: base64.b64encode(check_size("user_data", text, MAX_BYTES["azure"]).encode()).decode()
         )
         properties = scale_set(fleet, profile(fleet, image_of(args["image"]), at, custom_data))
         if is_close(fleet):
@@ -198,15 +201,12 @@ class GpuFleet(pulumi.ComponentResource):
 
 
 def fleet_of(name: str, args: GpuFleetArgs) -> FleetSpec:
-    """The fleet that the arguments describe.
-
-    Raises pydantic's ValidationError for values that cannot be, ProvisionError for what Azure cannot have.
-    """
+    """Return the fleet that the arguments describe. Raises ArgumentError."""
     given = {key: value for key, value in args.items() if key in FleetSpec.model_fields and value is not None}
-    called = {"name": args.get("fleet_name") or name, "lifetime_s": args.get("lifetime_seconds")}
-    fleet = FleetSpec.model_validate({"accelerator": None, **given, **called, "cloud": "azure"})
-    check_fleet(fleet, reserved=args.get("reservation") is not None)
-    return fleet
+    called: dict[str, Any] = {"name": args.get("fleet_name") or name, "lifetime_s": args.get("lifetime_seconds")}
+    check_fleet_name(name, called["name"])
+    values = {"accelerator": None, **given, **called, "cloud": "azure"}
+    return fleet_spec(name, values, lambda fleet: check_fleet(fleet, reserved=args.get("reservation") is not None))
 
 
 def arguments_of(fleet: FleetSpec) -> dict[str, Any]:

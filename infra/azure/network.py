@@ -7,6 +7,7 @@ from pulumi_azure_native import network
 
 from ...provisioners.azure.names import SHARED, SUBNET
 from ...provisioners.azure.rules import NETWORK_RANGE, SUBNET_RANGE, subnet_rules
+from ..arguments import check_arguments
 from ..components import child_of
 from ..wire import keywords
 from .groups import TYPES, group_of, tags_of
@@ -23,6 +24,9 @@ class GpuNetworkArgs(TypedDict):
     """Value of the tag cloudgpu-owner; begins with `cloudgpu-`. Omitted: made of the project and the stack."""
     tags: NotRequired[dict[str, pulumi.Input[str]]]
     """More, of everything in it."""
+    expires: NotRequired[pulumi.Input[float]]
+    """Epoch seconds after which anybody may remove it, with all that is in its resource group, by its tag; omitted:
+    never."""
     resource_group: NotRequired[pulumi.Input[str]]
     """Name of one that is there; omitted: a new one, called like the component."""
     nat: NotRequired[bool]
@@ -42,6 +46,7 @@ class GpuNetwork(pulumi.ComponentResource):
     """Resource id of the subnet."""
 
     def __init__(self, name: str, args: GpuNetworkArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        check_arguments("GpuNetwork", name, args, GpuNetworkArgs)
         super().__init__(f"{TYPES}:GpuNetwork", name, {}, opts)
         self._region, self._tags = args["region"], tags_of(args)
         self.resource_group = group_of(self, name, args, self._tags)

@@ -7,6 +7,7 @@ from typing import Any, NotRequired, TypedDict
 import pulumi
 from pulumi_azure_native import logic
 
+from ..arguments import check_arguments
 from ..components import child_of
 from .groups import TYPES, assign, role_of, tags_of
 
@@ -42,6 +43,7 @@ class OrphanReaper(pulumi.ComponentResource):
     """Resource id of the Logic App."""
 
     def __init__(self, name: str, args: OrphanReaperArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        check_arguments("OrphanReaper", name, args, OrphanReaperArgs)
         super().__init__(f"{TYPES}:OrphanReaper", name, {}, opts)
         subscription = pulumi.Output.concat("/subscriptions/", args["subscription"])
         workflow = logic.Workflow(

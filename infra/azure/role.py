@@ -7,6 +7,7 @@ from pulumi_azure_native import managedidentity
 
 from ...provisioners.azure.names import SHARED
 from ...provisioners.azure.rights import LEAVING, WRITER, condition
+from ..arguments import check_arguments
 from ..components import child_of
 from .groups import TYPES, assign, definition, role_of, tags_of
 
@@ -51,6 +52,7 @@ class MachineRole(pulumi.ComponentResource):
     """Object id: whom roles are given to."""
 
     def __init__(self, name: str, args: MachineRoleArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        check_arguments("MachineRole", name, args, MachineRoleArgs)
         super().__init__(f"{TYPES}:MachineRole", name, {}, opts)
         identity = managedidentity.UserAssignedIdentity(
             f"{name}-identity",

@@ -5,6 +5,7 @@ from typing import NotRequired, TypedDict
 import pulumi
 from pulumi_gcp import storage
 
+from ..arguments import check_arguments
 from ..components import child_of
 from .common import TYPES, labels_of
 
@@ -44,6 +45,7 @@ class JobBucket(pulumi.ComponentResource):
     """`gs://BUCKET/jobs`: below it job dirs are."""
 
     def __init__(self, name: str, args: JobBucketArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        check_arguments("JobBucket", name, args, JobBucketArgs)
         super().__init__(f"{TYPES}:JobBucket", name, {}, opts)
         existing = args.get("existing")
         self.bucket = self._made(name, args).name if existing is None else pulumi.Output.from_input(existing)

@@ -1,14 +1,14 @@
 """All that a fleet stands in, and the fleet: for a program that wants GPU machines and nothing else."""
 
-from collections.abc import Iterable, Mapping
-from typing import Any, NotRequired, TypedDict, cast
+from typing import NotRequired, TypedDict
 
 import pulumi
 
-from ..components import child_of
-from .bucket import PREFIX, JobBucket, JobBucketArgs
+from ..arguments import check_arguments
+from ..components import arguments_of_part, child_of
+from .bucket import PREFIX, JobBucket
 from .common import TYPES, shortened
-from .fleet import GpuFleet, GpuFleetArgs
+from .fleet import GpuFleet
 from .network import GpuNetwork
 from .role import MachineRole
 
@@ -98,16 +98,15 @@ class GpuCluster(pulumi.ComponentResource):
     """E-mail address of who the machines are."""
 
     def __init__(self, name: str, args: GpuClusterArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        check_arguments("GpuCluster", name, args, GpuClusterArgs)
         super().__init__(f"{TYPES}:GpuCluster", name, {}, opts)
         network = GpuNetwork(
             f"{name}-net",
             {"region": args["region"], "network_name": f"cloudgpu-{name}", "nat": args.get("nat", False)},
             opts=child_of(self),
         )
-        bucket_args = _given(args, _OF_BUCKET)
-        if "existing_bucket" in args:
-            bucket_args["existing"] = args["existing_bucket"]
-        bucket = JobBucket(f"{name}-jobs", cast(JobBucketArgs, bucket_args), opts=child_of(self))
+        kept = arguments_of_part(args, _OF_BUCKET, existing=args.get("existing_bucket"))
+        bucket = JobBucket(f"{name}-jobs", kept, opts=child_of(self))
         role = MachineRole(
             f"{name}-machine",
             {
@@ -119,16 +118,13 @@ class GpuCluster(pulumi.ComponentResource):
             },
             opts=child_of(self),
         )
-        fleet_args = {
-            **_given(args, _OF_FLEET),
-            "network": network.network_link,
-            "subnetwork": network.subnetwork,
-            "service_account": role.email,
-        }
-        fleet = GpuFleet(name, cast(GpuFleetArgs, fleet_args), opts=child_of(self))
+        machines = arguments_of_part(
+            args,
+            _OF_FLEET,
+            network=network.network_link,
+            subnetwork=network.subnetwork,
+            service_account=role.email,
+        )
+        fleet = GpuFleet(name, machines, opts=child_of(self))
         self.group, self.job_dir, self.service_account = fleet.group, bucket.job_dir, role.email
         self.register_outputs({key: getattr(self, key) for key in ("group", "job_dir", "service_account")})
-
-
-def _given(args: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    return {name: args[name] for name in names if name in args}

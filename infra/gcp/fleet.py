@@ -8,8 +8,10 @@ from pulumi_gcp import compute
 
 from ...jobspecs.fleets import FleetSpec
 from ...provisioners import tags
+from ...provisioners.boot.startup_script import MAX_SCRIPT_BYTES
 from ...provisioners.gcp.network import Attachment, within_rule
 from ...provisioners.gcp.template import EXPIRES_PORT, check_fleet, fleet_name, group, is_placed, placement, template
+from ..arguments import check_arguments, check_fleet_name, check_size, fleet_spec, refusals
 from ..components import child_of, expiry_of
 from ..wire import keywords
 from .common import TYPES, firewall_arguments, labels_of
@@ -107,9 +109,9 @@ class GpuFleet(pulumi.ComponentResource):
     """Of a mixed fleet: self link of the group of its machines on demand; else ""."""
 
     def __init__(self, name: str, args: GpuFleetArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        check_arguments("GpuFleet", name, args, GpuFleetArgs)
         super().__init__(f"{TYPES}:GpuFleet", name, {}, opts)
         fleet = _fleet(name, args)
-        check_fleet(fleet)
         called = fleet_name(fleet.name)
         if fleet.peers:
             rule = within_rule(called, f"Machines of cloudgpu's fleet {fleet.name} reach each other", "")
@@ -159,18 +161,20 @@ class GpuFleet(pulumi.ComponentResource):
 def template_arguments(
     fleet: FleetSpec, args: GpuFleetArgs, policies: list[pulumi.Output[str]] | None = None
 ) -> dict[str, Any]:
-    """Keyword arguments of compute.InstanceTemplate. Raises ProvisionError for what cannot be a fleet."""
-    wire = template(
-        fleet,
-        at=Attachment("", _text(args["network"]), _text(args["subnetwork"]), private_access=True),
-        image=_text(args["image"]),
-        service_account=_text(args["service_account"]),
-        # Not when they expire, which the group tells: another time would be another template, new machines.
-        labels={key: _text(value) for key, value in labels_of(args, fleet.name).items() if key != tags.EXPIRES},
-        script=_text(args["user_data"]),
-        reservation=args.get("reservation"),
-        policies=[_text(one) for one in policies or []],
-    )
+    """Return keyword arguments of compute.InstanceTemplate. Raises ArgumentError for what cannot be a fleet."""
+    # Without the expiry, which the group has: another time would be another template, new machines.
+    labels = {key: _text(value) for key, value in labels_of(args, fleet.name).items() if key != tags.EXPIRES}
+    with refusals(fleet.name):
+        wire = template(
+            fleet,
+            at=Attachment("", _text(args["network"]), _text(args["subnetwork"]), private_access=True),
+            image=_text(args["image"]),
+            service_account=_text(args["service_account"]),
+            labels=labels,
+            script=_text(pulumi.Output.from_input(args["user_data"]).apply(_script)),
+            reservation=args.get("reservation"),
+            policies=[_text(one) for one in policies or []],
+        )
     return keywords(compute.InstanceTemplateArgs, _nested(wire), _RENAMES)
 
 
@@ -214,22 +218,30 @@ def expiry_port(args: Mapping[str, Any]) -> compute.RegionInstanceGroupManagerNa
 
 
 def _fleet(name: str, args: Mapping[str, Any]) -> FleetSpec:
-    """Raises pydantic's ValidationError."""
-    accelerator = args.get("accelerator")
-    told = {key: args[key] for key in ("market", "on_demand", "size", "disk_gb", "peers", "heal") if key in args}
-    return FleetSpec.model_validate(
+    """Return the fleet that the arguments describe. Raises ArgumentError."""
+    accelerator, called = args.get("accelerator"), args.get("fleet_name") or name
+    check_fleet_name(name, called)
+    keys = ("market", "on_demand", "size", "disk_gb", "peers", "heal")
+    given = {key: args[key] for key in keys if args.get(key) is not None}
+    return fleet_spec(
+        name,
         {
-            **told,
-            "name": args.get("fleet_name") or name,
+            **given,
+            "name": called,
             "cloud": "gcp",
             "region": args["region"],
-            "zones": tuple(args.get("zones", ())),
+            "zones": tuple(args.get("zones") or ()),
             "machine_type": args["machine_type"],
             "accelerator": accelerator,
             "gpus": (args.get("gpus") or "1") if accelerator else "0",
-            "lifetime_s": None if "lifetime_seconds" not in args else int(args["lifetime_seconds"]),
-        }
+            "lifetime_s": None if args.get("lifetime_seconds") is None else int(args["lifetime_seconds"]),
+        },
+        check_fleet,
     )
+
+
+def _script(text: str) -> str:
+    return check_size("user_data", text, MAX_SCRIPT_BYTES)
 
 
 def _text(value: pulumi.Input[str]) -> str:

@@ -6,6 +6,7 @@ import pulumi
 from pulumi_gcp import compute
 
 from ...provisioners.gcp.network import closed_name, closed_rule
+from ..arguments import check_arguments
 from ..components import child_of
 from .common import TYPES, firewall_arguments
 
@@ -43,6 +44,7 @@ class GpuNetwork(pulumi.ComponentResource):
     """Self link of the subnetwork, which spans all zones of the region."""
 
     def __init__(self, name: str, args: GpuNetworkArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        check_arguments("GpuNetwork", name, args, GpuNetworkArgs)
         super().__init__(f"{TYPES}:GpuNetwork", name, {}, opts)
         called = args.get("network_name", name)
         network = compute.Network(

@@ -6,6 +6,7 @@ from typing import NotRequired, TypedDict
 import pulumi
 from pulumi_gcp import cloudscheduler, projects, serviceaccount, workflows
 
+from ..arguments import check_arguments
 from ..components import child_of
 from .common import TYPES, labels_of
 from .role import GROUPS, MACHINES, Right, grant
@@ -50,6 +51,7 @@ class OrphanReaper(pulumi.ComponentResource):
     """Id of the workflow."""
 
     def __init__(self, name: str, args: OrphanReaperArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        check_arguments("OrphanReaper", name, args, OrphanReaperArgs)
         super().__init__(f"{TYPES}:OrphanReaper", name, {}, opts)
         account = self._account(name, args)
         workflow = workflows.Workflow(

@@ -7,6 +7,7 @@ import pulumi
 from pulumi_gcp import projects, serviceaccount, storage
 
 from ...provisioners.gcp.labels import PREFIX
+from ..arguments import check_arguments
 from ..components import child_of
 from .common import TYPES, role_id, shortened
 
@@ -63,6 +64,7 @@ class MachineRole(pulumi.ComponentResource):
     """E-mail address of the service account."""
 
     def __init__(self, name: str, args: MachineRoleArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        check_arguments("MachineRole", name, args, MachineRoleArgs)
         super().__init__(f"{TYPES}:MachineRole", name, {}, opts)
         account = serviceaccount.Account(
             f"{name}-account",

@@ -123,6 +123,21 @@ def test_infra_from_nothing_to_nothing(desk: Desk) -> None:
     assert desk.run("infra", "down", *PLACE, "--yes").code == 2
 
 
+def test_a_preview_compares_with_what_the_cloud_has(desk: Desk) -> None:
+    """What somebody deleted by hand is seen, and changes neither the stack nor the cloud; a script reads the code."""
+    desk.well("infra", "up", *PLACE, "--yes")
+    watched = ("infra", "preview", *PLACE, "--expect-no-changes")
+    assert desk.run(*watched).code == 0
+    [rule] = [one["name"] for one in desk.gce.resources("firewalls") if "cloudgpu" in one["name"]]
+    desk.gce.remove("firewalls", rule)
+    drifted = desk.run(*watched, "--json")
+    assert (drifted.code, drifted.json["counts"], len(drifted.json["changes"])) == (1, {"create": 1}, 1)
+    assert drifted.json["unchanged"] > 5
+    assert rule not in [one["name"] for one in desk.gce.resources("firewalls")]
+    # The stack itself remembers the rule: a preview writes nothing down.
+    assert desk.well(*watched, "--no-refresh", "--json").json["counts"] == {}
+
+
 def test_a_team_shares_stacks_in_a_bucket(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     desk.gcs.do("storage/make_bucket", name="stacks-of-a-team")
     monkeypatch.setenv("PULUMI_CONFIG_PASSPHRASE", "")

@@ -28,6 +28,7 @@ pytestmark = pytest.mark.timeout(900)
 
 REGION = "us-east-1"
 STACKS = "stacks-of-a-team"
+BOUNDARY = "arn:aws:iam::123456789012:policy/cloudgpu-machines"
 PLACE = ("--cloud", "aws", "--region", REGION)
 CLUSTER = """name: big
 resources: {accelerator: "T4:1", cloud: aws, region: us-east-1, nodes: 1}
@@ -49,6 +50,13 @@ class Desk(Commands):
             f"s3://{STACKS}/team?region={REGION}&endpoint={aws.environ['AWS_ENDPOINT_URL']}&s3ForcePathStyle=true"
         )
         self.s3.create_bucket(Bucket=STACKS)
+
+    def boundaries(self) -> set[str]:
+        """Return the permissions boundaries of all roles; "": of one without."""
+        iam: Any = boto3.client("iam")
+        roles = [iam.get_role(RoleName=one["RoleName"])["Role"] for one in iam.list_roles()["Roles"]]
+        ours = [role for role in roles if role["Path"].startswith("/cloudgpu/")]
+        return {role.get("PermissionsBoundary", {}).get("PermissionsBoundaryArn", "") for role in ours}
 
     def machines(self) -> int:
         return len(self.aws.instances(running=True))
@@ -79,8 +87,13 @@ def test_a_job_on_a_cluster_from_nothing_to_nothing(desk: Desk, monkeypatch: pyt
         seen = desk.well("infra", "preview", *PLACE, "--json").json
         assert set(seen["counts"]) == {"create"}
         assert desk.remains.find() == {}
-        made = desk.well("infra", "up", *PLACE, "--yes", "--json").json
+        with monkeypatch.context() as shell:
+            shell.setenv("CLOUDGPU_AWS_BOUNDARY", BOUNDARY)
+            made = desk.well("infra", "up", *PLACE, "--yes", "--json").json
         assert made["counts"] == seen["counts"]
+        assert desk.boundaries() == {BOUNDARY}, "of every role, the machines' and the reaper's"
+        again = desk.well("infra", "up", *PLACE, "--json").json
+        assert (again["counts"], desk.boundaries()) == ({}, {BOUNDARY}), "kept by a shell that names none"
         known = infrastructure.load("aws", REGION)
         assert known is not None
         bucket = known.job_dir.removeprefix("s3://").removesuffix("/jobs")

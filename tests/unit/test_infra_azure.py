@@ -527,7 +527,9 @@ def test_the_reaper_s_definition_looks_and_deletes_what_has_expired() -> None:
 
 def test_the_example_is_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
     program = Path(cloudgpu.__file__).parent / "examples" / "pulumi" / "azure" / "__main__.py"
-    monkeypatch.setenv("PULUMI_CONFIG", json.dumps({"cloudgpu:image": IMAGE, "cloudgpu:size": "3"}))
+    monkeypatch.setenv(
+        "PULUMI_CONFIG", json.dumps({"cloudgpu:image": IMAGE, "cloudgpu:size": "3", "cloudgpu:expires": "2e9"})
+    )
     found = registered(lambda: runpy.run_path(str(program)))
     made = only(found, SET).inputs
     assert (made["sku"]["capacity"], made["virtualMachineProfile"]["priority"]) == (3, "Spot")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 import runpy
 from collections.abc import Iterable
@@ -13,6 +14,7 @@ import pytest
 import yaml
 
 import cloudgpu
+from cloudgpu.provisioners.aws.images import parameter_for
 from cloudgpu.tests.standins.pulumi.mocks import exports, only, run_strict
 
 ROOT = Path(cloudgpu.__file__).parent
@@ -89,10 +91,14 @@ AWS_INVOKES = {
 }
 
 
-def test_the_example_for_aws() -> None:
+def test_the_example_for_aws(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PULUMI_CONFIG", json.dumps({"cloudgpu:image": "ami-1", "cloudgpu:expires": "2e9"}))
     found = run_strict(lambda: runpy.run_path(str(EXAMPLES / "aws" / "__main__.py")), invokes=AWS_INVOKES)
     assert only(found, "aws:autoscaling/group:Group").inputs["desiredCapacity"] == 1
     assert only(found, "aws:s3/bucket:Bucket").protect
+    expiry = {"key": "cloudgpu-expires", "value": "2000000000", "propagateAtLaunch": True}
+    assert expiry in only(found, "aws:autoscaling/group:Group").inputs["tags"]
+    assert parameter_for("g6.xlarge") in (EXAMPLES / "aws" / "README.md").read_text()
     assert exports(found)["job_dir"] == "s3://lab-jobs-bucket-id/jobs"
     project = yaml.safe_load((EXAMPLES / "aws" / "Pulumi.yaml").read_text())
     assert project["runtime"]["name"] == "python"

@@ -14,11 +14,12 @@ import pytest
 import yaml
 from google.cloud import compute_v1
 
+from cloudgpu.infra.arguments import ArgumentError
 from cloudgpu.infra.gcp import GpuCluster, GpuFleet, GpuNetwork, JobBucket, MachineRole
 from cloudgpu.infra.gcp.programs import bucket_name, fleet_program, infra_program
 from cloudgpu.infra.settings import FleetOutputs, FleetSettings, InfraSettings
 from cloudgpu.jobspecs.fleets import FleetSpec
-from cloudgpu.provisioners.base import AgentFile, LaunchRequest, NodeRequest, Owner, ProvisionError
+from cloudgpu.provisioners.base import AgentFile, LaunchRequest, NodeRequest, Owner
 from cloudgpu.provisioners.gcp.images import Image, family_for
 from cloudgpu.provisioners.gcp.network import Attachment, closed_name
 from cloudgpu.provisioners.gcp.request import Place, instance
@@ -33,7 +34,7 @@ NETWORK = f"projects/{PROJECT}/global/networks/cloudgpu-us-central1"
 SUBNETWORK = "https://compute/regions/us-central1/subnetworks/cloudgpu-us-central1"
 MACHINE = "cloudgpu-us-central1@p-1.iam.gserviceaccount.com"
 IMAGE = "https://compute/projects/d/global/images/i-1"
-INFRA = InfraSettings("gcp", REGION, "infra-gcp-us-central1", "me@here", account=PROJECT)
+INFRA = InfraSettings("gcp", REGION, "infra-gcp-us-central1", "cloudgpu-me@here", account=PROJECT)
 STANDS = Infrastructure(
     "gcp",
     REGION,
@@ -60,7 +61,7 @@ BUCKET = "gcp:storage/bucket:Bucket"
 def settings(fleet: FleetSpec = FLEET, **changes: Any) -> FleetSettings:
     base = FleetSettings(
         stack=f"cluster-{fleet.name}",
-        owner="me@here",
+        owner="cloudgpu-me@here",
         fleet=fleet,
         infrastructure=STANDS,
         user_data="#!/bin/sh\n",
@@ -125,7 +126,7 @@ def test_the_bucket_is_private_and_protected() -> None:
     assert bucket.inputs["uniformBucketLevelAccess"] is True
     assert bucket.inputs["softDeletePolicy"] == {"retentionDurationSeconds": 0}
     assert bucket.inputs["labels"] == {
-        "cloudgpu-owner": "me__40here",
+        "cloudgpu-owner": "cloudgpu-me__40here",
         "cloudgpu-stack": "infra-gcp-us-central1",
     }
     [rule] = bucket.inputs["lifecycleRules"]
@@ -216,7 +217,7 @@ def launched_as(fleet: FleetSpec, reservation: Reservation | None = None) -> Any
         job_id="digits-abc",
         attempt=1,
         token="0123456789abcdef0123456789abcdef",
-        owner=Owner("me@here"),
+        owner=Owner("cloudgpu-me@here"),
         job_dir="gs://b/jobs/digits-abc",
         job_sha256="0" * 64,
         region=fleet.region,
@@ -238,7 +239,7 @@ def launched_as(fleet: FleetSpec, reservation: Reservation | None = None) -> Any
     disk = found["disks"][0]["initializeParams"]
     assert disk.pop("diskName") == found["name"]
     assert disk.pop("labels") == found["labels"]
-    disk["labels"] = {"cloudgpu-owner": "me__40here", "cloudgpu-stack": "cluster-big", "cloudgpu-fleet": "big"}
+    disk["labels"] = {"cloudgpu-owner": "cloudgpu-me__40here", "cloudgpu-stack": "cluster-big", "cloudgpu-fleet": "big"}
     for kind in (found, disk):
         kind |= {key: kind[key].rpartition("/")[2] for key in ("machineType", "diskType") if key in kind}
     for gpu in found.get("guestAccelerators", []):
@@ -288,7 +289,7 @@ def test_a_fleet_is_exported_as_the_control_side_reads_it() -> None:
 
 def test_machines_are_labelled_and_carry_the_fleets_script() -> None:
     wire = instance_properties(only(of_fleet(), TEMPLATE).inputs)
-    labels = {"cloudgpu-owner": "me__40here", "cloudgpu-stack": "cluster-big", "cloudgpu-fleet": "big"}
+    labels = {"cloudgpu-owner": "cloudgpu-me__40here", "cloudgpu-stack": "cluster-big", "cloudgpu-fleet": "big"}
     assert wire["labels"] == wire["disks"][0]["initializeParams"]["labels"] == labels
     assert {"key": "startup-script", "value": "#!/bin/sh\n"} in wire["metadata"]["items"]
     assert wire["tags"]["items"] == ["cloudgpu", "cloudgpu-fleet-big"]
@@ -376,7 +377,7 @@ def test_fewer_machines_than_are_bought_on_demand() -> None:
     ],
 )
 def test_what_cannot_be_a_fleet_is_said_before_anything_is_made(changes: dict[str, Any], says: str) -> None:
-    with pytest.raises(ProvisionError, match=says):
+    with pytest.raises(ArgumentError, match=says):
         of_fleet(changed(**changes))
 
 
@@ -527,13 +528,15 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "pulumi" / "gcp"
 
 
 def test_the_example_is_a_program_that_registers_what_its_page_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PULUMI_CONFIG", json.dumps({"gcp:project": PROJECT, "gcp:region": REGION}))
-    image = {"gcp:compute/getImage:getImage": lambda arguments: {"selfLink": f"images/{arguments['family']}"}}
-    registered = run_strict(lambda: runpy.run_path(str(EXAMPLE / "__main__.py")), invokes=image)
+    family = family_for("g2-standard-4", gpu=True).family
+    given = {"gcp:project": PROJECT, "gcp:region": REGION, "cloudgpu:image": "images/i", "cloudgpu:expires": "2e9"}
+    monkeypatch.setenv("PULUMI_CONFIG", json.dumps(given))
+    registered = run_strict(lambda: runpy.run_path(str(EXAMPLE / "__main__.py")))
     properties = instance_properties(only(registered, TEMPLATE).inputs)
     assert properties["machineType"] == "g2-standard-4" and properties["scheduling"]["provisioningModel"] == "SPOT"
-    family = family_for("g2-standard-4", gpu=True).family
-    assert properties["disks"][0]["initializeParams"]["sourceImage"] == f"images/{family}", "as launches boot"
+    assert properties["disks"][0]["initializeParams"]["sourceImage"] == "images/i"
+    assert family in (EXAMPLE / "README.md").read_text(), "as launches boot"
+    assert "cloudgpu-expires-2000000000" in str(only(registered, GROUP).inputs["namedPorts"])
     assert only(registered, BUCKET).protect
     assert set(exports(registered)) == {"group", "job_dir"}
     config = yaml.safe_load((EXAMPLE / "Pulumi.yaml").read_text())["config"]

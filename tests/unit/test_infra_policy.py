@@ -107,11 +107,11 @@ def test_machines_that_are_bought_on_demand_have_a_price_of_their_own() -> None:
 
 
 def test_what_a_newer_version_wrote_is_read_without_what_is_new() -> None:
-    infra = InfraSettings("aws", "us-east-1", "infra", "me", ACCOUNT)
+    infra = InfraSettings("aws", "us-east-1", "infra", "cloudgpu-me", ACCOUNT)
     terms = programs.Terms("1", "5", 0)
-    stands = Infrastructure("aws", "us-east-1", "infra", "me", "network")
+    stands = Infrastructure("aws", "us-east-1", "infra", "cloudgpu-me", "network")
     fleet = FleetSpec(name="big", cloud="aws", region="us-east-1", machine_type="g6.xlarge", accelerator="L4", gpus="1")
-    cluster = FleetSettings("c", "me", fleet, stands, "#cloud-config\n", "ami-1", "x://bucket/jobs/f", ACCOUNT)
+    cluster = FleetSettings("c", "cloudgpu-me", fleet, stands, "#cloud-config\n", "ami-1", "x://bucket/jobs/f", ACCOUNT)
     newer = {**cluster.to_json(), "fleet": {**cluster.to_json()["fleet"], "new": 1}, "new": {}}
     assert FleetSettings.from_json(newer) == cluster
     assert InfraSettings.from_json({**infra.to_json(), "new": None}) == infra
@@ -124,7 +124,7 @@ def test_what_a_newer_version_wrote_is_read_without_what_is_new() -> None:
 
 def test_what_a_program_was_given_is_kept_though_it_fails() -> None:
     """Else the next command would not know whose account the stack is of, and which bucket it goes on with."""
-    settings = InfraSettings("azure", "eastus", "infra", "me", ACCOUNT, bucket="no container", adopt=True)
+    settings = InfraSettings("azure", "eastus", "infra", "cloudgpu-me", ACCOUNT, bucket="no container", adopt=True)
     kept: dict[str, object] = {}
 
     def program() -> None:
@@ -168,13 +168,15 @@ INVOKES = {
 @pytest.mark.parametrize("cloud", list(PLACES))
 def test_of_everything_in_our_own_stacks_it_is_known_whether_it_bills(cloud: str) -> None:
     region, machine_type, image, subnets, role = PLACES[cloud]
-    stands = Infrastructure(cloud, region, "infra", "me", "network", subnets, role, ACCOUNT, "x://bucket/jobs")
+    stands = Infrastructure(cloud, region, "infra", "cloudgpu-me", "network", subnets, role, ACCOUNT, "x://bucket/jobs")
     fleet = FleetSpec.model_validate(
         {"name": "big", "cloud": cloud, "region": region, "zones": [zone for zone in subnets if zone]}
         | {"machine_type": machine_type, "accelerator": "T4" if cloud == "azure" else "L4", "gpus": "1", "size": 2}
     )
-    infra = InfraSettings.from_json({"cloud": cloud, "region": region, "stack": "i", "owner": "me", "account": ACCOUNT})
-    cluster = FleetSettings("c", "me", fleet, stands, "#cloud-config\n", image, "x://bucket/jobs/f", ACCOUNT)
+    infra = InfraSettings.from_json(
+        {"cloud": cloud, "region": region, "stack": "i", "owner": "cloudgpu-me", "account": ACCOUNT}
+    )
+    cluster = FleetSettings("c", "cloudgpu-me", fleet, stands, "#cloud-config\n", image, "x://bucket/jobs/f", ACCOUNT)
     invokes = {token: lambda _arguments, answer=answer: answer for token, answer in INVOKES.items()}
     for program in (programs.infra_program(infra), programs.fleet_program(cluster, programs.Terms(None, None, 0))):
         kinds = [one.type for one in run_strict(program, invokes=invokes, outputs=OUTPUTS) if one.custom]

@@ -27,8 +27,10 @@ fleet = GpuFleet(
         "network_id": network.network_id,
         "subnets": network.subnets,
         "profile_arn": role.profile_arn,
-        # Pinned, machines are replaced when you say so, and not when AWS publishes an image.
-        "image": config.get("image"),
+        # Pinned: machines are replaced when you set another, and not when AWS publishes an image.
+        "image": config.require("image"),
+        # Epoch seconds: the reaper ends the machines then, should they be forgotten. Another time replaces none.
+        "expires": config.require_float("expires"),
         "user_data": pulumi.Output.format(HELLO, region=aws_region, job_dir=bucket.job_dir),
     },
 )

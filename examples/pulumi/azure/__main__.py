@@ -52,6 +52,8 @@ fleet = GpuFleet(
         "market": config.get("market") or "spot",
         # By its number: machines are replaced when you say so, and not when Microsoft publishes an image.
         "image": config.require("image"),
+        # Epoch seconds: the reaper ends the machines then, should they be forgotten. Another time replaces none.
+        "expires": config.require_float("expires"),
         "user_data": pulumi.Output.format(
             HELLO, client=role.client_id, account=bucket.account, container=bucket.container
         ),

@@ -1,7 +1,6 @@
 """GPU machines on Google Cloud: each writes what it sees of its GPUs into the bucket, and then waits for work."""
 
 import pulumi
-import pulumi_gcp as gcp
 
 from cloudgpu.infra.gcp import GpuFleet, GpuNetwork, JobBucket, MachineRole, OrphanReaper
 
@@ -24,14 +23,6 @@ nvidia-smi > /tmp/gpus.txt 2>&1
 gcloud storage cp /tmp/gpus.txt {job_dir}/hello/$(hostname).txt
 """
 
-# Pinned, machines are replaced when you say so, and not when Google publishes an image.
-image = (
-    config.get("image")
-    or gcp.compute.get_image_output(
-        project="deeplearning-platform-release", family="common-cu129-ubuntu-2404-nvidia-580"
-    ).self_link
-)
-
 fleet = GpuFleet(
     "lab",
     {
@@ -43,7 +34,10 @@ fleet = GpuFleet(
         "network": network.network_link,
         "subnetwork": network.subnetwork,
         "service_account": role.email,
-        "image": image,
+        # Pinned: machines are replaced when you set another, and not when Google publishes an image.
+        "image": config.require("image"),
+        # Epoch seconds: the reaper ends the machines then, should they be forgotten. Another time replaces none.
+        "expires": config.require_float("expires"),
         "user_data": pulumi.Output.format(HELLO, job_dir=bucket.job_dir),
     },
 )
