@@ -12,6 +12,7 @@ from pathlib import Path
 
 from .. import __version__
 from ..jobspecs.home import home
+from .hidden_values import MASK, masked
 
 
 def write_report(error: BaseException, words: Sequence[str]) -> Path | None:
@@ -31,7 +32,7 @@ def write_report(error: BaseException, words: Sequence[str]) -> Path | None:
     for folder in (_state_folder, _temporary_folder):
         try:
             path = folder() / name
-            path.write_text(text, encoding="utf-8", errors="backslashreplace")
+            path.write_text(masked(text), encoding="utf-8", errors="backslashreplace")
         except OSError:
             continue
         return path
@@ -57,7 +58,7 @@ def _without_secrets(words: Sequence[str]) -> Iterator[str]:
             return
         flag, equals, _ = word.partition("=")
         if hide_next or (flag in {"--env", "--set"} and equals):
-            yield f"{flag}=…"
+            yield f"{flag}={MASK}"
         else:
             yield word
         hide_next = word in {"--env", "--set"}

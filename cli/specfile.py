@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
 
+from .hidden_values import hide
 from .output import remark, warning
 from .program_args import program_args
 
@@ -108,7 +109,7 @@ def _note_env(ctx: click.Context, parameter: click.Parameter, values: tuple[str,
     for value in values:
         name, equals, text = value.partition("=")
         if not equals or not name:
-            raise click.BadParameter(f"{value!r} is not of the form NAME=VALUE", ctx, parameter)
+            raise click.BadParameter("expected NAME=VALUE", ctx, parameter)  # without it: it may be a secret
         _given(ctx).env[name] = text
 
 
@@ -126,6 +127,7 @@ def overrides(ctx: click.Context) -> list[str | Override]:
         for flag in FLAGS
         if flag.flag in given.values
     ]
+    hide(given.env.values())
     found += [Override(("env", name), text, f"--env {name}") for name, text in given.env.items()]
     if args is not None:
         found.append(Override(("args",), args, "-- ARGS"))
@@ -147,10 +149,13 @@ def load_spec(
     if source is not None and not gcloud and job is None:
         from ..jobspecs.loader import load_source
 
-        return load_source(source, changes, base, today=today)
-    from ..jobspecs.dialects.command_line import load
+        loaded = load_source(source, changes, base, today=today)
+    else:
+        from ..jobspecs.dialects.command_line import load
 
-    return load(source, gcloud or {}, changes, base=base, job=job, today=today)
+        loaded = load(source, gcloud or {}, changes, base=base, job=job, today=today)
+    hide(loaded.spec.env.values())
+    return loaded
 
 
 def read(file: str | Path) -> Source:

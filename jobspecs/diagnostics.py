@@ -43,7 +43,9 @@ class Diagnostic(NamedTuple):
     hint: str = ""
     severity: Severity = "error"
     source: str = ""
-    """The text of the line."""
+    """The text of the line, as it may be shown."""
+    masked: bool = False
+    """`source` is not what the file says: values of environment variables were left out."""
 
     @property
     def place(self) -> str:

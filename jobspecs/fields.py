@@ -171,7 +171,8 @@ def _check_env(value: Any) -> Any:  # noqa: ANN401
 
 def _env_problem(name: str, text: object) -> Problem | None:
     if not _ENV_NAME.fullmatch(name):
-        message = f"{quote(name)} is no name for an environment variable"
+        shown = name.partition("=")[0] + "=…" if "=" in name else name  # a value may have slipped into the name
+        message = f"{quote(shown)} is no name for an environment variable"
         return Problem((name,), "bad-env-name", message, "use letters, digits and _ only", in_key=True)
     if name.startswith("CLOUDGPU_"):
         message = f"{quote(name)} is a name cloudgpu itself uses"

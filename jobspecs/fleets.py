@@ -51,7 +51,7 @@ _NOT_OF_THE_TEMPLATE = frozenset({"name", "size", "on_demand", "zones", "idle_s"
 
 
 class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True, hide_input_in_errors=True)
 
 
 class ClusterFile(_Model):

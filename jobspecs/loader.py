@@ -160,11 +160,8 @@ class Draft:
             name = str(loc[0]) if loc else "command line"
             return Diagnostic(name, 0, 0, problem.code, problem.message, problem.hint, problem.severity)
         line, column = self.document.position(loc, of_key=problem.in_key)
-        source = self.document.source
-        text = source.line(line)
-        return Diagnostic(
-            source.name, line, column, problem.code, problem.message, problem.hint, problem.severity, text
-        )
+        warning = problem.severity == "warning"
+        return self.document.source.at(line, column, problem.code, problem.message, problem.hint, warning=warning)
 
 
 def _nearest(places: Mapping[Loc, Any], loc: Loc) -> Any:  # noqa: ANN401 - a value of the mapping

@@ -79,7 +79,8 @@ def _put(container: Any, path: Loc, override: Override) -> Any:  # noqa: ANN401 
             hint = f"the list has the entries 0 to {len(container) - 1}" if container else "the list is empty"
             raise _refused(override.label, f"there is no entry {quote(step)} in this list", hint)
         return [*container[:index], _put(container[index], tuple(rest), override), *container[index + 1 :]]
-    raise _refused(override.label, f"there are no keys inside {quote(container)}", "set the whole value")
+    inside_what = "this value" if override.path[0] == "env" else quote(container)
+    raise _refused(override.label, f"there are no keys inside {inside_what}", "set the whole value")
 
 
 def _value(text: str, label: str) -> Any:  # noqa: ANN401

@@ -104,7 +104,7 @@ def _result(found: Diagnostic, rule: int) -> dict[str, Any]:
     }
     if found.line:
         region: dict[str, Any] = {"startLine": found.line, "startColumn": found.column}
-        if found.source:
+        if found.source and not found.masked:
             region["snippet"] = {"text": found.source}
         place = {"artifactLocation": {"uri": _uri(found.file)}, "region": region}
         result["locations"] = [{"physicalLocation": place}]

@@ -83,10 +83,11 @@ def _from_validator(problem: Problem, place: Loc, value: Any, document: object, 
 
 
 def _completed(problem: Problem, value: object) -> Problem:
-    """`expected …` says what there is instead; a letter that only looks right is named."""
+    """Say what there is instead of what was expected, and name a letter that only looks right."""
     message, hint = problem.message, problem.hint
     if message.startswith("expected"):
-        message += f", not {_shown(value)}"
+        is_secret = problem.loc[:1] == ("env",) and isinstance(value, str)
+        message += f", not {'a text' if is_secret else _shown(value)}"
     if isinstance(value, str) and not value.isascii():
         hint = "; ".join(filter(None, (hint, f"there is {odd_character(value)}")))
     return problem._replace(message=message, hint=hint)

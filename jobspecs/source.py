@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import re
 import stat
+from collections.abc import Mapping
 from pathlib import Path
 
-from .diagnostics import Diagnostic, SpecError
+from .diagnostics import Diagnostic, Severity, SpecError
 
 MAX_BYTES = 1_000_000
 """Far above any job file; said before anything is parsed."""
@@ -27,6 +28,7 @@ class Source:
         self.name = name
         self.text = text.removeprefix("\ufeff")
         self._lines: list[str] | None = None
+        self._masked: Mapping[int, str] | None = None
         unseen = _UNSEEN.search(self.text)
         if unseen is not None:
             raise SpecError([self._unseen(unseen)])
@@ -34,9 +36,15 @@ class Source:
     def at(
         self, line: int, column: int, code: str, message: str, hint: str = "", *, warning: bool = False
     ) -> Diagnostic:
-        """A diagnostic at this place, the line's text with it."""
-        severity = "warning" if warning else "error"
-        return Diagnostic(self.name, line, column, code, message, hint, severity, self.line(line))  # type: ignore[arg-type]
+        """Return a diagnostic at this place, with the line's text but for values of environment variables."""
+        from .masking import masked_lines
+
+        text = self.line(line)
+        if self._masked is None:
+            self._masked = masked_lines(self._lines or ())
+        shown = self._masked.get(line - 1, text)
+        severity: Severity = "warning" if warning else "error"
+        return Diagnostic(self.name, line, column, code, message, hint, severity, shown, masked=shown != text)
 
     def line(self, number: int) -> str:
         """The text of a line, counted from 1; "" beyond the end."""
