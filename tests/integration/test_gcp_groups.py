@@ -229,7 +229,7 @@ def component_of(asked: LaunchRequest, stack: Infrastructure) -> list[Registered
     fleet = fleet_of(asked, "gcp")
     settings = FleetSettings(
         stack="cluster-big",
-        owner="me@here",
+        owner="cloudgpu-me@here",
         fleet=fleet,
         infrastructure=stack,
         user_data="#!/bin/sh\n",

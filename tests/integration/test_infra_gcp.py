@@ -42,7 +42,7 @@ pytestmark = pytest.mark.timeout(600)
 REGION = "us-central1"
 ANN = "user:ann@example.com"
 PATIENCE_S = 180.0
-INFRA = InfraSettings("gcp", REGION, "infra-gcp-us-central1", "me@here", account=PROJECT)
+INFRA = InfraSettings("gcp", REGION, "infra-gcp-us-central1", "cloudgpu-me@here", account=PROJECT)
 FLEET = FleetSpec(
     name="big",
     cloud="gcp",
@@ -79,7 +79,7 @@ class Desk:
             "gcp",
             REGION,
             "infra",
-            "me@here",
+            "cloudgpu-me@here",
             network="default",
             subnets={"": f"projects/{PROJECT}/regions/{REGION}/subnetworks/default"},
             machine_role=f"cloudgpu-machine@{PROJECT}.iam.gserviceaccount.com",
@@ -87,7 +87,7 @@ class Desk:
         )
         return FleetSettings(
             "cluster-big",
-            "me@here",
+            "cloudgpu-me@here",
             fleet,
             stands,
             user_data="#!/bin/sh\n",
@@ -183,7 +183,7 @@ def test_a_fleet_from_nothing_to_nothing(desk: Desk) -> None:
     wait(lambda: len(desk.running()) == 2)
     for one in desk.machines():
         assert one["labels"] == {
-            "cloudgpu-owner": "me__40here",
+            "cloudgpu-owner": "cloudgpu-me__40here",
             "cloudgpu-stack": "cluster-big",
             "cloudgpu-fleet": "big",
         }
