@@ -9,6 +9,7 @@ import datetime
 import errno
 import os
 import re
+import stat
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -80,6 +81,10 @@ class JobDirError(Exception):
 
 class MissingError(JobDirError):
     """No object has this key."""
+
+
+class RecordError(JobDirError):
+    """What lies under a key is not what belongs there: it says nothing about the rest of the job dir."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,9 +196,22 @@ class JobDir:
             time.sleep(pause)
         raise JobDirError(f"{self.url}: creating {key} failed: others are writing it all the time")
 
-    def get(self, key: str) -> bytes:
-        """The object's bytes; raises MissingError."""
-        return self._fetch(f"reading {key}", key, lambda: bytes(obstore.get(self._readable(), key).bytes()))
+    def get(self, key: str, most: int | None = None) -> bytes:
+        """Return the object's bytes; raises MissingError.
+
+        `most`: bytes that may be there. Raises RecordError, before they are read, if there are more, or no file.
+        """
+
+        def get() -> bytes:
+            store = self._readable()
+            if most is not None:
+                self._check_is_file(key)
+            found = obstore.get(store, key)
+            if most is not None and found.meta["size"] > most:
+                raise RecordError(f"{self.url}/{key} has {found.meta['size']} bytes, {most} at most are allowed")
+            return bytes(found.bytes())
+
+        return self._fetch(f"reading {key}", key, get)
 
     def get_range(self, key: str, start: int, end: int, etag: str = "") -> bytes:
         """The bytes from `start` up to `end`, which must lie inside the object; raises MissingError.
@@ -212,10 +230,10 @@ class JobDir:
 
         return self._fetch(f"reading {key}", key, get)
 
-    def find(self, key: str) -> bytes | None:
-        """The object's bytes, or None if there is no such object."""
+    def find(self, key: str, most: int | None = None) -> bytes | None:
+        """Return the object's bytes, or None if there is no such object; `most` as for get()."""
         try:
-            return self.get(key)
+            return self.get(key, most)
         except MissingError:
             return None
 
@@ -339,6 +357,17 @@ class JobDir:
                 raise JobDirError(f"{self.url}: the folder has been deleted")
             self._folder.mkdir(parents=True, exist_ok=True)
         return self._readable()
+
+    def _check_is_file(self, key: str) -> None:
+        """Raise RecordError for a folder, a pipe or a device, which a local folder may have under a key."""
+        if self._folder is None:
+            return
+        try:
+            mode = (self._folder / key).stat().st_mode
+        except NotADirectoryError as error:  # a file lies where one of the key's folders should be
+            raise FileNotFoundError(key) from error
+        if not stat.S_ISREG(mode):
+            raise RecordError(f"{self.url}/{key} is no file")
 
     def _large(self, store: ObjectStore) -> ObjectStore:
         """For requests that carry a lot."""
