@@ -11,7 +11,7 @@ from typing import Any
 
 from ..provisioners.base import NodeRequest, NodeState
 from ..runtime.jobdir import Generation, Heartbeat, JobDir, RecordError, Result, node_key, read_generation
-from .members import every_node, names_ever
+from .members import every_node, names_ever, place, wanted_nodes
 from .model import Attempt
 from .outcomes import NodeEnd, NodeView, end_by_absence, end_by_result, furthest
 from .times import merge_timelines
@@ -131,7 +131,15 @@ def new_generation(job_dir: JobDir, attempt: Attempt, nodes: Sequence[NodeView] 
     if nodes is not None and not any(node.generation >= number or node.end is not None for node in nodes):
         return None
     record = read_generation(job_dir, attempt.number, number)
-    return None if record is None or record.kind == "closed" else record
+    if record is None or record.kind == "closed":
+        return None
+    places = {place(request.node) for request in wanted_nodes(attempt)}
+    if not all(place(node["node"]) in places for node in record.nodes or []):
+        log.warning(
+            "%s: generation %d of attempt %d names nodes that it has not", attempt.job_id, number, attempt.number
+        )
+        return None
+    return record
 
 
 def is_closed(job_dir: JobDir, attempt: Attempt) -> bool:

@@ -61,7 +61,7 @@ def test_a_limit_ends_a_job_though_every_step_fails(world: World) -> None:
 
 def test_what_nothing_expects_is_given_up_after_an_hour(world: World) -> None:
     job_id = begin(world)
-    world.cloud.faults["observe"] = [TypeError("unsupported operand") for _ in range(1_000)]  # type: ignore[list-item]
+    world.cloud.faults["observe"] = [TypeError("unsupported operand") for _ in range(1_000)]  # type: ignore[misc]
     supervisor, begun = world.supervisor(), world.clock.monotonic()
     world.drive(supervisor, until=lambda: not world.cloud.running(), for_s=2 * UNEXPECTED_S)
     assert UNEXPECTED_S <= world.clock.monotonic() - begun <= UNEXPECTED_S + 240
