@@ -14,7 +14,7 @@ from ..provisioners import get_provisioner
 from ..provisioners.base import Provisioner, ProvisionError
 from ..runtime.jobdir import JobDir, JobDirError
 from .clock import Clock, JobTime, SystemClock
-from .errors import StoreError
+from .errors import DamagedRowError, StoreError
 from .job_step import Memory, Tools
 from .leases import LEASE_S, Leases, new_owner
 from .model import Attempt, JobRow
@@ -75,6 +75,8 @@ class _Watched:
     quiet_s: float = 0.0
     """The last pause while nothing changed; 0: something did."""
     trouble: _Trouble | None = None
+    damage: str = ""
+    """Why its row in the store cannot be read; "": it can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,10 +172,16 @@ class Supervisor:
         if watched is None:
             return
         watched.due = self._clock.monotonic() + _PAUSE_S[0]  # whatever happens now, it does not happen without a pause
-        job = self._store.job(job_id)
-        if job is None or job.ended is not None:
+        try:
+            job = self._store.job(job_id)
+            attempt = None if job is None else self._store.current_attempts([job]).get(job.id)
+        except DamagedRowError as error:  # a person must mend it, and the other jobs go on
+            if watched.damage != str(error):
+                log.warning("%s", error)
+            watched.damage, watched.due = str(error), self._clock.monotonic() + _PAUSE_S[1]
             return
-        self._advance(job, self._store.current_attempts([job]).get(job.id), watched)
+        if job is not None and job.ended is None:
+            self._advance(job, attempt, watched)
 
     def hurry(self, job_id: str) -> None:
         """Somebody asked for something while the job was being looked at: look again at once."""
@@ -199,6 +207,9 @@ class Supervisor:
             changed = Step(self._tools, watched.memory, job, attempt).take()
         except LostRaceError:
             changed = True
+        except DamagedRowError as error:
+            self._troubled(job, attempt, watched, str(error), by_job_dir=False, is_expected=False)
+            return
         except StoreError:
             raise
         except (JobDirError, ProvisionError) as error:
