@@ -39,7 +39,7 @@ def test_one_damaged_row_hides_no_other_job(
         assert whole in json.dumps(status_view.list_json(listed))
         supervisor.tick(woken=True)
     damage(world, table, column, "x", damaged)
-    world.drive(supervisor, until=lambda: world.job(whole).ended)
+    world.drive(supervisor, until=lambda: world.job(whole).ended is not None)
     assert world.job(whole).state == "succeeded"
     assert "Traceback" not in capsys.readouterr().err
 
