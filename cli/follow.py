@@ -95,7 +95,7 @@ class LineFormat:
 
     def _prefix(self, line: LogLine) -> str:
         stamp = f"{style(clock(line.time), 'faint')} " if self._timestamps else ""
-        parts = [line.node.rpartition(".")[0]] if self._nodes else []
+        parts = [clean(line.node.rpartition(".")[0])] if self._nodes else []
         if self._ranks and line.rank is not None:
             parts.append(f"rank {line.rank}")
         if not parts:

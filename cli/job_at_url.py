@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -12,29 +13,37 @@ from .exits import Exit
 if TYPE_CHECKING:
     from ..control.model import Event
     from ..jobspecs.plan import Offer
+    from ..runtime.jobdir import AttemptRecord
     from ..runtime.logs import LogReader
 
 LINGER_S = 60.0
 """Whether a job that failed is tried once more, its supervisor knows: so long another attempt is waited for."""
 
 
+_DIGITS = 9
+"""Of an incarnation, at most; other folders are not a node's."""
+
+
+_COUNT = re.compile(r"\d{1,6}(/\d{1,6}|\.\d{1,6})?", re.ASCII)
+"""GPUs of a node, as an offer has them."""
+
+
 class JobAtUrl:
     """Looks like a job of the store, as far as following its log goes. Raises CommandError, JobDirError."""
 
     def __init__(self, url: str, clock: Callable[[], float] = time.monotonic) -> None:
-        from ..jobspecs.plan import Offer
         from ..runtime.jobdir import JOB_KEY, AttemptRecord, JobDir, JobRecord, attempt_key
 
         self.job_dir, self._clock = url.rstrip("/"), clock
         self._dir = JobDir(self.job_dir, make=False)
-        data = self._dir.find(JOB_KEY)
-        if data is None:
+        job = JobRecord.read(self._dir, JOB_KEY)
+        if job is None:
             raise CommandError(
                 f"there is no job at {url}",
                 hint="give the folder that holds job.json: the job's own, <job_dir>/<job id>",
                 exit_code=Exit.UNAVAILABLE,
             )
-        self.id = JobRecord.from_bytes(data).job_id
+        self.id = job.job_id
         self.created = time.time()
         self._numbers: list[int] = []
         self._results: dict[str, str] = {}
@@ -44,10 +53,10 @@ class JobAtUrl:
         """URL of the job's folder in another cloud, if its newest attempt is there."""
         self._moved_at = 0.0
         self.refresh()
-        described = self._dir.find(attempt_key(max(self._numbers, default=1)))
+        described = AttemptRecord.read(self._dir, attempt_key(max(self._numbers, default=1)))
         if described is None:
             raise CommandError(f"{self.id} has no attempt yet", hint="try again later", exit_code=Exit.UNAVAILABLE)
-        self.offer: Offer = Offer.from_json(AttemptRecord.from_bytes(described).offer)
+        self.offer: Offer = _offer(described)
 
     @property
     def state(self) -> str:
@@ -71,9 +80,10 @@ class JobAtUrl:
 
     def refresh(self) -> JobAtUrl:
         """Look again who has ended."""
-        from ..runtime.jobdir import Result, node_key
+        from ..runtime.jobdir import node_key
+        from ..runtime.logs import attempt_numbers
 
-        numbers = sorted(int(name) for name in self._dir.folders("attempts") if name.isdecimal())
+        numbers = attempt_numbers(self._dir)
         if numbers != self._numbers:
             self._numbers, self._results, self._ended_at = numbers, {}, None
             self.moved_to = self._elsewhere(numbers[-1]) if numbers else ""
@@ -82,9 +92,8 @@ class JobAtUrl:
             return self
         nodes = self._newest_incarnations(numbers[-1])
         for node in nodes:
-            data = None if node in self._results else self._dir.find(node_key(numbers[-1], node, "result.json"))
-            if data is not None:
-                self._results[node] = Result.from_bytes(data).outcome
+            if node not in self._results and (outcome := self._outcome(node_key(numbers[-1], node, "result.json"))):
+                self._results[node] = outcome
         has_ended = bool(nodes) and self._results.keys() >= set(nodes)
         if not has_ended:
             self._ended_at = None
@@ -100,11 +109,21 @@ class JobAtUrl:
     def events(self, after: int = 0) -> Sequence[Event]:  # noqa: ARG002 - they are in the store only
         return ()
 
+    def _outcome(self, key: str) -> str | None:
+        """Return how a node ended, or None. What it says so in may be no result: it has ended all the same."""
+        from ..runtime.jobdir import RecordError, Result
+
+        try:
+            result = Result.read(self._dir, key)
+        except RecordError:
+            return "error"
+        return None if result is None else result.outcome
+
     def _elsewhere(self, attempt: int) -> str:
         from ..runtime.jobdir import AttemptRecord, attempt_key
 
-        described = self._dir.find(attempt_key(attempt))
-        there = "" if described is None else AttemptRecord.from_bytes(described).job_dir
+        described = AttemptRecord.read(self._dir, attempt_key(attempt))
+        there = "" if described is None else described.job_dir
         return "" if there == self.job_dir else there
 
     def _has_begun_there(self) -> bool:
@@ -121,6 +140,20 @@ class JobAtUrl:
         newest: dict[str, int] = {}
         for name in self._dir.folders(f"attempts/{attempt:04d}/nodes"):
             place, _, incarnation = name.rpartition(".")
-            if incarnation.isdecimal():
+            if incarnation.isascii() and incarnation.isdecimal() and len(incarnation) <= _DIGITS:
                 newest[place] = max(newest.get(place, 0), int(incarnation))
         return [f"{place}.{incarnation}" for place, incarnation in newest.items()]
+
+
+def _offer(described: AttemptRecord) -> Offer:
+    """Raises RecordError if the attempt names none."""
+    from ..jobspecs.plan import Offer
+    from ..runtime.jobdir import RecordError
+
+    try:
+        counts = [(role["nodes"], str(role["count"])) for role in described.offer["roles"]]
+        if not all(isinstance(nodes, int) and _COUNT.fullmatch(count) for nodes, count in counts):
+            raise ValueError("its roles have no numbers of nodes and GPUs")
+        return Offer.from_json(described.offer)
+    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
+        raise RecordError(f"attempt {described.attempt} names no offer: {error!r}") from error

@@ -24,12 +24,17 @@ class NodeView:
     rank: int
     heartbeat: Heartbeat | None
     result: Result | None
+    is_readable: bool = True
+    """What it wrote last could be read."""
 
     @property
     def phase(self) -> str:
-        """How it ended, or setup | running | stopping; "pending" before its first sign of life."""
+        """How it ended, or setup | running | stopping; "pending" before its first sign of life, "unknown" if that
+        cannot be read."""
         if self.result is not None:
             return self.result.outcome
+        if not self.is_readable:
+            return "unknown"
         return "pending" if self.heartbeat is None else self.heartbeat.phase
 
     @property
@@ -100,16 +105,16 @@ def node_views(job: Job, attempt: Attempt) -> list[NodeView]:
 
 
 def _node_view(job_dir: JobDir, attempt: int, node: str, rank: int) -> NodeView:
-    from ..runtime.jobdir import Heartbeat, Result, node_key
+    from ..runtime.jobdir import Heartbeat, RecordError, Result, node_key
 
-    beat = job_dir.find(node_key(attempt, node, "heartbeat.json"))
-    result = job_dir.find(node_key(attempt, node, "result.json"))
-    return NodeView(
-        node,
-        rank,
-        None if beat is None else Heartbeat.from_bytes(beat),
-        None if result is None else Result.from_bytes(result),
-    )
+    heartbeat = result = None
+    try:
+        result = Result.read(job_dir, node_key(attempt, node, "result.json"))
+        heartbeat = Heartbeat.read(job_dir, node_key(attempt, node, "heartbeat.json"))
+    except RecordError as error:
+        warning(f"what {node} says cannot be read: {error}")
+        return NodeView(node, rank, heartbeat, result, is_readable=False)
+    return NodeView(node, rank, heartbeat, result)
 
 
 def job_json(job: Job) -> dict[str, Any]:

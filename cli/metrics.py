@@ -14,7 +14,7 @@ from .errors import CommandError
 from .exits import Exit
 from .jobref import find_job, job_argument
 from .options import json_option
-from .output import Column, columns, echo_json_line, echo_table, remark
+from .output import Column, clean, columns, echo_json_line, echo_table, is_terminal, remark
 
 if TYPE_CHECKING:
     from ..runtime.jobdir import JobDir
@@ -101,7 +101,7 @@ def _names(rows: Sequence[Row]) -> list[str]:
 def _print_csv(rows: Sequence[Row]) -> None:
     names = _names(rows)
     writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow(["step", "time", *names])
+    writer.writerow(["step", "time", *(map(clean, names) if is_terminal() else names)])
     for row in rows:
         writer.writerow([row.step, f"{row.time:.3f}", *(row.values.get(name, "") for name in names)])
 

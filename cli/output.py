@@ -6,6 +6,7 @@ Results go to stdout; progress, questions and remarks go to stderr, so that a pi
 from __future__ import annotations
 
 import os
+import re
 import sys
 import unicodedata
 from collections.abc import Sequence
@@ -207,16 +208,24 @@ def echo_table(heads: Sequence[Column], rows: Sequence[Sequence[str]], *, indent
 
 def echo_json(value: object) -> None:
     """A document for scripts: indented, and one value a command."""
-    import json
-
-    click.echo(json.dumps(value, indent=2, ensure_ascii=False, default=str))
+    click.echo(json_text(value, indent=2))
 
 
 def echo_json_line(value: object) -> None:
     """One line of a stream of values (`events --json -f`), written at once."""
+    click.echo(json_text(value))
+
+
+def json_text(value: object, indent: int | None = None) -> str:
+    """Return a value as JSON. What a terminal would act on, or no encoding has, is escaped in its strings."""
     import json
 
-    click.echo(json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str))
+    text = json.dumps(value, indent=indent, ensure_ascii=False, separators=None if indent else (",", ":"), default=str)
+    return text if text.isascii() else _UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+_UNSAFE = re.compile("[\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Control characters that JSON leaves as they are, those that turn the direction of text, halves of characters."""
 
 
 def remark(text: str) -> None:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from .events import event_json, event_line
 from .job_view import JobView, attempt_place, attempt_seconds, job_json, view
-from .output import STATE_TONES, Column, clean, columns, style, table
+from .output import STATE_TONES, Column, clean, columns, style, table, warning
 from .report_view import report_json, report_lines
 from .text import ago, clock, duration, iso, money
 
 if TYPE_CHECKING:
     from ..control.jobs import Job
     from ..control.model import Attempt
+
+_T = TypeVar("_T")
 
 _EVENTS = 8
 _LIST = (
@@ -47,26 +49,39 @@ _NODES = (
 
 
 def list_text(jobs: Sequence[Job]) -> str:
-    rows = []
-    for seen in (view(job, machines=not job.done) for job in jobs):
-        job = seen.job
-        rows.append(
-            [
-                job.id,
-                job.state,
-                ago(job.created, seen.now),
-                duration(seen.lasted),
-                seen.job.offer.place,
-                str(len(seen.attempts)),
-                _number(seen.step),
-                money(seen.cost),
-            ]
-        )
-    return table(_LIST, rows)
+    return table(_LIST, _each(jobs, _list_row))
 
 
 def list_json(jobs: Sequence[Job]) -> list[dict[str, Any]]:
-    return [_json(view(job, machines=not job.done)) for job in jobs]
+    return _each(jobs, _json)
+
+
+def _each(jobs: Sequence[Job], show: Callable[[JobView], _T]) -> list[_T]:
+    """Return how each job is shown; one whose rows in the store are damaged is left out, which is said."""
+    from ..control.errors import DamagedRowError
+
+    shown = []
+    for job in jobs:
+        try:
+            shown.append(show(view(job, machines=not job.done)))
+        except (DamagedRowError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError) as error:
+            reason = str(error) if isinstance(error, DamagedRowError) else f"its row in the store is damaged: {error!r}"
+            warning(f"{job.id} cannot be shown: {reason}")
+    return shown
+
+
+def _list_row(seen: JobView) -> list[str]:
+    job = seen.job
+    return [
+        job.id,
+        job.state,
+        ago(job.created, seen.now),
+        duration(seen.lasted),
+        job.offer.place,
+        str(len(seen.attempts)),
+        _number(seen.step),
+        money(seen.cost),
+    ]
 
 
 def job_text(job: Job) -> str:

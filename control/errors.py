@@ -11,6 +11,10 @@ class StoreError(ControlError):
     """The store cannot be opened, read or written, or was written by a newer version."""
 
 
+class DamagedRowError(StoreError):
+    """A row of the store is not what this version, or any, writes. The others can be used."""
+
+
 class NoSuchJobError(ControlError):
     """No job, or more than one, answers to the name that was given."""
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..provisioners.base import NodeRequest, NodeState
-from ..runtime.jobdir import Generation, Heartbeat, JobDir, Result, generation_key, node_key
-from .members import every_node, names_ever
+from ..runtime.jobdir import Generation, Heartbeat, JobDir, RecordError, Result, node_key, read_generation
+from .members import every_node, names_ever, place, wanted_nodes
 from .model import Attempt
 from .outcomes import NodeEnd, NodeView, end_by_absence, end_by_result, furthest
 from .times import merge_timelines
+
+log = logging.getLogger("cloudgpu.supervisor")
 
 BOOT_S = 1_200.0
 """A machine that has not reported by then never will; nor will one that its provider has started again."""
@@ -22,6 +26,9 @@ SILENT_S = 180.0
 LOOK_S = 30.0
 """Of the time between two looks so much counts as silence, at most. Where it is more, nobody could look (a laptop was
 shut, and machines that are this laptop were silent themselves); where looks are rare, silence still adds up."""
+
+_MISSING, _UNREADABLE = -1, -2
+"""In the place of the number of a heartbeat that is not there, or is no heartbeat."""
 
 UNSEEN_S = 600.0
 """A supervisor looks far more often. It is also longer than a machine lasts of which nobody hears any more: its agent
@@ -41,6 +48,8 @@ class Watch:
     reported: bool = False
     gpu_idle_s: float | None = None
     sequence: int = -1
+    damage: str = ""
+    """Why its last heartbeat could not be read; "": it could, or there was none."""
     returning: bool = False
     """Since it was last heard of the provider has begun to start it again."""
     heard: float | None = None
@@ -105,8 +114,12 @@ def read_whole_timeline(job_dir: JobDir, attempt: Attempt) -> dict[str, Any] | N
 
 
 def _beats(job_dir: JobDir, attempt: Attempt, names: Sequence[str]) -> list[Heartbeat]:
-    keys = [node_key(attempt.number, name, "heartbeat.json") for name in names]
-    return [Heartbeat.from_bytes(data) for data in map(job_dir.find, keys) if data is not None]
+    """Return the heartbeats of these nodes; one that cannot be read is left out."""
+    found = []
+    for name in names:
+        with suppress(RecordError):
+            found.append(Heartbeat.read(job_dir, node_key(attempt.number, name, "heartbeat.json")))
+    return [beat for beat in found if beat is not None]
 
 
 def new_generation(job_dir: JobDir, attempt: Attempt, nodes: Sequence[NodeView] | None) -> Generation | None:
@@ -117,15 +130,22 @@ def new_generation(job_dir: JobDir, attempt: Attempt, nodes: Sequence[NodeView] 
     number = len(attempt.generations or []) + 2
     if nodes is not None and not any(node.generation >= number or node.end is not None for node in nodes):
         return None
-    data = job_dir.find(generation_key(attempt.number, number))
-    record = None if data is None else Generation.from_bytes(data)
-    return None if record is None or record.kind == "closed" else record
+    record = read_generation(job_dir, attempt.number, number)
+    if record is None or record.kind == "closed":
+        return None
+    places = {place(request.node) for request in wanted_nodes(attempt)}
+    if not all(place(node["node"]) in places for node in record.nodes or []):
+        log.warning(
+            "%s: generation %d of attempt %d names nodes that it has not", attempt.job_id, number, attempt.number
+        )
+        return None
+    return record
 
 
 def is_closed(job_dir: JobDir, attempt: Attempt) -> bool:
     """Whether a node has ended, or will, and has said that the program starts nowhere again."""
-    data = job_dir.find(generation_key(attempt.number, len(attempt.generations or []) + 2))
-    return data is not None and Generation.from_bytes(data).kind == "closed"
+    record = read_generation(job_dir, attempt.number, len(attempt.generations or []) + 2)
+    return record is not None and record.kind == "closed"
 
 
 def _look_at(  # noqa: PLR0917 - as look()
@@ -139,12 +159,12 @@ def _look_at(  # noqa: PLR0917 - as look()
     watch = watches.nodes.setdefault(request.node, Watch())
     if watch.end is None:
         folder = node_key(watches.attempt, request.node, "")
-        heartbeat = _read_heartbeat(job_dir, folder, watch)
+        sequence = _read_heartbeat(job_dir, folder, watch)
         watch.end = _read_end(job_dir, folder, watch, state)
         if state is not None and state.queued:  # what has not been got yet is not silent, nor what was lost
             watch.heard = None
         elif watch.end is None and state is not None:
-            end = _end_by_silence(watch, heartbeat, now, returns=state.returns)
+            end = _end_by_silence(watch, sequence, now, returns=state.returns)
             if end is not None:
                 watch.end = dataclasses.replace(end, reason=f"{end.reason}{last_words(request.node)}")
     return NodeView(
@@ -162,24 +182,34 @@ def _look_at(  # noqa: PLR0917 - as look()
     )
 
 
-def _read_heartbeat(job_dir: JobDir, folder: str, watch: Watch) -> Heartbeat | None:
-    data = job_dir.find(f"{folder}heartbeat.json")
-    if data is None:
-        return None
-    heartbeat = Heartbeat.from_bytes(data)
+def _read_heartbeat(job_dir: JobDir, folder: str, watch: Watch) -> int:
+    """Take note of what the node says of itself; the number of its heartbeat. Of one that cannot be read nothing is
+    taken: the node counts as silent until the next one that can."""
+    try:
+        heartbeat = Heartbeat.read(job_dir, f"{folder}heartbeat.json")
+    except RecordError as error:
+        if str(error) != watch.damage:
+            log.warning("a heartbeat is ignored: %s", error)
+        watch.reported, watch.damage = True, str(error)
+        return _UNREADABLE
+    watch.damage = ""
+    if heartbeat is None:
+        return _MISSING
     watch.reported, watch.told_at = True, heartbeat.time
     watch.progress = heartbeat.progress or watch.progress
     watch.timeline = heartbeat.timeline or watch.timeline
     watch.begun = watch.begun or heartbeat.phase not in ("setup", "waiting")
     watch.waiting = heartbeat.phase == "waiting"
     watch.gpu_idle_s = heartbeat.gpu_idle_s
-    return heartbeat
+    return heartbeat.sequence
 
 
 def _read_end(job_dir: JobDir, folder: str, watch: Watch, state: NodeState | None) -> NodeEnd | None:
-    data = job_dir.find(f"{folder}result.json")
-    if data is not None:
-        result = Result.from_bytes(data)
+    try:
+        result = Result.read(job_dir, f"{folder}result.json")
+    except RecordError as error:
+        return NodeEnd("error", f"its result cannot be read: {error}")
+    if result is not None:
         watch.progress = result.progress or watch.progress
         watch.timeline = result.timeline or watch.timeline
         watch.told_at = result.ended
@@ -191,13 +221,14 @@ def _read_end(job_dir: JobDir, folder: str, watch: Watch, state: NodeState | Non
     return dataclasses.replace(end, refused=state.refused)
 
 
-def _end_by_silence(watch: Watch, heartbeat: Heartbeat | None, now: float, *, returns: bool) -> NodeEnd | None:
-    sequence = -1 if heartbeat is None else heartbeat.sequence
-    if watch.heard is None or sequence != watch.sequence:
+def _end_by_silence(watch: Watch, sequence: int, now: float, *, returns: bool) -> NodeEnd | None:
+    """`sequence`: of its heartbeat."""
+    if watch.heard is None or (sequence not in (watch.sequence, _UNREADABLE)):
         watch.sequence, watch.heard, watch.returning = sequence, now, False
     watch.returning = watch.returning or returns
-    patience = BOOT_S if heartbeat is None or watch.returning else SILENT_S
+    patience = BOOT_S if sequence == _MISSING or watch.returning else SILENT_S
     if now - watch.heard < patience:
         return None
-    what = "never reported" if heartbeat is None else "has not been heard of"
-    return NodeEnd("lost", f"the machine {what} for {patience:.0f} s")
+    what = "never reported" if sequence == _MISSING else "has not been heard of"
+    damage = f": {watch.damage}" if watch.damage else ""
+    return NodeEnd("lost", f"the machine {what} for {patience:.0f} s{damage}")

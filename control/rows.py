@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
 from typing import Any
 
+from .errors import DamagedRowError
 from .model import Attempt, Event, JobRow, Policy
+
+_DAMAGE = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError)
+"""What comes of values that nothing of cloudgpu has written."""
 
 
 def _dump_json(value: Any) -> str:  # noqa: ANN401 - any JSON value
@@ -74,8 +79,11 @@ _CODECS: dict[str, _Codec] = {
 
 
 def target(offer: str | None) -> str:
-    """The cloud of an offer as the tables hold it; "" without one."""
-    return "" if offer is None else str(json.loads(offer)["cloud"])
+    """Return the cloud of an offer as the tables hold it; "" without one, or if it cannot be read."""
+    try:
+        return "" if offer is None else str(json.loads(offer)["cloud"])
+    except _DAMAGE:
+        return ""
 
 
 def plain(text: str) -> str:
@@ -107,11 +115,39 @@ def _decode(columns: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def decode_job(columns: Mapping[str, Any]) -> JobRow:
-    return JobRow(**_decode(columns))
+    """Raises DamagedRowError."""
+    with _named(f"job {columns.get('id')}"):
+        row = JobRow(**_decode(columns))
+        _check_objects("offers", row.offers)
+        if not row.offers:
+            raise ValueError("it has no offer")
+        return row
 
 
 def decode_attempt(columns: Mapping[str, Any]) -> Attempt:
-    return Attempt(**_decode(columns))
+    """Raises DamagedRowError."""
+    with _named(f"attempt {columns.get('number')} of job {columns.get('job_id')}"):
+        row = Attempt(**_decode(columns))
+        _check_objects("offer", [row.offer])
+        _check_objects("progress", [row.progress or {}])
+        _check_objects("timeline", [row.timeline or {}])
+        _check_objects("allocation", [row.allocation or {}])
+        _check_objects("generations", row.generations or [])
+        _check_objects("nodes", row.nodes or [])
+        return row
+
+
+@contextlib.contextmanager
+def _named(what: str) -> Iterator[None]:
+    try:
+        yield
+    except _DAMAGE as error:
+        raise DamagedRowError(f"{what} is damaged in the store: {error!r:.200}") from error
+
+
+def _check_objects(name: str, values: object) -> None:
+    if not isinstance(values, list) or not all(isinstance(value, dict) for value in values):
+        raise ValueError(f"{name} has no JSON object where one is needed")
 
 
 def decode_event(columns: Mapping[str, Any]) -> Event:

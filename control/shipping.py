@@ -1,7 +1,7 @@
 """What a job's machines need, on its way into the job dir: the code, and the agent for machines in clouds.
 
 Both are named by their content. In an object store each content is uploaded once, into `shared/` beside the jobs'
-folders, and copied from there by the store itself: machines may read their own job's folder only.
+folders by each computer, and copied from there by the store itself: machines may read their own job's folder only.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from ..provisioners import AgentFile, architecture_of
 from ..runtime.archive import ArchiveError, pack
 from ..runtime.jobdir import JobDir, agent_key, code_key
 from .errors import SubmitError
+from .paths import state_dir
+from .uploads import Uploads
 
 if TYPE_CHECKING:
     from ..jobspecs.plan import Offer
@@ -64,13 +66,20 @@ class Shipper:
         return {file.architecture: file.sha256 for file in built}
 
     def _ship(self, what: str, key: str, path: Path, size: int) -> None:
-        """The key names the content: what is there under it, in full, is this."""
+        """Put a file under a key that names its content.
+
+        What is in the shared folder may be written by others, machines among them: it is used if this computer has
+        sent it, and it is still the same object.
+        """
         if self._job_dir.folder is not None:
             self._upload(what, self._job_dir, key, path)
             return
-        parent = JobDir(self._parent_url)
-        if parent.size(f"{SHARED}/{key}") != size:
-            self._upload(what, parent, f"{SHARED}/{key}", path)
+        parent, shared = JobDir(self._parent_url), f"{SHARED}/{key}"
+        uploads, url = Uploads(state_dir() / "uploads.json"), f"{self._parent_url}/{shared}"
+        found = parent.entry(shared)
+        if found is None or found.size != size or not uploads.has(url, found):
+            self._upload(what, parent, shared, path)
+            uploads.note(url, parent.entry(shared))
         parent.copy(f"{SHARED}/{key}", f"{self._job}/{key}")
 
     def _upload(self, what: str, store: JobDir, key: str, path: Path) -> None:

@@ -55,9 +55,11 @@ class Step(Healing, Moving):
         return action(self._attempt)
 
     def give_up(self, reason: str) -> bool:
-        """The job dir stays unusable: end the attempt, and with it the job."""
+        """End the attempt, and with it the job, without a look at its job dir or its machines."""
         attempt = self._attempt
-        if attempt is None or attempt.state in ("terminating", "ended"):
+        if attempt is None or attempt.state == "ended":
+            return self._end(wanted_end(self._job, attempt, self._now) or End("failed", "error", reason))
+        if attempt.state == "terminating":
             return False
         return self._conclude(attempt, Verdict("error", reason, None, None))
 

@@ -7,20 +7,25 @@ change whose ground has shifted raises LostRaceError: read again and decide anew
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from sqlalchemy import Connection, Engine, Select, and_, func, insert, or_, select, update
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from . import rows, states
-from .errors import ControlError, StoreError
+from .errors import ControlError, DamagedRowError, StoreError
 from .failover import Refused
 from .model import Attempt, Event, JobRow
 from .schema import connect
 from .tables import attempts, events, jobs
+
+log = logging.getLogger("cloudgpu.store")
+
+_T = TypeVar("_T")
 
 
 class LostRaceError(ControlError):
@@ -83,7 +88,8 @@ class Store:
     def list_jobs(self, *, active_only: bool, limit: int) -> list[JobRow]:
         """Newest first."""
         query = select(jobs).order_by(jobs.c.created.desc(), jobs.c.id).limit(limit)
-        return self._jobs(query.where(jobs.c.ended.is_(None)) if active_only else query)
+        found = self._read(query.where(jobs.c.ended.is_(None)) if active_only else query)
+        return list(_undamaged(rows.decode_job, found))
 
     def active_jobs(self) -> list[ActiveJob]:
         """Oldest first. Cheap: who supervises a hundred jobs asks often."""
@@ -109,7 +115,7 @@ class Store:
         recent = or_(attempts.c.ended >= since, and_(attempts.c.ended.is_(None), attempts.c.created >= since))
         mine = and_(jobs.c.id == attempts.c.job_id, jobs.c.owner == but.owner)
         query = select(attempts).join(jobs, mine).where(theirs, recent).order_by(attempts.c.created)
-        return [Refused.of(attempt) for attempt in self._attempts(query)]
+        return [Refused.of(attempt) for attempt in _undamaged(rows.decode_attempt, self._read(query))]
 
     def events(self, job_id: str, after: int = 0) -> list[Event]:
         query = select(events).where(events.c.job_id == job_id, events.c.seq > after).order_by(events.c.seq)
@@ -209,6 +215,15 @@ class Store:
             yield
         except SQLAlchemyError as error:
             raise StoreError(f"the store {self._engine.url!r} failed: {_cause(error)}") from error
+
+
+def _undamaged(decode: Callable[[Mapping[str, Any]], _T], found: Iterable[Mapping[str, Any]]) -> Iterator[_T]:
+    """Yield the rows that can be read; of the others the reason is logged."""
+    for row in found:
+        try:
+            yield decode(row)
+        except DamagedRowError as error:
+            log.warning("%s", error)
 
 
 def _same_owner(owner: str | None) -> Any:  # noqa: ANN401 - an SQL expression

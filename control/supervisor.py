@@ -8,17 +8,17 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Collection
-from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..provisioners import get_provisioner
 from ..provisioners.base import Provisioner, ProvisionError
 from ..runtime.jobdir import JobDir, JobDirError
 from .clock import Clock, JobTime, SystemClock
-from .errors import StoreError
+from .errors import DamagedRowError, StoreError
 from .job_step import Memory, Tools
 from .leases import LEASE_S, Leases, new_owner
 from .model import Attempt, JobRow
+from .patience import Patience
 from .steps import Step
 from .store import LostRaceError, Store
 
@@ -52,6 +52,7 @@ class _Trouble:
     """Since then the job dir could not be used, as often as that was tried."""
     dir_tried: float = -math.inf
     """When it was, the last time."""
+    patience: Patience = field(default_factory=Patience)
 
     def without_dir(self, now: float, copied: float) -> float:
         """For how long the job dir, which has failed just now, has been of no use; `copied` as in Memory."""
@@ -74,6 +75,8 @@ class _Watched:
     quiet_s: float = 0.0
     """The last pause while nothing changed; 0: something did."""
     trouble: _Trouble | None = None
+    damage: str = ""
+    """Why its row in the store cannot be read; "": it can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,10 +172,16 @@ class Supervisor:
         if watched is None:
             return
         watched.due = self._clock.monotonic() + _PAUSE_S[0]  # whatever happens now, it does not happen without a pause
-        job = self._store.job(job_id)
-        if job is None or job.ended is not None:
+        try:
+            job = self._store.job(job_id)
+            attempt = None if job is None else self._store.current_attempts([job]).get(job.id)
+        except DamagedRowError as error:  # a person must mend it, and the other jobs go on
+            if watched.damage != str(error):
+                log.warning("%s", error)
+            watched.damage, watched.due = str(error), self._clock.monotonic() + _PAUSE_S[1]
             return
-        self._advance(job, self._store.current_attempts([job]).get(job.id), watched)
+        if job is not None and job.ended is None:
+            self._advance(job, attempt, watched)
 
     def hurry(self, job_id: str) -> None:
         """Somebody asked for something while the job was being looked at: look again at once."""
@@ -198,6 +207,9 @@ class Supervisor:
             changed = Step(self._tools, watched.memory, job, attempt).take()
         except LostRaceError:
             changed = True
+        except DamagedRowError as error:
+            self._troubled(job, attempt, watched, str(error), by_job_dir=False, is_expected=False)
+            return
         except StoreError:
             raise
         except (JobDirError, ProvisionError) as error:
@@ -205,7 +217,8 @@ class Supervisor:
             return
         except Exception as error:  # a bug met by one job must not leave the machines of the others alone
             log.exception("%s: a step failed", job.id)
-            self._troubled(job, attempt, watched, f"{type(error).__name__}: {error}", by_job_dir=False)
+            message = f"{type(error).__name__}: {error}"
+            self._troubled(job, attempt, watched, message, by_job_dir=False, is_expected=False)
             return
         watched.trouble = None
         if changed:
@@ -219,7 +232,14 @@ class Supervisor:
         watched.due = self._clock.monotonic() + watched.quiet_s
 
     def _troubled(
-        self, job: JobRow, attempt: Attempt | None, watched: _Watched, message: str, *, by_job_dir: bool
+        self,
+        job: JobRow,
+        attempt: Attempt | None,
+        watched: _Watched,
+        message: str,
+        *,
+        by_job_dir: bool,
+        is_expected: bool = True,
     ) -> None:
         """A step failed: pause, and after too long without a job dir give the job up."""
         now = self._clock.monotonic()
@@ -236,7 +256,21 @@ class Supervisor:
         trains = attempt is not None and attempt.state == "running" and not watched.memory.machines_gone
         moves = attempt is not None and attempt.state == "launching" and watched.memory.moving == attempt.number
         patience = TRAINING_PATIENCE_S if trains or moves else self._patience_s
+        reason = trouble.patience.reason_to_end(
+            job, attempt, now=now, job_now=watched.memory.time.now(), message=message, is_expected=is_expected
+        )
         if by_job_dir and trouble.without_dir(now, watched.memory.copied) >= patience:
             reason = f"given up after {patience:.0f} s: {message}"
-            with suppress(LostRaceError):
-                Step(self._tools, watched.memory, job, attempt).give_up(reason)
+        if reason:
+            self._give_up(Step(self._tools, watched.memory, job, attempt), job, reason)
+
+    @staticmethod
+    def _give_up(step: Step, job: JobRow, reason: str) -> None:
+        try:
+            step.give_up(reason)
+        except LostRaceError:
+            return
+        except StoreError:
+            raise
+        except Exception:
+            log.exception("%s: it could not be given up", job.id)

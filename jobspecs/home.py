@@ -14,8 +14,11 @@ _ON_LINUX: bool = sys.platform == "linux"
 def home() -> Path:
     """The state directory, absolute; it may not exist yet (control/paths.py makes it, readable by its owner only).
 
-    Raises OSError if it depends on the home folder of a user whom this computer does not know.
+    Raises OSError if it depends on the home folder of a user whom this computer does not know, or has a name that is
+    not UTF-8, which a database's URL cannot hold.
     """
+    for name in (HOME_VARIABLE, "XDG_DATA_HOME", "HOME"):
+        _check_utf8(name)
     given = os.environ.get(HOME_VARIABLE)
     if given:
         return _expanded(given).absolute()
@@ -25,6 +28,15 @@ def home() -> Path:
     import platformdirs
 
     return Path(platformdirs.user_data_dir(_NAME, appauthor=False))
+
+
+def _check_utf8(name: str) -> None:
+    value = os.environ.get(name, "")
+    if not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise OSError(f"{name} is {value!a}, which is not UTF-8: give it another folder") from None
 
 
 def _expanded(path: str) -> Path:

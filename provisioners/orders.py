@@ -48,13 +48,23 @@ class Orders:
             self._marked[url] = now
         return self.fleet(url).view()
 
-    def end(self, url: str, token: str, reason: str, *, unserved: bool = False) -> OrderView | None:
-        """Nothing of it shall run any more; the order as it is then. None: there is none."""
+    def end(
+        self, url: str, token: str, reason: str, *, unserved: bool = False, number: int | None = None
+    ) -> OrderView | None:
+        """End an order, so that nothing of it runs any more; return it as it is then. None: there is none.
+
+        `number`: of the order, where it is known: it is ended also if it cannot be read any more.
+        """
         fleet = self.fleet(url)
-        one = fleet.view().of_token(token)
-        if one is None or one.end is not None:
+        view = fleet.view()
+        one = view.of_token(token)
+        if one is not None:
+            number = one.number if one.end is None else None
+        elif view.unreadable.get(number or 0, 0.0) is not None:
+            number = None
+        if number is None:
             return one
-        fleet.create(order_key(one.number, "end.json"), End(reason, "submitter", time.time(), unserved=unserved))
+        fleet.create(order_key(number, "end.json"), End(reason, "submitter", time.time(), unserved=unserved))
         return fleet.view().of_token(token)
 
 

@@ -103,7 +103,7 @@ class Agent:
         """The whole life of the node; returns the agent's exit code."""
         self._wakeup.listen_to_signals()
         self._state.mkdir(parents=True, exist_ok=True)
-        job_data = self._insist(lambda: self._job_dir.get(JOB_KEY))
+        job_data = self._insist(lambda: self._job_dir.get(JOB_KEY, JobRecord.MOST_BYTES))
         claim = OwnClaim(self._home, self._marker)
         if not claim.is_held or not self._insist(lambda: self._job_dir.create(self._key("claim"), claim.content)):
             note(f"{self._node} of attempt {self._attempt} is run by another agent")
@@ -217,7 +217,7 @@ class Agent:
         )
 
     def _place(self, job_data: bytes) -> tuple[Place, Budget, bool]:
-        attempt_data = self._insist(lambda: self._job_dir.find(attempt_key(self._attempt)))
+        attempt_data = self._insist(lambda: self._job_dir.find(attempt_key(self._attempt), AttemptRecord.MOST_BYTES))
         try:
             job = JobRecord.from_bytes(job_data)
             attempt = AttemptRecord.from_bytes(attempt_data or b"")
@@ -225,7 +225,7 @@ class Agent:
                 job = dataclasses.replace(job, search_path=None)
             nodes = sorted((NodeRecord.from_value(node) for node in attempt.nodes), key=lambda node: node.rank)
             own = next(node for node in nodes if _place_of(node.node) == _place_of(self._node))
-        except (JobDirError, TypeError) as error:
+        except JobDirError as error:
             raise _ErrorEnd(f"the job dir holds no usable description of attempt {self._attempt}: {error}") from error
         except StopIteration:
             raise _ErrorEnd(f"{self._node} is no node of attempt {self._attempt}") from None

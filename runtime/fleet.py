@@ -18,19 +18,28 @@ is, so a machine that waits makes two requests each time it looks.
 
 from __future__ import annotations
 
+import logging
 import re
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeVar
 
-from .jobdir import Record
-from .objects import Entry, JobDir, MissingError
+from .jobdir import Record, RecordError
+from .objects import Entry, JobDir
+
+log = logging.getLogger("cloudgpu.fleet")
+
+_R = TypeVar("_R", bound=Record)
 
 FLEET_KEY = "fleet.json"
 WATCH_KEY = "watch.json"
-_ORDER = re.compile(r"orders/(\d{8})/order\.json")
+_ORDER = re.compile(r"orders/(\d{8})/((?:order|end)\.json)", re.ASCII)
+_OF_NODE = re.compile(r"orders/(\d{8})/(claims|freed)/([\w-]{1,64}\.[1-9]\d{0,8})", re.ASCII)
+_MEMBER = re.compile(r"members/([^/]+)/((?:beat|left|failed)\.json)")
+_NODE = re.compile(r"[\w-]{1,64}\.[1-9]\d{0,8}", re.ASCII)
 KEPT_S = 7 * 86_400.0
 """What was of ended orders and of machines that are gone is kept so long."""
 LAST_S = 60.0
@@ -205,7 +214,8 @@ class OrderView:
         return [place for place in self.places if place.state == "held"]
 
     def place(self, name: str) -> Place:
-        return next(place for place in self.places if place.name == name)
+        """Return what has become of a place; one that the order does not ask for is done."""
+        return next((place for place in self.places if place.name == name), Place(name, 0, "", "done"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +236,9 @@ class View:
     since then; Fleet.failure() tells why."""
     old: Sequence[str] = ()
     """Keys of what need not be kept, in the order in which they may be deleted."""
+    unreadable: Mapping[int, float | None] = field(default_factory=dict)
+    """Orders that cannot be read -> seconds since each was ended; None: it was not. A machine may run it all the same,
+    having read it before."""
 
     def wanted(self, machine: str) -> tuple[OrderView, Place] | None:
         """The place that a free machine is to take. Orders are served in their turn: one begins when every older one
@@ -323,8 +336,10 @@ class Fleet:
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
         self._dir = JobDir(self.url)
-        self._known: dict[str, bytes] = {}
-        """Content of objects that never change."""
+        self._known: dict[str, Record | None] = {}
+        """Objects that never change; None: it is no such record."""
+        self._refused: set[str] = set()
+        """Keys of which was logged that they hold no such record."""
         self._settings: tuple[float, Settings] = (-1.0, Settings())
         self._mark: _Mark | None = None
         self._lock = threading.Lock()
@@ -359,13 +374,13 @@ class Fleet:
             if self._dir.create(order_key(view.newest + 1), wanted.to_bytes()):
                 return view.newest + 1
 
-    def _read_settings(self, entry: Entry | None) -> Settings:
-        """Again when they were replaced."""
-        if entry is None:
+    def _read_settings(self, found: Entry | None) -> Settings:
+        """Return what the machines are to know, read anew when it was replaced. What is no Settings changes nothing."""
+        if found is None:
             return Settings()
-        if self._settings[0] != entry.modified:
-            data = self._dir.find(FLEET_KEY)
-            self._settings = (entry.modified, Settings() if data is None else Settings.from_bytes(data))
+        if self._settings[0] != found.modified:
+            settings = self._parse(Settings, FLEET_KEY)
+            self._settings = (found.modified, self._settings[1] if settings is None else settings)
         return self._settings[1]
 
     def view(self) -> View:
@@ -376,26 +391,29 @@ class Fleet:
     def _view(self) -> View:
         entries = self._dir.entries("")
         by_key = {entry.key: entry for entry in entries}
+        listed = Listed.of(entries)
         now, settings = self._now(by_key), self._read_settings(by_key.get(FLEET_KEY))
-        beats = {entry.key.split("/")[1]: now - entry.modified for entry in entries if entry.key.endswith("/beat.json")}
-        staying = {name: age for name, age in beats.items() if member_key(name, "left.json") not in by_key}
+        beats = {machine: now - entry.modified for machine, entry in listed.members["beat.json"].items()}
+        staying = {name: age for name, age in beats.items() if name not in listed.members["left.json"]}
         alive = [name for name, age in staying.items() if age < settings.silent_s]
         orders: list[OrderView] = []
+        unreadable: dict[int, float | None] = {}
         seen: set[str] = set()
-        numbers = [int(found[1]) for entry in entries if (found := _ORDER.fullmatch(entry.key))]
-        for number in numbers:
-            one = self._order_view(number, by_key, alive, now)
-            if one is not None and one.order.token not in seen:
+        for number in listed.orders["order.json"]:
+            one = self._order_view(number, listed, alive, now)
+            if one is None:
+                end = listed.orders["end.json"].get(number)
+                unreadable[number] = None if end is None else now - end.modified
+            elif one.order.token not in seen:
                 seen.add(one.order.token)
                 orders.append(one)
-        newest = max(numbers, default=0)
-        failed, old = _failed(entries, beats, now), list(_old(entries, now, newest))
-        return View(orders, alive, sorted(beats.values()), newest, settings, failed, old)
+        newest = max(listed.orders["order.json"], default=0)
+        failed, old = _failed(listed, beats, now), list(_old(entries, now, newest))
+        return View(orders, alive, sorted(beats.values()), newest, settings, failed, old, unreadable)
 
     def failure(self, machine: str) -> Failure | None:
-        """Why a machine's bootstrap gave up; None: it did not, or long ago."""
-        data = self._dir.find(member_key(machine, "failed.json"))
-        return None if data is None else Failure.from_bytes(data)
+        """Return why a machine's bootstrap gave up; None: it did not, or long ago, or it cannot be read."""
+        return self._parse(Failure, member_key(machine, "failed.json"))
 
     def _now(self, by_key: Mapping[str, Entry]) -> float:
         """By the store's clock: machines' own clocks differ."""
@@ -406,68 +424,112 @@ class Fleet:
             return mark.modified + time.monotonic() - mark.written
         return max((entry.modified for entry in by_key.values()), default=0.0)
 
-    def _order_view(
-        self, number: int, by_key: Mapping[str, Entry], alive: Sequence[str], now: float
-    ) -> OrderView | None:
-        data = self._read(order_key(number))
-        if data is None:  # it was removed meanwhile
+    def _order_view(self, number: int, listed: Listed, alive: Sequence[str], now: float) -> OrderView | None:
+        """Return what has become of an order; None: it was removed meanwhile, or is none."""
+        order = self._parse(Order, order_key(number), forever=True)
+        if order is None or not all(map(_NODE.fullmatch, order.nodes)):
             return None
-        order = Order.from_bytes(data)
-        end = self._read(order_key(number, "end.json")) if order_key(number, "end.json") in by_key else None
-        claims = [key.rpartition("/")[2] for key in by_key if key.startswith(order_key(number, "claims/"))]
-        places = [self._place(number, place_of(node), claims, by_key, alive) for node in order.nodes]
-        begun = min((by_key[order_key(number, f"claims/{node}")].modified for node in claims), default=now)
-        age = now - by_key[order_key(number)].modified
-        return OrderView(number, order, places, None if end is None else End.from_bytes(end), age, now - begun)
+        claims = listed.claims.get(number, {})
+        places = [self._place(number, place_of(node), listed, alive) for node in order.nodes]
+        begun = min((entry.modified for entry in claims.values()), default=now)
+        age = now - listed.orders["order.json"][number].modified
+        return OrderView(number, order, places, self._end(number, listed), age, now - begun)
 
-    def _place(
-        self, number: int, name: str, claims: Sequence[str], by_key: Mapping[str, Entry], alive: Sequence[str]
-    ) -> Place:
+    def _end(self, number: int, listed: Listed) -> End | None:
+        """Return why an order has ended. That there is such an object says that it has, whatever stands in it."""
+        found = listed.orders["end.json"].get(number)
+        if found is None:
+            return None
+        end = self._parse(End, found.key, forever=True)
+        return End("it was ended for a reason that cannot be read", "", found.modified) if end is None else end
+
+    def _place(self, number: int, name: str, listed: Listed, alive: Sequence[str]) -> Place:
+        claims = listed.claims.get(number, {})
         incarnation = max((int(node.rpartition(".")[2]) for node in claims if place_of(node) == name), default=0)
         if not incarnation:
             return Place(name, 0, "", "free")
         node = f"{name}.{incarnation}"
-        claim = self._read(order_key(number, f"claims/{node}"))
-        machine = "" if claim is None else Holding.from_bytes(claim).machine
-        freed_key = order_key(number, f"freed/{node}")
-        freed = self._read(freed_key) if freed_key in by_key else None
-        if freed is None:
+        # A claim that cannot be read is no machine's: the next incarnation is taken by another.
+        holding = self._parse(Holding, claims[node].key, forever=True)
+        machine = "" if holding is None else holding.machine
+        let_go = listed.freed.get(number, {}).get(node)
+        if let_go is None:
             return Place(name, incarnation, machine, "held" if machine in alive else "lost")
-        outcome = Freed.from_bytes(freed).outcome
+        freed = self._parse(Freed, let_go.key, forever=True)
+        outcome = "error" if freed is None else freed.outcome
         if outcome == "lost":
             return Place(name, incarnation, machine, "lost")
-        claimed = by_key[order_key(number, f"claims/{node}")].modified
-        return Place(name, incarnation, machine, "done", outcome, claimed, by_key[freed_key].modified)
+        return Place(name, incarnation, machine, "done", outcome, claims[node].modified, let_go.modified)
 
-    def _read(self, key: str) -> bytes | None:
-        """What never changes once it is there, read once; None: it is not there any more."""
-        if key not in self._known:
-            try:
-                self._known[key] = self._dir.get(key)
-            except MissingError:
-                return None
-        return self._known[key]
+    def _parse(self, kind: type[_R], key: str, *, forever: bool = False) -> _R | None:
+        """Return a record; None: it is not there any more, or is none, which is logged once.
+
+        `forever`: it never changes once it is there, so it is read once. Raises JobDirError.
+        """
+        if forever and key in self._known:
+            known = self._known[key]
+            return known if isinstance(known, kind) else None
+        found: _R | None = None
+        try:
+            found = kind.read(self._dir, key)
+        except RecordError as error:
+            if key not in self._refused:
+                log.warning("it is passed over: %s", error)
+                self._refused.add(key)
+            if forever:
+                self._known[key] = None
+        if forever and found is not None:
+            self._known[key] = found
+        return found
 
 
-def _failed(entries: Sequence[Entry], beats: Mapping[str, float], now: float) -> dict[str, float]:
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A listing of a fleet's folder. Keys that are no fleet's are left out."""
+
+    members: Mapping[str, dict[str, Entry]]
+    """Name of the object -> machine."""
+    orders: Mapping[str, dict[int, Entry]]
+    """Name of the object -> number of the order."""
+    claims: dict[int, dict[str, Entry]]
+    """Number of the order -> node."""
+    freed: dict[int, dict[str, Entry]]
+
+    @classmethod
+    def of(cls, entries: Sequence[Entry]) -> Listed:
+        """Sort the objects by what their keys say."""
+        found = cls(defaultdict(dict), defaultdict(dict), {}, {})
+        for entry in entries:
+            if member := _MEMBER.fullmatch(entry.key):
+                found.members[member[2]][member[1]] = entry
+            elif order := _ORDER.fullmatch(entry.key):
+                found.orders[order[2]][int(order[1])] = entry
+            elif node := _OF_NODE.fullmatch(entry.key):
+                by_order = found.claims if node[2] == "claims" else found.freed
+                by_order.setdefault(int(node[1]), {})[node[3]] = entry
+        return found
+
+
+def _failed(listed: Listed, beats: Mapping[str, float], now: float) -> dict[str, float]:
     """A machine that its group made anew under the same name may well live (fleet_member.own_name)."""
     heard: dict[str, float] = {}
     for own, age in beats.items():
         name = own.rpartition("-")[0]
         heard[name] = min(age, heard.get(name, age))
-    ages = {entry.key.split("/")[1]: now - entry.modified for entry in entries if entry.key.endswith("/failed.json")}
+    ages = {machine: now - entry.modified for machine, entry in listed.members["failed.json"].items()}
     return {machine: age for machine, age in ages.items() if age < heard.get(machine, float("inf"))}
 
 
 def _old(entries: Sequence[Entry], now: float, newest: int) -> Iterator[str]:
     """Of ended orders, but for the newest one, which tells the next number; and of machines that are gone."""
-    ended = {entry.key.split("/")[1] for entry in entries if _is_old(entry, now) and entry.key.endswith("/end.json")}
-    gone = {entry.key.split("/")[1] for entry in entries if _is_old(entry, now) and entry.key.endswith("/beat.json")}
+    old = Listed.of([entry for entry in entries if _is_old(entry, now)])
+    ended = {f"{number:08d}" for number in old.orders["end.json"] if number != newest}
+    gone, failed = old.members["beat.json"], {entry.key for entry in old.members["failed.json"].values()}
     for entry in reversed(entries):  # an order before its end: without that it would be open again
-        parts = entry.key.split("/")
-        if parts[0] == "orders" and parts[1] in ended and int(parts[1]) != newest:
-            yield entry.key
-        if parts[0] == "members" and (parts[1] in gone or (parts[2] == "failed.json" and _is_old(entry, now))):
+        folder, _, rest = entry.key.partition("/")
+        name = rest.partition("/")[0]
+        is_left_over = (folder == "orders" and name in ended) or (folder == "members" and name in gone)
+        if is_left_over or entry.key in failed:
             yield entry.key
 
 

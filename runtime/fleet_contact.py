@@ -10,6 +10,8 @@ from .fleet import Beat, Fleet, View, member_key
 from .objects import JobDirError
 
 _NEAR_S, _FAR_S = 0.3, 10.0
+_SHORTEST_S, _LONGEST_S = 0.1, 300.0
+"""Seconds between two looks, whatever the fleet's settings say."""
 FENCED = 2 / 3
 """Of `silent_s`: whoever could not beat for so long stops what it runs, for others may soon take its place."""
 
@@ -54,6 +56,11 @@ class Contact:
         silent_s = self.view.settings.silent_s if self.view else 0.0
         return self._beaten is not None and self.view is not None and now - self._beaten > silent_s * FENCED
 
+    def _pause(self) -> float:
+        """Return the seconds until the next look, within what the machine's node and its fleet can bear."""
+        wanted = self.view.settings.look_s if self.view else None
+        return self._pause_s if wanted is None else min(max(wanted, _SHORTEST_S), _LONGEST_S)
+
     def _run(self) -> None:
         said = ""
         while not self._stopping:
@@ -65,12 +72,12 @@ class Contact:
                 self.view = self._fleet.view()
                 self.looks += 1
                 said = ""
-            except JobDirError as error:
-                if str(error) != said:
-                    self._say(str(error))
-                said = str(error)
-            told = self.view.settings.look_s if self.view else None
-            self._wakeup.wait(told or self._pause_s)
+            except Exception as error:  # noqa: BLE001 - without this thread the machine takes no job, and never leaves
+                reason = str(error) if isinstance(error, JobDirError) else f"{type(error).__name__}: {error}"
+                if reason != said:
+                    self._say(reason)
+                said = reason
+            self._wakeup.wait(self._pause())
             self._wakeup.clear()
 
 

@@ -265,7 +265,7 @@ class Member:
         while True:
             try:
                 work.start()
-            except WorkError as error:
+            except (WorkError, ValueError) as error:  # ValueError: a NUL in what the agent is to be started with
                 reason = str(error)
             except (JobDirError, OSError) as error:
                 if boottime() < until and not self._going_down:

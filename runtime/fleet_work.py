@@ -106,9 +106,8 @@ class Work:
         code = self._agent.poll() if self._agent is not None else DONE
         kill_leftovers(self._marker)
         job_dir = JobDir(self._order.job_dir, make=False)
-        found = job_dir.find(self._key("result.json"))
-        if found is not None:
-            result = Result.from_bytes(found)
+        result = Result.read(job_dir, self._key("result.json"))
+        if result is not None:
             return _freed(LOST if result.outcome == "preempted" else result.outcome, result.reason)
         if code == SUPERSEDED:
             return _freed("superseded", "a newer attempt has begun")
@@ -142,8 +141,8 @@ class Work:
 
     def _only_servers_left(self, job_dir: JobDir) -> bool:
         """Those that never end by themselves."""
-        data = job_dir.find(attempt_key(self._order.attempt))
-        nodes = [] if data is None else AttemptRecord.from_bytes(data).nodes
+        attempt = AttemptRecord.read(job_dir, attempt_key(self._order.attempt))
+        nodes = [] if attempt is None else attempt.nodes
         roles = {node["role"] for node in nodes}
         serving = {_SERVERS, "worker"} if "chief" in roles else {_SERVERS}
         if _SERVERS not in roles:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
 
-from .jobdir import Generation, GenerationKind, JobDir, JobDirError, NodeRecord, generation_key
+from .jobdir import Generation, GenerationKind, JobDir, JobDirError, NodeRecord, generation_key, read_generation
 from .notices import Order, Orders
 from .restart import Budget, Scope, Wish, allowed
 
@@ -174,15 +174,17 @@ class Ledger:
 
     def look(self, number: int) -> Generation | None:
         """The generation of this number, if somebody has written it. Raises JobDirError."""
-        data = self._job_dir.find(generation_key(self._attempt, number))
-        return None if data is None else Generation.from_bytes(data)
+        return read_generation(self._job_dir, self._attempt, number)
 
     def _take(self, record: Generation) -> Generation:
         """Create a record, or find what stands under its number."""
         key = generation_key(self._attempt, record.generation)
         if self._job_dir.create(key, record.to_bytes()):
             return record
-        return Generation.from_bytes(self._job_dir.get(key))
+        stands = self.look(record.generation)
+        if stands is None:
+            raise JobDirError(f"{self._job_dir.url}/{key} was there, and is gone")
+        return stands
 
     def _record(self, wanted: Wish | None) -> Generation | None:
         used = None if wanted is None else allowed(wanted, self._budget, self.newest)

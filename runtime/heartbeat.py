@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -12,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from .jobdir import JOB_KEY, Heartbeat, JobDir, JobDirError, Progress, attempt_key
+from .records import fits
 from .timeline import History
 
 Phase = Literal["setup", "waiting", "running", "stopping"]
@@ -108,12 +107,4 @@ def read_progress(path: Path) -> dict[str, Any] | None:
         return None
     if not isinstance(value, dict):
         return None
-    return {name: figure for name, figure in value.items() if name in _FIGURES and _is_figure(figure)}
-
-
-_FIGURES = frozenset(field.name for field in dataclasses.fields(Progress))
-
-
-def _is_figure(value: object) -> bool:
-    """Not NaN, not without end; nor an integer of hundreds of digits, which nobody could reckon with."""
-    return value is None or (isinstance(value, int | float) and abs(value) <= sys.float_info.max)
+    return {name: figure for name, figure in value.items() if fits(Progress, name, figure)}

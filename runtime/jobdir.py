@@ -17,13 +17,22 @@ Every write that decides something is create-only: local folders have no compare
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from .objects import SCHEMES, Entry, JobDir, JobDirError, MissingError, is_permanent, local_url, portable_url
+from .objects import (
+    SCHEMES,
+    Entry,
+    JobDir,
+    JobDirError,
+    MissingError,
+    RecordError,
+    is_permanent,
+    local_url,
+    portable_url,
+)
+from .records import Record
 
 __all__ = [
     "JOB_KEY",
@@ -44,6 +53,7 @@ __all__ = [
     "Outcome",
     "Progress",
     "Record",
+    "RecordError",
     "Result",
     "Span",
     "Stop",
@@ -57,6 +67,7 @@ __all__ = [
     "local_url",
     "node_key",
     "portable_url",
+    "read_generation",
 ]
 
 JOB_KEY = "job.json"
@@ -82,31 +93,12 @@ def generation_key(attempt: int, generation: int) -> str:
     return attempt_key(attempt, f"generations/{generation:04d}.json")
 
 
-class Record:
-    """A JSON object of the job dir. Reading is lenient: fields of another version are dropped."""
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> Self:
-        """Raises JobDirError if the bytes are no such record."""
-        try:
-            return cls.from_value(json.loads(data))
-        except (ValueError, TypeError) as error:
-            raise JobDirError(f"not a {cls.__name__}: {error}") from error
-
-    @classmethod
-    def from_value(cls, value: Mapping[str, Any]) -> Self:
-        """From what was JSON in another record. Raises TypeError if it is no such record."""
-        fields = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]  # every Record is a dataclass
-        return cls(**{name: value[name] for name in value if name in fields})
-
-    def to_bytes(self) -> bytes:
-        return json.dumps(dataclasses.asdict(self), sort_keys=True, separators=(",", ":")).encode()  # type: ignore[call-overload]
-
-
 @dataclass(frozen=True, slots=True)
 class JobRecord(Record):
     """job.json: what a machine needs to know of a job, resolved, so that it needs no parser of job files."""
 
+    MOST_BYTES: ClassVar[int] = 64 << 20
+    MOST_CHARACTERS: ClassVar[int] = 64 << 20
     job_id: str
     name: str
     run: str | list[str]
@@ -156,9 +148,10 @@ class NodeRecord(Record):
 class AttemptRecord(Record):
     """attempt.json. `nodes` are NodeRecord objects as JSON, in rank order."""
 
+    MOST_BYTES: ClassVar[int] = 16 << 20
     attempt: int
     offer: dict[str, Any]
-    nodes: list[dict[str, Any]]
+    nodes: list[Annotated[dict[str, Any], NodeRecord]]
     failures_left: int = 0
     """How many failures of the program may be answered by starting it again on the same machines."""
     interruptions_left: int | None = 0
@@ -185,6 +178,7 @@ class Generation(Record):
     starts nowhere again.
     """
 
+    MOST_BYTES: ClassVar[int] = 16 << 20
     generation: int
     kind: GenerationKind
     node: str
@@ -201,12 +195,30 @@ class Generation(Record):
     """Epoch seconds, by the node's clock."""
     nonce: str
     """Whose it is: two nodes may find one and the same end."""
-    nodes: list[dict[str, Any]] | None = None
+    nodes: list[Annotated[dict[str, Any], NodeRecord]] | None = None
     """NodeRecord objects as JSON, in rank order, of all nodes from now on; None: they are those of before."""
     grace_s: float = 0.0
     """What a program that still runs has to save and end by itself before it is killed."""
     saved_step: int = 0
     """Of `members`: steps in the newest checkpoint the nodes had told of by then."""
+
+
+def read_generation(job_dir: JobDir, attempt: int, number: int) -> Generation | None:
+    """Return the generation of a number; None: there is none yet. Raises JobDirError.
+
+    One that cannot be read, or says that it has another number, ends the row as `closed` does: its node cannot follow
+    it either, and no other can be created in its place.
+    """
+    key = generation_key(attempt, number)
+    try:
+        found = Generation.read(job_dir, key)
+    except RecordError as error:
+        reason = str(error)
+    else:
+        if found is None or found.generation == number:
+            return found
+        reason = f"{job_dir.url}/{key} has the number {found.generation}"
+    return Generation(number, "closed", "", True, reason, 0.0, 0, 0, 0.0, "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,18 +230,22 @@ class Claim(Record):
     time: float
 
 
+PORTS = range(1, 1 << 16)
+
+
 @dataclass(frozen=True, slots=True)
 class Address(Record):
     """Where the other nodes reach this one; rank 0's is MASTER_ADDR and MASTER_PORT."""
 
     host: str
-    port: int
+    port: Annotated[int, PORTS]
 
 
 @dataclass(frozen=True, slots=True)
 class Progress(Record):
     """What the program's Checkpointer says of itself, through the file named by CLOUDGPU_PROGRESS."""
 
+    IS_LENIENT: ClassVar[bool] = True
     restored_step: int | None = None
     """Steps done in the checkpoint this process started from; None: it started from nothing."""
     step: int = 0
@@ -253,6 +269,9 @@ class Progress(Record):
     """Seconds between two interruptions, as they are expected now."""
 
 
+Phase = Literal["setup", "waiting", "running", "stopping"]
+
+
 @dataclass(frozen=True, slots=True)
 class Heartbeat(Record):
     """heartbeat.json, rewritten every second or, in an object store, every 3.
@@ -260,15 +279,21 @@ class Heartbeat(Record):
     `sequence` tells a live node without comparing clocks.
     """
 
+    MOST_BYTES: ClassVar[int] = 4 << 20
     sequence: int
     time: float
-    phase: Literal["setup", "waiting", "running", "stopping"]
+    phase: Phase
     """waiting: it came to replace a lost node, and is ready to be a member."""
-    progress: dict[str, Any] | None = None
+    progress: Annotated[dict[str, Any], Progress] | None = None
     gpu_idle_s: float | None = None
     """For how long no GPU of this node has done anything while the program ran; None: not watched, or unknown."""
-    timeline: dict[str, Any] | None = None
+    timeline: Annotated[dict[str, Any], Timeline] | None = None
     """Timeline as JSON."""
+
+    @classmethod
+    def adapt(cls, value: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return it with a phase that only a newer agent knows as `running`: that node lives, and is not waiting."""
+        return {**value, "phase": "running"} if _is_unknown(value.get("phase"), Phase) else value
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,7 +308,7 @@ class Span(Record):
     """When none of its processes was left."""
     reason: str = ""
     """Why it ended; "" while it lasts, and after success."""
-    progress: dict[str, Any] | None = None
+    progress: Annotated[dict[str, Any], Progress] | None = None
     """Progress as JSON, the last that this generation told."""
 
 
@@ -296,21 +321,29 @@ class Timeline(Record):
     """When the code was there and the setup began."""
     ready: float | None = None
     """When the setup was done: what follows is the program."""
-    spans: list[dict[str, Any]] = field(default_factory=list)
+    spans: list[Annotated[dict[str, Any], Span]] = field(default_factory=list)
     """Span objects as JSON, oldest first."""
     ended: float | None = None
     """When everything that was staged had been written."""
+
+
+NoticeKind = Literal["preempt", "terminate", "reboot", "maintenance", "freeze"]
 
 
 @dataclass(frozen=True, slots=True)
 class Notice(Record):
     """notice.json: the provider's word (or `cloudgpu preempt`'s) that this machine will go at `deadline` (epoch s)."""
 
-    kind: Literal["preempt", "terminate", "reboot", "maintenance", "freeze"]
+    kind: NoticeKind
     deadline: float
     source: str
     seconds: float | None = None
     """From its writing to the deadline; it counts from sight where the two clocks differ by more."""
+
+    @classmethod
+    def adapt(cls, value: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return it with a kind that only a newer version knows as `terminate`: then all is saved."""
+        return {**value, "kind": "terminate"} if _is_unknown(value.get("kind"), NoticeKind) else value
 
 
 StopReason = Literal["cancel", "duration", "cost", "gpu_idle", "peer"]
@@ -325,7 +358,14 @@ class Stop(Record):
     seconds: float | None = None
     """As in Notice."""
 
+    @classmethod
+    def adapt(cls, value: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return it with a reason that only a newer supervisor knows as `cancel`: the node is to end all the same."""
+        return {**value, "reason": "cancel"} if _is_unknown(value.get("reason"), StopReason) else value
 
+
+EXIT_CODES = range(-(1 << 31), 1 << 31)
+"""What the store's column holds; Windows' exit codes do not occur."""
 Outcome = Literal["succeeded", "failed", "again", "preempted", "stopped", "error"]
 
 
@@ -338,14 +378,29 @@ class Result(Record):
     unsafe archive ...).
     """
 
+    MOST_BYTES: ClassVar[int] = 4 << 20
     outcome: Outcome
-    exit_code: int | None
+    exit_code: Annotated[int, EXIT_CODES] | None
     """Of the program; negative: killed by that signal; None: it never ran."""
     reason: str
     started: float
     ended: float
-    progress: dict[str, Any] | None = None
+    progress: Annotated[dict[str, Any], Progress] | None = None
     final: bool = False
     """The program says that running it again is of no use."""
-    timeline: dict[str, Any] | None = None
+    timeline: Annotated[dict[str, Any], Timeline] | None = None
     """Timeline as JSON."""
+
+    @classmethod
+    def adapt(cls, value: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return it with an outcome that only a newer agent knows as `error`, whose reason names it."""
+        outcome = value.get("outcome")
+        if not _is_unknown(outcome, Outcome):
+            return value
+        reason = f"unknown outcome {outcome!r:.80}: {value.get('reason')!s:.1000}"
+        return {**value, "outcome": "error", "reason": reason}
+
+
+def _is_unknown(word: object, known: Any) -> bool:  # noqa: ANN401 - a Literal
+    """Return whether a value is a word, but none of these."""
+    return isinstance(word, str) and word not in get_args(known)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import gzip
 import heapq
 import json
+import re
 import threading
 import time
 import zlib
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
 from .jobdir import Entry, JobDir, JobDirError, node_key
+from .records import MOST_NUMBER
 
 Stream = Literal["stdout", "stderr", "agent"]
 
@@ -36,7 +38,11 @@ _FAR_INTERVAL_S = (0.15, 1.5)  # likewise in an object store, where each costs m
 _IDLE_S = 3.0  # after so long a silence the interval is short again
 _RETRY_S = (0.2, 5.0)
 _CLOCKS_APART_S = 600.0  # how far a machine's clock and the store's may differ
-_MEMBER_LIMIT = 64 << 20  # a member that unpacks to more than this is not ours
+_MEMBER_LIMIT = 4 << 20  # bytes that a member unpacks to, at most: MEMBER_BYTES and one line of escaped characters
+_WINDOW = 512 << 10  # bytes that are read of an object at a time: more than a writer puts into one
+_ATTEMPT = re.compile(r"\d{4,9}", re.ASCII)
+_CHUNK = re.compile(r"(\d{8})\.gz", re.ASCII)
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +198,7 @@ class LogReader:
 
     def __init__(self, job_dir: JobDir, attempts: Callable[[], Mapping[int, JobDir]] | None = None) -> None:
         """`attempts`: the number of each attempt so far -> where its log is; omitted: all are in this job dir."""
-        self._attempts = attempts or (lambda: dict.fromkeys(_numbers(job_dir), job_dir))
+        self._attempts = attempts or (lambda: dict.fromkeys(attempt_numbers(job_dir), job_dir))
 
     def read(
         self,
@@ -234,9 +240,9 @@ class LogReader:
         return lines, {"done": done, "nodes": {key: at for key, at in nodes.items() if int(key.split("/")[0]) > done}}
 
 
-def _numbers(job_dir: JobDir) -> list[int]:
-    """Of the attempts that a job dir knows of."""
-    return sorted(int(name) for name in job_dir.folders("attempts") if name.isdecimal())
+def attempt_numbers(job_dir: JobDir) -> list[int]:
+    """Return the numbers of the attempts that a job dir has, in ascending order. Raises JobDirError."""
+    return sorted(int(name) for name in job_dir.folders("attempts") if _ATTEMPT.fullmatch(name))
 
 
 def _lines(
@@ -260,18 +266,26 @@ def _lines(
 
 
 def _members(job_dir: JobDir, entry: Entry, start: int) -> Iterator[tuple[list[Any], int, int]]:
-    """The lines of each member from an offset on, where it begins and where it ends. Damage is told as a line."""
-    if entry.size <= start:
-        return
-    data = job_dir.get_range(entry.key, start, entry.size)
-    while data:
-        place = entry.size - len(data)
+    """Yield the lines of each member from an offset on, where it begins and where it ends.
+
+    Damage is a line of its own, which ends the object. No more is held in memory than a member may have, and a window.
+    """
+    place, data = start, b""
+    while place < entry.size:
+        end = place + len(data)
         try:
-            lines, data = _unpack_member(data)
-        except (ValueError, zlib.error) as error:
+            unpacked = _unpack_member(data, is_whole=end >= entry.size or len(data) > _MEMBER_LIMIT)
+        except (ValueError, RecursionError, zlib.error) as error:
             text = f"{entry.key} is damaged from byte {place} on: {error}"
-            lines, data = [[entry.modified, None, "agent", text]], b""
-        yield lines, place, entry.size - len(data)
+            yield [[entry.modified, None, "agent", text]], place, entry.size
+            return
+        if unpacked is None:
+            data += job_dir.get_range(entry.key, end, min(entry.size, end + max(_WINDOW, len(data))))
+            continue
+        lines, rest = unpacked
+        after = end - len(rest)
+        yield lines, place, after
+        place, data = after, rest
 
 
 def next_chunk(job_dir: JobDir, attempt: int, node: str) -> int:
@@ -285,8 +299,8 @@ def _chunk_key(attempt: int, node: str, chunk: int) -> str:
 
 
 def _chunk_number(key: str) -> int | None:
-    name = key.rpartition("/")[2].removesuffix(".gz")
-    return int(name) if name.isdecimal() else None
+    found = _CHUNK.fullmatch(key.rpartition("/")[2])
+    return None if found is None else int(found[1])
 
 
 def _encode(when: float, rank: int | None, stream: Stream, text: str, partial: bool) -> bytes:
@@ -295,17 +309,37 @@ def _encode(when: float, rank: int | None, stream: Stream, text: str, partial: b
 
 
 def _decode(values: Any, attempt: int, node: str) -> LogLine:  # noqa: ANN401 - JSON
-    return LogLine(values[0], node, values[1], values[2], values[3], attempt, len(values) > 4)
+    text = values[3] if values[3].isascii() else _SURROGATE.sub("\ufffd", values[3])  # halves cannot be printed
+    return LogLine(values[0], node, values[1], values[2], text, attempt, len(values) > 4)
 
 
-def _unpack_member(data: bytes) -> tuple[list[Any], bytes]:
-    """Lines of the first member, and what follows it. Raises ValueError or zlib.error."""
+def _unpack_member(data: bytes, *, is_whole: bool) -> tuple[list[Any], bytes] | None:
+    """Return the lines of the first member, and what follows it; None: more is to be read first.
+
+    `is_whole`: there is no more. Raises ValueError, RecursionError or zlib.error.
+    """
     unpacker = zlib.decompressobj(wbits=31)
     raw = unpacker.decompress(data, _MEMBER_LIMIT)
     if not unpacker.eof:
-        raise ValueError("a part of it is missing")
+        if is_whole or len(raw) >= _MEMBER_LIMIT:
+            raise ValueError("a part of it is missing")
+        return None
     # In one go, five times as fast: a line break inside a text is escaped, so each one here ends a line.
     lines = json.loads(b"[" + raw.replace(b"\n", b",") + b"]")
-    if not all(isinstance(line, list) and len(line) >= 4 for line in lines):
+    if not all(map(_is_line, lines)):
         raise ValueError("these are no log lines")
     return lines, unpacker.unused_data
+
+
+def _is_line(line: Any) -> bool:  # noqa: ANN401 - JSON
+    """Return whether this is what _encode() makes."""
+    if not isinstance(line, list) or len(line) < 4:
+        return False
+    when, rank, stream, text = line[:4]
+    return (
+        isinstance(when, int | float)
+        and abs(when) <= MOST_NUMBER
+        and (rank is None or isinstance(rank, int))
+        and isinstance(stream, str)
+        and isinstance(text, str)
+    )

@@ -7,11 +7,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from .generations import Ledger
-from .jobdir import Generation, Heartbeat, JobDir, JobDirError, Result, node_key
+from .jobdir import Generation, Heartbeat, JobDir, JobDirError, Record, RecordError, Result, node_key
 from .launchers import Place
 from .runner import Runner
+
+_R = TypeVar("_R", bound=Record)
 
 SILENT_S = 8.0
 """A peer that tells nothing for so long may be lost; whether it is, says the supervisor."""
@@ -115,9 +118,9 @@ class _Sign:
 
     @classmethod
     def read(cls, job_dir: JobDir, attempt: int, node: str) -> _Sign:
-        beat, end = (job_dir.find(node_key(attempt, node, name)) for name in ("heartbeat.json", "result.json"))
-        told = None if beat is None else Heartbeat.from_bytes(beat)
-        outcome = None if end is None else Result.from_bytes(end).outcome
+        told = _read(Heartbeat, job_dir, node_key(attempt, node, "heartbeat.json"))
+        end = _read(Result, job_dir, node_key(attempt, node, "result.json"))
+        outcome = None if end is None else end.outcome
         if told is None:
             return cls(0, "", outcome)
         spans = (told.timeline or {}).get("spans") or [{}]
@@ -128,6 +131,14 @@ class _Sign:
     def leaves(self) -> bool:
         """It was ordered to end, and this one was not: its machine goes."""
         return self.outcome == "preempted" or (self.outcome is None and self.phase == "stopping")
+
+
+def _read(kind: type[_R], job_dir: JobDir, key: str) -> _R | None:
+    """Return another node's record; one that cannot be read is as good as none. Raises JobDirError."""
+    try:
+        return kind.read(job_dir, key)
+    except RecordError:
+        return None
 
 
 class Begun:

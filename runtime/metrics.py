@@ -24,8 +24,11 @@ from typing import Any
 
 from .checkpoint.names import Name
 from .jobdir import JobDir, JobDirError
+from .records import MOST_INTEGER, MOST_NUMBER
 
 FORMAT = "cloudgpu-metrics/1"
+_MOST_BYTES = 256 << 20
+"""Size of a segment."""
 _TRIES = 5
 """A training that runs may remove the checkpoint that is just being read: then there is a newer one."""
 
@@ -48,7 +51,10 @@ class Row:
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Row:
         """Raises KeyError, TypeError, ValueError or AttributeError if the value is no row."""
-        return cls(int(value["step"]), float(value["time"]), {k: _from_json(v) for k, v in value["values"].items()})
+        step, moment = int(value["step"]), float(value["time"])
+        if not (abs(step) <= MOST_INTEGER and abs(moment) <= MOST_NUMBER):
+            raise ValueError("its step or its time cannot be")
+        return cls(step, moment, {str(k): _from_json(v) for k, v in value["values"].items()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +89,9 @@ class Segment:
             head = json.loads(first)
             if head["format"] != FORMAT:
                 raise ValueError(f"it has another format, {head['format']!r:.80}, than {FORMAT}")
-            return cls(str(head["name"]), head["parent"], bool(head["closed"]), lines)
-        except (KeyError, TypeError) as error:
+            parent = head["parent"]
+            return cls(str(head["name"]), None if parent is None else str(parent), bool(head["closed"]), lines)
+        except (LookupError, TypeError, RecursionError) as error:
             raise ValueError(f"not a segment of metrics: {error}") from error
 
 
@@ -123,7 +130,7 @@ def read_metrics(job_dir: JobDir, folder: str = "checkpoints") -> list[Row]:
     """
 
     def find(key: str) -> bytes | None:
-        return job_dir.find(f"{folder}/{key}".lstrip("/"))
+        return job_dir.find(f"{folder}/{key}".lstrip("/"), _MOST_BYTES)
 
     for _ in range(_TRIES):
         newest = _newest(job_dir, folder)
@@ -162,7 +169,7 @@ def _history(find: Callable[[str], bytes | None], newest: Segment) -> Iterator[R
     try:
         for segment in reversed(chain):
             yield from segment.rows()
-    except (KeyError, TypeError, AttributeError) as error:
+    except (LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         raise ValueError(f"a row is damaged: {error!r}") from error
 
 
@@ -190,4 +197,9 @@ def _to_json(value: Number) -> Number | str:
 
 
 def _from_json(value: Number | str) -> Number:
-    return _WORDS[value] if isinstance(value, str) else value
+    if isinstance(value, str):
+        return _WORDS[value]
+    if not isinstance(value, int | float):
+        raise TypeError(f"{value!r:.80} is no number")
+    float(value)  # an integer may be too large for what is done with it
+    return value

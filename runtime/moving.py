@@ -68,7 +68,7 @@ def move(
     furnished = _furnish(copiers[0])
     found = _transfer_each(copiers, attempt, on_begin)
     lost = {folder: one for folder, one in found.items() if one.is_lost}
-    if lost and JobRecord.from_bytes(copiers[0].source.get(JOB_KEY)).checkpoint_on_damage != "restart":
+    if lost and _on_damage(copiers[0].source) != "restart":
         places = dict.fromkeys(f"{url}/{folder}" for folder, one in lost.items() for url, _ in one.damaged)
         raise AllDamagedError(", ".join(places), [reason for one in lost.values() for reason in one.reasons()])
     _copy_outputs(copiers[0])
@@ -94,8 +94,8 @@ def _transfer_each(
 
 def _furnish(copier: Copier) -> bool:
     """Return whether there was anything to do. job.json last: with it there, a machine can start."""
-    described = copier.source.get(JOB_KEY)
-    if copier.target.find(JOB_KEY) == described:
+    described = copier.source.get(JOB_KEY, JobRecord.MOST_BYTES)
+    if copier.target.find(JOB_KEY, JobRecord.MOST_BYTES) == described:
         return False
     for folder in ("code", "agent"):
         for entry in copier.source.entries(folder):
@@ -112,3 +112,8 @@ def _copy_outputs(copier: Copier) -> None:
         known = there.get(entry.key)
         if known is None or known.size != entry.size or known.modified < entry.modified:
             copier.copy(entry)
+
+
+def _on_damage(job_dir: JobDir) -> str:
+    """Return what the job wants done when every checkpoint is damaged. Raises JobDirError."""
+    return JobRecord.from_bytes(job_dir.get(JOB_KEY, JobRecord.MOST_BYTES)).checkpoint_on_damage

@@ -17,7 +17,7 @@ from .ending import INTERRUPTED_EXIT, Ending, judge
 from .generations import Ledger, Lookout
 from .gpu_idle import VISIBLE, IdleWatch, read_utilisation
 from .heartbeat import Heart, read_progress
-from .jobdir import Address, Generation, JobDir, Record, node_key
+from .jobdir import Address, Generation, JobDir, Record, RecordError, node_key
 from .launchers import LOOPBACK, Place, free_port, machine_environment, needs_addresses, own_host, processes
 from .logs import LogWriter
 from .members import (
@@ -291,9 +291,9 @@ class NodeProgram:
         key = node_key(node.attempt, other, name)
 
         def look() -> Record | None:
-            data = node.insist(lambda: node.job_dir.find(key))
-            if data is not None:
-                return Address.from_bytes(data)
+            address = node.insist(lambda: _read_address(node.job_dir, key))
+            if address is not None:
+                return address
             record = None if ledger.scope == "lone" else node.insist(lambda: ledger.look(ledger.following))
             if record is not None:
                 ledger.follow(record)
@@ -358,3 +358,11 @@ class _ProgramConduct(Conduct):
 
 
 _LEAVING = frozenset({75, 76, 77})
+
+
+def _read_address(job_dir: JobDir, key: str) -> Address | None:
+    """Return where another node can be reached; what cannot be read is as good as nothing. Raises JobDirError."""
+    try:
+        return Address.read(job_dir, key)
+    except RecordError:
+        return None

@@ -9,6 +9,7 @@ import datetime
 import errno
 import os
 import re
+import stat
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -46,6 +47,9 @@ _RETRY: RetryConfig = {"max_retries": 3, "retry_timeout": datetime.timedelta(sec
 _BULK_CLIENT: ClientConfig = _CLIENT | {"timeout": "90s"}
 _BULK_RETRY: RetryConfig = {"max_retries": 3, "retry_timeout": datetime.timedelta(seconds=120)}
 
+_PLAIN_KEY = re.compile(r"[\w./-]+", re.ASCII)
+"""Keys whose files have the same name, in a local folder."""
+
 _CREATE_PAUSES_S = (0.1, 0.3, 1.0, 3.0)  # after a refusal by what is not there
 _COPY_S = 120.0
 _COPY_PAUSE_S = 0.5
@@ -80,6 +84,10 @@ class JobDirError(Exception):
 
 class MissingError(JobDirError):
     """No object has this key."""
+
+
+class RecordError(JobDirError):
+    """What lies under a key is not what belongs there: it says nothing about the rest of the job dir."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,9 +199,23 @@ class JobDir:
             time.sleep(pause)
         raise JobDirError(f"{self.url}: creating {key} failed: others are writing it all the time")
 
-    def get(self, key: str) -> bytes:
-        """The object's bytes; raises MissingError."""
-        return self._fetch(f"reading {key}", key, lambda: bytes(obstore.get(self._readable(), key).bytes()))
+    def get(self, key: str, most: int | None = None) -> bytes:
+        """Return the object's bytes; raises MissingError.
+
+        `most`: bytes that may be there. Raises RecordError, before they are read, if there are more, or no file.
+        """
+
+        def get() -> bytes:
+            store = self._readable()
+            if most is None:
+                return bytes(obstore.get(store, key).bytes())
+            if self._folder is not None and _PLAIN_KEY.fullmatch(key) and ".." not in key:
+                return self._read_file(self._folder / key, most)
+            found = obstore.get(store, key)
+            self._check_size(key, found.meta["size"], most)
+            return bytes(found.bytes())
+
+        return self._fetch(f"reading {key}", key, get)
 
     def get_range(self, key: str, start: int, end: int, etag: str = "") -> bytes:
         """The bytes from `start` up to `end`, which must lie inside the object; raises MissingError.
@@ -212,10 +234,10 @@ class JobDir:
 
         return self._fetch(f"reading {key}", key, get)
 
-    def find(self, key: str) -> bytes | None:
-        """The object's bytes, or None if there is no such object."""
+    def find(self, key: str, most: int | None = None) -> bytes | None:
+        """Return the object's bytes, or None if there is no such object; `most` as for get()."""
         try:
-            return self.get(key)
+            return self.get(key, most)
         except MissingError:
             return None
 
@@ -339,6 +361,25 @@ class JobDir:
                 raise JobDirError(f"{self.url}: the folder has been deleted")
             self._folder.mkdir(parents=True, exist_ok=True)
         return self._readable()
+
+    def _read_file(self, path: Path, most: int) -> bytes:
+        """Return a local file's bytes, without waiting for what is no file: a pipe that nothing writes into."""
+        try:
+            handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except NotADirectoryError as error:  # a file lies where one of the key's folders should be
+            raise FileNotFoundError(str(path)) from error
+        try:
+            about = os.fstat(handle)
+            if not stat.S_ISREG(about.st_mode):
+                raise RecordError(f"{self.url}: {path} is no file")
+            self._check_size(path.name, about.st_size, most)
+            return os.read(handle, most)  # in one go: what is written here is another file, which takes its place
+        finally:
+            os.close(handle)
+
+    def _check_size(self, key: str, size: int, most: int) -> None:
+        if size > most:
+            raise RecordError(f"{self.url}/{key} has {size} bytes, {most} at most are allowed")
 
     def _large(self, store: ObjectStore) -> ObjectStore:
         """For requests that carry a lot."""

@@ -12,7 +12,7 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
-from .jobdir import Claim, Heartbeat, JobDir, node_key
+from .jobdir import Claim, Heartbeat, JobDir, RecordError, node_key
 from .logs import next_chunk
 
 
@@ -62,9 +62,12 @@ class OwnClaim:
 
 def look_back(job_dir: JobDir, attempt: int, node: str) -> Before:
     """What an earlier run has told. Raises JobDirError."""
-    data = job_dir.find(node_key(attempt, node, "heartbeat.json"))
+    try:
+        heartbeat = Heartbeat.read(job_dir, node_key(attempt, node, "heartbeat.json"))
+    except RecordError:  # it is written anew
+        heartbeat = None
     return Before(
         next_chunk(job_dir, attempt, node),
-        None if data is None else Heartbeat.from_bytes(data),
+        heartbeat,
         job_dir.exists(node_key(attempt, node, "result.json")),
     )

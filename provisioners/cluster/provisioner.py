@@ -22,6 +22,7 @@ LET_GO_S = 60.0
 """Beyond the time after which a machine counts as lost: for those that live to kill what they run."""
 LATELY_S = 3_600.0
 """A machine that gave up before then says nothing of why an order waits now."""
+_PARTS = 3  # of what a machine is called in an allocation: cluster, number of the order, place
 _POLL_S = (0.2, 5.0)  # a folder on this computer; a bucket
 
 
@@ -55,6 +56,8 @@ class ClusterProvisioner:
             trouble = self._trouble(url, _name_of(allocation), view) if one is not None and one.wanting else ""
             if one is not None and (why := view.hopeless(one)):
                 one = self._orders.end(url, allocation.token, why + trouble, unserved=True)
+        if one is None and _may_run(view, _number_of(allocation)):
+            return [NodeState(node, "running", "its order cannot be read any more") for node in allocation.machines]
         if one is None:
             return [gone(node, "it was never ordered, or long ago") for node in allocation.machines]
         detail = f"waits for a machine of the cluster{_turn(one, view)}{trouble}"
@@ -66,7 +69,7 @@ class ClusterProvisioner:
         if url is None:
             return
         with told(url):
-            one = self._orders.end(url, allocation.token, "terminated")
+            one = self._orders.end(url, allocation.token, "terminated", number=_number_of(allocation))
             if one is not None:
                 self._await_release(url, one.number)
 
@@ -184,6 +187,20 @@ def _allocation(order: Order, name: str, fleet_dir: str, number: int) -> Allocat
         {node: f"{name}/{number:08d}/{place_of(node)}" for node in order.nodes},
         {"region": name, "owner": order.owner, "fleet_dir": fleet_dir},
     )
+
+
+def _number_of(allocation: Allocation) -> int | None:
+    """Return the number of its order, which its machines are named after; None: it is not known."""
+    parts = next(iter(allocation.machines.values()), "").split("/")
+    return int(parts[1]) if len(parts) == _PARTS and parts[1].isdecimal() else None
+
+
+def _may_run(view: View, number: int | None) -> bool:
+    """Return whether machines may run an order that cannot be read: those that had read it before."""
+    if number is None or number not in view.unreadable:
+        return False
+    ended_s = view.unreadable[number]
+    return ended_s is None or ended_s < view.settings.silent_s
 
 
 def _turn(one: OrderView, view: View) -> str:

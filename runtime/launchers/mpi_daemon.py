@@ -8,7 +8,6 @@ with 0 when all local ranks have ended, whatever they ended with.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -19,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..jobdir import JobDir, JobDirError
+from ..records import MOST_BYTES, read_json
 from .mpi_rsh import order_key
 
 _POLL_S = 0.05
@@ -60,14 +60,16 @@ def _ordered() -> list[str]:
     heard = time.monotonic()
     while True:
         try:
-            data = job_dir.find(key)
+            data = job_dir.find(key, MOST_BYTES)
             heard = time.monotonic()
         except JobDirError:
             data = None
             if time.monotonic() - heard > _PATIENCE_S:
                 raise
         if data is not None:
-            command: list[str] = json.loads(data)
+            command: list[str] = read_json(data, f"{key} is no command")
+            if not isinstance(command, list) or not all(isinstance(one, str) for one in command):
+                raise ValueError(f"{key} is no command")
             if command[:1] != ["orted"]:
                 raise ValueError(f"mpirun asked for {command[:1]}, expected orted")
             return command

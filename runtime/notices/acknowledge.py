@@ -111,8 +111,8 @@ class Acknowledger:
 
     def _nodes(self) -> list[str]:
         """All nodes of the attempt, by rank; this one by the name it has where it came to replace another."""
-        attempt = AttemptRecord.from_bytes(self._job_dir.get(attempt_key(self._attempt)))
-        ranked = sorted((NodeRecord(**node) for node in attempt.nodes), key=lambda node: node.rank)
+        attempt = AttemptRecord.from_bytes(self._job_dir.get(attempt_key(self._attempt), AttemptRecord.MOST_BYTES))
+        ranked = sorted((NodeRecord.from_value(node) for node in attempt.nodes), key=lambda node: node.rank)
         place = self._node.rpartition(".")[0]
         return [self._node if node.node.rpartition(".")[0] == place else node.node for node in ranked]
 
@@ -126,8 +126,8 @@ class Acknowledger:
     def _named(self, machines: Sequence[str], nodes: Sequence[str]) -> list[str]:
         """The nodes on the machines, by rank; none as long as one of the machines is not known to be ours."""
         for node in nodes:
-            if node not in self._names and (data := self._job_dir.find(self._key(node, _NAME))) is not None:
-                self._names[node] = MachineName.from_bytes(data).name
+            if node not in self._names and (found := MachineName.read(self._job_dir, self._key(node, _NAME))):
+                self._names[node] = found.name
         on = [node for node in nodes if self._names.get(node) in machines]
         return on if len(on) == len(set(machines)) else []
 

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..jobdir import JobDir, JobDirError, Notice, Stop, attempt_key, node_key
+from ..jobdir import JobDir, JobDirError, Notice, Stop, StopReason, attempt_key, node_key
+from ..records import MOST_BYTES
 from .docket import Docket, ProviderNotice
 from .orders import Order, Orders
 
 _NOTICE = "notice.json"
-_REASONS = {
+_REASONS: dict[StopReason, str] = {
     "cancel": "cancelled",
     "duration": "limits.duration is reached",
     "cost": "limits.cost is reached",
@@ -59,7 +59,7 @@ class Watcher:
 
     def _look(self, key: str, read: Callable[[bytes], None]) -> None:
         try:
-            data = self._job_dir.get(key)
+            data = self._job_dir.get(key, MOST_BYTES)
         except JobDirError:  # most often there is none
             return
         if data == self._seen.get(key):
@@ -82,21 +82,14 @@ class Watcher:
 def stop_order(data: bytes) -> Order:
     """Raises JobDirError if that is no Stop."""
     stop = Stop.from_bytes(data)
-    try:
-        reason = _REASONS.get(stop.reason, stop.reason)
-        return Order("stopped", stop.reason, reason, _from_epoch(stop.deadline, stop.seconds))
-    except (TypeError, ValueError, AttributeError) as error:
-        raise JobDirError(f"not a Stop: {error}") from error
+    return Order("stopped", stop.reason, _REASONS[stop.reason], _from_epoch(stop.deadline, stop.seconds))
 
 
 def simulated_notice(data: bytes) -> ProviderNotice:
     """Raises JobDirError if that is no Notice. Each content is a notice of its own: a deadline may be tightened."""
     notice = Notice.from_bytes(data)
-    try:
-        starts = _from_epoch(notice.deadline, notice.seconds)
-    except (TypeError, ValueError) as error:
-        raise JobDirError(f"not a Notice: {error}") from error
-    return ProviderNotice("simulated", str(notice.kind), hashlib.sha256(data).hexdigest(), starts, str(notice.source))
+    starts = _from_epoch(notice.deadline, notice.seconds)
+    return ProviderNotice("simulated", notice.kind, hashlib.sha256(data).hexdigest(), starts, notice.source)
 
 
 def _from_epoch(deadline: float, seconds: float | None) -> float:
@@ -105,8 +98,6 @@ def _from_epoch(deadline: float, seconds: float | None) -> float:
     What was written to leave `seconds`, and is seen at once, leaves neither more nor nothing: then the writer's clock
     is not ours, or one of them was set meanwhile.
     """
-    if not math.isfinite(deadline) or not math.isfinite(seconds or 0.0):
-        raise ValueError(f"{deadline} is no time")
     left = deadline - time.time()
     if seconds is not None and not 0.0 <= left <= seconds:
         left = seconds

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import os
+import random
 import shutil
 import threading
 import time
+import tracemalloc
 from pathlib import Path
 
 import pytest
 
+from cloudgpu.cli.text import clock
 from cloudgpu.runtime import logs
-from cloudgpu.runtime.jobdir import JobDir, local_url
+from cloudgpu.runtime.jobdir import JobDir, local_url, node_key
 from cloudgpu.runtime.logs import Cursor, LogLine, LogReader, LogWriter
 
 
@@ -265,3 +270,64 @@ def test_other_objects_in_the_folder_are_no_log(job_dir: JobDir) -> None:
     job_dir.put("attempts/0001/nodes/worker-0.1/log/notes.txt", b"x")
     job_dir.put("attempts/backup/nodes/worker-0.1/log/00000001.gz", b"x")
     assert [line.text for line in drain(LogReader(job_dir))[0]] == ["a"]
+
+
+LINES = {
+    "odd times": [1e300, 0, "stdout", "x"],
+    "no time": ["x", 0, "stdout", "x"],
+    "no text": [1.0, 0, "stdout", 5],
+    "no rank": [1.0, [], "stdout", "x"],
+    "no stream": [1.0, 0, None, "x"],
+    "too short": [1.0, 0],
+    "no line": {"time": 1},
+}
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_lines_that_are_none_are_told_as_damage(job_dir: JobDir, name: str) -> None:
+    put_member(job_dir, json.dumps(LINES[name]).encode())
+    [line] = drain(LogReader(job_dir))[0]
+    assert line.stream == "agent" and line.text.endswith("from byte 0 on: these are no log lines")
+    assert clock(line.time)
+
+
+def test_deep_values_and_bombs_are_told_as_damage(job_dir: JobDir) -> None:
+    for content in (b"[" * 100_000, b'[1,0,"stdout","' + b"x" * (8 << 20) + b'"]'):
+        put_member(job_dir, content)
+        [line] = drain(LogReader(job_dir))[0]
+        assert line.stream == "agent" and "is damaged from byte 0 on" in line.text
+
+
+def test_halves_of_characters_can_be_printed(job_dir: JobDir) -> None:
+    put_member(job_dir, b'[1.0,0,"stdout","a\\ud800b"]')
+    [line] = drain(LogReader(job_dir))[0]
+    assert line.text.encode() == "a\ufffdb".encode()
+
+
+def test_what_follows_the_first_window_is_read(job_dir: JobDir) -> None:
+    """Members of an object that is larger than what is read at a time, and one that is cut by its end."""
+    texts = [f"{number} {random.Random(number).randbytes(100_000).hex()}" for number in range(12)]
+    members = [gzip.compress(json.dumps([float(i), 0, "stdout", text]).encode()) for i, text in enumerate(texts)]
+    job_dir.put(node_key(1, "worker-0.1", "log/00000001.gz"), b"".join(members))
+    assert [line.text for line in drain(LogReader(job_dir))[0]] == texts
+    lines, cursor = LogReader(job_dir).read(limit=7)
+    assert [line.text for line in lines] == texts[:7]
+    assert [line.text for line in LogReader(job_dir).read(cursor)[0]] == texts[7:]
+
+
+@pytest.mark.parametrize("begins", [b"", gzip.compress(b"x" * 100)[:-9]], ids=["zeros", "a member that does not end"])
+def test_a_huge_object_is_not_held_in_memory(job_dir: JobDir, begins: bytes) -> None:
+    key = node_key(1, "worker-0.1", "log/00000001.gz")
+    job_dir.put(key, begins)
+    assert job_dir.folder is not None
+    os.truncate(job_dir.folder / key, 400 << 20)
+    tracemalloc.start()
+    lines, _ = drain(LogReader(job_dir))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(lines) == 1 and "is damaged" in lines[0].text
+    assert peak < 30 << 20
+
+
+def put_member(job_dir: JobDir, content: bytes) -> None:
+    job_dir.put(node_key(1, "worker-0.1", "log/00000001.gz"), gzip.compress(content))

@@ -249,7 +249,7 @@ class Garbling(JobDir):
         self.nth = nth
         self.reads: Counter[str] = Counter()
 
-    def get(self, key: str) -> bytes:
+    def get(self, key: str, most: int | None = None) -> bytes:
         self.reads[key] += 1
         data = super().get(key)
         is_turn = key.endswith(".json") and key.startswith(FOLDER) and self.reads[key] == self.nth

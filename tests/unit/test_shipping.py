@@ -88,6 +88,31 @@ def test_what_is_there_by_half_is_sent_again(store: s3.S3, code: Path, told: lis
     assert hashlib.sha256(JobDir(f"{JOBS}/b-2").get(code_key(sha256))).hexdigest() == sha256
 
 
+def test_what_another_has_put_in_its_place_is_not_used(
+    store: s3.S3, code: Path, told: list[tuple[str, int, int]]
+) -> None:
+    """A machine that may write the shared folder, with as many bytes as there were."""
+    sha256 = shipper("a-1", told).code(code)
+    shared = f"jobs/shared/{code_key(sha256)}"
+    JobDir("s3://bucket").put(shared, b"x" * len(store.objects[shared]))
+    for job in ("b-2", "c-3"):
+        shipper(job, told).code(code)
+        assert hashlib.sha256(JobDir(f"{JOBS}/{job}").get(code_key(sha256))).hexdigest() == sha256
+
+
+def test_what_this_computer_has_not_sent_is_sent(
+    store: s3.S3, code: Path, told: list[tuple[str, int, int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shipper("a-1", told).code(code)
+    monkeypatch.setenv("CLOUDGPU_HOME", str(tmp_path / "another"))
+    for job in ("b-2", "c-3"):
+        shipper(job, told).code(code)
+    assert len(sent(store)) == 2, "once by each"
+    (tmp_path / "another" / "uploads.json").write_text("[" * 100_000)
+    shipper("d-4", told).code(code)
+    assert len(sent(store)) == 3
+
+
 def test_sending_is_told_of(store: s3.S3, code: Path, told: list[tuple[str, int, int]]) -> None:
     shipper("a-1", told).code(code)
     uploading = [(done, total) for what, done, total in told if what == "uploading"]

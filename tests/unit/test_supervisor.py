@@ -574,14 +574,14 @@ def test_an_unusable_job_dir_is_given_up_after_a_while(world: World) -> None:
     supervisor = world.supervisor()
     world.drive(supervisor, until=lambda: world.job(job_id).state == "running")
     result = folder_of(world, job_id) / "attempts/0001/nodes/worker-0.1/result.json"
-    result.write_text("torn")
+    result.symlink_to(result.name)
     world.drive(supervisor, for_s=4_000)
     assert (world.job(job_id).state, world.job(job_id).cause) == ("failed", "error")
     world.check_clean()
 
 
 class Torn:
-    """A job that runs, and whose dir cannot be used while a record in it is torn."""
+    """A job that runs, and whose dir cannot be read while a link in it leads to itself."""
 
     def __init__(self, world: World) -> None:
         world.cloud.script = lives(Life(run_s=1e6))
@@ -597,6 +597,9 @@ class Torn:
         end = self.world.clock.monotonic() + seconds
         self.world.drive(self.supervisor, until=lambda: self.world.clock.monotonic() >= end, for_s=2 * seconds)
 
+    def tear(self) -> None:
+        self.record.symlink_to(self.record.name)
+
     def heals(self) -> bool:
         """Return whether the job runs on when its dir can be used again."""
         self.record.unlink()
@@ -609,7 +612,7 @@ def test_other_trouble_is_not_counted_as_that_of_the_job_dir(world: World) -> No
     world.cloud.faults["observe"] = [refusal("auth") for _ in range(1_000)]
     torn.drive_for(4_000)
     world.cloud.faults.clear()
-    torn.record.write_text("torn")
+    torn.tear()
     torn.drive_for(200)
     assert torn.heals()
 
@@ -617,7 +620,7 @@ def test_other_trouble_is_not_counted_as_that_of_the_job_dir(world: World) -> No
 def test_a_job_dir_that_nobody_tries_is_not_given_up(world: World) -> None:
     """A laptop is shut for the night."""
     torn = Torn(world)
-    torn.record.write_text("torn")
+    torn.tear()
     torn.drive_for(1_800)
     world.clock.advance(28_800)
     torn.drive_for(200)
@@ -635,7 +638,7 @@ def test_a_job_dir_that_could_not_be_used_is_opened_anew(world: World) -> None:
     world.wrap = note
     torn = Torn(world)
     before = opened.count("dir")
-    torn.record.write_text("torn")
+    torn.tear()
     torn.drive_for(200)
     assert opened.count("dir") > before
     assert torn.heals()
@@ -643,7 +646,7 @@ def test_a_job_dir_that_could_not_be_used_is_opened_anew(world: World) -> None:
 
 def test_an_unusable_job_dir_is_given_up_though_there_is_other_trouble_too(world: World) -> None:
     torn = Torn(world)
-    torn.record.write_text("torn")
+    torn.tear()
     for _ in range(15):
         world.cloud.faults["observe"] = [refusal("transient")]
         torn.drive_for(250)

@@ -24,7 +24,8 @@ class Attempt:
         self.dir = JobDir(f"file://{folder}")
 
     def beats(self, node: str, generation: int, saved: int) -> None:
-        beat = Heartbeat(1, 0.0, "running", {"saved_step": saved}, None, {"spans": [{"generation": generation}]})
+        timeline = {"claimed": 0.0, "spans": [{"generation": generation, "started": 0.0}]}
+        beat = Heartbeat(1, 0.0, "running", {"saved_step": saved}, None, timeline)
         self.dir.put(node_key(1, node, "heartbeat.json"), beat.to_bytes())
 
     def generation(self, number: int, kind: Any, *, nodes: list[NodeRecord] | None = None, **more: Any) -> None:

@@ -1,0 +1,338 @@
+"""Whatever lies in a job dir or a fleet's folder: no reader fails with what it does not expect, and cancel works.
+
+CLOUDGPU_LONG=1 makes 10,000 mutations, and lets the supervisor end as many jobs, instead of some.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import json
+import logging
+import math
+import os
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from decimal import Decimal
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+
+from cloudgpu.cli import goodput_view
+from cloudgpu.cli.errors import CommandError
+from cloudgpu.cli.follow import LineFormat
+from cloudgpu.cli.job_at_url import JobAtUrl
+from cloudgpu.cli.job_view import _node_view
+from cloudgpu.cli.metrics import curve
+from cloudgpu.control import nodes
+from cloudgpu.control.members import cure, every_node, forgiven
+from cloudgpu.control.model import Attempt
+from cloudgpu.control.outcomes import judge, must_stop_peers
+from cloudgpu.control.report import make_report
+from cloudgpu.provisioners.base import NodeState
+from cloudgpu.runtime.fleet import FLEET_KEY, Fleet, Settings, member_key
+from cloudgpu.runtime.generations import Ledger
+from cloudgpu.runtime.heartbeat import read_progress
+from cloudgpu.runtime.jobdir import (
+    JOB_KEY,
+    Address,
+    AttemptRecord,
+    Claim,
+    Generation,
+    Heartbeat,
+    JobDir,
+    JobDirError,
+    JobRecord,
+    NodeRecord,
+    Notice,
+    Progress,
+    Result,
+    Span,
+    Stop,
+    Timeline,
+    attempt_key,
+    generation_key,
+    local_url,
+    node_key,
+)
+from cloudgpu.runtime.logs import LogReader
+from cloudgpu.runtime.members import _Sign
+from cloudgpu.runtime.metrics import Row, Segment, read_metrics
+from cloudgpu.runtime.node_program import _read_address
+from cloudgpu.runtime.notices.job_dir import simulated_notice, stop_order
+from cloudgpu.runtime.restart import Budget
+from cloudgpu.runtime.resume import look_back
+from cloudgpu.tests.standins.cloud import Life, lives
+from cloudgpu.tests.standins.control import World, make_offer, make_policy
+from cloudgpu.tests.standins.fleets import FleetFolder
+from cloudgpu.tests.standins.mutations import ODD_NAMES, mutate, put
+
+LONG = os.environ.get("CLOUDGPU_LONG") == "1"
+MUTATIONS = 10_000 if LONG else 2_500
+"""Of records of a job dir and of a fleet's folder together."""
+BATCH = 25
+JOBS = 10_000 if LONG else 25
+"""That a supervisor ends, each with one mutation in its job dir."""
+TIME = 1_700_000_000.0
+NODES = ("worker-0.1", "worker-1.1")
+
+
+class Folder:
+    """A job dir with one of each record, and everything that reads them."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.dir = JobDir(local_url(path))
+        offer = make_offer(nodes=2, gpus=1)
+        self.attempt = Attempt(
+            *("job-1", 1, "running", 1, offer.to_json(), Decimal(1), "token", None, "", "", None, "", "", None, None),
+            *(TIME, TIME, None, None),
+        )
+        progress = dataclasses.asdict(Progress(None, 90, 80, 9.0, 0.5, 0.1, 8.0, 0.2, 0.3, 60.0, 3_600.0))
+        span = dataclasses.asdict(Span(1, TIME, TIME + 1, TIME + 9, "SIGKILL", progress))
+        timeline = dataclasses.asdict(Timeline(TIME, TIME + 1, TIME + 2, [span, {**span, "generation": 2}], TIME + 20))
+        records = [dataclasses.asdict(NodeRecord(node, "worker", i, i, 1)) for i, node in enumerate(NODES)]
+        moved = Generation(2, "members", NODES[0], True, "x", 0.0, 1, 1, TIME, "n", records, 120.0, 80)
+        lines = b"\n".join(json.dumps([TIME + i, i % 2, "stdout", f"step {i}"]).encode() for i in range(20))
+        rows = Segment("00000020-0001-000000000000", None, closed=False)
+        rows.lines.append(json.dumps(Row(1, TIME, {"loss": 1.0}).to_json()).encode())
+        self.objects = {
+            JOB_KEY: JobRecord("job-1", "job", "true", env={"A": "b"}, inputs={"data": "s3://b/x"}).to_bytes(),
+            attempt_key(1): AttemptRecord(1, offer.to_json(), records, 1, None, True).to_bytes(),
+            attempt_key(1, "stop.json"): Stop("cancel", TIME, 30.0).to_bytes(),
+            generation_key(1, 2): moved.to_bytes(),
+            node_key(1, NODES[0], "claim"): Claim("m-1", "n", TIME).to_bytes(),
+            node_key(1, NODES[0], "address.json"): Address("10.0.0.1", 29_500).to_bytes(),
+            node_key(1, NODES[0], "notice.json"): Notice("preempt", TIME, "aws", 120.0).to_bytes(),
+            node_key(1, NODES[0], "heartbeat.json"): Heartbeat(5, TIME, "running", progress, 3.0, timeline).to_bytes(),
+            node_key(1, NODES[0], "result.json"): Result(
+                "failed", 3, "exit code 3", TIME, TIME + 9, progress, False, timeline
+            ).to_bytes(),
+            node_key(1, NODES[0], "log/00000001.gz"): gzip.compress(lines, mtime=0),
+            "checkpoints/00000020-0001-000000000000/metrics.jsonl": rows.to_bytes(),
+            "checkpoints/00000020-0001-000000000000/COMMIT.json": b"{}",
+        }
+        for key, data in self.objects.items():
+            self.dir.put(key, data)
+
+    def mutate(self, rng: random.Random) -> str:
+        """Change one of the objects; its key."""
+        key = rng.choice(list(self.objects))
+        path = self.path / key
+        path.unlink()
+        if key.endswith((".gz", ".jsonl")):
+            raw = gzip.decompress(self.objects[key]) if key.endswith(".gz") else self.objects[key]
+            first, _, rest = raw.partition(b"\n")
+            changed = mutate(rng, first) + b"\n" + rest
+            path.write_bytes(gzip.compress(changed, 1, mtime=0) if rng.random() < 0.7 else changed)
+        else:
+            put(rng, path, self.objects[key])
+        return key
+
+    def mend(self, key: str) -> None:
+        path = self.path / key
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        path.write_bytes(self.objects[key])
+
+    def read(self, key: str) -> None:
+        """Let all read that read an object; JobDirError and CommandError are what they may raise."""
+        readers = next(found for end, found in self._readers.items() if key.endswith(end))
+        for reader in readers:
+            try:
+                reader()
+            except (JobDirError, CommandError):
+                continue
+
+    @property
+    def _readers(self) -> dict[str, tuple[Callable[[], None], ...]]:
+        """End of a key -> who reads it."""
+        return {
+            "log/00000001.gz": (self._print_log,),
+            "metrics.jsonl": (self._print_metrics,),
+            JOB_KEY: (self._visit,),
+            "attempt.json": (self._visit,),
+            "stop.json": (self._stop,),
+            "notice.json": (self._stop,),
+            "": (self._supervise, self._show, self._serve),
+        }
+
+    def _supervise(self) -> None:
+        requests = every_node(self.attempt)
+        states = {node: NodeState(node, "running") for node in NODES}
+        watches = nodes.Watches(1)
+        views = nodes.look(self.dir, watches, requests, states, 0.0)
+        views = nodes.look(self.dir, watches, requests, states, 5_000.0)
+        record = nodes.new_generation(self.dir, self.attempt, views)
+        nodes.is_closed(self.dir, self.attempt)
+        known = [] if record is None else [dataclasses.asdict(record)]
+        attempt = dataclasses.replace(self.attempt, generations=known)
+        nodes.read_furthest(self.dir, attempt)
+        requests = every_node(attempt)
+        views = nodes.look(self.dir, nodes.Watches(1), requests, {}, 0.0)
+        must_stop_peers(views)
+        cure(attempt, {view.node: view for view in views}, None, None)
+        verdict = judge(views)
+        ended = dataclasses.replace(forgiven(attempt, views), timeline=verdict.timeline, progress=verdict.progress)
+        json.dumps(verdict.timeline), json.dumps(verdict.progress)
+        goodput_view.bar(make_report([ended], TIME + 100).times, 20)
+
+    def _show(self) -> None:
+        shown = [_node_view(self.dir, 1, node, rank) for rank, node in enumerate(NODES)]
+        assert [view.phase for view in shown]
+        self._visit()
+
+    def _visit(self) -> None:
+        form = LineFormat(JobAtUrl(self.dir.url), timestamps=True)
+        assert form.close() == ""
+
+    def _print_log(self) -> None:
+        form = LineFormat(_Followed(), timestamps=True)  # type: ignore[arg-type]  # as far as it is used
+        lines, _ = LogReader(self.dir).read()
+        "".join(map(form, lines)).encode()
+
+    def _print_metrics(self) -> None:
+        for row in read_metrics(self.dir):
+            curve([value for value in row.values.values() if math.isfinite(value)] or [1.0, 2.0], 20)
+
+    def _serve(self) -> None:
+        for node in NODES:
+            _Sign.read(self.dir, 1, node)
+            look_back(self.dir, 1, node)
+        Ledger(self.dir, 1, NODES[0], Budget(1, None), "group", heals=True).catch_up()
+        _read_address(self.dir, node_key(1, NODES[0], "address.json"))
+        read_progress(self.path / node_key(1, NODES[0], "heartbeat.json"))
+
+    def _stop(self) -> None:
+        simulated_notice(self.dir.get(node_key(1, NODES[0], "notice.json"), 1 << 20))
+        stop_order(self.dir.get(attempt_key(1, "stop.json"), 1 << 20))
+
+
+class _Followed:
+    """What the format of log lines wants to know of a job."""
+
+    offer = make_offer(nodes=2, gpus=1)
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """Thousands of warnings are not what these tests are about."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def test_no_reader_of_a_job_dir_fails_with_what_it_does_not_expect(tmp_path: Path) -> None:
+    rng, folder = random.Random(1), Folder(tmp_path)
+    for key in folder.objects:
+        folder.read(key)
+    for number in range(MUTATIONS * 6 // 10):
+        key = folder.mutate(rng)
+        try:
+            folder.read(key)
+        except Exception as error:
+            raise AssertionError(f"mutation {number}, of {key}") from error
+        folder.mend(key)
+
+
+def test_no_reader_of_a_fleet_fails_at_all(tmp_path: Path) -> None:
+    rng, folder = random.Random(2), FleetFolder(tmp_path)
+    for name in "abc":
+        folder.machine(name)
+    folder.fleet.put(FLEET_KEY, Settings(60.0, 10.0, 120.0, None))
+    folder.order("t", "worker-0.1", "worker-1.1")
+    folder.claim(1, "worker-0.1", "a")
+    folder.free(1, "worker-0.1", "lost")
+    folder.claim(1, "worker-0.2", "b")
+    folder.order("u", "worker-0.1")
+    folder.end(2)
+    folder.fleet.put(member_key("c", "failed.json"), Settings())
+    keys = [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()]
+    objects = {key: (tmp_path / key).read_bytes() for key in keys}
+    for number in range(MUTATIONS * 4 // 10):
+        key = rng.choice(keys)
+        (tmp_path / key).unlink(missing_ok=True)
+        put(rng, tmp_path / key, objects[key])
+        odd = tmp_path / rng.choice(_ODD_PLACES) / rng.choice(ODD_NAMES)
+        is_new = not odd.exists() and not any(part.is_file() or part.is_symlink() for part in odd.parents)
+        if is_new:
+            odd.parent.mkdir(parents=True, exist_ok=True)
+            odd.write_bytes(b"{}")
+        try:
+            _use(Fleet(folder.fleet.url))
+        except Exception as error:
+            raise AssertionError(f"mutation {number}, of {key}, with {odd}") from error
+        if is_new:
+            odd.unlink()
+        if (tmp_path / key).is_dir():
+            shutil.rmtree(tmp_path / key)
+        (tmp_path / key).unlink(missing_ok=True)
+        (tmp_path / key).write_bytes(objects[key])
+
+
+_ODD_PLACES = ["", "orders", "orders/00000001", "orders/00000001/claims", "orders/00000001/claims/worker-0.1-x"]
+_ODD_PLACES += ["orders/00000001/freed", "orders/9", "orders/99999999", "members", "members/a", "members/a/b", "agent"]
+
+
+def _use(fleet: Fleet) -> None:
+    """Ask all that members, supervisors and commands ask of a fleet."""
+    for _ in range(2):
+        view = fleet.view()
+        for machine in ("a", "x"):
+            view.wanted(machine)
+            view.spares(machine)
+        for one in view.orders:
+            assert view.hopeless(one) or one.is_over or not view.gives_way(one.number, "x")
+            assert view.before(one) >= 0
+        assert all(fleet.failure(machine) is None or True for machine in view.failed)
+        assert view.settings.has_expired in (True, False)
+
+
+def test_a_job_ends_when_it_is_cancelled_whatever_is_in_its_job_dir(tmp_path: Path, template: Path) -> None:
+    rng = random.Random(3)
+    for batch in range(JOBS // BATCH):
+        world = World(tmp_path / f"world-{batch}", template)
+        world.cloud.script = lives(Life(run_s=1e9))
+        _cancel_all(world, rng)
+        world.store.close()
+        shutil.rmtree(world.folder)
+
+
+def _cancel_all(world: World, rng: random.Random) -> None:
+    """Run jobs, put something wrong into the job dir of each, and cancel them."""
+    policy = make_policy(preemptions=0, failures=0)
+    jobs = [world.submit(make_offer(nodes=rng.choice((1, 2))), policy=policy) for _ in range(BATCH)]
+    supervisor = world.supervisor()
+    world.drive(supervisor, until=lambda: all(world.job(job).state == "running" for job in jobs))
+    for job in jobs:
+        _spoil(rng, Path(unquote(world.job(job).job_dir.removeprefix("file://"))))
+    supervisor.tick(woken=True)
+    for active in world.store.active_jobs():
+        world.store.set_goal(active.id, "cancel", "cancel", world.clock.now())
+    world.drive(supervisor, for_s=600.0)
+    world.check_clean()
+    assert {world.job(job).state for job in jobs} <= {"cancelled", "failed", "succeeded"}
+
+
+def _spoil(rng: random.Random, folder: Path) -> None:
+    """Put something wrong under one of the keys that a supervisor reads."""
+    progress = dataclasses.asdict(Progress(step=9))
+    objects = {
+        "heartbeat.json": Heartbeat(10**6, TIME, "running", progress, None, {"claimed": TIME}).to_bytes(),
+        "result.json": Result("succeeded", 0, "", TIME, TIME + 1, progress).to_bytes(),
+        "notice.json": Notice("preempt", TIME, "aws").to_bytes(),
+    }
+    name = rng.choice([*objects, "generation", "stop", "job"])
+    if name in objects:
+        path, data = folder / node_key(1, "worker-0.1", name), objects[name]
+    elif name == "generation":
+        path = folder / generation_key(1, 2)
+        data = Generation(2, "failure", "worker-0.1", True, "x", 0.0, 1, 1, TIME, "n").to_bytes()
+    elif name == "stop":
+        path, data = folder / attempt_key(1, "stop.json"), Stop("cancel", TIME).to_bytes()
+    else:
+        path, data = folder / JOB_KEY, JobRecord("job-1", "job", "true").to_bytes()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    put(rng, path, data)
