@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from importlib import resources
 
 from .record import BootRecord
+from .stop_script import NAME, stop_script
 
 MODULES = {
     "aws": {"bucket.py": "bucket_s3.py", "host.py": "host_ec2.py"},
@@ -34,6 +35,8 @@ def boot_files(record: BootRecord, pools: Mapping[str, Sequence[str]] | None = N
     names = {MAIN: MAIN, "common.py": "common.py", **MODULES[record.cloud]}
     names |= {"group.py": GROUPS[record.cloud]} if record.fleet else {}
     files = {name: here.joinpath(source).read_bytes() for name, source in names.items()}
+    stop = stop_script(record.cloud)
+    files |= {} if stop is None else {NAME: stop}
     return {RECORD: json.dumps(told, sort_keys=True).encode(), **files}
 
 
