@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +19,11 @@ BOOT_S = 1_200.0
 """A machine that has not reported by then never will; nor will one that its provider has started again."""
 SILENT_S = 180.0
 """A machine that reported, and then not for so long, is lost even if the target thinks that it runs."""
+
+GAVE_UP = "gave_up.json"
+"""Of a node: why its machine ended itself without a result; written by provisioners/boot/bootstrap.py."""
+_REASON = 1_000
+"""Limits the characters of such a reason."""
 
 LOOK_S = 30.0
 """Of the time between two looks so much counts as silence, at most. Where it is more, nobody could look (a laptop was
@@ -79,7 +85,7 @@ def look(  # noqa: PLR0917 - what is known of an attempt
     last_words: Callable[[str], str] = lambda _node: "",
 ) -> list[NodeView]:
     """One view per node. `states` were observed before this call: so a result is never missed; `now` is steady time;
-    `last_words`: of a node that is given up for its silence, to be added to the reason."""
+    `last_words`: of a node that is given up for its silence, or vanished without a word, to be added to the reason."""
     return [_look_at(job_dir, watches, request, states.get(request.node), now, last_words) for request in requests]
 
 
@@ -140,7 +146,7 @@ def _look_at(  # noqa: PLR0917 - as look()
     if watch.end is None:
         folder = node_key(watches.attempt, request.node, "")
         heartbeat = _read_heartbeat(job_dir, folder, watch)
-        watch.end = _read_end(job_dir, folder, watch, state)
+        watch.end = _read_end(job_dir, folder, watch, state, last_words)
         if state is not None and state.queued:  # what has not been got yet is not silent, nor what was lost
             watch.heard = None
         elif watch.end is None and state is not None:
@@ -176,7 +182,9 @@ def _read_heartbeat(job_dir: JobDir, folder: str, watch: Watch) -> Heartbeat | N
     return heartbeat
 
 
-def _read_end(job_dir: JobDir, folder: str, watch: Watch, state: NodeState | None) -> NodeEnd | None:
+def _read_end(
+    job_dir: JobDir, folder: str, watch: Watch, state: NodeState | None, last_words: Callable[[str], str]
+) -> NodeEnd | None:
     data = job_dir.find(f"{folder}result.json")
     if data is not None:
         result = Result.from_bytes(data)
@@ -188,7 +196,20 @@ def _read_end(job_dir: JobDir, folder: str, watch: Watch, state: NodeState | Non
     if state is None or state.phase != "gone":
         return None
     end = end_by_absence(job_dir.exists(f"{folder}notice.json"), state.detail, taken=state.taken)
+    if end.outcome == "lost" and state.refused is None:
+        reason = _read_reason(job_dir, folder) or last_words(state.node)
+        end = dataclasses.replace(end, reason=f"{end.reason}{reason}")
     return dataclasses.replace(end, refused=state.refused)
+
+
+def _read_reason(job_dir: JobDir, folder: str) -> str:
+    """Return why a machine ended itself without a result, to be added to a reason; "" where it has not said."""
+    data = job_dir.find(f"{folder}{GAVE_UP}")
+    try:
+        reason = json.loads(data or b"{}").get("reason")
+    except (ValueError, RecursionError, AttributeError):
+        return ""
+    return f"; it gave up: {reason[:_REASON]}" if isinstance(reason, str) and reason else ""
 
 
 def _end_by_silence(watch: Watch, heartbeat: Heartbeat | None, now: float, *, returns: bool) -> NodeEnd | None:
