@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from cloudgpu.provisioners.boot import BootRecord, common
-from cloudgpu.provisioners.boot.files import boot_files
+from cloudgpu.provisioners.boot.files import boot_files, without_prose
 
 AGENT = b"the agent file"
 
@@ -83,6 +83,13 @@ def test_an_answer_that_hangs_or_is_cut_is_asked_for_again(tmp_path: Path, url: 
     done = fetch(tmp_path, url, "SILENCE_S = 0.3")
     assert done.stdout.splitlines()[-1] == str(AGENT), done.stdout + done.stderr
     assert "trying again" in done.stdout
+
+
+def test_machines_are_sent_programs_without_prose_and_with_the_same_lines() -> None:
+    program = '"""What.\n\nIt is."""\n\n# why\nA = "# no comment"  # stays\n\n\ndef f():\n    """Do."""\n    pass\n'
+    assert without_prose(program) == '\n\n\n\n\nA = "# no comment"  # stays\n\n\ndef f():\n\n    pass\n'
+    alone = 'class E(Exception):\n    """It has nothing else."""\n'
+    assert without_prose(alone) == alone
 
 
 def test_a_request_that_hangs_costs_ten_seconds() -> None:
