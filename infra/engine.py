@@ -7,6 +7,7 @@ would be cancelled, and the plugins that it needs to finish what is under way wi
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import os
 import shutil
 import signal
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import IO
 
 from pulumi.automation import PulumiCommand
-from pulumi.automation._cmd import CommandResult, sdk_version
+from pulumi.automation._cmd import CommandResult
 from pulumi.automation.errors import InvalidVersionError, create_command_error
 from semver import VersionInfo
 
@@ -146,7 +147,7 @@ def install() -> Engine:
     """
     root = _own_root()
     try:
-        release.fetch(str(sdk_version), root)
+        release.fetch(importlib.metadata.version("pulumi"), root)
     except (OSError, HTTPException, tarfile.TarError) as error:
         raise InfraError(f"Pulumi could not be downloaded from get.pulumi.com: {error}", _HOW_TO_GET) from error
     return Engine(root)
