@@ -12,7 +12,16 @@ from .launch_view import say_launcher
 from .options import json_option
 from .output import echo_json, remark, style
 from .program_args import ProgramArgsCommand
-from .specfile import load_spec, overrides, plan_spec, say_remarks, say_tables, spec_options, take_stacks
+from .specfile import (
+    load_spec,
+    overrides,
+    plan_spec,
+    say_outside_end,
+    say_remarks,
+    say_tables,
+    spec_options,
+    take_stacks,
+)
 
 if TYPE_CHECKING:
     from ..jobspecs.loader import LoadedSpec
@@ -51,6 +60,7 @@ def command(ctx: click.Context, *, file: Path, show_all: bool, as_json: bool) ->
     if plan.best is not None:
         say_launcher(loaded, plan.best)
         _say_obstacle(plan.best.cloud, loaded)
+        say_outside_end(plan)
         return Exit.OK
     click.echo(f"{style('error', 'bad', err=True)}: nothing can run this job", err=True)
     return Exit.IMPOSSIBLE

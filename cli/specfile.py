@@ -176,6 +176,15 @@ def say_remarks(loaded: LoadedSpec) -> None:
         remark(f"note: {note}")
 
 
+def say_outside_end(plan: Plan) -> None:
+    """Say on stderr how to have machines of the best offer ended that hang, where nothing does it yet."""
+    from ..control.outside_end import advice
+
+    said = None if plan.best is None else advice(plan.best)
+    if said:
+        remark(f"note: {said}")
+
+
 def say_tables() -> None:
     """On stderr, after planning: which tables were not those that come with cloudgpu, and how old they are."""
     from ..jobspecs import refreshed

@@ -21,7 +21,17 @@ from .launch_view import say_launcher
 from .options import json_option, yes_option
 from .output import ProgressLine, can_ask, echo_json, remark, warning
 from .plan_view import offer_text, plan_json, plan_text, refusals_text
-from .specfile import STDIN, load_spec, overrides, plan_spec, say_remarks, say_tables, spec_options, take_stacks
+from .specfile import (
+    STDIN,
+    load_spec,
+    overrides,
+    plan_spec,
+    say_outside_end,
+    say_remarks,
+    say_tables,
+    spec_options,
+    take_stacks,
+)
 
 if TYPE_CHECKING:
     from ..control.jobs import Job
@@ -75,6 +85,7 @@ def command(
     offer = _first_offer(plan, loaded, as_json=as_json)
     remark(f"{loaded.spec.name}: {offer_text(offer)}")
     say_launcher(loaded, offer)
+    say_outside_end(plan)
     _confirm(offer, loaded, yes=yes)
     job, interrupted = _ship(loaded, plan)
     if as_json:
@@ -118,6 +129,7 @@ def _show_plan(plan: Plan, loaded: LoadedSpec, *, as_json: bool) -> Exit:
         click.echo(plan_text(plan, loaded.spec))
     if plan.best is not None:
         say_launcher(loaded, plan.best)
+        say_outside_end(plan)
     return Exit.OK if plan.offers else Exit.IMPOSSIBLE
 
 

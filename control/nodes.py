@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -22,6 +23,13 @@ BOOT_S = 1_200.0
 """A machine that has not reported by then never will; nor will one that its provider has started again."""
 SILENT_S = 180.0
 """A machine that reported, and then not for so long, is lost even if the target thinks that it runs."""
+
+GAVE_UP = "gave_up.json"
+"""Of a node: why its machine ended itself without a result; written by provisioners/boot/bootstrap.py."""
+_REASON = 1_000
+"""Limits the characters of such a reason."""
+_MOST_GAVE_UP = 64 << 10
+"""Limits its record, in bytes."""
 
 LOOK_S = 30.0
 """Of the time between two looks so much counts as silence, at most. Where it is more, nobody could look (a laptop was
@@ -88,7 +96,7 @@ def look(  # noqa: PLR0917 - what is known of an attempt
     last_words: Callable[[str], str] = lambda _node: "",
 ) -> list[NodeView]:
     """One view per node. `states` were observed before this call: so a result is never missed; `now` is steady time;
-    `last_words`: of a node that is given up for its silence, to be added to the reason."""
+    `last_words`: of a node that is given up for its silence, or vanished without a word, to be added to the reason."""
     return [_look_at(job_dir, watches, request, states.get(request.node), now, last_words) for request in requests]
 
 
@@ -160,7 +168,7 @@ def _look_at(  # noqa: PLR0917 - as look()
     if watch.end is None:
         folder = node_key(watches.attempt, request.node, "")
         sequence = _read_heartbeat(job_dir, folder, watch)
-        watch.end = _read_end(job_dir, folder, watch, state)
+        watch.end = _read_end(job_dir, folder, watch, state, last_words)
         if state is not None and state.queued:  # what has not been got yet is not silent, nor what was lost
             watch.heard = None
         elif watch.end is None and state is not None:
@@ -204,7 +212,9 @@ def _read_heartbeat(job_dir: JobDir, folder: str, watch: Watch) -> int:
     return heartbeat.sequence
 
 
-def _read_end(job_dir: JobDir, folder: str, watch: Watch, state: NodeState | None) -> NodeEnd | None:
+def _read_end(
+    job_dir: JobDir, folder: str, watch: Watch, state: NodeState | None, last_words: Callable[[str], str]
+) -> NodeEnd | None:
     try:
         result = Result.read(job_dir, f"{folder}result.json")
     except RecordError as error:
@@ -218,7 +228,19 @@ def _read_end(job_dir: JobDir, folder: str, watch: Watch, state: NodeState | Non
     if state is None or state.phase != "gone":
         return None
     end = end_by_absence(job_dir.exists(f"{folder}notice.json"), state.detail, taken=state.taken)
+    if end.outcome == "lost" and state.refused is None:
+        reason = _read_reason(job_dir, folder) or last_words(state.node)
+        end = dataclasses.replace(end, reason=f"{end.reason}{reason}")
     return dataclasses.replace(end, refused=state.refused)
+
+
+def _read_reason(job_dir: JobDir, folder: str) -> str:
+    """Return why a machine ended itself without a result, to be added to a reason; "" where it has not said."""
+    try:
+        reason = json.loads(job_dir.find(f"{folder}{GAVE_UP}", most=_MOST_GAVE_UP) or b"{}").get("reason")
+    except (RecordError, ValueError, RecursionError, AttributeError):
+        return ""
+    return f"; it gave up: {reason[:_REASON]}" if isinstance(reason, str) and reason else ""
 
 
 def _end_by_silence(watch: Watch, sequence: int, now: float, *, returns: bool) -> NodeEnd | None:

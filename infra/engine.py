@@ -7,12 +7,15 @@ would be cancelled, and the plugins that it needs to finish what is under way wi
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import os
 import shutil
 import signal
 import subprocess
+import tarfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from http.client import HTTPException
 from pathlib import Path
 from typing import IO
 
@@ -22,6 +25,7 @@ from pulumi.automation.errors import InvalidVersionError, create_command_error
 from semver import VersionInfo
 
 from ..jobspecs.home import home
+from . import release
 from .errors import InfraError
 from .locks import Engines
 
@@ -143,11 +147,8 @@ def install() -> Engine:
     """
     root = _own_root()
     try:
-        PulumiCommand.install(root=str(root))
-    except subprocess.CalledProcessError as error:
-        said = (error.output or b"").decode(errors="replace").strip().splitlines()
-        raise InfraError(f"Pulumi could not be installed: {said[-1] if said else error}", _HOW_TO_GET) from error
-    except OSError as error:
+        release.fetch(importlib.metadata.version("pulumi"), root)
+    except (OSError, HTTPException, tarfile.TarError) as error:
         raise InfraError(f"Pulumi could not be downloaded from get.pulumi.com: {error}", _HOW_TO_GET) from error
     return Engine(root)
 

@@ -28,6 +28,8 @@ class Target(NamedTuple):
     """A single lost machine of several can be got again while the others go on."""
     heals: bool
     """Its machines take lost ones' places by themselves, whoever looks."""
+    ended_outside: bool
+    """A machine that hangs is ended at its lifetime all the same, by the provider or by whoever owns it."""
     groups: frozenset[str]
     """Markets in which the machines of a job can be a group of its own, which replaces lost ones (`recover: fleet`)."""
     launchers: frozenset[str]
@@ -36,7 +38,17 @@ class Target(NamedTuple):
 @cache
 def targets() -> dict[str, Target]:
     """By name, `local` first."""
-    flags = ("multi_node", "roles", "image", "gpu_idle", "fractional", "zones", "replaces_nodes", "heals")
+    flags = (
+        "multi_node",
+        "roles",
+        "image",
+        "gpu_idle",
+        "fractional",
+        "zones",
+        "replaces_nodes",
+        "heals",
+        "ended_outside",
+    )
     found = {}
     words = ("markets", "groups", "launchers")
     for name, markets, groups, launchers, *cells in read.rows("targets", "target", *words, *flags):

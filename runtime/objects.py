@@ -40,7 +40,7 @@ UPLOADS = 4
 # `timeout` is of one request, from its connecting to the last byte of its answer; `retry_timeout` counts from the first
 # try, and none is begun after it: so a request that has run into its timeout is made again only where it is longer.
 # A stalled connection must not look like a stalled job: everyone who calls has its own patience and tries again.
-# Plain http is used where an endpoint is set to it, such as a store of one's own (AWS_ENDPOINT_URL), and nowhere else.
+# Plain http is used where an endpoint is set to it; each store's module refuses one on another host.
 _CLIENT: ClientConfig = {"timeout": "30s", "connect_timeout": "5s", "allow_http": True}
 _RETRY: RetryConfig = {"max_retries": 3, "retry_timeout": datetime.timedelta(seconds=30)}
 # Of large objects: UPLOADS parts share a slow link, and so do the ranges that many threads read at a time.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import importlib.util
+import ipaddress
 import os
 import re
 import threading
@@ -61,6 +62,10 @@ _PROVIDER = re.compile(r"External AWS credential provider: \w+: (.*)")
 _IMDS = re.compile("/latest/(api/token|meta-data/iam)")
 
 
+PLAIN_HTTP = "CLOUDGPU_AWS_PLAIN_HTTP"
+"""Set to 1, it allows an endpoint by plain http on another host."""
+
+
 class Connection(TypedDict, total=False):
     """Arguments for obstore's from_url()."""
 
@@ -89,6 +94,7 @@ _regions = _Regions()
 
 def connection(url: str) -> Connection:
     """How to reach the bucket of an s3:// URL. Asks nobody yet. Raises CredentialsError."""
+    _check_endpoint()
     config: S3Config = {}
     found: Connection = {"config": config}
     region = _regions.get(_bucket(url))
@@ -107,6 +113,33 @@ def connection(url: str) -> Connection:
     return found
 
 
+def _endpoint() -> str | None:
+    return os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or None
+
+
+def _check_endpoint() -> None:
+    """Refuse plain http to another host: keys, code and logs would cross the network unencrypted.
+
+    Raises CredentialsError.
+    """
+    endpoint = _endpoint()
+    if endpoint is None or os.environ.get(PLAIN_HTTP) == "1":
+        return
+    parts = urlsplit(endpoint)
+    if parts.scheme == "http" and not _is_loopback(parts.hostname or ""):
+        raise CredentialsError(
+            f"the endpoint {endpoint} is plain http on another host, so keys and code could be read on the way: use "
+            f"https, or set {PLAIN_HTTP}=1 where the network is trusted"
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
 def is_elsewhere(url: str, message: str) -> bool:
     """After a failure: whether the bucket is in another region than the one asked, which is known from now on."""
     if not _ELSEWHERE.search(message):
@@ -122,7 +155,7 @@ def find_region(bucket: str) -> str | None:
     """As S3 tells anybody who asks for the bucket, in whatever region. None: it does not say."""
     import http.client
 
-    given = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    given = _endpoint()
     near = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
     suffix = ".cn" if near.startswith("cn-") else ""
     endpoint = given or f"https://s3.{near}.amazonaws.com{suffix}"

@@ -30,13 +30,19 @@ else:
 
 LAST_PATIENCE_S = 60.0
 AGENT_TRIES = 3  # an agent that dies goes on where it was
-# Exit codes of the agent (runtime/agent.py): those that leave nothing to say, and one with which it is to go on.
-WORDLESS = {3, 4, 5, 6}
+# Exit codes of the agent (runtime/agent.py): those with which it has ended, one of these because of the job dir, and
+# one with which it is to go on.
+JOB_DIR_LOST = 4
+ENDED = {0, 3, JOB_DIR_LOST, 5, 6}
 AGAIN = 7
 LEAVES, UNREACHABLE = 8, 9  # of runtime/fleet_member.py
 LEAVE_S = 120.0
 LEAVE_AGAIN_S = 15.0
 REPLACED = 8  # so often machines of one job's group that cannot be used are replaced by others
+
+
+class GoingDown(BaseException):
+    """The machine goes down before the agent has begun."""
 
 
 class Machine:
@@ -52,12 +58,39 @@ class Machine:
         self.rebooting = HOME / "rebooting"
         """Tells the agent that the node has not ended, though everything on the machine does."""
         self.going_down = False
+        self.ending = False
+        """It is on its way to its end, which nothing is to interrupt."""
         self.name = ""
         self.stays = False
         """It is not to leave its group."""
 
+    def live(self) -> int:
+        """Go through the whole boot; return the agent's exit code, 1 where the machine could not be used."""
+        try:
+            newer_python()
+            code = self.run()
+            if code == JOB_DIR_LOST and not self.going_down:
+                self.explain()
+        except GoingDown:
+            return self.host.STOPPED
+        except Exception as error:  # noqa: BLE001 - whatever it is, the machine must not stay
+            reason = str(error) if isinstance(error, Hopeless) else f"{type(error).__name__}: {error}"
+            say(f"this machine cannot be used: {reason}")
+            return self.give_up(reason)
+        return code
+
+    def give_up(self, reason: str) -> int:
+        """Leave a machine that cannot be used, with its reason in the job dir."""
+        try:
+            with contextlib.suppress(Hopeless):
+                self.leave_word(f"the machine could not be used: {reason}")
+            self.step_down(reason)
+        except GoingDown:
+            return self.host.STOPPED
+        return 1
+
     def run(self) -> int:
-        """The whole boot; the exit code of the agent, which leaves nothing to say. Raises Hopeless."""
+        """Have the agent run until it has ended; return its exit code. Raises Hopeless."""
         with contextlib.suppress(FileNotFoundError):
             self.rebooting.unlink()
         signal.signal(signal.SIGTERM, self.on_sigterm)
@@ -73,7 +106,7 @@ class Machine:
         deaths = 0
         while deaths < AGENT_TRIES:
             code = self.run_agent(file, name, left)
-            if code == 0 or code in WORDLESS or self.going_down:
+            if code in ENDED or self.going_down:
                 say(f"the agent has ended with exit code {code}")
                 return code
             if code == AGAIN:
@@ -187,17 +220,18 @@ class Machine:
         self.going_down = True
         if self.host.comes_back():
             self.rebooting.touch()
-        if self.agent is None:
-            sys.exit(self.host.STOPPED)
-        self.agent.send_signal(signal.SIGTERM)
+        if self.agent is not None:
+            self.agent.send_signal(signal.SIGTERM)
+        elif not self.ending:
+            raise GoingDown
 
-    def result_key(self, node: str = "") -> str:
-        return f"attempts/{self.record['attempt']:04d}/nodes/{node or self.node}/result.json"
+    def node_key(self, name: str, node: str = "") -> str:
+        return f"attempts/{self.record['attempt']:04d}/nodes/{node or self.node}/{name}"
 
     def has_ended(self, node: str) -> bool:
         """Whether a node of the attempt has left its result, so far as can be seen."""
         try:
-            self.bucket.get(self.result_key(node))
+            self.bucket.get(self.node_key("result.json", node))
         except TROUBLE:
             return False
         return True
@@ -215,7 +249,21 @@ class Machine:
             return
         end = {"outcome": "error", "exit_code": None, "reason": reason, "started": self.started, "ended": time.time()}
         data = json.dumps(end).encode()
-        insist("no word can be left", lambda: self.bucket.create(self.result_key(), data), LAST_PATIENCE_S)
+        insist("no word can be left", lambda: self.bucket.create(self.node_key("result.json"), data), LAST_PATIENCE_S)
+
+    def explain(self) -> None:
+        """Leave the reason for which the agent gave up on the job dir, should that answer by now.
+
+        It is no result: the node is lost, and the job goes on with another machine.
+        """
+        reason = f"{self.record['job_dir']} could not be used for too long: {last_line()}"
+        say(reason)
+        if self.record["fleet"]:
+            return
+        key = self.node_key("gave_up.json")
+        data = json.dumps({"reason": reason, "time": time.time()}).encode()
+        with contextlib.suppress(Hopeless):
+            insist("no word can be left", lambda: self.bucket.create(key, data), LAST_PATIENCE_S)
 
     def exit_code(self, of_agent: int) -> int:
         """The job's own, as far as it is known: the agent's says only that the node's result is written."""
@@ -223,7 +271,7 @@ class Machine:
             return abs(of_agent)  # below 0: it was killed
 
         def read() -> Any:  # noqa: ANN401 - JSON
-            return json.loads(self.bucket.get(self.result_key()))
+            return json.loads(self.bucket.get(self.node_key("result.json")))
 
         try:  # insisting: a code of failure ends the job, and with it all that others still do
             result = insist("the node's result cannot be read", read, LAST_PATIENCE_S)
@@ -264,17 +312,12 @@ def newer_python() -> None:
 
 
 def main() -> None:
-    machine, code = Machine(json.loads((HOME / "boot.json").read_text())), 1
-    try:
-        newer_python()
-        code = machine.run()
-    except Exception as error:  # noqa: BLE001 - whatever it is, the machine must not stay
-        reason = str(error) if isinstance(error, Hopeless) else f"{type(error).__name__}: {error}"
-        say(f"this machine cannot be used: {reason}")
-        with contextlib.suppress(Hopeless):
-            machine.leave_word(f"the machine could not be used: {reason}")
-        machine.step_down(reason)
-    machine.host.end(machine.going_down, lambda: machine.exit_code(code), machine.has_ended)
+    """Exit with 1 where the machine may stay up: systemd ends it then (service.py)."""
+    machine = Machine(json.loads((HOME / "boot.json").read_text()))
+    code = machine.live()
+    machine.ending = True
+    ends = machine.host.end(machine.going_down, lambda: machine.exit_code(code), machine.has_ended)
+    sys.exit(0 if ends else 1)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ def metadata(path: str, query: dict[str, str], timeout: float = 5.0) -> str:
     base = (os.environ.get(METADATA) or "http://169.254.169.254").rstrip("/")
     url = f"{base}/metadata/{path}?{urllib.parse.urlencode(query)}"
     try:
-        return str(ask(urllib.request.Request(url, headers={"Metadata": "true"}), timeout).read().decode())
+        return ask(urllib.request.Request(url, headers={"Metadata": "true"}), timeout).decode()
     except http.client.HTTPException as error:
         raise OSError(f"the metadata service's answer is broken: {error!r}") from error
 
@@ -40,11 +40,11 @@ def token(identity: str, audience: str) -> str:
     return str(json.loads(metadata("identity/oauth2/token", query, timeout=15.0))["access_token"])
 
 
-def send(request: urllib.request.Request, bearer: str, timeout: float = 60.0) -> bytes:
+def send(request: urllib.request.Request, bearer: str, timeout: float | None = None) -> bytes:
     """What one of Azure's APIs answers. Raises OSError: Refused, where it is an answer."""
     request.add_header("Authorization", f"Bearer {bearer}")
     try:
-        return bytes(ask(request, timeout).read())
+        return ask(request, timeout)
     except urllib.error.HTTPError as error:
         body = error.read(65_536).decode(errors="replace")
         raise Refused(error.code, body, error.headers.get("Retry-After")) from error

@@ -30,7 +30,7 @@ def metadata(path: str, timeout: float = 5.0) -> str:
     url = f"http://{host}/computeMetadata/v1/{path}"
     request = urllib.request.Request(url, headers={"Metadata-Flavor": "Google"})
     try:
-        return str(ask(request, timeout).read().decode())
+        return ask(request, timeout).decode()
     except http.client.HTTPException as error:
         raise OSError(f"the metadata server's answer is broken: {error!r}") from error
 
@@ -41,12 +41,16 @@ def token() -> str:
 
 
 def send(
-    method: str, url: str, body: bytes | None = None, headers: dict[str, str] | None = None, timeout: float = 60.0
+    method: str,
+    url: str,
+    body: bytes | None = None,
+    headers: dict[str, str] | None = None,
+    timeout: float | None = None,
 ) -> bytes:
     """What one of Google's APIs answers. Raises OSError: Refused, where it is an answer."""
     sent = {**(headers or {}), "authorization": f"Bearer {token()}"}
     try:
-        return bytes(ask(urllib.request.Request(url, data=body, headers=sent, method=method), timeout).read())
+        return ask(urllib.request.Request(url, data=body, headers=sent, method=method), timeout)
     except urllib.error.HTTPError as error:
         raise Refused(error.code, error.read(65_536).decode(errors="replace")) from error
 

@@ -27,9 +27,9 @@ def metadata(path: str) -> str:
     given = os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT") or "http://169.254.169.254"
     base = given.rstrip("/") + "/latest"
     headers = {"X-aws-ec2-metadata-token-ttl-seconds": "60"}
-    token = ask(urllib.request.Request(f"{base}/api/token", headers=headers, method="PUT"), 5).read().decode()
+    token = ask(urllib.request.Request(f"{base}/api/token", headers=headers, method="PUT"), 5).decode()
     request = urllib.request.Request(f"{base}/meta-data/{path}", headers={"X-aws-ec2-metadata-token": token})
-    return str(ask(request, 5).read().decode())
+    return ask(request, 5).decode()
 
 
 def credentials() -> dict[str, str]:
@@ -93,7 +93,7 @@ class Bucket:
     def send(self, method: str, key: str, body: bytes = b"", headers: dict[str, str] | None = None) -> bytes:
         """What S3 answers. Raises OSError, and has then learnt what a next try needs."""
         try:
-            return bytes(ask(self.signed(method, key, body, headers or {})).read())
+            return ask(self.signed(method, key, body, headers or {}))
         except urllib.error.HTTPError as error:
             self.region = error.headers.get("x-amz-bucket-region") or self.region
             refused = Refused(error.code, error.read(65_536).decode(errors="replace"))

@@ -15,6 +15,13 @@ from typing import Any, Callable  # noqa: UP035 - also read by Pythons that are 
 
 HOME = Path(__file__).resolve().parent
 PAUSE_S = (1.0, 15.0)
+SILENCE_S = 10.0
+"""Limits the seconds to connect, and those between two parts of an answer. A request that hangs costs no more: the
+machine is paid for meanwhile, and the request is made again."""
+LARGEST = 256 << 20
+"""Limits the bytes of an answer; an agent file has some 8 MB."""
+SYNC_S = 10.0
+"""Limits the seconds to write out file systems, of which one that the program has mounted may hang."""
 LONGEST_S = 600.0  # of what a `Retry-After` may ask for: machines that wait are paid for
 TROUBLE = (OSError, http.client.HTTPException, ValueError, LookupError)
 """What asking somebody over the network may raise: there was no answer, or a broken one."""
@@ -53,9 +60,19 @@ def say(text: str) -> None:
     print(f"cloudgpu: {text}", flush=True)
 
 
-def ask(request: urllib.request.Request, timeout: float = 60.0) -> Any:  # noqa: ANN401 - HTTPResponse, or a file
-    """An answer, past whatever proxy the environment names: neither the metadata server nor a store is behind one."""
-    return urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=timeout)
+def ask(request: urllib.request.Request, timeout: float | None = None) -> bytes:
+    """Return the whole answer, without any proxy: neither the metadata server nor a store is behind one.
+
+    `timeout`: seconds, in place of SILENCE_S. Raises OSError.
+    """
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(request, timeout=timeout or SILENCE_S) as answer:
+        data = bytes(answer.read(LARGEST + 1))
+        if len(data) > LARGEST:
+            raise OSError(f"{request.full_url} has more than {LARGEST} bytes")
+        if answer.length:
+            raise OSError(f"{request.full_url}: the answer is cut off after {len(data)} bytes")
+    return data
 
 
 def insist(what: str, call: Callable[[], Any], patience_s: float, longest_s: float = PAUSE_S[1]) -> Any:  # noqa: ANN401
@@ -76,12 +93,23 @@ def insist(what: str, call: Callable[[], Any], patience_s: float, longest_s: flo
         pause = min(2 * pause, longest_s)
 
 
-def power_off() -> None:
-    """The machine is down then, and for good where its cloud was told so."""
-    os.sync()
-    for words in (("shutdown", "-P", "now"), ("systemctl", "poweroff", "--force"), ("poweroff", "-f")):
-        if command(*words) is not None:
-            return
+def power_off() -> bool:
+    """Begin to switch the machine off; return whether one of the ways has worked."""
+    flush()
+    ways = (("shutdown", "-P", "now"), ("systemctl", "poweroff", "--force"), ("poweroff", "-f"))
+    return any(command(*words) is not None for words in ways)
+
+
+def flush() -> None:
+    """Write out all file systems, or give up after SYNC_S.
+
+    By a process of its own: one that hangs in the kernel cannot be killed, and is left behind. A thread that hangs
+    there would keep this process from ending.
+    """
+    try:
+        subprocess.Popen(["sync"]).wait(SYNC_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        say(f"not all is written to disk: {error}")
 
 
 def command(*words: str) -> str | None:
@@ -104,8 +132,11 @@ def limit_life(left_s: float) -> None:
 
 
 def goes_down_to() -> str:
-    """Where systemd is going when it ends its services: `reboot`, `poweroff`, or "" if it is the service alone."""
-    jobs = command("systemctl", "list-jobs", "--no-legend") or ""
+    """Return where systemd is going: `reboot`, `poweroff`, `unknown` where it does not answer, or "" where the machine
+    stays up."""
+    jobs = command("systemctl", "list-jobs", "--no-legend")
+    if jobs is None:
+        return "unknown"
     if re.search(r"\b(reboot|kexec|soft-reboot)\.target\s+start", jobs):
         return "reboot"
     return "poweroff" if re.search(r"\b(poweroff|halt)\.target\s+start", jobs) else ""

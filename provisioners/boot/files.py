@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import gzip
 import io
 import json
 import tarfile
+import tokenize
 from collections.abc import Mapping, Sequence
 from importlib import resources
 
 from .record import BootRecord
+from .stop_script import NAME, stop_script
 
 MODULES = {
     "aws": {"bucket.py": "bucket_s3.py", "host.py": "host_ec2.py"},
@@ -33,8 +36,34 @@ def boot_files(record: BootRecord, pools: Mapping[str, Sequence[str]] | None = N
     here = resources.files(__package__)
     names = {MAIN: MAIN, "common.py": "common.py", **MODULES[record.cloud]}
     names |= {"group.py": GROUPS[record.cloud]} if record.fleet else {}
-    files = {name: here.joinpath(source).read_bytes() for name, source in names.items()}
+    files = {name: without_prose(here.joinpath(source).read_text()).encode() for name, source in names.items()}
+    stop = stop_script(record.cloud)
+    files |= {} if stop is None else {NAME: stop}
     return {RECORD: json.dumps(told, sort_keys=True).encode(), **files}
+
+
+def without_prose(program: str) -> str:
+    """Return a program without docstrings and comment lines, which would be half of what is sent.
+
+    Every other line keeps its number, for tracebacks.
+    """
+    lines, blank = program.split("\n"), set[int]()
+    for node in ast.walk(ast.parse(program)):
+        body = getattr(node, "body", None)
+        if isinstance(body, list) and len(body) > 1:
+            blank.update(number for one in body if _is_text(one) for number in range(one.lineno, one.end_lineno + 1))
+    for token in tokenize.generate_tokens(io.StringIO(program).readline):
+        if token.type == tokenize.COMMENT and token.line.lstrip().startswith("#"):
+            blank.add(token.start[0])
+    return "\n".join("" if number in blank else line for number, line in enumerate(lines, 1))
+
+
+def _is_text(statement: ast.stmt) -> bool:
+    return (
+        isinstance(statement, ast.Expr)
+        and isinstance(statement.value, ast.Constant)
+        and isinstance(statement.value.value, str)
+    )
 
 
 def packed(files: Mapping[str, bytes]) -> bytes:

@@ -73,17 +73,19 @@ class Host:
         self.stays_down = where == "poweroff" and not back
         return back
 
-    def end(self, going_down: bool, _code: Callable[[], int], _has_ended: Callable[[str], bool]) -> None:
-        """The node has ended: the machine is not needed any more."""
-        if not going_down:
+    def end(self, going_down: bool, _code: Callable[[], int], _has_ended: Callable[[str], bool]) -> bool:
+        """End the machine of a node that has ended, which is not needed any more; return whether it ends."""
+        if not going_down or not goes_down_to():
             command("shutdown", "-c")  # of limit_life(): see above
             insist(CANNOT, self.deallocate, math.inf, REST_S)
-            power_off()
-        elif self.stays_down:
+            return power_off()
+        if self.stays_down:
             try:
                 insist(CANNOT, self.deallocate, GOING_S)
             except Hopeless as error:
                 say(str(error))
+                return False
+        return True
 
     def deallocate(self) -> None:
         """Have this machine deallocated: accepted is enough. Raises OSError."""

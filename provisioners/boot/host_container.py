@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import time
-from typing import TYPE_CHECKING, Any, Callable  # noqa: UP035 - also read by Pythons that are too old to run it
+from typing import TYPE_CHECKING, Any, Callable, NoReturn  # noqa: UP035 - also read by Pythons that are too old to run it
 
 if TYPE_CHECKING:
     from .common import Hopeless
@@ -79,8 +79,8 @@ class Host:
         """A container that was ended is not started again, and would have another disk."""
         return False
 
-    def end(self, going_down: bool, code: Callable[[], int], has_ended: Callable[[str], bool]) -> None:
-        """The node has ended; `code` finds out how. SIGTERM does not wait for others any more."""
+    def end(self, going_down: bool, code: Callable[[], int], has_ended: Callable[[str], bool]) -> NoReturn:
+        """Exit with the job's exit code, which `code` finds out. SIGTERM does not wait for others any more."""
         found = code()
         if not going_down:
             signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(found))

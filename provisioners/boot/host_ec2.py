@@ -44,7 +44,6 @@ class Host:
         """Asked when the machine goes down."""
         return goes_down_to() == "reboot"
 
-    def end(self, going_down: bool, _code: Callable[[], int], _has_ended: Callable[[str], bool]) -> None:
-        """The node has ended. The instance is then terminated, for it was launched so."""
-        if not going_down:
-            power_off()
+    def end(self, going_down: bool, _code: Callable[[], int], _has_ended: Callable[[str], bool]) -> bool:
+        """End the machine of a node that has ended; return whether it ends. EC2 terminates it: it was launched so."""
+        return bool(going_down and goes_down_to()) or power_off()

@@ -16,8 +16,9 @@ else:
     from bucket import PASSING, metadata, send
     from common import Hopeless, Refused, goes_down_to, insist, limit_life, power_off, say
 
-DELETE_S = 120.0  # meanwhile all of it is paid for; afterwards its disk, until somebody deletes it
+DELETE_S = 120.0  # meanwhile all of it is paid for; afterwards its disk, until it is deleted
 ANSWER_S = 15.0
+GOING_S = 10.0  # the program has had its time, and systemd waits for 45 s in all
 LAST_S = 2.0  # for the metadata server, while the machine goes down
 
 
@@ -61,16 +62,16 @@ class Host:
         self.stays_down = where == "poweroff" and not back
         return back
 
-    def end(self, going_down: bool, _code: Callable[[], int], _has_ended: Callable[[str], bool]) -> None:
-        """The node has ended: the instance is not needed any more."""
-        if going_down and not self.stays_down:
-            return
+    def end(self, going_down: bool, _code: Callable[[], int], _has_ended: Callable[[str], bool]) -> bool:
+        """End the machine of a node that has ended, which is not needed any more; return whether it ends."""
+        down = going_down and bool(goes_down_to())
+        if down and not self.stays_down:
+            return True
         try:
-            insist("this machine cannot delete itself", self.delete, LAST_S if going_down else DELETE_S)
+            insist("this machine cannot delete itself", self.delete, GOING_S if down else DELETE_S)
         except Hopeless as error:
             say(f"{error}. It powers itself off; its disk is paid for until the supervisor or `cloudgpu gc` deletes it")
-        if not going_down:
-            power_off()
+        return down or power_off()
 
     def delete(self) -> None:
         """Have this instance deleted: accepted is enough. Raises OSError, Hopeless."""

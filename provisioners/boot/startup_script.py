@@ -11,7 +11,7 @@ import base64
 
 from .files import RECORD, boot_files, packed
 from .record import BootRecord
-from .service import HOME, SERVICE, UNIT, UNIT_PATH, minutes
+from .service import HOME, PANIC, SERVICE, UNIT_PATH, minutes, unit
 
 MAX_SCRIPT_BYTES = 262_144
 """Of a metadata value: Compute Engine, "Limitations" of custom metadata (256 KB)."""
@@ -26,6 +26,7 @@ trap '[ $? -eq 0 ] || shutdown -P now' EXIT
 home={home}
 unit={unit_path}
 {first}
+sysctl -q -w {panic} || true
 mkdir -p "$home"
 cat > "$home/{record_name}" <<'cloudgpu-end'
 {record}
@@ -56,7 +57,8 @@ def startup_script(record: BootRecord) -> str:
         record_name=RECORD,
         record=files.pop(RECORD).decode(),
         archive=_lines(packed(files)),
-        unit=UNIT,
+        unit=unit(record),
+        panic=" ".join(PANIC),
         service=SERVICE,
     )
     if len(text.encode()) > MAX_SCRIPT_BYTES:

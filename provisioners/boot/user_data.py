@@ -12,7 +12,7 @@ import json
 
 from .files import RECORD, boot_files, packed
 from .record import BootRecord
-from .service import HOME, SERVICE, UNIT, UNIT_PATH, minutes
+from .service import HOME, PANIC, PANIC_PATH, SERVICE, UNIT_PATH, minutes, unit
 
 MAX_BYTES = {"aws": 16_384, "azure": 65_535}
 """Cloud -> bytes before base64, by its reference: EC2's RunInstances, UserData; Azure's osProfile.customData."""
@@ -27,18 +27,21 @@ def user_data(record: BootRecord) -> bytes:
         "write_files": [
             _file(f"{HOME}/{RECORD}", files.pop(RECORD).decode()),
             _file(_ARCHIVE, packed(files)),
-            _file(UNIT_PATH, UNIT),
+            _file(UNIT_PATH, unit(record)),
+            _file(PANIC_PATH, "".join(f"{setting}\n" for setting in PANIC)),
         ],
         "runcmd": [
             *first,
+            ["sysctl", "-q", "-w", *PANIC],  # on later boots: by the file
             ["tar", "--no-same-owner", "-xzf", _ARCHIVE, "-C", HOME],
+            ["sync", "-f", HOME],  # a reset now would cut files that were written a moment ago
             ["systemctl", "daemon-reload"],
             ["systemctl", "enable", SERVICE],
             ["systemctl", "start", "--no-block", SERVICE],
         ],
     }
     # JSON is YAML, and leaves no doubt about what is text.
-    data = f"#cloud-config\n{json.dumps(config, indent=1)}\n".encode()
+    data = f"#cloud-config\n{json.dumps(config, separators=(',', ':'))}\n".encode()
     limit = MAX_BYTES[record.cloud]
     if len(data) > limit:
         name = record.node or record.fleet
@@ -47,7 +50,7 @@ def user_data(record: BootRecord) -> bytes:
 
 
 def _file(path: str, content: str | bytes) -> dict[str, str]:
-    file = {"path": path, "permissions": "0644", "owner": "root:root"}
+    file = {"path": path, "permissions": "0644"}  # of root, by default
     if isinstance(content, str):
         return {**file, "content": content}
     return {**file, "encoding": "b64", "content": base64.b64encode(content).decode()}

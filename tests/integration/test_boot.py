@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -27,7 +28,7 @@ from cloudgpu.provisioners.boot import MAX_BYTES, BootRecord, user_data
 from cloudgpu.provisioners.boot.agent_file import Built
 from cloudgpu.provisioners.boot.files import MODULES, boot_files
 from cloudgpu.provisioners.boot.record import STORES
-from cloudgpu.provisioners.boot.service import SERVICE, UNIT
+from cloudgpu.provisioners.boot.service import SERVICE, unit
 from cloudgpu.runtime.jobdir import (
     JOB_KEY,
     AttemptRecord,
@@ -253,9 +254,36 @@ class TestBoot:
         world.ends(machine)
         assert "systemctl poweroff --force" in machine.calls[machine.calls.index("shutdown -P now") :]
 
-    def test_nothing_but_a_shutdown_stops_the_service(self) -> None:
+    def test_a_machine_that_cannot_be_switched_off_is_switched_off_by_systemd(self, world: World) -> None:
+        """No way works, a file system hangs: the bootstrap ends with an exit code that has systemd act."""
+        world.job("sleep 1")
+        machine = world.boot(lifetime_s=None)
+        machine.broken.update({"shutdown", "systemctl", "poweroff"})
+        hung = machine.root / ".shims/sync"
+        hung.write_text("#!/bin/sh\nexec sleep 600\n")
+        hung.chmod(0o755)
+        console = world.ends(machine)
+        assert machine.calls[-1] == "poweroff -f"
+        assert "not all is written to disk" in console
+
+    def test_a_service_that_is_stopped_alone_ends_the_machine(self, world: World) -> None:
+        world.job("echo begun; sleep 600")
+        machine = world.boot()
+        world.until(lambda: "begun" in world.log())
+        machine.kill_service(SERVICE, signal.SIGTERM)
+        world.ends(machine)
+        assert "shutdown -P now" in machine.calls
+
+    def test_a_kernel_that_crashes_restarts_the_machine(self, world: World) -> None:
+        world.job("true")
+        machine = world.boot(lifetime_s=None)
+        settings = ["kernel.panic=30", "kernel.panic_on_oops=1"]
+        assert f"sysctl -q -w {' '.join(settings)}" in machine.calls
+        assert (machine.root / "etc/sysctl.d/90-cloudgpu.conf").read_text().split() == settings  # on later boots
+
+    def test_nothing_but_a_shutdown_stops_the_service(self, world: World) -> None:
         """What `setup` installs with apt has services restarted that use it."""
-        assert read_service(SERVICE, UNIT).refuses_stop
+        assert read_service(SERVICE, unit(world.record())).refuses_stop
 
     def test_images_with_an_old_python_can_read_the_bootstrap(self) -> None:
         """It looks for a newer one by itself."""
@@ -283,14 +311,15 @@ class TestBoot:
         world.ends(machine)
         assert (world.result().outcome, world.result().exit_code, machine.is_on) == ("failed", 3, False)
 
-    def test_a_role_that_is_not_known_yet_is_waited_for(self, world: World) -> None:
+    @pytest.mark.parametrize(("status", "code"), [(403, "AccessDenied"), (401, "InvalidToken")])
+    def test_a_role_that_is_not_known_yet_is_waited_for(self, world: World, status: int, code: str) -> None:
         world.job("true")
         role = world.imds.values.pop("iam/security-credentials/")
-        world.store.fail("GET", "agent/", status=403, code="AccessDenied", times=1)
+        world.store.fail("GET", "agent/", status=status, code=code, times=1)
         machine = world.boot()
         world.until(lambda: "trying again" in machine.console)
         world.imds.values["iam/security-credentials/"] = role
-        assert "AccessDenied" in world.ends(machine)
+        assert code in world.ends(machine)
         assert world.result().outcome == "succeeded"
 
     def test_a_bucket_elsewhere_is_found(self, world: World) -> None:
@@ -330,6 +359,23 @@ class TestBoot:
         assert says in console
         assert says in world.result().reason
         assert world.result().outcome == "error"
+
+    def test_an_agent_that_gave_up_on_the_job_dir_leaves_the_reason(self, world: World, tmp_path: Path) -> None:
+        """It is no result: with another machine the job goes on."""
+        lost = tmp_path / "lost.pyz"
+        lost.write_text(
+            "import sys; print('writing heartbeat.json failed: SlowDown (503)', file=sys.stderr); sys.exit(4)"
+        )
+        world.job("true")
+        world.dir.put("agent/lost.pyz", lost)
+        world.store.fail("PUT", "gave_up", status=503, code="SlowDown", times=2)
+        sha256 = hashlib.sha256(lost.read_bytes()).hexdigest()
+        machine = world.boot(agent_key="agent/lost.pyz", agent_sha256=sha256)
+        console = world.ends(machine)
+        reason = "s3://bucket/job could not be used for too long: writing heartbeat.json failed: SlowDown (503)"
+        assert json.loads(world.dir.get(node_key(1, NODE, "gave_up.json")))["reason"] == reason
+        assert reason in console
+        assert not world.dir.exists(node_key(1, NODE, "result.json"))
 
     def test_an_agent_that_dies_again_and_again_is_told(self, world: World, tmp_path: Path) -> None:
         broken = tmp_path / "broken.pyz"

@@ -18,6 +18,7 @@ import pytest
 
 from cloudgpu.provisioners.boot import MAX_BYTES, BootRecord, user_data
 from cloudgpu.provisioners.boot.agent_file import Built
+from cloudgpu.provisioners.boot.service import SERVICE
 from cloudgpu.runtime.jobdir import JOB_KEY, AttemptRecord, JobDir, JobRecord, Result, attempt_key, node_key
 from cloudgpu.runtime.logs import LogReader
 
@@ -304,6 +305,64 @@ class TestMachine:
         assert says in world.ends(world.boot())
         assert (world.result().outcome, says in world.result().reason) == ("error", True)
         assert world.manager.calls
+
+    def test_one_that_goes_down_before_the_agent_has_begun_is_deallocated(self, world: World) -> None:
+        world.job("true")
+        world.metadata.token_status = 429
+        machine = world.boot()
+        world.until(lambda: "trying again" in machine.console)
+        world.metadata.token_status = 200
+        world.front.fail("blob.get", error("AuthorizationPermissionMismatch", 403), where={"name": "*/agent/*"})
+        machine.shut_down()
+        assert [path for path, _ in world.manager.calls] == [DEALLOCATED]
+
+    def test_one_that_goes_down_before_its_role_is_known_asks_on(self, world: World) -> None:
+        """The bootstrap for some seconds, and systemd's last command after it."""
+        world.job("sleep 60")
+        machine = world.boot()
+        world.until(lambda: world.dir.exists(node_key(1, NODE, "heartbeat.json")))
+        world.manager.answers = [(403, "AuthorizationFailed")] * 5
+        machine.shut_down()
+        assert "this machine cannot deallocate itself" in machine.console
+        assert "this machine is given up" in machine.console
+        assert len(world.manager.calls) == 6
+
+    def test_one_whose_bootstrap_is_killed_is_deallocated(self, world: World) -> None:
+        world.job("sleep 60")
+        machine = world.boot()
+        world.until(lambda: world.dir.exists(node_key(1, NODE, "heartbeat.json")))
+        world.manager.answers = [(503, "ServerTimeout")]
+        machine.kill_service(SERVICE)
+        world.ends(machine)
+        assert [path for path, _ in world.manager.calls] == [DEALLOCATED] * 2
+
+    @pytest.mark.parametrize("lacks", ["the record", "Python"])
+    def test_one_that_cannot_start_is_deallocated(self, world: World, lacks: str) -> None:
+        world.job("sleep 60")
+        machine = world.boot()
+        world.until(lambda: world.dir.exists(node_key(1, NODE, "heartbeat.json")))
+        machine.cut_power()
+        if lacks == "Python":
+            python = machine.root / ".shims/python3"
+            python.unlink()
+            python.write_text("#!/bin/sh\nexit 127\n")
+            python.chmod(0o755)
+        else:
+            (machine.root / "var/lib/cloudgpu/boot.json").write_text("{")
+        machine.power_on()
+        world.ends(machine)
+        assert [path for path, _ in world.manager.calls] == [DEALLOCATED]
+
+    def test_one_whose_bootstrap_is_killed_in_a_reboot_stays(self, world: World) -> None:
+        world.job("trap '' TERM; while :; do sleep 1; done")
+        machine = world.boot()
+        world.until(lambda: world.dir.exists(node_key(1, NODE, "heartbeat.json")))
+        going = threading.Thread(target=machine.shut_down, args=("reboot",))
+        going.start()
+        world.until((machine.root / "var/lib/cloudgpu/rebooting").exists)
+        machine.kill_service(SERVICE)
+        going.join()
+        assert world.manager.calls == []
 
     def test_word_is_left_once(self, world: World) -> None:
         """A result that is there already is the agent's own, and stays."""

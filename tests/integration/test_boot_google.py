@@ -21,6 +21,7 @@ import pytest
 
 from cloudgpu.provisioners.boot import BootRecord, container_command, startup_script
 from cloudgpu.provisioners.boot.agent_file import Built
+from cloudgpu.provisioners.boot.service import SERVICE
 from cloudgpu.provisioners.boot.startup_script import MAX_SCRIPT_BYTES
 from cloudgpu.runtime.jobdir import JOB_KEY, AttemptRecord, JobDir, JobRecord, Result, attempt_key, node_key
 from cloudgpu.runtime.logs import LogReader
@@ -241,6 +242,25 @@ class TestMachine:
         assert "its disk is paid for until" in console
         assert len(world.compute.calls) == 1
         assert "shutdown -P now" in machine.calls
+
+    def test_one_whose_bootstrap_is_killed_is_deleted(self, world: World) -> None:
+        world.job("sleep 60")
+        machine = world.boot()
+        world.until(lambda: world.dir.exists(node_key(1, NODE, "heartbeat.json")))
+        machine.kill_service(SERVICE)
+        console = world.ends(machine)
+        assert [path for path, _ in world.compute.calls] == [DELETED], console
+
+    def test_one_that_goes_down_before_the_agent_has_begun_is_deleted(self, world: World) -> None:
+        world.job("true")
+        world.metadata.token_status = 404
+        machine = world.boot()
+        world.until(lambda: "trying again" in machine.console)
+        refused = error("AccessDenied", 403, f"{MACHINE} does not have storage.objects.get access")
+        world.gcp.control.fail("objects.get", refused, where={"name": "*/agent/*"})
+        world.metadata.token_status = 200
+        machine.shut_down()
+        assert [path for path, _ in world.compute.calls] == [DELETED]
 
     def test_throttling_is_no_refusal(self, world: World) -> None:
         world.job("true")

@@ -2,7 +2,7 @@
 
     <root>/            the disk: absolute paths of files that user data wrote are looked for here first
     <root>/root        HOME
-    <root>/.shims      before everything else on PATH: systemctl, shutdown, poweroff, reboot, halt; python3
+    <root>/.shims      before everything else on PATH: systemctl, shutdown, poweroff, reboot, halt, sysctl; python3
     <root>/console.log what all of it printed
 
 Of the tester's environment it has nothing: PATH, HOME, LANG, TMPDIR, and what the stand-in of a cloud gives it, which
@@ -12,7 +12,6 @@ Cutting the power is SIGKILL for every process that descends from it, has its HO
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shlex
@@ -29,7 +28,7 @@ from .boots import CloudInit, Init
 from .metadata import Answer, MetadataServer, Request
 from .processes import kill_all
 
-SHIMS = ("systemctl", "shutdown", "poweroff", "reboot", "halt")
+SHIMS = ("systemctl", "shutdown", "poweroff", "reboot", "halt", "sysctl")
 # A program of its own, for which Python is started without anything of the machine's.
 _SHIM = """\
 #!{python} -IS
@@ -86,6 +85,8 @@ class Machine:
         """The systemd target that it is on its way to."""
         self._enabled: list[str] = []
         self._services: dict[str, subprocess.Popen[bytes]] = {}
+        self._watches: dict[str, threading.Thread] = {}
+        """By service: what waits for its end, and does what is to be done then."""
         self._timer: threading.Timer | None = None
 
     # -- power
@@ -123,8 +124,11 @@ class Machine:
         for service, process in services:
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
-                with contextlib.suppress(subprocess.TimeoutExpired):
+                try:
                     process.wait(service.stop_s)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+            self._watches[service.name].join(2 * service.stop_s)
         self.cut_power()
         if self._ended is not None:
             self._ended(ending)
@@ -231,6 +235,8 @@ class Machine:
             return self._systemctl(arguments)
         if name == "shutdown":
             return self._shutdown(arguments)
+        if name == "sysctl":
+            return 0, ""
         self._later(0.0, "reboot" if name == "reboot" else "off")
         return 0, ""
 
@@ -299,12 +305,31 @@ class Machine:
             if not self._on or (running is not None and running.poll() is None):
                 return
             process = self._services[name] = self._spawn(service.command, service.environment)
-        threading.Thread(target=self._watch, args=(service, process), daemon=True).start()
+            watch = threading.Thread(target=self._watch, args=(service, process), daemon=True)
+            self._watches[name] = watch
+            watch.start()
+
+    def kill_service(self, name: str, number: int = signal.SIGKILL) -> None:
+        """Send a signal to a service's main process, as the kernel does when memory is short."""
+        self._services[name].send_signal(number)
 
     def _watch(self, service: systemd.Service, process: subprocess.Popen[bytes]) -> None:
-        code = process.wait()
-        if code and self._on and self._services.get(service.name) is process and service.failure_action == "poweroff":
+        end = systemd.Exit(process.wait())
+        if not self._is_on_with(service, process):
+            return
+        failed = not end.is_clean
+        if service.stop_post:
+            after = self._spawn(service.stop_post, {**service.environment, **end.environment()})
+            try:
+                failed = after.wait(service.stop_s) != 0 or failed
+            except subprocess.TimeoutExpired:
+                after.kill()
+                failed = True
+        if failed and service.failure_action == "poweroff" and not self._going and self._is_on_with(service, process):
             self._later(0.0, "off")
+
+    def _is_on_with(self, service: systemd.Service, process: subprocess.Popen[bytes]) -> bool:
+        return self._on and self._services.get(service.name) is process
 
     # -- helpers
 

@@ -6,17 +6,19 @@ After systemd.unit(5), systemd.service(5) and systemd.kill(5). A setting that is
 from __future__ import annotations
 
 import shlex
+import signal
 from dataclasses import dataclass
 
 # What is obeyed, and what is accepted because it has no meaning for a process on the tester's own machine.
 _OBEYED = {
     "ExecStart", "FailureAction", "KillMode", "TimeoutStopSec", "WantedBy", "Environment", "Type", "Restart",
-    "RefuseManualStop",
+    "RefuseManualStop", "ExecStopPost",
 }  # fmt: skip
 _ACCEPTED = {
     "Description", "Documentation", "Wants", "After", "OOMPolicy", "TasksMax", "LimitNOFILE", "LimitMEMLOCK",
     "LimitSTACK", "StandardOutput", "StandardError", "WorkingDirectory", "ConditionPathExists", "StartLimitIntervalSec",
 }  # fmt: skip
+_CLEAN = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGPIPE)
 _SECTIONS = {"Unit", "Service", "Install"}
 
 
@@ -38,6 +40,8 @@ class Service:
     """Whether enabling it has it started at boot."""
     refuses_stop: bool
     """`systemctl stop` and `restart` are refused; a shutdown stops it all the same."""
+    stop_post: tuple[str, ...] = ()
+    """Is run after the main process, however that has ended."""
 
 
 def read_service(name: str, text: str) -> Service:
@@ -66,7 +70,29 @@ def read_service(name: str, text: str) -> Service:
         float(values.get("TimeoutStopSec", "90").removesuffix("s")),
         values.get("WantedBy") == "multi-user.target",
         values.get("RefuseManualStop", "no") == "yes",
+        tuple(shlex.split(values.get("ExecStopPost", ""))),
     )
+
+
+@dataclass(frozen=True)
+class Exit:
+    """How a main process has ended, as systemd.exec(5) names it."""
+
+    code: int
+    """As subprocess has it: negative after a signal."""
+
+    @property
+    def is_clean(self) -> bool:
+        return self.code == 0 or -self.code in _CLEAN
+
+    def environment(self) -> dict[str, str]:
+        """Of ExecStopPost."""
+        if self.code >= 0:
+            how, status, result = "exited", str(self.code), "success" if self.code == 0 else "exit-code"
+        else:
+            how, status = "killed", signal.Signals(-self.code).name.removeprefix("SIG")
+            result = "success" if self.is_clean else "signal"
+        return {"SERVICE_RESULT": result, "EXIT_CODE": how, "EXIT_STATUS": status}
 
 
 def _check(name: str, values: dict[str, str]) -> None:
@@ -80,5 +106,6 @@ def _check(name: str, values: dict[str, str]) -> None:
     for key, choices in known.items():
         if values.get(key, choices[0]) not in choices:
             raise UnitError(f"{name}: {key}={values[key]} is not understood here")
-    if not values.get("ExecStart", "").startswith("/"):
-        raise UnitError(f"{name}: ExecStart must begin with an absolute path")
+    for key in ("ExecStart", "ExecStopPost"):
+        if not values.get(key, "/" if key == "ExecStopPost" else "").startswith("/"):
+            raise UnitError(f"{name}: {key} must begin with an absolute path")

@@ -1,28 +1,41 @@
-"""Commands of the docs that make a bucket leave nothing there that bills after it was deleted."""
+"""The commands that make buckets turn off what would keep, and bill, deleted checkpoints and unfinished uploads."""
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 from pathlib import Path
+
+import pytest
 
 import cloudgpu
 
 DOCS = Path(cloudgpu.__file__).parent / "docs"
-PAGES = {path.name: path.read_text(encoding="utf-8") for path in DOCS.glob("*.md")}
 
 
-def test_google_s_buckets_keep_no_deleted_checkpoints() -> None:
-    pattern = re.compile(r"gcloud storage buckets create [^`\n]*")
-    commands = [found for page in PAGES.values() for found in pattern.findall(page)]
-    assert len(commands) >= 3
-    assert [one for one in commands if "--soft-delete-duration=0" not in one] == []
+def commands(page: str, beginning: str) -> list[list[str]]:
+    """Return the words of each command of a page that begins so; a line that ends with a backslash goes on."""
+    text = (DOCS / page).read_text().replace("\\\n", " ")
+    found = [shlex.split(line) for line in re.findall(rf"^ {{4,}}({re.escape(beginning)} .*)$", text, re.MULTILINE)]
+    assert found, f"{page} has no {beginning}"
+    return found
 
 
-def test_s3_buckets_drop_uploads_that_were_never_finished() -> None:
-    made = PAGES["aws.md"].partition("aws s3 mb ")[2].partition("\n4. ")[0]
-    assert "AbortIncompleteMultipartUpload" in made
+@pytest.mark.parametrize("page", ["gcp.md", "vertex.md"])
+def test_buckets_of_cloud_storage_are_made_without_soft_delete(page: str) -> None:
+    assert all("--soft-delete-duration=0" in words for words in commands(page, "gcloud storage buckets create"))
 
 
-def test_storage_accounts_keep_no_deleted_checkpoints() -> None:
-    made = PAGES["azure.md"].partition("az storage account create ")[2].partition("\n5. ")[0]
-    assert "--enable-delete-retention false" in made
+def test_buckets_of_s3_remove_unfinished_uploads() -> None:
+    [bucket] = commands("aws.md", "aws s3 mb")
+    [words] = commands("aws.md", "aws s3api put-bucket-lifecycle-configuration")
+    assert words[words.index("--bucket") + 1] == bucket[3].removeprefix("s3://")
+    [rule] = json.loads(words[words.index("--lifecycle-configuration") + 1])["Rules"]
+    assert (rule["Status"], rule["Filter"]) == ("Enabled", {"Prefix": ""})
+    assert rule["AbortIncompleteMultipartUpload"]["DaysAfterInitiation"] >= 1
+
+
+def test_accounts_of_blob_storage_are_without_soft_delete() -> None:
+    [words] = commands("azure.md", "az storage account blob-service-properties update")
+    assert words[words.index("--enable-delete-retention") + 1] == "false"

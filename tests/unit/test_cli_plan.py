@@ -17,7 +17,8 @@ from cloudgpu.cli.main import main
 from cloudgpu.cli.plan_view import one_row_per_region, plan_text, refusals_text
 from cloudgpu.jobspecs.models import JobSpec
 from cloudgpu.jobspecs.plan import Offer, Plan, Refusal, RoleOffer
-from cloudgpu.provisioners import launchable
+from cloudgpu.provisioners import infrastructure, launchable
+from cloudgpu.provisioners.infrastructure import Infrastructure
 
 JOB = """\
 name: digits
@@ -160,6 +161,21 @@ def run(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str, str]:
     code = main(["plan", "job.yaml", *args])
     out, err = capsys.readouterr()
     return code, out, err
+
+
+def test_what_nothing_outside_ends_is_said_with_the_command_that_mends_it(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CLOUDGPU_HOME", str(tmp_path / "home"))
+    flags = ("--cloud", "aws", "--region", "us-east-1", "--json")
+    command = "cloudgpu infra up --cloud aws --region us-east-1"
+    _, out, err = run(capsys, *flags)
+    json.loads(out)
+    assert "nothing ends a machine on aws that hangs while no supervisor runs" in err and command in err
+    assert all(len(line) <= 80 for line in err.splitlines() if "nothing ends" in line or "infra up" in line)
+    infrastructure.save(Infrastructure("aws", "us-east-1", stack="s", owner="o", network="n"))
+    assert command not in run(capsys, *flags)[2]
+    assert "nothing ends" not in run(capsys, "--cloud", "gcp", "--region", "us-central1")[2]
 
 
 def test_a_plan_for_three_clouds(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,7 @@ from fractions import Fraction
 from pathlib import Path
 
 from cloudgpu.control.members import node_requests
-from cloudgpu.control.nodes import BOOT_S, SILENT_S, Watches, look
+from cloudgpu.control.nodes import BOOT_S, GAVE_UP, SILENT_S, Watches, look
 from cloudgpu.control.outcomes import NodeEnd
 from cloudgpu.jobspecs.plan import Offer, RoleOffer
 from cloudgpu.provisioners.base import NodeState
@@ -49,6 +49,23 @@ def test_a_machine_that_the_provider_took_was_preempted_though_no_notice_came(tm
 def test_a_machine_that_vanished_is_lost(tmp_path: Path) -> None:
     end = look_at_gone(tmp_path, NodeState("worker-0.1", "gone", "terminated: Server.InternalError"))
     assert end is not None and end.outcome == "lost"
+
+
+def test_a_machine_that_vanished_says_why_in_the_job_dir_or_on_its_console(tmp_path: Path) -> None:
+    node = Silent(tmp_path)
+    state = NodeState("worker-0.1", "gone", "terminated: Client.InstanceInitiatedShutdown")
+
+    def reason() -> str:
+        [view] = look(node.dir, Watches(1), [node.node], {"worker-0.1": state}, 0.0, node.words)
+        assert view.end is not None and view.end.outcome == "lost"
+        return view.end.reason
+
+    assert reason().endswith("InstanceInitiatedShutdown; its console says why")
+    for said in (b"{", b"[]", b'{"reason": 5}', b"[" * 100_000):
+        node.dir.put(node_key(1, "worker-0.1", GAVE_UP), said)
+        assert reason().endswith("; its console says why")
+    node.dir.put(node_key(1, "worker-0.1", GAVE_UP), b'{"reason": "SlowDown (503)", "time": 1}')
+    assert reason().endswith("InstanceInitiatedShutdown; it gave up: SlowDown (503)")
 
 
 class Silent:

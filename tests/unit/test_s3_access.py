@@ -54,6 +54,22 @@ def role(imds: AwsMetadata, key: str, expires: datetime) -> None:
     )
 
 
+class TestPlainHttp:
+    @pytest.mark.parametrize("name", ["AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"])
+    def test_to_another_host_is_refused(self, keys: s3.S3, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+        """The name leads to the loopback: no request may be made all the same."""
+        monkeypatch.setenv(name, f"http://0.0.0.0:{keys.port}")
+        with pytest.raises(JobDirError, match=r"plain http on another host.*CLOUDGPU_AWS_PLAIN_HTTP=1"):
+            JobDir(keys.url).put("a", b"1")
+        assert keys.requests == []
+
+    def test_is_allowed_by_a_setting(self, keys: s3.S3, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://0.0.0.0:{keys.port}")
+        monkeypatch.setenv("CLOUDGPU_AWS_PLAIN_HTTP", "1")
+        JobDir(keys.url).put("a", b"1")
+        assert keys.requests
+
+
 class TestCredentials:
     def test_of_the_environment(self, keys: s3.S3) -> None:
         JobDir(keys.url).put("a", b"1")

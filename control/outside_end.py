@@ -1,0 +1,26 @@
+"""What ends a machine that hangs while no supervisor runs, so that nothing on it or beside it can end it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..jobspecs.catalog_targets import targets
+from ..provisioners import infrastructure
+
+if TYPE_CHECKING:
+    from ..jobspecs.plan import Offer
+
+
+def advice(offer: Offer) -> str | None:
+    """Return how to have such machines ended; None: the provider ends them, or an infra stack known here does."""
+    if targets()[offer.cloud].ended_outside:
+        return None
+    try:
+        if infrastructure.load(offer.cloud, offer.region) is not None:
+            return None
+    except ValueError:  # there is one, and other commands say what is wrong with it
+        return None
+    return (
+        f"nothing ends a machine on {offer.cloud} that hangs while no supervisor runs;\n"
+        f"      this does: cloudgpu infra up --cloud {offer.cloud} --region {offer.region}"
+    )

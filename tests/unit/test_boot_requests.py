@@ -1,0 +1,102 @@
+"""What the bootstrap asks for: silence is cut short and asked again, an answer is whole and not too large."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from cloudgpu.provisioners.boot import BootRecord, common
+from cloudgpu.provisioners.boot.files import boot_files, without_prose
+
+AGENT = b"the agent file"
+
+
+class Handler(BaseHTTPRequestHandler):
+    """A metadata service and an S3, of which the first answers about the agent file are spoilt."""
+
+    ways: list[str]
+    gone: threading.Event
+
+    def do_PUT(self) -> None:
+        self.reply(b"token")
+
+    def do_GET(self) -> None:
+        if self.path.endswith("iam/security-credentials/"):
+            self.reply(b"role")
+        elif "/meta-data/" in self.path:
+            self.reply(json.dumps({"AccessKeyId": "a", "SecretAccessKey": "s", "Token": "t"}).encode())
+        else:
+            way = self.ways.pop(0) if self.ways else ""
+            if way == "before":
+                self.gone.wait(60)
+            else:
+                self.reply(AGENT, way)
+
+    def reply(self, body: bytes, way: str = "") -> None:
+        self.send_response_only(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body[:5] if way else body)
+        if way == "within":
+            self.gone.wait(60)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
+        """Silence."""
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    Handler.gone = threading.Event()
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        Handler.gone.set()
+        server.shutdown()
+
+
+def fetch(folder: Path, url: str, setting: str) -> subprocess.CompletedProcess[str]:
+    """Have a bootstrap's own modules fetch the agent file, with another limit so that no test waits for it."""
+    record = BootRecord("s3://bucket/job", "job", 1, "worker-0.1", "", "agent", "", "us-east-1", endpoint=url)
+    for name, content in boot_files(record).items():
+        (folder / name).write_bytes(content)
+    code = (
+        f"import common; common.{setting}; import json, bucket; common.PAUSE_S = (0.01, 0.01)\n"
+        "there = bucket.Bucket(json.load(open('boot.json')))\n"
+        "print(common.insist('no agent', lambda: there.get('agent'), 5.0))"
+    )
+    environ = {"AWS_EC2_METADATA_SERVICE_ENDPOINT": url}
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize("way", ["before", "within", "cut"])
+def test_an_answer_that_hangs_or_is_cut_is_asked_for_again(tmp_path: Path, url: str, way: str) -> None:
+    Handler.ways = [way]
+    done = fetch(tmp_path, url, "SILENCE_S = 0.3")
+    assert done.stdout.splitlines()[-1] == str(AGENT), done.stdout + done.stderr
+    assert "trying again" in done.stdout
+
+
+def test_machines_are_sent_programs_without_prose_and_with_the_same_lines() -> None:
+    program = '"""What.\n\nIt is."""\n\n# why\nA = "# no comment"  # stays\n\n\ndef f():\n    """Do."""\n    pass\n'
+    assert without_prose(program) == '\n\n\n\n\nA = "# no comment"  # stays\n\n\ndef f():\n\n    pass\n'
+    alone = 'class E(Exception):\n    """It has nothing else."""\n'
+    assert without_prose(alone) == alone
+
+
+def test_a_request_that_hangs_costs_ten_seconds() -> None:
+    assert common.SILENCE_S == 10.0
+
+
+def test_an_answer_that_is_too_large_is_not_read(tmp_path: Path, url: str) -> None:
+    Handler.ways = []
+    done = fetch(tmp_path, url, "LARGEST = 13")
+    assert "has more than 13 bytes" in done.stderr
