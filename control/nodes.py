@@ -17,15 +17,20 @@ from .times import merge_timelines
 BOOT_S = 1_200.0
 """A machine that has not reported by then never will; nor will one that its provider has started again."""
 SILENT_S = 180.0
-"""A machine that reported, and then not for so long, is lost even if the target thinks that it runs."""
+"""A machine that reported, and then not for this many seconds, is lost even if the target thinks that it runs. Machines
+that promise their next heartbeat later have MISSED times that."""
+MISSED = 3.0
+"""Heartbeats that may be missing in a row."""
+LONGEST_SILENCE_S = 900.0
+"""Seconds of silence, at most, whatever a machine promises."""
 
 LOOK_S = 30.0
 """Of the time between two looks so much counts as silence, at most. Where it is more, nobody could look (a laptop was
 shut, and machines that are this laptop were silent themselves); where looks are rare, silence still adds up."""
 
 UNSEEN_S = 600.0
-"""A supervisor looks far more often. It is also longer than a machine lasts of which nobody hears any more: its agent
-gives up after a minute, and it powers off."""
+"""Seconds without a look after which machines may have ended unseen: a supervisor looks far more often. Their end is then
+taken to be this long after their last heartbeat."""
 
 
 @dataclass(slots=True)
@@ -196,8 +201,14 @@ def _end_by_silence(watch: Watch, heartbeat: Heartbeat | None, now: float, *, re
     if watch.heard is None or sequence != watch.sequence:
         watch.sequence, watch.heard, watch.returning = sequence, now, False
     watch.returning = watch.returning or returns
-    patience = BOOT_S if heartbeat is None or watch.returning else SILENT_S
+    patience = BOOT_S if heartbeat is None or watch.returning else _silence_s(heartbeat)
     if now - watch.heard < patience:
         return None
     what = "never reported" if heartbeat is None else "has not been heard of"
     return NodeEnd("lost", f"the machine {what} for {patience:.0f} s")
+
+
+def _silence_s(heartbeat: Heartbeat) -> float:
+    """Return after how many seconds without another heartbeat a machine is lost."""
+    promised = heartbeat.next_s if isinstance(heartbeat.next_s, int | float) else 0.0
+    return max(SILENT_S, min(MISSED * promised, LONGEST_SILENCE_S))
