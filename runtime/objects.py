@@ -5,6 +5,7 @@ Nothing else knows obstore; what is a store's own is in s3.py, gcs.py and azure_
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import errno
 import os
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 from urllib.parse import quote, unquote
 
 import obstore
-from obstore.exceptions import AlreadyExistsError, BaseError, NotFoundError, NotModifiedError, PermissionDeniedError
+from obstore.exceptions import AlreadyExistsError, BaseError, NotFoundError, NotModifiedError, PermissionDeniedError, UnauthenticatedError
 from obstore.store import AzureStore, LocalStore, from_url
 
 from . import azure_blob, gcs, local_listing, s3
@@ -52,6 +53,9 @@ _SMALL = 1 << 20  # bytes that can be sent within the `read_timeout`, over a slo
 _CREATE_PAUSES_S = (0.1, 0.3, 1.0, 3.0)  # after a refusal by what is not there
 _COPY_S = 120.0
 _COPY_PAUSE_S = 0.5
+REFUSED_S = 60.0
+"""Seconds for which a refusal (403, 401) is repeated, at most: a role takes a while to be known everywhere."""
+_RETRY_PAUSES_S = (0.2, 5.0)
 _HIDDEN_S = 600.0  # how long a listing that did not show a key is trusted; an object that is there answers 200 anyway
 _HIDDEN_KEYS = 1_000  # that are remembered
 
@@ -101,6 +105,26 @@ class Entry:
         return cls(meta["path"], meta["size"], meta["last_modified"].timestamp(), meta["e_tag"] or "")
 
 
+class _Retrying:
+    """Until when requests that fail are repeated."""
+
+    def __init__(self, begun: float, seconds: float, say: Callable[[str], None]) -> None:
+        self._begun, self._seconds, self._say = begun, seconds, say
+        self._has_said = False
+
+    def allows(self, error: JobDirError, pause: float) -> bool:
+        """Return whether to try again after this failure and a pause."""
+        is_refusal = isinstance(error.__cause__, PermissionDeniedError | UnauthenticatedError)
+        seconds = min(self._seconds, REFUSED_S) if is_refusal else self._seconds
+        left = self._begun + seconds - time.monotonic()
+        if is_permanent(error) or pause > left:
+            return False
+        if not self._has_said:
+            self._has_said = True
+            self._say(f"{error}; trying again for {left:.0f} s")
+        return True
+
+
 class JobDir:
     """One job's folder in an object store or a file system, by URL. Keys are relative, with `/`.
 
@@ -116,6 +140,7 @@ class JobDir:
         self._store: ObjectStore | None = None
         self._bulk: dict[str, ObjectStore] = {}
         """Connections for large objects, with longer timeouts, made on demand: "download" and "upload"."""
+        self._retrying: _Retrying | None = None
         self._hidden: dict[str, float] = {}
         """Keys that a listing did not show; until then (monotonic) a refusal to read one means that it is not there."""
         scheme, colon, rest = self.url.partition("://")
@@ -431,7 +456,34 @@ class JobDir:
         self._hidden[key] = now + _HIDDEN_S
         return True
 
-    def _call(self, doing: str, call: Callable[[], _T], *, moved: bool = False) -> _T:
+    @contextlib.contextmanager
+    def retrying(self, seconds: float, say: Callable[[str], None]) -> Iterator[None]:
+        """Within this, repeat requests that fail for that many seconds from now, refusals for REFUSED_S at most.
+
+        `say` is called once, with the first failure. In a local folder, and where only a person can help, nothing is
+        repeated.
+        """
+        self._retrying = _Retrying(time.monotonic(), seconds, say)
+        try:
+            yield
+        finally:
+            self._retrying = None
+
+    def _call(self, doing: str, call: Callable[[], _T]) -> _T:
+        pause = _RETRY_PAUSES_S[0]
+        while True:
+            try:
+                return self._call_once(doing, call)
+            except (MissingError, _ExistsError):
+                raise
+            except JobDirError as error:
+                retrying = self._retrying
+                if self._folder is not None or retrying is None or not retrying.allows(error, pause):
+                    raise
+            time.sleep(pause)
+            pause = min(2 * pause, _RETRY_PAUSES_S[1])
+
+    def _call_once(self, doing: str, call: Callable[[], _T], *, moved: bool = False) -> _T:
         """`moved`: the bucket has been looked for elsewhere already. Whether that was news for this process says
         nothing: others may have learnt it while this call was under way."""
         try:
@@ -444,7 +496,7 @@ class JobDir:
             raise MissingError(f"{self.url}: {doing}: there is no such object") from error
         except (BaseError, OSError, ValueError) as error:
             if not moved and self._is_moved(error):
-                return self._call(doing, call, moved=True)
+                return self._call_once(doing, call, moved=True)
             raise JobDirError(f"{self.url}: {doing} failed: {self._explain(error, doing)}") from error
 
     def _is_moved(self, error: Exception) -> bool:

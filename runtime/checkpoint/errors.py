@@ -37,6 +37,12 @@ class PassingError(CheckpointError):
     code = None
 
 
+class OutOfReachError(PassingError):
+    """The store could not be used, however often it was asked: the job is to run again, and no failure is counted."""
+
+    code = EXIT_OLDER
+
+
 class TakenOverError(CheckpointError):
     """A newer attempt has begun before this one."""
 
