@@ -29,8 +29,8 @@ LOOK_S = 30.0
 shut, and machines that are this laptop were silent themselves); where looks are rare, silence still adds up."""
 
 UNSEEN_S = 600.0
-"""Seconds without a look after which machines may have ended unseen: a supervisor looks far more often. Their end is then
-taken to be this long after their last heartbeat."""
+"""Seconds without a look after which machines may have ended unseen: a supervisor looks far more often. Their end is
+then taken to be this long after their last heartbeat."""
 
 
 @dataclass(slots=True)

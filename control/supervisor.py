@@ -233,10 +233,16 @@ class Supervisor:
             watched.memory.job_dirs.clear()  # their credentials were read when they were opened: there may be new ones
         pause = min(_PAUSE_S[0] * 2.0 ** min(trouble.times - 1, 30), _PAUSE_S[1])
         watched.due = now + pause
-        trains = attempt is not None and attempt.state == "running"
+        runs = attempt is not None and attempt.state == "running"
+        # Machines that are gone cost nothing, and a store comes back; a local folder that they lost does not.
+        gone = watched.memory.machines_gone and attempt is not None and _is_local(job, attempt)
         moves = attempt is not None and attempt.state == "launching" and watched.memory.moving == attempt.number
-        patience = TRAINING_PATIENCE_S if trains or moves else self._patience_s
+        patience = TRAINING_PATIENCE_S if (runs and not gone) or moves else self._patience_s
         if by_job_dir and trouble.without_dir(now, watched.memory.copied) >= patience:
             reason = f"given up after {patience:.0f} s: {message}"
             with suppress(LostRaceError):
                 Step(self._tools, watched.memory, job, attempt).give_up(reason)
+
+
+def _is_local(job: JobRow, attempt: Attempt) -> bool:
+    return job.dir_on(attempt.offer["cloud"]).startswith("file:")

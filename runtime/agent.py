@@ -136,7 +136,7 @@ class Agent:
         """From here on the node is heard of, and hears what is wanted of it."""
         self._history = History(before.heartbeat)
         self._log = LogWriter(self._job_dir, self._attempt, self._node, before.chunk, self._pace)
-        self._watcher = Watcher(self._job_dir, self._attempt, self._node, self._orders, self._log.say, self._pace)
+        self._watcher = Watcher(self._job_dir, self._attempt, self._node, self._orders, self._log.say, pace=self._pace)
         self._cloud = CloudNotices(
             self._notices_of,
             NodeDir(self._job_dir, self._attempt, self._node),

@@ -85,7 +85,9 @@ class Heart:
                 try:
                     self._looked = time.monotonic()
                     missing = 0 if self._job_dir.exists(JOB_KEY) else missing + 1
-                    why = "" if missing == 0 else f"{self._job_dir.url}: {JOB_KEY} is gone: the job dir has been deleted"
+                    why = (
+                        "" if missing == 0 else f"{self._job_dir.url}: {JOB_KEY} is gone: the job dir has been deleted"
+                    )
                     if missing == 0:
                         self._beat_if_due(progress)
                         last_worked = time.monotonic()

@@ -18,7 +18,14 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 from urllib.parse import quote, unquote
 
 import obstore
-from obstore.exceptions import AlreadyExistsError, BaseError, NotFoundError, NotModifiedError, PermissionDeniedError, UnauthenticatedError
+from obstore.exceptions import (
+    AlreadyExistsError,
+    BaseError,
+    NotFoundError,
+    NotModifiedError,
+    PermissionDeniedError,
+    UnauthenticatedError,
+)
 from obstore.store import AzureStore, LocalStore, from_url
 
 from . import azure_blob, gcs, local_listing, s3

@@ -1,7 +1,7 @@
 """How often a node writes its heartbeat and its log into the job dir: often while a command watches, else rarely.
 
-In an object store each write costs money, so the steady state is at most one write a minute, heartbeat and log together.
-A local folder costs nothing: there the node always writes often.
+In an object store each write costs money, so the steady state is at most one write a minute, for heartbeat and log
+together. A local folder costs nothing: there the node always writes often.
 """
 
 from __future__ import annotations

@@ -129,7 +129,9 @@ class _Search:
         """Raise what follows from finding nothing; nothing does if there are no checkpoints, or all may be given up."""
         unreadable = [str(name) for name, verdict in self._tried.items() if not verdict.damaged]
         if unreadable:
-            raise OutOfReachError(f"{self._store}: no checkpoint could be restored ({', '.join(unreadable)}): see above")
+            raise OutOfReachError(
+                f"{self._store}: no checkpoint could be restored ({', '.join(unreadable)}): see above"
+            )
         if not self._tried:
             return
         reasons = [f"{name}: {verdict.reason}" for name, verdict in self._tried.items()]

@@ -35,6 +35,7 @@ from .room import check_room
 from .saver import Content, Saver
 from .settings import Policy, check_objects, find_store, start_patience_s
 from .state_size import state_to_come
+from .store import CheckpointStore
 from .strides import StateAlignment
 from .writer_client import WriterClient
 

@@ -22,7 +22,7 @@ _POLL_S = 2.5
 """Seconds between two conditional GETs of signal.json; most are answered without content."""
 _ORDERS_S = 60.0
 """Seconds between two reads of stop.json and notice.json without a signal: older supervisors send none."""
-_SIGNAL_BYTES = 64 << 10
+_SIGNAL_BYTES = 4 << 10
 """Bytes of a signal.json that is read."""
 _REASONS = {
     "cancel": "cancelled",
@@ -49,9 +49,18 @@ class Watcher:
     """
 
     def __init__(
-        self, job_dir: JobDir, attempt: int, node: str, orders: Orders, say: Callable[[str], None], pace: Pace
+        self,
+        job_dir: JobDir,
+        attempt: int,
+        node: str,
+        orders: Orders,
+        say: Callable[[str], None],
+        *,
+        pace: Pace | None = None,
     ) -> None:
-        self._job_dir, self._orders, self._say, self._pace = job_dir, orders, say, pace
+        """`pace`: set to quick while a command watches."""
+        self._job_dir, self._orders, self._say = job_dir, orders, say
+        self._pace = pace or Pace(free=True)
         self._docket = Docket(orders, say)
         self._interval = _POLL_LOCAL_S if job_dir.folder is not None else _POLL_S
         self._signal_key, self._etag = signal_key(attempt), ""
@@ -85,7 +94,7 @@ class Watcher:
         if found is None:
             return False
         data, self._etag = found
-        with contextlib.suppress(JobDirError, TypeError):  # whatever it says, it has changed
+        with contextlib.suppress(JobDirError, TypeError, ValueError):  # whatever it says, it has changed
             self._pace.watched(float(Signal.from_bytes(data).watch_s))
         return True
 
