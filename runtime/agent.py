@@ -341,16 +341,11 @@ class Agent:
 
     @property
     def _patience_s(self) -> float:
-        """Seconds for which a job dir that fails is tried again.
-
-        A machine may train on without the job dir only where nothing takes its node before the machine is seen to have
-        ended. On a cluster other machines take it after a silence, so there it ends itself in time.
-        """
+        """Seconds for which a job dir that fails is tried again."""
         if self._given_patience_s is not None:
             return self._given_patience_s
-        if self._of_fleet or self._job_dir.folder is not None:
-            return FENCED_PATIENCE_S
-        return TRAINING_PATIENCE_S if self._has_begun else PATIENCE_S
+        is_fenced = self._of_fleet or self._job_dir.folder is not None
+        return patience_s(is_fenced=is_fenced, has_begun=self._has_begun)
 
     def _insist(self, call: Callable[[], _T]) -> _T:
         """Call again while the job dir fails, as long as patience lasts. MissingError is an answer, no failure."""
@@ -429,6 +424,17 @@ class Agent:
         """A line in the job's log and in the machine's own."""
         note(text)
         self._log.say(text)
+
+
+def patience_s(*, is_fenced: bool, has_begun: bool) -> float:
+    """Return for how many seconds a job dir that fails is tried again.
+
+    A machine may train on without the job dir only where nothing takes its node before the machine is seen to have
+    ended. On a cluster other machines take it after a silence, so there it ends itself in time (`is_fenced`).
+    """
+    if is_fenced:
+        return FENCED_PATIENCE_S
+    return TRAINING_PATIENCE_S if has_begun else PATIENCE_S
 
 
 def _place_of(node: str) -> str:

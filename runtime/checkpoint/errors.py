@@ -34,7 +34,7 @@ class CheckpointError(Exception):
 class PassingError(CheckpointError):
     """Nothing is wrong with the program, and running it again may help: a store or another rank was out of reach."""
 
-    code = None
+    code: int | None = None
 
 
 class OutOfReachError(PassingError):

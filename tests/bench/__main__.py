@@ -1,6 +1,8 @@
 """`make bench`: measure, print a table of ratios, and with --write put it into docs/benchmarks.md.
 
-python -m tests.bench [NAME ...] [--write]      NAME: startup, specs, latency, install, saving, restoring, infra, requests
+python -m tests.bench [NAME ...] [--write]
+
+NAME: startup, specs, latency, install, saving, restoring, infra, requests
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ from .measure import Row
 
 DAY = 1_440.0
 _PRICES = {"S3": (5.0, 0.4), "Cloud Storage": (5.0, 0.4), "Blob Storage": (5.5, 0.44)}
-"""US dollars per million writes and listings, and per million reads: S3 Standard in us-east-1, Cloud Storage Standard in
-one region, Blob Storage hot LRS in East US; list prices."""
+"""US dollars per million writes and listings, and per million reads: S3 Standard in us-east-1, Cloud Storage Standard
+in one region, Blob Storage hot LRS in East US; list prices."""
 _WRITES = ("PUT", "list")
 
 

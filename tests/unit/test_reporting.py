@@ -105,18 +105,18 @@ def test_a_local_folder_has_no_signal(tmp_path: Path) -> None:
 def test_pace() -> None:
     now = [0.0]
     pace = Pace(free=False, clock=lambda: now[0])
-    assert pace.is_quick  # until the program has begun
+
+    def is_quick_at(seconds: float) -> bool:
+        now[0] = seconds
+        return pace.is_quick
+
+    assert is_quick_at(1e6), "until the program has begun"
+    now[0] = 0.0
     pace.settle()
-    now[0] = SETTLE_S - 1
-    assert pace.is_quick
-    now[0] = SETTLE_S
-    assert not pace.is_quick
+    assert [is_quick_at(SETTLE_S - 1), is_quick_at(SETTLE_S)] == [True, False]
     pace.watched(90.0)
     pace.watched(0.0)  # cuts nothing short
-    now[0] += 89
-    assert pace.is_quick
-    now[0] += 1
-    assert not pace.is_quick
+    assert [is_quick_at(SETTLE_S + 89), is_quick_at(SETTLE_S + 90)] == [True, False]
     pace.stay_quick()
-    assert pace.is_quick
+    assert is_quick_at(1e6)
     assert Pace(free=True).is_quick
