@@ -48,6 +48,7 @@ class Followed(Protocol):
     def offer(self) -> Offer: ...
     def refresh(self) -> Followed: ...
     def logs(self) -> LogReader: ...
+    def mark_watched(self) -> None: ...
     def events(self, after: int = 0) -> Sequence[Event]: ...
 
 
@@ -159,7 +160,7 @@ class Follower:
         self._unread = False
         self._event = 0 if events else None
         self._poll = _POLL_LOCAL_S if job.job_dir.startswith("file:") else _POLL_REMOTE_S
-        self._looked = time.monotonic()
+        self._looked = -_WATCH_S
         self._progress = ProgressLine()
 
     def print_all(self) -> None:
@@ -242,4 +243,5 @@ class Follower:
     def _keep_alive(self) -> None:
         if time.monotonic() - self._looked > _WATCH_S:
             self._keep_alive_by()
+            self.job.mark_watched()
             self._looked = time.monotonic()

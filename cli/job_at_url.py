@@ -32,8 +32,10 @@ class JobAtUrl:
     """Looks like a job of the store, as far as following its log goes. Raises CommandError, JobDirError."""
 
     def __init__(self, url: str, clock: Callable[[], float] = time.monotonic) -> None:
+        from ..runtime.attempt_signal import WatchMark
         from ..runtime.jobdir import JOB_KEY, AttemptRecord, JobDir, JobRecord, attempt_key
 
+        self._watch_mark = WatchMark()
         self.job_dir, self._clock = url.rstrip("/"), clock
         self._dir = JobDir(self.job_dir, make=False)
         job = JobRecord.read(self._dir, JOB_KEY)
@@ -105,6 +107,11 @@ class JobAtUrl:
         from ..runtime.logs import LogReader
 
         return LogReader(self._dir)
+
+    def mark_watched(self) -> None:
+        """Have the machines report often for a while; to be called every few seconds."""
+        if self._numbers and not self.moved_to:
+            self._watch_mark.renew(self._dir, self._numbers[-1])
 
     def events(self, after: int = 0) -> Sequence[Event]:  # noqa: ARG002 - they are in the store only
         return ()

@@ -40,6 +40,8 @@ def command(*, job: str | None, everything: bool, active: bool, watching: bool, 
         from .status_view import job_text, status_json
 
         watch(found.refresh())
+        if watching:
+            found.mark_watched()
         echo_json(status_json(found)) if as_json else click.echo(job_text(found))
         return not found.done
 

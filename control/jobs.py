@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from ..jobspecs.models import JobSpec
     from ..jobspecs.plan import Plan
     from ..provisioners.base import Allocation
+    from ..runtime.attempt_signal import WatchMark
     from ..runtime.jobdir import Heartbeat, JobDir
     from ..runtime.logs import LogReader
     from .report import Report
@@ -42,6 +44,7 @@ class Job:
     def __init__(self, store: Store, row: JobRow) -> None:
         self._store = store
         self.row = row
+        self._watch_mark: WatchMark | None = None
 
     @property
     def id(self) -> str:
@@ -147,7 +150,8 @@ class Job:
 
     def preempt(self, after_s: float, node: str | None = None) -> list[str]:
         """Give the machines a notice that they go in `after_s` seconds; returns the nodes. Raises NotRunningError."""
-        from ..runtime.jobdir import Notice, node_key
+        from ..runtime.attempt_signal import send_signal
+        from ..runtime.jobdir import JobDirError, Notice, node_key
         from .members import every_node
 
         self.refresh()
@@ -164,6 +168,8 @@ class Job:
         notice = Notice("preempt", time.time() + after_s, "cloudgpu preempt", after_s).to_bytes()
         for name in nodes:
             job_dir.create(node_key(current.number, name, "notice.json"), notice)  # the first notice stands
+        with suppress(JobDirError):  # without a signal it is seen within a minute
+            send_signal(job_dir, current.number)
         message = f"preemption notice for {', '.join(nodes)}: {after_s:g} s"
         self._store.add_event(self.row, "notice", message, time.time())
         return nodes
@@ -191,6 +197,17 @@ class Job:
         from ..runtime.jobdir import JobDir
 
         return JobDir(self.job_dir if attempt is None else self.job_dir_of(attempt), make=False)
+
+    def mark_watched(self) -> None:
+        """Have the machines of a running job report often for a while; to be called every few seconds."""
+        current = self._current()
+        if current is None or current.state != "running":
+            return
+        if self._watch_mark is None:
+            from ..runtime.attempt_signal import WatchMark
+
+            self._watch_mark = WatchMark()
+        self._watch_mark.renew(self.open_dir(current), current.number)
 
     def logs(self) -> LogReader:
         from ..runtime.logs import LogReader

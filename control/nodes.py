@@ -22,7 +22,12 @@ log = logging.getLogger("cloudgpu.supervisor")
 BOOT_S = 1_200.0
 """A machine that has not reported by then never will; nor will one that its provider has started again."""
 SILENT_S = 180.0
-"""A machine that reported, and then not for so long, is lost even if the target thinks that it runs."""
+"""A machine that reported, and then not for this many seconds, is lost even if the target thinks that it runs. Machines
+that promise their next heartbeat later have MISSED times that."""
+MISSED = 3.0
+"""Heartbeats that may be missing in a row."""
+LONGEST_SILENCE_S = 900.0
+"""Seconds of silence, at most, whatever a machine promises."""
 
 GAVE_UP = "gave_up.json"
 """Of a node: why its machine ended itself without a result; written by provisioners/boot/bootstrap.py."""
@@ -39,8 +44,8 @@ _MISSING, _UNREADABLE = -1, -2
 """In the place of the number of a heartbeat that is not there, or is no heartbeat."""
 
 UNSEEN_S = 600.0
-"""A supervisor looks far more often. It is also longer than a machine lasts of which nobody hears any more: its agent
-gives up after a minute, and it powers off."""
+"""Seconds without a look after which machines may have ended unseen: a supervisor looks far more often. Their end is
+then taken to be this long after their last heartbeat."""
 
 
 @dataclass(slots=True)
@@ -60,6 +65,8 @@ class Watch:
     """Why its last heartbeat could not be read; "": it could, or there was none."""
     returning: bool = False
     """Since it was last heard of the provider has begun to start it again."""
+    silence_s: float = SILENT_S
+    """Seconds without another heartbeat after which it is lost."""
     heard: float | None = None
     """Steady time of the last sign of life; None: not looked at yet."""
     told_at: float | None = None
@@ -209,6 +216,7 @@ def _read_heartbeat(job_dir: JobDir, folder: str, watch: Watch) -> int:
     watch.begun = watch.begun or heartbeat.phase not in ("setup", "waiting")
     watch.waiting = heartbeat.phase == "waiting"
     watch.gpu_idle_s = heartbeat.gpu_idle_s
+    watch.silence_s = _silence_s(heartbeat)
     return heartbeat.sequence
 
 
@@ -248,9 +256,14 @@ def _end_by_silence(watch: Watch, sequence: int, now: float, *, returns: bool) -
     if watch.heard is None or (sequence not in (watch.sequence, _UNREADABLE)):
         watch.sequence, watch.heard, watch.returning = sequence, now, False
     watch.returning = watch.returning or returns
-    patience = BOOT_S if sequence == _MISSING or watch.returning else SILENT_S
+    patience = BOOT_S if sequence == _MISSING or watch.returning else watch.silence_s
     if now - watch.heard < patience:
         return None
     what = "never reported" if sequence == _MISSING else "has not been heard of"
     damage = f": {watch.damage}" if watch.damage else ""
     return NodeEnd("lost", f"the machine {what} for {patience:.0f} s{damage}")
+
+
+def _silence_s(heartbeat: Heartbeat) -> float:
+    """Return after how many seconds without another heartbeat a machine is lost."""
+    return max(SILENT_S, min(MISSED * heartbeat.next_s, LONGEST_SILENCE_S))

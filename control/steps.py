@@ -15,6 +15,7 @@ from typing import Any, cast
 from ..jobspecs.catalog_targets import targets
 from ..jobspecs.plan import Offer
 from ..provisioners.base import Allocation, NodeRequest, ProvisionError, launch_token
+from ..runtime.attempt_signal import send_signal
 from ..runtime.jobdir import JOB_KEY, AttemptRecord, JobDirError, Stop, StopReason, attempt_key
 from ..runtime.moving import AllDamagedError
 from . import cost, states
@@ -328,7 +329,9 @@ class Step(Healing, Moving):
             left = max(0.0, deadline - self._now)
             epoch = self._tools.clock.now() + left  # as the machines' clocks, not as this job's time
             stop = Stop(cast("StopReason", attempt.cause), epoch, left)
-            self._job_dir(attempt).put(attempt_key(attempt.number, "stop.json"), stop.to_bytes())
+            job_dir = self._job_dir(attempt)
+            job_dir.put(attempt_key(attempt.number, "stop.json"), stop.to_bytes())
+            send_signal(job_dir, attempt.number)
             self._memory.told = attempt.number
 
     # -- terminating

@@ -25,10 +25,10 @@ from .store import LostRaceError, Store
 log = logging.getLogger("cloudgpu.supervisor")
 
 TRAINING_PATIENCE_S = 3_600.0
-"""A job whose dir cannot be used for so long is given up, while its machines run: they may go on training. Likewise
-while its checkpoint is being copied: nothing is paid for meanwhile, and there is more to lose."""
-PATIENCE_S = 300.0
-"""Likewise, when nothing runs that could be lost."""
+"""A job whose dir cannot be used for this many seconds is given up once its machines ran: they may go on training, or
+have ended and cost nothing. The same while its checkpoint is being copied: nothing is paid for meanwhile."""
+PATIENCE_S = 900.0
+"""The same before its machines run: longer than an outage of some minutes."""
 
 _PAUSE_S = (1.0, 60.0)
 """After a failed step: at first, and at most."""
@@ -253,9 +253,11 @@ class Supervisor:
             watched.memory.job_dirs.clear()  # their credentials were read when they were opened: there may be new ones
         pause = min(_PAUSE_S[0] * 2.0 ** min(trouble.times - 1, 30), _PAUSE_S[1])
         watched.due = now + pause
-        trains = attempt is not None and attempt.state == "running" and not watched.memory.machines_gone
+        runs = attempt is not None and attempt.state == "running"
+        # Machines that are gone cost nothing, and a store comes back; a local folder that they lost does not.
+        gone = watched.memory.machines_gone and attempt is not None and _is_local(job, attempt)
         moves = attempt is not None and attempt.state == "launching" and watched.memory.moving == attempt.number
-        patience = TRAINING_PATIENCE_S if trains or moves else self._patience_s
+        patience = TRAINING_PATIENCE_S if (runs and not gone) or moves else self._patience_s
         reason = trouble.patience.reason_to_end(
             job, attempt, now=now, job_now=watched.memory.time.now(), message=message, is_expected=is_expected
         )
@@ -274,3 +276,7 @@ class Supervisor:
             raise
         except Exception:
             log.exception("%s: it could not be given up", job.id)
+
+
+def _is_local(job: JobRow, attempt: Attempt) -> bool:
+    return job.dir_on(attempt.offer["cloud"]).startswith("file:")

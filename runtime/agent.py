@@ -48,6 +48,7 @@ from .logs import LogWriter
 from .members import LeftOutError
 from .node_program import Node, NodeProgram
 from .notices import CLOUDS, CloudNotices, NodeDir, Order, Orders, Watcher
+from .pace import Pace
 from .program import MARKER, Process, adopt_orphans
 from .restart import Budget, scope
 from .resume import Before, OwnClaim, look_back
@@ -61,7 +62,12 @@ be started again, which goes on with its node."""
 
 REBOOTING = "rebooting"
 """A file of this name in the machine's folder says that it comes back: provisioners/boot/bootstrap.py makes it."""
-PATIENCE_S = 60.0
+PATIENCE_S = 300.0
+"""Seconds for which a job dir that fails is tried again before the program has begun."""
+TRAINING_PATIENCE_S = 3_600.0
+"""The same from the program's start on: training needs no job dir, and the supervisor bears as much."""
+FENCED_PATIENCE_S = 60.0
+"""The same where others may take this node's place without seeing that its machine has ended, and in a local folder."""
 _LAST_LINES_S = 30.0
 _OUTPUTS_S = 6 * 3_600.0  # for outputs, where no order ends the node before
 _RESULT_S = 2.0  # of a deadline, for the last lines and the result
@@ -85,13 +91,16 @@ class Agent:
         self._sha256: str = options.job_sha256
         self._home = Path(options.home).absolute()
         self._host: str | None = options.host
-        self._patience_s: float = options.patience_s
+        self._given_patience_s: float | None = options.patience_s
         self._restart_late_s: float = options.restart_late_s
         self._notices_of: str = options.notices
         self._of_fleet: bool = options.of_fleet
         self._capacity_block_end: float | None = options.capacity_block_end
         self._job_dir = JobDir(options.job_dir, make=False)
         self._started = time.time()
+        self._pace = Pace(free=self._job_dir.folder is not None)
+        self._has_begun = False
+        """The program has been started, by this run of the agent or an earlier one."""
         self._marker = os.environ.get(MARKER) or uuid.uuid4().hex
         self._lost = False
         self._state = self._home / "state"
@@ -126,8 +135,8 @@ class Agent:
     def _come_alive(self, before: Before) -> None:
         """From here on the node is heard of, and hears what is wanted of it."""
         self._history = History(before.heartbeat)
-        self._log = LogWriter(self._job_dir, self._attempt, self._node, before.chunk)
-        self._watcher = Watcher(self._job_dir, self._attempt, self._node, self._orders, self._log.say)
+        self._log = LogWriter(self._job_dir, self._attempt, self._node, before.chunk, self._pace)
+        self._watcher = Watcher(self._job_dir, self._attempt, self._node, self._orders, self._log.say, pace=self._pace)
         self._cloud = CloudNotices(
             self._notices_of,
             NodeDir(self._job_dir, self._attempt, self._node),
@@ -145,7 +154,8 @@ class Agent:
             attempt=self._attempt,
             on_lost=self._on_lost,
             on_superseded=self._on_superseded,
-            patience_s=self._patience_s,
+            patience_s=lambda: self._patience_s,
+            pace=self._pace,
             sequence=before.sequence,
         )
 
@@ -186,6 +196,7 @@ class Agent:
             self._job_dir, self._attempt, self._node, budget, reach, heals=heals, comes_back=self._is_rebooting
         )
         program = NodeProgram(self._parts(), place, launcher, ledger)
+        self._has_begun = True
         try:
             ending = program.run()
             self._ship_outputs(program.place)
@@ -328,19 +339,32 @@ class Agent:
         reason = f"attempt {self._attempt + 1} has begun: this machine is of no more use"
         self._orders.add(Order("error", _SUPERSEDED, reason, time.monotonic(), vanishes=True))
 
+    @property
+    def _patience_s(self) -> float:
+        """Seconds for which a job dir that fails is tried again."""
+        if self._given_patience_s is not None:
+            return self._given_patience_s
+        is_fenced = self._of_fleet or self._job_dir.folder is not None
+        return patience_s(is_fenced=is_fenced, has_begun=self._has_begun)
+
     def _insist(self, call: Callable[[], _T]) -> _T:
         """Call again while the job dir fails, as long as patience lasts. MissingError is an answer, no failure."""
-        until, pause = time.monotonic() + self._patience_s, 0.2
+        begun, pause = time.monotonic(), 0.2
         while True:
             try:
                 return call()
             except MissingError:
                 raise
             except JobDirError:
-                if time.monotonic() + pause > until or self._lost:
+                if time.monotonic() + pause > begun + self._patience_s or self._lost:
                     raise
                 time.sleep(pause)
                 pause = min(pause * 2, 5.0)
+
+    @property
+    def _last_lines_s(self) -> float:
+        """Seconds to wait until the log is written, once the program has ended: less where an order ends the node."""
+        return self._patience_s if self._orders.deciding is None else min(_LAST_LINES_S, self._patience_s)
 
     def _is_rebooting(self) -> bool:
         return (self._home / REBOOTING).exists()
@@ -365,7 +389,7 @@ class Agent:
         self._watcher.stop()
         self._cloud.stop()
         self._tell(why)
-        self._log.close(min(_LAST_LINES_S, self._patience_s))
+        self._log.close(self._last_lines_s)
         return code
 
     def _finish(self, ending: Ending) -> int:
@@ -376,7 +400,7 @@ class Agent:
         if ending.outcome != "succeeded":
             self._log.say(f"{ending.outcome}: {ending.reason}")
         progress = read_progress(self._state / "progress.json")
-        if not self._log.close(0.0 if self._lost else min(_LAST_LINES_S, self._patience_s)):
+        if not self._log.close(0.0 if self._lost else self._last_lines_s):
             note("the last lines of the log could not be written")
         note(f"{ending.outcome}: {ending.reason}")
         self._history.finish()
@@ -400,6 +424,17 @@ class Agent:
         """A line in the job's log and in the machine's own."""
         note(text)
         self._log.say(text)
+
+
+def patience_s(*, is_fenced: bool, has_begun: bool) -> float:
+    """Return for how many seconds a job dir that fails is tried again.
+
+    A machine may train on without the job dir only where nothing takes its node before the machine is seen to have
+    ended. On a cluster other machines take it after a silence, so there it ends itself in time (`is_fenced`).
+    """
+    if is_fenced:
+        return FENCED_PATIENCE_S
+    return TRAINING_PATIENCE_S if has_begun else PATIENCE_S
 
 
 def _place_of(node: str) -> str:
@@ -438,7 +473,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help="when the capacity block (AWS) ends that this machine is of, in epoch seconds",
     )
     parser.add_argument(
-        "--patience-s", type=float, default=PATIENCE_S, metavar="S", help="how long a failing job dir is tried again"
+        "--patience-s", type=float, metavar="S", help="how long a failing job dir is tried again; default: by phase"
     )
     parser.add_argument(
         "--restart-late-s",

@@ -6,6 +6,7 @@
       agent/<sha256>.pyz                what a machine in a cloud fetches first, and runs
       attempts/0001/attempt.json        offer, nodes, ranks
       attempts/0001/stop.json           what is wanted of this attempt's machines: Stop
+      attempts/0001/signal.json         changes when these machines are to look, or are watched: Signal
       attempts/0001/nodes/worker-0.1/   claim (create-only), address.json, notice.json, heartbeat.json,
                                         log/00000001.gz ..., result.json (create-only)
       attempts/0001/generations/0002.json     create-only: how the program goes on after one of its processes died
@@ -55,6 +56,7 @@ __all__ = [
     "Record",
     "RecordError",
     "Result",
+    "Signal",
     "Span",
     "Stop",
     "StopReason",
@@ -274,7 +276,7 @@ Phase = Literal["setup", "waiting", "running", "stopping"]
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat(Record):
-    """heartbeat.json, rewritten every second or, in an object store, every 3.
+    """heartbeat.json, rewritten every second; in an object store every 3 or, in the steady state, every 90.
 
     `sequence` tells a live node without comparing clocks.
     """
@@ -289,6 +291,8 @@ class Heartbeat(Record):
     """For how long no GPU of this node has done anything while the program ran; None: not watched, or unknown."""
     timeline: Annotated[dict[str, Any], Timeline] | None = None
     """Timeline as JSON."""
+    next_s: float = 0.0
+    """Seconds until the next heartbeat, at most; 0: an agent that does not say."""
 
     @classmethod
     def adapt(cls, value: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -366,6 +370,18 @@ class Stop(Record):
 
 EXIT_CODES = range(-(1 << 31), 1 << 31)
 """What the store's column holds; Windows' exit codes do not occur."""
+
+
+@dataclass(frozen=True, slots=True)
+class Signal(Record):
+    """signal.json: an attempt's machines poll it, and look at stop.json and notice.json when it has changed."""
+
+    nonce: str
+    """Makes each signal differ from the one before."""
+    watch_s: float = 0.0
+    """Seconds, from when a machine sees it, for which a command watches the job; 0: none does."""
+
+
 Outcome = Literal["succeeded", "failed", "again", "preempted", "stopped", "error"]
 
 

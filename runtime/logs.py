@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
 from .jobdir import Entry, JobDir, JobDirError, node_key
+from .pace import LOG_S, Pace
 from .records import MOST_NUMBER
 
 Stream = Literal["stdout", "stderr", "agent"]
@@ -29,6 +30,8 @@ CHUNK_BYTES = 128 << 10
 """Compressed; an object this long is not added to any more."""
 MEMBER_BYTES = 256 << 10
 """Of JSON per gzip member at most (one line more): bounds the memory of both ends."""
+GATHERED_BYTES = 2 << 20
+"""Of JSON that are written at once in the steady state, however soon they have come."""
 BUFFER_BYTES = 8 << 20
 """Of JSON that wait to be written at most."""
 
@@ -79,8 +82,8 @@ class LogWriter:
     training goes on: the oldest waiting lines are dropped, and a line says how many.
     """
 
-    def __init__(self, job_dir: JobDir, attempt: int, node: str, chunk: int = 1) -> None:
-        """`chunk`: the object to begin with, see next_chunk()."""
+    def __init__(self, job_dir: JobDir, attempt: int, node: str, chunk: int = 1, pace: Pace | None = None) -> None:
+        """`chunk`: the object to begin with, see next_chunk(). `pace`: omitted, lines are always written soon."""
         self._job_dir, self._attempt, self._node = job_dir, attempt, node
         self._clock = SteadyClock()
         self._lines: deque[bytes] = deque()
@@ -88,9 +91,13 @@ class LogWriter:
         self._dropped = 0
         self._failing = False
         self._closing = False
+        self._pace = pace or Pace(free=True)
+        self._urgent = False
+        """What waits is to be written soon, also in the steady state."""
         self._changed = threading.Condition()
         self._chunk, self._content = chunk, b""
-        self._member = b""  # on its way; kept until written, since a write may have worked though its answer was lost
+        self._members = b""  # on their way; kept until written: a write may have worked though its answer was lost
+        self._pace.on_quick(self.flush)
         self._thread = threading.Thread(target=self._run, name="log", daemon=True)
         self._thread.start()
 
@@ -102,9 +109,19 @@ class LogWriter:
             self._append(_encode(self._clock(), rank, stream, text, partial))
 
     def say(self, text: str) -> None:
-        """A line of the agent's own: never waits, for the agent has deadlines to keep."""
+        """Take a line of the agent's own; never waits, for the agent has deadlines to keep.
+
+        Such a line says that something has happened, so all that waits is written soon.
+        """
         with self._changed:
             self._append(_encode(self._clock(), None, "agent", text, False))
+        self.flush()
+
+    def flush(self) -> None:
+        """Have what waits written soon, also in the steady state."""
+        with self._changed:
+            self._urgent = bool(self._lines)
+            self._changed.notify_all()
 
     def _append(self, data: bytes) -> None:
         self._lines.append(data)
@@ -112,7 +129,7 @@ class LogWriter:
         while self._failing and self._bytes > BUFFER_BYTES and len(self._lines) > 1:
             self._bytes -= len(self._lines.popleft())
             self._dropped += 1
-        if len(self._lines) == 1 or self._bytes >= MEMBER_BYTES:  # waking the thread for every line would cost much
+        if len(self._lines) == 1 or self._bytes >= self._most_bytes:  # waking the thread for every line would cost much
             self._changed.notify_all()
 
     def close(self, timeout: float) -> bool:
@@ -130,8 +147,8 @@ class LogWriter:
         while self._wait_for_lines(last, interval):
             idle = time.monotonic() - last > _IDLE_S
             interval = least if idle else min(interval * 1.25, most)
-            self._member = self._next_member()
-            self._write_member()
+            self._members = self._next_members()
+            self._write_members()
             last = time.monotonic()
 
     def _wait_for_lines(self, last: float, interval: float) -> bool:
@@ -141,10 +158,31 @@ class LogWriter:
                 if self._closing:
                     return False
                 self._changed.wait()
-            due = max(time.monotonic() + _GATHER_S, last + interval)
-            while not self._closing and self._bytes < MEMBER_BYTES and (left := due - time.monotonic()) > 0:
+            begun = time.monotonic()
+            while not self._closing and self._bytes < self._most_bytes:
+                due = max(begun + _GATHER_S, last + (interval if self._is_quick else LOG_S))
+                if (left := due - time.monotonic()) <= 0:
+                    break
                 self._changed.wait(left)
+            self._urgent = False
             return True
+
+    @property
+    def _is_quick(self) -> bool:
+        return self._urgent or self._pace.is_quick
+
+    @property
+    def _most_bytes(self) -> int:
+        """Bytes that are written at once, however soon they have come."""
+        return MEMBER_BYTES if self._is_quick else GATHERED_BYTES
+
+    def _next_members(self) -> bytes:
+        """As many as wait, up to GATHERED_BYTES: each write is paid for."""
+        packed, size = b"", 0
+        while not packed or (self._lines and size < GATHERED_BYTES):
+            packed += self._next_member()
+            size += MEMBER_BYTES
+        return packed
 
     def _next_member(self) -> bytes:
         with self._changed:
@@ -160,10 +198,10 @@ class LogWriter:
             self._changed.notify_all()
         return gzip.compress(b"\n".join(taken), compresslevel=3, mtime=0)
 
-    def _write_member(self) -> None:
+    def _write_members(self) -> None:
         """Write until it works; the agent ends by itself when the job dir is lost for good."""
         pause = _RETRY_S[0]
-        content = self._content + self._member
+        content = self._content + self._members
         while True:
             try:
                 self._job_dir.put(_chunk_key(self._attempt, self._node, self._chunk), content)
@@ -176,7 +214,7 @@ class LogWriter:
         self._set_failing(False)
         if len(content) >= CHUNK_BYTES:
             self._chunk, content = self._chunk + 1, b""
-        self._content, self._member = content, b""
+        self._content, self._members = content, b""
 
     def _set_failing(self, failing: bool) -> None:
         with self._changed:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from .attempt_signal import send_signal
 from .generations import Ledger
 from .jobdir import Generation, Heartbeat, JobDir, JobDirError, Record, RecordError, Result, node_key
 from .launchers import Place
@@ -91,6 +92,7 @@ def lost_peer(job_dir: JobDir, attempt: int, place: Place, runner: Runner) -> st
     Raises JobDirError, Interrupted.
     """
     others = [node.node for node in place.nodes if node.node != place.node.node]
+    send_signal(job_dir, attempt, watch_s=2 * SILENT_S)  # else those that live may be silent for longer
     until, first = time.monotonic() + SILENT_S, dict.fromkeys(others, -1)
     while True:
         signs = {name: _Sign.read(job_dir, attempt, name) for name in others}

@@ -225,6 +225,7 @@ class NodeProgram:
                 conduct.lookout = stack.enter_context(Lookout(self._ledger, node.orders, node.wakeup.wake))
             self._writer.begin()
             exits, asked = node.runner.run(wanted, node.code, conduct, node.log, node.heart)
+        node.log.flush()  # what follows may take hours: writing what was staged, copying outputs
         return exits, asked, conduct.lookout.found if conduct.lookout else None
 
     def _what_follows(self, ending: Ending, elsewhere: Generation | None, place: Place) -> Generation | None:

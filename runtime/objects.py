@@ -5,6 +5,7 @@ Nothing else knows obstore; what is a store's own is in s3.py, gcs.py and azure_
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import errno
 import os
@@ -14,11 +15,18 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 from urllib.parse import quote, unquote
 
 import obstore
-from obstore.exceptions import AlreadyExistsError, BaseError, NotFoundError, PermissionDeniedError
+from obstore.exceptions import (
+    AlreadyExistsError,
+    BaseError,
+    NotFoundError,
+    NotModifiedError,
+    PermissionDeniedError,
+    UnauthenticatedError,
+)
 from obstore.store import AzureStore, LocalStore, from_url
 
 from . import azure_blob, gcs, local_listing, s3
@@ -37,15 +45,18 @@ Cloud Storage, whose uploads in parts are made after S3's, neither."""
 UPLOADS = 4
 """Requests of an upload that run at the same time."""
 
-# `timeout` is of one request, from its connecting to the last byte of its answer; `retry_timeout` counts from the first
-# try, and none is begun after it: so a request that has run into its timeout is made again only where it is longer.
-# A stalled connection must not look like a stalled job: everyone who calls has its own patience and tries again.
+# `timeout` is of one request, from its connecting to the last byte of its answer; `read_timeout` is how long the server
+# may send nothing. `retry_timeout` counts from the first try, and no try begins after it: it must exceed the timeouts,
+# or a request that hangs is never repeated. Callers retry beyond that by their own rules.
 # Plain http is used where an endpoint is set to it; each store's module refuses one on another host.
-_CLIENT: ClientConfig = {"timeout": "30s", "connect_timeout": "5s", "allow_http": True}
+_CLIENT: ClientConfig = {"timeout": "30s", "read_timeout": "10s", "connect_timeout": "5s", "allow_http": True}
 _RETRY: RetryConfig = {"max_retries": 3, "retry_timeout": datetime.timedelta(seconds=30)}
-# Of large objects: UPLOADS parts share a slow link, and so do the ranges that many threads read at a time.
-_BULK_CLIENT: ClientConfig = _CLIENT | {"timeout": "90s"}
+# Of large objects: the ranges that many threads read at a time share a slow link.
+_DOWNLOAD_CLIENT: ClientConfig = _CLIENT | {"timeout": "90s"}
+# Likewise UPLOADS parts; while one of them is being sent the server says nothing, so there is no `read_timeout`.
+_UPLOAD_CLIENT: ClientConfig = {"timeout": "90s", "connect_timeout": "5s", "allow_http": True}
 _BULK_RETRY: RetryConfig = {"max_retries": 3, "retry_timeout": datetime.timedelta(seconds=120)}
+_SMALL = 1 << 20  # bytes that can be sent within the `read_timeout`, over a slow link too
 
 _PLAIN_KEY = re.compile(r"[\w./-]+", re.ASCII)
 """Keys whose files have the same name, in a local folder."""
@@ -53,7 +64,10 @@ _PLAIN_KEY = re.compile(r"[\w./-]+", re.ASCII)
 _CREATE_PAUSES_S = (0.1, 0.3, 1.0, 3.0)  # after a refusal by what is not there
 _COPY_S = 120.0
 _COPY_PAUSE_S = 0.5
-_HIDDEN_S = 60.0  # so long a listing that did not show a key is relied upon
+REFUSED_S = 60.0
+"""Seconds for which a refusal (403, 401) is repeated, at most: a role takes a while to be known everywhere."""
+_RETRY_PAUSES_S = (0.2, 5.0)
+_HIDDEN_S = 600.0  # how long a listing that did not show a key is trusted; an object that is there answers 200 anyway
 _HIDDEN_KEYS = 1_000  # that are remembered
 
 OnProgress = Callable[[int, int], None]
@@ -106,6 +120,26 @@ class Entry:
         return cls(meta["path"], meta["size"], meta["last_modified"].timestamp(), meta["e_tag"] or "")
 
 
+class _Retrying:
+    """Until when requests that fail are repeated."""
+
+    def __init__(self, begun: float, seconds: float, say: Callable[[str], None]) -> None:
+        self._begun, self._seconds, self._say = begun, seconds, say
+        self._has_said = False
+
+    def allows(self, error: JobDirError, pause: float) -> bool:
+        """Return whether to try again after this failure and a pause."""
+        is_refusal = isinstance(error.__cause__, PermissionDeniedError | UnauthenticatedError)
+        seconds = min(self._seconds, REFUSED_S) if is_refusal else self._seconds
+        left = self._begun + seconds - time.monotonic()
+        if is_permanent(error) or pause > left:
+            return False
+        if not self._has_said:
+            self._has_said = True
+            self._say(f"{error}; trying again for {left:.0f} s")
+        return True
+
+
 class JobDir:
     """One job's folder in an object store or a file system, by URL. Keys are relative, with `/`.
 
@@ -119,8 +153,9 @@ class JobDir:
         self.make = make
         self._folder: Path | None = None
         self._store: ObjectStore | None = None
-        self._bulk: ObjectStore | None = None
-        """The same for large objects, with more patience, once it is needed."""
+        self._bulk: dict[str, ObjectStore] = {}
+        """Connections for large objects, with longer timeouts, made on demand: "download" and "upload"."""
+        self._retrying: _Retrying | None = None
         self._hidden: dict[str, float] = {}
         """Keys that a listing did not show; until then (monotonic) a refusal to read one means that it is not there."""
         scheme, colon, rest = self.url.partition("://")
@@ -148,7 +183,13 @@ class JobDir:
 
     def put(self, key: str, data: bytes | Path) -> None:
         """Write bytes or a file's content, replacing what is there; readers see the old or the new object, no part."""
-        self._call(f"writing {key}", lambda: obstore.put(self._writable(), key, data))
+        size = data.stat().st_size if isinstance(data, Path) else len(data)
+
+        def put() -> None:
+            store = self._writable()
+            obstore.put(store if size <= _SMALL else self._large(store, "upload"), key, data)
+
+        self._call(f"writing {key}", put)
 
     def upload(self, key: str, pieces: Iterator[memoryview], size: int) -> None:
         """Write what is too large for one request, a piece at a time; the object appears when all of them are there.
@@ -159,7 +200,9 @@ class JobDir:
         part = max(PART, -(-size // PARTS))
         self._call(
             f"writing {key}",
-            lambda: obstore.put(self._large(self._writable()), key, pieces, chunk_size=part, max_concurrency=UPLOADS),
+            lambda: obstore.put(
+                self._large(self._writable(), "upload"), key, pieces, chunk_size=part, max_concurrency=UPLOADS
+            ),
         )
 
     def upload_file(self, key: str, path: Path, on_progress: OnProgress) -> None:
@@ -179,7 +222,7 @@ class JobDir:
 
     def copy(self, key: str, to: str) -> None:
         """Write an object under another key, within the store. Raises MissingError."""
-        self._call(f"copying {key} to {to}", lambda: obstore.copy(self._large(self._writable()), key, to))
+        self._call(f"copying {key} to {to}", lambda: obstore.copy(self._large(self._writable(), "upload"), key, to))
         if self._scheme == "az":
             self._await_copy(key, to)
 
@@ -217,6 +260,24 @@ class JobDir:
 
         return self._fetch(f"reading {key}", key, get)
 
+    def get_if_changed(self, key: str, etag: str, limit: int) -> tuple[bytes, str] | None:
+        """Return the object's content, at most `limit` bytes, and its ETag; None if it still has this ETag.
+
+        Raises MissingError, and JobDirError if it is longer.
+        """
+        options: GetOptions = {"if_none_match": etag} if etag else {}
+
+        def get() -> tuple[bytes, str] | None:
+            try:
+                found = obstore.get(self._readable(), key, options=options)
+            except NotModifiedError:
+                return None
+            if found.meta["size"] > limit:
+                raise ValueError(f"it has {found.meta['size']} bytes, at most {limit} are expected")
+            return bytes(found.bytes()), found.meta["e_tag"] or ""
+
+        return self._fetch(f"reading {key}", key, get)
+
     def get_range(self, key: str, start: int, end: int, etag: str = "") -> bytes:
         """The bytes from `start` up to `end`, which must lie inside the object; raises MissingError.
 
@@ -227,7 +288,7 @@ class JobDir:
             options["if_match"] = etag
 
         def get() -> bytes:
-            store = self._large(self._readable())
+            store = self._large(self._readable(), "download")
             if start == end:
                 return b""
             return bytes(obstore.get(store, key, options=options).bytes())
@@ -260,7 +321,7 @@ class JobDir:
     def download(self, key: str, path: Path) -> None:
         """Write the object into a local file, a piece at a time. Raises MissingError; OSError is of the local file."""
         doing = f"reading {key}"
-        begun = self._fetch(doing, key, lambda: obstore.get(self._large(self._readable()), key))
+        begun = self._fetch(doing, key, lambda: obstore.get(self._large(self._readable(), "download"), key))
         pieces = iter(begun.stream(min_chunk_size=1 << 20))
         with path.open("wb") as file:
             while (piece := self._call(doing, lambda: next(pieces, None))) is not None:
@@ -381,13 +442,14 @@ class JobDir:
         if size > most:
             raise RecordError(f"{self.url}/{key} has {size} bytes, {most} at most are allowed")
 
-    def _large(self, store: ObjectStore) -> ObjectStore:
-        """For requests that carry a lot."""
+    def _large(self, store: ObjectStore, way: Literal["download", "upload"]) -> ObjectStore:
+        """Return the connection for requests that carry much data one way."""
         if self._folder is not None:
             return store
-        if self._bulk is None:
-            self._bulk = self._connect(_BULK_CLIENT, _BULK_RETRY)
-        return self._bulk
+        if way not in self._bulk:
+            client = _UPLOAD_CLIENT if way == "upload" else _DOWNLOAD_CLIENT
+            self._bulk[way] = self._connect(client, _BULK_RETRY)
+        return self._bulk[way]
 
     @property
     def rewrite_s(self) -> float:
@@ -425,8 +487,8 @@ class JobDir:
     def _hides_missing(self, store: ObjectStore, key: str) -> bool:
         """Return whether a refusal to read means that there is no such object, by a listing of where it would be.
 
-        A listing costs a dozen times as much as a look: for a key that is looked for again and again it is made
-        once a minute.
+        A listing costs a dozen times as much as a GET: for a key that is looked for again and again it is made
+        once in _HIDDEN_S.
         """
         now = time.monotonic()
         if now < self._hidden.get(key, 0.0):
@@ -442,7 +504,34 @@ class JobDir:
         self._hidden[key] = now + _HIDDEN_S
         return True
 
-    def _call(self, doing: str, call: Callable[[], _T], *, moved: bool = False) -> _T:
+    @contextlib.contextmanager
+    def retrying(self, seconds: float, say: Callable[[str], None]) -> Iterator[None]:
+        """Within this, repeat requests that fail for that many seconds from now, refusals for REFUSED_S at most.
+
+        `say` is called once, with the first failure. In a local folder, and where only a person can help, nothing is
+        repeated.
+        """
+        self._retrying = _Retrying(time.monotonic(), seconds, say)
+        try:
+            yield
+        finally:
+            self._retrying = None
+
+    def _call(self, doing: str, call: Callable[[], _T]) -> _T:
+        pause = _RETRY_PAUSES_S[0]
+        while True:
+            try:
+                return self._call_once(doing, call)
+            except (MissingError, _ExistsError):
+                raise
+            except JobDirError as error:
+                retrying = self._retrying
+                if self._folder is not None or retrying is None or not retrying.allows(error, pause):
+                    raise
+            time.sleep(pause)
+            pause = min(2 * pause, _RETRY_PAUSES_S[1])
+
+    def _call_once(self, doing: str, call: Callable[[], _T], *, moved: bool = False) -> _T:
         """`moved`: the bucket has been looked for elsewhere already. Whether that was news for this process says
         nothing: others may have learnt it while this call was under way."""
         try:
@@ -455,14 +544,14 @@ class JobDir:
             raise MissingError(f"{self.url}: {doing}: there is no such object") from error
         except (BaseError, OSError, ValueError) as error:
             if not moved and self._is_moved(error):
-                return self._call(doing, call, moved=True)
+                return self._call_once(doing, call, moved=True)
             raise JobDirError(f"{self.url}: {doing} failed: {self._explain(error, doing)}") from error
 
     def _is_moved(self, error: Exception) -> bool:
         """Return whether the bucket was looked for in a wrong region; it is asked where it is from now on."""
         if self._scheme != "s3" or not s3.is_elsewhere(self.url, self._in_full(error)):
             return False
-        self._store, self._bulk = self._connect(_CLIENT, _RETRY), None
+        self._store, self._bulk = self._connect(_CLIENT, _RETRY), {}
         return True
 
     def _explain(self, error: Exception, doing: str) -> str:

@@ -34,7 +34,13 @@ class CheckpointError(Exception):
 class PassingError(CheckpointError):
     """Nothing is wrong with the program, and running it again may help: a store or another rank was out of reach."""
 
-    code = None
+    code: int | None = None
+
+
+class OutOfReachError(PassingError):
+    """The store could not be used, however often it was asked: the job is to run again, and no failure is counted."""
+
+    code = EXIT_OLDER
 
 
 class TakenOverError(CheckpointError):

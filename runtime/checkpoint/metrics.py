@@ -14,7 +14,7 @@ from typing import Any
 
 from ..jobdir import JobDirError
 from ..metrics import Number, Row, Segment, find_segment
-from .errors import CheckpointError, PassingError, logger
+from .errors import CheckpointError, OutOfReachError, logger
 
 SEGMENT = 256 << 10
 """Bytes from which on a segment is closed: so much is written again with each save, at most."""
@@ -76,7 +76,7 @@ class MetricRows:
         try:
             segment = find_segment(find, checkpoint)
         except JobDirError as error:
-            raise PassingError(f"what was logged up to checkpoint {checkpoint} cannot be read: {error}") from error
+            raise OutOfReachError(f"what was logged up to checkpoint {checkpoint} cannot be read: {error}") from error
         except ValueError as error:
             logger().warning(f"what was logged up to checkpoint {checkpoint} is lost: {error}")
             return

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ..jobdir import JobDirError
 from . import random_state
-from .errors import AllDamagedError, CheckpointError, PassingError, UnusableError, list_damaged, logger
+from .errors import AllDamagedError, CheckpointError, OutOfReachError, UnusableError, list_damaged, logger
 from .loading import Files, load
 from .manifest import RankManifest
 from .names import Name
@@ -92,7 +92,7 @@ def restore(
     on_damage  "restart": None, too, if all are damaged
 
     Collective: every rank must call it. Raises CheckpointError if there are checkpoints and none can be used, or if the
-    newest does not fit the objects; PassingError where one of them may be readable later.
+    newest does not fit the objects; OutOfReachError where one of them may be readable later.
     """
     search = _Search(store, ranks, objects, cached)
     if (found := search.among(store.committed)) is not None:
@@ -129,7 +129,9 @@ class _Search:
         """Raise what follows from finding nothing; nothing does if there are no checkpoints, or all may be given up."""
         unreadable = [str(name) for name, verdict in self._tried.items() if not verdict.damaged]
         if unreadable:
-            raise PassingError(f"{self._store}: no checkpoint could be restored ({', '.join(unreadable)}): see above")
+            raise OutOfReachError(
+                f"{self._store}: no checkpoint could be restored ({', '.join(unreadable)}): see above"
+            )
         if not self._tried:
             return
         reasons = [f"{name}: {verdict.reason}" for name, verdict in self._tried.items()]
@@ -189,7 +191,7 @@ def _listed(listing: Callable[[], list[Name]], ranks: Ranks) -> list[Name]:
     try:
         return ranks.from_first(listing)
     except JobDirError as error:
-        raise PassingError(f"checkpoints cannot be read: {error}") from error
+        raise OutOfReachError(f"checkpoints cannot be read: {error}") from error
 
 
 def _read(store: ReadableStore, name: Name, ranks: Ranks, placements: Placements, cached: Cached) -> Restored:

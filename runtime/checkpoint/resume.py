@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..jobdir import JobDirError, is_permanent
-from .errors import CheckpointError, PassingError, TakenOverError, logger
+from .errors import CheckpointError, OutOfReachError, TakenOverError, logger
 from .names import Name, run_nonce
 from .restore import Restored, restore
 from .settings import from_environment
@@ -55,7 +55,7 @@ def _claim(store: CheckpointStore, *, shared: bool) -> Attempt:
         attempt = store.claim(wanted)
         newest = store.newest_attempt()
     except JobDirError as error:
-        kind = CheckpointError if is_permanent(error) else PassingError
+        kind = CheckpointError if is_permanent(error) else OutOfReachError
         unwritable = kind(f"nothing can be saved in {store}: {error}. Mend that, or give another folder")
         return Attempt(wanted if wanted is not None else _unclaimed(store), run_nonce(), unwritable)
     if newest > attempt:

@@ -33,8 +33,9 @@ from .ranks import Ranks
 from .resume import Attempt, begin_attempt, restore_objects, starts_since
 from .room import check_room
 from .saver import Content, Saver
-from .settings import Policy, check_objects, find_store
+from .settings import Policy, check_objects, find_store, start_patience_s
 from .state_size import state_to_come
+from .store import CheckpointStore
 from .strides import StateAlignment
 from .writer_client import WriterClient
 
@@ -102,6 +103,13 @@ class Session:
         self._progress = ProgressFile.from_environment(ranks.local_rank, self._schedule)
         self._interruption = Interruption()
         self._shared = folder is not None
+        with store.job_dir.retrying(start_patience_s(), logger().warning):
+            self._take_up(store)
+        self._mark = time.monotonic()
+
+    def _take_up(self, store: CheckpointStore) -> None:
+        """Begin an attempt and restore what there is."""
+        ranks, policy = self._ranks, self._policy
         attempt = begin_attempt(store, ranks, shared=self._shared)
         self._unwritable = attempt.unwritable
         self._saver = Saver(
@@ -119,7 +127,6 @@ class Session:
         except BaseException:
             self._saver.close()  # whoever keeps the exception keeps us: the node's writer is not to wait for that
             raise
-        self._mark = time.monotonic()
 
     @contextmanager
     def _told(self) -> Iterator[None]:

@@ -21,6 +21,8 @@ from .store import CheckpointStore
 _ON_DAMAGE = "CLOUDGPU_CHECKPOINT_ON_DAMAGE"
 
 
+START_PATIENCE_S = 300.0
+"""Seconds for which a store that fails is asked again at the program's start."""
 ON_DAMAGE = ("stop", "restart")
 """Actions when every checkpoint is damaged; the first is the default."""
 
@@ -81,6 +83,11 @@ def from_environment(name: str, parse: Callable[[str], Any], default: Any) -> An
         return parse(text)
     except ValueError as error:
         raise CheckpointError(f"{name}={text!r}: {error}") from error
+
+
+def start_patience_s() -> float:
+    """Return for how many seconds a store that fails is asked again at the program's start. Raises CheckpointError."""
+    return float(from_environment("CLOUDGPU_START_PATIENCE", float, START_PATIENCE_S))
 
 
 def find_store(folder: str | os.PathLike[str] | None, world: int) -> CheckpointStore:

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..jobdir import JobDir, JobDirError, Notice, Stop, StopReason, attempt_key, node_key
+from ..attempt_signal import signal_key
+from ..jobdir import JobDir, JobDirError, MissingError, Notice, Signal, Stop, StopReason, attempt_key, node_key
+from ..pace import Pace
 from ..records import MOST_BYTES
 from .docket import Docket, ProviderNotice
 from .orders import Order, Orders
 
 _NOTICE = "notice.json"
+_POLL_LOCAL_S = 0.25
+_POLL_S = 2.5
+"""Seconds between two conditional GETs of signal.json; most are answered without content."""
+_ORDERS_S = 60.0
+"""Seconds between two reads of stop.json and notice.json without a signal: older supervisors send none."""
+_SIGNAL_BYTES = 4 << 10
+"""Bytes of a signal.json that is read."""
 _REASONS: dict[StopReason, str] = {
     "cancel": "cancelled",
     "duration": "limits.duration is reached",
@@ -33,12 +43,28 @@ class NodeDir:
 
 
 class Watcher:
-    """Polls stop.json and notice.json in a thread of its own. The heartbeat judges whether the job dir is lost."""
+    """Reads stop.json and notice.json in a thread of its own. The heartbeat judges whether the job dir is lost.
 
-    def __init__(self, job_dir: JobDir, attempt: int, node: str, orders: Orders, say: Callable[[str], None]) -> None:
+    In an object store only signal.json is polled, and the others are read when it has changed, or once a minute.
+    """
+
+    def __init__(
+        self,
+        job_dir: JobDir,
+        attempt: int,
+        node: str,
+        orders: Orders,
+        say: Callable[[str], None],
+        *,
+        pace: Pace | None = None,
+    ) -> None:
+        """`pace`: set to quick while a command watches."""
         self._job_dir, self._orders, self._say = job_dir, orders, say
+        self._pace = pace or Pace(free=True)
         self._docket = Docket(orders, say)
-        self._interval = 0.25 if job_dir.url.startswith("file:") else 2.0
+        self._interval = _POLL_LOCAL_S if job_dir.folder is not None else _POLL_S
+        self._signal_key, self._etag = signal_key(attempt), ""
+        self._orders_due = 0.0
         self._readers: dict[str, Callable[[bytes], None]] = {
             attempt_key(attempt, "stop.json"): self._stop_wanted,
             node_key(attempt, node, _NOTICE): self._notice_given,
@@ -53,22 +79,41 @@ class Watcher:
 
     def _run(self) -> None:
         while not self._stopping.wait(self._interval):
-            for key, read in self._readers.items():
-                self._look(key, read)
+            now = time.monotonic()
+            if self._job_dir.folder is not None or self._is_signalled() or now >= self._orders_due:
+                answers = [self._look(key, read) for key, read in self._readers.items()]
+                self._orders_due = now + (_ORDERS_S if all(answers) else 0.0)
             self._docket.advance(time.monotonic())
 
-    def _look(self, key: str, read: Callable[[bytes], None]) -> None:
+    def _is_signalled(self) -> bool:
+        """Return whether signal.json has changed since the last call."""
+        try:
+            found = self._job_dir.get_if_changed(self._signal_key, self._etag, _SIGNAL_BYTES)
+        except JobDirError:  # most often there is none
+            return False
+        if found is None:
+            return False
+        data, self._etag = found
+        with contextlib.suppress(JobDirError, TypeError, ValueError):  # whatever it says, it has changed
+            self._pace.watched(float(Signal.from_bytes(data).watch_s))
+        return True
+
+    def _look(self, key: str, read: Callable[[bytes], None]) -> bool:
+        """Read a record if there is a new one; return whether the store has answered."""
         try:
             data = self._job_dir.get(key, MOST_BYTES)
-        except JobDirError:  # most often there is none
-            return
+        except MissingError:
+            return True
+        except JobDirError:
+            return False
         if data == self._seen.get(key):
-            return
+            return True
         self._seen[key] = data
         try:
             read(data)
         except JobDirError as error:
             self._say(f"{key} is ignored: {error}")
+        return True
 
     def _stop_wanted(self, data: bytes) -> None:
         order = stop_order(data)

@@ -107,16 +107,18 @@ class World:
         name: str = "job",
         apart: bool = False,
         on_damage: str = "stop",
+        job_dir: str = "",
     ) -> str:
         """Put a job into the store and its job.json, as control.jobs.submit() does; return its id.
 
         apart: with a job dir for each of the offers' clouds
+        job_dir: URL of the job's folder; "": a local one
         """
         self._count += 1
         job_id = f"{name}-{self._count:08d}"
         clouds = [offer.cloud for offer in offers] if apart else []
         job_dirs = {cloud: local_url(self.folder / cloud / job_id) for cloud in clouds}
-        url = job_dirs[clouds[0]] if clouds else local_url(self.folder / "jobs" / job_id)
+        url = job_dir or (job_dirs[clouds[0]] if clouds else local_url(self.folder / "jobs" / job_id))
         record = JobRecord(job_id=job_id, name=name, run="true", checkpoint_on_damage=on_damage).to_bytes()
         JobDir(url).put(JOB_KEY, record)
         row = make_job(

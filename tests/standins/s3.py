@@ -127,10 +127,13 @@ class S3:
             self.objects[key], self.written[key] = body, _stamp()
         return 200, _xml("CopyObjectResult", f"<ETag>{escape(_etag(body))}</ETag>"), {}
 
-    def get(self, key: str, span: str | None) -> tuple[int, bytes, dict[str, str]]:
+    def get(self, key: str, span: str | None, known: str | None = None) -> tuple[int, bytes, dict[str, str]]:
+        """`known`: an ETag; nothing is sent where the object still has it."""
         body = self.objects.get(key)
         if body is None:
             return 404, _error("NoSuchKey"), {}
+        if known == _etag(body):
+            return 304, b"", {"ETag": known}
         headers = {"ETag": _etag(body), "Last-Modified": "Thu, 01 Jan 2026 00:00:00 GMT"}
         if not span:
             return 200, body, headers
@@ -200,7 +203,7 @@ class S3:
             "list": lambda: self.listing(query["prefix"], query["delimiter"], query["start-after"]),
             "copy": lambda: self.copy(headers["x-amz-copy-source"], key),
             "PUT": lambda: self.put(key, body, create=headers.get("If-None-Match") == "*"),
-            "GET": lambda: self.get(key, headers.get("Range")),
+            "GET": lambda: self.get(key, headers.get("Range"), headers.get("If-None-Match")),
             "HEAD": lambda: self.get(key, None),
             "DELETE": lambda: self.abort(query["uploadId"]),  # an object is deleted together with others
             "delete": lambda: self.delete([unescape(k) for k in re.findall("<Key>(.*?)</Key>", body.decode())]),

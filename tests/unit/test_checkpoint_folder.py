@@ -181,12 +181,43 @@ def test_a_bucket_that_is_not_there(bucket: s3.S3, tmp_path: Path) -> None:
 def test_a_bucket_that_fails_for_now_is_no_error_of_the_program(
     status: int, code: str, bucket: s3.S3, tmp_path: Path
 ) -> None:
-    """A right that was granted a moment ago takes minutes to come into effect."""
+    """A right that was granted a moment ago takes minutes to come into effect: the job is to run again."""
     bucket.fail("PUT", status=status, code=code)
     outcome = tmp_path / "outcome.json"
-    refused(run(TRAIN.format(f"folder={bucket.url!r}"), CLOUDGPU_OUTCOME=str(outcome)), code)
+    given = {"CLOUDGPU_OUTCOME": str(outcome), "CLOUDGPU_START_PATIENCE": "1"}
+    refused(run(TRAIN.format(f"folder={bucket.url!r}"), **given), code)
     assert bucket.objects == {}
-    assert "code" not in json.loads(outcome.read_bytes())
+    found = json.loads(outcome.read_bytes())
+    assert (found["code"], found["outcome"]) == (76, "stale")
+    assert code in found["reason"]
+
+
+@pytest.mark.parametrize("times", [12, 24, *([200] if os.environ.get("CLOUDGPU_LONG") else [])])
+def test_listings_that_are_refused_for_seconds_end_no_program(times: int, bucket: s3.S3) -> None:
+    train = TRAIN.format(f"folder={bucket.url!r}")
+    assert run(train).returncode == 0
+    fault = bucket.fail("list", status=503, code="SlowDown", times=times)
+    done = run(train)
+    assert (done.returncode, fault.met) == (0, times), done.stderr
+    assert "trying again" in done.stderr
+
+
+@pytest.mark.parametrize(("kind", "name", "before"), [("list", "", 2), ("HEAD", "COMMIT.json", 0)])
+def test_one_refusal_of_a_role_that_is_not_known_everywhere_yet_ends_no_program(
+    kind: str, name: str, before: int, bucket: s3.S3
+) -> None:
+    train = TRAIN.format(f"folder={bucket.url!r}")
+    assert run(train).returncode == 0
+    seen = [0]
+
+    def is_hit(request: s3.Request) -> bool:
+        seen[0] += request.kind == kind and name in request.key
+        return request.kind == kind and name in request.key and seen[0] > before
+
+    fault = s3.Fault(is_hit, status=403, code="AccessDenied", times=1)
+    bucket.faults.append(fault)
+    done = run(train)
+    assert (done.returncode, fault.met) == (0, 1), done.stderr
 
 
 # What else lies there

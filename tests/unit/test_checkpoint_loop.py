@@ -233,7 +233,7 @@ def test_steps_beside_a_loader_is_refused() -> None:
 def test_only_what_running_again_does_not_heal_is_called_the_programs_error(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The launcher gives up upon 70 and 73: not because a store was out of reach."""
+    """The launcher gives up upon 70 and 73; where a store was out of reach, the job is to run again."""
     outcome = tmp_path / "outcome.json"
     monkeypatch.setenv("CLOUDGPU_OUTCOME", str(outcome))
     ckpt = restarted(model=Model(), every=1)
@@ -251,7 +251,7 @@ def test_only_what_running_again_does_not_heal_is_called_the_programs_error(
         file.symlink_to(file.name)  # which cannot be opened, for now
     with pytest.raises(CheckpointError, match="no checkpoint could be restored"):
         restarted(model=Model())
-    assert not outcome.exists()
+    assert json.loads(outcome.read_bytes())["code"] == 76
 
 
 def test_a_loop_of_somebody_else() -> None:

@@ -6,6 +6,8 @@ from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
 
+import pytest
+
 from cloudgpu.control.members import node_requests
 from cloudgpu.control.nodes import BOOT_S, GAVE_UP, SILENT_S, Watches, look
 from cloudgpu.control.outcomes import NodeEnd
@@ -112,6 +114,22 @@ def test_a_machine_that_is_silent_is_lost(tmp_path: Path) -> None:
         assert end is not None
         assert end.reason == "the machine has not been heard of for 180 s; its console says why"
     assert silent.asked == ["worker-0.1"], "it is asked once"
+
+
+@pytest.mark.parametrize(
+    ("promised", "silence_s"), [(0.0, SILENT_S), (3.0, SILENT_S), (90.0, 270.0), (1e9, 900.0), (float("nan"), SILENT_S)]
+)
+def test_a_machine_that_reports_rarely_may_be_silent_for_longer(
+    promised: float, silence_s: float, tmp_path: Path
+) -> None:
+    silent = Silent(tmp_path)
+    beat = Heartbeat(2, 0.0, "running", next_s=promised)
+    silent.dir.put(node_key(1, "worker-0.1", "heartbeat.json"), beat.to_bytes())
+    assert silent.end_at(0) is None
+    assert silent.end_at(silence_s - 1) is None
+    end = silent.end_at(silence_s)
+    assert end is not None
+    assert end.reason.startswith(f"the machine has not been heard of for {silence_s:.0f} s")
 
 
 def test_time_in_which_nobody_looked_is_no_silence(tmp_path: Path) -> None:

@@ -1,0 +1,102 @@
+"""A node that reports into an object store: heartbeat, log and orders as the agent runs them, in accelerated time."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from unittest import mock
+
+from cloudgpu.runtime import heartbeat, logs, pace
+from cloudgpu.runtime.heartbeat import Heart
+from cloudgpu.runtime.jobdir import JOB_KEY, JobDir, node_key
+from cloudgpu.runtime.logs import LogWriter
+from cloudgpu.runtime.notices import Orders, Watcher
+from cloudgpu.runtime.notices import job_dir as orders_module
+from cloudgpu.runtime.pace import Pace
+from cloudgpu.runtime.timeline import History
+
+from . import s3
+
+FASTER = 60
+"""A minute of the node is a second of the test."""
+NODE = "worker-0.1"
+_SECONDS = {
+    (pace, "SETTLE_S"),
+    (heartbeat, "BEAT_S"),
+    (heartbeat, "_LOOK_S"),
+    (heartbeat, "_FAR_INTERVAL_S"),
+    (logs, "LOG_S"),
+    (logs, "_GATHER_S"),
+    (logs, "_IDLE_S"),
+    (orders_module, "_POLL_S"),
+    (orders_module, "_ORDERS_S"),
+}
+
+
+@dataclass
+class ReportingNode:
+    """A node whose program prints all the time."""
+
+    store: s3.S3
+    job_dir: JobDir
+    heart: Heart
+    log: LogWriter
+    orders: Orders
+    pace: Pace
+
+    def requests(self, minutes: float) -> dict[str, int]:
+        """How many requests of each method are made in the next minutes of the node."""
+        before = len(self.store.requests)
+        time.sleep(minutes * 60 / FASTER)
+        made = [request.kind for request in self.store.requests[before:]]
+        return {kind: made.count(kind) for kind in sorted(set(made))}
+
+
+@contextlib.contextmanager
+def reporting_node(store: s3.S3, folder: Path) -> Iterator[ReportingNode]:
+    """A node of attempt 1 whose program has begun; the environment must lead to the store."""
+    job_dir = JobDir(store.url)
+    job_dir.put(JOB_KEY, b"{}")
+    over = threading.Event()
+    with contextlib.ExitStack() as stack:
+        for module, name in _SECONDS:
+            stack.enter_context(mock.patch.object(module, name, getattr(module, name) / FASTER))
+        far = tuple(seconds / FASTER for seconds in logs._FAR_INTERVAL_S)
+        stack.enter_context(mock.patch.object(logs, "_FAR_INTERVAL_S", far))
+        own, orders = Pace(free=False), Orders(lambda: None)
+        log = LogWriter(job_dir, 1, NODE, pace=own)
+        heart = Heart(
+            job_dir,
+            node_key(1, NODE, "heartbeat.json"),
+            folder / "progress.json",
+            History(),
+            attempt=1,
+            on_lost=lambda why: log.say(f"lost: {why}"),
+            on_superseded=lambda: None,
+            patience_s=lambda: 60.0,
+            pace=own,
+        )
+        watcher = Watcher(job_dir, 1, NODE, orders, log.say, pace=own)
+
+        def program() -> None:
+            number = 0
+            while not over.wait(0.01):
+                number += 1
+                log.add("stdout", 0, f"step {number} loss 0.{number:06d}")
+
+        printing = threading.Thread(target=program, daemon=True)
+        printing.start()
+        heart.set_phase("running")
+        try:
+            yield ReportingNode(store, job_dir, heart, log, orders, own)
+        finally:
+            over.set()
+            printing.join()
+            heart.stop()
+            watcher.stop()
+            log.close(10)
+            time.sleep(0.1)  # the threads read what was accelerated

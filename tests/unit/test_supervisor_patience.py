@@ -1,0 +1,56 @@
+"""How long the supervisor waits for a bucket that does not answer."""
+
+from __future__ import annotations
+
+import pytest
+
+from cloudgpu.control.supervisor import PATIENCE_S, TRAINING_PATIENCE_S
+from cloudgpu.runtime.agent import patience_s
+from cloudgpu.runtime.jobdir import JobDirError
+from cloudgpu.tests.standins import s3
+from cloudgpu.tests.standins.cloud import SUCCEED, VANISH, lives
+from cloudgpu.tests.standins.control import World
+
+
+class Bucket:
+    """A job dir whose every call fails for a while."""
+
+    def __init__(self, real: object, down: list[bool]) -> None:
+        self._real, self._down = real, down
+
+    def __getattr__(self, name: str) -> object:
+        if self._down:
+            raise JobDirError("s3://bucket/job: it does not answer")
+        return getattr(self._real, name)
+
+
+@pytest.mark.parametrize("down_s", [600.0, None], ids=["ten minutes", "for good"])
+def test_machines_that_end_while_the_bucket_is_out_of_reach_do_not_fail_the_job(
+    down_s: float | None, monkeypatch: pytest.MonkeyPatch, world: World
+) -> None:
+    down: list[bool] = []
+    with s3.running() as store:
+        for name, value in store.environment.items():
+            monkeypatch.setenv(name, value)
+        world.wrap = lambda what, it: Bucket(it, down) if what == "dir" else it
+        world.cloud.script = lives(VANISH, SUCCEED)
+        job_id, supervisor = world.submit(job_dir=store.url), world.supervisor()
+        world.drive(supervisor, until=lambda: world.job(job_id).state == "running")
+        down.append(True)
+        begun = world.clock.monotonic()
+        if down_s is not None:
+            world.drive(supervisor, until=lambda: world.clock.monotonic() > begun + down_s)
+            down.clear()
+        world.drive(supervisor, for_s=2 * TRAINING_PATIENCE_S)
+        world.check_clean()
+        job = world.job(job_id)
+        if down_s is not None:
+            assert (job.state, len(world.attempts(job_id))) == ("succeeded", 2)
+        else:
+            assert job.reason == f"given up after {TRAINING_PATIENCE_S:.0f} s: s3://bucket/job: it does not answer"
+
+
+def test_machines_bear_what_the_supervisor_bears_but_on_clusters() -> None:
+    assert patience_s(is_fenced=False, has_begun=True) == TRAINING_PATIENCE_S
+    assert 300.0 <= patience_s(is_fenced=False, has_begun=False) < PATIENCE_S
+    assert {patience_s(is_fenced=True, has_begun=begun) for begun in (True, False)} == {60.0}  # before 80 s have passed
