@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from ..provisioners import get_provisioner
+from ..provisioners.accounts import OTHER_ACCOUNT
 from ..provisioners.base import Provisioner, ProvisionError
 from ..runtime.jobdir import JobDir, JobDirError
 from .clock import Clock, JobTime, SystemClock
@@ -21,6 +22,7 @@ from .leases import LEASE_S, Leases, new_owner
 from .model import Attempt, JobRow
 from .steps import Step
 from .store import LostRaceError, Store
+from .unsupervised import is_unsupervised, unsupervised_reason
 
 log = logging.getLogger("cloudgpu.supervisor")
 
@@ -30,6 +32,8 @@ while its checkpoint is being copied: nothing is paid for meanwhile, and there i
 PATIENCE_S = 300.0
 """Likewise, when nothing runs that could be lost."""
 
+_UNRECORDED = 15
+"""How many tries, a second apart, a job of another account may be left to another supervisor without a word."""
 _PAUSE_S = (1.0, 60.0)
 """After a failed step: at first, and at most."""
 _UNTRIED_S = 300.0
@@ -201,6 +205,9 @@ class Supervisor:
         except StoreError:
             raise
         except (JobDirError, ProvisionError) as error:
+            if isinstance(error, ProvisionError) and error.error_class == "auth":
+                self._locked_out(job, attempt, watched, error)
+                return
             self._troubled(job, attempt, watched, str(error), by_job_dir=isinstance(error, JobDirError))
             return
         except Exception as error:  # a bug met by one job must not leave the machines of the others alone
@@ -208,6 +215,8 @@ class Supervisor:
             self._troubled(job, attempt, watched, f"{type(error).__name__}: {error}", by_job_dir=False)
             return
         watched.trouble = None
+        if is_unsupervised(job):
+            self._store.set_reason(job, "", self._leases.owner)
         if changed:
             watched.quiet_s, watched.due = 0.0, self._clock.monotonic()
         else:
@@ -217,6 +226,26 @@ class Supervisor:
         first, most = _QUIET_S.get(watched.target, _QUIET_CLOUD_S)
         watched.quiet_s = min(max(watched.quiet_s * 1.2, first), most)
         watched.due = self._clock.monotonic() + watched.quiet_s
+
+    def _locked_out(self, job: JobRow, attempt: Attempt | None, watched: _Watched, error: ProvisionError) -> None:
+        """Record in the job's reason that its machines are out of reach. A supervisor that has credentials of their
+        account may take the lease: nothing is recorded at once where it is yet to launch the job."""
+        foreign = error.code == OTHER_ACCOUNT
+        tries = watched.trouble.times if watched.trouble else 0
+        if foreign and (attempt is None or attempt.launched is None) and tries < _UNRECORDED:
+            watched.trouble = watched.trouble or _Trouble()
+            watched.trouble.times += 1
+            watched.due = self._clock.monotonic() + _PAUSE_S[0]
+        else:
+            target = "" if attempt is None else attempt.offer["cloud"]
+            reason = unsupervised_reason(
+                error, target, has_machines=attempt is not None and attempt.launched is not None
+            )
+            if reason != job.reason:
+                self._store.set_reason(job, reason, self._leases.owner)
+            self._troubled(job, attempt, watched, str(error), by_job_dir=False)
+        if foreign:
+            self._leases.give_back(job)
 
     def _troubled(
         self, job: JobRow, attempt: Attempt | None, watched: _Watched, message: str, *, by_job_dir: bool

@@ -12,7 +12,7 @@ _ON_LINUX: bool = sys.platform == "linux"
 
 
 def home() -> Path:
-    """The state directory, absolute; it may not exist yet (control/paths.py makes it, readable by its owner only).
+    """The state directory, absolute; it may not exist yet (private() makes it, readable by its owner only).
 
     Raises OSError if it depends on the home folder of a user whom this computer does not know.
     """
@@ -25,6 +25,32 @@ def home() -> Path:
     import platformdirs
 
     return Path(platformdirs.user_data_dir(_NAME, appauthor=False))
+
+
+def private(folder: Path) -> Path:
+    """Create a folder that only its owner can look into, and its parents likewise; return it.
+
+    The state directory itself, where the folder is in it, is made so first: an existing one that belongs to this user
+    and is open to others is closed to them. Raises OSError.
+    """
+    state = home()
+    if folder.is_relative_to(state):
+        _make(state)
+        if (found := state.stat()).st_uid == os.getuid() and found.st_mode & 0o077:
+            state.chmod(0o700)
+    _make(folder)
+    return folder
+
+
+def _make(folder: Path) -> None:
+    """Unlike Path.mkdir(parents=True), give missing parents the same mode."""
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+    except FileNotFoundError:
+        if folder.parent == folder:
+            raise
+        _make(folder.parent)
+        folder.mkdir(mode=0o700, exist_ok=True)
 
 
 def _expanded(path: str) -> Path:
