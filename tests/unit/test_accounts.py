@@ -10,15 +10,10 @@ import pytest
 from cloudgpu.control.supervisor import Supervisor
 from cloudgpu.provisioners.base import Allocation, ProvisionError
 from cloudgpu.tests.standins.cloud import Life
-from cloudgpu.tests.standins.control import World, make_policy, make_template
+from cloudgpu.tests.standins.control import World, make_policy
 
 ANN, BEN = "111111111111", "222222222222"
 LONG = Life(run_s=500.0)
-
-
-@pytest.fixture(scope="session")
-def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_template(tmp_path_factory.mktemp("template"))
 
 
 @pytest.fixture
@@ -125,7 +120,7 @@ def test_two_people_with_an_account_each_share_a_store(world: World) -> None:
 
 def test_a_job_for_another_account_is_not_launched_here_and_says_so_after_a_while(world: World) -> None:
     job = world.submit(policy=dataclasses.replace(make_policy(), accounts={"local": BEN}))
-    run(world, world.supervisor(), 60.0)
+    run(world, world.supervisor(), 120.0)
     assert world.cloud.machines == [] and world.attempts(job) == []
     assert "nothing is launched for it" in world.job(job).reason
     world.store.set_goal(job, "cancel", "cancel", world.clock.now())

@@ -353,7 +353,9 @@ class Told:
 # fmt: off
 VERBS = frozenset({
     "fail", "heal", "calls", "forget", "reset", "set_capacity", "set_quota", "set_price", "set_lag", "set_stopping",
-    "enforce", "belong", "revoke", "reserve", "extend_block", "interrupt", "recommend_rebalance", "schedule_event", "reboot", "hurry",
+    "enforce", "belong", "revoke", "reserve", "extend_block",
+    "interrupt", "recommend_rebalance", "schedule_event",
+    "reboot", "hurry",
     "crash", "instances",
 })
 # fmt: on
