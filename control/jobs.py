@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..jobspecs.plan import Offer
 from . import cost, paths, states
-from .errors import NoSuchJobError, NotRunningError
+from .errors import ControlError, NoSuchJobError, NotRunningError, SubmitError
 from .model import Attempt, Event, JobRow
 from .moving import worked_dirs
 from .spawn import ensure_supervisor
@@ -263,7 +263,10 @@ def submit(
     row = prepare(loaded, plan, on_progress or (lambda _what, _done, _total: None))
     store.insert_job(row, f"submitted; the best offer is {place(Offer.from_json(row.offers[0]))}")
     if supervise:
-        ensure_supervisor()
+        try:
+            ensure_supervisor()
+        except ControlError as error:
+            raise SubmitError(f"{row.id} is submitted, and waits: {error}") from error
     return Job(store, row)
 
 

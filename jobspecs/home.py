@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 HOME_VARIABLE = "CLOUDGPU_HOME"
@@ -37,7 +38,8 @@ def private(folder: Path) -> Path:
     if folder.is_relative_to(state):
         _make(state)
         if (found := state.stat()).st_uid == os.getuid() and found.st_mode & 0o077:
-            state.chmod(0o700)
+            with suppress(OSError):  # a file system that is read-only, or knows no modes
+                state.chmod(0o700)
     _make(folder)
     return folder
 
