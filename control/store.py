@@ -141,8 +141,8 @@ class Store:
             _add_event(connection, job.id, job.attempt or None, time=time, kind=kind, message=message)
 
     def set_reason(self, job: JobRow, reason: str, lease_owner: str) -> None:
-        """Write why the job is in its state, if the lease is still `lease_owner`'s; nothing else changes."""
-        held = and_(jobs.c.id == job.id, jobs.c.lease_owner == lease_owner)
+        """Write why the job is in its state, if that is as it was read and the lease is still `lease_owner`'s."""
+        held = and_(jobs.c.id == job.id, jobs.c.lease_owner == lease_owner, jobs.c.reason == job.reason)
         with self._transaction() as connection:
             connection.execute(update(jobs).where(held).values(**rows.encode({"reason": reason})))
 

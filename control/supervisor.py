@@ -32,6 +32,8 @@ while its checkpoint is being copied: nothing is paid for meanwhile, and there i
 PATIENCE_S = 300.0
 """Likewise, when nothing runs that could be lost."""
 
+_NEEDS_LOGIN = ("auth", "expired")
+"""Classes of errors that only other credentials mend."""
 _UNRECORDED = 15
 """How many tries, a second apart, a job of another account may be left to another supervisor without a word."""
 _PAUSE_S = (1.0, 60.0)
@@ -205,7 +207,7 @@ class Supervisor:
         except StoreError:
             raise
         except (JobDirError, ProvisionError) as error:
-            if isinstance(error, ProvisionError) and error.error_class == "auth":
+            if isinstance(error, ProvisionError) and error.error_class in _NEEDS_LOGIN:
                 self._locked_out(job, attempt, watched, error)
                 return
             self._troubled(job, attempt, watched, str(error), by_job_dir=isinstance(error, JobDirError))

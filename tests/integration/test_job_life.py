@@ -21,7 +21,7 @@ import pytest
 from cloudgpu.control import paths, presence
 from cloudgpu.control.errors import NoSuchJobError, NotRunningError, SubmitError
 from cloudgpu.control.jobs import Job, ensure_supervisor, get_job, list_jobs, orphans, submit, terminate_orphan
-from cloudgpu.control.settings import settle
+from cloudgpu.control.running import settle
 from cloudgpu.control.submission import owner_name
 from cloudgpu.jobspecs.loader import load_text
 from cloudgpu.jobspecs.plan import Plan

@@ -41,7 +41,9 @@ def _guard(home: Path) -> None:
 
 
 def _agents(_home: Path) -> None:
-    agent_file.private(agent_file.home() / "agents")
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(agent_file.AgentFileError):
+        patch.setenv("CLOUDGPU_AGENT_PYTHONS", "2")  # refused after the folder was made
+        agent_file.build_agent_file("x86_64")
 
 
 WRITERS: dict[str, Callable[[Path], object]] = {
