@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cloudgpu.control import presence
+from cloudgpu.control import paths, presence
 from cloudgpu.control.jobs import Job
 from cloudgpu.tests.standins.aws.control import KEY
 from cloudgpu.tests.standins.aws.jobs import TYPE, AwsJobs, agents, aws_jobs
@@ -73,7 +73,7 @@ def test_new_credentials_reach_the_supervisor_whose_own_have_expired(
     jobs.control.revoke(KEY)
     jobs.wait_for(lambda: "not supervised" in job.refresh().reason, job)
     assert first is not None and f"The supervisor (process {first.pid}) has AWS_ACCESS_KEY_ID" in job.reason
-    assert KEY not in presence.paths.supervisor_lock().read_text()
+    assert KEY not in paths.supervisor_lock().read_text()
 
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", NEW_KEY)
     assert cloudgpu("cancel", job.id).returncode == 0
