@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import sqlite3
 import time
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from cloudgpu.cli import gc
 from cloudgpu.control import leftovers, paths
 from cloudgpu.control.heartbeats import is_alive
 from cloudgpu.control.jobs import open_store
+from cloudgpu.control.store import Store
 from cloudgpu.control.submission import owner_name
 from cloudgpu.provisioners import get_provisioner
 from cloudgpu.provisioners.base import Owner
@@ -93,3 +96,21 @@ def test_gc_asks_once_more_before_it_ends_what_is_alive(home: Path, monkeypatch:
         done = run(gc.command, ["--cloud", "local"], input=answer, standalone_mode=False)
         assert "remove it all the same?" in done.output
         assert len(get_provisioner("local").find(Owner(owner_name()))) == left, done.output
+
+
+@pytest.mark.parametrize("owners", [[], ["cloudgpu-old"], ["cloudgpu-older", "cloudgpu-old"]])
+def test_a_store_of_an_older_version_keeps_the_name_its_newest_job_is_tagged_with(
+    home: Path, tmp_path: Path, owners: list[str]
+) -> None:
+    path = tmp_path / "store.db"
+    store = Store.open(f"sqlite:///{path}")
+    for number, owner in enumerate(owners):
+        row = make_job(f"digits-{number}", "file:///x", [make_offer()], now=NOW + number, owner=owner)
+        store.insert_job(row, "submitted")
+    store.close()
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.executescript(
+            "DROP TABLE stores; ALTER TABLE attempts DROP COLUMN account; UPDATE alembic_version SET version_num='0003'"
+        )
+    found = Store.open(f"sqlite:///{path}").owner()
+    assert found == (owners[-1] if owners else found) and found.startswith("cloudgpu-")
