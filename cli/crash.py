@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from .. import __version__
-from ..jobspecs.home import home
+from ..jobspecs.home import home, private
 from .hidden_values import MASK, masked
 
 
@@ -40,9 +40,7 @@ def write_report(error: BaseException, words: Sequence[str]) -> Path | None:
 
 
 def _state_folder() -> Path:
-    folder = home() / "crashes"
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
+    return private(home() / "crashes")
 
 
 def _temporary_folder() -> Path:

@@ -37,6 +37,9 @@ _HEADS = (
 @click.option("--cloud", "clouds", metavar="TARGET", multiple=True, help="Only there; else wherever you may look.")
 @click.option("--region", "regions", metavar="REGION", multiple=True, help="Only these; else all that are enabled.")
 @click.option("--expired-only", is_flag=True, help="Remove nothing that may still be of use to its owner.")
+@click.option(
+    "--alive", is_flag=True, help="Remove also what still writes heartbeats: a copy of this store may need it."
+)
 @click.option("--others", is_flag=True, help="Remove also what other users of the account left, once it has expired.")
 @yes_option
 @json_option
@@ -46,6 +49,7 @@ def command(
     clouds: tuple[str, ...],
     regions: tuple[str, ...],
     expired_only: bool,
+    alive: bool,
     others: bool,
     yes: bool,
     as_json: bool,
@@ -60,14 +64,17 @@ def command(
 
     It looks in all regions and needs no local state; what a job of this store needs is never touched. Everything
     carries a time after which anybody may remove it: what belongs to other users stays until then, and after that goes
-    with --others only. Without --yes it is asked for; where nobody can be asked, nothing is removed.
+    with --others only. Without --yes it is asked for; where nobody can be asked, nothing is removed. What is `alive`
+    (no job of this store needs it, but a machine of it has written a heartbeat within ten minutes) is asked for once
+    more, or needs --alive.
     """
     from ..control import leftovers
 
     now = time.time()
     found, missed = leftovers.find(_targets(clouds), regions, now)
     shown = [one for one in found if one.verdict != "in use"]
-    going = [one for one in shown if one.may_go(others=others, expired_only=expired_only)]
+    going = [one for one in shown if one.may_go(others=others, expired_only=expired_only, alive=alive)]
+    doubtful = [one for one in shown if one.verdict == "alive" and one not in going]
     if as_json:
         echo_json([_json(one, goes=one in going) for one in shown])
     elif shown:
@@ -77,15 +84,16 @@ def command(
         remark("nothing to do: everything that is tagged belongs to a job that runs")
     for place, why in missed.items():
         warning(f"{place} was not looked at: {why}")
-    if shown and not going and not dry_run and not as_json:
+    if shown and not going and not doubtful and not dry_run and not as_json:
         remark("nothing was removed: nothing of it may go yet; `cloudgpu gc --help` tells what may, and when")
-    if going and not dry_run:
-        if not yes and not can_ask():
+    if (going or doubtful) and not dry_run:
+        if going and not yes and not can_ask():
             remark("nothing was removed: add --yes")
             return Exit.USAGE
-        if not yes:
+        if going and not yes:
             click.confirm(f"remove what is left of {len(going)} launches?", err=True, abort=True)
-        _remove(going, now, others=others, expired_only=expired_only)
+        confirmed = _confirm_alive(doubtful, expired_only=expired_only, yes=yes)
+        _remove([*going, *confirmed], now, others=others, expired_only=expired_only, alive=alive or bool(confirmed))
     return Exit.UNAVAILABLE if missed else None
 
 
@@ -100,7 +108,20 @@ def _targets(asked: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(asked)) or [target for target in known if is_set_up(target)]
 
 
-def _remove(going: Sequence[Judged], now: float, *, others: bool, expired_only: bool) -> None:
+def _confirm_alive(doubtful: Sequence[Judged], *, expired_only: bool, yes: bool) -> list[Judged]:
+    """What still writes heartbeats, if somebody at a terminal says that it may go all the same."""
+    asked = [one for one in doubtful if one.is_expired or not expired_only]
+    if not asked:
+        return []
+    names = ", ".join(f"{one.leftover.job_id}, attempt {one.leftover.attempt}" for one in asked)
+    remark(f"still alive: {names} wrote a heartbeat within ten minutes; a copy of this store may need it")
+    if yes or not can_ask():
+        remark("it was not removed: add --alive if no other computer runs that job")
+        return []
+    return asked if click.confirm("remove it all the same?", default=False, err=True) else []
+
+
+def _remove(going: Sequence[Judged], now: float, *, others: bool, expired_only: bool, alive: bool) -> None:
     """All that can be removed; then raises CommandError for what could not."""
     from ..control import leftovers
     from ..provisioners import ProvisionError
@@ -109,7 +130,7 @@ def _remove(going: Sequence[Judged], now: float, *, others: bool, expired_only: 
     for one in going:
         name = f"{one.leftover.job_id or one.leftover.things[0].id}, attempt {one.leftover.attempt}"
         try:
-            if leftovers.remove(one, now, others=others, expired_only=expired_only):
+            if leftovers.remove(one, now, others=others, expired_only=expired_only, alive=alive):
                 remark(f"removed what was left of {name}: {_what(one)}")
         except ProvisionError as error:
             failed.append(f"{name}: {error}")

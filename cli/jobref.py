@@ -9,7 +9,7 @@ import click
 
 from .errors import CommandError
 from .exits import Exit
-from .output import remark
+from .output import remark, warning
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -75,12 +75,21 @@ def _with_suggestion(error: NoSuchJobError, ref: str, jobs: Sequence[Job]) -> Ex
     return CommandError(str(error), hint=f"did you mean {' or '.join(near)}?" if near else "", exit_code=Exit.USAGE)
 
 
-def watch(job: Job) -> Job:
-    """See to it that somebody advances a job that is looked at: a supervisor that died is replaced."""
+def watch(job: Job, *, only_looking: bool = False) -> Job:
+    """Ensure that a supervisor advances the job: one that died is replaced. Raises ControlError if it cannot be.
+
+    only_looking: that is a warning
+    """
     if not job.done:
+        from ..control.errors import ControlError
         from ..control.jobs import ensure_supervisor
 
-        ensure_supervisor()
+        try:
+            ensure_supervisor()
+        except ControlError as error:
+            if not only_looking:
+                raise
+            warning(str(error))
     return job
 
 

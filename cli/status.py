@@ -34,13 +34,14 @@ def command(*, job: str | None, everything: bool, active: bool, watching: bool, 
     if job is None:
         _repeat(lambda: _list(active=active, limit=limit, as_json=as_json), watching=watching)
         return
-    found = watch(find_job(job, newest=True))
+    found = watch(find_job(job, newest=True), only_looking=True)
 
     def show() -> bool:
         from .status_view import job_text, status_json
 
-        watch(found.refresh())
+        found.refresh()
         if watching:
+            watch(found, only_looking=True)
             found.mark_watched()
         echo_json(status_json(found)) if as_json else click.echo(job_text(found))
         return not found.done
@@ -55,7 +56,7 @@ def _list(*, active: bool, limit: int, as_json: bool) -> bool:
     jobs = list_jobs(active_only=active, limit=limit)
     for job in jobs:
         if not job.done:
-            watch(job)
+            watch(job, only_looking=True)
             break  # one supervisor advances them all
     if as_json:
         echo_json(list_json(jobs))

@@ -40,7 +40,7 @@ def run(*, idle_exit_s: float | None = None) -> bool:
     paths.state_dir()
     with _stop_signals() as stop, wake_pipe() as pipe:
         while True:
-            lock = take_lock()
+            lock = take_lock(by_command=idle_exit_s is not None)
             if lock is None:
                 return False
             with lock:

@@ -120,6 +120,11 @@ class JobStep:
     def _provisioner(self, attempt: Attempt) -> Provisioner:
         return self._tools.provisioner(attempt.offer["cloud"])
 
+    def _check_account(self, target: str, account: str | None) -> None:
+        """Raise ProvisionError if the credentials are not of the account that machines are in, or are to be in."""
+        if account:
+            self._tools.provisioner(target).check_account(account)
+
     def _job_dir(self, attempt: Attempt) -> JobDir:
         """Where the machines of an attempt are met."""
         return self._open_dir(self._job.dir_on(attempt.offer["cloud"]))
@@ -173,6 +178,7 @@ class JobStep:
             reads=tuple(job.reads_on(offer.cloud)),
             images=dict(job.policy.images or {}),
             grouped=self._is_group(attempt),
+            account=attempt.account or "",
         )
 
     def _expires(self, attempt: Attempt, offer: Offer, lifetime_s: int) -> float | None:

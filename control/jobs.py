@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..jobspecs.plan import Offer
 from . import cost, paths, states
-from .errors import NoSuchJobError, NotRunningError
+from .errors import ControlError, NoSuchJobError, NotRunningError, SubmitError
 from .model import Attempt, Event, JobRow
 from .moving import worked_dirs
 from .spawn import ensure_supervisor
@@ -268,19 +268,22 @@ def submit(
     loaded: LoadedSpec, plan: Plan, *, on_progress: ProgressCallback | None = None, supervise: bool = True
 ) -> Job:
     """Ship the code, store the job, and see to it that a supervisor runs. Raises SubmitError."""
-    from .settings import settle
+    from .running import settle
     from .submission import prepare
     from .tried import place
     from .usable import usable_offers
 
     store = _store(paths.database_url())
     clouds = {offer.cloud for offer in usable_offers(loaded.spec, plan)}
-    if supervise and settle(clouds, busy=bool(store.active_jobs())):
+    if supervise and settle(clouds):
         ensure_supervisor()  # at once: somebody else may have stored a job when the one that was ended was still there
     row = prepare(loaded, plan, on_progress or (lambda _what, _done, _total: None))
     store.insert_job(row, f"submitted; the best offer is {place(Offer.from_json(row.offers[0]))}")
     if supervise:
-        ensure_supervisor()
+        try:
+            ensure_supervisor()
+        except ControlError as error:
+            raise SubmitError(f"{row.id} is submitted, and waits: {error}") from error
     return Job(store, row)
 
 

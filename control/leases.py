@@ -9,7 +9,6 @@ long finds out at its next write, which compares the owner.
 from __future__ import annotations
 
 import os
-import platform
 import secrets
 import threading
 from collections.abc import Collection
@@ -18,6 +17,7 @@ from pathlib import Path
 
 from .clock import Clock
 from .model import JobRow
+from .presence import process_space
 from .store import Store
 
 LEASE_S = 15.0
@@ -68,6 +68,12 @@ class Leases:
             self._renewed.pop(job_id, None)
             self._watched.pop(job_id, None)
 
+    def give_back(self, job: JobRow) -> None:
+        """Let another process have the job."""
+        with self._lock:
+            self._store.release_lease(job, self.owner)
+            self._renewed.pop(job.id, None)
+
     def release(self, but: Collection[str] = ()) -> None:
         """Give back all `but` these, so that the next process need not wait."""
         with self._lock:
@@ -87,13 +93,13 @@ class Leases:
 
 def new_owner() -> str:
     """`<where processes have this number>/<process>/<nonce>` of this process."""
-    return f"{_process_space()}/{os.getpid()}/{secrets.token_hex(4)}"
+    return f"{process_space()}/{os.getpid()}/{secrets.token_hex(4)}"
 
 
 def is_dead(owner: str) -> bool:
     """Whether the owner is a process of this computer that is no more; False when that cannot be told."""
     space, _, rest = owner.rpartition("/")[0].rpartition("/")
-    if space != _process_space() or not rest.isdecimal():
+    if space != process_space() or not rest.isdecimal():
         return False
     try:
         os.kill(int(rest), 0)
@@ -110,12 +116,3 @@ def _is_zombie(process: str) -> bool:
         stat = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace")
         return stat.rpartition(")")[2].split()[:1] == ["Z"]
     return False
-
-
-def _process_space() -> str:
-    """Names the boot and the process namespace: only there does a process id mean the same process."""
-    parts = [platform.node()]
-    with suppress(OSError):
-        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip())
-        parts.append(str(Path("/proc/self/ns/pid").readlink()))
-    return ",".join(parts)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -11,10 +12,12 @@ from . import states
 if TYPE_CHECKING:
     from ..provisioners.leftovers import Leftover
     from .model import Attempt
+    from .store import Store
 
-Verdict = Literal["in use", "orphaned", "expired", "another's"]
-"""in use: an attempt of this store needs it. orphaned: it is this store's, and no attempt does. another's: of another
-store; expired: likewise, and the time after which anybody may remove it has come."""
+Verdict = Literal["in use", "orphaned", "alive", "expired", "another's"]
+"""in use: an attempt of this store needs it. orphaned: its job is this store's, or it carries this store's name, and no
+attempt needs it. alive: likewise, but a node of it writes heartbeats: a copy of this store may need it. another's: of
+another store; expired: likewise, and the time after which anybody may remove it has come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,18 +28,29 @@ class Judged:
     verdict: Verdict
     is_expired: bool
 
-    def may_go(self, *, others: bool, expired_only: bool) -> bool:
-        """`others`: what is expired of other stores as well. What an attempt needs stays, expired or not."""
-        if self.verdict == "orphaned":
+    def may_go(self, *, others: bool, expired_only: bool, alive: bool) -> bool:
+        """Return whether it may be removed. What an attempt needs stays, expired or not.
+
+        others: what is expired of other stores goes as well
+        alive: so does what writes heartbeats
+        """
+        if self.verdict == "orphaned" or (self.verdict == "alive" and alive):
             return self.is_expired or not expired_only
         return self.verdict == "expired" and others
 
 
-def judge(leftover: Leftover, attempts: Iterable[Attempt], owner: str, now: float) -> Judged:
-    """`attempts`: those of its job in this store, read after the leftover was found; `owner`: this store's; `now`: when
-    looking began. What an attempt needed then, it has removed itself, or does: it is not left over."""
+def judge(
+    leftover: Leftover, attempts: Sequence[Attempt], owner: str, now: float, is_alive: Callable[[], bool]
+) -> Judged:
+    """Return what may be done with a leftover.
+
+    attempts: those of its job in this store, read after the leftover was found
+    owner: this store's
+    now: when looking began; what an attempt needed then, it has removed itself, or does: it is not left over
+    is_alive: whether a node of it writes heartbeats; called where no attempt needs it
+    """
     is_expired = leftover.expires is not None and leftover.expires <= now
-    if leftover.owner != owner:
+    if leftover.owner != owner and not attempts:
         return Judged(leftover, "expired" if is_expired else "another's", is_expired)
     needed = any(
         attempt.number == leftover.attempt
@@ -44,7 +58,16 @@ def judge(leftover: Leftover, attempts: Iterable[Attempt], owner: str, now: floa
         and (attempt.state not in states.ATTEMPT_END or (attempt.ended or 0.0) >= now)
         for attempt in attempts
     )
-    return Judged(leftover, "in use" if needed else "orphaned", is_expired)
+    if needed:
+        return Judged(leftover, "in use", is_expired)
+    return Judged(leftover, "alive" if is_alive() else "orphaned", is_expired)
+
+
+def _judge_by(store: Store, leftover: Leftover, now: float) -> Judged:
+    from .heartbeats import is_alive
+
+    attempts = store.attempts(leftover.job_id)
+    return judge(leftover, attempts, store.owner(), now, lambda: is_alive(store, leftover, time.time()))
 
 
 def find(targets: Sequence[str], regions: Sequence[str], now: float) -> tuple[list[Judged], dict[str, str]]:
@@ -52,31 +75,29 @@ def find(targets: Sequence[str], regions: Sequence[str], now: float) -> tuple[li
     from ..provisioners import ProvisionError, leftovers
     from ..provisioners.base import Owner
     from .jobs import open_store
-    from .submission import owner_name
 
-    store, owner = open_store(), owner_name()
+    store = open_store()
     found: list[Leftover] = []
     missed: dict[str, str] = {}
     for target in targets:
         try:
-            here = leftovers.find(target, Owner(owner), regions)
+            here = leftovers.find(target, Owner(store.owner()), regions)
         except ProvisionError as error:
             missed[target] = str(error)
             continue
         found += here.leftovers
         missed |= {f"{target} {place}": why for place, why in here.missed.items()}
     # The store is read after the targets: what was being made meanwhile is known by now.
-    return [judge(leftover, store.attempts(leftover.job_id), owner, now) for leftover in found], missed
+    return [_judge_by(store, leftover, now) for leftover in found], missed
 
 
-def remove(judged: Judged, now: float, *, others: bool, expired_only: bool) -> bool:
+def remove(judged: Judged, now: float, *, others: bool, expired_only: bool, alive: bool = False) -> bool:
     """Remove it, after looking again whether it may go; whether it did. Raises ProvisionError, StoreError."""
     from ..provisioners import leftovers
     from .jobs import open_store
-    from .submission import owner_name
 
-    attempts = open_store().attempts(judged.leftover.job_id)
-    if not judge(judged.leftover, attempts, owner_name(), now).may_go(others=others, expired_only=expired_only):
+    again = _judge_by(open_store(), judged.leftover, now)
+    if not again.may_go(others=others, expired_only=expired_only, alive=alive):
         return False
     leftovers.remove(judged.leftover)
     return True

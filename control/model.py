@@ -39,6 +39,8 @@ class Policy:
     """The machines of each attempt are a group of their own, which replaces lost ones (`recover: fleet`)."""
     job_dirs: dict[str, str] | None = None
     """Cloud -> URL of the job's folder there, where each has its own; None: JobRow.job_dir is that of all."""
+    accounts: dict[str, str] | None = None
+    """Cloud -> the account its submitter's credentials belong to (provisioners/accounts.py), where that is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +137,9 @@ class Attempt:
     lost one is not replaced (there is one only, the target cannot, or an older version has begun it)."""
     hints: list[str] | None = None
     """Zones that the refusal of its launch named as worth a try."""
+    account: str | None = None
+    """The account that its machines are asked for in (provisioners/accounts.py), written before the first call; "": the
+    target has none; None: not known yet, or an older version has begun it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,20 +4,32 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import IO
 
-from ..jobspecs.home import home
+from ..jobspecs.home import home, private
 from .errors import StoreError
 
 DATABASE_VARIABLE = "CLOUDGPU_DATABASE_URL"
 
 
 def make_private(folder: Path) -> Path:
-    """Create a folder that only its owner can look into; an existing one is left as it is. Raises StoreError."""
+    """Create a folder as home.private() does. Raises StoreError."""
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        private(folder)
     except OSError as error:
         raise StoreError(f"{folder} cannot be used to keep cloudgpu's state: {error.strerror or error}") from error
     return folder
+
+
+def open_private(path: Path) -> IO[str]:
+    """Open a file for appending that only its owner can read; an existing one that is open to others is closed to them.
+
+    Raises OSError.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    if (found := os.fstat(descriptor)).st_uid == os.getuid() and found.st_mode & 0o077:
+        os.fchmod(descriptor, 0o600)
+    return os.fdopen(descriptor, "a+", encoding="utf-8")
 
 
 def state_dir() -> Path:
@@ -36,7 +48,7 @@ def default_job_dir() -> Path:
 
 
 def supervisor_lock() -> Path:
-    """Held (flock) by the one supervisor of this state directory; its process id is inside."""
+    """Held (flock) by the one supervisor of this state directory; what is inside describes it (presence.Running)."""
     return home() / "supervisor.lock"
 
 

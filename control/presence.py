@@ -2,30 +2,106 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import fcntl
+import json
 import os
+import platform
+import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import IO
 
+from .. import __version__
 from . import paths
+from .settings import hashes
 
 _LOCK_TRIES = 4
 _LOCK_PAUSE_S = 0.05
+_LOCK_BYTES = 1 << 20
+"""Most that is read of a lock file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """The supervisor that runs, as its lock file describes it."""
+
+    pid: int | None = None
+    """None: unknown."""
+    version: str = ""
+    """Of cloudgpu; "": one that did not write it yet."""
+    started: float | None = None
+    """Epoch seconds."""
+    by_command: bool = False
+    """A command has started it in the background; else it is a service, or runs in a terminal."""
+    space: str = ""
+    """As process_space(): where `pid` means this process."""
+    salt: bytes = b""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """As settings.hashes()."""
+
+    @property
+    def is_replaceable(self) -> bool:
+        """Whether a command may end it and start another one."""
+        return self.pid is not None and self.by_command and self.space == process_space()
 
 
 def is_running() -> bool:
     """Whether a supervisor holds this state directory's lock."""
+    return running() is not None
+
+
+def running() -> Running | None:
+    """Return the supervisor that holds this state directory's lock; None: there is none."""
     try:
         with paths.supervisor_lock().open("rb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return _read(lock.read(_LOCK_BYTES))
     except FileNotFoundError:
-        return False
-    except BlockingIOError:
-        return True
-    return False
+        return None
+    return None
+
+
+def _read(content: bytes) -> Running:
+    """What cannot be read is unknown: it is being written, or an older version has written its process id alone."""
+    try:
+        value = json.loads(content)
+        if isinstance(value, int):
+            by_command = b"--idle-exit" in Path(f"/proc/{value}/cmdline").read_bytes().split(b"\0")
+            return Running(pid=value, by_command=by_command, space=process_space())
+        return Running(
+            pid=int(value["pid"]),
+            version=str(value["version"]),
+            started=float(value["started"]),
+            by_command=value["by_command"] is True,
+            space=str(value["space"]),
+            salt=bytes.fromhex(value["salt"]),
+            settings={str(name): str(hashed) for name, hashed in value["settings"].items()},
+        )
+    except (ValueError, TypeError, LookupError, AttributeError, OSError, RecursionError):
+        return Running()
+
+
+def ourselves(*, by_command: bool) -> Running:
+    """Return the description of this process for its lock file."""
+    salt = secrets.token_bytes(16)
+    settings = hashes(os.environ, salt)
+    return Running(os.getpid(), __version__, time.time(), by_command, process_space(), salt, settings)
+
+
+def process_space() -> str:
+    """Name the boot and the process namespace: only there does a process id mean the same process."""
+    parts = [platform.node()]
+    with suppress(OSError):
+        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip())
+        parts.append(str(Path("/proc/self/ns/pid").readlink()))
+    return ",".join(parts)
 
 
 def wake() -> None:
@@ -45,9 +121,10 @@ def wake() -> None:
         os.close(pipe)
 
 
-def take_lock() -> IO[str] | None:
-    """The lock, our process id in it; None: another supervisor has it (a short probe by is_running() is waited out)."""
-    lock = paths.supervisor_lock().open("a+", encoding="ascii")
+def take_lock(*, by_command: bool = False) -> IO[str] | None:
+    """The lock, with our description in it; None: another supervisor has it (a short probe by is_running() is waited
+    out)."""
+    lock = paths.open_private(paths.supervisor_lock())
     for attempt in range(_LOCK_TRIES):
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -55,9 +132,10 @@ def take_lock() -> IO[str] | None:
             if attempt + 1 < _LOCK_TRIES:
                 time.sleep(_LOCK_PAUSE_S)
             continue
-        with suppress(OSError):  # the number is for people: on a full disk the lock alone must do
+        with suppress(OSError):  # on a full disk the lock alone must do
+            about = dataclasses.asdict(us := ourselves(by_command=by_command)) | {"salt": us.salt.hex()}
             lock.truncate(0)
-            os.write(lock.fileno(), f"{os.getpid()}\n".encode())
+            os.write(lock.fileno(), f"{json.dumps(about)}\n".encode())
         return lock
     lock.close()
     return None

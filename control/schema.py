@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from sqlalchemy import URL, Engine, create_engine, event, inspect, text
 from sqlalchemy.engine import make_url
@@ -15,6 +17,7 @@ from .errors import StoreError
 from .tables import HEAD, REVISIONS, metadata
 
 _BUSY_MS = 30_000
+_READ_ONLY = (errno.EROFS, errno.EACCES)
 
 
 def connect(url: str | None = None) -> Engine:
@@ -44,7 +47,13 @@ def _engine(url: str) -> Engine:
             raise StoreError(f"{paths.DATABASE_VARIABLE}: expected an absolute path, as in sqlite:////home/me/jobs.db")
         paths.make_private(path.parent)
         # Command lines and paths are in it: for its owner's eyes only. SQLite gives -wal and -shm the same mode.
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+        try:
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+        except OSError as error:
+            if error.errno not in _READ_ONLY or not path.is_file():
+                raise
+            # Nothing writes to it, not even SQLite's own index of what was not yet moved from the -wal file.
+            return create_engine(f"sqlite:///file:{quote(str(path))}?immutable=1&uri=true")
     engine = create_engine(parsed, connect_args={"timeout": _BUSY_MS / 1000})
     event.listen(engine, "connect", _prepare_sqlite)
     return engine
@@ -53,9 +62,12 @@ def _engine(url: str) -> Engine:
 def _parse(url: str) -> URL:
     """Raises ArgumentError, StoreError."""
     try:
-        return make_url(url)
+        parsed = make_url(url)
     except ValueError as error:  # its text may be a piece of a password that has an @ in it
         raise StoreError(f"{paths.DATABASE_VARIABLE} is no database URL: its port is no number") from error
+    if "@" in (parsed.host or ""):  # the rest of a password, which would be shown as the host's name
+        raise StoreError(f"{paths.DATABASE_VARIABLE} is no database URL: write an @ in its password as %40")
+    return parsed
 
 
 def _prepare_sqlite(connection: Any, _record: object) -> None:  # noqa: ANN401 - a raw driver connection

@@ -1,25 +1,19 @@
-"""Whether the supervisor that runs has the settings of this shell.
+"""The variables that say whose machines are launched, and which of them the running supervisor has.
 
-Project, account and credentials of a cloud come from the environment of whoever calls it, and that is the supervisor:
-one that was started with others would launch there.
+Project, account and credentials of a cloud come from the environment of the process that calls it: the supervisor. Its
+lock file has a keyed hash of each variable, and never a value.
 """
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import os
-import signal
-import time
+import re
 from collections.abc import Collection, Mapping
-from contextlib import suppress
-from pathlib import Path
 
-from . import paths
-from .errors import SubmitError
-from .presence import is_running
+from .paths import DATABASE_VARIABLE
 
-_ENDS_S = 12.0
-"""So long a supervisor that is told to stop takes at most: daemon.CLOSE_S, and something."""
-_POLL_S = 0.05
 _GOOGLE = ("GOOGLE_CLOUD_PROJECT", "GOOGLE_APPLICATION_CREDENTIALS", "CLOUDSDK_CONFIG", "STORAGE_EMULATOR_HOST")
 _NAMES = {
     "aws": ("AWS_PROFILE", "AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE", "AWS_ENDPOINT_URL"),
@@ -27,74 +21,85 @@ _NAMES = {
     "vertex": _GOOGLE,
     "azure": ("AZURE_SUBSCRIPTION_ID", "AZURE_TENANT_ID", "AZURE_CLIENT_ID", "AZURE_CONFIG_DIR"),
 }
-"""What decides whose machines are launched. Keys and tokens are not among them: they are renewed."""
+"""Settings: what decides whose machines are launched."""
 _BEGINNINGS = {
     "aws": ("CLOUDGPU_AWS_",),
     "gcp": ("CLOUDGPU_GCP_",),
     "vertex": ("CLOUDGPU_GCP_", "CLOUDGPU_VERTEX_"),
     "azure": ("CLOUDGPU_AZURE_",),
 }
+_GOOGLE_CREDENTIALS = ("GOOGLE_BEARER_TOKEN", "GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_KEY")
+_CREDENTIALS = {
+    "aws": (
+        "AWS_ACCESS_KEY_ID",
+        "AWS_SECRET_ACCESS_KEY",
+        "AWS_SESSION_TOKEN",
+        "AWS_ROLE_ARN",
+        "AWS_WEB_IDENTITY_TOKEN_FILE",
+    ),
+    "gcp": _GOOGLE_CREDENTIALS,
+    "vertex": _GOOGLE_CREDENTIALS,
+    "azure": ("AZURE_CLIENT_SECRET", "AZURE_CLIENT_CERTIFICATE_PATH", "AZURE_FEDERATED_TOKEN_FILE"),
+}
+"""Credentials: what expires, or is rotated, while a supervisor runs."""
+_STORE = "store"
+_CREDENTIALS_BEGIN = {"azure": ("AZURE_STORAGE_",)}
 
 
-def settle(clouds: Collection[str], *, busy: bool) -> bool:
-    """See to it that jobs for these clouds are launched with the settings of this process.
-
-    A supervisor with others, that a command has started and that has nothing to do (not `busy`), is ended, and True
-    returned: another is to be started. Raises SubmitError if it must stay, and this shell sets what it has not. Where
-    its environment cannot be read, nothing is known, and nothing done.
-    """
-    pid = _supervisor()
-    if pid is None or (theirs := _environment(pid)) is None:
-        return False
-    unlike = differing(clouds, os.environ, theirs)
-    if unlike and not busy and _was_started_by_a_command(pid):
-        _end(pid)
-        return True
-    if told := [name for name in unlike if os.environ.get(name)]:
-        raise SubmitError(
-            f"a supervisor runs (process {pid}) with other settings than this shell, and would launch with its own: "
-            f"{', '.join(told)}; wait until its jobs have ended, or set CLOUDGPU_HOME to another folder"
-        )
-    return False
+def settings_of(clouds: Collection[str], environ: Mapping[str, str]) -> frozenset[str]:
+    """Return the names of the settings of these clouds that an environment has."""
+    return _among(clouds, environ, _NAMES, _BEGINNINGS)
 
 
-def differing(clouds: Collection[str], ours: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:
-    """Names of the variables that say whose machines are launched in these clouds, and do not say the same."""
-    exact = {name for cloud in clouds for name in _NAMES.get(cloud, ())}
-    begin = tuple({start for cloud in clouds for start in _BEGINNINGS.get(cloud, ())})
-    names = {name for name in {*ours, *theirs} if name in exact or name.startswith(begin or ("\0",))}
-    return sorted(name for name in names if ours.get(name, "") != theirs.get(name, ""))
+def credentials_of(clouds: Collection[str], environ: Mapping[str, str]) -> frozenset[str]:
+    """Return the names of the credentials of these clouds that an environment has."""
+    return _among(clouds, environ, _CREDENTIALS, _CREDENTIALS_BEGIN)
 
 
-def _supervisor() -> int | None:
-    if not is_running():
-        return None
-    with suppress(OSError, ValueError):
-        return int(paths.supervisor_lock().read_text(encoding="ascii"))
-    return None
+def credentials_among(cloud: str, environ: Mapping[str, str]) -> list[str]:
+    """Return the names of the credentials of one cloud that an environment has, sorted."""
+    return sorted(credentials_of([cloud], environ))
 
 
-def _environment(pid: int) -> dict[str, str] | None:
-    """As it was when the process began."""
-    try:
-        given = Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:  # another user's, or no Linux
-        return None
-    pairs = (os.fsdecode(pair).partition("=") for pair in given.split(b"\0") if pair)
-    return {name: value for name, _, value in pairs}
+def hashes(environ: Mapping[str, str], salt: bytes) -> dict[str, str]:
+    """Return name -> keyed hash of each variable that belongs to any cloud or to the store."""
+    names = settings_of(_NAMES, environ) | credentials_of(_CREDENTIALS, environ)
+    found = {name: _hash(environ[name], salt) for name in sorted(names)}
+    if url := environ.get(DATABASE_VARIABLE, ""):
+        found[DATABASE_VARIABLE] = _hash(url, salt)
+    return found | {_STORE: _hash(_without_password(url), salt)}
 
 
-def _was_started_by_a_command(pid: int) -> bool:
-    """As spawn starts it. Somebody's service would only begin anew as it was."""
-    try:
-        return b"--idle-exit" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    except OSError:
-        return False
+def has_new_password(theirs: Mapping[str, str], salt: bytes) -> bool:
+    """Return whether the store's URL here is that of `theirs`, of hashes(), but for user and password."""
+    url = os.environ.get(DATABASE_VARIABLE, "")
+    is_same = theirs.get(_STORE) == _hash(_without_password(url), salt)
+    return is_same and bool(differing([DATABASE_VARIABLE], theirs, salt))
 
 
-def _end(pid: int) -> None:
-    with suppress(OSError):
-        os.kill(pid, signal.SIGTERM)
-    until = time.monotonic() + _ENDS_S
-    while is_running() and time.monotonic() < until:
-        time.sleep(_POLL_S)
+def differing(names: Collection[str], theirs: Mapping[str, str], salt: bytes) -> list[str]:
+    """Return those of the names whose values here are not those that `theirs`, of hashes(), was made from."""
+    ours = {name: _hash(os.environ[name], salt) for name in names if os.environ.get(name)}
+    return sorted(name for name in names if ours.get(name) != theirs.get(name))
+
+
+def _among(
+    clouds: Collection[str],
+    environ: Mapping[str, str],
+    exact: Mapping[str, tuple[str, ...]],
+    beginnings: Mapping[str, tuple[str, ...]],
+) -> frozenset[str]:
+    """Empty variables count as unset."""
+    names = {name for cloud in clouds for name in exact.get(cloud, ())}
+    begin = tuple({start for cloud in clouds for start in beginnings.get(cloud, ())})
+    return frozenset(
+        name for name, value in environ.items() if value and (name in names or name.startswith(begin or ("\0",)))
+    )
+
+
+def _without_password(url: str) -> str:
+    return re.sub(r"//[^/]*@", "//", url)
+
+
+def _hash(value: str, salt: bytes) -> str:
+    return hmac.new(salt, os.fsencode(value), hashlib.sha256).hexdigest()[:32]

@@ -1,40 +1,55 @@
-"""Seeing to it that a supervisor runs."""
+"""Start a supervisor where none runs, and replace one that is outdated."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+import time
+from collections import deque
 from pathlib import Path
 
 from ..jobspecs.home import HOME_VARIABLE, home
 from . import paths
 from .errors import ControlError
-from .presence import is_running, wake
+from .presence import running, wake
+from .running import end, is_outdated
 
 IDLE_EXIT = "60s"
 LOG_BYTES = 2_000_000
 """supervisor.log is moved to supervisor.log.1 when it is longer and a supervisor starts."""
+START_S = 2.0
+"""How long a new supervisor is watched: until then it holds its lock, or has failed to start."""
+_POLL_S = 0.02
+_LAST_LINES = 20
+_LINE = 500
 
 
 def ensure_supervisor() -> None:
-    """Wake the supervisor, or start one in the background if none runs. Call it after storing what it shall do."""
+    """Wake the supervisor, replace one that is outdated, or start one in the background if none runs.
+
+    Call it after storing what it shall do. Raises ControlError if the one that was started has failed at once.
+    """
     paths.state_dir()
-    if is_running():
+    there = running()
+    if there is not None and not is_outdated(there):
         wake()
         return
+    if there is not None:
+        end(there)
     try:
-        _start()
+        child = _start()
     except OSError as error:
         raise ControlError(f"the supervisor cannot be started: {error}") from error
+    _watch(child)
 
 
-def _start() -> None:
+def _start() -> subprocess.Popen[bytes]:
     """In its own session, so that neither Ctrl-C nor the terminal's end reaches it."""
     log = paths.supervisor_log()
     _rotate(log)
-    with log.open("ab") as output:
-        subprocess.Popen(
+    with paths.open_private(log) as output:
+        return subprocess.Popen(
             [sys.executable, "-m", "cloudgpu", "supervise", "--idle-exit", IDLE_EXIT],
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -43,6 +58,35 @@ def _start() -> None:
             cwd="/",  # no folder is kept busy; so a state directory named relative to ours must be made absolute
             env={**os.environ, HOME_VARIABLE: str(home())},
         )
+
+
+def _watch(child: subprocess.Popen[bytes]) -> None:
+    """Wait until the supervisor, or another one, holds the lock; raise ControlError if it has failed before."""
+    until = time.monotonic() + START_S
+    while time.monotonic() < until:
+        failed = child.poll()
+        if running() is not None or failed == 0:
+            return
+        if failed is not None:
+            raise ControlError(
+                f"no supervisor runs: the one that was started ended at once, with {_ending(failed)}. Until that is "
+                f"mended, jobs wait, and limits are not kept; any command then starts another. {_last_line()}"
+            )
+        time.sleep(_POLL_S)
+
+
+def _ending(code: int) -> str:
+    return f"signal {-code}" if code < 0 else f"exit code {code}"
+
+
+def _last_line() -> str:
+    log = paths.supervisor_log()
+    try:
+        with log.open(encoding="utf-8", errors="replace") as lines:
+            last = [line.strip() for line in deque(lines, _LAST_LINES) if line.strip()]
+    except OSError:
+        last = []
+    return f"Its log, {log}, ends with: {last[-1][:_LINE]}" if last else f"Its log is {log}"
 
 
 def _rotate(log: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 from ..jobspecs.catalog_targets import targets
 from ..jobspecs.plan import Offer
+from ..provisioners.accounts import ACCOUNT, OTHER_ACCOUNT
 from ..provisioners.base import Allocation, NodeRequest, ProvisionError, launch_token
 from ..runtime.attempt_signal import send_signal
 from ..runtime.jobdir import JOB_KEY, AttemptRecord, JobDirError, Stop, StopReason, attempt_key
@@ -47,6 +48,7 @@ class Step(Healing, Moving):
         """Do what is next; whether anything changed. Raises LostRaceError, JobDirError, ProvisionError, StoreError."""
         if self._attempt is None or self._attempt.state in states.ATTEMPT_END:
             return self._next()
+        self._check_account(self._attempt.offer["cloud"], self._attempt.account)
         action = {
             "launching": self._launch,
             "running": self._watch,
@@ -98,6 +100,8 @@ class Step(Healing, Moving):
 
     def _begin(self, start: Start) -> bool:
         job, number = self._job, self._job.attempt + 1
+        account = (job.policy.accounts or {}).get(start.offer.cloud)
+        self._check_account(start.offer.cloud, account)
         attempt = Attempt(
             job_id=job.id,
             number=number,
@@ -118,6 +122,7 @@ class Step(Healing, Moving):
             launched=None,
             ended=None,
             cost=None,
+            account=account,
         )
         values = {
             "state": "recovering" if job.state in ("starting", "running") else job.state,
@@ -151,6 +156,8 @@ class Step(Healing, Moving):
             request = dataclasses.replace(self._request(attempt, offer, wanted_nodes(attempt)), repeated=not first)
             allocation = self._provisioner(attempt).launch(request)
         except ProvisionError as error:
+            if error.code == OTHER_ACCOUNT:
+                raise
             return self._refused(attempt, error, first=first)
         values = {"state": "starting", "round": 0, "waits": 0, "not_before": 0.0, "cause": "", "reason": ""}
         changes = {"state": "running", "allocation": allocation.to_json()}
@@ -178,8 +185,17 @@ class Step(Healing, Moving):
         if (elsewhere := self._describe(attempt, wanted, heals=replaces or itself)) is not None:
             reason = f"{elsewhere} was written by somebody else"
             return self._conclude(attempt, Verdict("error", reason, None, None))
-        nodes = stored(wanted) if replaces else None
-        return self._write("moved", told, attempt={"launched": self._now, "nodes": nodes})
+        return self._announce(attempt, told, stored(wanted) if replaces else None)
+
+    def _announce(self, attempt: Attempt, message: str, nodes: list[dict[str, Any]] | None) -> bool:
+        """Write that machines are going to be asked for, and in which account."""
+        account = attempt.account
+        if account is None:
+            try:
+                account = self._provisioner(attempt).account()
+            except ProvisionError as error:
+                return self._refused(attempt, error, first=True)
+        return self._write("moved", message, attempt={"launched": self._now, "nodes": nodes, "account": account})
 
     def _reprice(self, attempt: Attempt, offer: Offer) -> bool:
         """Whether the price has changed since it was last looked at, for the first time when the plan was made."""
@@ -402,6 +418,7 @@ class Step(Healing, Moving):
             return known
         job, offer = self._job, attempt.offer
         details = {"region": offer["region"], "owner": job.owner}
+        details |= {ACCOUNT: attempt.account} if attempt.account else {}
         return Allocation(offer["cloud"], job.id, attempt.number, attempt.token, {}, details)
 
 

@@ -21,7 +21,7 @@ from .errors import ControlError, DamagedRowError, StoreError
 from .failover import Refused
 from .model import Attempt, Event, JobRow
 from .schema import connect
-from .tables import attempts, events, jobs
+from .tables import attempts, events, jobs, stores
 
 log = logging.getLogger("cloudgpu.store")
 
@@ -74,6 +74,11 @@ class Store:
         self._engine.dispose()
 
     # -- reading
+
+    def owner(self) -> str:
+        """Return the tag of everything that is made for this store's jobs: made with the store, and kept in it."""
+        found = [str(row["owner"]) for row in self._read(select(stores))]
+        return found[0]
 
     def job(self, job_id: str) -> JobRow | None:
         found = self._jobs(select(jobs).where(jobs.c.id == job_id))
@@ -141,6 +146,12 @@ class Store:
         with self._transaction() as connection:
             _add_event(connection, job.id, job.attempt or None, time=time, kind=kind, message=message)
 
+    def set_reason(self, job: JobRow, reason: str, lease_owner: str) -> None:
+        """Write why the job is in its state, if that is as it was read and the lease is still `lease_owner`'s."""
+        held = and_(jobs.c.id == job.id, jobs.c.lease_owner == lease_owner, jobs.c.reason == job.reason)
+        with self._transaction() as connection:
+            connection.execute(update(jobs).where(held).values(**rows.encode({"reason": reason})))
+
     def apply(self, change: Change, lease_owner: str) -> None:
         """Write a step, if the job is as it was read and the lease is still `lease_owner`'s. Raises LostRaceError."""
         job, attempt = change.job, change.attempt
@@ -184,6 +195,12 @@ class Store:
         with self._transaction() as connection:
             connection.execute(update(jobs).where(held).values(lease_beat=jobs.c.lease_beat + 1))
             return list(connection.execute(select(jobs.c.id).where(held)).scalars())
+
+    def release_lease(self, job: JobRow, owner: str) -> None:
+        """Of one job."""
+        held = and_(jobs.c.id == job.id, jobs.c.lease_owner == owner)
+        with self._transaction() as connection:
+            connection.execute(update(jobs).where(held).values(lease_owner=None))
 
     def release_leases(self, owner: str, but: Collection[str] = ()) -> None:
         """Of all jobs `but` these."""

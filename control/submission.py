@@ -9,11 +9,11 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
-import platform
 import secrets
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -61,14 +61,23 @@ def prepare(loaded: LoadedSpec, plan: Plan, on_progress: ProgressCallback) -> Jo
 
 
 def owner_name() -> str:
-    """Tag of everything the jobs of this store create: the same for the same store, and no other's."""
-    from sqlalchemy.engine import make_url
+    """Return the tag of everything that is made for the jobs of this store. Raises StoreError."""
+    from .jobs import open_store
 
-    url = make_url(paths.database_url())
-    parts = [url.render_as_string(hide_password=True)]
-    if url.get_backend_name() == "sqlite":  # a file: there may be one of that name elsewhere
-        parts += [platform.node(), str(os.getuid())]
-    return f"cloudgpu-{hashlib.sha256('|'.join(parts).encode()).hexdigest()[:16]}"
+    return open_store().owner()
+
+
+def _accounts(offers: Iterable[Offer]) -> dict[str, str] | None:
+    """Return cloud -> the account of this process's credentials, for each cloud where they are there and accepted."""
+    from ..provisioners import get_provisioner
+    from ..provisioners.base import ProvisionError
+
+    found: dict[str, str] = {}
+    for cloud in dict.fromkeys(offer.cloud for offer in offers):
+        with suppress(ProvisionError):
+            if account := get_provisioner(cloud).account():
+                found[cloud] = account
+    return found or None
 
 
 def _program(spec: JobSpec) -> str | list[str]:
@@ -183,6 +192,7 @@ def _row(
             images=_images(spec),
             grouped=spec.recover == "fleet",
             job_dirs=urls if len(set(urls.values())) > 1 else None,
+            accounts=_accounts(offers),
         ),
         offers=[offer.to_json() for offer in offers],
         job_dir=urls[offers[0].cloud],

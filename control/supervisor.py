@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from ..provisioners import get_provisioner
+from ..provisioners.accounts import OTHER_ACCOUNT
 from ..provisioners.base import Provisioner, ProvisionError
 from ..runtime.jobdir import JobDir, JobDirError
 from .clock import Clock, JobTime, SystemClock
@@ -21,6 +22,7 @@ from .model import Attempt, JobRow
 from .patience import Patience
 from .steps import Step
 from .store import LostRaceError, Store
+from .unsupervised import is_unsupervised, unsupervised_reason
 
 log = logging.getLogger("cloudgpu.supervisor")
 
@@ -30,6 +32,10 @@ have ended and cost nothing. The same while its checkpoint is being copied: noth
 PATIENCE_S = 900.0
 """The same before its machines run: longer than an outage of some minutes."""
 
+_NEEDS_LOGIN = ("auth", "expired")
+"""Classes of errors that only other credentials mend."""
+_UNRECORDED = 15
+"""How many tries, a second apart, a job of another account may be left to another supervisor without a word."""
 _PAUSE_S = (1.0, 60.0)
 """After a failed step: at first, and at most."""
 _UNTRIED_S = 300.0
@@ -213,6 +219,9 @@ class Supervisor:
         except StoreError:
             raise
         except (JobDirError, ProvisionError) as error:
+            if isinstance(error, ProvisionError) and error.error_class in _NEEDS_LOGIN:
+                self._locked_out(job, attempt, watched, error)
+                return
             self._troubled(job, attempt, watched, str(error), by_job_dir=isinstance(error, JobDirError))
             return
         except Exception as error:  # a bug met by one job must not leave the machines of the others alone
@@ -221,6 +230,8 @@ class Supervisor:
             self._troubled(job, attempt, watched, message, by_job_dir=False, is_expected=False)
             return
         watched.trouble = None
+        if is_unsupervised(job):
+            self._store.set_reason(job, "", self._leases.owner)
         if changed:
             watched.quiet_s, watched.due = 0.0, self._clock.monotonic()
         else:
@@ -230,6 +241,26 @@ class Supervisor:
         first, most = _QUIET_S.get(watched.target, _QUIET_CLOUD_S)
         watched.quiet_s = min(max(watched.quiet_s * 1.2, first), most)
         watched.due = self._clock.monotonic() + watched.quiet_s
+
+    def _locked_out(self, job: JobRow, attempt: Attempt | None, watched: _Watched, error: ProvisionError) -> None:
+        """Record in the job's reason that its machines are out of reach. A supervisor that has credentials of their
+        account may take the lease: nothing is recorded at once where it is yet to launch the job."""
+        foreign = error.code == OTHER_ACCOUNT
+        tries = watched.trouble.times if watched.trouble else 0
+        if foreign and (attempt is None or attempt.launched is None) and tries < _UNRECORDED:
+            watched.trouble = watched.trouble or _Trouble()
+            watched.trouble.times += 1
+            watched.due = self._clock.monotonic() + _PAUSE_S[0]
+        else:
+            target = "" if attempt is None else attempt.offer["cloud"]
+            reason = unsupervised_reason(
+                error, target, has_machines=attempt is not None and attempt.launched is not None
+            )
+            if reason != job.reason:
+                self._store.set_reason(job, reason, self._leases.owner)
+            self._troubled(job, attempt, watched, str(error), by_job_dir=False)
+        if foreign:
+            self._leases.give_back(job)
 
     def _troubled(
         self,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from sqlalchemy import Column, Float, ForeignKey, Index, Integer, MetaData, Table, Text
 
-REVISIONS = ("0001", "0002", "0003")
+REVISIONS = ("0001", "0002", "0003", "0004")
 """Every schema this version can upgrade, oldest first."""
 HEAD = REVISIONS[-1]
 
@@ -44,6 +44,12 @@ jobs = Table(
     Index("jobs_by_ended", "ended"),
 )
 
+stores = Table(
+    "stores",
+    metadata,
+    Column("owner", Text, primary_key=True),
+)
+
 attempts = Table(
     "attempts",
     metadata,
@@ -70,6 +76,7 @@ attempts = Table(
     Column("timeline", Text),
     Column("nodes", Text),
     Column("hints", Text),
+    Column("account", Text),
 )
 
 events = Table(

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from ..jobspecs.home import home
+from ..jobspecs.home import home, private
 from .errors import BadRequestError, InfraError
 
 VARIABLE = "CLOUDGPU_INFRA_BACKEND"
@@ -121,8 +121,7 @@ def _write_once(path: Path, text: str) -> None:
 
 def _private(folder: Path) -> Path:
     with _told(folder):
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return folder
+        return private(folder)
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 HOME_VARIABLE = "CLOUDGPU_HOME"
@@ -12,7 +13,7 @@ _ON_LINUX: bool = sys.platform == "linux"
 
 
 def home() -> Path:
-    """The state directory, absolute; it may not exist yet (control/paths.py makes it, readable by its owner only).
+    """The state directory, absolute; it may not exist yet (private() makes it, readable by its owner only).
 
     Raises OSError if it depends on the home folder of a user whom this computer does not know, or has a name that is
     not UTF-8, which a database's URL cannot hold.
@@ -37,6 +38,33 @@ def _check_utf8(name: str) -> None:
             value.encode()
         except UnicodeEncodeError:
             raise OSError(f"{name} is {value!a}, which is not UTF-8: give it another folder") from None
+
+
+def private(folder: Path) -> Path:
+    """Create a folder that only its owner can look into, and its parents likewise; return it.
+
+    The state directory itself, where the folder is in it, is made so first: an existing one that belongs to this user
+    and is open to others is closed to them. Raises OSError.
+    """
+    state = home()
+    if folder.is_relative_to(state):
+        _make(state)
+        if (found := state.stat()).st_uid == os.getuid() and found.st_mode & 0o077:
+            with suppress(OSError):  # a file system that is read-only, or knows no modes
+                state.chmod(0o700)
+    _make(folder)
+    return folder
+
+
+def _make(folder: Path) -> None:
+    """Unlike Path.mkdir(parents=True), give missing parents the same mode."""
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+    except FileNotFoundError:
+        if folder.parent == folder:
+            raise
+        _make(folder.parent)
+        folder.mkdir(mode=0o700, exist_ok=True)
 
 
 def _expanded(path: str) -> Path:

@@ -86,6 +86,8 @@ class LaunchRequest:
     grouped: bool = False
     """The machines are a group of their own, which replaces lost ones by itself: provisioners/grouping.py. All nodes
     have the same machine type then."""
+    account: str = ""
+    """The account it is to be made in (provisioners/accounts.py): credentials of another one are refused; "": any."""
     repeated: bool = field(default=False, compare=False)
     """Somebody may have asked for the same before, and had no answer. For targets that cannot tell by the token."""
 
@@ -104,7 +106,8 @@ class Allocation:
     machines: dict[str, str]
     """node -> the target's id of its machine."""
     details: dict[str, str] = field(default_factory=dict)
-    """What else the target must know; of a launch whose answer nobody has: `region`, and `owner` as in Owner.name."""
+    """What else the target must know; of a launch whose answer was lost: `region`, `owner` as in Owner.name, and
+    `account` (provisioners/accounts.py)."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -178,6 +181,17 @@ class Provisioner(Protocol):
 
     def find(self, owner: Owner) -> list[Allocation]:
         """Every allocation tagged with this owner, without local state: for gc and after a crash."""
+
+    def account(self) -> str:
+        """Return the id of the account that the credentials belong to; "": the target has no accounts. Raises
+        ProvisionError. The answer is cached for as long as the same credentials are used."""
+
+    def check_account(self, account: str) -> None:
+        """Raise ProvisionError(auth) if the credentials belong to another account than this; "": nothing is asked.
+
+        The other verbs do the same for the account of their request or allocation. Credentials that were refused are
+        read anew by the next call.
+        """
 
     def price(self, offer: Offer) -> Decimal | None:
         """US dollars an hour of the whole offer at this moment; None: nothing newer than the plan is known.

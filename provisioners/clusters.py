@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..jobspecs.fleets import FleetSpec
-from ..jobspecs.home import home
+from ..jobspecs.home import home, private
 from .infrastructure import Infrastructure
 
 _FORMAT = 1
@@ -102,7 +102,7 @@ def known() -> list[Cluster]:
 def save(cluster: Cluster) -> None:
     """Raises OSError."""
     path = path_of(cluster.name)
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    private(path.parent)
     descriptor, new = tempfile.mkstemp(dir=path.parent)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         json.dump({"format": _FORMAT, "cluster": cluster.to_json()}, file, indent=2)

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..jobspecs.home import home
+from ..jobspecs.home import home, private
 from ..jobspecs.rules_base import Verdict, listing
 
 _FORMAT = 1
@@ -110,7 +110,7 @@ def known(cloud: str | None = None) -> list[Infrastructure]:
 def save(outputs: Infrastructure) -> None:
     """Raises OSError."""
     path = path_of(outputs.cloud, outputs.region)
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    private(path.parent)
     descriptor, new = tempfile.mkstemp(dir=path.parent)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         json.dump({"format": _FORMAT, "outputs": outputs.to_json()}, file, indent=2)

@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterator, Sequence
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 
-from ..jobspecs.home import home
+from ..jobspecs.home import home, private
 from ..jobspecs.plan import LocalMachine, Offer
 from .base import Allocation, LaunchRequest, NodeRequest, NodeState, Owner, ProvisionError
 from .local_gpus import find_gpus, hold
@@ -82,7 +82,7 @@ class LocalProvisioner:
             if (folder / "ended").exists():
                 return
             try:
-                folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+                private(folder)
                 (folder / "ending").touch()
             finally:  # a full disk keeps nothing alive, though this must then be done once more
                 left = kill_marked(f"{allocation.token}/", _KILL_S)
@@ -110,6 +110,13 @@ class LocalProvisioner:
                 if value["owner"] == owner.name:
                     found.append(Allocation.from_json(value["allocation"]))
         return found
+
+    def account(self) -> str:
+        """ "": there is none."""
+        return ""
+
+    def check_account(self, account: str) -> None:
+        """Machines of this target are in no account."""
 
     def price(self, offer: Offer) -> Decimal | None:  # noqa: ARG002 - the protocol's
         """What this machine costs its owner does not change by the hour."""

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from ..jobspecs.home import private
 from ..jobspecs.plan import LocalGpu
 from .base import NodeRequest, ProvisionError
 from .locks import try_lock
@@ -122,7 +123,7 @@ def _check(nodes: Sequence[NodeRequest], gpus: Sequence[LocalGpu]) -> None:
 
 
 def _take(nodes: Sequence[NodeRequest], gpus: Sequence[LocalGpu], folder: Path, holds: dict[str, Hold]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
+    private(folder)
     names = _names(gpus)
     # One taker at a time: two that take one by one could each end with half of what both need.
     with (folder / "lock").open("wb") as turn:

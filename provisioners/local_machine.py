@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..jobspecs.home import private
 from .base import LaunchRequest
 from .locks import try_lock
 
@@ -51,7 +52,7 @@ class Machine:
         A launcher that was killed may have left a child being born, which holds all locks for a moment more: so who
         holds this one has also begun to run, or is waited for.
         """
-        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        private(self.folder)
         end = time.monotonic() + _BIRTH_S
         while True:
             lock = try_lock(self.folder / "lock")
@@ -121,7 +122,7 @@ def guard(path: Path) -> Iterator[None]:
     And one at a time in this process: a child that is being born holds, until it is another program, copies of all
     locks that other threads have taken, and would keep them taken.
     """
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    private(path.parent)
     with _one_at_a_time, path.open("wb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

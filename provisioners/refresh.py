@@ -17,6 +17,7 @@ from decimal import Decimal, InvalidOperation
 from typing import Literal
 
 from ..jobspecs import refreshed
+from ..jobspecs.home import private
 from .base import ProvisionError
 from .locks import try_lock
 
@@ -124,8 +125,7 @@ def _replace(table: str, content: bytes) -> None:
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
     """One refresh or reset of the tables at a time. Raises ProvisionError(transient) while another runs, OSError."""
-    folder = refreshed.folder()
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder = private(refreshed.folder())
     held = try_lock(folder / "lock")
     if held is None:
         raise ProvisionError("transient", "another `cloudgpu catalog` command is changing the tables", scope="cloud")

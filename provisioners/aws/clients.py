@@ -95,6 +95,12 @@ class Clients:
             answer = self.ec2(self._home()).describe_regions(AllRegions=True)
         return {region["RegionName"]: region.get("OptInStatus") != "not-opted-in" for region in answer["Regions"]}
 
+    @cached_property
+    def account(self) -> str:
+        """The id of the account that the credentials belong to: a call that needs no right. Raises ProvisionError."""
+        with told("ask whose credentials these are", self.clock):
+            return self.sts(self._home()).get_caller_identity()["Account"]
+
     def check_region(self, region: str) -> None:
         """Raises ProvisionError for one that does not exist, or is not enabled for the account."""
         enabled = self.regions.get(region)
@@ -111,7 +117,7 @@ class Clients:
         with self._lock:
             self._made.clear()
             if self._session_given is None:
-                for known in ("_session", "regions"):
+                for known in ("_session", "regions", "account"):
                     self.__dict__.pop(known, None)
 
     def _home(self) -> str:

@@ -9,14 +9,17 @@ what was seen a moment ago: any process may call any verb at any time.
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
 from ...jobspecs.plan import Offer
 from .. import grouping, tags
+from ..accounts import ACCOUNT, Accounts
 from ..base import Allocation, LaunchRequest, NodeState, Owner, ProvisionError
 from ..calls import logged_in
 from ..sharing import PerSettings
@@ -40,6 +43,9 @@ log = logging.getLogger("cloudgpu.provisioners.aws")
 TARGET = "aws"
 REGION, ZONE, OWNER, LAUNCHED = "region", "zone", "owner", "launched:"
 """In Allocation.details: AWS's name, AZ name, Owner.name; followed by a node, epoch seconds (whole) of its launch."""
+ACCOUNTS = Accounts(
+    "AWS account", "set AWS_PROFILE, or log in, as a user of that account; nothing is changed until then"
+)
 
 UNSEEN_S = 300.0
 """A machine that was just launched may be missing from listings for so long; then it is gone."""
@@ -63,13 +69,16 @@ class AwsProvisioner:
         """
         check_request(request)
         with logged_in(self._clients.forget):
+            ACCOUNTS.check(request.account, lambda: self._clients.account)
+            account = self._clients.account
             self._clients.check_region(request.region)
             if request.grouped:
-                return GroupLaunch(self._clients, self._images, self._sightings, request).allocate()
+                made = GroupLaunch(self._clients, self._images, self._sightings, request).allocate()
+                return dataclasses.replace(made, details={**made.details, ACCOUNT: account})
             launch = Launch(self._clients, self._images, self._sightings, request)
             launch.run()
         now = str(int(self._clients.clock.now()))
-        details = {REGION: request.region, ZONE: launch.zone, OWNER: request.owner.name}
+        details = {REGION: request.region, ZONE: launch.zone, OWNER: request.owner.name, ACCOUNT: account}
         details |= {f"{LAUNCHED}{node}": now for node in launch.started}
         machines = {node.node: launch.machines[node.node] for node in request.nodes}
         return Allocation(TARGET, request.job_id, request.attempt, request.token, machines, details)
@@ -80,7 +89,7 @@ class AwsProvisioner:
         A machine that no listing shows is `pending` while it is young, as listings lag; later it is gone: EC2 shows
         those that have ended for about an hour.
         """
-        with logged_in(self._clients.forget):
+        with self._account_of(allocation):
             if grouping.is_grouped(allocation):
                 return self._groups.observe(allocation)
             _, seen = self._seen(allocation)
@@ -93,9 +102,9 @@ class AwsProvisioner:
         region, owner = allocation.details.get(REGION), allocation.details.get(OWNER, "")
         is_grouped = grouping.is_grouped(allocation)
         machines = frozenset(allocation.machines.values() if region and not is_grouped else ())
-        if is_grouped:
-            grouping.dismiss(allocation)
-        with logged_in(self._clients.forget):
+        with self._account_of(allocation):
+            if is_grouped:
+                grouping.dismiss(allocation)
             for where in [region] if region else self._enabled_regions():
                 Ending(self._clients, self._sightings, where, allocation.token, owner, machines).run()
 
@@ -104,7 +113,7 @@ class AwsProvisioner:
         ends its own."""
         if grouping.is_grouped(allocation):
             return
-        with logged_in(self._clients.forget):
+        with self._account_of(allocation):
             region, seen = self._seen(allocation)
             for instance in (allocation.machines[node] for node in nodes):
                 if instance not in seen or not seen[instance].is_gone:
@@ -123,8 +132,18 @@ class AwsProvisioner:
         """What the instance's console ends with: one call. Nothing of a group: which machine it was is not kept."""
         if grouping.is_grouped(allocation):
             return ""
-        with logged_in(self._clients.forget):
+        with self._account_of(allocation):
             return console(self._clients, allocation.details[REGION], allocation.machines[node])
+
+    def account(self) -> str:
+        """The AWS account's id: one call for as long as the same credentials are used."""
+        with logged_in(self._clients.forget):
+            return self._clients.account
+
+    def check_account(self, account: str) -> None:
+        """See Provisioner."""
+        with logged_in(self._clients.forget):
+            ACCOUNTS.check(account, lambda: self._clients.account)
 
     def price(self, offer: Offer) -> Decimal | None:
         """The Spot price of this moment in the offer's zone; list prices are as planned. Two calls at most."""
@@ -136,6 +155,13 @@ class AwsProvisioner:
             return None
 
     # -- helpers
+
+    @contextlib.contextmanager
+    def _account_of(self, allocation: Allocation) -> Iterator[None]:
+        """Refuse the credentials of another account, and use refused ones no more."""
+        with logged_in(self._clients.forget):
+            ACCOUNTS.check(ACCOUNTS.of(allocation), lambda: self._clients.account)
+            yield
 
     def _find(self, owner: Owner) -> list[Allocation]:
         found: list[Allocation] = []

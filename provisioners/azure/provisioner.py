@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from ...jobspecs.plan import Offer
 from .. import grouping, tags
+from ..accounts import ACCOUNT, Accounts
 from ..base import Allocation, LaunchRequest, NodeState, Owner, ProvisionError
 from ..calls import UNKNOWN, logged_in
 from ..sharing import PerSettings
@@ -40,10 +41,13 @@ if TYPE_CHECKING:
 log = logging.getLogger("cloudgpu.provisioners.azure")
 
 TARGET = "azure"
-REGION, ZONE, SUBSCRIPTION, OWNER, MARKET = "region", "zone", "subscription", "owner", "market"
-"""In Allocation.details: Azure's names and id, Owner.name, as in LaunchRequest."""
+REGION, ZONE, OWNER, MARKET = "region", "zone", "owner", "market"
+"""In Allocation.details: Azure's names, Owner.name, as in LaunchRequest."""
 LAUNCHED = "launched:"
 """Likewise, followed by a node: epoch seconds (whole) of its launch."""
+ACCOUNTS = Accounts(
+    "the Azure subscription", "set AZURE_SUBSCRIPTION_ID; nothing is changed until then", "subscription"
+)
 
 YOUNG_S = 1_200.0
 """What Azure has no machine for it says within this time of the launch. One that fails later has run, e.g. until it was
@@ -74,11 +78,11 @@ class AzureProvisioner:
         if request.grouped:
             return self._launch_grouped(request)
         launch = Launch(self._clients, self._images, self._sizes, self._sightings, request)
-        with self._azure():
+        with self._azure(request.account):
             launch.run()
         now = str(int(self._clients.clock.now()))
         details = {REGION: request.region, OWNER: request.owner.name, MARKET: request.market}
-        details |= {SUBSCRIPTION: self._clients.subscription} | ({ZONE: launch.zone} if launch.zone else {})
+        details |= {ACCOUNT: self._clients.subscription} | ({ZONE: launch.zone} if launch.zone else {})
         details |= {f"{LAUNCHED}{node}": now for node in launch.started}
         machines = {node.node: launch.machines[node.node] for node in request.nodes}
         return Allocation(TARGET, request.job_id, request.attempt, request.token, machines, details)
@@ -90,8 +94,7 @@ class AzureProvisioner:
         A machine that Azure could not make after all is deleted, and told as refused; one that it could not keep is
         deleted, and gone.
         """
-        with self._azure():
-            self._check_subscription(allocation)
+        with self._azure(ACCOUNTS.of(allocation)):
             if grouping.is_grouped(allocation):
                 return grouping.states(allocation, state_of(self._clients, self._sightings, allocation))
             seen = self._sightings.of_launch(allocation.token)
@@ -106,8 +109,7 @@ class AzureProvisioner:
         """Remove everything under the token, also what the allocation does not name. Raises ProvisionError(transient)
         if it is still being deleted after some minutes: call again.
         """
-        with self._azure():
-            self._check_subscription(allocation)
+        with self._azure(ACCOUNTS.of(allocation)):
             grouping.dismiss(allocation)
             Ending(self._clients, self._sightings, allocation.token).run()
 
@@ -116,8 +118,7 @@ class AzureProvisioner:
         if grouping.is_grouped(allocation):
             return
         group = group_name(allocation.token)
-        with self._azure():
-            self._check_subscription(allocation)
+        with self._azure(ACCOUNTS.of(allocation)):
             for name in (allocation.machines[node] for node in nodes):
                 if operations.look_at(self._clients, group, name) is not None:
                     delete_machine(self._clients, group, name)
@@ -138,9 +139,18 @@ class AzureProvisioner:
         machine of a scale set has had the node is not told by Azure."""
         if grouping.is_grouped(allocation):
             return ""
-        with self._azure():
-            self._check_subscription(allocation)
+        with self._azure(ACCOUNTS.of(allocation)):
             return console(self._clients, group_name(allocation.token), allocation.machines[node])
+
+    def account(self) -> str:
+        """The subscription's id: a setting, for which no call is made."""
+        with self._azure():
+            return self._clients.subscription
+
+    def check_account(self, account: str) -> None:
+        """See Provisioner."""
+        with self._azure(account):
+            pass
 
     def price(self, offer: Offer) -> Decimal | None:
         """The Spot price of this moment in the offer's region; list prices are as planned. One call for each size."""
@@ -155,29 +165,20 @@ class AzureProvisioner:
 
     def _launch_grouped(self, request: LaunchRequest) -> Allocation:
         launch = GroupedLaunch(self._clients, self._images, self._sizes, self._sightings, request)
-        with self._azure():
+        with self._azure(request.account):
             launch.run()
         found = grouping.allocation(request, TARGET, launch.name, launch.fleet_dir)
         zone = {ZONE: launch.zone} if launch.zone else {}
-        more = {MARKET: request.market, SUBSCRIPTION: self._clients.subscription, **zone}
+        more = {MARKET: request.market, ACCOUNT: self._clients.subscription, **zone}
         return replace(found, details=found.details | more)
 
     @contextlib.contextmanager
-    def _azure(self) -> Iterator[None]:
-        """The SDK is there, and credentials that were refused are not used again."""
+    def _azure(self, account: str = "") -> Iterator[None]:
+        """Need the SDK, and settings that name this subscription ("": any); use refused credentials no more."""
         need_sdk()
         with logged_in(self._clients.forget):
+            ACCOUNTS.check(account, lambda: self._clients.subscription)
             yield
-
-    def _check_subscription(self, allocation: Allocation) -> None:
-        """Where other settings name another subscription its machines are not gone: they are not looked for there."""
-        made_in, here = allocation.details.get(SUBSCRIPTION), self._clients.subscription
-        if made_in is not None and made_in.lower() != here.lower():
-            message = (
-                f"its machines are in the subscription {made_in}, but the settings name {here}: set "
-                "AZURE_SUBSCRIPTION_ID"
-            )
-            raise ProvisionError("auth", message, scope="cloud", code="OtherSubscription")
 
     def _state(
         self, allocation: Allocation, node: str, name: str, seen: Sighting | None, *, returns: bool

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from ...jobspecs.home import home
+from ...jobspecs.home import home, private
 
 PYTHONS_VARIABLE = "CLOUDGPU_AGENT_PYTHONS"
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
@@ -75,7 +75,7 @@ def build_agent_file(architecture: str) -> Built:
         raise AgentFileError(f"there is no agent for {architecture}, only for {', '.join(ARCHITECTURES)}")
     folder = home() / "agents"
     try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        private(folder)
         content = dict(sorted(_content(architecture, folder / "wheels").items()))
         inputs = hashlib.sha256()
         for name, data in content.items():

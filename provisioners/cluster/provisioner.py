@@ -88,6 +88,13 @@ class ClusterProvisioner:
             ]
         return found
 
+    def account(self) -> str:
+        """ "": there is none."""
+        return ""
+
+    def check_account(self, account: str) -> None:
+        """Machines of this target are in no account."""
+
     def price(self, offer: Offer) -> Decimal | None:  # noqa: ARG002 - the protocol's
         """As planned: the cluster's machines were bought before."""
         return None

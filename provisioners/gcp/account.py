@@ -15,6 +15,7 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..accounts import Accounts
 from ..base import ProvisionError
 from ..calls import Understand, check_encrypted, clock_is_off, known_name, retry_after_s, told
 from ..clock import Clock
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from google.auth.credentials import Credentials
 
 ENDPOINT = "CLOUDGPU_GCP_ENDPOINT"
+ACCOUNTS = Accounts("the Google Cloud project", "set GOOGLE_CLOUD_PROJECT; nothing is changed until then", "project")
 _PROJECT = "GOOGLE_CLOUD_PROJECT"
 _SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 _ON_GOOGLE = Path("/sys/class/dmi/id/product_name")

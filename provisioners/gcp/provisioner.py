@@ -17,11 +17,13 @@ from typing import TYPE_CHECKING
 
 from ...jobspecs.plan import Offer
 from .. import tags
-from ..base import Allocation, LaunchRequest, NodeState, Owner, ProvisionError
+from ..accounts import ACCOUNT
+from ..base import Allocation, LaunchRequest, NodeState, Owner
 from ..calls import logged_in
 from ..grouping import dismiss, is_grouped
 from ..sharing import PerSettings
 from . import grouped, groups, network
+from .account import ACCOUNTS
 from .clients import Clients, need_sdk
 from .console import console
 from .ending import Ending, delete
@@ -37,9 +39,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("cloudgpu.provisioners.gcp")
 
 TARGET = "gcp"
-REGION, ZONE, OWNER, PROJECT, LAUNCHED = "region", "zone", "owner", "project", "launched:"
-"""In Allocation.details: Google's names, Owner.name, Google's id; followed by a node, epoch seconds (whole) of its
-launch."""
+REGION, ZONE, OWNER, LAUNCHED = "region", "zone", "owner", "launched:"
+"""In Allocation.details: Google's names, Owner.name; followed by a node, epoch seconds (whole) of its launch."""
 
 UNSEEN_S = 60.0
 """A machine that was just launched may be unknown for so long; then it is gone."""
@@ -65,10 +66,10 @@ class GcpProvisioner:
         if request.grouped:
             return self._launch_group(request)
         launch = Launch(self._clients, self._images, self._sightings, request)
-        with self._google():
+        with self._google(request.account):
             launch.run()
         now = str(int(self._clients.clock.now()))
-        details = {REGION: request.region, ZONE: launch.zone, OWNER: request.owner.name, PROJECT: self._clients.project}
+        details = {REGION: request.region, ZONE: launch.zone, OWNER: request.owner.name, ACCOUNT: self._clients.project}
         details |= {f"{LAUNCHED}{node}": now for node in launch.started}
         machines = {node.node: launch.machines[node.node] for node in request.nodes}
         return Allocation(TARGET, request.job_id, request.attempt, request.token, machines, details)
@@ -79,8 +80,7 @@ class GcpProvisioner:
         A machine that no listing shows is gone if it has been ended, and what was done to it tells why; else it is
         asked for by its name, as listings may lag.
         """
-        with self._google():
-            self._check_project(allocation)
+        with self._google(ACCOUNTS.of(allocation)):
             if is_grouped(allocation):
                 return grouped.observe(self._clients, self._sightings, self._groups, allocation)
             seen = self._seen(allocation)
@@ -90,11 +90,11 @@ class GcpProvisioner:
         """Remove everything under the token, also what the allocation does not name. Raises ProvisionError(transient)
         if machines are still ending after some minutes: call again.
         """
-        owner = allocation.details.get(OWNER, "")
-        with self._google():
-            self._check_project(allocation)
+        owner, account = allocation.details.get(OWNER, ""), ACCOUNTS.of(allocation)
+        with self._google(account):
             dismiss(allocation)
-            has_group, is_known = is_grouped(allocation), PROJECT in allocation.details
+            has_group = is_grouped(allocation)
+            is_answer = bool(account and allocation.machines)  # of launch(): then it says whether there is a group
             Ending(
                 self._clients,
                 self._sightings,
@@ -102,15 +102,14 @@ class GcpProvisioner:
                 owner,
                 named=() if has_group else frozenset(allocation.machines.values()),
                 region=allocation.details.get(REGION, ""),
-                grouped=has_group or not is_known,
+                grouped=has_group or not is_answer,
             ).run()
 
     def remove(self, allocation: Allocation, nodes: Collection[str]) -> None:
         """A call for each that is not ending already. A group replaces its machines by itself."""
         if is_grouped(allocation):
             return
-        with self._google():
-            self._check_project(allocation)
+        with self._google(ACCOUNTS.of(allocation)):
             seen = self._seen(allocation)
             for machine in (allocation.machines[node] for node in nodes):
                 if machine not in seen or not seen[machine].is_ending:
@@ -136,9 +135,18 @@ class GcpProvisioner:
         """What the instance's serial port ends with: one call. Of a group nobody knows which machine has a node."""
         if is_grouped(allocation):
             return ""
-        with self._google():
-            self._check_project(allocation)
+        with self._google(ACCOUNTS.of(allocation)):
             return console(self._clients, allocation.machines[node])
+
+    def account(self) -> str:
+        """The project's id: a setting, for which no call is made."""
+        with self._google():
+            return self._clients.project
+
+    def check_account(self, account: str) -> None:
+        """See Provisioner."""
+        with self._google(account):
+            pass
 
     def price(self, offer: Offer) -> Decimal | None:  # noqa: ARG002 - of the protocol
         """None: Google quotes no price of the moment, only list prices, also for Spot: the plan has them already."""
@@ -147,23 +155,17 @@ class GcpProvisioner:
     # -- helpers
 
     def _launch_group(self, request: LaunchRequest) -> Allocation:
-        with self._google():
+        with self._google(request.account):
             made = grouped.GroupedLaunch(self._clients, self._images, self._sightings, request).run()
-            return dataclasses.replace(made, details={**made.details, PROJECT: self._clients.project})
+            return dataclasses.replace(made, details={**made.details, ACCOUNT: self._clients.project})
 
     @contextlib.contextmanager
-    def _google(self) -> Iterator[None]:
-        """The SDK is there, and credentials that were refused are not used again."""
+    def _google(self, account: str = "") -> Iterator[None]:
+        """Need the SDK, and settings that name this project ("": any); use refused credentials no more."""
         need_sdk()
         with logged_in(self._clients.forget):
+            ACCOUNTS.check(account, lambda: self._clients.project)
             yield
-
-    def _check_project(self, allocation: Allocation) -> None:
-        """Where other settings name another project its machines are not gone: they are not looked for there."""
-        made_in, here = allocation.details.get(PROJECT), self._clients.project
-        if made_in not in (None, here):
-            message = f"its machines are in the project {made_in}, the settings name {here}: set GOOGLE_CLOUD_PROJECT"
-            raise ProvisionError("auth", message, scope="cloud", code="OtherProject")
 
     def _seen(self, allocation: Allocation) -> Mapping[str, Sighting]:
         """What was seen of the machines of the allocation's owner."""

@@ -6,17 +6,20 @@ remembered here but what was seen a moment ago: any process may call any verb at
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
 from ...jobspecs.plan import Offer
 from .. import calls, tags
+from ..accounts import ACCOUNT
 from ..base import Allocation, LaunchRequest, NodeState, Owner, ProvisionError
+from ..gcp.account import ACCOUNTS
 from ..sharing import PerSettings
 from .clients import Clients, regions
 from .ending import Ending, cancel, keep_one
@@ -56,7 +59,7 @@ class VertexProvisioner:
         token = request.token
         with self._lock:
             certain = self._answered.get(token, not request.repeated)
-        with calls.logged_in(self._clients.forget):
+        with self._project(request.account):
             launch = Launch(
                 self._clients,
                 self._sightings,
@@ -71,7 +74,12 @@ class VertexProvisioner:
             message = f"{job.name} was started without {', '.join(missing)}, and cannot be added to"
             raise ProvisionError("invalid", message, scope="cloud")
         machines = {node.node: known[node.node] for node in request.nodes}
-        details = {REGION: request.region, OWNER: request.owner.name, JOB: job.name}
+        details = {
+            REGION: request.region,
+            OWNER: request.owner.name,
+            JOB: job.name,
+            ACCOUNT: self._clients.google.project,
+        }
         doubtful = launch.doubtful if certain else self._clients.clock.now() + DOUBT_S
         if doubtful is not None:
             details[DOUBTFUL] = str(int(doubtful))
@@ -80,7 +88,7 @@ class VertexProvisioner:
     def observe(self, allocation: Allocation) -> list[NodeState]:
         """Vertex AI's state of the job, at most a few seconds old; one list of the region for all who ask within that
         time, and a call more for a job that has ended, or is not in the list yet."""
-        with calls.logged_in(self._clients.forget):
+        with self._project(ACCOUNTS.of(allocation)):
             job = self._job(allocation) if allocation.machines else None
             if job is not None and self._is_stuck(job):
                 return self._give_up(allocation, job)
@@ -100,7 +108,7 @@ class VertexProvisioner:
             known = bool(name) or self._answered.get(allocation.token, False)
         unseen_s = 0.0 if known or not region else UNSEEN_S
         unseen_s = max(unseen_s, float(allocation.details.get(DOUBTFUL, "0")) - self._clients.clock.now())
-        with calls.logged_in(self._clients.forget):
+        with self._project(ACCOUNTS.of(allocation)):
             for where in [region] if region else regions():
                 names = [name] if name else []
                 Ending(self._clients, self._sightings, where, allocation.token, names, unseen_s).run()
@@ -113,7 +121,7 @@ class VertexProvisioner:
         if set(nodes) != set(allocation.machines):
             message = f"{', '.join(sorted(nodes))}: a custom job is ended as a whole"
             raise ProvisionError("invalid", message, scope="cloud")
-        with calls.logged_in(self._clients.forget):
+        with self._project(ACCOUNTS.of(allocation)):
             for name in {machine.rpartition("/")[0] for machine in allocation.machines.values()}:
                 cancel(self._clients, name)
 
@@ -123,14 +131,31 @@ class VertexProvisioner:
         Regions that the account may not use are left out, with a warning, if it may use any. Any other region that does
         not answer makes it fail: what is there is then not known.
         """
-        with calls.logged_in(self._clients.forget):
+        with self._project():
             return self._find(owner)
+
+    def account(self) -> str:
+        """The project's id: a setting, for which no call is made."""
+        with self._project():
+            return self._clients.google.project
+
+    def check_account(self, account: str) -> None:
+        """See Provisioner."""
+        with self._project(account):
+            pass
 
     def price(self, offer: Offer) -> Decimal | None:  # noqa: ARG002 - no offer's is known
         """None: Vertex AI's fee on top of Compute Engine's prices is published for people only."""
         return None
 
     # -- helpers
+
+    @contextlib.contextmanager
+    def _project(self, account: str = "") -> Iterator[None]:
+        """Need settings that name this project ("": any), and use refused credentials no more."""
+        with calls.logged_in(self._clients.forget):
+            ACCOUNTS.check(account, lambda: self._clients.google.project)
+            yield
 
     def _note(self, token: str, *, answered: bool) -> None:
         with self._lock:

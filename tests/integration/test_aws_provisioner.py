@@ -148,6 +148,35 @@ def test_a_machine_is_launched_watched_and_removed_with_all_that_was_made_for_it
 # --- what a machine is launched with ----------------------------------------------------------------------------------
 
 
+def test_machines_are_not_gone_because_the_credentials_are_of_another_account(
+    aws: Aws, provisioner: AwsProvisioner
+) -> None:
+    allocation = provisioner.launch(request())
+    mine = provisioner.account()
+    assert allocation.details["account"] == mine == "123456789012"
+    aws.control.belong("AKIASTRANGER", "222222222222")
+    stranger = AwsProvisioner(boto3.Session("AKIASTRANGER", "secret", region_name="us-east-1"), FastClock())
+    older = {name: value for name, value in allocation.details.items() if name != "account"}
+    asked = dataclasses.replace(allocation, machines={}, details={**older, "account": mine})
+    said = "its machines are in AWS account 123456789012, these credentials are of 222222222222"
+    for verb in (
+        stranger.observe,
+        stranger.terminate,
+        lambda one: stranger.remove(one, list(one.machines)),
+        lambda one: stranger.explain(one, "worker-0.1"),
+        lambda _: stranger.launch(request(account=mine)),
+        lambda _: stranger.check_account(mine),
+    ):
+        for one in (allocation, asked):
+            with pytest.raises(ProvisionError, match=said) as caught:
+                verb(one)
+            assert (caught.value.error_class, caught.value.code) == ("auth", "OtherAccount")
+    assert {call.action for call in aws.control.calls() if call.caller == "AKIASTRANGER"} == {"GetCallerIdentity"}
+    assert provisioner.observe(dataclasses.replace(allocation, details=older))[0].phase == "running"
+    provisioner.launch(request(account=mine))
+    provisioner.terminate(allocation)
+
+
 def test_the_machine_is_as_asked_for_and_everything_is_tagged_from_the_start(
     aws: Aws, provisioner: AwsProvisioner
 ) -> None:

@@ -894,19 +894,31 @@ def test_machines_are_not_gone_because_the_settings_name_another_subscription(
     azure: AzureControl, provisioner: AzureProvisioner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     allocation = provisioner.launch(request())
+    mine = provisioner.account()
+    assert allocation.details["account"] == mine
+    before = {name: value for name, value in allocation.details.items() if name != "account"}
+    older = dataclasses.replace(allocation, details={**before, "subscription": mine.upper()})
     nobodys = dataclasses.replace(allocation, details={"owner": OWNER.name})
     with monkeypatch.context() as elsewhere:
         elsewhere.setenv("AZURE_SUBSCRIPTION_ID", "5ab50000-0000-4000-8000-00000000ffff")
         stranger = another()
-        for verb in (stranger.observe, stranger.terminate, lambda one: stranger.remove(one, list(one.machines))):
-            with pytest.raises(ProvisionError, match=r"but the settings name .*: set AZURE_SUBSCRIPTION_ID") as caught:
-                verb(allocation)
-            assert caught.value.error_class == "auth"
+        for verb in (
+            stranger.observe,
+            stranger.terminate,
+            lambda one: stranger.remove(one, list(one.machines)),
+            lambda one: stranger.explain(one, next(iter(one.machines))),
+            lambda _: stranger.launch(request(account=mine)),
+            lambda _: stranger.check_account(mine),
+        ):
+            for one in (allocation, older):
+                with pytest.raises(ProvisionError, match=r"these credentials are of .*: set AZURE_SUB") as caught:
+                    verb(one)
+                assert (caught.value.error_class, caught.value.code) == ("auth", "OtherAccount")
         for verb in (stranger.observe, stranger.terminate):
             with pytest.raises(ProvisionError, match="check AZURE_SUBSCRIPTION_ID") as caught:
                 verb(nobodys)
             assert (caught.value.error_class, caught.value.code) == ("auth", "SubscriptionNotFound")
-    assert look(allocation).phase == "running"
+    assert look(allocation).phase == "running" == look(older).phase
 
 
 def test_a_token_that_was_revoked_stops_the_launch_and_nothing_is_made(azure: AzureControl) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from cloudgpu.control import paths, presence
+from cloudgpu.control import presence
 from cloudgpu.control.jobs import Job, get_job, list_jobs
 from cloudgpu.provisioners import clusters
 from cloudgpu.provisioners.boot.agent_file import PYTHONS_VARIABLE
@@ -83,7 +83,7 @@ def end_supervisor() -> None:
     """As when the laptop is closed."""
     while presence.is_running():
         with contextlib.suppress(ValueError, ProcessLookupError, FileNotFoundError):
-            os.kill(int(paths.supervisor_lock().read_text()), signal.SIGKILL)
+            os.kill((presence.running() or presence.Running()).pid or 0, signal.SIGKILL)
 
 
 def test_a_job_is_run_by_machines_that_are_there(machines: Machines) -> None:

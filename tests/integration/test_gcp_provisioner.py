@@ -766,15 +766,25 @@ def test_machines_are_not_gone_because_the_settings_name_another_project(
     gce: GceControl, provisioner: GcpProvisioner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     allocation = provisioner.launch(request())
+    assert allocation.details["account"] == provisioner.account() == "project-of-tests"
+    before = {name: value for name, value in allocation.details.items() if name != "account"}
+    older = dataclasses.replace(allocation, details={**before, "project": "project-of-tests"})
+    said = r"in the Google Cloud project project-of-tests, these credentials are of another-project: set GOOGLE_CLOUD_P"
     with monkeypatch.context() as elsewhere:
         elsewhere.setenv("GOOGLE_CLOUD_PROJECT", "another-project")
         stranger = another()
-        for verb in (stranger.observe, stranger.terminate, lambda one: stranger.remove(one, list(one.machines))):
-            with pytest.raises(
-                ProvisionError, match=r"in the project project-of-tests, .* name another-project"
-            ) as caught:
-                verb(allocation)
-            assert caught.value.error_class == "auth"
+        for verb in (
+            stranger.observe,
+            stranger.terminate,
+            lambda one: stranger.remove(one, list(one.machines)),
+            lambda one: stranger.explain(one, next(iter(one.machines))),
+            lambda _: stranger.launch(request(account="project-of-tests")),
+            lambda _: stranger.check_account("project-of-tests"),
+        ):
+            for one in (allocation, older):
+                with pytest.raises(ProvisionError, match=said) as caught:
+                    verb(one)
+                assert (caught.value.error_class, caught.value.code) == ("auth", "OtherAccount")
         with pytest.raises(ProvisionError, match="check GOOGLE_CLOUD_PROJECT: there is no such project") as caught:
             stranger.find(OWNER)
         assert caught.value.error_class == "auth"

@@ -214,6 +214,28 @@ def test_the_same_token_is_the_same_job_whoever_calls(vertex: Vertex, provisione
     assert [job.state for job in vertex.jobs()] == ["CANCELLED"]
 
 
+def test_jobs_are_not_gone_because_the_settings_name_another_project(
+    vertex: Vertex, provisioner: VertexProvisioner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allocation = provisioner.launch(request())
+    mine = provisioner.account()
+    assert allocation.details["account"] == mine
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setenv("GOOGLE_CLOUD_PROJECT", "another-project")
+        stranger = another()
+        for verb in (
+            stranger.observe,
+            stranger.terminate,
+            lambda one: stranger.remove(one, list(one.machines)),
+            lambda _: stranger.launch(request(account=mine)),
+            lambda _: stranger.check_account(mine),
+        ):
+            with pytest.raises(ProvisionError, match="in the Google Cloud project") as caught:
+                verb(allocation)
+            assert (caught.value.error_class, caught.value.code) == ("auth", "OtherAccount")
+    assert len(vertex.alive()) == 1
+
+
 def test_another_token_is_another_job(vertex: Vertex, provisioner: VertexProvisioner) -> None:
     first, second = provisioner.launch(request()), provisioner.launch(request(token="f" * 32, attempt=2))
     assert len(vertex.alive()) == 2

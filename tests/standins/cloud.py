@@ -14,6 +14,7 @@ from decimal import Decimal
 from typing import Any, Literal
 
 from cloudgpu.jobspecs.plan import Offer
+from cloudgpu.provisioners.accounts import ACCOUNT, Accounts
 from cloudgpu.provisioners.base import Allocation, LaunchRequest, NodeState, Owner, ProvisionError
 from cloudgpu.runtime.checkpoint.manifest import RankManifest
 from cloudgpu.runtime.checkpoint.names import Name
@@ -34,6 +35,8 @@ from cloudgpu.runtime.jobdir import (
     generation_key,
     node_key,
 )
+
+ACCOUNTS = Accounts("account", "log in there")
 
 
 class FakeClock:
@@ -108,6 +111,7 @@ class Machine:
     spans: list[Span] = field(default_factory=list)
     halted: float | None = None
     """Another node was lost then."""
+    account: str = ""
 
     @property
     def rank(self) -> tuple[str, str]:
@@ -140,11 +144,14 @@ class FakeCloud:
     saved_step: int = 0
     prices: dict[str, Decimal] = field(default_factory=dict)
     """zone -> US dollars an hour of the whole offer, at this moment."""
+    credentials_of: str = ""
+    """The account that credentials are of now: they see its machines alone. "": there is one only."""
 
     # -- the verbs
 
     def launch(self, request: LaunchRequest) -> Allocation:
-        existing = {machine.node for machine in self.machines if machine.request.token == request.token}
+        self.check_account(request.account)
+        existing = {machine.node for machine in self._under(request.token)}
         fault = self._fault("launch")
         wanted = [node.node for node in request.nodes if node.node not in existing]
         if wanted and request.zone in self.full:
@@ -159,7 +166,8 @@ class FakeCloud:
 
     def observe(self, allocation: Allocation) -> list[NodeState]:
         self._raise("observe")
-        ours = {machine.node: machine for machine in self.machines if machine.request.token == allocation.token}
+        self.check_account(ACCOUNTS.of(allocation))
+        ours = {machine.node: machine for machine in self._under(allocation.token)}
         return [self._state(node, ours.get(node)) for node in allocation.machines]
 
     def _state(self, node: str, machine: Machine | None) -> NodeState:
@@ -171,9 +179,9 @@ class FakeCloud:
 
     def terminate(self, allocation: Allocation) -> None:
         self._raise("terminate")
-        for machine in self.machines:
-            if machine.request.token == allocation.token:
-                machine.gone = True
+        self.check_account(ACCOUNTS.of(allocation))
+        for machine in self._under(allocation.token):
+            machine.gone = True
 
     def remove(self, allocation: Allocation, nodes: Collection[str]) -> None:
         self._raise("remove")
@@ -185,6 +193,13 @@ class FakeCloud:
         self._raise("find")
         requests = {machine.request.token: machine.request for machine in self._alive()}
         return [self._allocation(request) for request in requests.values() if request.owner == owner]
+
+    def account(self) -> str:
+        self._raise("account")
+        return self.credentials_of
+
+    def check_account(self, account: str) -> None:
+        ACCOUNTS.check(account, self.account)
 
     def price(self, offer: Offer) -> Decimal | None:
         """As set; None: as planned."""
@@ -206,6 +221,7 @@ class FakeCloud:
         machine = Machine(request, node, life, launched, self.saved_step, JobDir(request.job_dir))
         if any(other.rank == machine.rank and not other.done for other in self._alive()):
             self.violations.append(f"{machine.rank} of attempt {request.attempt} runs twice")
+        machine.account = self.credentials_of
         self.machines.append(machine)
 
     def _live(self, machine: Machine) -> None:
@@ -331,9 +347,14 @@ class FakeCloud:
     def _alive(self) -> list[Machine]:
         return [machine for machine in self.machines if not machine.gone]
 
+    def _under(self, token: str) -> list[Machine]:
+        """Those of a launch that these credentials see."""
+        return [one for one in self.machines if one.request.token == token and one.account == self.credentials_of]
+
     def _allocation(self, request: LaunchRequest) -> Allocation:
         machines = {node.node: f"m-{request.token[:6]}-{node.node}" for node in request.nodes}
-        return Allocation("local", request.job_id, request.attempt, request.token, machines)
+        details = {ACCOUNT: self.credentials_of} if self.credentials_of else {}
+        return Allocation("local", request.job_id, request.attempt, request.token, machines, details)
 
     def _fault(self, verb: str) -> ProvisionError | None:
         waiting = self.faults.get(verb)

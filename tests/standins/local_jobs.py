@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cloudgpu.control import paths, presence
+from cloudgpu.control import presence
 from cloudgpu.control.jobs import Job, list_jobs, submit
 from cloudgpu.jobspecs.loader import load_text
 from cloudgpu.jobspecs.plan import Offer, Plan, RoleOffer
@@ -72,8 +72,10 @@ def start_supervisor(*more: str) -> subprocess.Popen[bytes]:
 def stop_supervisor() -> None:
     """End the background supervisor of this state directory, and wait until it is gone."""
     while presence.is_running():
-        with contextlib.suppress(ValueError, ProcessLookupError, FileNotFoundError):
-            os.kill(int(paths.supervisor_lock().read_text()), signal.SIGTERM)
+        there = presence.running()
+        if there is not None and there.pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(there.pid, signal.SIGTERM)
         time.sleep(0.05)
 
 

@@ -52,13 +52,22 @@ def leftover(owner: str = MINE, expires: float | None = None, token: str = "t", 
         (leftover(), "ended", "orphaned"),
         (leftover(token="another"), "running", "orphaned"),
         (leftover(attempt=1), "running", "orphaned"),
-        (leftover(THEIRS), "running", "another's"),
-        (leftover(THEIRS, NOW + 1), "running", "another's"),
-        (leftover(THEIRS, NOW), "running", "expired"),
+        (leftover(THEIRS), "running", "in use"),  # this store's job, from before its computer had another name
+        (leftover(THEIRS), "ended", "orphaned"),
+        (leftover(THEIRS), "", "another's"),
+        (leftover(THEIRS, NOW + 1), "", "another's"),
+        (leftover(THEIRS, NOW), "", "expired"),
     ],
 )
 def test_whose_it_is_and_who_needs_it(left: Leftover, state: str, verdict: str) -> None:
-    assert judge(left, [dataclasses.replace(ATTEMPT, state=state)], MINE, NOW).verdict == verdict
+    """Without a state the store does not know the job."""
+    attempts = [dataclasses.replace(ATTEMPT, state=state)] if state else []
+    assert judge(left, attempts, MINE, NOW, lambda: False).verdict == verdict
+    alive = judge(left, attempts, MINE, NOW, lambda: True)
+    assert alive.verdict == ("alive" if verdict == "orphaned" else verdict)
+    if verdict == "orphaned":
+        assert not alive.may_go(others=True, expired_only=False, alive=False)
+        assert alive.may_go(others=False, expired_only=False, alive=True)
 
 
 @pytest.mark.parametrize(
@@ -73,19 +82,22 @@ def test_whose_it_is_and_who_needs_it(left: Leftover, state: str, verdict: str) 
     ],
 )
 def test_what_goes_by_which_flag(left: Leftover, plain: bool, expired_only: bool, others: bool, both: bool) -> None:
-    judged = judge(left, [ATTEMPT], MINE, NOW)
-    found = [judged.may_go(others=o, expired_only=e) for o in (False, True) for e in (False, True)]
+    judged = judge(left, [ATTEMPT] if left.owner == MINE else [], MINE, NOW, lambda: False)
+    found = [judged.may_go(others=o, expired_only=e, alive=False) for o in (False, True) for e in (False, True)]
     assert found == [plain, expired_only, others, both]
 
 
 @pytest.mark.parametrize(("ended", "verdict"), [(NOW - 1, "orphaned"), (NOW + 1, "in use")])
 def test_what_was_needed_when_looking_began_is_not_left_over(ended: float, verdict: str) -> None:
     """Its machine was listed, then its job ended and removed it, then the store was read."""
-    assert judge(leftover(), [dataclasses.replace(ATTEMPT, state="ended", ended=ended)], MINE, NOW).verdict == verdict
+    assert (
+        judge(leftover(), [dataclasses.replace(ATTEMPT, state="ended", ended=ended)], MINE, NOW, lambda: False).verdict
+        == verdict
+    )
 
 
 def test_a_job_that_the_store_does_not_know_is_nobody_s() -> None:
-    assert judge(leftover(), [], MINE, NOW).verdict == "orphaned"
+    assert judge(leftover(), [], MINE, NOW, lambda: False).verdict == "orphaned"
 
 
 def test_prices_add_up_and_an_unknown_one_makes_the_sum_unknown() -> None:

@@ -62,6 +62,10 @@ class Account:
         self.prices: dict[tuple[str, str], Decimal] = {}
         """(machine type, zone or region) -> US dollars an hour."""
         self.enforcing = False
+        self.others: dict[str, str] = {}
+        """Access key -> the account it belongs to, of keys of other accounts than the one that has machines."""
+        self.revoked: set[str] = set()
+        """Access keys that have expired."""
         self.lag_s = self.profile_lag_s = self.stopping_s = 0.0
         self._timers: list[threading.Timer] = []
         self._seeded: set[str] = set()
@@ -130,6 +134,12 @@ class Account:
     def enforce(self, on: bool) -> None:
         self.enforcing = on
         moto_side.enforce_policies(on=on)
+
+    def belong(self, key: str, account_id: str) -> None:
+        self.others[key] = account_id
+
+    def revoke(self, key: str) -> None:
+        self.revoked.add(key)
 
     def interrupt(self, instance_id: str, seconds: float) -> None:
         """A Spot notice; the instance is terminated when the time is over."""
@@ -343,7 +353,9 @@ class Told:
 # fmt: off
 VERBS = frozenset({
     "fail", "heal", "calls", "forget", "reset", "set_capacity", "set_quota", "set_price", "set_lag", "set_stopping",
-    "enforce", "reserve", "extend_block", "interrupt", "recommend_rebalance", "schedule_event", "reboot", "hurry",
+    "enforce", "belong", "revoke", "reserve", "extend_block",
+    "interrupt", "recommend_rebalance", "schedule_event",
+    "reboot", "hurry",
     "crash", "instances",
 })
 # fmt: on

@@ -81,6 +81,14 @@ class App:
             return _forward(self._moto, environ, call)
 
         try:
+            if call.caller in self._account.revoked:
+                status = 401 if call.service == "ec2" else 400 if call.service == "s3" else 403
+                code = "RequestExpired" if call.service == "ec2" else "ExpiredToken"
+                raise RefusedError(code, "The security token included in the request is expired", status)
+            if (other := self._account.others.get(call.caller)) is not None and call.service != "s3":
+                environ["HTTP_X_MOTO_ACCOUNT_ID"] = other
+                with self._account.lock:
+                    return forward()
             if self._account.enforcing:
                 token = environ.get("HTTP_X_AMZ_SECURITY_TOKEN")
                 headers = {} if token is None else {"X-Amz-Security-Token": token}

@@ -49,6 +49,14 @@ class AwsControl(Control):
         """Signatures are verified and IAM policies obeyed from now on."""
         self.do("enforce", on=on)
 
+    def belong(self, key: str, account_id: str) -> None:
+        """This access key is of another account: it sees none of the machines, and buckets as that account may."""
+        self.do("belong", key=key, account_id=account_id)
+
+    def revoke(self, key: str) -> None:
+        """This access key has expired: every call with it is refused."""
+        self.do("revoke", key=key)
+
     def interrupt(self, instance_id: str, seconds: float = 120.0) -> None:
         """Spot notice now, termination after so long."""
         self.do("interrupt", instance_id=instance_id, seconds=seconds)
