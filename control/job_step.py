@@ -106,7 +106,10 @@ class JobStep:
         nodes = every_node(attempt)
         known = [node.node for node in nodes]
         self._memory.strangers = any(one.phase == "running" for name, one in observed.items() if name not in known)
-        views = look(self._job_dir(attempt), self._memory.watches, nodes, observed, steady, last_words)
+        stopping = attempt.state == "stopping"
+        views = look(
+            self._job_dir(attempt), self._memory.watches, nodes, observed, steady, last_words, stopping=stopping
+        )
         return _taken_in_stride(views, observed) if self._heals_itself(attempt) else views
 
     def _heals_itself(self, attempt: Attempt) -> bool:

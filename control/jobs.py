@@ -142,7 +142,7 @@ class Job:
         """Ask for the end: programs may save, then everything is terminated. Nothing happens if it ended already."""
         message = f"cancel: {reason}" if reason else "cancel"
         if self._store.set_goal(self.id, "cancel", message, time.time()):
-            ensure_supervisor()
+            ensure_supervisor(self.id)
         self.refresh()
 
     def preempt(self, after_s: float, node: str | None = None) -> list[str]:
@@ -263,7 +263,7 @@ def submit(
     row = prepare(loaded, plan, on_progress or (lambda _what, _done, _total: None))
     store.insert_job(row, f"submitted; the best offer is {place(Offer.from_json(row.offers[0]))}")
     if supervise:
-        ensure_supervisor()
+        ensure_supervisor(row.id)
     return Job(store, row)
 
 

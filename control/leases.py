@@ -8,6 +8,7 @@ long finds out at its next write, which compares the owner.
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import secrets
@@ -40,10 +41,9 @@ class Leases:
         """Whether this process may advance the job; takes the lease if it can and must."""
         with self._lock:
             now = self._clock.monotonic()
-            if job.lease_owner == self.owner:
-                if now - self._renewed.get(job.id, -self.lease_s) < self.lease_s * 2 / 3:
-                    return True
-            elif not self._is_free(job, now):
+            if now - self._renewed.get(job.id, -math.inf) < self.lease_s * 2 / 3:
+                return True  # the row may have been read before the lease was taken
+            if job.lease_owner != self.owner and not self._is_free(job, now):
                 return False
             if not self._store.take_lease(job, self.owner):
                 return False

@@ -17,11 +17,15 @@ LOG_BYTES = 2_000_000
 """supervisor.log is moved to supervisor.log.1 when it is longer and a supervisor starts."""
 
 
-def ensure_supervisor() -> None:
-    """Wake the supervisor, or start one in the background if none runs. Call it after storing what it shall do."""
+def ensure_supervisor(job_id: str | None = None) -> None:
+    """Start a supervisor in the background if none runs. Call it after storing what it shall do.
+
+    `job_id`: of the job that was changed; a running supervisor is woken for this one. None: nothing was changed.
+    """
     paths.state_dir()
     if is_running():
-        wake()
+        if job_id is not None:
+            wake(job_id)
         return
     try:
         _start()

@@ -52,6 +52,26 @@ class ActiveJob(NamedTuple):
     """Of its newest attempt; "" before there is one."""
 
 
+class Changes(NamedTuple):
+    """Jobs that have new events."""
+
+    last: int
+    """Sequence number of the newest event seen."""
+    active: list[ActiveJob]
+    ended: list[str]
+    """Ids."""
+
+
+_IDS_PER_QUERY = 500
+"""Databases limit the parameters of a query."""
+_NEWEST = and_(attempts.c.job_id == jobs.c.id, attempts.c.number == jobs.c.attempt)
+_WITH_TARGET = select(jobs.c.id, jobs.c.updated, jobs.c.ended, attempts.c.offer).outerjoin_from(jobs, attempts, _NEWEST)
+
+
+def _active(row: Mapping[str, Any]) -> ActiveJob:
+    return ActiveJob(row["id"], row["updated"], rows.target(row["offer"]))
+
+
 class Store:
     """Threads may share it, and processes the database."""
 
@@ -86,18 +106,35 @@ class Store:
         return self._jobs(query.where(jobs.c.ended.is_(None)) if active_only else query)
 
     def active_jobs(self) -> list[ActiveJob]:
-        """Oldest first. Cheap: who supervises a hundred jobs asks often."""
-        newest = and_(attempts.c.job_id == jobs.c.id, attempts.c.number == jobs.c.attempt)
-        query = select(jobs.c.id, jobs.c.updated, attempts.c.offer).outerjoin_from(jobs, attempts, newest)
-        found = self._read(query.where(jobs.c.ended.is_(None)).order_by(jobs.c.created, jobs.c.id))
-        return [ActiveJob(row["id"], row["updated"], rows.target(row["offer"])) for row in found]
+        """Return every job that has not ended, oldest first. Its cost grows with their number; see changes()."""
+        found = self._read(_WITH_TARGET.where(jobs.c.ended.is_(None)).order_by(jobs.c.created, jobs.c.id))
+        return [_active(row) for row in found]
+
+    def last_event(self) -> int:
+        """Return the sequence number of the newest event of any job; 0: there is none."""
+        found = list(self._read(select(func.max(events.c.seq).label("seq"))))
+        return found[0]["seq"] or 0
+
+    def changes(self, after: int) -> Changes:
+        """Return the jobs that have events newer than `after`, ended jobs included, by the index of events."""
+        recent = list(self._read(select(events.c.seq, events.c.job_id).where(events.c.seq > after)))
+        if not recent:
+            return Changes(after, [], [])
+        ids = sorted({row["job_id"] for row in recent})
+        found = [
+            row
+            for at in range(0, len(ids), _IDS_PER_QUERY)
+            for row in self._read(_WITH_TARGET.where(jobs.c.id.in_(ids[at : at + _IDS_PER_QUERY])))
+        ]
+        active = [_active(row) for row in found if row["ended"] is None]
+        ended = [row["id"] for row in found if row["ended"] is not None]
+        return Changes(max(row["seq"] for row in recent), active, ended)
 
     def current_attempts(self, of: Sequence[JobRow]) -> dict[str, Attempt]:
         """The newest attempt of each job that has one, in one query."""
         if not of:
             return {}
-        newest = and_(attempts.c.job_id == jobs.c.id, attempts.c.number == jobs.c.attempt)
-        query = select(attempts).join(jobs, newest).where(jobs.c.id.in_([job.id for job in of]))
+        query = select(attempts).join(jobs, _NEWEST).where(jobs.c.id.in_([job.id for job in of]))
         return {attempt.job_id: attempt for attempt in self._attempts(query)}
 
     def attempts(self, job_id: str) -> list[Attempt]:
