@@ -48,7 +48,7 @@ _NODES = (
 
 def list_text(jobs: Sequence[Job]) -> str:
     rows = []
-    for seen in (view(job, machines=not job.done) for job in jobs):
+    for seen in (view(job, machines=False) for job in jobs):
         job = seen.job
         rows.append(
             [
@@ -66,7 +66,7 @@ def list_text(jobs: Sequence[Job]) -> str:
 
 
 def list_json(jobs: Sequence[Job]) -> list[dict[str, Any]]:
-    return [_json(view(job, machines=not job.done)) for job in jobs]
+    return [_json(view(job, machines=False)) for job in jobs]
 
 
 def job_text(job: Job) -> str:
@@ -123,6 +123,7 @@ def _json(seen: JobView) -> dict[str, Any]:
                 "ended": iso(attempt.ended),
                 "cost_usd": None if attempt.cost is None else str(attempt.cost),
                 "progress": attempt.progress,
+                "heartbeat": iso((attempt.seen or {}).get("time")),
                 "restarts": len(attempt.generations or []),
             }
             for attempt in seen.attempts

@@ -1,8 +1,9 @@
 """Threads that advance jobs: a call that takes its time, or hangs, keeps no other job waiting.
 
 Each target has threads of its own, for what hangs is mostly a target, and each of its lanes (lanes.py), for what takes
-long are launches and ends; each job has one thread at a time. A thread more keeps the leases, so that nobody takes a job over in the middle of a long step. Threads are not waited for for ever: a step
-may be abandoned between any two of its calls, as by a kill of the process.
+long are launches and ends; each job has one thread at a time. A thread more keeps the leases, so that no other process
+takes a job over in the middle of a long step. A step may be abandoned between any two of its calls, as by a kill of
+the process.
 """
 
 from __future__ import annotations

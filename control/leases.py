@@ -58,10 +58,12 @@ class Leases:
             self._renewed = dict.fromkeys(self._store.renew_leases(self.owner), now)
             self._all_renewed = now
 
-    def renew_if_old(self) -> None:
-        """The same, if a third of the lease's time has passed since."""
-        if self._clock.monotonic() - self._all_renewed >= self.lease_s / 3:
+    def renew_if_old(self) -> bool:
+        """Renew if a third of the lease's time has passed since; return whether it had."""
+        old = self._clock.monotonic() - self._all_renewed >= self.lease_s / 3
+        if old:
             self.renew()
+        return old
 
     def forget(self, job_id: str) -> None:
         with self._lock:

@@ -135,6 +135,9 @@ class Attempt:
     lost one is not replaced (there is one only, the target cannot, or an older version has begun it)."""
     hints: list[str] | None = None
     """Zones that the refusal of its launch named as worth a try."""
+    seen: dict[str, Any] | None = None
+    """`step` (steps done, or null) and `time` (epoch seconds, by the machine's clock) of its newest heartbeat that the
+    supervisor has read; None: there was none."""
 
 
 @dataclass(frozen=True, slots=True)

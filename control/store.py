@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Engine, Select, and_, func, insert, or_, select, update
+from sqlalchemy import Connection, Engine, Select, and_, bindparam, func, insert, or_, select, update
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from . import rows, states
@@ -140,6 +140,15 @@ class Store:
     def attempts(self, job_id: str) -> list[Attempt]:
         return self._attempts(select(attempts).where(attempts.c.job_id == job_id).order_by(attempts.c.number))
 
+    def attempts_of(self, job_ids: Sequence[str]) -> dict[str, list[Attempt]]:
+        """Return the attempts of several jobs by number; jobs without any are left out."""
+        found: dict[str, list[Attempt]] = {}
+        for at in range(0, len(job_ids), _IDS_PER_QUERY):
+            some = attempts.c.job_id.in_(job_ids[at : at + _IDS_PER_QUERY])
+            for attempt in self._attempts(select(attempts).where(some).order_by(attempts.c.number)):
+                found.setdefault(attempt.job_id, []).append(attempt)
+        return found
+
     def dry_places(self, but: JobRow, since: float) -> list[Refused]:
         """Where the other jobs were refused for lack of capacity since then (epoch seconds); newest last."""
         theirs = and_(attempts.c.outcome == "refused", attempts.c.cause == "capacity", attempts.c.job_id != but.id)
@@ -199,6 +208,13 @@ class Store:
             if change.message:
                 number = change.set_job.get("attempt", job.attempt) or None
                 _add_event(connection, job.id, number, time=change.time, kind=change.kind, message=change.message)
+
+    def write_seen(self, seen: Mapping[tuple[str, int], Mapping[str, Any]]) -> None:
+        """Write what was read of attempts, by job id and number, in one transaction; it is no change of the job."""
+        of = and_(attempts.c.job_id == bindparam("of_job"), attempts.c.number == bindparam("of_number"))
+        values = [{"of_job": job, "of_number": number, **rows.encode({"seen": v})} for (job, number), v in seen.items()]
+        with self._transaction() as connection:
+            connection.execute(update(attempts).where(of).values(seen=bindparam("seen")), values)
 
     # -- leases (leases.py says when)
 

@@ -152,7 +152,8 @@ class Supervisor:
 
     def tick(self, *, woken: Collection[str] | None = None) -> Tick:
         """Take one step for each job that is due; `woken` as in due(). Raises StoreError only."""
-        self._leases.renew_if_old()
+        if self._leases.renew_if_old():
+            self._tools.seen.write(self._store)
         for due in self.due(woken=woken):
             self.advance(due.job_id)
         return self.outlook()
@@ -253,6 +254,7 @@ class Supervisor:
             self._watched.pop(job_id, None)
         self._due_times.remove(job_id)
         self._leases.forget(job_id)
+        self._tools.seen.forget(job_id)
 
     def _rows(self, job_id: str, watched: _Watched) -> tuple[JobRow, Attempt | None] | None:
         """Return the job and its newest attempt, read anew where they may have changed; None: it has ended."""
@@ -270,8 +272,9 @@ class Supervisor:
         return job, attempt
 
     def renew(self) -> None:
-        """Keep the leases of all jobs that this process holds, however long a step takes. Raises StoreError."""
+        """Keep the leases of all jobs that this process holds, and write what was read of them. Raises StoreError."""
         self._leases.renew()
+        self._tools.seen.write(self._store)
 
     def release(self, but: Collection[str] = ()) -> None:
         """Give up all leases, `but` those of jobs in the middle of a step: another process may go on at once."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from sqlalchemy import Column, Float, ForeignKey, Index, Integer, MetaData, Table, Text
 
-REVISIONS = ("0001", "0002", "0003")
+REVISIONS = ("0001", "0002", "0003", "0004")
 """Every schema this version can upgrade, oldest first."""
 HEAD = REVISIONS[-1]
 
@@ -70,6 +70,7 @@ attempts = Table(
     Column("timeline", Text),
     Column("nodes", Text),
     Column("hints", Text),
+    Column("seen", Text),
 )
 
 events = Table(
