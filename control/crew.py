@@ -74,7 +74,7 @@ class Crew:
         if team is None:
 
             def work(job_id: str) -> None:
-                self._work(job_id, target, lane)
+                self._work(job_id, lane)
 
             team = self._teams[target, lane] = _Team(work, self._threads[lane], f"{lane.value}-{target}")
         return team
@@ -117,7 +117,7 @@ class Crew:
     def _in_step(self) -> list[str]:
         return [job_id for team in list(self._teams.values()) for job_id in team.in_hand()]
 
-    def _work(self, job_id: str, target: str, lane: Lane) -> None:
+    def _work(self, job_id: str, lane: Lane) -> None:
         needed: Lane | None = None
         try:
             if not self._closed.is_set():
@@ -130,7 +130,7 @@ class Crew:
             with self._lock:
                 again = self._busy.pop(job_id)
                 if needed is not None:
-                    self._lines.setdefault((target, needed), {}).setdefault(job_id)
+                    self._lines.setdefault((self._supervisor.target(job_id), needed), {}).setdefault(job_id)
             if again:
                 self._supervisor.hurry(job_id)
             if not self._closed.is_set():

@@ -55,7 +55,7 @@ def run(*, idle_exit_s: float | None = None) -> bool:
                 if not again:
                     return True
             # The lock is free now. A job stored before that, whose submitter saw it held, is ours to find.
-            if not store.active_jobs():
+            if not store.has_active():
                 return True
 
 

@@ -262,7 +262,7 @@ def submit(
 
     store = _store(paths.database_url())
     clouds = {offer.cloud for offer in usable_offers(loaded.spec, plan)}
-    if supervise and settle(clouds, busy=bool(store.active_jobs())):
+    if supervise and settle(clouds, busy=store.has_active()):
         ensure_supervisor()  # at once: somebody else may have stored a job when the one that was ended was still there
     row = prepare(loaded, plan, on_progress or (lambda _what, _done, _total: None))
     store.insert_job(row, f"submitted; the best offer is {place(Offer.from_json(row.offers[0]))}")

@@ -110,6 +110,10 @@ class Store:
         found = self._read(_WITH_TARGET.where(jobs.c.ended.is_(None)).order_by(jobs.c.created, jobs.c.id))
         return [_active(row) for row in found]
 
+    def has_active(self) -> bool:
+        """Return whether any job has not ended."""
+        return bool(list(self._read(select(jobs.c.id).where(jobs.c.ended.is_(None)).limit(1))))
+
     def last_event(self) -> int:
         """Return the sequence number of the newest event of any job; 0: there is none."""
         found = list(self._read(select(func.max(events.c.seq).label("seq"))))

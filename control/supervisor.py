@@ -208,6 +208,11 @@ class Supervisor:
                 self._due_times.put(job_id, due)
         return needed
 
+    def target(self, job_id: str) -> str:
+        """Return the target of the job's newest attempt; "" before there is one."""
+        watched = self._watched.get(job_id)
+        return "" if watched is None else watched.target
+
     def hurry(self, job_id: str) -> None:
         """Make a job due at once, unless its steps fail: then it has its pause."""
         watched = self._watched.get(job_id)

@@ -1,6 +1,6 @@
 """`make bench`: measure, print a table of ratios, and with --write put it into docs/benchmarks.md.
 
-python -m tests.bench [NAME ...] [--write]      NAME: startup, specs, latency, install, saving, restoring, infra
+python -m tests.bench [NAME ...] [--write]      NAME: startup, specs, latency, install, saving, restoring, infra, jobs
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from .measure import Row
 
-BENCHES = ("startup", "specs", "latency", "install", "saving", "restoring", "infra")
+BENCHES = ("startup", "specs", "latency", "install", "saving", "restoring", "infra", "jobs")
 PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
 START, END = "<!-- figures: begin -->", "<!-- figures: end -->"
 
