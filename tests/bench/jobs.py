@@ -76,7 +76,7 @@ def _measure(control: AwsControl, store: Store, folder: Path) -> list[Row]:
         try:
             _until(lambda: sum(job.state != "queued" for job in _active(store)) >= JOBS // 4)
             cancelled = _cancel(store, jobs[0].id)
-            _until(lambda: all(job.state == "running" for job in _active(store)))
+            _until(lambda: all(job.state == "running" for job in _active(store) if job.goal == "run"))
             launching = control.calls("RunInstances")
             refused = sum(call.status != 200 for call in launching)
             control.forget()
