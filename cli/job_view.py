@@ -70,7 +70,8 @@ class JobView:
             return step
         if attempt.number != self.attempts[-1].number:
             return None
-        return max((node.step for node in self.nodes if node.step is not None), default=None)
+        known = [node.step for node in self.nodes if node.step is not None]
+        return max(known, default=(attempt.seen or {}).get("step"))
 
     @property
     def lasted(self) -> float:
@@ -79,7 +80,7 @@ class JobView:
 
 
 def view(job: Job, *, machines: bool = True) -> JobView:
-    """Look at a job; without `machines` its job dir is not read, and the progress is that of attempts that ended.
+    """Look at a job; without `machines` its job dir is not read, and the progress is what the supervisor last read.
 
     Likewise where the job dir cannot be read, which is said: what else is known of the job, and of others, is shown.
     """

@@ -63,7 +63,7 @@ def _each(jobs: Sequence[Job], show: Callable[[JobView], _T]) -> list[_T]:
     shown = []
     for job in jobs:
         try:
-            shown.append(show(view(job, machines=not job.done)))
+            shown.append(show(view(job, machines=False)))
         except (DamagedRowError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError) as error:
             reason = str(error) if isinstance(error, DamagedRowError) else f"its row in the store is damaged: {error!r}"
             warning(f"{job.id} cannot be shown: {reason}")
@@ -138,6 +138,7 @@ def _json(seen: JobView) -> dict[str, Any]:
                 "ended": iso(attempt.ended),
                 "cost_usd": None if attempt.cost is None else str(attempt.cost),
                 "progress": attempt.progress,
+                "heartbeat": iso((attempt.seen or {}).get("time")),
                 "restarts": len(attempt.generations or []),
             }
             for attempt in seen.attempts

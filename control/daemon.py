@@ -18,7 +18,7 @@ from typing import IO
 from . import paths
 from .crew import Crew
 from .errors import StoreError
-from .presence import is_asked_for, take_lock, wake, wake_pipe
+from .presence import WAKE_BYTES, is_asked_for, take_lock, wake, wake_pipe, woken_jobs
 from .store import Store
 from .supervisor import Supervisor
 
@@ -55,7 +55,7 @@ def run(*, idle_exit_s: float | None = None) -> bool:
                 if not again:
                     return True
             # The lock is free now. A job stored before that, whose submitter saw it held, is ours to find.
-            if not store.active_jobs():
+            if not store.has_active():
                 return True
 
 
@@ -103,7 +103,8 @@ class _Loop:
 
     def _run(self) -> bool:
         idle_since: float | None = None
-        failures, woken = 0, False
+        failures = 0
+        woken: set[str] | None = None
         while not self._stop.wanted:
             if not is_asked_for(self._lock):
                 log.warning(_GONE)
@@ -126,13 +127,18 @@ class _Loop:
                 woken = self._wait(min(tick.wait_s, _LONGEST_WAIT_S))
         return False
 
-    def _wait(self, seconds: float, *, steps: bool = True) -> bool:
-        """Whether somebody woke us before the time was over; with `steps`, a step that has ended ends it too."""
+    def _wait(self, seconds: float, *, steps: bool = True) -> set[str] | None:
+        """Return the jobs that commands named before the time was over; None: there was no wake.
+
+        With `steps`, a step that has ended ends the wait too.
+        """
         ready, _, _ = select.select([self._pipe, *([self._bell.fileno()] if steps else [])], [], [], seconds)
+        woken: set[str] | None = None
         for descriptor in ready:
             with suppress(BlockingIOError):
-                os.read(descriptor, 4096)
-        return self._pipe in ready
+                data = os.read(descriptor, WAKE_BYTES)
+                woken = woken_jobs(data) if descriptor == self._pipe else woken
+        return woken
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from .model import Attempt, JobRow
 from .nodes import Watches, look, new_generation
 from .outcomes import NodeView
 from .shipping import agent_for
+from .sightings import Sightings
 from .store import Change, Store
 
 log = logging.getLogger("cloudgpu.supervisor")
@@ -74,6 +75,7 @@ class Tools:
     """Of the lease."""
     provisioner: Callable[[str], Provisioner]
     open_dir: Callable[[str], JobDir]
+    seen: Sightings = field(default_factory=Sightings)
 
 
 class JobStep:
@@ -106,7 +108,11 @@ class JobStep:
         nodes = every_node(attempt)
         known = [node.node for node in nodes]
         self._memory.strangers = any(one.phase == "running" for name, one in observed.items() if name not in known)
-        views = look(self._job_dir(attempt), self._memory.watches, nodes, observed, steady, last_words)
+        stopping = attempt.state == "stopping"
+        views = look(
+            self._job_dir(attempt), self._memory.watches, nodes, observed, steady, last_words, stopping=stopping
+        )
+        self._tools.seen.note(attempt, views)
         return _taken_in_stride(views, observed) if self._heals_itself(attempt) else views
 
     def _heals_itself(self, attempt: Attempt) -> bool:

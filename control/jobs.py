@@ -41,10 +41,12 @@ _ENSURE_S = 3.0
 class Job:
     """A job in the store. The fields are those of the last `refresh()`; see model.JobRow for what they mean."""
 
-    def __init__(self, store: Store, row: JobRow) -> None:
+    def __init__(self, store: Store, row: JobRow, attempts: list[Attempt] | None = None) -> None:
+        """`attempts`: where they were read with the row; until refresh() they are not read again."""
         self._store = store
         self.row = row
         self._watch_mark: WatchMark | None = None
+        self._attempts = attempts
 
     @property
     def id(self) -> str:
@@ -131,11 +133,11 @@ class Job:
         row = self._store.job(self.id)
         if row is None:
             raise NoSuchJobError(f"{self.id} is no longer in the store")
-        self.row = row
+        self.row, self._attempts = row, None
         return self
 
     def attempts(self) -> list[Attempt]:
-        return self._store.attempts(self.id)
+        return self._store.attempts(self.id) if self._attempts is None else self._attempts
 
     def events(self, after: int = 0) -> list[Event]:
         """In order, those with a sequence number greater than `after`."""
@@ -145,7 +147,7 @@ class Job:
         """Ask for the end: programs may save, then everything is terminated. Nothing happens if it ended already."""
         message = f"cancel: {reason}" if reason else "cancel"
         if self._store.set_goal(self.id, "cancel", message, time.time()):
-            ensure_supervisor()
+            ensure_supervisor(self.id)
         self.refresh()
 
     def preempt(self, after_s: float, node: str | None = None) -> list[str]:
@@ -256,7 +258,9 @@ class Job:
         }
 
     def _current(self) -> Attempt | None:
-        return self._store.current_attempts([self.row]).get(self.id)
+        if self._attempts is None:
+            return self._store.current_attempts([self.row]).get(self.id)
+        return self._attempts[-1] if self._attempts else None
 
     def _furthest(self, attempt: Attempt) -> Heartbeat | None:
         from .nodes import read_furthest
@@ -281,7 +285,7 @@ def submit(
     store.insert_job(row, f"submitted; the best offer is {place(Offer.from_json(row.offers[0]))}")
     if supervise:
         try:
-            ensure_supervisor()
+            ensure_supervisor(row.id)
         except ControlError as error:
             raise SubmitError(f"{row.id} is submitted, and waits: {error}") from error
     return Job(store, row)
@@ -304,9 +308,11 @@ def get_job(ref: str) -> Job:
 
 
 def list_jobs(active_only: bool = False, limit: int = 50) -> list[Job]:
-    """Newest first."""
+    """Return jobs with their attempts, newest first: one query for each, however many jobs there are."""
     store = _store(paths.database_url())
-    return [Job(store, row) for row in store.list_jobs(active_only=active_only, limit=limit)]
+    rows = store.list_jobs(active_only=active_only, limit=limit)
+    attempts = store.attempts_of([row.id for row in rows])
+    return [Job(store, row, attempts.get(row.id, [])) for row in rows]
 
 
 def orphans() -> list[Allocation]:

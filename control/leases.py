@@ -8,6 +8,7 @@ long finds out at its next write, which compares the owner.
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 import threading
@@ -40,10 +41,9 @@ class Leases:
         """Whether this process may advance the job; takes the lease if it can and must."""
         with self._lock:
             now = self._clock.monotonic()
-            if job.lease_owner == self.owner:
-                if now - self._renewed.get(job.id, -self.lease_s) < self.lease_s * 2 / 3:
-                    return True
-            elif not self._is_free(job, now):
+            if now - self._renewed.get(job.id, -math.inf) < self.lease_s * 2 / 3:
+                return True  # the row may have been read before the lease was taken
+            if job.lease_owner != self.owner and not self._is_free(job, now):
                 return False
             if not self._store.take_lease(job, self.owner):
                 return False
@@ -58,10 +58,12 @@ class Leases:
             self._renewed = dict.fromkeys(self._store.renew_leases(self.owner), now)
             self._all_renewed = now
 
-    def renew_if_old(self) -> None:
-        """The same, if a third of the lease's time has passed since."""
-        if self._clock.monotonic() - self._all_renewed >= self.lease_s / 3:
+    def renew_if_old(self) -> bool:
+        """Renew if a third of the lease's time has passed since; return whether it had."""
+        old = self._clock.monotonic() - self._all_renewed >= self.lease_s / 3
+        if old:
             self.renew()
+        return old
 
     def forget(self, job_id: str) -> None:
         with self._lock:

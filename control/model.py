@@ -140,6 +140,9 @@ class Attempt:
     account: str | None = None
     """The account that its machines are asked for in (provisioners/accounts.py), written before the first call; "": the
     target has none; None: not known yet, or an older version has begun it."""
+    seen: dict[str, Any] | None = None
+    """`step` (steps done, or null) and `time` (epoch seconds, by the machine's clock) of its newest heartbeat that the
+    supervisor has read; None: there was none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -48,6 +49,11 @@ UNSEEN_S = 600.0
 then taken to be this long after their last heartbeat."""
 
 
+SETTLED_READ_S = 60.0
+"""In an object store each request is paid for: while an attempt's programs run and the target says that all machines
+are there, heartbeats and results are read so often. A machine that leaves `running` is read at once."""
+
+
 @dataclass(slots=True)
 class Watch:
     """What this process remembers of a node. Only a cache: a new process begins anew and comes to the same."""
@@ -71,6 +77,8 @@ class Watch:
     """Steady time of the last sign of life; None: not looked at yet."""
     told_at: float | None = None
     """As in NodeView."""
+    read: float = -math.inf
+    """Steady time when its heartbeat and result were read the last time."""
 
 
 @dataclass(slots=True)
@@ -101,10 +109,25 @@ def look(  # noqa: PLR0917 - what is known of an attempt
     states: Mapping[str, NodeState],
     now: float,
     last_words: Callable[[str], str] = lambda _node: "",
+    *,
+    stopping: bool = False,
 ) -> list[NodeView]:
-    """One view per node. `states` were observed before this call: so a result is never missed; `now` is steady time;
-    `last_words`: of a node that is given up for its silence, or vanished without a word, to be added to the reason."""
-    return [_look_at(job_dir, watches, request, states.get(request.node), now, last_words) for request in requests]
+    """Return one view per node. `states` were observed before this call: so a result is never missed; `now` is steady
+    time; `last_words`: of a node that is given up for its silence, or vanished without a result, to be added to the
+    reason; `stopping`: the nodes were asked to end, and are read at every look."""
+    settled = not stopping and job_dir.folder is None and all(_is_settled(watches, one, states) for one in requests)
+    oldest = now - SETTLED_READ_S if settled else now
+    return [
+        _look_at(job_dir, watches, request, states.get(request.node), now, oldest, last_words) for request in requests
+    ]
+
+
+def _is_settled(watches: Watches, request: NodeRequest, states: Mapping[str, NodeState]) -> bool:
+    """Return whether a node's program runs, and nothing says that it does not."""
+    watch, state = watches.nodes.get(request.node), states.get(request.node)
+    if watch is None or state is None or watch.end is not None:
+        return False
+    return watch.begun and not watch.waiting and state.phase == "running" and not state.returns
 
 
 def read_furthest(job_dir: JobDir, attempt: Attempt) -> Heartbeat | None:
@@ -169,13 +192,17 @@ def _look_at(  # noqa: PLR0917 - as look()
     request: NodeRequest,
     state: NodeState | None,
     now: float,
+    oldest: float,
     last_words: Callable[[str], str],
 ) -> NodeView:
+    """Return the view of a node; what was read after `oldest` is not read again. Silence is judged after reading."""
     watch = watches.nodes.setdefault(request.node, Watch())
-    if watch.end is None:
+    silent = watch.heard is not None and now - watch.heard >= SILENT_S
+    if watch.end is None and (watch.read <= oldest or silent):
         folder = node_key(watches.attempt, request.node, "")
         sequence = _read_heartbeat(job_dir, folder, watch)
         watch.end = _read_end(job_dir, folder, watch, state, last_words)
+        watch.read = now
         if state is not None and state.queued:  # what has not been got yet is not silent, nor what was lost
             watch.heard = None
         elif watch.end is None and state is not None:

@@ -104,8 +104,12 @@ def process_space() -> str:
     return ",".join(parts)
 
 
-def wake() -> None:
-    """End the supervisor's wait, if there is one."""
+WAKE_BYTES = 65_536
+"""Read from the FIFO at a time: as much as a pipe holds."""
+
+
+def wake(job_id: str = "") -> None:
+    """Wake the supervisor, if one runs, to look at this job; without an id, to ask the store for new jobs."""
     try:
         pipe = os.open(paths.supervisor_wake(), os.O_WRONLY | os.O_NONBLOCK)
     except FileNotFoundError:
@@ -115,10 +119,16 @@ def wake() -> None:
             return
         raise
     try:
-        with suppress(BlockingIOError):  # full: it will wake up
-            os.write(pipe, b".")
+        with suppress(BlockingIOError):  # full: it wakes up, and the store names the job within a second
+            os.write(pipe, f"{job_id}\n".encode())
     finally:
         os.close(pipe)
+
+
+def woken_jobs(data: bytes) -> set[str]:
+    """Return the ids of jobs in what was read from the FIFO. An earlier version writes a dot and no id."""
+    lines = data.decode("utf-8", "replace").split("\n")
+    return {line.lstrip(".") for line in lines} - {""}
 
 
 def take_lock(*, by_command: bool = False) -> IO[str] | None:

@@ -71,6 +71,7 @@ _CODECS: dict[str, _Codec] = {
     "timeline": _JSON,
     "nodes": _JSON,
     "hints": _JSON,
+    "seen": _JSON,
     "policy": (_dump_policy, _load_policy),
     "price": _DECIMAL,
     "cost": _DECIMAL,

@@ -6,10 +6,12 @@ folders by each computer, and copied from there by the store itself: machines ma
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..jobspecs.home import home
 from ..provisioners import AgentFile, architecture_of
 from ..runtime.archive import ArchiveError, pack
 from ..runtime.jobdir import JobDir, agent_key, code_key
@@ -19,6 +21,7 @@ from .uploads import Uploads
 
 if TYPE_CHECKING:
     from ..jobspecs.plan import Offer
+    from ..provisioners.boot.agent_file import Built
 
 ProgressCallback = Callable[[str, int, int], None]
 """(what, bytes done, bytes in all), what being "packing", "uploading" (the code, both), "preparing agent",
@@ -54,11 +57,12 @@ class Shipper:
         needed = sorted({architecture for offer in offers for architecture in architectures(offer)})
         if not needed:
             return {}
-        from ..provisioners.boot.agent_file import AgentFileError, build_agent_file
+        from ..provisioners.boot.agent_file import PYTHONS_VARIABLE, AgentFileError
 
         self._on_progress("preparing agent", 0, 0)
+        pythons = os.environ.get(PYTHONS_VARIABLE)
         try:
-            built = [build_agent_file(architecture) for architecture in needed]
+            built = [_built(architecture, home(), pythons) for architecture in needed]
         except AgentFileError as error:
             raise SubmitError(str(error)) from error
         for file in built:
@@ -87,6 +91,20 @@ class Shipper:
             store.upload_file(key, path, lambda done, total: self._on_progress(what, done, total))
         except OSError as error:
             raise SubmitError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+_BUILT: dict[tuple[str, Path, str | None], Built] = {}
+"""Agent files by what they are made of in this process: building one anew reads all of its wheels."""
+
+
+def _built(architecture: str, folder: Path, pythons: str | None) -> Built:
+    """Build an agent file, or return the one that this process has built before. Raises AgentFileError."""
+    from ..provisioners.boot.agent_file import build_agent_file
+
+    key = architecture, folder, pythons
+    if key not in _BUILT or not _BUILT[key].path.is_file():
+        _BUILT[key] = build_agent_file(architecture)
+    return _BUILT[key]
 
 
 def architectures(offer: Offer) -> Sequence[str]:

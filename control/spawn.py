@@ -25,15 +25,17 @@ _LAST_LINES = 20
 _LINE = 500
 
 
-def ensure_supervisor() -> None:
-    """Wake the supervisor, replace one that is outdated, or start one in the background if none runs.
+def ensure_supervisor(job_id: str | None = None) -> None:
+    """Start a supervisor in the background if none runs, or replace one that is outdated.
 
-    Call it after storing what it shall do. Raises ControlError if the one that was started has failed at once.
+    Call it after storing what it shall do. `job_id`: of the job that was changed; a running supervisor is woken for
+    this one. None: nothing was changed. Raises ControlError if the one that was started has failed at once.
     """
     paths.state_dir()
     there = running()
     if there is not None and not is_outdated(there):
-        wake()
+        if job_id is not None:
+            wake(job_id)
         return
     if there is not None:
         end(there)

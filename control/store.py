@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
-from sqlalchemy import Connection, Engine, Select, and_, func, insert, or_, select, update
+from sqlalchemy import Connection, Engine, Select, and_, bindparam, func, insert, or_, select, update
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from . import rows, states
@@ -57,6 +57,26 @@ class ActiveJob(NamedTuple):
     """Of its newest attempt; "" before there is one."""
 
 
+class Changes(NamedTuple):
+    """Jobs that have new events."""
+
+    last: int
+    """Sequence number of the newest event seen."""
+    active: list[ActiveJob]
+    ended: list[str]
+    """Ids."""
+
+
+_IDS_PER_QUERY = 500
+"""Databases limit the parameters of a query."""
+_NEWEST = and_(attempts.c.job_id == jobs.c.id, attempts.c.number == jobs.c.attempt)
+_WITH_TARGET = select(jobs.c.id, jobs.c.updated, jobs.c.ended, attempts.c.offer).outerjoin_from(jobs, attempts, _NEWEST)
+
+
+def _active(row: Mapping[str, Any]) -> ActiveJob:
+    return ActiveJob(row["id"], row["updated"], rows.target(row["offer"]))
+
+
 class Store:
     """Threads may share it, and processes the database."""
 
@@ -97,22 +117,52 @@ class Store:
         return list(_undamaged(rows.decode_job, found))
 
     def active_jobs(self) -> list[ActiveJob]:
-        """Oldest first. Cheap: who supervises a hundred jobs asks often."""
-        newest = and_(attempts.c.job_id == jobs.c.id, attempts.c.number == jobs.c.attempt)
-        query = select(jobs.c.id, jobs.c.updated, attempts.c.offer).outerjoin_from(jobs, attempts, newest)
-        found = self._read(query.where(jobs.c.ended.is_(None)).order_by(jobs.c.created, jobs.c.id))
-        return [ActiveJob(row["id"], row["updated"], rows.target(row["offer"])) for row in found]
+        """Return every job that has not ended, oldest first. Its cost grows with their number; see changes()."""
+        found = self._read(_WITH_TARGET.where(jobs.c.ended.is_(None)).order_by(jobs.c.created, jobs.c.id))
+        return [_active(row) for row in found]
+
+    def has_active(self) -> bool:
+        """Return whether any job has not ended."""
+        return bool(list(self._read(select(jobs.c.id).where(jobs.c.ended.is_(None)).limit(1))))
+
+    def last_event(self) -> int:
+        """Return the sequence number of the newest event of any job; 0: there is none."""
+        found = list(self._read(select(func.max(events.c.seq).label("seq"))))
+        return found[0]["seq"] or 0
+
+    def changes(self, after: int) -> Changes:
+        """Return the jobs that have events newer than `after`, ended jobs included, by the index of events."""
+        recent = list(self._read(select(events.c.seq, events.c.job_id).where(events.c.seq > after)))
+        if not recent:
+            return Changes(after, [], [])
+        ids = sorted({row["job_id"] for row in recent})
+        found = [
+            row
+            for at in range(0, len(ids), _IDS_PER_QUERY)
+            for row in self._read(_WITH_TARGET.where(jobs.c.id.in_(ids[at : at + _IDS_PER_QUERY])))
+        ]
+        active = [_active(row) for row in found if row["ended"] is None]
+        ended = [row["id"] for row in found if row["ended"] is not None]
+        return Changes(max(row["seq"] for row in recent), active, ended)
 
     def current_attempts(self, of: Sequence[JobRow]) -> dict[str, Attempt]:
         """The newest attempt of each job that has one, in one query."""
         if not of:
             return {}
-        newest = and_(attempts.c.job_id == jobs.c.id, attempts.c.number == jobs.c.attempt)
-        query = select(attempts).join(jobs, newest).where(jobs.c.id.in_([job.id for job in of]))
+        query = select(attempts).join(jobs, _NEWEST).where(jobs.c.id.in_([job.id for job in of]))
         return {attempt.job_id: attempt for attempt in self._attempts(query)}
 
     def attempts(self, job_id: str) -> list[Attempt]:
         return self._attempts(select(attempts).where(attempts.c.job_id == job_id).order_by(attempts.c.number))
+
+    def attempts_of(self, job_ids: Sequence[str]) -> dict[str, list[Attempt]]:
+        """Return the attempts of several jobs by number; jobs without any are left out."""
+        found: dict[str, list[Attempt]] = {}
+        for at in range(0, len(job_ids), _IDS_PER_QUERY):
+            some = attempts.c.job_id.in_(job_ids[at : at + _IDS_PER_QUERY])
+            for attempt in self._attempts(select(attempts).where(some).order_by(attempts.c.number)):
+                found.setdefault(attempt.job_id, []).append(attempt)
+        return found
 
     def dry_places(self, but: JobRow, since: float) -> list[Refused]:
         """Where the other jobs were refused for lack of capacity since then (epoch seconds); newest last."""
@@ -179,6 +229,13 @@ class Store:
             if change.message:
                 number = change.set_job.get("attempt", job.attempt) or None
                 _add_event(connection, job.id, number, time=change.time, kind=change.kind, message=change.message)
+
+    def write_seen(self, seen: Mapping[tuple[str, int], Mapping[str, Any]]) -> None:
+        """Write what was read of attempts, by job id and number, in one transaction; it is no change of the job."""
+        of = and_(attempts.c.job_id == bindparam("of_job"), attempts.c.number == bindparam("of_number"))
+        values = [{"of_job": job, "of_number": number, **rows.encode({"seen": v})} for (job, number), v in seen.items()]
+        with self._transaction() as connection:
+            connection.execute(update(attempts).where(of).values(seen=bindparam("seen")), values)
 
     # -- leases (leases.py says when)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
@@ -15,13 +16,15 @@ from ..provisioners.accounts import OTHER_ACCOUNT
 from ..provisioners.base import Provisioner, ProvisionError
 from ..runtime.jobdir import JobDir, JobDirError
 from .clock import Clock, JobTime, SystemClock
+from .due_times import DueTimes
 from .errors import DamagedRowError, StoreError
 from .job_step import Memory, Tools
+from .lanes import Lane, lane_of
 from .leases import LEASE_S, Leases, new_owner
 from .model import Attempt, JobRow
 from .patience import Patience
 from .steps import Step
-from .store import LostRaceError, Store
+from .store import ActiveJob, LostRaceError, Store
 from .unsupervised import is_unsupervised, unsupervised_reason
 
 log = logging.getLogger("cloudgpu.supervisor")
@@ -45,7 +48,10 @@ _QUIET_S = {"local": (0.1, 2.0)}
 """By target, between two looks at a job while nothing changes: at first, and at most."""
 _QUIET_CLOUD_S = (1.0, 3.0)
 """Likewise in a cloud, where each look is paid for, and a hundred jobs are looked at as often as one."""
-_LONGEST_QUIET_S = 2.0
+_ASK_S = 1.0
+"""The store is asked for changed jobs so often, at most, unless a command names a job."""
+_LIST_S = 30.0
+"""All active jobs are listed so often: changes without an event, and those that a database shows out of order."""
 
 
 @dataclass(slots=True)
@@ -71,18 +77,26 @@ class _Trouble:
 
 @dataclass(slots=True)
 class _Watched:
-    """What this process keeps in mind of a job."""
+    """The memory of one job: its rows as they were read last, and when it is due."""
 
     memory: Memory
     target: str
     """Of the newest attempt; "" before there is one."""
-    due: float = 0.0
-    """Steady time of the next look."""
+    job: JobRow | None = None
+    """None: it must be read, for it may have changed. A stale row only loses a race: see Store.apply()."""
+    attempt: Attempt | None = None
+    changes: int = 0
+    """Counts the changes that were heard of: rows that were read before one are not kept."""
     quiet_s: float = 0.0
     """The last pause while nothing changed; 0: something did."""
     trouble: _Trouble | None = None
     damage: str = ""
     """Why its row in the store cannot be read; "": it can."""
+
+    def expire(self) -> None:
+        """Have the rows read again by the next step."""
+        self.changes += 1
+        self.job = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +126,8 @@ def _open_dir(url: str) -> JobDir:
 class Supervisor:
     """Advances all jobs of a store.
 
-    tick() does it alone. Or several threads do (crew.py): then due() and outlook() are for one of them, advance() and
-    hurry() are for one at a time for each job, and the rest is for any.
+    tick() does it alone. Or several threads do (crew.py): then due() and outlook() are for one of them, advance() is
+    for one at a time for each job, and the rest is for any.
     """
 
     def __init__(
@@ -132,6 +146,12 @@ class Supervisor:
         self._leases = Leases(store, self._clock, owner or new_owner(), lease_s)
         self._tools = Tools(store, self._clock, self._leases.owner, provisioner, open_dir)
         self._watched: dict[str, _Watched] = {}
+        self._lock = threading.Lock()
+        """For the keys of `_watched`."""
+        self._due_times = DueTimes()
+        self._asked = self._listed = -math.inf
+        """Steady times: when the store was asked for changes, and for all active jobs."""
+        self._last_event = 0
         self._patience_s = patience_s
 
     @property
@@ -139,118 +159,212 @@ class Supervisor:
         """renew() is to be called about three times within it."""
         return self._leases.lease_s
 
-    def tick(self, *, woken: bool = False) -> Tick:
-        """One step for each job that is due, or for every job if `woken`. Raises StoreError only."""
-        self._leases.renew_if_old()
+    def tick(self, *, woken: Collection[str] | None = None) -> Tick:
+        """Take one step for each job that is due; `woken` as in due(). Raises StoreError only."""
+        if self._leases.renew_if_old():
+            self._tools.seen.write(self._store)
         for due in self.due(woken=woken):
             self.advance(due.job_id)
         return self.outlook()
 
-    def due(self, *, woken: bool = False) -> list[Due]:
-        """The jobs to be looked at, those that wait for the longest first; if `woken`, all that are not in trouble."""
-        active = self._store.active_jobs()
-        for gone in self._watched.keys() - {job.id for job in active}:
-            del self._watched[gone]
-            self._leases.forget(gone)
-        for job in active:
-            watched = self._watched.get(job.id)
-            if watched is None:
-                self._watched[job.id] = _Watched(Memory(JobTime(self._clock, job.updated)), job.target)
-            else:
-                watched.target = job.target
+    def due(self, *, woken: Collection[str] | None = None) -> list[Due]:
+        """Return the jobs that are due, the earliest first, and those that changed. Raises StoreError.
+
+        `woken`: ids of jobs that a command has changed; empty: the store is to be asked at once; None: no wake.
+        """
         now = self._clock.monotonic()
-        found = [
-            (watched.due, Due(job_id, watched.target))
-            for job_id, watched in self._watched.items()
-            if now >= watched.due or (woken and watched.trouble is None)
+        named = set(woken or ())
+        if now - self._listed >= _LIST_S:
+            self._list_all(now)
+        elif (woken is not None and not named <= self._watched.keys()) or now - self._asked >= _ASK_S:
+            self._ask(now)
+        for job_id in named:
+            watched = self._watched.get(job_id)
+            if watched is not None:
+                watched.expire()
+                self.hurry(job_id)
+        return [
+            Due(job_id, watched.target)
+            for job_id in self._due_times.take(self._clock.monotonic())
+            if (watched := self._watched.get(job_id)) is not None
         ]
-        return [due for _, due in sorted(found, key=lambda pair: pair[0])]
 
-    def outlook(self, but: Collection[str] = ()) -> Tick:
-        """How many jobs there are, and when the next look is due, of all `but` those that are being looked at."""
+    def outlook(self) -> Tick:
+        """Return how many jobs there are, and when the next tick has something to do. Jobs in hand are not due."""
         now = self._clock.monotonic()
-        waits = [max(0.0, watched.due - now) for job_id, watched in self._watched.items() if job_id not in but]
-        return Tick(active=len(self._watched), wait_s=min(waits, default=_LONGEST_QUIET_S))
+        wait_s = min(self._due_times.next(), self._asked + _ASK_S) - now
+        return Tick(active=len(self._watched), wait_s=max(0.0, wait_s))
 
-    def advance(self, job_id: str) -> None:
-        """One step for a job that is watched, if the lease is ours. Raises StoreError only."""
+    def advance(self, job_id: str, lane: Lane | None = None) -> Lane | None:
+        """Take one step of a job that is watched, if the lease is ours. Raises StoreError only.
+
+        `lane`: of this thread; None: any step may be taken here. Returns the lane that the step has to be taken in,
+        where it was not taken for this reason: the job stays due, for its goal or a limit may end it meanwhile.
+        """
         watched = self._watched.get(job_id)
         if watched is None:
-            return
-        watched.due = self._clock.monotonic() + _PAUSE_S[0]  # whatever happens now, it does not happen without a pause
+            return None
+        due = self._clock.monotonic() + _PAUSE_S[0]  # whatever happens now, it does not happen without a pause
+        needed = None
         try:
-            job = self._store.job(job_id)
-            attempt = None if job is None else self._store.current_attempts([job]).get(job.id)
+            rows = self._rows(job_id, watched)
+            if rows is None:
+                self._forget(job_id)
+            else:
+                due, needed = self._advance(*rows, watched, lane)
         except DamagedRowError as error:  # a person must mend it, and the other jobs go on
             if watched.damage != str(error):
                 log.warning("%s", error)
-            watched.damage, watched.due = str(error), self._clock.monotonic() + _PAUSE_S[1]
-            return
-        if job is not None and job.ended is None:
-            self._advance(job, attempt, watched)
+            watched.damage, due = str(error), self._clock.monotonic() + _PAUSE_S[1]
+        finally:
+            if job_id in self._watched:
+                self._due_times.put(job_id, due)
+        return needed
+
+    def target(self, job_id: str) -> str:
+        """Return the target of the job's newest attempt; "" before there is one."""
+        watched = self._watched.get(job_id)
+        return "" if watched is None else watched.target
 
     def hurry(self, job_id: str) -> None:
-        """Somebody asked for something while the job was being looked at: look again at once."""
+        """Make a job due at once, unless its steps fail: then it has its pause."""
         watched = self._watched.get(job_id)
         if watched is not None and watched.trouble is None:
-            watched.due = self._clock.monotonic()
+            self._due_times.put(job_id, self._clock.monotonic())
+
+    def _list_all(self, now: float) -> None:
+        """Read all active jobs: at the beginning, and now and then to find changes of which there is no event."""
+        last = self._store.last_event()
+        active = self._store.active_jobs()
+        for gone in self._watched.keys() - {job.id for job in active}:
+            self._forget(gone)
+        for job in active:
+            self._note(job)
+        self._asked = self._listed = now
+        self._last_event = last
+
+    def _ask(self, now: float) -> None:
+        """Read the jobs that have changed since the store was asked the last time."""
+        changes = self._store.changes(self._last_event)
+        for gone in changes.ended:
+            self._forget(gone)
+        for job in changes.active:
+            self._note(job)
+        self._asked, self._last_event = now, changes.last
+
+    def _note(self, job: ActiveJob) -> None:
+        """Watch a job from now on; one that is watched is due if its row is not as it was read."""
+        watched = self._watched.get(job.id)
+        if watched is None:
+            with self._lock:
+                self._watched[job.id] = _Watched(Memory(JobTime(self._clock, job.updated)), job.target)
+            self._due_times.put(job.id, self._clock.monotonic())
+            return
+        watched.target = job.target
+        if watched.job is None:
+            watched.changes += 1  # it is being read: what comes of that may be older
+        elif watched.job.updated != job.updated:
+            watched.expire()
+            self.hurry(job.id)
+
+    def _forget(self, job_id: str) -> None:
+        with self._lock:
+            self._watched.pop(job_id, None)
+        self._due_times.remove(job_id)
+        self._leases.forget(job_id)
+        self._tools.seen.forget(job_id)
+
+    def _rows(self, job_id: str, watched: _Watched) -> tuple[JobRow, Attempt | None] | None:
+        """Return the job and its newest attempt, read anew where they may have changed; None: it has ended."""
+        if watched.job is not None:
+            return watched.job, watched.attempt
+        changes = watched.changes
+        job = self._store.job(job_id)
+        if job is None or job.ended is not None:
+            return None
+        attempt = self._store.current_attempts([job]).get(job_id) if job.attempt else None
+        if attempt is not None:
+            watched.target = attempt.offer["cloud"]
+        if changes == watched.changes:
+            watched.attempt, watched.job = attempt, job
+        return job, attempt
 
     def renew(self) -> None:
-        """Keep the leases of all jobs that this process holds, however long a step takes. Raises StoreError."""
+        """Keep the leases of all jobs that this process holds, and write what was read of them. Raises StoreError."""
         self._leases.renew()
+        self._tools.seen.write(self._store)
 
     def release(self, but: Collection[str] = ()) -> None:
         """Give up all leases, `but` those of jobs in the middle of a step: another process may go on at once."""
         self._leases.release(but)
 
-    def _advance(self, job: JobRow, attempt: Attempt | None, watched: _Watched) -> None:
-        """An error in one job is told in its events and never stops the others."""
+    def _advance(
+        self, job: JobRow, attempt: Attempt | None, watched: _Watched, lane: Lane | None
+    ) -> tuple[float, Lane | None]:
+        """Return when the job is due again, and the lane it needs instead of this one.
+
+        An error in one job is written to its events and never stops the others.
+        """
         try:
-            if not self._leases.hold(job):
-                watched.memory.unasked = 0  # somebody else may ask
-                self._rest(watched)
-                return
-            changed = Step(self._tools, watched.memory, job, attempt).take()
+            return self._step(job, attempt, watched, lane)
         except LostRaceError:
-            changed = True
+            return self._changed(watched), None
         except DamagedRowError as error:
-            self._troubled(job, attempt, watched, str(error), by_job_dir=False, is_expected=False)
-            return
+            return self._troubled(job, attempt, watched, error), None
         except StoreError:
             raise
-        except (JobDirError, ProvisionError) as error:
-            if isinstance(error, ProvisionError) and error.error_class in _NEEDS_LOGIN:
-                self._locked_out(job, attempt, watched, error)
-                return
-            self._troubled(job, attempt, watched, str(error), by_job_dir=isinstance(error, JobDirError))
-            return
-        except Exception as error:  # a bug met by one job must not leave the machines of the others alone
-            log.exception("%s: a step failed", job.id)
-            message = f"{type(error).__name__}: {error}"
-            self._troubled(job, attempt, watched, message, by_job_dir=False, is_expected=False)
-            return
+        except Exception as error:  # noqa: BLE001 - one job's bug must not leave the machines of others alone
+            return self._failed(job, attempt, watched, error), None
+
+    def _step(
+        self, job: JobRow, attempt: Attempt | None, watched: _Watched, lane: Lane | None
+    ) -> tuple[float, Lane | None]:
+        if not self._leases.hold(job):
+            watched.memory.unasked = 0  # another process may ask
+            watched.expire()
+            return self._rest(watched), None
+        if lane is Lane.LOOK and (needed := lane_of(job, attempt, watched.memory.time.now())) is not lane:
+            return self._rest(watched), needed
+        changed = Step(self._tools, watched.memory, job, attempt).take()
         watched.trouble = None
         if is_unsupervised(job):
             self._store.set_reason(job, "", self._leases.owner)
-        if changed:
-            watched.quiet_s, watched.due = 0.0, self._clock.monotonic()
-        else:
-            self._rest(watched)
+            watched.expire()
+        return self._changed(watched) if changed else self._rest(watched), None
 
-    def _rest(self, watched: _Watched) -> None:
+    def _changed(self, watched: _Watched) -> float:
+        """Return when a job is due whose rows have changed: at once."""
+        watched.trouble, watched.quiet_s = None, 0.0
+        watched.expire()
+        return self._clock.monotonic()
+
+    def _failed(self, job: JobRow, attempt: Attempt | None, watched: _Watched, error: Exception) -> float:
+        """Return when to try again after a step has failed."""
+        if isinstance(error, ProvisionError) and error.error_class in _NEEDS_LOGIN:
+            return self._locked_out(job, attempt, watched, error)
+        if not isinstance(error, (JobDirError, ProvisionError)):
+            log.error("%s: a step failed", job.id, exc_info=error)
+        return self._troubled(job, attempt, watched, error)
+
+    def _rest(self, watched: _Watched) -> float:
+        """Return when a job is due that has not changed."""
         first, most = _QUIET_S.get(watched.target, _QUIET_CLOUD_S)
         watched.quiet_s = min(max(watched.quiet_s * 1.2, first), most)
-        watched.due = self._clock.monotonic() + watched.quiet_s
+        return self._clock.monotonic() + watched.quiet_s
 
-    def _locked_out(self, job: JobRow, attempt: Attempt | None, watched: _Watched, error: ProvisionError) -> None:
-        """Record in the job's reason that its machines are out of reach. A supervisor that has credentials of their
-        account may take the lease: nothing is recorded at once where it is yet to launch the job."""
+    def _locked_out(self, job: JobRow, attempt: Attempt | None, watched: _Watched, error: ProvisionError) -> float:
+        """Return when to try again; record in the job's reason that its machines are out of reach.
+
+        A supervisor that has credentials of their account may take the lease: nothing is recorded at once where it is
+        yet to launch the job.
+        """
         foreign = error.code == OTHER_ACCOUNT
         tries = watched.trouble.times if watched.trouble else 0
         if foreign and (attempt is None or attempt.launched is None) and tries < _UNRECORDED:
             watched.trouble = watched.trouble or _Trouble()
             watched.trouble.times += 1
-            watched.due = self._clock.monotonic() + _PAUSE_S[0]
+            watched.expire()
+            due = self._clock.monotonic() + _PAUSE_S[0]
         else:
             target = "" if attempt is None else attempt.offer["cloud"]
             reason = unsupervised_reason(
@@ -258,21 +372,16 @@ class Supervisor:
             )
             if reason != job.reason:
                 self._store.set_reason(job, reason, self._leases.owner)
-            self._troubled(job, attempt, watched, str(error), by_job_dir=False)
+            due = self._troubled(job, attempt, watched, error)
         if foreign:
             self._leases.give_back(job)
+        return due
 
-    def _troubled(
-        self,
-        job: JobRow,
-        attempt: Attempt | None,
-        watched: _Watched,
-        message: str,
-        *,
-        by_job_dir: bool,
-        is_expected: bool = True,
-    ) -> None:
-        """A step failed: pause, and after too long without a job dir give the job up."""
+    def _troubled(self, job: JobRow, attempt: Attempt | None, watched: _Watched, error: Exception) -> float:
+        """Return when to try again after a step has failed; after too long without a job dir give the job up."""
+        is_expected, by_job_dir = isinstance(error, (JobDirError, ProvisionError)), isinstance(error, JobDirError)
+        is_ours = is_expected or isinstance(error, StoreError)
+        message = str(error) if is_ours else f"{type(error).__name__}: {error}"
         now = self._clock.monotonic()
         trouble = watched.trouble = watched.trouble or _Trouble()
         if trouble.message != message:
@@ -283,7 +392,6 @@ class Supervisor:
         if by_job_dir:
             watched.memory.job_dirs.clear()  # their credentials were read when they were opened: there may be new ones
         pause = min(_PAUSE_S[0] * 2.0 ** min(trouble.times - 1, 30), _PAUSE_S[1])
-        watched.due = now + pause
         runs = attempt is not None and attempt.state == "running"
         # Machines that are gone cost nothing, and a store comes back; a local folder that they lost does not.
         gone = watched.memory.machines_gone and attempt is not None and _is_local(job, attempt)
@@ -296,6 +404,8 @@ class Supervisor:
             reason = f"given up after {patience:.0f} s: {message}"
         if reason:
             self._give_up(Step(self._tools, watched.memory, job, attempt), job, reason)
+        watched.expire()
+        return now + pause
 
     @staticmethod
     def _give_up(step: Step, job: JobRow, reason: str) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from sqlalchemy import Column, Float, ForeignKey, Index, Integer, MetaData, Table, Text
 
-REVISIONS = ("0001", "0002", "0003", "0004")
+REVISIONS = ("0001", "0002", "0003", "0004", "0005")
 """Every schema this version can upgrade, oldest first."""
 HEAD = REVISIONS[-1]
 
@@ -77,6 +77,7 @@ attempts = Table(
     Column("nodes", Text),
     Column("hints", Text),
     Column("account", Text),
+    Column("seen", Text),
 )
 
 events = Table(

@@ -179,10 +179,12 @@ def test_many_jobs_cost_a_bounded_number_of_calls(many: Many) -> None:
     assert set(quiet) <= {"ec2.DescribeInstances", "s3.GetObject", "s3.HeadObject"}
     assert quiet["ec2.DescribeInstances"] <= lasted / WINDOW_S + 2
     reads = sum(count for name, count in quiet.items() if name.startswith("s3."))
-    assert reads <= JOBS * (lasted / 3.0 + 2) * 2
+    assert reads <= JOBS * (lasted / 60.0 + 1) * 2, "once a minute while machines and programs run"
 
     many.control.forget()
     in_parallel(succeed, rows)
+    for instance in many.control.instances(running=True):
+        many.control.crash(instance.instance_id)  # a machine that is done ends itself
     many.wait_for("succeeded")
     ending = many.calls()
     print("end", dict(ending))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -93,13 +93,13 @@ class Many:
         )
         self.crew = Crew(self.supervisor, self.done.set, threads=threads)
 
-    def turn(self, *, hanging: int = 0, woken: bool = False) -> float:
+    def turn(self, *, hanging: int = 0, woken: Collection[str] | None = None) -> float:
         """Tick until only `hanging` threads are busy and nothing is due; for how long nothing will be."""
         end = time.monotonic() + PATIENCE_S
         while True:
             self.done.clear()
             tick = self.crew.tick(woken=woken)
-            woken = False
+            woken = None
             if self.crew.busy <= hanging and tick.wait_s > 0:
                 return tick.wait_s
             assert time.monotonic() < end, "the threads do not come to rest"
@@ -225,7 +225,7 @@ def test_what_is_asked_for_during_a_step_is_done_right_after_it(many: Many) -> N
     many.world.clock.advance(5)
     many.until_held()
     many.world.store.set_goal(job_id, "cancel", "cancel", many.world.clock.now())
-    many.crew.tick(woken=True)
+    many.crew.tick(woken=[job_id])
     gate.set()
     many.turn()  # the clock stands still: it was looked at again without a pause
     assert many.world.job(job_id).state == "stopping"
@@ -321,7 +321,7 @@ def _watch_for(many: Many, job_id: str, supervisor: Supervisor, seconds: float) 
     seen = set()
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        supervisor.tick(woken=True)
+        supervisor.tick(woken=[job_id])
         seen.add(many.world.job(job_id).lease_owner)
         time.sleep(0.05)
     return seen

@@ -37,7 +37,7 @@ def test_one_damaged_row_hides_no_other_job(
         listed = [Job(world.store, row) for row in world.store.list_jobs(active_only=False, limit=9)]
         assert whole in status_view.list_text(listed)
         assert whole in json.dumps(status_view.list_json(listed))
-        supervisor.tick(woken=True)
+        supervisor.tick(woken=[whole, damaged])
     damage(world, table, column, "x", damaged)
     world.drive(supervisor, until=lambda: world.job(whole).ended is not None)
     assert world.job(whole).state == "succeeded"

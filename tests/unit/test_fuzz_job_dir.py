@@ -307,7 +307,7 @@ def _cancel_all(world: World, rng: random.Random) -> None:
     world.drive(supervisor, until=lambda: all(world.job(job).state == "running" for job in jobs))
     for job in jobs:
         _spoil(rng, Path(unquote(world.job(job).job_dir.removeprefix("file://"))))
-    supervisor.tick(woken=True)
+    supervisor.tick(woken=jobs)
     for active in world.store.active_jobs():
         world.store.set_goal(active.id, "cancel", "cancel", world.clock.now())
     world.drive(supervisor, for_s=600.0)

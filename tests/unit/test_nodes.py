@@ -5,6 +5,7 @@ from __future__ import annotations
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -13,7 +14,7 @@ from cloudgpu.control.nodes import BOOT_S, GAVE_UP, SILENT_S, Watches, look
 from cloudgpu.control.outcomes import NodeEnd
 from cloudgpu.jobspecs.plan import Offer, RoleOffer
 from cloudgpu.provisioners.base import NodeState
-from cloudgpu.runtime.jobdir import Heartbeat, JobDir, node_key
+from cloudgpu.runtime.jobdir import Heartbeat, JobDir, Result, node_key
 from cloudgpu.runtime.objects import local_url
 
 
@@ -168,3 +169,67 @@ def test_a_machine_that_was_to_be_started_again_and_never_was_is_lost(tmp_path: 
     assert silent.end_at(BOOT_S - 1, returns=True) is None
     end = silent.end_at(BOOT_S, returns=True)
     assert end is not None and end.outcome == "lost"
+
+
+class Remote(Silent):
+    """The same, where the job dir is no folder: each request is paid for, and counted."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.reads: list[str] = []
+        store = self.dir
+
+        class Counted:
+            folder = None
+
+            def find(_, key: str) -> bytes | None:  # noqa: N805 - it counts for the outer object
+                self.reads.append(key)
+                return store.find(key)
+
+            def exists(_, key: str) -> bool:  # noqa: N805
+                return store.exists(key)
+
+        self.dir = Counted()  # type: ignore[assignment]
+        self.store = store
+
+    def beat(self, sequence: int) -> None:
+        key = node_key(1, "worker-0.1", "heartbeat.json")
+        getattr(self, "store", self.dir).put(key, Heartbeat(sequence, 0.0, "running").to_bytes())
+
+    def phase_at(self, now: float, phase: Literal["pending", "running", "gone"]) -> NodeEnd | None:
+        return look(self.dir, self.watches, [self.node], {"worker-0.1": NodeState("worker-0.1", phase)}, now)[0].end
+
+
+def test_a_program_that_runs_is_read_once_a_minute(tmp_path: Path) -> None:
+    remote = Remote(tmp_path)
+    for now in range(0, 601, 3):
+        if now % 60 == 0:
+            remote.beat(now)
+        assert remote.end_at(now) is None
+    assert len(remote.reads) == 2 * 11
+
+
+def test_a_machine_that_leaves_running_is_read_at_once(tmp_path: Path) -> None:
+    remote = Remote(tmp_path)
+    assert remote.phase_at(0, "running") is None
+    assert remote.phase_at(3, "running") is None
+    remote.store.put(node_key(1, "worker-0.1", "result.json"), Result("succeeded", 0, "", 1.0, 2.0).to_bytes())
+    assert remote.phase_at(6, "running") is None
+    end = remote.phase_at(9, "gone")
+    assert end is not None and end.outcome == "succeeded"
+
+
+def test_silence_is_judged_by_a_heartbeat_that_was_read_anew(tmp_path: Path) -> None:
+    """Looks were rare: by what was read before, the machine had been silent for long enough."""
+    remote = Remote(tmp_path)
+    assert remote.end_at(0) is None
+    now = 0.0
+    while now < SILENT_S + 30:
+        now += 29.0
+        remote.beat(int(now))
+        assert remote.end_at(now) is None
+    while (end := remote.end_at(now)) is None:
+        now += 3.0
+        assert now < 3 * SILENT_S
+    assert end.outcome == "lost"
+    assert len(remote.reads) < 2 * 20
