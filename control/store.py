@@ -53,6 +53,7 @@ class ActiveJob(NamedTuple):
     id: str
     updated: float
     """Epoch seconds."""
+    goal: str
     target: str
     """Of its newest attempt; "" before there is one."""
 
@@ -70,11 +71,13 @@ class Changes(NamedTuple):
 _IDS_PER_QUERY = 500
 """Databases limit the parameters of a query."""
 _NEWEST = and_(attempts.c.job_id == jobs.c.id, attempts.c.number == jobs.c.attempt)
-_WITH_TARGET = select(jobs.c.id, jobs.c.updated, jobs.c.ended, attempts.c.offer).outerjoin_from(jobs, attempts, _NEWEST)
+_WITH_TARGET = select(jobs.c.id, jobs.c.updated, jobs.c.goal, jobs.c.ended, attempts.c.offer).outerjoin_from(
+    jobs, attempts, _NEWEST
+)
 
 
 def _active(row: Mapping[str, Any]) -> ActiveJob:
-    return ActiveJob(row["id"], row["updated"], rows.target(row["offer"]))
+    return ActiveJob(row["id"], row["updated"], row["goal"], rows.target(row["offer"]))
 
 
 class Store:

@@ -263,7 +263,7 @@ class Supervisor:
         watched.target = job.target
         if watched.job is None:
             watched.changes += 1  # it is being read: what comes of that may be older
-        elif watched.job.updated != job.updated:
+        elif (watched.job.updated, watched.job.goal) != (job.updated, job.goal):
             watched.expire()
             self.hurry(job.id)
 
@@ -284,7 +284,7 @@ class Supervisor:
             return None
         attempt = self._store.current_attempts([job]).get(job_id) if job.attempt else None
         if attempt is not None:
-            watched.target = attempt.offer["cloud"]
+            watched.target = _target_of(attempt)
         if changes == watched.changes:
             watched.attempt, watched.job = attempt, job
         return job, attempt
@@ -340,7 +340,7 @@ class Supervisor:
 
     def _failed(self, job: JobRow, attempt: Attempt | None, watched: _Watched, error: Exception) -> float:
         """Return when to try again after a step has failed."""
-        if isinstance(error, ProvisionError) and error.error_class in _NEEDS_LOGIN:
+        if isinstance(error, ProvisionError) and _needs_login(error):
             return self._locked_out(job, attempt, watched, error)
         if not isinstance(error, (JobDirError, ProvisionError)):
             log.error("%s: a step failed", job.id, exc_info=error)
@@ -366,7 +366,7 @@ class Supervisor:
             watched.expire()
             due = self._clock.monotonic() + _PAUSE_S[0]
         else:
-            target = "" if attempt is None else attempt.offer["cloud"]
+            target = watched.target
             reason = unsupervised_reason(
                 error, target, has_machines=attempt is not None and attempt.launched is not None
             )
@@ -394,12 +394,14 @@ class Supervisor:
         pause = min(_PAUSE_S[0] * 2.0 ** min(trouble.times - 1, 30), _PAUSE_S[1])
         runs = attempt is not None and attempt.state == "running"
         # Machines that are gone cost nothing, and a store comes back; a local folder that they lost does not.
-        gone = watched.memory.machines_gone and attempt is not None and _is_local(job, attempt)
+        gone = watched.memory.machines_gone and job.dir_on(watched.target).startswith("file:")
         moves = attempt is not None and attempt.state == "launching" and watched.memory.moving == attempt.number
         patience = TRAINING_PATIENCE_S if (runs and not gone) or moves else self._patience_s
-        reason = trouble.patience.reason_to_end(
-            job, attempt, now=now, job_now=watched.memory.time.now(), message=message, is_expected=is_expected
-        )
+        reason = ""
+        if not _is_out_of_reach(error):  # concluding it would only hide why its machines run on
+            reason = trouble.patience.reason_to_end(
+                job, attempt, now=now, job_now=watched.memory.time.now(), message=message, is_expected=is_expected
+            )
         if by_job_dir and trouble.without_dir(now, watched.memory.copied) >= patience:
             reason = f"given up after {patience:.0f} s: {message}"
         if reason:
@@ -419,5 +421,18 @@ class Supervisor:
             log.exception("%s: it could not be given up", job.id)
 
 
-def _is_local(job: JobRow, attempt: Attempt) -> bool:
-    return job.dir_on(attempt.offer["cloud"]).startswith("file:")
+def _is_out_of_reach(error: Exception) -> bool:
+    """Return whether other credentials than these are needed: of another account, or renewed ones."""
+    return isinstance(error, ProvisionError) and (error.code == OTHER_ACCOUNT or error.error_class == "expired")
+
+
+def _needs_login(error: Exception) -> bool:
+    return isinstance(error, ProvisionError) and error.error_class in _NEEDS_LOGIN
+
+
+def _target_of(attempt: Attempt) -> str:
+    """Return the target of an attempt; "" if its row is damaged, which its next step reports."""
+    try:
+        return str(attempt.offer["cloud"])
+    except (LookupError, TypeError):
+        return ""

@@ -17,6 +17,7 @@ import urllib.request
 from pathlib import Path
 from typing import IO
 
+from ..jobspecs.home import private
 from .errors import InfraError
 
 RELEASES = "https://get.pulumi.com/releases/sdk"
@@ -35,7 +36,7 @@ def fetch(version: str, root: Path, releases: str = RELEASES) -> None:
     """
     name = archive_name(version)
     wanted = _checksum(_read(f"{releases}/pulumi-{version}-checksums.txt"), name)
-    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    private(root)
     with tempfile.TemporaryDirectory(dir=root) as folder:
         archive = Path(folder, name)
         with archive.open("wb") as file:

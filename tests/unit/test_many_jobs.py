@@ -51,7 +51,13 @@ class Running:
         self._calls["observe"] += 1
         return [NodeState(node, "running") for node in allocation.machines]
 
-    def find(self, key: str) -> bytes | None:
+    def account(self) -> str:
+        return ""
+
+    def check_account(self, _account: str | None) -> None:
+        """There is one only."""
+
+    def find(self, key: str, _most: int | None = None) -> bytes | None:
         self._calls["find"] += 1
         if not key.endswith("heartbeat.json"):
             return None
