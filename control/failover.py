@@ -102,9 +102,11 @@ REACTIONS = {
     "not_offered": Reaction("ever", _same_machines, _AS_SAID),
     # Credentials are a cloud's, not a zone's.
     "auth": Reaction("search", _any_machines, {**_AS_SAID, "zone": "cloud"}),
+    # Asked again a little later, where the job could go on elsewhere meanwhile.
+    "expired": Reaction("dry", _any_machines, dict.fromkeys(_AS_SAID, "cloud")),
     # A bug, or a wrong job file.
     "invalid": Reaction("ever", _any_machines, dict.fromkeys(_AS_SAID, "everywhere")),
-    # They were waited out in place, in vain: whatever it is, it is elsewhere that machines may be got.
+    # They were waited out in place without success: machines may be got elsewhere.
     "throttled": Reaction("dry", _any_machines, _AS_SAID),
     "transient": Reaction("dry", _any_machines, _AS_SAID),
 }

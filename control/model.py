@@ -80,6 +80,8 @@ class JobRow:
     ended: float | None
     lease_owner: str | None
     lease_beat: int
+    waiting_since: float | None = None
+    """Epoch seconds of the first of these `waits`; of no meaning without any."""
 
     def dir_on(self, cloud: str) -> str:
         """URL of the job's folder that machines of a cloud work with."""

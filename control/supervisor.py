@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from ..provisioners import get_provisioner
 from ..provisioners.base import Provisioner, ProvisionError
 from ..runtime.jobdir import JobDir, JobDirError
+from . import logins
 from .clock import Clock, JobTime, SystemClock
 from .errors import StoreError
 from .job_step import Memory, Tools
@@ -32,6 +33,8 @@ PATIENCE_S = 300.0
 
 _PAUSE_S = (1.0, 60.0)
 """After a failed step: at first, and at most."""
+LOGIN_S = 30.0
+"""After a failed step whose credentials were not accepted, in seconds at most: renewed ones are found within it."""
 _UNTRIED_S = 300.0
 """Between two failures of a job dir: longer than the longest pause and the slowest try together. So it was not tried
 meanwhile (a laptop was shut, or there was other trouble), and might have been of use."""
@@ -195,17 +198,21 @@ class Supervisor:
                 watched.memory.unasked = 0  # somebody else may ask
                 self._rest(watched)
                 return
-            changed = Step(self._tools, watched.memory, job, attempt).take()
+            step = Step(self._tools, watched.memory, job, attempt)
+            changed = step.take()
+            if not changed and job.not_before <= watched.memory.time.now():
+                step.note_login("")
         except LostRaceError:
             changed = True
         except StoreError:
             raise
         except (JobDirError, ProvisionError) as error:
-            self._troubled(job, attempt, watched, str(error), by_job_dir=isinstance(error, JobDirError))
+            self._note_login(job, attempt, watched, error)
+            self._troubled(job, attempt, watched, error)
             return
         except Exception as error:  # a bug met by one job must not leave the machines of the others alone
             log.exception("%s: a step failed", job.id)
-            self._troubled(job, attempt, watched, f"{type(error).__name__}: {error}", by_job_dir=False)
+            self._troubled(job, attempt, watched, error)
             return
         watched.trouble = None
         if changed:
@@ -218,10 +225,17 @@ class Supervisor:
         watched.quiet_s = min(max(watched.quiet_s * 1.2, first), most)
         watched.due = self._clock.monotonic() + watched.quiet_s
 
-    def _troubled(
-        self, job: JobRow, attempt: Attempt | None, watched: _Watched, message: str, *, by_job_dir: bool
-    ) -> None:
+    def _note_login(self, job: JobRow, attempt: Attempt | None, watched: _Watched, error: Exception) -> None:
+        """Say in the job's reason which credentials must be renewed, if they have caused the error."""
+        if said := logins.trouble(error):
+            with suppress(LostRaceError):
+                Step(self._tools, watched.memory, job, attempt).note_login(said)
+
+    def _troubled(self, job: JobRow, attempt: Attempt | None, watched: _Watched, error: Exception) -> None:
         """A step failed: pause, and after too long without a job dir give the job up."""
+        expected, by_job_dir = isinstance(error, (JobDirError, ProvisionError)), isinstance(error, JobDirError)
+        message = str(error) if expected else f"{type(error).__name__}: {error}"
+        by_login = logins.trouble(error) != ""
         now = self._clock.monotonic()
         trouble = watched.trouble = watched.trouble or _Trouble()
         if trouble.message != message:
@@ -231,12 +245,12 @@ class Supervisor:
         trouble.times += 1
         if by_job_dir:
             watched.memory.job_dirs.clear()  # their credentials were read when they were opened: there may be new ones
-        pause = min(_PAUSE_S[0] * 2.0 ** min(trouble.times - 1, 30), _PAUSE_S[1])
+        pause = min(_PAUSE_S[0] * 2.0 ** min(trouble.times - 1, 30), LOGIN_S if by_login else _PAUSE_S[1])
         watched.due = now + pause
         trains = attempt is not None and attempt.state == "running" and not watched.memory.machines_gone
         moves = attempt is not None and attempt.state == "launching" and watched.memory.moving == attempt.number
         patience = TRAINING_PATIENCE_S if trains or moves else self._patience_s
-        if by_job_dir and trouble.without_dir(now, watched.memory.copied) >= patience:
+        if by_job_dir and not by_login and trouble.without_dir(now, watched.memory.copied) >= patience:
             reason = f"given up after {patience:.0f} s: {message}"
             with suppress(LostRaceError):
                 Step(self._tools, watched.memory, job, attempt).give_up(reason)

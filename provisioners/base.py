@@ -11,8 +11,11 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from ..jobspecs.plan import Offer
 
-ErrorClass = Literal["capacity", "quota", "auth", "invalid", "throttled", "transient", "not_offered"]
+ErrorClass = Literal["capacity", "quota", "auth", "expired", "invalid", "throttled", "transient", "not_offered"]
+"""auth: the account may not do this. expired: its credentials are not taken any more until somebody renews them."""
 Scope = Literal["zone", "region", "cloud"]
+_UNAUTHENTICATED = 401
+"""HTTP status: the credentials are not accepted (RFC 9110, 15.5.2)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +149,8 @@ class ProvisionError(Exception):
         code: str = "",
         hints: Sequence[str] = (),
         retry_after: float | None = None,
+        status: int | None = None,
+        advice: str = "",
     ) -> None:
         super().__init__(message)
         self.error_class: ErrorClass = error_class
@@ -156,8 +161,50 @@ class ProvisionError(Exception):
         """Zones that the provider named as having capacity, as offers spell them."""
         self.retry_after = retry_after
         """Seconds after which to ask again, where the provider said so."""
-        self.asked = False
-        """Machines were asked for before it: some may be there, whatever it says."""
+        self.status = status
+        """HTTP status of the answer; None: there was none, or it is not known."""
+        self.advice = advice
+        """What the user can do, which the message says as well; "": nothing is known."""
+        self.may_have_created = False
+        """Raised after the first call that makes anything: something may be there, whatever the error says."""
+        self.has_started = False
+        """Machines were started before it, and may have been billed."""
+
+    def as_class(self, error_class: ErrorClass, more: str) -> ProvisionError:
+        """Return the same error with another class, and more text."""
+        changed = ProvisionError(
+            error_class,
+            f"{self}{more}",
+            scope=self.scope,
+            code=self.code,
+            hints=self.hints,
+            retry_after=self.retry_after,
+            status=self.status,
+            advice=self.advice,
+        )
+        changed.may_have_created, changed.has_started = self.may_have_created, self.has_started
+        return changed
+
+    @property
+    def is_login(self) -> bool:
+        """Whether the credentials were not accepted, as opposed to a permission that is missing."""
+        return self.error_class == "expired" or (self.error_class == "auth" and self.status == _UNAUTHENTICATED)
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the same call would be refused again. Otherwise what a launch has made stays: launch() is repeated
+        with the same token and finds it."""
+        return self.error_class not in ("throttled", "transient") and not self.is_login
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """What terminate() has found of a launch."""
+
+    has_started: bool
+    """A machine was there, or may have been."""
+    at: float | None = None
+    """Epoch seconds at which no machine was left, before the rest was removed; None: not known."""
 
 
 class Provisioner(Protocol):
@@ -169,8 +216,9 @@ class Provisioner(Protocol):
     def observe(self, allocation: Allocation) -> list[NodeState]:
         """One state per node of the allocation. Raises ProvisionError."""
 
-    def terminate(self, allocation: Allocation) -> None:
-        """End the machines. Idempotent; returns when nothing bills any more. Raises ProvisionError."""
+    def terminate(self, allocation: Allocation) -> Ended | None:
+        """End the machines and remove what was made for them. Idempotent; returns when nothing bills any more. None:
+        what there was is not known. Raises ProvisionError."""
 
     def remove(self, allocation: Allocation, nodes: Collection[str]) -> None:
         """End some of the machines, and nothing else: those of lost nodes, which may still be there. Idempotent; does

@@ -76,6 +76,8 @@ def classify(
                 code=code,
                 hints=(*hints, *_named(found)),
                 retry_after=retry_after,
+                status=status,
+                advice=rule.advice,
             )
     raise AssertionError("the last row of errors.csv fits everything")
 

@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
-from .objects import SCHEMES, Entry, JobDir, JobDirError, MissingError, is_permanent, local_url, portable_url
+from .objects import SCHEMES, Entry, JobDir, JobDirError, MissingError, is_login, is_permanent, local_url, portable_url
 
 __all__ = [
     "JOB_KEY",
@@ -53,6 +53,7 @@ __all__ = [
     "attempt_key",
     "code_key",
     "generation_key",
+    "is_login",
     "is_permanent",
     "local_url",
     "node_key",

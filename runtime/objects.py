@@ -17,7 +17,13 @@ from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import quote, unquote
 
 import obstore
-from obstore.exceptions import AlreadyExistsError, BaseError, NotFoundError, PermissionDeniedError
+from obstore.exceptions import (
+    AlreadyExistsError,
+    BaseError,
+    NotFoundError,
+    PermissionDeniedError,
+    UnauthenticatedError,
+)
 from obstore.store import AzureStore, LocalStore, from_url
 
 from . import azure_blob, gcs, local_listing, s3
@@ -72,6 +78,12 @@ _PERMANENT = (errno.EACCES, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENAM
 """Errors of local folders which no time heals."""
 _NOT_LINKED = re.compile(rf"Unable to rename file.*\(os error ({'|'.join(map(str, NO_LINK_CODES))})\)")
 """How obstore says so, whose create-only write of a local file is a link."""
+
+
+_LOGIN_CODES = frozenset({"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "InvalidAuthenticationInfo"})
+"""Words of S3, Cloud Storage and Blob Storage for credentials that were good once."""
+_PROVIDER = re.compile(r"External \w+ (credential|token) provider")
+"""How obstore begins, when what reads the credentials has failed: a login that has expired, or none."""
 
 
 class JobDirError(Exception):
@@ -452,6 +464,15 @@ def is_permanent(error: JobDirError) -> bool:
     if isinstance(cause, OSError) and cause.errno in _PERMANENT:
         return True
     return isinstance(cause, (NotFoundError, FileNotFoundError)) and any(code in str(cause) for code in _NO_BUCKET)
+
+
+def is_login(error: JobDirError) -> bool:
+    """Return whether the store does not accept the credentials any more, until they are renewed."""
+    cause = error.__cause__
+    if isinstance(cause, (CredentialsError, UnauthenticatedError)):
+        return True
+    text = str(cause)
+    return code_of(text) in _LOGIN_CODES or _PROVIDER.search(text) is not None
 
 
 class _ExistsError(JobDirError):

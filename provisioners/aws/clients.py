@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ...jobspecs.suggest import did_you_mean
 from .. import calls
-from ..base import ProvisionError
+from ..base import ErrorClass, ProvisionError
 from ..boot.record import is_loopback
 from ..clock import Clock, SystemClock
 from ..errors import classify
@@ -227,8 +227,9 @@ def _answered(error: Any, doing: str, clock: Clock) -> ProvisionError:  # noqa: 
         doing=doing,
         retry_after=calls.retry_after_s(headers.get("retry-after"), clock),
     )
-    if found.error_class != "auth":
+    if found.error_class not in ("auth", "expired"):
         return found
     more = "" if error.operation_name in message else f" (the action is {error.operation_name})"
-    more += calls.clock_is_off(headers.get("date"), clock, "AWS")
-    return ProvisionError("auth", f"{found}{more}", scope=found.scope, code=code)
+    skew = calls.clock_is_off(headers.get("date"), clock, "AWS")
+    error_class: ErrorClass = "auth" if skew else found.error_class  # no new login would be taken either
+    return found.as_class(error_class, f"{more}{skew}")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from .. import tags
-from ..base import ProvisionError
+from ..base import Ended, ProvisionError
 from . import groups, network
 from .clients import Clients, told, tolerate
 from .identity import remove_identity
@@ -36,20 +36,25 @@ class Ending:
     named: Collection[str] = ()
     """Instances that somebody knows of: they are ended also if no listing shows them yet."""
 
-    def run(self) -> None:
+    def run(self) -> Ended:
         """Remove all of it; returns when nothing bills any more. Raises ProvisionError, and may then be run again."""
         ec2, clock = self.clients.ec2(self.region), self.clients.clock
         until = clock.monotonic() + PATIENCE_S
         with told(f"look for the launch in {self.region}", clock):
             group = network.find_group(ec2, self.token)
         hidden, since = set(self.named), clock.monotonic()
+        has_started, at = bool(hidden) or (group is not None and group.is_grouped), clock.now()
         while True:
             # Before its machines: it would replace them.
             stands = group is not None and group.is_grouped and self._close(group)
-            left = self._end_machines(hidden, since)
+            seen, left = self._end_machines(hidden, since)
             hidden.clear()
+            has_started |= seen
+            if stands or left:
+                at = clock.now()
             if not stands and not left and (group is None or self._remove_rest(group, hidden)):
-                return
+                return Ended(has_started, at)
+            has_started |= bool(hidden)
             if clock.monotonic() > until:
                 names = ", ".join(sorted(left)) or network.name_of(self.token)
                 message = f"{names} in {self.region} was ended {PATIENCE_S:.0f} s ago, and is not gone yet"
@@ -57,16 +62,17 @@ class Ending:
             since = clock.monotonic()
             clock.sleep(_POLL_S)
 
-    def _end_machines(self, hidden: Collection[str], since: float) -> set[str]:
-        """Tell all machines to end; those that have not yet. `hidden` are told even if they are not seen."""
+    def _end_machines(self, hidden: Collection[str], since: float) -> tuple[bool, set[str]]:
+        """Terminate all machines, `hidden` even if they are not seen. Return whether there was any, also one that has
+        ended, and those that have not ended yet."""
         seen = self._look(since)
         left = {one.instance: one for one in seen if not one.is_gone}
-        told_to = {one.instance for one in left.values() if one.state != "shutting-down"}
+        alive = {one.instance for one in left.values() if one.state != "shutting-down"}
         unseen = set(hidden) - {one.instance for one in seen}
-        for batch in (told_to, *({instance} for instance in unseen)):
+        for batch in (alive, *({instance} for instance in unseen)):
             if batch:
                 terminate(self.clients, self.region, batch)
-        return set(left)
+        return bool(seen), set(left)
 
     def _close(self, group: network.Group) -> bool:
         return groups.close(self.clients, self.region, groups.group_name(group))

@@ -17,7 +17,7 @@ from typing import Any
 from ...jobspecs.fleets import FleetSpec
 from .. import grouping, tags
 from ..base import Allocation, NodeState, ProvisionError
-from ..calls import UNKNOWN, asking_for_machines, insist
+from ..calls import insist
 from ..grouping import GroupState, Prepared
 from ..sharing import Looks
 from . import groups, network, quotas
@@ -46,6 +46,7 @@ class GroupLaunch(Launch):
         self.stack = prepared.infrastructure
         with told(f"look for the launch in {region}", self.clients.clock):
             self.group = network.find_group(self.clients.ec2(region), request.token)
+        self.has_created = self.group is not None
         there = None if self.group is None else groups.find_scaling_group(self.clients, region, self._name)
         if there is None:
             self._make_or_undo(prepared)
@@ -67,7 +68,8 @@ class GroupLaunch(Launch):
             self._make_group(prepared)
             self._suspend(prepared)
         except ProvisionError as error:
-            if error.error_class not in UNKNOWN:
+            error.may_have_created |= self.has_created
+            if error.is_final:
                 self._undo()
             raise
 
@@ -109,6 +111,7 @@ class GroupLaunch(Launch):
             )
             self._make_standing(fleet, around, subnets)
 
+        self.has_created = True
         try:
             insist(make, self.clients.clock, PATIENCE_S)
         except ProvisionError as error:
@@ -135,8 +138,7 @@ class GroupLaunch(Launch):
             **group(fleet),
             **buying(fleet, made, groups.VERSION),
         }
-        with asking_for_machines():
-            groups.make_scaling_group(self.clients, region, wanted)
+        groups.make_scaling_group(self.clients, region, wanted)
 
 
 class Groups:

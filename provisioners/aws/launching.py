@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..base import LaunchRequest, NodeRequest, ProvisionError, node_token
-from ..calls import UNKNOWN, all_or_none, first_with_room, insist
+from ..calls import all_or_none, cleaning_up, first_with_room, insist, pause
 from ..infrastructure import Infrastructure, load
 from . import network, quotas
 from .clients import Clients, told
@@ -56,12 +56,14 @@ class Launch:
     """Machines have come to be, and were ended since others did not."""
     stack: Infrastructure | None = None
     """What the infra stack of the region has made."""
+    has_created: bool = False
+    """Something may have been made under this token, by this call or by an earlier one."""
 
     def run(self) -> None:
         """Have all nodes of the request. Raises ProvisionError.
 
-        Then nothing of this call is left if EC2 said no; what was there before it stays. If it is not known what came
-        of a call everything stays: the next launch() with this token finds it, as does terminate().
+        After a final refusal nothing of this call is left; what was there before it stays. After any other error
+        everything stays: the next launch() with this token finds it, as does terminate().
         """
         self._find()
         missing = [node for node in self.request.nodes if node.node not in self.machines]
@@ -71,7 +73,8 @@ class Launch:
         try:
             self._start(missing)
         except ProvisionError as error:
-            if error.error_class not in UNKNOWN and is_new:
+            error.may_have_created |= self.has_created
+            if error.is_final and is_new:
                 self._undo()
             raise
 
@@ -82,6 +85,7 @@ class Launch:
         begun = clock.monotonic()
         with told(f"look for the launch in {request.region}", clock):
             self.group = network.find_group(self.clients.ec2(request.region), request.token)
+        self.has_created = self.group is not None
         if self.group is None:
             return
         wanted = {node.node for node in request.nodes}
@@ -117,6 +121,7 @@ class Launch:
             log.warning(_ONE_ADAPTER, request.job_id, request.region, network.SUBNET_TAG)
         # A cluster is in one zone: where EC2 chooses it, the first try would bind all others to it.
         placed = wants_efa(request.nodes) and (request.zone is not None or request.market == "reservation")
+        self.has_created = True
         profile, placement = insist(lambda: self._make(subnets[0].vpc, placed=placed), self.clients.clock, PATIENCE_S)
         group = self.group.group if self.group else ""
         endpoint = self.clients.endpoint(request.region)
@@ -241,17 +246,15 @@ class Launch:
                     return one.instance
             if clock.monotonic() > until:
                 raise ProvisionError("transient", f"{error}; it cannot be seen yet", code=error.code) from error
-            clock.sleep(_POLL_S)
+            pause(clock, _POLL_S)
 
     # -- what EC2 refused
 
     def _undo(self) -> None:
-        """Remove what was made and started; what cannot be removed now is there for terminate()."""
+        """Remove what was made and started; terminate() removes what cannot be removed now."""
         request = self.request
-        try:
+        with cleaning_up(request.job_id):
             Ending(self.clients, self.sightings, request.region, request.token, request.owner.name).run()
-        except ProvisionError as error:
-            log.warning("%s: after a launch that was refused: %s", request.job_id, error)
 
 
 def known_stack(region: str) -> Infrastructure | None:

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 from ...jobspecs.plan import Offer
 from .. import grouping, tags
-from ..base import Allocation, LaunchRequest, NodeState, Owner, ProvisionError
-from ..calls import logged_in
+from ..base import Allocation, Ended, LaunchRequest, NodeState, Owner, ProvisionError
+from ..calls import last_of, renewing
 from ..sharing import PerSettings
 from . import network, prices
 from .clients import Clients, told
@@ -56,37 +56,38 @@ class AwsProvisioner:
         self._sightings = Sightings(self._clients)
         self._groups = Groups(self._clients, self._sightings)
 
+    @renewing
     def launch(self, request: LaunchRequest) -> Allocation:
         """Start the machines that are not there yet, all or none. Idempotent: see Launch.
 
         Constant in calls: two where all are there, else about a dozen and one for each machine.
         """
         check_request(request)
-        with logged_in(self._clients.forget):
-            self._clients.check_region(request.region)
-            if request.grouped:
-                return GroupLaunch(self._clients, self._images, self._sightings, request).allocate()
-            launch = Launch(self._clients, self._images, self._sightings, request)
-            launch.run()
+        self._clients.check_region(request.region)
+        if request.grouped:
+            return GroupLaunch(self._clients, self._images, self._sightings, request).allocate()
+        launch = Launch(self._clients, self._images, self._sightings, request)
+        launch.run()
         now = str(int(self._clients.clock.now()))
         details = {REGION: request.region, ZONE: launch.zone, OWNER: request.owner.name}
         details |= {f"{LAUNCHED}{node}": now for node in launch.started}
         machines = {node.node: launch.machines[node.node] for node in request.nodes}
         return Allocation(TARGET, request.job_id, request.attempt, request.token, machines, details)
 
+    @renewing
     def observe(self, allocation: Allocation) -> list[NodeState]:
         """EC2's states, at most a few seconds old; one call a region for all who ask within that time.
 
         A machine that no listing shows is `pending` while it is young, as listings lag; later it is gone: EC2 shows
         those that have ended for about an hour.
         """
-        with logged_in(self._clients.forget):
-            if grouping.is_grouped(allocation):
-                return self._groups.observe(allocation)
-            _, seen = self._seen(allocation)
+        if grouping.is_grouped(allocation):
+            return self._groups.observe(allocation)
+        _, seen = self._seen(allocation)
         return [self._state(allocation, node, seen.get(one)) for node, one in allocation.machines.items()]
 
-    def terminate(self, allocation: Allocation) -> None:
+    @renewing
+    def terminate(self, allocation: Allocation) -> Ended:
         """Remove everything under the token, also what the allocation does not name. Raises ProvisionError(transient)
         if machines are still ending after some minutes: call again.
         """
@@ -95,36 +96,37 @@ class AwsProvisioner:
         machines = frozenset(allocation.machines.values() if region and not is_grouped else ())
         if is_grouped:
             grouping.dismiss(allocation)
-        with logged_in(self._clients.forget):
-            for where in [region] if region else self._enabled_regions():
-                Ending(self._clients, self._sightings, where, allocation.token, owner, machines).run()
+        return last_of(
+            Ending(self._clients, self._sightings, where, allocation.token, owner, machines).run()
+            for where in ([region] if region else self._enabled_regions())
+        )
 
+    @renewing
     def remove(self, allocation: Allocation, nodes: Collection[str]) -> None:
         """A call for each that is not seen to be gone: EC2 ends none if it does not know one of them any more. A group
         ends its own."""
         if grouping.is_grouped(allocation):
             return
-        with logged_in(self._clients.forget):
-            region, seen = self._seen(allocation)
-            for instance in (allocation.machines[node] for node in nodes):
-                if instance not in seen or not seen[instance].is_gone:
-                    terminate(self._clients, region, [instance])
+        region, seen = self._seen(allocation)
+        for instance in (allocation.machines[node] for node in nodes):
+            if instance not in seen or not seen[instance].is_gone:
+                terminate(self._clients, region, [instance])
 
+    @renewing
     def find(self, owner: Owner) -> list[Allocation]:
         """Every launch of which anything is left, in all regions of the account: two calls a region.
 
         Regions that are not enabled are left out, and so are those where the account's administrators deny everything
         (with a warning). Any other region that does not answer makes it fail: what is there is then not known.
         """
-        with logged_in(self._clients.forget):
-            return self._find(owner)
+        return self._find(owner)
 
+    @renewing
     def explain(self, allocation: Allocation, node: str) -> str:
         """What the instance's console ends with: one call. Nothing of a group: which machine it was is not kept."""
         if grouping.is_grouped(allocation):
             return ""
-        with logged_in(self._clients.forget):
-            return console(self._clients, allocation.details[REGION], allocation.machines[node])
+        return console(self._clients, allocation.details[REGION], allocation.machines[node])
 
     def price(self, offer: Offer) -> Decimal | None:
         """The Spot price of this moment in the offer's zone; list prices are as planned. Two calls at most."""

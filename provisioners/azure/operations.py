@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..base import ProvisionError
+from ..calls import pause
 from .account import refusal
 from .clients import Clients, Json, answer_of, gone_is_fine
 
@@ -77,7 +78,7 @@ def make(clients: Clients, doing: str, begin: Callable[..., Any], look: Callable
         if clock.monotonic() > until:
             message = f"{doing}: Azure has not done it after {PATIENCE_S:.0f} s (it is {state or 'in no state'})"
             raise ProvisionError("transient", message, scope="region", code="OperationTimeout")
-        clock.sleep(next(waits))
+        pause(clock, next(waits))
         found = clients.ask(doing, lambda: look(cls=answer_of))
     if state != "Succeeded":
         raise refusal(reason(clients, order.url, doing) or {"code": "Failed", "message": f"it is {state}"}, doing)
@@ -106,7 +107,7 @@ def await_place(clients: Clients, group: str, name: str, doing: str, url: str = 
         if clock.monotonic() > until:
             message = f"{doing}: Azure has neither found a place for it nor refused it after {START_S:.0f} s"
             raise ProvisionError("transient", message, scope="zone", code="OperationTimeout")
-        clock.sleep(next(waits))
+        pause(clock, next(waits))
 
 
 def look_at(clients: Clients, group: str, name: str) -> View | None:
@@ -186,7 +187,7 @@ def wait_for(clients: Clients, doing: str, is_done: Callable[[], bool]) -> None:
         if clock.monotonic() > until:
             message = f"{doing}: Azure has not done it after {PATIENCE_S:.0f} s"
             raise ProvisionError("transient", message, scope="region", code="OperationTimeout")
-        clock.sleep(next(waits))
+        pause(clock, next(waits))
 
 
 def is_there(clients: Clients, doing: str, look: Callable[..., Any]) -> bool:

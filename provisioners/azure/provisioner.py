@@ -8,17 +8,16 @@ moment ago: any process may call any verb at any time.
 
 from __future__ import annotations
 
-import contextlib
 import logging
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import replace
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
 from ...jobspecs.plan import Offer
 from .. import grouping, tags
-from ..base import Allocation, LaunchRequest, NodeState, Owner, ProvisionError
-from ..calls import UNKNOWN, logged_in
+from ..base import Allocation, Ended, LaunchRequest, NodeState, Owner, ProvisionError
+from ..calls import UNKNOWN, renewing
 from ..sharing import PerSettings
 from . import network, operations, prices
 from .account import need_sdk, refusal
@@ -65,6 +64,7 @@ class AzureProvisioner:
         self._deleted: dict[tuple[str, str], NodeState] = {}
         """(token, machine) -> why one that Azure has failed to make, or to keep, was deleted."""
 
+    @renewing
     def launch(self, request: LaunchRequest) -> Allocation:
         """Start the machines that are not there yet, all or none. Idempotent: see Launch.
 
@@ -74,8 +74,8 @@ class AzureProvisioner:
         if request.grouped:
             return self._launch_grouped(request)
         launch = Launch(self._clients, self._images, self._sizes, self._sightings, request)
-        with self._azure():
-            launch.run()
+        need_sdk()
+        launch.run()
         now = str(int(self._clients.clock.now()))
         details = {REGION: request.region, OWNER: request.owner.name, MARKET: request.market}
         details |= {SUBSCRIPTION: self._clients.subscription} | ({ZONE: launch.zone} if launch.zone else {})
@@ -83,6 +83,7 @@ class AzureProvisioner:
         machines = {node.node: launch.machines[node.node] for node in request.nodes}
         return Allocation(TARGET, request.job_id, request.attempt, request.token, machines, details)
 
+    @renewing
     def observe(self, allocation: Allocation) -> list[NodeState]:
         """Azure's states, at most a few seconds old; one call for each launch, one for each machine in trouble, and one
         a minute for each other machine: whether it is being restarted no list tells.
@@ -90,63 +91,67 @@ class AzureProvisioner:
         A machine that Azure could not make after all is deleted, and told as refused; one that it could not keep is
         deleted, and gone.
         """
-        with self._azure():
-            self._check_subscription(allocation)
-            if grouping.is_grouped(allocation):
-                return grouping.states(allocation, state_of(self._clients, self._sightings, allocation))
-            seen = self._sightings.of_launch(allocation.token)
-            settled = [name for name in allocation.machines.values() if name in seen and seen[name].is_settled]
-            back = self._restarts.among(group_name(allocation.token), settled)
-            return [
-                self._state(allocation, node, name, seen.get(name), returns=name in back)
-                for node, name in allocation.machines.items()
-            ]
+        need_sdk()
+        self._check_subscription(allocation)
+        if grouping.is_grouped(allocation):
+            return grouping.states(allocation, state_of(self._clients, self._sightings, allocation))
+        seen = self._sightings.of_launch(allocation.token)
+        settled = [name for name in allocation.machines.values() if name in seen and seen[name].is_settled]
+        back = self._restarts.among(group_name(allocation.token), settled)
+        return [
+            self._state(allocation, node, name, seen.get(name), returns=name in back)
+            for node, name in allocation.machines.items()
+        ]
 
-    def terminate(self, allocation: Allocation) -> None:
+    @renewing
+    def terminate(self, allocation: Allocation) -> Ended:
         """Remove everything under the token, also what the allocation does not name. Raises ProvisionError(transient)
         if it is still being deleted after some minutes: call again.
         """
-        with self._azure():
-            self._check_subscription(allocation)
-            grouping.dismiss(allocation)
-            Ending(self._clients, self._sightings, allocation.token).run()
+        need_sdk()
+        self._check_subscription(allocation)
+        grouping.dismiss(allocation)
+        return Ending(self._clients, self._sightings, allocation.token).run()
 
+    @renewing
     def remove(self, allocation: Allocation, nodes: Collection[str]) -> None:
         """A call for each that is there; what was made for one that is not goes as well. A scale set does it itself."""
         if grouping.is_grouped(allocation):
             return
         group = group_name(allocation.token)
-        with self._azure():
-            self._check_subscription(allocation)
-            for name in (allocation.machines[node] for node in nodes):
-                if operations.look_at(self._clients, group, name) is not None:
-                    delete_machine(self._clients, group, name)
-                else:
-                    network.remove_interface(self._clients, group, name)
+        need_sdk()
+        self._check_subscription(allocation)
+        for name in (allocation.machines[node] for node in nodes):
+            if operations.look_at(self._clients, group, name) is not None:
+                delete_machine(self._clients, group, name)
+            else:
+                network.remove_interface(self._clients, group, name)
 
+    @renewing
     def find(self, owner: Owner) -> list[Allocation]:
         """Every launch of which anything is left, in all regions of the subscription: one call, and one for each."""
-        with self._azure():
-            begun = self._clients.clock.monotonic()
-            return [
-                _allocation(owner, group, self._sightings.of_launch(group.token, since=begun).values())
-                for group in groups_of(self._clients, owner.name)
-            ]
+        need_sdk()
+        begun = self._clients.clock.monotonic()
+        return [
+            _allocation(owner, group, self._sightings.of_launch(group.token, since=begun).values())
+            for group in groups_of(self._clients, owner.name)
+        ]
 
+    @renewing
     def explain(self, allocation: Allocation, node: str) -> str:
         """What the machine's console ends with, by boot diagnostics: a call, and what its answer names is read. Which
         machine of a scale set has had the node is not told by Azure."""
         if grouping.is_grouped(allocation):
             return ""
-        with self._azure():
-            self._check_subscription(allocation)
-            return console(self._clients, group_name(allocation.token), allocation.machines[node])
+        need_sdk()
+        self._check_subscription(allocation)
+        return console(self._clients, group_name(allocation.token), allocation.machines[node])
 
     def price(self, offer: Offer) -> Decimal | None:
         """The Spot price of this moment in the offer's region; list prices are as planned. One call for each size."""
         try:
-            with self._azure():
-                return prices.offer_price(self._prices, offer)
+            need_sdk()
+            return prices.offer_price(self._prices, offer)
         except ProvisionError as error:
             log.warning("the price of %s is taken from the plan: %s", offer.place, error)
             return None
@@ -155,19 +160,12 @@ class AzureProvisioner:
 
     def _launch_grouped(self, request: LaunchRequest) -> Allocation:
         launch = GroupedLaunch(self._clients, self._images, self._sizes, self._sightings, request)
-        with self._azure():
-            launch.run()
+        need_sdk()
+        launch.run()
         found = grouping.allocation(request, TARGET, launch.name, launch.fleet_dir)
         zone = {ZONE: launch.zone} if launch.zone else {}
         more = {MARKET: request.market, SUBSCRIPTION: self._clients.subscription, **zone}
         return replace(found, details=found.details | more)
-
-    @contextlib.contextmanager
-    def _azure(self) -> Iterator[None]:
-        """The SDK is there, and credentials that were refused are not used again."""
-        need_sdk()
-        with logged_in(self._clients.forget):
-            yield
 
     def _check_subscription(self, allocation: Allocation) -> None:
         """Where other settings name another subscription its machines are not gone: they are not looked for there."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from .. import tags
-from ..base import ProvisionError
+from ..base import Ended, ProvisionError
 from . import groups, network, operations
 from .clients import READ_S, WRITE_S, Clients, gone_is_fine
 from .labels import instance_prefix, with_label
@@ -39,7 +39,7 @@ class Ending:
     grouped: bool = True
     """There may be a group; False: it is known that there was none."""
 
-    def run(self) -> None:
+    def run(self) -> Ended:
         """Remove all of it; returns when nothing bills any more. Raises ProvisionError, and may then be run again."""
         clock = self.clients.clock
         begun = clock.monotonic()
@@ -47,19 +47,28 @@ class Ending:
             groups.end(self.clients, self.token, self.region, begun + PATIENCE_S)
         begun = since = clock.monotonic()
         hidden = set(self.named)
+        has_started = bool(hidden)
         while left := self._end_machines(hidden, since, again=since > begun):
             hidden.clear()
+            has_started = True
             if clock.monotonic() > begun + PATIENCE_S:
                 names = ", ".join(sorted(left))
                 message = f"{names} was ended {PATIENCE_S:.0f} s ago, and is not gone yet"
                 raise ProvisionError("transient", message, scope="region", code="StillThere")
             since = clock.monotonic()
             clock.sleep(_POLL_S)
+        at = clock.now()
         self._delete_disks()
         if self.grouped:
             groups.remove(self.clients, "template", self.token, self.region)
             groups.remove(self.clients, "placement policy", self.token, self.region)
         network.remove_rule(self.clients, self.token)
+        return Ended(has_started or self._was_started(), at)
+
+    def _was_started(self) -> bool:
+        """Whether a machine was made under this token that is gone by now."""
+        done = operations.of_instances(self.clients, f"{instance_prefix(self.token)}.*")
+        return any(one.verb == "insert" and one.error is None for one in done)
 
     def _end_machines(self, hidden: Collection[str], since: float, *, again: bool) -> set[str]:
         """Have all machines deleted; those that are there yet, or on their way by a call whose answer was lost, maybe.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..base import LaunchRequest, NodeRequest, ProvisionError
-from ..calls import UNKNOWN, all_or_none, first_with_room, insist
+from ..calls import all_or_none, cleaning_up, first_with_room, insist
 from . import network, operations, quotas
 from .clients import PATIENCE_S, READ_S, WRITE_S, Clients
 from .ending import Ending, delete, ended_id
@@ -73,12 +73,14 @@ class Launch:
     """Of the machines."""
     has_begun: bool = False
     """Machines have come to be, and were ended since others did not."""
+    has_created: bool = False
+    """Something may have been made under this token, by this call or by an earlier one."""
 
     def run(self) -> None:
         """Have all nodes of the request. Raises ProvisionError.
 
-        Then nothing of this call is left if Compute Engine said no; what was there before it stays. If it is not known
-        what came of a call everything stays: the next launch() with this token finds it, as does terminate().
+        After a final refusal nothing of this call is left; what was there before it stays. After any other error
+        everything stays: the next launch() with this token finds it, as does terminate().
         """
         self._find()
         missing = [node for node in self.request.nodes if node.node not in self.machines]
@@ -88,7 +90,8 @@ class Launch:
         try:
             self._start(missing)
         except ProvisionError as error:
-            if error.error_class not in UNKNOWN and is_new:
+            error.may_have_created |= self.has_created
+            if error.is_final and is_new:
                 self._undo()
             raise
 
@@ -102,6 +105,7 @@ class Launch:
         for one in seen.values():
             if one.token == request.token and one.node in wanted and not one.is_ending:
                 self.machines[one.node], self.zone = one.machine, one.zone
+        self.has_created = bool(self.machines)
         missing = wanted - set(self.machines)
         if not missing:
             return
@@ -124,6 +128,7 @@ class Launch:
         attachment = network.find_attachment(clients, request.region, stack)
         account = machine_account(clients, stack, request)
         self._warn(attachment)
+        self.has_created = len(request.nodes) > 1  # the rule that is made for one machine is shared, and stays
         insist(lambda: self._make(attachment), clients.clock, PATIENCE_S)
 
         def start(zone: str) -> None:
@@ -246,13 +251,11 @@ class Launch:
     # -- what was refused
 
     def _undo(self) -> None:
-        """Remove what was made and started; what cannot be removed now is there for terminate()."""
+        """Remove what was made and started; terminate() removes what cannot be removed now."""
         request = self.request
-        try:
+        with cleaning_up(request.job_id):
             owner, region = request.owner.name, request.region
             Ending(self.clients, self.sightings, request.token, owner, region=region, grouped=False).run()
-        except ProvisionError as error:
-            log.warning("%s: after a launch that was refused: %s", request.job_id, error)
 
 
 def past(done: Sequence[Done], token: str, node: str, zone: str) -> Past:

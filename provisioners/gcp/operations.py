@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..base import ProvisionError
-from ..calls import insist
+from ..calls import insist, pause
 from ..errors import classify
 from .clients import PATIENCE_S, READ_S, Clients, told
 from .rest import last_part
@@ -107,7 +107,7 @@ def wait(
         if clock.monotonic() > until:
             message = f"{doing}: Compute Engine has not done it after {patience_s:.0f} s (operation {now.name})"
             raise ProvisionError("transient", message, scope="zone", code="OperationTimeout")
-        clock.sleep(next(pauses))
+        pause(clock, next(pauses))
         now = clients.ask(doing, functools.partial(_look, clients, ordered, doing))
     if now.error is not None:
         raise now.error

@@ -8,17 +8,16 @@ Nothing is remembered here but what was seen a moment ago: any process may call 
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
 from ...jobspecs.plan import Offer
 from .. import tags
-from ..base import Allocation, LaunchRequest, NodeState, Owner, ProvisionError
-from ..calls import logged_in
+from ..base import Allocation, Ended, LaunchRequest, NodeState, Owner, ProvisionError
+from ..calls import renewing
 from ..grouping import dismiss, is_grouped
 from ..sharing import PerSettings
 from . import grouped, groups, network
@@ -56,6 +55,7 @@ class GcpProvisioner:
         self._ended: dict[str, NodeState] = {}
         """Machine -> its last state: why one is gone is asked once."""
 
+    @renewing
     def launch(self, request: LaunchRequest) -> Allocation:
         """Start the machines that are not there yet, all or none. Idempotent: see Launch.
 
@@ -65,64 +65,68 @@ class GcpProvisioner:
         if request.grouped:
             return self._launch_group(request)
         launch = Launch(self._clients, self._images, self._sightings, request)
-        with self._google():
-            launch.run()
+        need_sdk()
+        launch.run()
         now = str(int(self._clients.clock.now()))
         details = {REGION: request.region, ZONE: launch.zone, OWNER: request.owner.name, PROJECT: self._clients.project}
         details |= {f"{LAUNCHED}{node}": now for node in launch.started}
         machines = {node.node: launch.machines[node.node] for node in request.nodes}
         return Allocation(TARGET, request.job_id, request.attempt, request.token, machines, details)
 
+    @renewing
     def observe(self, allocation: Allocation) -> list[NodeState]:
         """Compute Engine's states, at most a few seconds old; one call for all who ask within that time.
 
         A machine that no listing shows is gone if it has been ended, and what was done to it tells why; else it is
         asked for by its name, as listings may lag.
         """
-        with self._google():
-            self._check_project(allocation)
-            if is_grouped(allocation):
-                return grouped.observe(self._clients, self._sightings, self._groups, allocation)
-            seen = self._seen(allocation)
-            return [self._state(allocation, node, one, seen.get(one)) for node, one in allocation.machines.items()]
+        need_sdk()
+        self._check_project(allocation)
+        if is_grouped(allocation):
+            return grouped.observe(self._clients, self._sightings, self._groups, allocation)
+        seen = self._seen(allocation)
+        return [self._state(allocation, node, one, seen.get(one)) for node, one in allocation.machines.items()]
 
-    def terminate(self, allocation: Allocation) -> None:
+    @renewing
+    def terminate(self, allocation: Allocation) -> Ended:
         """Remove everything under the token, also what the allocation does not name. Raises ProvisionError(transient)
         if machines are still ending after some minutes: call again.
         """
         owner = allocation.details.get(OWNER, "")
-        with self._google():
-            self._check_project(allocation)
-            dismiss(allocation)
-            has_group, is_known = is_grouped(allocation), PROJECT in allocation.details
-            Ending(
-                self._clients,
-                self._sightings,
-                allocation.token,
-                owner,
-                named=() if has_group else frozenset(allocation.machines.values()),
-                region=allocation.details.get(REGION, ""),
-                grouped=has_group or not is_known,
-            ).run()
+        need_sdk()
+        self._check_project(allocation)
+        dismiss(allocation)
+        has_group, is_known = is_grouped(allocation), PROJECT in allocation.details
+        return Ending(
+            self._clients,
+            self._sightings,
+            allocation.token,
+            owner,
+            named=() if has_group else frozenset(allocation.machines.values()),
+            region=allocation.details.get(REGION, ""),
+            grouped=has_group or not is_known,
+        ).run()
 
+    @renewing
     def remove(self, allocation: Allocation, nodes: Collection[str]) -> None:
         """A call for each that is not ending already. A group replaces its machines by itself."""
         if is_grouped(allocation):
             return
-        with self._google():
-            self._check_project(allocation)
-            seen = self._seen(allocation)
-            for machine in (allocation.machines[node] for node in nodes):
-                if machine not in seen or not seen[machine].is_ending:
-                    delete(self._clients, machine)
+        need_sdk()
+        self._check_project(allocation)
+        seen = self._seen(allocation)
+        for machine in (allocation.machines[node] for node in nodes):
+            if machine not in seen or not seen[machine].is_ending:
+                delete(self._clients, machine)
 
+    @renewing
     def find(self, owner: Owner) -> list[Allocation]:
         """Every launch of which anything is left, in all zones of the project: five calls."""
-        with self._google():
-            begun = self._clients.clock.monotonic()
-            rules = network.rules_of(self._clients, owner.name)
-            parts = [part for kind in groups.KINDS for part in groups.find(self._clients, kind).of("")]
-            seen = self._sightings.of_owner(owner.name, since=begun).values()
+        need_sdk()
+        begun = self._clients.clock.monotonic()
+        rules = network.rules_of(self._clients, owner.name)
+        parts = [part for kind in groups.KINDS for part in groups.find(self._clients, kind).of("")]
+        seen = self._sightings.of_owner(owner.name, since=begun).values()
         found: list[Sighting | Part] = [*seen, *(part for part in parts if part.tags.get(tags.OWNER) == owner.name)]
         launches: dict[str, Mapping[str, str]] = {rule.token: rule.tags for rule in rules}
         launches |= {one.token: one.tags for one in found}
@@ -132,13 +136,14 @@ class GcpProvisioner:
             if token
         ]
 
+    @renewing
     def explain(self, allocation: Allocation, node: str) -> str:
         """What the instance's serial port ends with: one call. Of a group nobody knows which machine has a node."""
         if is_grouped(allocation):
             return ""
-        with self._google():
-            self._check_project(allocation)
-            return console(self._clients, allocation.machines[node])
+        need_sdk()
+        self._check_project(allocation)
+        return console(self._clients, allocation.machines[node])
 
     def price(self, offer: Offer) -> Decimal | None:  # noqa: ARG002 - of the protocol
         """None: Google quotes no price of the moment, only list prices, also for Spot: the plan has them already."""
@@ -147,16 +152,9 @@ class GcpProvisioner:
     # -- helpers
 
     def _launch_group(self, request: LaunchRequest) -> Allocation:
-        with self._google():
-            made = grouped.GroupedLaunch(self._clients, self._images, self._sightings, request).run()
-            return dataclasses.replace(made, details={**made.details, PROJECT: self._clients.project})
-
-    @contextlib.contextmanager
-    def _google(self) -> Iterator[None]:
-        """The SDK is there, and credentials that were refused are not used again."""
         need_sdk()
-        with logged_in(self._clients.forget):
-            yield
+        made = grouped.GroupedLaunch(self._clients, self._images, self._sightings, request).run()
+        return dataclasses.replace(made, details={**made.details, PROJECT: self._clients.project})
 
     def _check_project(self, allocation: Allocation) -> None:
         """Where other settings name another project its machines are not gone: they are not looked for there."""

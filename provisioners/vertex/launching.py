@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..base import LaunchRequest, ProvisionError
-from ..calls import UNKNOWN, asking_for_machines, insist
+from ..calls import UNKNOWN, asking_for_machines, insist, pause
 from ..gcp import quotas
 from .clients import PATIENCE_S, WRITE_S, Clients, told
 from .ending import keep_one
@@ -119,4 +119,4 @@ class Launch:
             found = self._find()
             if found is not None or clock.monotonic() > until:
                 return found
-            clock.sleep(_POLL_S)
+            pause(clock, _POLL_S)

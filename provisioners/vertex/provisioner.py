@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from ...jobspecs.plan import Offer
 from .. import calls, tags
-from ..base import Allocation, LaunchRequest, NodeState, Owner, ProvisionError
+from ..base import Allocation, Ended, LaunchRequest, NodeState, Owner, ProvisionError
 from ..sharing import PerSettings
 from .clients import Clients, regions
 from .ending import Ending, cancel, keep_one
@@ -51,20 +51,20 @@ class VertexProvisioner:
         self._answered: dict[str, bool] = {}
         """token -> whether it is known what came of every call that may have made a job; absent: nobody here called."""
 
+    @calls.renewing
     def launch(self, request: LaunchRequest) -> Allocation:
         """Have the job, which waits for its machines by itself. Idempotent: see Launch. Two calls, if all is well."""
         token = request.token
         with self._lock:
             certain = self._answered.get(token, not request.repeated)
-        with calls.logged_in(self._clients.forget):
-            launch = Launch(
-                self._clients,
-                self._sightings,
-                request,
-                on_asked=lambda: self._note(token, answered=False),
-                on_answered=lambda: self._note(token, answered=True),
-            )
-            job = launch.run()
+        launch = Launch(
+            self._clients,
+            self._sightings,
+            request,
+            on_asked=lambda: self._note(token, answered=False),
+            on_answered=lambda: self._note(token, answered=True),
+        )
+        job = launch.run()
         known = job.machines()
         missing = [node.node for node in request.nodes if node.node not in known]
         if missing:
@@ -77,18 +77,19 @@ class VertexProvisioner:
             details[DOUBTFUL] = str(int(doubtful))
         return Allocation(TARGET, request.job_id, request.attempt, token, machines, details)
 
+    @calls.renewing
     def observe(self, allocation: Allocation) -> list[NodeState]:
         """Vertex AI's state of the job, at most a few seconds old; one list of the region for all who ask within that
         time, and a call more for a job that has ended, or is not in the list yet."""
-        with calls.logged_in(self._clients.forget):
-            job = self._job(allocation) if allocation.machines else None
-            if job is not None and self._is_stuck(job):
-                return self._give_up(allocation, job)
+        job = self._job(allocation) if allocation.machines else None
+        if job is not None and self._is_stuck(job):
+            return self._give_up(allocation, job)
         if job is None:
             return [NodeState(node, "gone", "Vertex AI does not know it") for node in allocation.machines]
         return [job.as_node(node) for node in allocation.machines]
 
-    def terminate(self, allocation: Allocation) -> None:
+    @calls.renewing
+    def terminate(self, allocation: Allocation) -> Ended:
         """Cancel every job under the token, also what the allocation does not name. Raises ProvisionError(transient) if
         one is still ending after some minutes: call again.
 
@@ -100,12 +101,15 @@ class VertexProvisioner:
             known = bool(name) or self._answered.get(allocation.token, False)
         unseen_s = 0.0 if known or not region else UNSEEN_S
         unseen_s = max(unseen_s, float(allocation.details.get(DOUBTFUL, "0")) - self._clients.clock.now())
-        with calls.logged_in(self._clients.forget):
-            for where in [region] if region else regions():
-                names = [name] if name else []
-                Ending(self._clients, self._sightings, where, allocation.token, names, unseen_s).run()
+        names = [name] if name else []
+        ended = calls.last_of(
+            Ending(self._clients, self._sightings, where, allocation.token, names, unseen_s).run()
+            for where in ([region] if region else regions())
+        )
         self._note(allocation.token, answered=True)
+        return ended
 
+    @calls.renewing
     def remove(self, allocation: Allocation, nodes: Collection[str]) -> None:
         """All nodes or none: Vertex AI ends a job, not a replica of it. Raises ProvisionError(invalid) for some."""
         if not nodes:
@@ -113,18 +117,17 @@ class VertexProvisioner:
         if set(nodes) != set(allocation.machines):
             message = f"{', '.join(sorted(nodes))}: a custom job is ended as a whole"
             raise ProvisionError("invalid", message, scope="cloud")
-        with calls.logged_in(self._clients.forget):
-            for name in {machine.rpartition("/")[0] for machine in allocation.machines.values()}:
-                cancel(self._clients, name)
+        for name in {machine.rpartition("/")[0] for machine in allocation.machines.values()}:
+            cancel(self._clients, name)
 
+    @calls.renewing
     def find(self, owner: Owner) -> list[Allocation]:
         """Every launch whose job has not ended, in all regions: a call each.
 
         Regions that the account may not use are left out, with a warning, if it may use any. Any other region that does
         not answer makes it fail: what is there is then not known.
         """
-        with calls.logged_in(self._clients.forget):
-            return self._find(owner)
+        return self._find(owner)
 
     def price(self, offer: Offer) -> Decimal | None:  # noqa: ARG002 - no offer's is known
         """None: Vertex AI's fee on top of Compute Engine's prices is published for people only."""

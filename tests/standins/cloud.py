@@ -14,7 +14,7 @@ from decimal import Decimal
 from typing import Any, Literal
 
 from cloudgpu.jobspecs.plan import Offer
-from cloudgpu.provisioners.base import Allocation, LaunchRequest, NodeState, Owner, ProvisionError
+from cloudgpu.provisioners.base import Allocation, Ended, LaunchRequest, NodeState, Owner, ProvisionError
 from cloudgpu.runtime.checkpoint.manifest import RankManifest
 from cloudgpu.runtime.checkpoint.names import Name
 from cloudgpu.runtime.checkpoint.store import CheckpointStore
@@ -169,11 +169,12 @@ class FakeCloud:
             return NodeState(node, "pending", "in the queue", queued=True)
         return NodeState(node, "running")
 
-    def terminate(self, allocation: Allocation) -> None:
+    def terminate(self, allocation: Allocation) -> Ended:
         self._raise("terminate")
-        for machine in self.machines:
-            if machine.request.token == allocation.token:
-                machine.gone = True
+        ours = [machine for machine in self.machines if machine.request.token == allocation.token]
+        for machine in ours:
+            machine.gone = True
+        return Ended(has_started=bool(ours))
 
     def remove(self, allocation: Allocation, nodes: Collection[str]) -> None:
         self._raise("remove")

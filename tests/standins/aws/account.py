@@ -80,8 +80,8 @@ class Account:
 
     # -- verbs of the control
 
-    def fail(self, action: str, fault: dict[str, Any], where: dict[str, str], times: int | None, skip: int) -> None:
-        self.ledger.add(Rule(action, Fault(**fault), where, times, skip))
+    def fail(self, action: str, fault: dict[str, Any], **rule: Any) -> None:
+        self.ledger.add(Rule(action, Fault(**fault), **rule))
 
     def heal(self) -> None:
         self.ledger.clear(calls=False)
