@@ -10,18 +10,27 @@ of them are, for one node and two.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from fnmatch import fnmatchcase
+from fractions import Fraction
+from pathlib import Path
 
 import pytest
 
+from cloudgpu.control.supervisor import Supervisor
+from cloudgpu.jobspecs.plan import Offer, RoleOffer
 from cloudgpu.provisioners import Allocation, LaunchRequest, ProvisionError
 from cloudgpu.provisioners.base import Provisioner
+from cloudgpu.runtime.jobdir import JOB_KEY, JobDir, JobRecord, local_url
 from cloudgpu.tests.standins.aws import Aws
 from cloudgpu.tests.standins.azure import Azure
+from cloudgpu.tests.standins.control import World, make_job, make_policy, make_template
 from cloudgpu.tests.standins.faults import Call, Control, Fault, error
 from cloudgpu.tests.standins.gce.control import GceControl
 from cloudgpu.tests.standins.gcp import Gcp
@@ -211,3 +220,96 @@ def test_nothing_is_forgotten_when_credentials_go_bad(cloud: Cloud, nodes: int, 
             cloud.another().terminate(cloud.unknown(nodes))
         expect(not cloud.left(), cloud, call, cloud.left())
         renew(cloud)
+
+
+# -- under a supervisor
+
+
+@dataclass
+class Supervised:
+    """A job of two machines on AWS, in a store of its own, driven on a clock that the test moves. Its job dir is a
+    folder: nothing boots."""
+
+    cloud: Cloud
+    world: World
+    jobs: int = 0
+
+    def submit(self) -> str:
+        role = RoleOffer("worker", 2, "g4dn.xlarge", "T4", Fraction(1), 4, 16.0, Decimal("0.5"))
+        price = Decimal(1)
+        offer = Offer("aws", "us-east-1", "use1-az1", "on-demand", (role,), 100.0, Decimal(0), price, "2026-01-01")
+        self.jobs += 1
+        job_id, record = f"digits-{self.jobs:08d}", JobRecord(job_id="digits", name="digits", run="true").to_bytes()
+        self.folder(job_id).put(JOB_KEY, record)
+        row = make_job(
+            job_id,
+            f"s3://{aws_tests.BUCKET}/jobs/{job_id}",
+            [offer],
+            now=self.world.clock.now(),
+            policy=make_policy(agents={"x86_64": "a" * 64}, capacity_s=86_400),
+            job_sha256=hashlib.sha256(record).hexdigest(),
+        )
+        self.world.store.insert_job(row, "submitted")
+        return job_id
+
+    def folder(self, url: str) -> JobDir:
+        """What stands for a job dir in the bucket."""
+        return JobDir(local_url(self.world.folder / url.rpartition("/")[2]))
+
+    def supervisor(self) -> Supervisor:
+        provisioner = self.cloud.another()
+        return Supervisor(
+            self.world.store,
+            clock=self.world.clock,
+            provisioner=lambda _target: provisioner,
+            open_dir=self.folder,
+            owner="elsewhere/1/a",
+        )
+
+    def state(self, job_id: str) -> str:
+        return self.world.attempts(job_id)[-1].state
+
+    def check(self, call: Call, *, ended: bool) -> None:
+        """Credentials go bad at this call. The job waits, or is cancelled meanwhile, and then there is a new login."""
+        cloud, world, job_id, supervisor = self.cloud, self.world, self.submit(), self.supervisor()
+        cloud.control.log_out(cloud.refusals, call.number)
+        world.drive(supervisor, until=lambda: "run `aws sso login`" in world.job(job_id).reason, for_s=60)
+        self.drive(supervisor, 40)
+        assert self.state(job_id) == "launching", self.events(job_id)
+        if ended:
+            world.store.set_goal(job_id, "cancel", "cancel", world.clock.now())
+            self.drive(supervisor, 40)
+        cloud.control.heal()
+        if ended:
+            expect(self.state(job_id) == "terminating" or not cloud.left(), cloud, call, self.events(job_id))
+        else:
+            world.drive(supervisor, until=lambda: self.state(job_id) == "running", for_s=31)
+            world.store.set_goal(job_id, "cancel", "cancel", world.clock.now())
+        world.drive(supervisor, for_s=300)
+        assert (world.job(job_id).state, len(world.attempts(job_id))) == ("cancelled", 1)
+        expect(not cloud.left(), cloud, call, self.events(job_id))
+
+    def drive(self, supervisor: Supervisor, seconds: float) -> None:
+        """For so long, or until no job is active."""
+        with contextlib.suppress(AssertionError):
+            self.world.drive(supervisor, for_s=seconds)
+
+    def events(self, job_id: str) -> list[str]:
+        return [event.message for event in self.world.store.events(job_id)]
+
+
+@pytest.fixture
+def supervised(aws: tuple[Cloud, Mapping[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Supervised:
+    cloud, environ = aws
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    cloud.control.reset()
+    return Supervised(cloud, World(tmp_path / "world", make_template(tmp_path)))
+
+
+@pytest.mark.parametrize("ended", [False, True], ids=["goes on", "is cancelled"])
+def test_a_supervisor_waits_for_a_login_and_forgets_nothing(supervised: Supervised, ended: bool) -> None:
+    calls = calls_of(supervised.cloud, 2)
+    for call in calls if LONG else calls[-1:]:
+        renew(supervised.cloud)
+        supervised.check(call, ended=ended)
