@@ -18,6 +18,11 @@ _UNAUTHENTICATED = 401
 """HTTP status: the credentials are not accepted (RFC 9110, 15.5.2)."""
 
 
+FRESH = "fresh"
+"""In Allocation.details, with any value: all machines were started by the call of launch() that has returned it, none
+by an earlier one whose answer was lost. They are paid for from the beginning of that call on."""
+
+
 @dataclass(frozen=True, slots=True)
 class NodeRequest:
     """One machine to get."""

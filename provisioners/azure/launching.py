@@ -60,6 +60,8 @@ class Launch:
     """Resource id of the machines' identity, where it is not the launch's own."""
     _begun: frozenset[str] = frozenset()
     """Nodes whose machines are on their way, by a call whose answer nobody has."""
+    _was_begun: bool = False
+    """Some were on their way when this call began."""
     _is_placed: bool = False
     """Some of them are there, so `zone` is that of all."""
     _some_have_begun: bool = False
@@ -94,6 +96,11 @@ class Launch:
                 self._undo(missing, is_new=is_new)
             raise
 
+    @property
+    def is_fresh(self) -> bool:
+        """Whether this call has started all machines, as FRESH says."""
+        return len(self.started) == len(self.request.nodes) and not self._was_begun
+
     # -- what there is
 
     def _find(self, group: Group) -> None:
@@ -120,7 +127,7 @@ class Launch:
             elif view is not None:
                 begun.add(node)
             self.zone, self._is_placed = found.zone, True
-        self._begun = frozenset(begun)
+        self._begun, self._was_begun = frozenset(begun), bool(begun)
         started = group.started & set(nodes.values()) - set(self.machines) - begun - set(failed)
         self._clean(failed)
         # One whose interface is there was never made: they go together.

@@ -95,6 +95,11 @@ class Launch:
                 self._undo()
             raise
 
+    @property
+    def is_fresh(self) -> bool:
+        """Whether this call has started all machines, as FRESH says."""
+        return len(self.started) == len(self.request.nodes)
+
     # -- what there is
 
     def _find(self) -> None:

@@ -42,6 +42,8 @@ class Launch:
     """Called when it is known what came of that."""
     doubtful: float | None = None
     """Epoch seconds until which a list may still show another job: one whose creation was not answered."""
+    is_fresh: bool = False
+    """This call has created the job, as FRESH says."""
 
     def run(self) -> Sighting:
         """The job, new or not. Raises ProvisionError; then there is none of this launch, or it is not known."""
@@ -109,6 +111,7 @@ class Launch:
             self.on_answered()
             return found
         self.on_answered()
+        self.is_fresh = self.doubtful is None
         return sighting(made)
 
     def _look_for(self) -> Sighting | None:
