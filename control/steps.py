@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from ..jobspecs.catalog_targets import targets
 from ..jobspecs.plan import Offer
-from ..provisioners.base import FRESH, Allocation, Ended, NodeRequest, Provisioner, ProvisionError, launch_token
+from ..provisioners.base import Allocation, Ended, NodeRequest, Provisioner, ProvisionError, launch_token
 from ..provisioners.calls import LaunchInterruptedError, attentive
 from ..runtime.jobdir import JOB_KEY, AttemptRecord, JobDirError, Stop, StopReason, attempt_key
 from ..runtime.moving import AllDamagedError
@@ -157,7 +157,7 @@ class Step(Healing, Moving):
             return self._refused(attempt, error, first=first)
         values = {"state": "starting", "round": 0, "waits": 0, "not_before": 0.0, "cause": "", "reason": ""}
         changes: dict[str, Any] = {"state": "running", "allocation": allocation.to_json()}
-        if self._job.waits and FRESH in allocation.details:
+        if self._job.waits and allocation.is_fresh:
             changes["launched"] = self._now  # what was waited before was without a machine
         group = ", as a group that replaces lost machines" if request.grouped else ""
         return self._write("launched", f"launched on {place(offer)}{group}", job=values, attempt=changes)

@@ -18,11 +18,6 @@ _UNAUTHENTICATED = 401
 """HTTP status: the credentials are not accepted (RFC 9110, 15.5.2)."""
 
 
-FRESH = "fresh"
-"""In Allocation.details, with any value: all machines were started by the call of launch() that has returned it, none
-by an earlier one whose answer was lost. They are paid for from the beginning of that call on."""
-
-
 @dataclass(frozen=True, slots=True)
 class NodeRequest:
     """One machine to get."""
@@ -113,6 +108,9 @@ class Allocation:
     """node -> the target's id of its machine."""
     details: dict[str, str] = field(default_factory=dict)
     """What else the target must know; of a launch whose answer nobody has: `region`, and `owner` as in Owner.name."""
+    is_fresh: bool = field(default=False, compare=False)
+    """All machines were started by the call of launch() that has returned it, none by an earlier one whose answer was
+    lost: they are paid for from the beginning of that call on."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

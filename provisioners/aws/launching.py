@@ -80,7 +80,7 @@ class Launch:
 
     @property
     def is_fresh(self) -> bool:
-        """Whether this call has started all machines, as FRESH says."""
+        """Whether this call has started all machines, as Allocation.is_fresh says."""
         return len(self.started) == len(self.request.nodes)
 
     # -- what there is

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from ...jobspecs.plan import Offer
 from .. import grouping, tags
-from ..base import FRESH, Allocation, Ended, LaunchRequest, NodeState, Owner, ProvisionError
+from ..base import Allocation, Ended, LaunchRequest, NodeState, Owner, ProvisionError
 from ..calls import last_of, renewing
 from ..sharing import PerSettings
 from . import network, prices
@@ -71,9 +71,9 @@ class AwsProvisioner:
         now = str(int(self._clients.clock.now()))
         details = {REGION: request.region, ZONE: launch.zone, OWNER: request.owner.name}
         details |= {f"{LAUNCHED}{node}": now for node in launch.started}
-        details |= {FRESH: "1"} if launch.is_fresh else {}
         machines = {node.node: launch.machines[node.node] for node in request.nodes}
-        return Allocation(TARGET, request.job_id, request.attempt, request.token, machines, details)
+        fresh = launch.is_fresh
+        return Allocation(TARGET, request.job_id, request.attempt, request.token, machines, details, is_fresh=fresh)
 
     @renewing
     def observe(self, allocation: Allocation) -> list[NodeState]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from ...jobspecs.plan import Offer
 from .. import tags
-from ..base import FRESH, Allocation, Ended, LaunchRequest, NodeState, Owner, ProvisionError
+from ..base import Allocation, Ended, LaunchRequest, NodeState, Owner, ProvisionError
 from ..calls import renewing
 from ..grouping import dismiss, is_grouped
 from ..sharing import PerSettings
@@ -70,9 +70,9 @@ class GcpProvisioner:
         now = str(int(self._clients.clock.now()))
         details = {REGION: request.region, ZONE: launch.zone, OWNER: request.owner.name, PROJECT: self._clients.project}
         details |= {f"{LAUNCHED}{node}": now for node in launch.started}
-        details |= {FRESH: "1"} if launch.is_fresh else {}
         machines = {node.node: launch.machines[node.node] for node in request.nodes}
-        return Allocation(TARGET, request.job_id, request.attempt, request.token, machines, details)
+        fresh = launch.is_fresh
+        return Allocation(TARGET, request.job_id, request.attempt, request.token, machines, details, is_fresh=fresh)
 
     @renewing
     def observe(self, allocation: Allocation) -> list[NodeState]:

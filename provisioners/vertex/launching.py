@@ -43,7 +43,7 @@ class Launch:
     doubtful: float | None = None
     """Epoch seconds until which a list may still show another job: one whose creation was not answered."""
     is_fresh: bool = False
-    """This call has created the job, as FRESH says."""
+    """This call has created the job, as Allocation.is_fresh says."""
 
     def run(self) -> Sighting:
         """The job, new or not. Raises ProvisionError; then there is none of this launch, or it is not known."""

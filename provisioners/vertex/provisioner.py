@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from ...jobspecs.plan import Offer
 from .. import calls, tags
-from ..base import FRESH, Allocation, Ended, LaunchRequest, NodeState, Owner, ProvisionError
+from ..base import Allocation, Ended, LaunchRequest, NodeState, Owner, ProvisionError
 from ..sharing import PerSettings
 from .clients import Clients, regions
 from .ending import Ending, cancel, keep_one
@@ -73,11 +73,10 @@ class VertexProvisioner:
         machines = {node.node: known[node.node] for node in request.nodes}
         details = {REGION: request.region, OWNER: request.owner.name, JOB: job.name}
         doubtful = launch.doubtful if certain else self._clients.clock.now() + DOUBT_S
-        if launch.is_fresh:
-            details[FRESH] = "1"
         if doubtful is not None:
             details[DOUBTFUL] = str(int(doubtful))
-        return Allocation(TARGET, request.job_id, request.attempt, token, machines, details)
+        fresh = launch.is_fresh
+        return Allocation(TARGET, request.job_id, request.attempt, token, machines, details, is_fresh=fresh)
 
     @calls.renewing
     def observe(self, allocation: Allocation) -> list[NodeState]:

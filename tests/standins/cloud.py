@@ -14,7 +14,7 @@ from decimal import Decimal
 from typing import Any, Literal
 
 from cloudgpu.jobspecs.plan import Offer
-from cloudgpu.provisioners.base import FRESH, Allocation, Ended, LaunchRequest, NodeState, Owner, ProvisionError
+from cloudgpu.provisioners.base import Allocation, Ended, LaunchRequest, NodeState, Owner, ProvisionError
 from cloudgpu.runtime.checkpoint.manifest import RankManifest
 from cloudgpu.runtime.checkpoint.names import Name
 from cloudgpu.runtime.checkpoint.store import CheckpointStore
@@ -156,7 +156,7 @@ class FakeCloud:
         if wanted:
             self.launches.append(request)
         made = self._allocation(request)
-        return dataclasses.replace(made, details={FRESH: "1"}) if len(wanted) == len(request.nodes) else made
+        return dataclasses.replace(made, is_fresh=len(wanted) == len(request.nodes))
 
     def observe(self, allocation: Allocation) -> list[NodeState]:
         self._raise("observe")
