@@ -39,11 +39,12 @@ class Ending:
         clock = self.clients.clock
         begun = clock.monotonic()
         cancelled: set[str] = set()
-        at, has_started = clock.now(), self._has_started()
+        at, has_started = clock.now(), bool(self.names)
         while True:
-            left = self._left()
-            if left:
-                at, has_started = clock.now(), True
+            found = self._found()
+            left = [one for one in found if not one.is_gone]
+            has_started |= bool(found)
+            at = clock.now() if left else at
             for one in left:
                 if one.name not in cancelled and one.state != "CANCELLING":
                     cancel(self.clients, one.name)
@@ -56,15 +57,12 @@ class Ending:
                 raise ProvisionError("transient", message, scope="region", code="StillThere")
             clock.sleep(_POLL_S)
 
-    def _has_started(self) -> bool:
-        """Whether there is a job of this launch, also one that has ended."""
-        return bool(self.names) or bool(self.token and self.sightings.of_token(self.region, self.token, live=False))
-
-    def _left(self) -> list[Sighting]:
-        listed = self.sightings.of_token(self.region, self.token) if self.token else []
+    def _found(self) -> list[Sighting]:
+        """All jobs of the launch, also those that have ended."""
+        listed = self.sightings.of_token(self.region, self.token, live=False) if self.token else []
         seen = {one.name for one in listed}
         hidden = [self.sightings.named(name) for name in self.names if name not in seen]
-        return [one for one in (*listed, *hidden) if one is not None and not one.is_gone]
+        return [one for one in (*listed, *hidden) if one is not None]
 
 
 def keep_one(clients: Clients, found: list[Sighting]) -> Sighting | None:
