@@ -84,7 +84,7 @@ class AwsProvisioner:
             if grouping.is_grouped(allocation):
                 return self._groups.observe(allocation)
             _, seen = self._seen(allocation)
-        return [self._state(allocation, node, seen.get(one)) for node, one in allocation.machines.items()]
+        return [self._state(allocation, node, one, seen) for node, one in allocation.machines.items()]
 
     def terminate(self, allocation: Allocation) -> None:
         """Remove everything under the token, also what the allocation does not name. Raises ProvisionError(transient)
@@ -166,9 +166,9 @@ class AwsProvisioner:
             return region, self._sightings.of_owner(region, owner)
         return region, self._sightings.of_token(region, allocation.token)
 
-    def _state(self, allocation: Allocation, node: str, seen: Sighting | None) -> NodeState:
-        if seen is not None:
-            return seen.as_node(node)
+    def _state(self, allocation: Allocation, node: str, instance: str, seen: Mapping[str, Sighting]) -> NodeState:
+        if instance in seen:
+            return seen[instance].as_node(node, seen.values())
         age = self._clients.clock.now() - float(allocation.details.get(f"{LAUNCHED}{node}", "0"))
         if age < UNSEEN_S:
             return NodeState(node, "pending", "EC2 does not show it yet")

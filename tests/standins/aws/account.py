@@ -62,6 +62,8 @@ class Account:
         self.prices: dict[tuple[str, str], Decimal] = {}
         """(machine type, zone or region) -> US dollars an hour."""
         self.enforcing = False
+        self.doomed: list[Doom] = []
+        """Instances to come that end while they start."""
         self.lag_s = self.profile_lag_s = self.stopping_s = 0.0
         self._timers: list[threading.Timer] = []
         self._seeded: set[str] = set()
@@ -126,6 +128,9 @@ class Account:
 
     def set_stopping(self, seconds: float) -> None:
         self.stopping_s = seconds
+
+    def doom(self, code: str, message: str, zone: str, times: int, after_s: float) -> None:
+        self.doomed.append(Doom(code, message, zone, times, after_s))
 
     def enforce(self, on: bool) -> None:
         self.enforcing = on
@@ -194,6 +199,12 @@ class Account:
     def start(self, instance: Any) -> None:
         """A new instance begins."""
         self.launched[instance.id] = time.monotonic()
+        doom = next((one for one in self.doomed if one.times and one.zone in ("", instance.availability_zone)), None)
+        if doom is not None:
+            doom.times -= 1
+            _set_state(instance, "pending", 0)
+            self.later(doom.after_s, lambda: self.end(instance.id, doom.code, f"{doom.code}: {doom.message}"))
+            return
         if not self.boot:
             return
         root = Path(self._folder.name) / instance.id
@@ -340,10 +351,24 @@ class Told:
         return self.state not in GONE
 
 
+@dataclasses.dataclass
+class Doom:
+    """Instances that are `pending` for a while, and then terminated. Source: EC2 user guide, "Instance terminates
+    immediately"."""
+
+    code: str
+    """Of their StateReason."""
+    message: str
+    zone: str
+    """AZ name; "": any."""
+    times: int
+    after_s: float
+
+
 # fmt: off
 VERBS = frozenset({
     "fail", "heal", "calls", "forget", "reset", "set_capacity", "set_quota", "set_price", "set_lag", "set_stopping",
-    "enforce", "reserve", "extend_block", "interrupt", "recommend_rebalance", "schedule_event", "reboot", "hurry",
+    "doom", "enforce", "reserve", "extend_block", "interrupt", "recommend_rebalance", "schedule_event", "reboot", "hurry",
     "crash", "instances",
 })
 # fmt: on
