@@ -194,9 +194,20 @@ class Launch:
         self.zone = place.subnet.zone_name
 
     def _end(self, started: Mapping[str, str]) -> None:
-        """Machines that have come to nothing, since another one of the launch was refused."""
+        """Terminate machines of a launch of which another one was refused. EC2 may not know one yet that it has just
+        started. What cannot be ended is left to terminate(), and never replaces the refusal."""
         self.has_begun = True
-        terminate(self.clients, self.request.region, started.values())
+        left = set(started.values())
+
+        def end() -> None:
+            left.intersection_update(terminate(self.clients, self.request.region, left))
+            if left:
+                raise ProvisionError("transient", f"EC2 does not know {', '.join(sorted(left))} yet", scope="region")
+
+        try:
+            insist(end, self.clients.clock, _UNSEEN_S)
+        except ProvisionError as error:
+            log.warning("%s: after a launch that was refused: %s", self.request.job_id, error)
 
     def _start_one(self, place: Place, node: NodeRequest, image: Image) -> str:
         """The instance. A call that was throttled or not answered is repeated with the same client token."""

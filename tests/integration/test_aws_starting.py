@@ -72,24 +72,22 @@ def launched(aws: Aws, code: str, message: str = "", request: LaunchRequest = RE
 
 
 @pytest.mark.parametrize(
-    ("code", "message", "error_class", "scope", "says"),
+    ("code", "message", "kind", "says"),
     [
-        ("Server.InsufficientInstanceCapacity", "Insufficient capacity.", "capacity", "zone", "us-east-1"),
-        ("Server.InternalError", "Internal error on launch", "capacity", "zone", "while it started"),
-        ("Client.InternalError", "Client error on launch", "capacity", "zone", "kms:CreateGrant"),
-        ("Client.VolumeLimitExceeded", "Volume limit exceeded", "quota", "region", "resources.disk"),
-        ("Client.InstanceLimitExceeded", "Instance limit exceeded", "quota", "region", "Service Quotas"),
-        ("Client.InvalidSnapshot.NotFound", "The snapshot was not found.", "not_offered", "region", "snapshot"),
-        ("Client.InvalidKMSKey.InvalidState", "The key is disabled.", "auth", "region", "KMS key"),
-        ("Client.InvalidKMSKey.NotFound", "The key does not exist.", "auth", "region", "KMS key"),
+        ("Server.InsufficientInstanceCapacity", "Insufficient capacity.", ("capacity", "zone"), "us-east-1"),
+        ("Server.InternalError", "Internal error on launch", ("capacity", "zone"), "while it started"),
+        ("Client.InternalError", "Client error on launch", ("capacity", "zone"), "kms:CreateGrant"),
+        ("Client.VolumeLimitExceeded", "Volume limit exceeded", ("quota", "region"), "resources.disk"),
+        ("Client.InstanceLimitExceeded", "Instance limit exceeded", ("quota", "region"), "Service Quotas"),
+        ("Client.InvalidSnapshot.NotFound", "The snapshot was not found.", ("not_offered", "region"), "snapshot"),
+        ("Client.InvalidKMSKey.InvalidState", "The key is disabled.", ("auth", "region"), "KMS key"),
+        ("Client.InvalidKMSKey.NotFound", "The key does not exist.", ("auth", "region"), "KMS key"),
     ],
 )
-def test_each_reason_is_told_as_a_refusal(
-    aws: Aws, code: str, message: str, error_class: str, scope: str, says: str
-) -> None:
+def test_each_reason_is_told_as_a_refusal(aws: Aws, code: str, message: str, kind: tuple[str, str], says: str) -> None:
     refused = launched(aws, code, message).refused
     assert refused is not None
-    assert (refused.error_class, refused.scope, refused.code) == (error_class, scope, code)
+    assert (refused.error_class, refused.scope, refused.code) == (*kind, code)
     assert says in str(refused) and message.rstrip(".") in str(refused)
 
 

@@ -171,6 +171,12 @@ class Account:
                     timer.cancel()
                     timer.function()
 
+    def forget_ended(self) -> None:
+        """What happens about an hour after an instance's end: EC2 does not know it any more."""
+        with self.lock:
+            for region in moto_side.ec2_regions():
+                moto_side.forget_instances(region, {one.id for one in self._all() if one.state == "terminated"})
+
     def crash(self, instance_id: str) -> None:
         """The hardware fails: it is gone without a notice."""
         self.end(instance_id, "Server.InternalError", "Server.InternalError: Internal error")
@@ -368,8 +374,8 @@ class Doom:
 # fmt: off
 VERBS = frozenset({
     "fail", "heal", "calls", "forget", "reset", "set_capacity", "set_quota", "set_price", "set_lag", "set_stopping",
-    "doom", "enforce", "reserve", "extend_block", "interrupt", "recommend_rebalance", "schedule_event", "reboot", "hurry",
-    "crash", "instances",
+    "doom", "enforce", "reserve", "extend_block", "interrupt", "recommend_rebalance", "schedule_event", "reboot",
+    "hurry", "crash", "forget_ended", "instances",
 })
 # fmt: on
 

@@ -77,6 +77,10 @@ class AwsControl(Control):
         """It is gone, without notice."""
         self.do("crash", instance_id=instance_id)
 
+    def forget_ended(self) -> None:
+        """EC2 forgets all instances that have ended, as it does about an hour later."""
+        self.do("forget_ended")
+
     def instances(self, **where: Any) -> list[Told]:
         """All ever launched; `where` compares fields: `instances(running=True, zone="us-east-1b")`."""
         told = [Told(**value) for value in self.do("instances")]
