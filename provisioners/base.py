@@ -12,7 +12,8 @@ from typing import Any, Literal, Protocol, runtime_checkable
 from ..jobspecs.plan import Offer
 
 ErrorClass = Literal["capacity", "quota", "auth", "invalid", "throttled", "transient", "not_offered"]
-Scope = Literal["zone", "region", "cloud"]
+Scope = Literal["zone", "region", "market", "cloud"]
+"""Where an error holds. market: everywhere in the cloud, for offers of the refused one's market."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,7 +84,7 @@ CASES = [
     Case("aws", "NoSuchEntity", 404, "Instance Profile x cannot be found.", "transient", "region"),
     Case("aws", "InvalidParameterValue", 400, "Invalid value '0' for size", "invalid", "cloud"),
     Case("aws", "InvalidParameterValue", 400, "Invalid value 'p9.large' for InstanceType.", "not_offered", "region"),
-    Case("aws", "AuthFailure.ServiceLinkedRoleCreationNotPermitted", 403, "no permission", "auth", "cloud"),
+    Case("aws", "AuthFailure.ServiceLinkedRoleCreationNotPermitted", 403, "no permission", "auth", "market"),
     Case("aws", "IdempotentParameterMismatch", 400, "Arguments on this idempotent request", "invalid", "zone"),
     Case("aws", "RequestLimitExceeded", 503, "Request limit exceeded.", "throttled", "region"),
     Case("aws", "InternalError", 500, "An internal error has occurred", "transient", "region"),
