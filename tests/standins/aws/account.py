@@ -21,6 +21,7 @@ from .answers import Answer
 from .capacity import Capacity
 from .imds import InstanceMetadata
 from .reservations import Reservations
+from .throttling import Throttling
 from .tokens import Tokens
 
 GONE = ("terminated", "shutting-down")
@@ -47,6 +48,7 @@ class Account:
     def _forget(self) -> None:
         self.capacity = Capacity()
         self.tokens = Tokens()
+        self.throttling = Throttling()
         self.reservations = Reservations()
         self.machines: dict[str, Ec2Machine] = {}
         self.launched: dict[str, float] = {}
@@ -128,6 +130,9 @@ class Account:
 
     def set_stopping(self, seconds: float) -> None:
         self.stopping_s = seconds
+
+    def throttle(self, on: bool) -> None:
+        self.throttling.on = on
 
     def doom(self, code: str, message: str, zone: str, times: int, after_s: float) -> None:
         self.doomed.append(Doom(code, message, zone, times, after_s))
@@ -374,8 +379,8 @@ class Doom:
 # fmt: off
 VERBS = frozenset({
     "fail", "heal", "calls", "forget", "reset", "set_capacity", "set_quota", "set_price", "set_lag", "set_stopping",
-    "doom", "enforce", "reserve", "extend_block", "interrupt", "recommend_rebalance", "schedule_event", "reboot",
-    "hurry", "crash", "forget_ended", "instances",
+    "doom", "throttle", "enforce", "reserve", "extend_block", "interrupt", "recommend_rebalance", "schedule_event",
+    "reboot", "hurry", "crash", "forget_ended", "instances",
 })
 # fmt: on
 

@@ -45,6 +45,10 @@ class AwsControl(Control):
         """How long instances are shutting-down before they are terminated."""
         self.do("set_stopping", seconds=seconds)
 
+    def throttle(self, on: bool = True) -> None:
+        """Calls are counted by token buckets from now on, in real time."""
+        self.do("throttle", on=on)
+
     def doom(self, code: str, message: str = "", *, zone: str = "", times: int = 1, after_s: float = 0.0) -> None:
         """The next instances (in this zone) end while they start, with this StateReason."""
         self.do("doom", code=code, message=message, zone=zone, times=times, after_s=after_s)
