@@ -133,11 +133,12 @@ def terminate(clients: Clients, region: str, instances: Collection[str]) -> set[
     try:
         with told(doing, clients.clock):
             clients.ec2(region).terminate_instances(InstanceIds=sorted(instances))
-        return set()
     except ProvisionError as error:
         if error.code not in _UNKNOWN_OR_DENIED:
             raise
         refusal = error
+    else:
+        return set()
     if len(instances) > 1:
         return set[str]().union(*(terminate(clients, region, [one]) for one in sorted(instances)))
     if refusal.code == _DENIED and _is_there(clients, region, instances):

@@ -9,11 +9,13 @@ from dataclasses import dataclass, field
 from ..base import LaunchRequest, NodeRequest, ProvisionError, node_token
 from ..calls import UNKNOWN, all_or_none, first_with_room, insist
 from ..infrastructure import Infrastructure, load
-from . import network, quotas
+from . import network
+from .answers import Answers
 from .clients import Clients, told
 from .ending import Ending, terminate
 from .identity import make_identity, shared_profile
 from .images import Image, Images
+from .quotas import Quotas
 from .request import Place, run_instances, wants_efa
 from .reservations import Reservation, find_reservation
 from .sightings import Sightings
@@ -24,6 +26,9 @@ PATIENCE_S = 90.0
 """So long a call is repeated that was throttled or not answered, or that speaks of what was made just now."""
 _NO_PROFILE = "Invalid IAM Instance Profile"
 """What EC2 says, see errors.csv."""
+_IN_USE = frozenset({"VcpuLimitExceeded", "MaxSpotInstanceCountExceeded"})
+"""A quota is used up: by what runs, where it is large enough for the launch."""
+_SAYS_NOTHING_OF_PLACES = frozenset({"capacity", "throttled"})
 _UNSEEN_S = 60.0
 """So long a machine that must be there is looked for."""
 _POLL_S = 3.0
@@ -42,6 +47,8 @@ class Launch:
     clients: Clients
     images: Images
     sightings: Sightings
+    answers: Answers
+    quotas: Quotas
     request: LaunchRequest
     machines: dict[str, str] = field(default_factory=dict)
     """node -> instance, of all that were started under this token and group, also of those that are gone."""
@@ -71,9 +78,17 @@ class Launch:
         try:
             self._start(missing)
         except ProvisionError as error:
+            self._forget(error)
             if error.error_class not in UNKNOWN and is_new:
                 self._undo()
             raise
+
+    def _forget(self, error: ProvisionError) -> None:
+        """What this refusal may contradict is asked anew by the next launch."""
+        if error.error_class not in _SAYS_NOTHING_OF_PLACES:
+            self.answers.forget(self.request.region)
+        if error.error_class not in UNKNOWN:
+            self.quotas.release(self.request)
 
     # -- what there is
 
@@ -105,14 +120,7 @@ class Launch:
         self.stack = known_stack(request.region)
         images = {node.machine_type: self.images.find(request.region, node.machine_type) for node in missing}
         subnets, reservations = self._places(missing)
-        types = [node.machine_type for node in missing]
-        quotas.check(
-            self.clients.ec2(request.region),
-            self.clients.service_quotas(request.region),
-            region=request.region,
-            market=request.market,
-            machine_types=types,
-        )
+        self.quotas.check(request, [node.machine_type for node in missing])
         if wants_efa(request.nodes) and subnets[0].public:
             log.warning(_ONE_ADAPTER, request.job_id, request.region, network.SUBNET_TAG)
         # A cluster is in one zone: where EC2 chooses it, the first try would bind all others to it.
@@ -134,6 +142,8 @@ class Launch:
             )
         except ProvisionError as error:  # hints are as offers spell zones
             error.hints = tuple(self.zone_ids[name] for name in error.hints if name in self.zone_ids)
+            if error.code in _IN_USE and self.quotas.are_known_to_suffice(request):
+                error.error_class = "capacity"
             raise
 
     def _places(self, missing: Sequence[NodeRequest]) -> tuple[list[network.Subnet], Mapping[str, Reservation]]:
@@ -141,8 +151,8 @@ class Launch:
         request = self.request
         ec2, zone = self.clients.ec2(request.region), self.zone or request.zone
         reservations: dict[str, Reservation] = {}
+        subnets = network.find_subnets(self.answers.subnets(request.region), request.region, self.stack)
         with told(f"choose a place in {request.region}", self.clients.clock):
-            subnets = network.find_subnets(ec2, request.region, self.stack)
             if request.market == "reservation":
                 for machine_type in dict.fromkeys(node.machine_type for node in missing):
                     machines = sum(node.machine_type == machine_type for node in missing)

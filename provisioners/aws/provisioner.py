@@ -21,12 +21,14 @@ from ..base import Allocation, LaunchRequest, NodeState, Owner, ProvisionError
 from ..calls import logged_in
 from ..sharing import PerSettings
 from . import network, prices
+from .answers import Answers
 from .clients import Clients, told
 from .console import console
 from .ending import Ending, terminate
 from .grouped import GroupLaunch, Groups
 from .images import Images
 from .launching import Launch
+from .quotas import Quotas
 from .request import check_request
 from .sightings import Sighting, Sightings
 
@@ -54,7 +56,9 @@ class AwsProvisioner:
         self._clients = Clients(session, clock)
         self._images = Images(self._clients)
         self._sightings = Sightings(self._clients)
-        self._groups = Groups(self._clients, self._sightings)
+        self._answers = Answers(self._clients)
+        self._quotas = Quotas(self._clients, self._sightings)
+        self._groups = Groups(self._clients, self._sightings, self._answers)
 
     def launch(self, request: LaunchRequest) -> Allocation:
         """Start the machines that are not there yet, all or none. Idempotent: see Launch.
@@ -64,9 +68,10 @@ class AwsProvisioner:
         check_request(request)
         with logged_in(self._clients.forget):
             self._clients.check_region(request.region)
+            known = (self._clients, self._images, self._sightings, self._answers, self._quotas)
             if request.grouped:
-                return GroupLaunch(self._clients, self._images, self._sightings, request).allocate()
-            launch = Launch(self._clients, self._images, self._sightings, request)
+                return GroupLaunch(*known, request).allocate()
+            launch = Launch(*known, request)
             launch.run()
         now = str(int(self._clients.clock.now()))
         details = {REGION: request.region, ZONE: launch.zone, OWNER: request.owner.name}
@@ -127,10 +132,13 @@ class AwsProvisioner:
             return console(self._clients, allocation.details[REGION], allocation.machines[node])
 
     def price(self, offer: Offer) -> Decimal | None:
-        """The Spot price of this moment in the offer's zone; list prices are as planned. Two calls at most."""
-        clients = self._clients
+        """The Spot price of the last minute in the offer's zone; list prices are as planned. Two calls at most, shared
+        by all jobs."""
+        if offer.market != "spot":
+            return None
         try:
-            return prices.offer_price(clients.ec2(offer.region), offer, clients.clock)
+            found = self._answers.spot_prices(offer.region, {role.machine_type for role in offer.roles})
+            return prices.offer_price(found, offer)
         except ProvisionError as error:
             log.warning("the price of %s is taken from the plan: %s", offer.place, error)
             return None

@@ -24,6 +24,8 @@ _PHASES: dict[str, Literal["pending", "running", "gone"]] = {
     "shutting-down": "running",
     "terminated": "gone",
 }
+_MARKETS = {"spot": "spot", "capacity-block": "reservation"}
+"""By the instance's life cycle."""
 _TAKEN = frozenset({"Server.SpotInstanceTermination", "Server.SpotInstanceShutdown", "Server.ScheduledStop"})
 """Of the StateReason: the provider took the machine back. Source: EC2 API reference, StateReason."""
 _REFUSALS = (
@@ -60,6 +62,8 @@ class Sighting:
     zone: str
     """AZ name: an instance does not tell the id."""
     machine_type: str
+    market: str
+    """As in offers."""
 
     @property
     def token(self) -> str:
@@ -147,4 +151,5 @@ def sighting(instance: InstanceTypeDef) -> Sighting:
         message=reason.get("Message", ""),
         zone=instance.get("Placement", {}).get("AvailabilityZone", ""),
         machine_type=instance.get("InstanceType", ""),
+        market=_MARKETS.get(instance.get("InstanceLifecycle", ""), "on-demand"),
     )
