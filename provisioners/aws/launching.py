@@ -15,6 +15,7 @@ from .clients import Clients, told
 from .ending import Ending, terminate
 from .identity import make_identity, shared_profile
 from .images import Image, Images
+from .profiles import Profiles
 from .quotas import Quotas
 from .request import Place, run_instances, wants_efa
 from .reservations import Reservation, find_reservation
@@ -49,6 +50,7 @@ class Launch:
     sightings: Sightings
     answers: Answers
     quotas: Quotas
+    profiles: Profiles
     request: LaunchRequest
     machines: dict[str, str] = field(default_factory=dict)
     """node -> instance, of all that were started under this token and group, also of those that are gone."""
@@ -186,7 +188,9 @@ class Launch:
 
     def _own_profile(self) -> str:
         region = self.request.region
-        return make_identity(self.clients.iam(region), self.request, self.clients.partition(region))
+        profile = make_identity(self.clients.iam(region), self.request, self.clients.partition(region))
+        self.profiles.add(profile)
+        return profile
 
     # -- the machines
 
@@ -227,18 +231,36 @@ class Launch:
         parameters = run_instances(request, node, place, image, token)
 
         def start() -> str:
+            self._await_profile(place.profile_arn)
             with told(f"start {node.node} ({request.market} {node.machine_type}) in {zone}", clock):
                 answer = self.clients.launcher(request.region).run_instances(**parameters)
+            self.profiles.accept(place.profile_arn)
             return answer["Instances"][0]["InstanceId"]
 
+        def learn() -> str:
+            try:
+                return start()
+            except ProvisionError as error:
+                if _NO_PROFILE in str(error):
+                    self.profiles.refuse(place.profile_arn)
+                    error.retry_after = self.profiles.wait_s(place.profile_arn)
+                raise
+
         try:
-            return insist(start, clock, PATIENCE_S)
+            return insist(learn, clock, PATIENCE_S)
         except ProvisionError as error:
             self._check_role(error)
             if error.code != "IdempotentParameterMismatch":
                 raise
             # An earlier call has succeeded, whose answer was lost; since then e.g. the image has become another.
             return self._started_before(token, error)
+
+    def _await_profile(self, arn: str) -> None:
+        """Raise ProvisionError(transient) while EC2 is not expected to know a new profile: it would only refuse it."""
+        wait = self.profiles.wait_s(arn)
+        if wait > 0:
+            message = f"the machines' role was made just now; EC2 is expected to know it in {wait:.0f} s"
+            raise ProvisionError("transient", message, scope="region", code="NewProfile", retry_after=wait)
 
     def _check_role(self, error: ProvisionError) -> None:
         """EC2 may not know a role yet that was made just now; a stack's is not made now. Raises ProvisionError."""

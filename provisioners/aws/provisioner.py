@@ -28,6 +28,7 @@ from .ending import Ending, terminate
 from .grouped import GroupLaunch, Groups
 from .images import Images
 from .launching import Launch
+from .profiles import Profiles
 from .quotas import Quotas
 from .request import check_request
 from .sightings import Sighting, Sightings
@@ -58,6 +59,7 @@ class AwsProvisioner:
         self._sightings = Sightings(self._clients)
         self._answers = Answers(self._clients)
         self._quotas = Quotas(self._clients, self._sightings)
+        self._profiles = Profiles(self._clients.clock)
         self._groups = Groups(self._clients, self._sightings, self._answers)
 
     def launch(self, request: LaunchRequest) -> Allocation:
@@ -68,7 +70,7 @@ class AwsProvisioner:
         check_request(request)
         with logged_in(self._clients.forget):
             self._clients.check_region(request.region)
-            known = (self._clients, self._images, self._sightings, self._answers, self._quotas)
+            known = (self._clients, self._images, self._sightings, self._answers, self._quotas, self._profiles)
             if request.grouped:
                 return GroupLaunch(*known, request).allocate()
             launch = Launch(*known, request)

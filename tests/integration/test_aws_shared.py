@@ -137,3 +137,14 @@ def test_launches_at_the_same_time_do_not_count_on_the_same_vcpus(aws: Aws) -> N
     assert refused(provisioner, of_job(2)).error_class == "capacity"
     assert len(aws.control.calls("RunInstances")) == 1
     assert NODE.machine_type == "g4dn.xlarge"
+
+
+def test_how_long_a_new_profile_is_unknown_is_learned_once(aws: Aws) -> None:
+    """Eight tenths of a second of the stand-in's are 40 s of this clock's, at most: it counts real time as well."""
+    aws.control.set_lag(0.0, profiles=0.8)
+    provisioner = AwsProvisioner(session(), FastClock())
+    provisioner.launch(of_job(1))
+    assert 2 <= len(aws.control.calls("RunInstances")) <= 7
+    aws.control.forget()
+    provisioner.launch(of_job(2))
+    assert len(aws.control.calls("RunInstances")) <= 3
