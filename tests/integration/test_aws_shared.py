@@ -16,8 +16,9 @@ from cloudgpu.provisioners import LaunchRequest, NodeRequest, ProvisionError
 from cloudgpu.provisioners.aws.provisioner import AwsProvisioner
 from cloudgpu.tests.integration.test_aws_rates import NODE, REQUEST, of_job, session
 from cloudgpu.tests.standins.aws import Aws
+from cloudgpu.tests.standins.aws.process import Remains
 from cloudgpu.tests.standins.clocks import FastClock, StillClock
-from cloudgpu.tests.standins.faults import error
+from cloudgpu.tests.standins.faults import HTML, LOSE, Fault, error
 
 GPUS = "L-DB2E81BA"
 """Quota of on-demand G machines: g4dn.xlarge has 4 vCPUs."""
@@ -148,3 +149,38 @@ def test_how_long_a_new_profile_is_unknown_is_learned_once(aws: Aws) -> None:
     aws.control.forget()
     provisioner.launch(of_job(2))
     assert len(aws.control.calls("RunInstances")) <= 3
+
+
+THROTTLED = {"ec2": error("RequestLimitExceeded", 503), "iam": error("Throttling", 400)}
+# fmt: off
+LOOKS_AND_REST = {
+    "DescribeRegions", "DescribeSpotPriceHistory", "DescribeAvailabilityZones", "DescribeSubnets", "DescribeVolumes",
+    "DescribeSecurityGroups", "DescribeInstances", "DescribeImages", "GetParameters", "GetServiceQuota",
+    "GetInstanceProfile", "AuthorizeSecurityGroupIngress", "AuthorizeSecurityGroupEgress", "CreatePlacementGroup",
+    "RunInstances", "TerminateInstances", "DeleteVolume", "DescribeNetworkInterfaces", "DeleteNetworkInterface",
+    "DeleteRolePolicy", "DeletePlacementGroup", "DeleteSecurityGroup",
+}
+# fmt: on
+
+
+@pytest.mark.parametrize("fault", [LOSE, HTML, None], ids=["lost", "503", "throttled"])
+def test_each_call_of_a_launch_with_everything_goes_wrong_once(aws: Aws, fault: Fault | None) -> None:
+    """Several Spot machines with fabric adapters; a disk and an interface that somebody has left in their place."""
+    for action in sorted(LOOKS_AND_REST):
+        service = "iam" if action in ("GetInstanceProfile", "DeleteRolePolicy") else "ec2"
+        aws.control.fail(action, fault or THROTTLED[service])
+    provisioner = AwsProvisioner(session(), FastClock())
+    nodes = tuple(NodeRequest(f"worker-{n}.1", "worker", n, n, "g4dn.8xlarge", "T4", Fraction(1)) for n in (0, 1))
+    assert provisioner.price(offer("g4dn.8xlarge")) is not None
+    allocation = provisioner.launch(dataclasses.replace(REQUEST, market="spot", nodes=nodes))
+    assert {one.instance_id for one in aws.control.instances()} == set(allocation.machines.values())
+    client = ec2()
+    [group] = [one for one in client.describe_security_groups()["SecurityGroups"] if one["GroupName"] != "default"]
+    subnet = aws.control.calls("RunInstances")[0].params["NetworkInterface.1.SubnetId"]
+    client.create_network_interface(SubnetId=subnet, Groups=[group["GroupId"]])
+    labels = [{"ResourceType": "volume", "Tags": [{"Key": "cloudgpu-token", "Value": REQUEST.token}]}]
+    client.create_volume(AvailabilityZone="us-east-1a", Size=1, TagSpecifications=labels)
+    provisioner.observe(allocation)
+    provisioner.terminate(allocation)
+    assert Remains(aws.url).find() == {}
+    assert {call.action for call in aws.control.calls() if call.fault} == LOOKS_AND_REST
