@@ -14,8 +14,8 @@ import pytest
 from cloudgpu.jobspecs.plan import Offer, RoleOffer
 from cloudgpu.provisioners import LaunchRequest, NodeRequest, ProvisionError
 from cloudgpu.provisioners.aws.provisioner import AwsProvisioner
-from cloudgpu.tests.integration.test_aws_rates import NODE, REQUEST, of_job, session
 from cloudgpu.tests.standins.aws import Aws
+from cloudgpu.tests.standins.aws.launches import REQUEST, of_job, session
 from cloudgpu.tests.standins.aws.process import Remains
 from cloudgpu.tests.standins.clocks import FastClock, StillClock
 from cloudgpu.tests.standins.faults import HTML, LOSE, Fault, error
@@ -137,7 +137,6 @@ def test_launches_at_the_same_time_do_not_count_on_the_same_vcpus(aws: Aws) -> N
     provisioner.launch(of_job(1))
     assert refused(provisioner, of_job(2)).error_class == "capacity"
     assert len(aws.control.calls("RunInstances")) == 1
-    assert NODE.machine_type == "g4dn.xlarge"
 
 
 def test_how_long_a_new_profile_is_unknown_is_learned_once(aws: Aws) -> None:

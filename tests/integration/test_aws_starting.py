@@ -2,43 +2,23 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from dataclasses import replace
 from decimal import Decimal
-from fractions import Fraction
 
-import boto3
 import pytest
 
-from cloudgpu.provisioners import AgentFile, LaunchRequest, NodeRequest, NodeState, Owner
+from cloudgpu.provisioners import LaunchRequest, NodeState
 from cloudgpu.provisioners.aws.provisioner import AwsProvisioner
 from cloudgpu.tests.standins.aws import Aws
-from cloudgpu.tests.standins.aws.control import KEY
 from cloudgpu.tests.standins.aws.jobs import TYPE, AwsJobs, agents, jobs
+from cloudgpu.tests.standins.aws.launches import REQUEST, session
 from cloudgpu.tests.standins.clocks import FastClock
 from cloudgpu.tests.standins.cloud_jobs import counting, total
 
 __all__ = ["agents", "jobs"]
 
 pytestmark = pytest.mark.timeout(900)
-
-NODE = NodeRequest("worker-0.1", "worker", 0, 0, "g4dn.xlarge", "T4", Fraction(1))
-REQUEST = LaunchRequest(
-    job_id="digits-abc",
-    attempt=1,
-    token="0" * 32,
-    owner=Owner("cloudgpu-tester"),
-    job_dir="s3://jobs/digits-abc",
-    job_sha256="0" * 64,
-    region="us-east-1",
-    zone="use1-az1",
-    market="on-demand",
-    disk_gb=100.0,
-    nodes=(NODE,),
-    lifetime_s=3_600,
-    agent=AgentFile("agent/abc.pyz", "a" * 64, "x86_64"),
-)
 
 
 @pytest.fixture(scope="module")
@@ -53,11 +33,6 @@ def aws(server: Aws, monkeypatch: pytest.MonkeyPatch) -> Aws:
     for name, value in server.environ.items():
         monkeypatch.setenv(name, value)
     return server
-
-
-@functools.cache
-def session() -> boto3.Session:
-    return boto3.Session(aws_access_key_id=KEY, aws_secret_access_key="secret", region_name="us-east-1")
 
 
 def launched(aws: Aws, code: str, message: str = "", request: LaunchRequest = REQUEST) -> NodeState:
