@@ -34,7 +34,7 @@ class Refused:
     kind: str
     """The class of the error: a key of REACTIONS."""
     scope: str
-    """Where it holds: "zone", "region", "cloud"."""
+    """Where it holds: "zone", "region", "market", "cloud"."""
     reason: str
     """The provider's words."""
     time: float
@@ -70,7 +70,7 @@ class Reaction:
     """Its scope -> how far it reaches."""
 
 
-_AS_SAID = {"zone": "zone", "region": "region", "cloud": "cloud"}
+_AS_SAID = {"zone": "zone", "region": "region", "market": "cloud", "cloud": "cloud"}
 _PARTS = {"everywhere": 0, "cloud": 1, "region": 2, "zone": 3}
 
 
@@ -150,6 +150,8 @@ def opening(offer: Offer, refusals: Sequence[Refused], begun: float = math.inf) 
 
 def concerns(refusal: Refused, offer: Offer) -> bool:
     """Whether a refusal speaks of this offer too."""
+    if refusal.scope == "market" and refusal.offer.market != offer.market:
+        return False
     reaction = REACTIONS[refusal.kind]
     parts = _PARTS[reaction.reach[refusal.scope]]
     return _place(refusal.offer)[:parts] == _place(offer)[:parts] and reaction.concerns(offer, refusal.offer)

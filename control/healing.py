@@ -95,7 +95,9 @@ class Healing(JobStep):
         if idle and (not passing or self._waited_s() >= IN_PLACE_S):
             return self._begin_stop(attempt, "peer", reason)
         pause = ("login" if error.is_login else "wait") if passing else "round"
-        return self._wait(error.error_class, reason, {}, pause, at_least_s=error.retry_after or 0.0)
+        return self._wait(
+            error.error_class, reason, {}, pause, at_least_s=error.retry_after or 0.0, counts=not error.is_unsent
+        )
 
 
 def _merged(had: Allocation, got: Allocation) -> Allocation:

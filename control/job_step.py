@@ -93,7 +93,7 @@ class JobStep:
         return self._memory.time.now()
 
     def _waited_s(self) -> float:
-        """Seconds since the first of the waits in place."""
+        """Seconds since the first of the waits in place, less those that do not count."""
         since = self._job.waiting_since
         return self._now - since if self._job.waits and since is not None else 0.0
 
@@ -213,14 +213,18 @@ class JobStep:
         pause: str = "wait",
         *,
         at_least_s: float = 0.0,
+        counts: bool = True,
     ) -> bool:
-        """Another try in place, with the same token, after a pause of that kind (see decisions.backoff)."""
+        """Try again in place, with the same token, after a pause of that kind (see decisions.backoff). `counts`: the
+        pause is a part of _waited_s()."""
         tries, now = self._job.waits + 1, self._time()
         pause_s = max(backoff(pause, tries), at_least_s)
+        pause_s += jitter(pause_s / 4, self._job.id, tries)
+        since = now if not self._job.waits or self._job.waiting_since is None else self._job.waiting_since
         values = {
             "waits": tries,
-            "waiting_since": self._job.waiting_since if self._job.waits else now,
-            "not_before": now + pause_s + jitter(pause_s / 4, self._job.id, tries),
+            "waiting_since": since if counts else since + pause_s,
+            "not_before": now + pause_s,
             "cause": kind,
             "reason": reason,
         }

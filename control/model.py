@@ -112,7 +112,7 @@ class Attempt:
     """Why it stops: a key of decisions.GRACE_S, or the class of the error that refused the launch, or "user": the
     program says that running it again is of no use."""
     scope: str
-    """Where that error holds: "zone", "region", "cloud"."""
+    """Where that error holds: "zone", "region", "market", "cloud"."""
     deadline: float | None
     """While stopping: when what still runs is terminated."""
     outcome: str

@@ -188,7 +188,7 @@ def _read_end(job_dir: JobDir, folder: str, watch: Watch, state: NodeState | Non
     if state is None or state.phase != "gone":
         return None
     end = end_by_absence(job_dir.exists(f"{folder}notice.json"), state.detail, taken=state.taken)
-    return dataclasses.replace(end, refused=state.refused)
+    return dataclasses.replace(end, refused=None if watch.reported else state.refused)
 
 
 def _end_by_silence(watch: Watch, heartbeat: Heartbeat | None, now: float, *, returns: bool) -> NodeEnd | None:

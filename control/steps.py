@@ -239,7 +239,7 @@ class Step(Healing, Moving):
             return self._wait("expired", logins.words(error), nothing, "login")
         alone = len(self._job.offers) == 1
         if kind in ("throttled", "transient") and not self._has_waited(alone=alone):
-            return self._wait(kind, reason, {}, at_least_s=error.retry_after or 0.0)
+            return self._wait(kind, reason, {}, at_least_s=error.retry_after or 0.0, counts=not error.is_unsent)
         if kind == "capacity" and alone and self._is_queue(attempt):
             return self._wait(kind, reason, {"launched": None})  # nothing was got: this waiting costs nothing
         changes: dict[str, Any] = {"cause": kind, "scope": error.scope, "hints": list(error.hints)}

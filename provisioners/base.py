@@ -13,7 +13,8 @@ from ..jobspecs.plan import Offer
 
 ErrorClass = Literal["capacity", "quota", "auth", "expired", "invalid", "throttled", "transient", "not_offered"]
 """auth: the account may not do this. expired: its credentials are not taken any more until somebody renews them."""
-Scope = Literal["zone", "region", "cloud"]
+Scope = Literal["zone", "region", "market", "cloud"]
+"""Where an error holds. market: everywhere in the cloud, for offers of the refused one's market."""
 _UNAUTHENTICATED = 401
 """HTTP status: the credentials are not accepted (RFC 9110, 15.5.2)."""
 
@@ -154,6 +155,7 @@ class ProvisionError(Exception):
         retry_after: float | None = None,
         status: int | None = None,
         advice: str = "",
+        is_unsent: bool = False,
     ) -> None:
         super().__init__(message)
         self.error_class: ErrorClass = error_class
@@ -168,6 +170,8 @@ class ProvisionError(Exception):
         """HTTP status of the answer; None: there was none, or it is not known."""
         self.advice = advice
         """What the user can do, which the message says as well; "": nothing is known."""
+        self.is_unsent = is_unsent
+        """The call was held back here, for the provider would only have refused it before `retry_after`."""
         self.may_have_created = False
         """Raised after the first call that makes anything: something may be there, whatever the error says."""
         self.has_started = False
@@ -184,6 +188,7 @@ class ProvisionError(Exception):
             retry_after=self.retry_after,
             status=self.status,
             advice=self.advice,
+            is_unsent=self.is_unsent,
         )
         changed.may_have_created, changed.has_started = self.may_have_created, self.has_started
         return changed

@@ -21,12 +21,15 @@ from ..base import Allocation, Ended, LaunchRequest, NodeState, Owner, Provision
 from ..calls import last_of, renewing
 from ..sharing import PerSettings
 from . import network, prices
+from .answers import Answers
 from .clients import Clients, told
 from .console import console
 from .ending import Ending, terminate
 from .grouped import GroupLaunch, Groups
 from .images import Images
 from .launching import Launch
+from .profiles import Profiles
+from .quotas import Quotas
 from .request import check_request
 from .sightings import Sighting, Sightings
 
@@ -54,7 +57,10 @@ class AwsProvisioner:
         self._clients = Clients(session, clock)
         self._images = Images(self._clients)
         self._sightings = Sightings(self._clients)
-        self._groups = Groups(self._clients, self._sightings)
+        self._answers = Answers(self._clients)
+        self._quotas = Quotas(self._clients, self._sightings)
+        self._profiles = Profiles(self._clients.clock)
+        self._groups = Groups(self._clients, self._sightings, self._answers)
 
     @renewing
     def launch(self, request: LaunchRequest) -> Allocation:
@@ -64,9 +70,10 @@ class AwsProvisioner:
         """
         check_request(request)
         self._clients.check_region(request.region)
+        known = (self._clients, self._images, self._sightings, self._answers, self._quotas, self._profiles)
         if request.grouped:
-            return GroupLaunch(self._clients, self._images, self._sightings, request).allocate()
-        launch = Launch(self._clients, self._images, self._sightings, request)
+            return GroupLaunch(*known, request).allocate()
+        launch = Launch(*known, request)
         launch.run()
         now = str(int(self._clients.clock.now()))
         details = {REGION: request.region, ZONE: launch.zone, OWNER: request.owner.name}
@@ -85,7 +92,7 @@ class AwsProvisioner:
         if grouping.is_grouped(allocation):
             return self._groups.observe(allocation)
         _, seen = self._seen(allocation)
-        return [self._state(allocation, node, seen.get(one)) for node, one in allocation.machines.items()]
+        return [self._state(allocation, node, one, seen) for node, one in allocation.machines.items()]
 
     @renewing
     def terminate(self, allocation: Allocation) -> Ended:
@@ -130,10 +137,13 @@ class AwsProvisioner:
         return console(self._clients, allocation.details[REGION], allocation.machines[node])
 
     def price(self, offer: Offer) -> Decimal | None:
-        """The Spot price of this moment in the offer's zone; list prices are as planned. Two calls at most."""
-        clients = self._clients
+        """The Spot price of the last minute in the offer's zone; list prices are as planned. Two calls at most, shared
+        by all jobs."""
+        if offer.market != "spot":
+            return None
         try:
-            return prices.offer_price(clients.ec2(offer.region), offer, clients.clock)
+            found = self._answers.spot_prices(offer.region, {role.machine_type for role in offer.roles})
+            return prices.offer_price(found, offer)
         except ProvisionError as error:
             log.warning("the price of %s is taken from the plan: %s", offer.place, error)
             return None
@@ -169,9 +179,9 @@ class AwsProvisioner:
             return region, self._sightings.of_owner(region, owner)
         return region, self._sightings.of_token(region, allocation.token)
 
-    def _state(self, allocation: Allocation, node: str, seen: Sighting | None) -> NodeState:
-        if seen is not None:
-            return seen.as_node(node)
+    def _state(self, allocation: Allocation, node: str, instance: str, seen: Mapping[str, Sighting]) -> NodeState:
+        if instance in seen:
+            return seen[instance].as_node(node, seen.values())
         age = self._clients.clock.now() - float(allocation.details.get(f"{LAUNCHED}{node}", "0"))
         if age < UNSEEN_S:
             return NodeState(node, "pending", "EC2 does not show it yet")

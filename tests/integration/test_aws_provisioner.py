@@ -136,7 +136,7 @@ def left(region: str = "us-east-1") -> dict[str, list[str]]:
 def test_a_machine_is_launched_watched_and_removed_with_all_that_was_made_for_it(provisioner: AwsProvisioner) -> None:
     allocation = provisioner.launch(request())
     assert set(allocation.machines) == {"worker-0.1"}
-    [state] = provisioner.observe(allocation)
+    [state] = another().observe(allocation)
     assert (state.phase, state.detail, state.taken) == ("running", "", False)
     assert set(left()) == {"instances", "volumes", "interfaces", "groups", "roles", "profiles"}
     provisioner.terminate(allocation)

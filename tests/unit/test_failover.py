@@ -119,6 +119,13 @@ def test_every_class_has_a_reaction() -> None:
     assert set(CLOSES) == {(kind, scope) for kind in CLASSES for scope in ("zone", "region", "cloud")}
 
 
+def test_a_refusal_of_a_market_closes_that_market_in_the_whole_cloud() -> None:
+    refusal = Refused(HERE, "auth", "market", "no role for Spot", NOW)
+    opens = {name: opening(other, [refusal]) for name, other in OTHERS.items()}
+    assert {name for name, when in opens.items() if when == 0.0} == {"same zone, other market", "next cloud"}
+    assert opening(HERE, [refusal]) == math.inf
+
+
 def test_every_class_is_documented() -> None:
     page = (Path(__file__).parents[2] / "docs" / "failover.md").read_text()
     assert [kind for kind in CLASSES if f"`{kind}`" not in page] == []

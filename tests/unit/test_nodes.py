@@ -10,7 +10,7 @@ from cloudgpu.control.members import node_requests
 from cloudgpu.control.nodes import BOOT_S, SILENT_S, Watches, look
 from cloudgpu.control.outcomes import NodeEnd
 from cloudgpu.jobspecs.plan import Offer, RoleOffer
-from cloudgpu.provisioners.base import NodeState
+from cloudgpu.provisioners.base import NodeState, ProvisionError
 from cloudgpu.runtime.jobdir import Heartbeat, JobDir, node_key
 from cloudgpu.runtime.objects import local_url
 
@@ -49,6 +49,16 @@ def test_a_machine_that_the_provider_took_was_preempted_though_no_notice_came(tm
 def test_a_machine_that_vanished_is_lost(tmp_path: Path) -> None:
     end = look_at_gone(tmp_path, NodeState("worker-0.1", "gone", "terminated: Server.InternalError"))
     assert end is not None and end.outcome == "lost"
+
+
+def test_a_refusal_counts_only_where_nothing_was_heard_of_the_machine(tmp_path: Path) -> None:
+    refusal = ProvisionError("capacity", "Server.InternalError")
+    gone = NodeState("worker-0.1", "gone", "terminated: Server.InternalError", refused=refusal)
+    end = look_at_gone(tmp_path / "silent", gone)
+    assert end is not None and end.refused is refusal
+    silent = Silent(tmp_path / "heard")
+    [view] = look(silent.dir, silent.watches, [silent.node], {"worker-0.1": gone}, 0.0)
+    assert view.end is not None and (view.end.outcome, view.end.refused) == ("lost", None)
 
 
 class Silent:

@@ -240,6 +240,17 @@ def test_a_place_that_gives_no_answer_is_left_after_two_minutes_however_long_a_c
     assert len(made) < 6
 
 
+def test_a_turn_in_a_line_is_no_time_without_an_answer(world: World) -> None:
+    """Calls that are held back here say nothing about the place."""
+    held = [refusal("throttled", "region", retry_after=100.0, is_unsent=True) for _ in range(4)]
+    world.cloud.faults["launch"] = [*held, refusal("transient", "region")]
+    job_id = world.submit(aws("az1"), aws("az1", region="eu-1"))
+    world.finish(job_id)
+    [attempt] = world.attempts(job_id)
+    [machine] = world.cloud.machines
+    assert (attempt.offer["region"], machine.launched - attempt.created >= 400) == ("us-1", True)
+
+
 def test_retry_capacity_bounds_the_only_place_too(world: World) -> None:
     world.cloud.faults["launch"] = [refusal("throttled", "region") for _ in range(200)]
     job_id = world.submit(aws("az1"), policy=make_policy(capacity_s=180))

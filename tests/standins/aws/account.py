@@ -21,6 +21,7 @@ from .answers import Answer
 from .capacity import Capacity
 from .imds import InstanceMetadata
 from .reservations import Reservations
+from .throttling import Throttling
 from .tokens import Tokens
 
 GONE = ("terminated", "shutting-down")
@@ -47,6 +48,7 @@ class Account:
     def _forget(self) -> None:
         self.capacity = Capacity()
         self.tokens = Tokens()
+        self.throttling = Throttling()
         self.reservations = Reservations()
         self.machines: dict[str, Ec2Machine] = {}
         self.launched: dict[str, float] = {}
@@ -62,6 +64,8 @@ class Account:
         self.prices: dict[tuple[str, str], Decimal] = {}
         """(machine type, zone or region) -> US dollars an hour."""
         self.enforcing = False
+        self.doomed: list[Doom] = []
+        """Instances to come that end while they start."""
         self.lag_s = self.profile_lag_s = self.stopping_s = 0.0
         self._timers: list[threading.Timer] = []
         self._seeded: set[str] = set()
@@ -127,6 +131,12 @@ class Account:
     def set_stopping(self, seconds: float) -> None:
         self.stopping_s = seconds
 
+    def throttle(self, on: bool) -> None:
+        self.throttling.on = on
+
+    def doom(self, code: str, message: str, zone: str, times: int, after_s: float) -> None:
+        self.doomed.append(Doom(code, message, zone, times, after_s))
+
     def enforce(self, on: bool) -> None:
         self.enforcing = on
         moto_side.enforce_policies(on=on)
@@ -166,6 +176,12 @@ class Account:
                     timer.cancel()
                     timer.function()
 
+    def forget_ended(self) -> None:
+        """What happens about an hour after an instance's end: EC2 does not know it any more."""
+        with self.lock:
+            for region in moto_side.ec2_regions():
+                moto_side.forget_instances(region, {one.id for one in self._all() if one.state == "terminated"})
+
     def crash(self, instance_id: str) -> None:
         """The hardware fails: it is gone without a notice."""
         self.end(instance_id, "Server.InternalError", "Server.InternalError: Internal error")
@@ -194,6 +210,12 @@ class Account:
     def start(self, instance: Any) -> None:
         """A new instance begins."""
         self.launched[instance.id] = time.monotonic()
+        doom = next((one for one in self.doomed if one.times and one.zone in ("", instance.availability_zone)), None)
+        if doom is not None:
+            doom.times -= 1
+            _set_state(instance, "pending", 0)
+            self.later(doom.after_s, lambda: self.end(instance.id, doom.code, f"{doom.code}: {doom.message}"))
+            return
         if not self.boot:
             return
         root = Path(self._folder.name) / instance.id
@@ -340,11 +362,25 @@ class Told:
         return self.state not in GONE
 
 
+@dataclasses.dataclass
+class Doom:
+    """Instances that are `pending` for a while, and then terminated. Source: EC2 user guide, "Instance terminates
+    immediately"."""
+
+    code: str
+    """Of their StateReason."""
+    message: str
+    zone: str
+    """AZ name; "": any."""
+    times: int
+    after_s: float
+
+
 # fmt: off
 VERBS = frozenset({
     "fail", "heal", "calls", "forget", "reset", "set_capacity", "set_quota", "set_price", "set_lag", "set_stopping",
-    "enforce", "reserve", "extend_block", "interrupt", "recommend_rebalance", "schedule_event", "reboot", "hurry",
-    "crash", "instances",
+    "doom", "throttle", "enforce", "reserve", "extend_block", "interrupt", "recommend_rebalance", "schedule_event",
+    "reboot", "hurry", "crash", "forget_ended", "instances",
 })
 # fmt: on
 

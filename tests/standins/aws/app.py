@@ -81,6 +81,8 @@ class App:
             return _forward(self._moto, environ, call)
 
         try:
+            with self._account.lock:
+                self._account.throttling.check(call)
             if self._account.enforcing:
                 token = environ.get("HTTP_X_AMZ_SECURITY_TOKEN")
                 headers = {} if token is None else {"X-Amz-Security-Token": token}
