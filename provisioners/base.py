@@ -11,8 +11,11 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from ..jobspecs.plan import Offer
 
-ErrorClass = Literal["capacity", "quota", "auth", "invalid", "throttled", "transient", "not_offered"]
-Scope = Literal["zone", "region", "cloud"]
+ErrorClass = Literal["capacity", "quota", "auth", "expired", "invalid", "throttled", "transient", "not_offered"]
+"""auth: the account may not do this. expired: its credentials are not taken any more until somebody renews them."""
+Scope = Literal["zone", "region", "market", "cloud", "attempt"]
+"""Where an error holds. market: everywhere in the cloud, for offers of the refused one's market. attempt: only in what
+this attempt tried; `hints` are the zones of its offer that it did not try."""
 
 
 @dataclass(frozen=True, slots=True)

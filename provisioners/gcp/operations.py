@@ -222,7 +222,10 @@ def _error(operation: compute_v1.Operation, doing: str) -> ProvisionError | None
     if first is None:
         if status is None or status < 400:
             return None
-        return classify("gcp", code="", status=status, message=operation.http_error_message, doing=doing)
+        message = operation.http_error_message
+        return classify("gcp", code="", status=status, message=message, doing=doing, is_operation=True)
     about = [detail.error_info for detail in first.error_details if detail.error_info.metadatas]
     hints = [zone for info in about for zone in info.metadatas.get(_ZONES, "").replace(",", " ").split()]
-    return classify("gcp", code=first.code, status=status, message=first.message, doing=doing, hints=hints)
+    return classify(
+        "gcp", code=first.code, status=status, message=first.message, doing=doing, hints=hints, is_operation=True
+    )

@@ -105,7 +105,10 @@ class Sighting:
             return ProvisionError("capacity", message, scope="region", code=self.state)
         if self.state != "FAILED" or not self.code or _RAN.search(self.message):
             return None
-        return classify("vertex", code=str(self.code), message=self.message, doing=f"run a job in {self.region}")
+        doing = f"run a job in {self.region}"
+        # What is unknown of a job that ran is not taken for a lack of capacity.
+        code, is_operation = str(self.code), not self.started
+        return classify("vertex", code=code, message=self.message, doing=doing, is_operation=is_operation)
 
 
 class Sightings:
