@@ -19,6 +19,7 @@ from ..base import ProvisionError
 from ..calls import insist
 from ..errors import classify
 from .clients import PATIENCE_S, READ_S, Clients, told
+from .listing import list_everywhere
 from .rest import last_part
 
 if TYPE_CHECKING:
@@ -174,29 +175,48 @@ def begun_by(done: Sequence[Done]) -> dict[str, Done]:
     return found
 
 
-def of_instances(clients: Clients, pattern: str) -> list[Done]:
-    """As of_things()."""
-    return of_things(clients, "instances", pattern)
+def of_instances(clients: Clients, pattern: str, region: str = "") -> list[Done]:
+    """Return what was done to instances whose name fits a regular expression, the oldest first. One call.
 
-
-def of_things(clients: Clients, collection: str, pattern: str) -> list[Done]:
-    """All that was done, in any zone or region, to those of a collection (`instances`, `instanceGroupManagers`) whose
-    name fits a regular expression; the oldest first.
-
-    One call for all of them, as pages. Raises ProvisionError.
+    `region`: that they are in, "" if it is not known: its zones are listed if not all zones of the world can be. Raises
+    ProvisionError.
     """
     from google.cloud import compute_v1
 
-    request = compute_v1.AggregatedListGlobalOperationsRequest(
-        project=clients.project, filter=f'targetLink eq ".*/{collection}/{pattern}"', max_results=500
-    )
     doing = f"look at what was done to {pattern}"
 
-    def ask() -> list[Done]:
-        pages = clients.global_operations.aggregated_list(request, retry=None, timeout=READ_S)
-        return [done(operation, doing) for _, scope in pages for operation in scope.operations]
+    def in_zone(zone: str) -> list[Done]:
+        request = compute_v1.ListZoneOperationsRequest(
+            project=clients.project, zone=zone, filter=_fits("instances", pattern), max_results=500
+        )
+        found = clients.zone_operations.list(request, retry=None, timeout=READ_S)
+        return [done(operation, doing) for operation in found]
 
-    return sorted(clients.ask(doing, ask), key=lambda one: one.at)
+    found = list_everywhere(clients, doing, lambda: _everywhere(clients, "instances", pattern, doing), in_zone, region)
+    return sorted(found, key=lambda one: one.at)
+
+
+def of_things(clients: Clients, collection: str, pattern: str) -> list[Done]:
+    """Return what was done, in any zone or region, to those of a collection (`instanceGroupManagers`) whose name fits a
+    regular expression, the oldest first. One call. Raises ProvisionError."""
+    doing = f"look at what was done to {pattern}"
+    return sorted(
+        clients.ask(doing, lambda: _everywhere(clients, collection, pattern, doing)), key=lambda one: one.at
+    )
+
+
+def _fits(collection: str, pattern: str) -> str:
+    return f'targetLink eq ".*/{collection}/{pattern}"'
+
+
+def _everywhere(clients: Clients, collection: str, pattern: str, doing: str) -> list[Done]:
+    from google.cloud import compute_v1
+
+    request = compute_v1.AggregatedListGlobalOperationsRequest(
+        project=clients.project, filter=_fits(collection, pattern), max_results=500
+    )
+    pages = clients.global_operations.aggregated_list(request, retry=None, timeout=READ_S)
+    return [done(operation, doing) for _, scope in pages for operation in scope.operations]
 
 
 def _look(clients: Clients, one: Done, doing: str) -> Done:

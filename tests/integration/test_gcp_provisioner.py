@@ -735,6 +735,37 @@ def test_a_zone_that_cannot_be_reached_keeps_jobs_of_other_regions_from_nothing(
     assert left(gce) == {}
 
 
+def test_where_no_list_of_all_zones_can_be_had_those_of_the_region_do(
+    gce: GceControl, provisioner: GcpProvisioner
+) -> None:
+    """One zone of the world that cannot be listed makes every aggregated list fail."""
+    gce.fail("*.aggregatedList", error("backendError", 503, "us-moon1-a cannot be listed"), times=None)
+    here = provisioner.launch(request(*pair(), zone=None))
+    assert {look(here, number).phase for number in range(2)} == {"running"}
+    assert another(FastClock()).launch(request(*pair(), zone=None)).machines == here.machines
+    provisioner.remove(here, ["worker-1.1"])
+    wait_for(lambda: len(gce.instances(running=True)) == 1)
+    gce.forget()
+    provisioner.observe(here)
+    provisioner.observe(here)
+    assert gce.calls("*.aggregatedList") == [], "it was tried a moment ago"
+    provisioner.terminate(here)
+    assert left(gce) == {}
+    with pytest.raises(ProvisionError, match="cannot be listed"):
+        provisioner.find(OWNER)
+    gce.heal()
+    assert provisioner.find(OWNER) == []
+
+
+@pytest.mark.parametrize("code", ["SOMETHING_NEW", "VM_MIN_COUNT_NOT_REACHED", "RESERVATION_CAPACITY_EXCEEDED"])
+def test_an_operation_that_fails_for_an_unknown_reason_leads_to_the_next_zone(
+    gce: GceControl, provisioner: GcpProvisioner, code: str
+) -> None:
+    gce.fail_later("us-central1-a", code, 503)
+    provisioner.launch(request(zone=None, market="spot"))
+    assert [one.zone for one in gce.instances(running=True)] == ["us-central1-b"]
+
+
 def test_why_a_machine_is_gone_is_asked_once(gce: GceControl, provisioner: GcpProvisioner) -> None:
     allocation = provisioner.launch(request(market="spot"))
     gce.preempt(name_of(allocation.machines["worker-0.1"]), 0.1)
