@@ -211,7 +211,8 @@ class AzureProvisioner:
     def _missing(self, allocation: Allocation, node: str, name: str) -> NodeState:
         """No list shows it."""
         group = group_name(allocation.token)
-        if self._age(allocation, node) < operations.UNSEEN_S and operations.look_at(self._clients, group, name) is not None:
+        is_young = self._age(allocation, node) < operations.UNSEEN_S
+        if is_young and operations.look_at(self._clients, group, name) is not None:
             return NodeState(node, "pending", "Azure's list does not show it yet")
         # Nobody but Azure takes away a Spot machine and leaves all else: ours are deleted with their group, or by
         # remove(), which is for nodes that are lost already.

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import os
 import math
+import os
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar, cast

@@ -200,9 +200,7 @@ def of_things(clients: Clients, collection: str, pattern: str) -> list[Done]:
     """Return what was done, in any zone or region, to those of a collection (`instanceGroupManagers`) whose name fits a
     regular expression, the oldest first. One call. Raises ProvisionError."""
     doing = f"look at what was done to {pattern}"
-    return sorted(
-        clients.ask(doing, lambda: _everywhere(clients, collection, pattern, doing)), key=lambda one: one.at
-    )
+    return sorted(clients.ask(doing, lambda: _everywhere(clients, collection, pattern, doing)), key=lambda one: one.at)
 
 
 def _fits(collection: str, pattern: str) -> str:

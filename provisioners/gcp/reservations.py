@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..base import NodeRequest, ProvisionError
 from .clients import READ_S, Clients
-from .machines import attached_gpus
 from .listing import list_everywhere
+from .machines import attached_gpus
 from .rest import last_part
 
 if TYPE_CHECKING:

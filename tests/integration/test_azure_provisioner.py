@@ -718,6 +718,21 @@ def test_what_is_refused_leaves_nothing(  # noqa: PLR0917
     wait_for(lambda: nothing_left(azure))
 
 
+def test_a_role_is_called_by_its_name(azure: AzureControl, provisioner: AzureProvisioner) -> None:
+    azure.fail("roleAssignments.write", error("AuthorizationFailed", 403, "no permission"), times=None)
+    assert "give the role Storage Blob Data " in str(refused(provisioner, request()))
+
+
+def test_a_reservation_that_was_used_up_in_the_meantime_is_a_lack_of_capacity(
+    azure: AzureControl, provisioner: AzureProvisioner
+) -> None:
+    reserve("mine", T4, 2, zone="1")
+    azure.fail_later(VM, "write", "AllocationFailed", "No room in the reservation", where="worker-1")
+    refusal = refused(provisioner, request(*pair(), market="reservation"))
+    assert (refusal.error_class, refusal.code) == ("capacity", "AllocationFailed")
+    wait_for(lambda: not machines(azure))
+
+
 def test_a_disk_that_is_not_gone_yet_is_waited_for(azure: AzureControl, provisioner: AzureProvisioner) -> None:
     """That of a machine which could not be had in this zone before: it may go later than its machine."""
     taken = error("ConflictingUserInput", 409, "Disk x already exists. Only CreateOption.Attach is supported.")

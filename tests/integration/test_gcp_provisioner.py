@@ -677,6 +677,25 @@ def test_a_machine_in_the_queue_is_launched_and_bills_nothing(gce: GceControl, p
     assert left(gce) == {}
 
 
+@pytest.mark.parametrize("market", ["on-demand", "flex-start"])
+def test_placement_that_takes_longer_than_a_launch_waits_makes_one_machine(
+    gce: GceControl, provisioner: GcpProvisioner, market: str
+) -> None:
+    """The first answer is lost, and the operation takes minutes: the next launch finds it by its request id."""
+    gce.set_times(operation=600.0)
+    gce.fail("instances.insert", LOSE)
+    asked = request(node(machine_type="g2-standard-4", accelerator="L4"), market=market)
+    if market == "on-demand":
+        assert refused(provisioner, asked).code == "OperationTimeout"
+    gce.set_times(operation=0.02)
+    gce.hurry()
+    allocation = another().launch(dataclasses.replace(asked, repeated=True))
+    wait_for(lambda: look(allocation).phase == "running")
+    assert len(gce.instances()) == 1
+    provisioner.terminate(allocation)
+    assert left(gce) == {}
+
+
 def test_a_machine_that_is_not_got_in_the_queue_was_refused(
     gce: GceControl, provisioner: GcpProvisioner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -741,7 +760,7 @@ def test_where_no_list_of_all_zones_can_be_had_those_of_the_region_do(
     """One zone of the world that cannot be listed makes every aggregated list fail."""
     gce.fail("*.aggregatedList", error("backendError", 503, "us-moon1-a cannot be listed"), times=None)
     here = provisioner.launch(request(*pair(), zone=None))
-    assert {look(here, number).phase for number in range(2)} == {"running"}
+    assert [state.phase for state in another().observe(here)] == ["running", "running"]
     assert another(FastClock()).launch(request(*pair(), zone=None)).machines == here.machines
     provisioner.remove(here, ["worker-1.1"])
     wait_for(lambda: len(gce.instances(running=True)) == 1)
@@ -919,6 +938,16 @@ def test_a_reservation_is_launched_into_wherever_it_is(gce: GceControl, provisio
     again = another().launch(request(*pair(), zone=None, market="reservation"))
     assert again.machines == allocation.machines
     provisioner.terminate(allocation)
+    assert left(gce) == {}
+
+
+def test_a_reservation_that_was_used_up_in_the_meantime_is_a_lack_of_capacity(
+    gce: GceControl, provisioner: GcpProvisioner
+) -> None:
+    gce.reserve("mine", T4, "us-central1-f", 2, accelerator="nvidia-tesla-t4", count=1)
+    gce.fail_later("us-central1-f", "RESERVATION_CAPACITY_EXCEEDED", 503)
+    refusal = refused(provisioner, request(*pair(), zone=None, market="reservation"))
+    assert (refusal.error_class, refusal.code) == ("capacity", "RESERVATION_CAPACITY_EXCEEDED")
     assert left(gce) == {}
 
 
