@@ -67,7 +67,7 @@ def logged_in(forget: Callable[[], None]) -> Iterator[None]:
     try:
         yield
     except ProvisionError as error:
-        if error.error_class == "auth":
+        if error.error_class in ("auth", "expired"):
             forget()
         raise
 

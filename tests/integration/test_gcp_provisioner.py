@@ -880,7 +880,7 @@ def test_a_key_that_was_revoked_is_told_and_a_new_one_is_used(
     bad.write_text(good.read_text().replace("submitter@", "nobody@"))
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(bad))
     refusal = refused(provisioner, request())
-    assert (refusal.error_class, refusal.scope) == ("auth", "cloud")
+    assert (refusal.error_class, refusal.scope) == ("expired", "cloud")
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(good))
     assert len(provisioner.launch(request()).machines) == 1
 
