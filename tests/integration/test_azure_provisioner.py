@@ -720,7 +720,7 @@ def test_what_is_refused_leaves_nothing(  # noqa: PLR0917
 
 def test_a_role_is_called_by_its_name(azure: AzureControl, provisioner: AzureProvisioner) -> None:
     azure.fail("roleAssignments.write", error("AuthorizationFailed", 403, "no permission"), times=None)
-    assert "give the role Storage Blob Data " in str(refused(provisioner, request()))
+    assert "give the role Desktop Virtualization Power On Off Contributor" in str(refused(provisioner, request()))
 
 
 def test_a_reservation_that_was_used_up_in_the_meantime_is_a_lack_of_capacity(

@@ -362,7 +362,7 @@ def test_a_machine_whose_request_id_is_forgotten_is_known_by_its_name(
 ) -> None:
     provisioner.launch(request())
     # An owner's label that was changed: no look finds it; and no operation is told.
-    gce.fail("globalOperations.aggregatedList", error("internalError", 500), times=None)
+    gce.fail("globalOperations.aggregatedList|zoneOperations.list", error("internalError", 500), times=None)
     assert refused(another(), request(owner=Owner("somebody-else"))).error_class == "transient"
     gce.heal()
     allocation = another().launch(request(owner=Owner("somebody-else")))
@@ -880,7 +880,7 @@ def test_a_key_that_was_revoked_is_told_and_a_new_one_is_used(
     bad.write_text(good.read_text().replace("submitter@", "nobody@"))
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(bad))
     refusal = refused(provisioner, request())
-    assert (refusal.error_class, refusal.scope) == ("expired", "cloud")
+    assert (refusal.error_class, refusal.scope) == ("auth", "cloud")
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(good))
     assert len(provisioner.launch(request()).machines) == 1
 
