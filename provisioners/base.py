@@ -13,8 +13,9 @@ from ..jobspecs.plan import Offer
 
 ErrorClass = Literal["capacity", "quota", "auth", "expired", "invalid", "throttled", "transient", "not_offered"]
 """auth: the account may not do this. expired: its credentials are not taken any more until somebody renews them."""
-Scope = Literal["zone", "region", "market", "cloud"]
-"""Where an error holds. market: everywhere in the cloud, for offers of the refused one's market."""
+Scope = Literal["zone", "region", "market", "cloud", "attempt"]
+"""Where an error holds. market: everywhere in the cloud, for offers of the refused one's market. attempt: only in what
+this attempt tried; `hints` are the zones of its offer that it did not try."""
 _UNAUTHENTICATED = 401
 """HTTP status: the credentials are not accepted (RFC 9110, 15.5.2)."""
 

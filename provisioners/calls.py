@@ -235,17 +235,20 @@ def first_with_room(
     turn: int,
     has_begun: Callable[[], bool],
     on_refusal: Callable[[ProvisionError], None],
+    zone_of: Callable[[_Place], str] = str,
 ) -> None:
-    """Start all machines in one of several places, the next one if there are none. Raises the refusal of all of them:
-    of use again if one place was only full.
+    """Start all machines in one of several places, in the next one if the first has no room. Raises ProvisionError: the
+    refusal of all of them, `capacity` if one of them was only full.
 
     A place where some machines came to be before another was refused (`has_begun`) is the last that is tried. They are
     ended, but may have booted by then and taken their nodes in the job dir, which no other machine can have within this
-    attempt. So the next attempt begins one place further: `turn` counts attempts from 0.
+    attempt. So the next attempt begins one place further: `turn` counts attempts from 0. The refusal has the scope
+    `attempt` then, and its hints are the zones of the places that were not tried.
     """
     first = turn % len(places)
+    order = [*places[first:], *places[:first]]
     refusals: list[ProvisionError] = []
-    for place in (*places[first:], *places[:first]):
+    for place in order:
         try:
             return start(place)
         except ProvisionError as error:
@@ -256,7 +259,10 @@ def first_with_room(
             if has_begun():
                 break
     final = next((one for one in refusals if one.error_class == "capacity"), refusals[-1])
-    if len(refusals) > 1:
+    left = order[len(refusals) :]
+    if left:
+        final.scope, final.hints = "attempt", tuple(zone_of(place) for place in left)
+    elif len(refusals) > 1:
         final.scope = "region"
     raise final
 

@@ -151,6 +151,7 @@ class Launch:
                 turn=request.attempt - 1,
                 has_begun=lambda: self.has_begun,
                 on_refusal=lambda error: log.info("%s: %s", request.job_id, error),
+                zone_of=lambda subnet: subnet.zone_name,
             )
         except ProvisionError as error:  # hints are as offers spell zones
             error.hints = tuple(self.zone_ids[name] for name in error.hints if name in self.zone_ids)

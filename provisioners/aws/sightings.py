@@ -96,7 +96,8 @@ class Sighting:
         return NodeState(node, phase, detail, taken=self.reason in _TAKEN, refused=refused)
 
     def _refusal(self, node: str, words: str, others: Iterable[Sighting]) -> ProvisionError:
-        found = classify("aws", code=self.reason, message=words, doing=f"start {node} in {self.zone}")
+        doing = f"start {node} in {self.zone}"
+        found = classify("aws", code=self.reason, message=words, doing=doing, is_operation=True)
         job = self.tags.get(tags.JOB)
         alike = {one.token for one in others if one.reason == self.reason and job and one.tags.get(tags.JOB) == job}
         if self.reason == _LASTING and len(alike | {self.token}) >= _LASTING_LAUNCHES:

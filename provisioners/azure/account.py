@@ -195,7 +195,7 @@ def understand(error: Exception, doing: str, clock: Clock) -> ProvisionError | N
 def refusal(error: Any, doing: str, status: int | None = None) -> ProvisionError:  # noqa: ANN401 - JSON
     """What the `error` of an operation that has failed means: `{"code": …, "message": …, "details": […]}`."""
     code, message = words_of(error if isinstance(error, dict) else {})
-    return classify("azure", code=code, status=status, message=short(message), doing=doing)
+    return classify("azure", code=code, status=status, message=short(message), doing=doing, is_operation=True)
 
 
 def words_of(error: dict[str, Any]) -> tuple[str, str]:

@@ -207,7 +207,8 @@ class GroupedLaunch:
 def scale_set_body(request: LaunchRequest, fleet: FleetSpec, made: Parts) -> Json:
     """The body that makes the scale set. Pure: it is what tests look at."""
     custom_data = base64.b64encode(made.boot.encode()).decode()
-    properties = template.scale_set(fleet, template.profile(fleet, made.image, made.at, custom_data))
+    profile = template.profile(fleet, made.image, made.at, custom_data) | parts.security()
+    properties = template.scale_set(fleet, profile)
     if made.proximity_group is not None:
         properties["proximityPlacementGroup"] = {"id": made.proximity_group}
     body: Json = {

@@ -47,8 +47,6 @@ LAUNCHED = "launched:"
 YOUNG_S = 1_200.0
 """What Azure has no machine for it says within this time of the launch. One that fails later has run, e.g. until it was
 moved to a host that was not there: then its node is lost as others are, and its attempt goes on."""
-UNSEEN_S = 60.0
-"""A machine that was just launched may be missing from lists for so long; then it is gone."""
 
 
 class AzureProvisioner:
@@ -212,7 +210,8 @@ class AzureProvisioner:
     def _missing(self, allocation: Allocation, node: str, name: str) -> NodeState:
         """No list shows it."""
         group = group_name(allocation.token)
-        if self._age(allocation, node) < UNSEEN_S and operations.look_at(self._clients, group, name) is not None:
+        is_young = self._age(allocation, node) < operations.UNSEEN_S
+        if is_young and operations.look_at(self._clients, group, name) is not None:
             return NodeState(node, "pending", "Azure's list does not show it yet")
         # Nobody but Azure takes away a Spot machine and leaves all else: ours are deleted with their group, or by
         # remove(), which is for nodes that are lost already.

@@ -11,6 +11,7 @@ from ..base import Ended, ProvisionError
 from . import groups, network, operations
 from .clients import READ_S, WRITE_S, Clients, gone_is_fine
 from .labels import instance_prefix, with_label
+from .listing import list_everywhere
 from .request import request_id
 from .rest import last_part
 from .sightings import Sightings
@@ -67,7 +68,7 @@ class Ending:
 
     def _was_started(self) -> bool:
         """Whether a machine was made under this token that is gone by now."""
-        done = operations.of_instances(self.clients, f"{instance_prefix(self.token)}.*")
+        done = operations.of_instances(self.clients, f"{instance_prefix(self.token)}.*", self.region)
         return any(one.verb == "insert" and one.error is None for one in done)
 
     def _end_machines(self, hidden: Collection[str], since: float, *, again: bool) -> set[str]:
@@ -80,7 +81,9 @@ class Ending:
         ending = {machine for machine, one in seen.items() if one.is_ending}
         if seen and len(ending) == len(seen) and not hidden:
             return set(seen)
-        begun = operations.begun_by(operations.of_instances(self.clients, f"{instance_prefix(self.token)}.*"))
+        begun = operations.begun_by(
+            operations.of_instances(self.clients, f"{instance_prefix(self.token)}.*", self.region)
+        )
         left = set(seen) | {machine for machine, insert in begun.items() if not insert.finished}
         for machine in sorted({*seen, *hidden, *begun} - ending):
             # By this id a later launch with the token knows that the machine was not lost, but ended with all of it. A
@@ -92,19 +95,23 @@ class Ending:
 
     def _delete_disks(self) -> None:
         """Disks that somebody has taken off a machine: the others are gone with theirs."""
-        clients = self.clients
+        from google.cloud import compute_v1
 
-        def ask() -> list[compute_v1.Disk]:
-            from google.cloud import compute_v1
+        clients, wanted = self.clients, with_label(tags.TOKEN, self.token)
 
-            request = compute_v1.AggregatedListDisksRequest(
-                project=clients.project, filter=with_label(tags.TOKEN, self.token), max_results=500
-            )
+        def everywhere() -> list[compute_v1.Disk]:
+            request = compute_v1.AggregatedListDisksRequest(project=clients.project, filter=wanted, max_results=500)
             pages = clients.disks.aggregated_list(request, retry=None, timeout=READ_S)
-            return [disk for _, scope in pages for disk in scope.disks if not disk.users]
+            return [disk for _, scope in pages for disk in scope.disks]
 
-        for disk in clients.ask(f"look for disks of {self.token}", ask):
-            self._delete_disk(last_part(disk.zone), disk.name)
+        def in_zone(zone: str) -> list[compute_v1.Disk]:
+            request = compute_v1.ListDisksRequest(project=clients.project, zone=zone, filter=wanted, max_results=500)
+            return list(clients.disks.list(request, retry=None, timeout=READ_S))
+
+        doing = f"look for disks of {self.token}"
+        for disk in list_everywhere(clients, doing, everywhere, in_zone, self.region):
+            if not disk.users:
+                self._delete_disk(last_part(disk.zone), disk.name)
 
     def _delete_disk(self, zone: str, name: str) -> None:
         def start() -> None:

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 from ..base import LaunchRequest, NodeRequest, ProvisionError
 from ..calls import all_or_none, cleaning_up, first_with_room, insist
 from . import network, operations, quotas
-from .clients import PATIENCE_S, READ_S, WRITE_S, Clients
+from .clients import PATIENCE_S, WRITE_S, Clients
 from .ending import Ending, delete, ended_id
 from .images import Image, Images
 from .known import known_stack, machine_account
 from .labels import instance_name, instance_prefix
+from .listing import zones_of
 from .machines import needs
 from .operations import Done
 from .parts import longest_run_s
@@ -114,7 +115,7 @@ class Launch:
         missing = wanted - set(self.machines)
         if not missing:
             return
-        done = operations.of_instances(self.clients, f"{instance_prefix(request.token)}.*")
+        done = self._done()
         for zone in dict.fromkeys(one.zone for one in done):
             for node in missing:
                 if past(done, request.token, node, zone).was_started:
@@ -173,13 +174,7 @@ class Launch:
             return [found[0].zone], {node.node: one for node, one in zip(missing, found, strict=True)}
         if zone:
             return [zone], {}
-        region = self.clients.ask(
-            f"look for the zones of {request.region}",
-            lambda: self.clients.regions.get(
-                project=self.clients.project, region=request.region, retry=None, timeout=READ_S
-            ),
-        )
-        return sorted(last_part(url) for url in region.zones), {}
+        return zones_of(self.clients, request.region), {}
 
     def _make(self, attachment: network.Attachment) -> None:
         """The firewall rules. It may be repeated."""
@@ -192,7 +187,7 @@ class Launch:
     def _start_in(self, place: Place, missing: Sequence[NodeRequest], images: Mapping[str, Image]) -> None:
         """Start them in one zone; a refusal ends those that were started before it."""
         nodes = {node.node: node for node in missing}
-        done = operations.of_instances(self.clients, f"{instance_prefix(self.request.token)}.*")
+        done = self._done()
 
         def start(name: str) -> str:
             return self._start_one(place, nodes[name], images[name], past(done, self.request.token, name, place.zone))
@@ -201,6 +196,11 @@ class Launch:
         self.machines |= started
         self.started = tuple(started)
         self.zone = place.zone
+
+    def _done(self) -> list[Done]:
+        """Return what was done to machines of this launch."""
+        pattern = f"{instance_prefix(self.request.token)}.*"
+        return operations.of_instances(self.clients, pattern, self.request.region)
 
     def _start_one(self, place: Place, node: NodeRequest, image: Image, before: Past) -> str:
         """The machine. A call that was throttled or not answered is repeated with the same request id."""
@@ -248,7 +248,7 @@ class Launch:
     def _end(self, started: Mapping[str, str]) -> None:
         """Machines that have come to nothing, since another one of the launch was refused."""
         self.has_begun = True
-        done = operations.of_instances(self.clients, f"{instance_prefix(self.request.token)}.*")
+        done = self._done()
         for node, machine in started.items():
             insert = past(done, self.request.token, node, machine.partition("/")[0]).insert
             delete(self.clients, machine, ended_id(self.request.token, machine, insert.name if insert else ""))

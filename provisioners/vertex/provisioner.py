@@ -37,6 +37,10 @@ the serverless training service"."""
 PENDING_S = 3_600.0
 """A job that is PENDING for so long does not get its machines. Those that are there run meanwhile, and are paid for:
 containers are started as their machines come (same source)."""
+_LOOKED_FOR = (
+    "it ended, for another job of this launch has the node's place in the job dir; no list shows that one yet, and it "
+    "is looked for"
+)
 _PATIENCE_S = {"QUEUED": QUEUE_S, "PENDING": PENDING_S}
 _REGIONS_AT_ONCE = 8
 
@@ -85,6 +89,8 @@ class VertexProvisioner:
         job = self._job(allocation) if allocation.machines else None
         if job is not None and self._is_stuck(job):
             return self._give_up(allocation, job)
+        if job is not None and job.found_no_place and self._doubt_s(allocation) > 0:
+            return [NodeState(node, "pending", _LOOKED_FOR) for node in allocation.machines]
         if job is None:
             return [NodeState(node, "gone", "Vertex AI does not know it") for node in allocation.machines]
         return [job.as_node(node) for node in allocation.machines]
@@ -95,13 +101,15 @@ class VertexProvisioner:
         one is still ending after some minutes: call again.
 
         Where it is not known what came of the call that creates it, the job is looked for for some seconds: a list may
-        show it late.
+        show it late. Once one job of the launch has run, another would find its nodes' places taken and end by itself.
         """
         region, name = allocation.details.get(REGION), allocation.details.get(JOB)
         with self._lock:
             known = bool(name) or self._answered.get(allocation.token, False)
         unseen_s = 0.0 if known or not region else UNSEEN_S
-        unseen_s = max(unseen_s, float(allocation.details.get(DOUBTFUL, "0")) - self._clients.clock.now())
+        unseen_s = max(unseen_s, self._doubt_s(allocation))
+        if unseen_s and name and (job := self._sightings.named(name)) is not None and job.has_run:
+            unseen_s = 0.0
         names = [name] if name else []
         ended = calls.last_of(
             Ending(self._clients, self._sightings, where, allocation.token, names, unseen_s).run()
@@ -139,6 +147,10 @@ class VertexProvisioner:
     def _note(self, token: str, *, answered: bool) -> None:
         with self._lock:
             self._answered[token] = answered
+
+    def _doubt_s(self, allocation: Allocation) -> float:
+        """Seconds for which a list may yet show another job of the launch; 0 or less: none."""
+        return float(allocation.details.get(DOUBTFUL, "0")) - self._clients.clock.now()
 
     def _job(self, allocation: Allocation) -> Sighting | None:
         """The one that counts, should there be several; None: there is none any more."""
