@@ -1,4 +1,7 @@
-"""What a job costs: the price frozen when an attempt was made, times the hours from launch() until all is gone."""
+"""What a job costs: the price frozen when an attempt was made, times the hours from launch() until all is gone.
+
+Until launch() has answered nothing is charged: there may be no machine. What it was is known when the attempt ends.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +22,11 @@ def charge(price: Decimal, seconds: float) -> Decimal:
 
 
 def attempt_cost(attempt: Attempt, now: float) -> Decimal | None:
-    """Of an attempt up to its end, or up to now; 0 if no machine was ever asked for; None: price unknown."""
+    """Of an attempt up to its end, or up to now; 0 if no machine was ever asked for, or none was got yet; None: price
+    unknown."""
     if attempt.cost is not None:
         return attempt.cost
-    if attempt.launched is None:
+    if attempt.launched is None or _is_unanswered(attempt):
         return Decimal(0)
     if attempt.price is None:
         return None
@@ -31,23 +35,31 @@ def attempt_cost(attempt: Attempt, now: float) -> Decimal | None:
 
 def paid_seconds(attempt: Attempt, now: float) -> float:
     """For how long an attempt has been paid for, up to its end, or up to now. What costs nothing counts likewise."""
-    if attempt.launched is None:
+    if attempt.launched is None or _is_unanswered(attempt):
         return 0.0
     if attempt.cost and attempt.price:
         return float(attempt.cost / attempt.price * _HOUR)
     return max(0.0, (now if attempt.ended is None else attempt.ended) - attempt.launched)
 
 
-def was_free(attempt: Attempt, *, grouped: bool = False) -> bool:
-    """Whether nothing was paid for although machines were asked for: the one that was wanted was clearly refused.
+def _is_unanswered(attempt: Attempt) -> bool:
+    """Whether launch() has not answered: its time is charged when the attempt ends, if there was a machine."""
+    return attempt.allocation is None and attempt.ended is None
 
-    Of several, the first may have run until the others were refused; and what gave no answer may have started them.
-    What was refused after its launch was in the provider's queue until then (NodeState.refused). Of a group, machines
-    may have waited for others, or have been of no use: while it had none, time was not counted (Step._note_queue).
+
+def was_free(attempt: Attempt, *, has_started: bool | None, grouped: bool = False) -> bool:
+    """Whether nothing was paid for although machines were asked for.
+
+    `has_started`: whether any machine was started before launch() failed; None: not known, then only the clear refusal
+    of a single machine was free. What was refused after launch() had answered was in the provider's queue until then
+    (NodeState.refused). Of a group, machines may have waited for others, or have been useless: while it had none, time
+    was not counted (Step._note_queue).
     """
     machines = sum(role["nodes"] for role in attempt.offer["roles"])
-    clear = attempt.outcome == "refused" and attempt.cause not in ("throttled", "transient")
-    return clear and (machines == 1 if attempt.allocation is None else not grouped)
+    clear = attempt.outcome == "refused" and attempt.cause not in ("throttled", "transient", "expired")
+    if attempt.allocation is not None:
+        return clear and not grouped
+    return clear and machines == 1 if has_started is None else not has_started
 
 
 def total(attempts: Iterable[Attempt], now: float) -> Decimal | None:

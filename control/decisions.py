@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from ..jobspecs.plan import Offer
-from . import cost
+from . import cost, logins
 from .failover import Refused, choose, concerns, search
 from .model import Attempt, JobRow, Policy
 from .outcomes import NodeView
@@ -22,11 +22,18 @@ GRACE_S = {"cancel": 30.0, "peer": 30.0, "duration": 120.0, "cost": 120.0, "gpu_
 FRUITLESS_LIMIT = 5
 """So many interruptions in a row without a new checkpoint are borne; one more, and the job fails."""
 
-WAITS_IN_PLACE = 9
-"""So often (about 2 minutes) a place that answers with a passing error is asked again, if there are others."""
+IN_PLACE_S = 120.0
+"""A place that answers with passing errors is asked again for this long, in seconds since the first of them, if there
+are others."""
 
-_BACKOFF_S = {"lost": (1.0, 60.0), "failed": (1.0, 60.0), "round": (15.0, 600.0), "wait": (0.5, 30.0)}
-"""First and longest pause; each is twice the one before."""
+_BACKOFF_S = {
+    "lost": (1.0, 60.0),
+    "failed": (1.0, 60.0),
+    "round": (15.0, 600.0),
+    "wait": (0.5, 30.0),
+    "login": (2.0, 24.0),
+}
+"""First and longest pause; each is twice the one before. Renewed credentials are found within 30 s, jitter included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +91,7 @@ def wanted_end(job: JobRow, current: Attempt | None, now: float) -> End | None:
     """Whether the job shall end although nothing is wrong: its user's wish, or a limit."""
     policy = job.policy
     if job.state == "stopping":
-        return End(_STOPPED_AS[job.cause], job.cause, job.reason)
+        return End(_STOPPED_AS[job.cause], job.cause, logins.plain(job.reason))
     if job.goal == "cancel":
         return End("cancelled", "cancel", "cancelled by its user")
     if policy.duration_s is not None and now - job.created >= policy.duration_s:
@@ -245,7 +252,7 @@ def _where(
     offers = [Offer.from_json(offer) for offer in job.offers]
     asked = [Refused.of(attempt) for attempt in search(attempts)]
     found = choose(offers, attempts, elsewhere, now)
-    deadline = _patience_ends(job, attempts[: len(attempts) - len(asked)])
+    deadline = patience_ends(job, attempts)
     if isinstance(found, Offer) and (now < deadline or not asked):
         return Start(found, sum(one.offer == found for one in asked), again.pause_s, again.reason)
     if found is None:
@@ -259,11 +266,14 @@ def _where(
     return Later(until, message(told, f"no machines anywhere for now, asked again at {utc(until)}"))
 
 
-def _patience_ends(job: JobRow, attempts: Sequence[Attempt]) -> float:
-    """When looking for machines is given up. `attempts`: those before the search for them began."""
+def patience_ends(job: JobRow, attempts: Sequence[Attempt]) -> float:
+    """Return when looking for machines is given up, in epoch seconds. `attempts`: all of the job; a newest one that is
+    still launching belongs to the search."""
     if job.policy.capacity_s is None:
         return math.inf
-    begun = attempts[-1].ended if attempts else None
+    before = attempts[:-1] if attempts and attempts[-1].outcome == "" else attempts
+    before = before[: len(before) - len(search(before))]
+    begun = before[-1].ended if before else None
     return (job.created if begun is None else begun) + job.policy.capacity_s
 
 

@@ -34,7 +34,7 @@ class Refused:
     kind: str
     """The class of the error: a key of REACTIONS."""
     scope: str
-    """Where it holds: "zone", "region", "cloud"."""
+    """Where it holds: "zone", "region", "market", "cloud", or "attempt": see provisioners/base.py."""
     reason: str
     """The provider's words."""
     time: float
@@ -70,8 +70,8 @@ class Reaction:
     """Its scope -> how far it reaches."""
 
 
-_AS_SAID = {"zone": "zone", "region": "region", "cloud": "cloud"}
-_PARTS = {"everywhere": 0, "cloud": 1, "region": 2, "zone": 3}
+_AS_SAID = {"attempt": "zone", "zone": "zone", "region": "region", "market": "cloud", "cloud": "cloud"}
+_PARTS = {"cloud": 1, "region": 2, "zone": 3}
 
 
 def _same_machines(offer: Offer, refused: Offer) -> bool:
@@ -102,9 +102,11 @@ REACTIONS = {
     "not_offered": Reaction("ever", _same_machines, _AS_SAID),
     # Credentials are a cloud's, not a zone's.
     "auth": Reaction("search", _any_machines, {**_AS_SAID, "zone": "cloud"}),
-    # A bug, or a wrong job file.
-    "invalid": Reaction("ever", _any_machines, dict.fromkeys(_AS_SAID, "everywhere")),
-    # They were waited out in place, in vain: whatever it is, it is elsewhere that machines may be got.
+    # Asked again a little later, where the job could go on elsewhere meanwhile.
+    "expired": Reaction("dry", _any_machines, dict.fromkeys(_AS_SAID, "cloud")),
+    # A bug, or a wrong job file: a cloud that refuses a request does so in each of its zones.
+    "invalid": Reaction("ever", _any_machines, {**_AS_SAID, "zone": "cloud"}),
+    # They were waited out in place without success: machines may be got elsewhere.
     "throttled": Reaction("dry", _any_machines, _AS_SAID),
     "transient": Reaction("dry", _any_machines, _AS_SAID),
 }
@@ -142,12 +144,26 @@ def choose(
 
 
 def opening(offer: Offer, refusals: Sequence[Refused], begun: float = math.inf) -> float:
-    """Epoch seconds from which the offer may be asked for; math.inf: never. `begun`: when the job began to look."""
-    return max((_until(refusal, begun) for refusal in refusals if concerns(refusal, offer)), default=0.0)
+    """Return the epoch seconds from which the offer may be asked for; math.inf: never. `begun`: when the job began to
+    look."""
+    speaking = [refusal for refusal in refusals if concerns(refusal, offer)]
+    partial = [refusal for refusal in speaking if refusal.scope == "attempt"]
+    if _leave_zones(partial):
+        speaking = [refusal for refusal in speaking if refusal.scope != "attempt"]
+    return max((_until(refusal, begun) for refusal in speaking), default=0.0)
+
+
+def _leave_zones(partial: Sequence[Refused]) -> bool:
+    """Whether attempts that broke off in one zone of their offer have left zones that none of them has tried."""
+    newest = max((refusal.time for refusal in partial), default=0.0)
+    left = [frozenset(refusal.hints) for refusal in partial if newest - refusal.time < DRY_S]
+    return bool(left) and bool(frozenset.intersection(*left))
 
 
 def concerns(refusal: Refused, offer: Offer) -> bool:
     """Whether a refusal speaks of this offer too."""
+    if refusal.scope == "market" and refusal.offer.market != offer.market:
+        return False
     reaction = REACTIONS[refusal.kind]
     parts = _PARTS[reaction.reach[refusal.scope]]
     return _place(refusal.offer)[:parts] == _place(offer)[:parts] and reaction.concerns(offer, refusal.offer)
@@ -182,6 +198,7 @@ def _ordered(
         (*_place(refusal.offer)[:2], zone, _kind(refusal.offer))
         for refusal in refusals
         if now - refusal.time < DRY_S
+        if refusal.scope != "attempt"
         for zone in refusal.hints
     }
     lost_at = [Offer.from_json(one.offer) for one in attempts if one.outcome in _TAKEN and _is_fresh(one, now)]

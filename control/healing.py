@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from ..jobspecs.plan import Offer
 from ..provisioners.base import Allocation, ProvisionError
 from ..runtime.jobdir import Generation, generation_key
-from .decisions import WAITS_IN_PLACE, left_in_place
+from .decisions import IN_PLACE_S, left_in_place
 from .job_step import JobStep
 from .members import Regroup, Replace, cure, forgiven, newest_saved, node_records, stored, wanted_nodes
 from .model import Attempt
@@ -91,11 +91,13 @@ class Healing(JobStep):
         return self._write("launched", f"got {', '.join(missing)}", job=values, attempt=changes)
 
     def _none_got(self, attempt: Attempt, names: str, error: ProvisionError, *, idle: bool) -> bool:
-        passing, reason = error.error_class in ("throttled", "transient"), f"{names} cannot be got: {error}"
-        if idle and (not passing or self._job.waits >= WAITS_IN_PLACE):
+        passing, reason = not error.is_final, f"{names} cannot be got: {error}"
+        if idle and (not passing or self._waited_s() >= IN_PLACE_S):
             return self._begin_stop(attempt, "peer", reason)
-        pause = "wait" if passing else "round"
-        return self._wait(error.error_class, reason, {}, pause, at_least_s=error.retry_after or 0.0)
+        pause = ("login" if error.is_login else "wait") if passing else "round"
+        return self._wait(
+            error.error_class, reason, {}, pause, at_least_s=error.retry_after or 0.0, counts=not error.is_unsent
+        )
 
 
 def _merged(had: Allocation, got: Allocation) -> Allocation:

@@ -12,7 +12,7 @@ from ..jobspecs.catalog_targets import targets
 from ..jobspecs.plan import Offer
 from ..provisioners.base import Allocation, LaunchRequest, NodeRequest, NodeState, Owner, Provisioner
 from ..runtime.jobdir import Generation, JobDir
-from . import cost
+from . import cost, logins
 from .clock import Clock, JobTime
 from .decisions import GRACE_S, backoff, jitter
 from .last_words import LastWords
@@ -63,6 +63,8 @@ class Memory:
     """All machines of the attempt, when they were last looked at."""
     unasked: int = 0
     """The attempt that this process is going to be the first to ask machines for."""
+    started: int = 0
+    """The attempt of which launch() has said that some machines were started before others were refused."""
 
 
 @dataclass(slots=True)
@@ -87,6 +89,15 @@ class JobStep:
         self._job = job
         self._attempt = attempt
         self._now = memory.time.now()
+
+    def _time(self) -> float:
+        """The job's time at this moment; `_now` is that at which the step began."""
+        return self._memory.time.now()
+
+    def _waited_s(self) -> float:
+        """Seconds since the first of the waits in place, less those that do not count."""
+        since = self._job.waiting_since
+        return self._now - since if self._job.waits and since is not None else 0.0
 
     def _allocation(self, attempt: Attempt) -> Allocation | None:
         """The attempt's machines; None: launch() has not answered yet, or the answer was lost."""
@@ -153,7 +164,7 @@ class JobStep:
             job=self._job,
             kind=kind,
             message=message,
-            time=self._now,
+            time=self._time(),
             attempt=self._attempt,
             set_job=job or {},
             set_attempt=attempt or {},
@@ -214,24 +225,35 @@ class JobStep:
         pause: str = "wait",
         *,
         at_least_s: float = 0.0,
+        counts: bool = True,
     ) -> bool:
-        """Another try in place, with the same token, after a pause of that kind (see decisions.backoff)."""
-        tries = self._job.waits + 1
+        """Try again in place, with the same token, after a pause of that kind (see decisions.backoff). `counts`: the
+        pause is a part of _waited_s()."""
+        tries, now = self._job.waits + 1, self._time()
         pause_s = max(backoff(pause, tries), at_least_s)
+        pause_s += jitter(pause_s / 4, self._job.id, tries)
+        since = now if not self._job.waits or self._job.waiting_since is None else self._job.waiting_since
         values = {
             "waits": tries,
-            "not_before": self._now + pause_s + jitter(pause_s / 4, self._job.id, tries),
+            "waiting_since": since if counts else since + pause_s,
+            "not_before": now + pause_s,
             "cause": kind,
             "reason": reason,
         }
         # The same reason again and again is one event, though every try is written.
-        message = f"waiting: {reason}" if self._job.reason != reason else ""
+        message = f"waiting: {reason}" if logins.plain(self._job.reason) != reason else ""
         return self._write("waiting", message, job=values, attempt=changes)
+
+    def note_login(self, trouble: str) -> bool:
+        """Say in the job's reason what its credentials keep from being done; "": nothing any more. Return whether the
+        reason has changed."""
+        reason = logins.noted(self._job.reason, trouble) if trouble else logins.plain(self._job.reason)
+        return reason != self._job.reason and self._write("", "", job={"reason": reason})
 
     def _begin_stop(self, attempt: Attempt, cause: str, reason: str) -> bool:
         values = {} if cause == "peer" else {"state": "stopping", "cause": cause, "reason": reason}
         grace = GRACE_S[cause] if attempt.allocation is not None else 0.0
-        changes = {"state": "stopping", "cause": cause, "deadline": self._now + grace}
+        changes = {"state": "stopping", "cause": cause, "deadline": self._time() + grace}
         return self._write("stopping", reason, job=values, attempt=changes)
 
     def _take_generation(self, attempt: Attempt, nodes: Sequence[NodeView], *, known: bool = False) -> bool:

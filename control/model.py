@@ -82,6 +82,8 @@ class JobRow:
     ended: float | None
     lease_owner: str | None
     lease_beat: int
+    waiting_since: float | None = None
+    """Epoch seconds of the first of these `waits`; of no meaning without any."""
 
     def dir_on(self, cloud: str) -> str:
         """URL of the job's folder that machines of a cloud work with."""
@@ -112,7 +114,7 @@ class Attempt:
     """Why it stops: a key of decisions.GRACE_S, or the class of the error that refused the launch, or "user": the
     program says that running it again is of no use."""
     scope: str
-    """Where that error holds: "zone", "region", "cloud"."""
+    """Where that error holds: "zone", "region", "market", "cloud"."""
     deadline: float | None
     """While stopping: when what still runs is terminated."""
     outcome: str

@@ -263,10 +263,11 @@ def _read_end(
     if state is None or state.phase != "gone":
         return None
     end = end_by_absence(job_dir.exists(f"{folder}notice.json"), state.detail, taken=state.taken)
-    if end.outcome == "lost" and state.refused is None:
+    refused = None if watch.reported else state.refused
+    if end.outcome == "lost" and refused is None:
         reason = _read_reason(job_dir, folder) or last_words(state.node)
         end = dataclasses.replace(end, reason=f"{end.reason}{reason}")
-    return dataclasses.replace(end, refused=state.refused)
+    return dataclasses.replace(end, refused=refused)
 
 
 def _read_reason(job_dir: JobDir, folder: str) -> str:

@@ -6,6 +6,7 @@ row with its token), then done (launch, terminate: repeatable), then what came o
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import logging
@@ -15,13 +16,15 @@ from typing import Any, cast
 from ..jobspecs.catalog_targets import targets
 from ..jobspecs.plan import Offer
 from ..provisioners.accounts import ACCOUNT, OTHER_ACCOUNT
-from ..provisioners.base import Allocation, NodeRequest, ProvisionError, launch_token
+from ..provisioners.base import Allocation, Ended, NodeRequest, Provisioner, ProvisionError, launch_token
+from ..provisioners.calls import LaunchInterruptedError, attentive
 from ..runtime.attempt_signal import send_signal
 from ..runtime.jobdir import JOB_KEY, AttemptRecord, JobDirError, Stop, StopReason, attempt_key
 from ..runtime.moving import AllDamagedError
-from . import cost, states
-from .decisions import WAITS_IN_PLACE, End, Later, Start, decide, idle_end, left_in_place, wanted_end
+from . import cost, logins, states
+from .decisions import IN_PLACE_S, End, Later, Start, decide, idle_end, left_in_place, patience_ends, wanted_end
 from .earlier import earlier_history
+from .errors import StoreError
 from .failover import DRY_S
 from .healing import Healing
 from .job_step import LATE_S
@@ -37,7 +40,7 @@ log = logging.getLogger("cloudgpu.supervisor")
 FREE_S = 60.0
 """So much of an attempt's time in the provider's queue counts as paid, at most; it is written so often."""
 
-_SHUT_OUT = frozenset({"auth", "invalid"})
+_SHUT_OUT = frozenset({"auth", "expired", "invalid"})
 """Errors that the end of a launch may meet as well as its beginning: credentials, settings."""
 
 
@@ -94,7 +97,7 @@ class Step(Healing, Moving):
             "cause": end.cause,
             "reason": end.reason,
             "exit_code": end.exit_code,
-            "ended": self._now,
+            "ended": self._time(),
         }
         return self._write("state", f"{end.state}: {_headline(end.reason)}" if end.reason else end.state, job=values)
 
@@ -151,18 +154,30 @@ class Step(Healing, Moving):
             prepared, self._memory.unasked = self._prepare(attempt), attempt.number
             return prepared
         offer = Offer.from_json(attempt.offer)
-        first, self._memory.unasked = self._memory.unasked == attempt.number and not self._job.waits, 0
+        first, self._memory.unasked = self._memory.unasked == attempt.number, 0
         try:
             request = dataclasses.replace(self._request(attempt, offer, wanted_nodes(attempt)), repeated=not first)
-            allocation = self._provisioner(attempt).launch(request)
+            with attentive(self._is_unwanted):
+                allocation = self._provisioner(attempt).launch(request)
+        except LaunchInterruptedError:
+            return True  # the next step ends what was made
         except ProvisionError as error:
             if error.code == OTHER_ACCOUNT:
                 raise
             return self._refused(attempt, error, first=first)
         values = {"state": "starting", "round": 0, "waits": 0, "not_before": 0.0, "cause": "", "reason": ""}
-        changes = {"state": "running", "allocation": allocation.to_json()}
+        changes: dict[str, Any] = {"state": "running", "allocation": allocation.to_json()}
+        if self._job.waits and allocation.is_fresh:
+            changes["launched"] = self._now  # what was waited before was without a machine
         group = ", as a group that replaces lost machines" if request.grouped else ""
         return self._write("launched", f"launched on {place(offer)}{group}", job=values, attempt=changes)
+
+    def _is_unwanted(self) -> bool:
+        """Whether the job was cancelled, or reached a limit, since the step began. Asked within launch()."""
+        with contextlib.suppress(StoreError):
+            job = self._tools.store.job(self._job.id)
+            return job is not None and wanted_end(job, self._attempt, self._memory.time.now()) is not None
+        return False
 
     def _prepare(self, attempt: Attempt) -> bool:
         """What a machine will read, then that machines are about to be asked for: from here on time is paid."""
@@ -236,15 +251,39 @@ class Step(Healing, Moving):
         `first`: nobody had asked for these machines before.
         """
         kind, reason = error.error_class, str(error)
+        if error.has_started:
+            self._memory.started = attempt.number
+        nothing = {"launched": None} if first and not error.may_have_created else {}
+        if self._waits_for_login(attempt, error, may_exist=not nothing):
+            return self._wait("expired", logins.words(error), nothing, "login")
         alone = len(self._job.offers) == 1
-        if kind in ("throttled", "transient") and (alone or self._job.waits < WAITS_IN_PLACE):
-            return self._wait(kind, reason, {}, at_least_s=error.retry_after or 0.0)
+        if kind in ("throttled", "transient") and not self._has_waited(alone=alone):
+            return self._wait(kind, reason, {}, at_least_s=error.retry_after or 0.0, counts=not error.is_unsent)
         if kind == "capacity" and alone and self._is_queue(attempt):
             return self._wait(kind, reason, {"launched": None})  # nothing was got: this waiting costs nothing
         changes: dict[str, Any] = {"cause": kind, "scope": error.scope, "hints": list(error.hints)}
-        if first and kind in _SHUT_OUT and not error.asked:
-            changes["launched"] = None  # so nothing of it runs: see _release()
+        if kind in _SHUT_OUT:
+            changes |= nothing  # so nothing of it runs: see _release()
         return self._conclude(attempt, Verdict("refused", reason, None, None), changes)
+
+    def _waits_for_login(self, attempt: Attempt, error: ProvisionError, *, may_exist: bool) -> bool:
+        """Whether the launch stays as it is until somebody renews the credentials, within retry.capacity.
+
+        What may have been made can only be found with them. Credentials that never worked are no reason to wait, nor
+        are those of one cloud where the job may go to another.
+        """
+        if not error.is_login or self._now >= self._patience_ends():
+            return False
+        elsewhere = any(offer["cloud"] != attempt.offer["cloud"] for offer in self._job.offers)
+        worked = error.error_class == "expired" or self._job.state == "recovering"
+        return may_exist or (worked and not elsewhere)
+
+    def _has_waited(self, *, alone: bool) -> bool:
+        """Whether a place that gives no answer is left: after IN_PLACE_S, or, if there is no other, with the search."""
+        return self._now >= self._patience_ends() if alone else self._waited_s() >= IN_PLACE_S
+
+    def _patience_ends(self) -> float:
+        return patience_ends(self._job, self._tools.store.attempts(self._job.id))
 
     def _is_queue(self, attempt: Attempt) -> bool:
         """This machine is waited for within one attempt: its GPUs come free one by one, and it costs nothing to ask."""
@@ -273,7 +312,13 @@ class Step(Healing, Moving):
         return why is not None and self._begin_stop(attempt, *why)
 
     def _look_before(self, end: End | None, attempt: Attempt) -> Sequence[NodeView]:
-        """Before a limit ends it: what has ended already was not ended by that. Where nobody can look, it is kept."""
+        """Look at the nodes; () if the attempt shall end whatever is seen, for the machines must learn that at once.
+
+        Before limits.cost ends it they are looked at: machines that went while no supervisor ran have cost less. If
+        they cannot be looked at, the limit holds.
+        """
+        if end is not None and end.cause != "cost":
+            return ()
         try:
             return self._look(attempt, self._allocation(attempt))
         except (ProvisionError, JobDirError):
@@ -294,7 +339,7 @@ class Step(Healing, Moving):
             return False
         if self._memory.queue != self._job.reason:
             return self._write("", "", job={"reason": self._memory.queue})
-        if not self._memory.queued or any(node.reported for node in nodes):
+        if not self._is_only_queued(nodes):
             return False
         if attempt.launched is None or self._now - attempt.launched < FREE_S:
             return False
@@ -329,16 +374,20 @@ class Step(Healing, Moving):
             nodes = _members(attempt, self._look(attempt, self._allocation(attempt)))
             if self._note_begun(nodes) or self._take_generation(attempt, nodes):
                 return True
-        except JobDirError as error:
-            if self._now < deadline:
+        except (JobDirError, ProvisionError) as error:
+            if self._time() < deadline + (LATE_S if isinstance(error, ProvisionError) else 0.0):
                 raise
-            reason = f"terminated without being told, for the job dir cannot be used: {error}"
-            return self._conclude(attempt, Verdict("stopped", reason, None, None))
+            return self._conclude(attempt, Verdict("stopped", _unseen(error), None, None))
         if all(node.end is not None for node in nodes) or self._now >= deadline + LATE_S:
             return self._judge(attempt, nodes)
-        if self._memory.queued:  # nobody is there who could save
+        if self._is_only_queued(nodes):  # no program runs that could save
             return self._judge(attempt, nodes, left="ended while it waited for machines")
         return False
+
+    def _is_only_queued(self, nodes: Sequence[NodeView]) -> bool:
+        """Whether all machines wait in the provider's queue. A listing may be some seconds old: a node that has
+        reported has a machine."""
+        return self._memory.queued and not any(node.reported for node in nodes)
 
     def _tell(self, attempt: Attempt, deadline: float) -> None:
         if self._memory.told != attempt.number:
@@ -385,30 +434,47 @@ class Step(Healing, Moving):
         return self._write("outcome", f"{message}: {verdict.reason}" if verdict.reason else message, attempt=changes)
 
     def _terminate(self, attempt: Attempt) -> bool:
-        if not self._release(attempt):
+        ended = self._release(attempt)
+        if ended is None:
             return False
-        free: dict[str, Any] = {"launched": None} if cost.was_free(attempt, grouped=self._is_group(attempt)) else {}
-        charged = cost.attempt_cost(dataclasses.replace(attempt, **free), self._now)
+        has_started = ended.has_started or self._memory.started == attempt.number
+        known = None if ended is _UNKNOWN else has_started
+        free: dict[str, Any] = {}
+        if cost.was_free(attempt, has_started=known, grouped=self._is_group(attempt)):
+            free = {"launched": None}
+        now = self._time()
+        gone = now if ended.at is None else min(now, max(ended.at, attempt.launched or 0.0))
+        charged = cost.attempt_cost(dataclasses.replace(attempt, ended=gone, **free), now)
         before = self._job.spent
         spent = None if before is None or charged is None else before + charged
-        changes = {"state": "ended", "ended": self._now, "cost": charged, **free}
+        changes = {"state": "ended", "ended": now, "cost": charged, **free}
         values = {"spent": spent, "not_before": 0.0}
         return self._write("ended", "all machines are gone", job=values, attempt=changes)
 
-    def _release(self, attempt: Attempt) -> bool:
-        """Terminate what there is of an attempt; whether it is all gone."""
-        shut_out = attempt.outcome == "refused" and attempt.cause in _SHUT_OUT
-        if attempt.launched is None and not shut_out:
-            return True
+    def _release(self, attempt: Attempt) -> Ended | None:
+        """Terminate what there is of an attempt; None: it is not all gone yet."""
+        if attempt.launched is None:
+            return Ended(has_started=False)  # nothing was ever made
         allocation = self._known_or_not(attempt)
         provisioner = self._provisioner(attempt)
         try:
-            provisioner.terminate(allocation)
-            return all(state.phase == "gone" for state in provisioner.observe(allocation))
-        except ProvisionError as error:
-            if attempt.launched is None and error.error_class == attempt.cause:
-                return True  # whoever may not even look had nothing made
+            ended = provisioner.terminate(allocation)
+        except ProvisionError:
+            self._fix_cost(attempt, provisioner)
             raise
+        is_gone = all(state.phase == "gone" for state in provisioner.observe(allocation))
+        return (ended or _UNKNOWN) if is_gone else None
+
+    def _fix_cost(self, attempt: Attempt, provisioner: Provisioner) -> None:
+        """Write what the attempt has cost, if its machines are gone and only the rest could not be removed."""
+        allocation = self._allocation(attempt)
+        if allocation is None or attempt.cost is not None or not allocation.machines:
+            return
+        with contextlib.suppress(ProvisionError):
+            if all(state.phase == "gone" for state in provisioner.observe(allocation)):
+                now = self._time()
+                charged = cost.attempt_cost(dataclasses.replace(attempt, ended=now), now)
+                self._write("", "", attempt={"cost": charged})
 
     def _known_or_not(self, attempt: Attempt) -> Allocation:
         """To be ended. Of a launch whose answer nobody has, token and region tell enough: the whole account, with
@@ -420,6 +486,17 @@ class Step(Healing, Moving):
         details = {"region": offer["region"], "owner": job.owner}
         details |= {ACCOUNT: attempt.account} if attempt.account else {}
         return Allocation(offer["cloud"], job.id, attempt.number, attempt.token, {}, details)
+
+
+_UNKNOWN = Ended(has_started=False)
+"""Of a target that does not say what it has ended."""
+
+
+def _unseen(error: JobDirError | ProvisionError) -> str:
+    """Return why an attempt was terminated without a look at its nodes."""
+    if isinstance(error, JobDirError):
+        return f"terminated without being told, for the job dir cannot be used: {error}"
+    return f"terminated at the deadline; its machines could not be looked at: {error}"
 
 
 def _members(attempt: Attempt, seen: Sequence[NodeView]) -> list[NodeView]:

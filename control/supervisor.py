@@ -9,12 +9,14 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from ..provisioners import get_provisioner
 from ..provisioners.accounts import OTHER_ACCOUNT
 from ..provisioners.base import Provisioner, ProvisionError
 from ..runtime.jobdir import JobDir, JobDirError
+from . import logins
 from .clock import Clock, JobTime, SystemClock
 from .due_times import DueTimes
 from .errors import DamagedRowError, StoreError
@@ -35,12 +37,12 @@ have ended and cost nothing. The same while its checkpoint is being copied: noth
 PATIENCE_S = 900.0
 """The same before its machines run: longer than an outage of some minutes."""
 
-_NEEDS_LOGIN = ("auth", "expired")
-"""Classes of errors that only other credentials mend."""
 _UNRECORDED = 15
 """How many tries, a second apart, a job of another account may be left to another supervisor without a word."""
 _PAUSE_S = (1.0, 60.0)
 """After a failed step: at first, and at most."""
+LOGIN_S = 30.0
+"""After a failed step whose credentials were not accepted, in seconds at most: renewed ones are found within it."""
 _UNTRIED_S = 300.0
 """Between two failures of a job dir: longer than the longest pause and the slowest try together. So it was not tried
 meanwhile (a laptop was shut, or there was other trouble), and might have been of use."""
@@ -325,8 +327,11 @@ class Supervisor:
             return self._rest(watched), None
         if lane is Lane.LOOK and (needed := lane_of(job, attempt, watched.memory.time.now())) is not lane:
             return self._rest(watched), needed
-        changed = Step(self._tools, watched.memory, job, attempt).take()
+        step = Step(self._tools, watched.memory, job, attempt)
+        changed = step.take()
         watched.trouble = None
+        if not changed and job.not_before <= watched.memory.time.now() and step.note_login(""):
+            watched.expire()
         if is_unsupervised(job):
             self._store.set_reason(job, "", self._leases.owner)
             watched.expire()
@@ -340,8 +345,9 @@ class Supervisor:
 
     def _failed(self, job: JobRow, attempt: Attempt | None, watched: _Watched, error: Exception) -> float:
         """Return when to try again after a step has failed."""
-        if isinstance(error, ProvisionError) and _needs_login(error):
+        if isinstance(error, ProvisionError) and error.code == OTHER_ACCOUNT:
             return self._locked_out(job, attempt, watched, error)
+        self._note_login(job, attempt, watched, error)
         if not isinstance(error, (JobDirError, ProvisionError)):
             log.error("%s: a step failed", job.id, exc_info=error)
         return self._troubled(job, attempt, watched, error)
@@ -353,35 +359,41 @@ class Supervisor:
         return self._clock.monotonic() + watched.quiet_s
 
     def _locked_out(self, job: JobRow, attempt: Attempt | None, watched: _Watched, error: ProvisionError) -> float:
-        """Return when to try again; record in the job's reason that its machines are out of reach.
+        """Return when to try again; record in the job's reason that its machines are in another account.
 
-        A supervisor that has credentials of their account may take the lease: nothing is recorded at once where it is
+        A supervisor that has credentials of that account may take the lease: nothing is recorded at once where it is
         yet to launch the job.
         """
-        foreign = error.code == OTHER_ACCOUNT
         tries = watched.trouble.times if watched.trouble else 0
-        if foreign and (attempt is None or attempt.launched is None) and tries < _UNRECORDED:
+        has_machines = attempt is not None and attempt.launched is not None
+        if not has_machines and tries < _UNRECORDED:
             watched.trouble = watched.trouble or _Trouble()
             watched.trouble.times += 1
             watched.expire()
             due = self._clock.monotonic() + _PAUSE_S[0]
         else:
-            target = watched.target
-            reason = unsupervised_reason(
-                error, target, has_machines=attempt is not None and attempt.launched is not None
-            )
+            reason = unsupervised_reason(error, has_machines=has_machines)
             if reason != job.reason:
                 self._store.set_reason(job, reason, self._leases.owner)
             due = self._troubled(job, attempt, watched, error)
-        if foreign:
-            self._leases.give_back(job)
+        self._leases.give_back(job)
         return due
+
+    def _note_login(self, job: JobRow, attempt: Attempt | None, watched: _Watched, error: Exception) -> None:
+        """Say in the job's reason which credentials must be renewed, if they have caused the error."""
+        if said := logins.trouble(error):
+            has_machines = attempt is not None and attempt.launched is not None
+            said = f"{said}. {logins.consequence(watched.target, has_machines=has_machines)}"
+            with suppress(LostRaceError):
+                Step(self._tools, watched.memory, job, attempt).note_login(said)
+                watched.expire()
 
     def _troubled(self, job: JobRow, attempt: Attempt | None, watched: _Watched, error: Exception) -> float:
         """Return when to try again after a step has failed; after too long without a job dir give the job up."""
         is_expected, by_job_dir = isinstance(error, (JobDirError, ProvisionError)), isinstance(error, JobDirError)
         is_ours = is_expected or isinstance(error, StoreError)
         message = str(error) if is_ours else f"{type(error).__name__}: {error}"
+        by_login = logins.trouble(error) != ""
         now = self._clock.monotonic()
         trouble = watched.trouble = watched.trouble or _Trouble()
         if trouble.message != message:
@@ -391,7 +403,7 @@ class Supervisor:
         trouble.times += 1
         if by_job_dir:
             watched.memory.job_dirs.clear()  # their credentials were read when they were opened: there may be new ones
-        pause = min(_PAUSE_S[0] * 2.0 ** min(trouble.times - 1, 30), _PAUSE_S[1])
+        pause = min(_PAUSE_S[0] * 2.0 ** min(trouble.times - 1, 30), LOGIN_S if by_login else _PAUSE_S[1])
         runs = attempt is not None and attempt.state == "running"
         # Machines that are gone cost nothing, and a store comes back; a local folder that they lost does not.
         gone = watched.memory.machines_gone and job.dir_on(watched.target).startswith("file:")
@@ -402,7 +414,7 @@ class Supervisor:
             reason = trouble.patience.reason_to_end(
                 job, attempt, now=now, job_now=watched.memory.time.now(), message=message, is_expected=is_expected
             )
-        if by_job_dir and trouble.without_dir(now, watched.memory.copied) >= patience:
+        if by_job_dir and not by_login and trouble.without_dir(now, watched.memory.copied) >= patience:
             reason = f"given up after {patience:.0f} s: {message}"
         if reason:
             self._give_up(Step(self._tools, watched.memory, job, attempt), job, reason)
@@ -424,10 +436,6 @@ class Supervisor:
 def _is_out_of_reach(error: Exception) -> bool:
     """Return whether other credentials than these are needed: of another account, or renewed ones."""
     return isinstance(error, ProvisionError) and (error.code == OTHER_ACCOUNT or error.error_class == "expired")
-
-
-def _needs_login(error: Exception) -> bool:
-    return isinstance(error, ProvisionError) and error.error_class in _NEEDS_LOGIN
 
 
 def _target_of(attempt: Attempt) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from sqlalchemy import Column, Float, ForeignKey, Index, Integer, MetaData, Table, Text
 
-REVISIONS = ("0001", "0002", "0003", "0004", "0005")
+REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006")
 """Every schema this version can upgrade, oldest first."""
 HEAD = REVISIONS[-1]
 
@@ -39,6 +39,7 @@ jobs = Table(
     Column("ended", Float(53)),
     Column("lease_owner", Text),
     Column("lease_beat", Integer, nullable=False),
+    Column("waiting_since", Float(53)),
     Index("jobs_by_name", "name"),
     Index("jobs_by_created", "created"),
     Index("jobs_by_ended", "ended"),

@@ -15,7 +15,8 @@ CLASSES = {
     "quota": "no quota",
     "not_offered": "not offered",
     "auth": "not permitted",
-    "invalid": "refused as wrong",
+    "expired": "login expired",
+    "invalid": "request refused",
     "throttled": "too many requests",
     "transient": "no answer that helps",
 }

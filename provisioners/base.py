@@ -11,8 +11,13 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from ..jobspecs.plan import Offer
 
-ErrorClass = Literal["capacity", "quota", "auth", "invalid", "throttled", "transient", "not_offered"]
-Scope = Literal["zone", "region", "cloud"]
+ErrorClass = Literal["capacity", "quota", "auth", "expired", "invalid", "throttled", "transient", "not_offered"]
+"""auth: the account may not do this. expired: its credentials are not taken any more until somebody renews them."""
+Scope = Literal["zone", "region", "market", "cloud", "attempt"]
+"""Where an error holds. market: everywhere in the cloud, for offers of the refused one's market. attempt: only in what
+this attempt tried; `hints` are the zones of its offer that it did not try."""
+_UNAUTHENTICATED = 401
+"""HTTP status: the credentials are not accepted (RFC 9110, 15.5.2)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +113,9 @@ class Allocation:
     details: dict[str, str] = field(default_factory=dict)
     """What else the target must know; of a launch whose answer was lost: `region`, `owner` as in Owner.name, and
     `account` (provisioners/accounts.py)."""
+    is_fresh: bool = field(default=False, compare=False)
+    """All machines were started by the call of launch() that has returned it, none by an earlier one whose answer was
+    lost: they are paid for from the beginning of that call on."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -149,6 +157,9 @@ class ProvisionError(Exception):
         code: str = "",
         hints: Sequence[str] = (),
         retry_after: float | None = None,
+        status: int | None = None,
+        advice: str = "",
+        is_unsent: bool = False,
     ) -> None:
         super().__init__(message)
         self.error_class: ErrorClass = error_class
@@ -159,8 +170,53 @@ class ProvisionError(Exception):
         """Zones that the provider named as having capacity, as offers spell them."""
         self.retry_after = retry_after
         """Seconds after which to ask again, where the provider said so."""
-        self.asked = False
-        """Machines were asked for before it: some may be there, whatever it says."""
+        self.status = status
+        """HTTP status of the answer; None: there was none, or it is not known."""
+        self.advice = advice
+        """What the user can do, which the message says as well; "": nothing is known."""
+        self.is_unsent = is_unsent
+        """The call was held back here, for the provider would only have refused it before `retry_after`."""
+        self.may_have_created = False
+        """Raised after the first call that makes anything: something may be there, whatever the error says."""
+        self.has_started = False
+        """Machines were started before it, and may have been billed."""
+
+    def as_class(self, error_class: ErrorClass, more: str) -> ProvisionError:
+        """Return the same error with another class, and more text."""
+        changed = ProvisionError(
+            error_class,
+            f"{self}{more}",
+            scope=self.scope,
+            code=self.code,
+            hints=self.hints,
+            retry_after=self.retry_after,
+            status=self.status,
+            advice=self.advice,
+            is_unsent=self.is_unsent,
+        )
+        changed.may_have_created, changed.has_started = self.may_have_created, self.has_started
+        return changed
+
+    @property
+    def is_login(self) -> bool:
+        """Whether the credentials were not accepted, as opposed to a permission that is missing."""
+        return self.error_class == "expired" or (self.error_class == "auth" and self.status == _UNAUTHENTICATED)
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the same call would be refused again. Otherwise what a launch has made stays: launch() is repeated
+        with the same token and finds it."""
+        return self.error_class not in ("throttled", "transient") and not self.is_login
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """What terminate() has found of a launch."""
+
+    has_started: bool
+    """A machine was there, or may have been."""
+    at: float | None = None
+    """Epoch seconds at which no machine was left, before the rest was removed; None: not known."""
 
 
 class Provisioner(Protocol):
@@ -172,8 +228,9 @@ class Provisioner(Protocol):
     def observe(self, allocation: Allocation) -> list[NodeState]:
         """One state per node of the allocation. Raises ProvisionError."""
 
-    def terminate(self, allocation: Allocation) -> None:
-        """End the machines. Idempotent; returns when nothing bills any more. Raises ProvisionError."""
+    def terminate(self, allocation: Allocation) -> Ended | None:
+        """End the machines and remove what was made for them. Idempotent; returns when nothing bills any more. None:
+        what there was is not known. Raises ProvisionError."""
 
     def remove(self, allocation: Allocation, nodes: Collection[str]) -> None:
         """End some of the machines, and nothing else: those of lost nodes, which may still be there. Idempotent; does

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
+import functools
+import logging
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import ContextVar
 from email.utils import parsedate_to_datetime
-from typing import TypeVar
+from typing import Concatenate, ParamSpec, Protocol, TypeVar, cast
 
-from .base import ErrorClass, ProvisionError
+from .base import Ended, ErrorClass, ProvisionError
 from .boot.record import is_loopback
 from .clock import Clock
 from .errors import rules
+
+log = logging.getLogger("cloudgpu.provisioners")
 
 Understand = Callable[[Exception, str, Clock], ProvisionError | None]
 """(an error of a cloud's SDK, what was being done, the time) -> what it means; None: it is none of the SDK's."""
@@ -45,31 +51,122 @@ def told(understand: Understand, doing: str, clock: Clock) -> Iterator[None]:
 
 
 def insist(call: Callable[[], _T], clock: Clock, patience_s: float) -> _T:
-    """Call again, with pauses, while it raises `throttled` or `transient`. Raises the last ProvisionError.
+    """Retry `call` with backoff while it raises `throttled` or `transient`. Raises the last ProvisionError.
 
-    `call` must be one that may be repeated: with the same client token, say.
+    `call` must be idempotent, e.g. by its client token. Within attentive() the retries end after LAUNCH_PATIENCE_S: the
+    supervisor repeats the whole launch then, and nothing sleeps meanwhile.
     """
-    until, pause = clock.monotonic() + patience_s, _PAUSE_S[0]
+    patience_s = patience_s if _attention.get() is None else min(patience_s, LAUNCH_PATIENCE_S)
+    until, delay = clock.monotonic() + patience_s, _PAUSE_S[0]
     while True:
         try:
             return call()
         except ProvisionError as error:
-            wait = max(pause * random.uniform(0.5, 1.0), error.retry_after or 0.0)  # noqa: S311 - spreads callers
+            wait = max(delay * random.uniform(0.5, 1.0), error.retry_after or 0.0)  # noqa: S311 - spreads callers
             if error.error_class not in UNKNOWN or clock.monotonic() + wait > until:
                 raise
-        clock.sleep(wait)
-        pause = min(2 * pause, _PAUSE_S[1])
+        pause(clock, wait)
+        delay = min(2 * delay, _PAUSE_S[1])
+
+
+# -- launches that can be interrupted
+
+LAUNCH_PATIENCE_S = 10.0
+"""A call within a launch is retried for this long, in seconds; after it the supervisor decides when to launch again."""
+
+_attention: ContextVar[Callable[[], bool] | None] = ContextVar("attention", default=None)
+
+
+class LaunchInterruptedError(Exception):
+    """A launch was given up between two calls, since its machines are not wanted any more. What it made is still there:
+    terminate() ends it."""
+
+
+@contextlib.contextmanager
+def attentive(is_unwanted: Callable[[], bool]) -> Iterator[None]:
+    """Ask `is_unwanted` at each pause() of the launch within; raise LaunchInterruptedError there if it says so."""
+    token = _attention.set(is_unwanted)
+    try:
+        yield
+    finally:
+        _attention.reset(token)
+
+
+def pause(clock: Clock, seconds: float) -> None:
+    """Sleep between two tries or two polls. Raises LaunchInterruptedError within attentive()."""
+    is_unwanted = _attention.get()
+    if is_unwanted is not None and is_unwanted():
+        raise LaunchInterruptedError
+    clock.sleep(seconds)
+
+
+def with_context(function: Callable[..., _T]) -> Callable[..., _T]:
+    """Return `function` for another thread, to run there within the attentive() of this one."""
+    context = contextvars.copy_context()
+    return lambda *arguments: context.copy().run(function, *arguments)
+
+
+# -- credentials
+
+
+class Forgetting(Protocol):
+    """Clients with credentials."""
+
+    def forget(self) -> None: ...
+
+
+class HasClients(Protocol):
+    """A provisioner whose clients can read the credentials anew."""
+
+    @property
+    def _clients(self) -> Forgetting: ...
+
+
+_Self = TypeVar("_Self", bound=HasClients)
+_P = ParamSpec("_P")
+
+
+def renewing(verb: Callable[Concatenate[_Self, _P], _T]) -> Callable[Concatenate[_Self, _P], _T]:
+    """Return the verb so that credentials that were not accepted are read anew, once, and the verb is repeated. A token
+    may have been revoked a moment ago, and the next one is good. Credentials that are refused are never kept."""
+
+    @functools.wraps(verb)
+    def repeated(self: _Self, *arguments: _P.args, **more: _P.kwargs) -> _T:
+        try:
+            with logged_in(self._clients.forget):
+                return verb(self, *arguments, **more)
+        except ProvisionError as error:
+            if not error.is_login:
+                raise
+            first = error
+        with logged_in(self._clients.forget):
+            try:
+                return verb(self, *arguments, **more)
+            except ProvisionError as error:
+                error.may_have_created |= first.may_have_created
+                error.has_started |= first.has_started
+                raise
+
+    return cast("Callable[Concatenate[_Self, _P], _T]", repeated)
 
 
 @contextlib.contextmanager
 def logged_in(forget: Callable[[], None]) -> Iterator[None]:
-    """Credentials that were refused are not used again: `forget` them, so that the next call reads them anew."""
+    """Call `forget` when credentials were refused, so that the next call reads them anew."""
     try:
         yield
     except ProvisionError as error:
-        if error.error_class == "auth":
+        if error.error_class in ("auth", "expired"):
             forget()
         raise
+
+
+def last_of(ends: Iterable[Ended]) -> Ended:
+    """Return what is true of several parts of a launch."""
+    found = list(ends)
+    times = [one.at for one in found]
+    known = [at for at in times if at is not None]
+    return Ended(any(one.has_started for one in found), max(known) if known and len(known) == len(times) else None)
 
 
 # -- several machines
@@ -77,12 +174,21 @@ def logged_in(forget: Callable[[], None]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def asking_for_machines() -> Iterator[None]:
-    """What is raised meanwhile says so: even credentials that are refused may have been taken a moment before."""
+    """Mark what is raised within: something may have been created, whatever the error says."""
     try:
         yield
     except ProvisionError as error:
-        error.asked = True
+        error.may_have_created = True
         raise
+
+
+@contextlib.contextmanager
+def cleaning_up(job_id: str) -> Iterator[None]:
+    """Log what is raised within: it must not replace the error that the cleanup follows."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - whatever it is, the first error says what to do
+        log.warning("%s: the cleanup after a refused launch failed, and is repeated later: %s", job_id, error)
 
 
 @asking_for_machines()
@@ -93,18 +199,17 @@ def all_or_none(
     *,
     at_once: int,
 ) -> dict[_Name, _T]:
-    """Start one machine for each name: the first alone, then so many at a time. Raises the ProvisionError of a refusal.
+    """Start one machine for each name: the first alone, then `at_once` at a time. Raises ProvisionError for a refusal.
 
-    So where there is no capacity one machine was asked for, and where there is, many do not wait for each other. After
-    a refusal those that were started are handed to `end`; but not if it is unknown what came of a call (UNKNOWN): then
-    they stay for whoever calls again with the same token.
+    Without capacity one machine was asked for, and with it many do not wait for each other. After a final refusal those
+    that were started are handed to `end`. After any other error they stay for the next launch() with the same token.
     """
     started: dict[_Name, _T] = {}
     refusals: list[ProvisionError] = []
     batches = [names[:1], *(names[at : at + at_once] for at in range(1, len(names), at_once))]
     with ThreadPoolExecutor(at_once, "cloudgpu-launch") as pool:
         for batch in batches:
-            calls: dict[_Name, Future[_T]] = {name: pool.submit(start, name) for name in batch}
+            calls: dict[_Name, Future[_T]] = {name: pool.submit(with_context(start), name) for name in batch}
             for name, call in calls.items():
                 try:
                     started[name] = call.result()
@@ -114,10 +219,13 @@ def all_or_none(
                 break
     if not refusals:
         return started
-    final = next((error for error in refusals if error.error_class not in UNKNOWN), None)
+    final = next((error for error in refusals if error.is_final), None)
     if final is not None and started:
-        end(started)
-    raise final or refusals[0]
+        with cleaning_up("machines"):
+            end(started)
+    raised = final or refusals[0]
+    raised.has_started = bool(started)
+    raise raised
 
 
 def first_with_room(
@@ -127,17 +235,20 @@ def first_with_room(
     turn: int,
     has_begun: Callable[[], bool],
     on_refusal: Callable[[ProvisionError], None],
+    zone_of: Callable[[_Place], str] = str,
 ) -> None:
-    """Start all machines in one of several places, the next one if there are none. Raises the refusal of all of them:
-    of use again if one place was only full.
+    """Start all machines in one of several places, in the next one if the first has no room. Raises ProvisionError: the
+    refusal of all of them, `capacity` if one of them was only full.
 
     A place where some machines came to be before another was refused (`has_begun`) is the last that is tried. They are
     ended, but may have booted by then and taken their nodes in the job dir, which no other machine can have within this
-    attempt. So the next attempt begins one place further: `turn` counts attempts from 0.
+    attempt. So the next attempt begins one place further: `turn` counts attempts from 0. The refusal has the scope
+    `attempt` then, and its hints are the zones of the places that were not tried.
     """
     first = turn % len(places)
+    order = [*places[first:], *places[:first]]
     refusals: list[ProvisionError] = []
-    for place in (*places[first:], *places[:first]):
+    for place in order:
         try:
             return start(place)
         except ProvisionError as error:
@@ -148,7 +259,10 @@ def first_with_room(
             if has_begun():
                 break
     final = next((one for one in refusals if one.error_class == "capacity"), refusals[-1])
-    if len(refusals) > 1:
+    left = order[len(refusals) :]
+    if left:
+        final.scope, final.hints = "attempt", tuple(zone_of(place) for place in left)
+    elif len(refusals) > 1:
         final.scope = "region"
     raise final
 

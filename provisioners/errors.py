@@ -1,9 +1,10 @@
-"""What an error of a provider means: errors.csv says it, as data, for every cloud.
+"""Translate a provider's errors into classes, by the table errors.csv.
 
-Columns: `cloud` (`*`: any); `code` (one of several, separated by blanks), `status` (a number, or `5xx`) and `pattern`
-(a regular expression, searched for in the message whatever its case) are what must be met, where they are not empty;
-`class` and `scope` as in ProvisionError; `advice`: what the user can do; `source`: who says so. The first row that fits
-decides, so what is special stands before what is general. A group named `hints` in a pattern names zones with capacity.
+Columns: `cloud` (`*`: any); `code` (one of several, separated by blanks, whatever their case), `status` (a number,
+`5xx`, or `operation`: what was accepted, and failed later) and `pattern` (a regular expression, searched for in the
+message whatever its case) must match where they are not empty; `class` and `scope` as in ProvisionError; `advice`: what
+the user can do; `source`: where it is documented. The first row that matches decides, so special rows stand before
+general ones. A group named `hints` in a pattern names zones with capacity.
 
 Codes that begin with `Client.` or `Server.` are reasons for which EC2 ended a machine; those that look like classes
 are botocore's exceptions. Codes rank before the status: EC2 answers 500 where it has no capacity.
@@ -22,6 +23,20 @@ from .base import ErrorClass, ProvisionError, Scope
 
 _TABLE = Path(__file__).with_name("errors.csv")
 COLUMNS = ("cloud", "code", "status", "pattern", "class", "scope", "advice", "source")
+_OPERATION = "operation"
+
+
+class Answer(NamedTuple):
+    """What a provider says of an error."""
+
+    cloud: str
+    code: str
+    """The provider's, or the class of an SDK's exception; "": none."""
+    message: str
+    status: int | None = None
+    """HTTP status."""
+    is_operation: bool = False
+    """The request was accepted, and what it began has failed."""
 
 
 class Rule(NamedTuple):
@@ -29,7 +44,9 @@ class Rule(NamedTuple):
 
     cloud: str
     codes: frozenset[str]
-    """Empty: any."""
+    """As they are documented; empty: any."""
+    folded: frozenset[str]
+    """The same without case: Azure's own lists spell some codes in two ways."""
     status: str
     pattern: re.Pattern[str] | None
     error_class: ErrorClass
@@ -37,18 +54,20 @@ class Rule(NamedTuple):
     advice: str
     source: str
 
-    def match(self, cloud: str, code: str, status: int | None, message: str) -> re.Match[str] | None:
-        """Whether the row speaks of this error, and where its pattern was found in the message; None: it does not."""
-        if self.cloud not in (cloud, "*") or not self._fits(status) or (self.codes and code not in self.codes):
+    def match(self, answer: Answer) -> re.Match[str] | None:
+        """Return where the row's pattern matches the message; None if the row does not apply to the answer."""
+        if self.cloud not in (answer.cloud, "*") or (self.folded and answer.code.casefold() not in self.folded):
             return None
-        return (self.pattern or _ANYTHING).search(message)
+        return (self.pattern or _ANYTHING).search(answer.message) if self._has_status(answer) else None
 
-    def _fits(self, status: int | None) -> bool:
+    def _has_status(self, answer: Answer) -> bool:
         if not self.status:
             return True
+        if self.status == _OPERATION:
+            return answer.is_operation
         if self.status.endswith("xx"):
-            return status is not None and status // 100 == int(self.status[0])
-        return status == int(self.status)
+            return answer.status is not None and answer.status // 100 == int(self.status[0])
+        return answer.status == int(self.status)
 
 
 def classify(
@@ -60,24 +79,34 @@ def classify(
     doing: str = "",
     hints: Sequence[str] = (),
     retry_after: float | None = None,
+    is_operation: bool = False,
 ) -> ProvisionError:
-    """The error to raise for a provider's answer: its own code and words, and what can be done about it.
+    """Return the error to raise for a provider's answer, with the provider's code and words and what the user can do.
 
     `doing`: what was tried, e.g. `start worker-0.1 in us-east-1a`. `hints`: zones that the answer names outside its
-    message. An unknown code is `transient` with a status of 5xx, `invalid` otherwise.
+    message. `is_operation`: the request was accepted, and failed later. An unknown code is `capacity` of an operation
+    or with status 409, `transient` with 5xx, `invalid` otherwise.
     """
+    rule, found = matching_rule(Answer(cloud, code, message, status, is_operation))
+    return ProvisionError(
+        rule.error_class,
+        _words(code, status, message, doing, rule.advice),
+        scope=rule.scope,
+        code=code,
+        hints=(*hints, *_named(found)),
+        retry_after=retry_after,
+        status=status,
+        advice=rule.advice,
+    )
+
+
+def matching_rule(answer: Answer) -> tuple[Rule, re.Match[str]]:
+    """Return the first row that applies to an answer, and where its pattern matches the message."""
     for rule in rules():
-        found = rule.match(cloud, code, status, message)
+        found = rule.match(answer)
         if found is not None:
-            return ProvisionError(
-                rule.error_class,
-                _words(code, status, message, doing, rule.advice),
-                scope=rule.scope,
-                code=code,
-                hints=(*hints, *_named(found)),
-                retry_after=retry_after,
-            )
-    raise AssertionError("the last row of errors.csv fits everything")
+            return rule, found
+    raise AssertionError("the last row of errors.csv applies to everything")
 
 
 @functools.cache
@@ -99,6 +128,7 @@ def _rule(row: dict[str, str]) -> Rule:
     return Rule(
         cloud=row["cloud"],
         codes=frozenset(row["code"].split()),
+        folded=frozenset(row["code"].casefold().split()),
         status=row["status"],
         pattern=re.compile(row["pattern"], re.IGNORECASE) if row["pattern"] else None,
         error_class=cast("ErrorClass", row["class"]),

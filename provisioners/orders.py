@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Iterator
 
 from ..runtime.fleet import WATCH_KEY, Beat, End, Fleet, Order, OrderView, Place, View, order_key
-from ..runtime.jobdir import JobDirError
-from .base import LaunchRequest, NodeState, ProvisionError
+from ..runtime.jobdir import JobDirError, is_login
+from .base import ErrorClass, LaunchRequest, NodeState, ProvisionError
 
 _MARK_S = 30.0
 
@@ -97,4 +97,5 @@ def told(what: str) -> Iterator[None]:
     try:
         yield
     except JobDirError as error:
-        raise ProvisionError("transient", f"{what}: {error}", scope="cloud") from error
+        error_class: ErrorClass = "expired" if is_login(error) else "transient"
+        raise ProvisionError(error_class, f"{what}: {error}", scope="cloud") from error

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
+from .calls import LaunchInterruptedError
 from .clock import Clock
 
 WINDOW_S = 3.0
@@ -32,16 +33,18 @@ class _View(Generic[_Seen]):
 class Looks(Generic[_Key, _Seen]):
     """Looks that are shared: whoever asks while another asks gets that one's answer, if it is fresh enough."""
 
-    def __init__(self, ask: Callable[[_Key], _Seen], clock: Clock) -> None:
+    def __init__(self, ask: Callable[[_Key], _Seen], clock: Clock, *, lasts_s: float = WINDOW_S) -> None:
+        """`lasts_s`: seconds for which an answer is used where no fresher one is asked for."""
         self._ask = ask
         self._clock = clock
+        self._lasts_s = lasts_s
         self._lock = threading.Lock()
         self._views: dict[_Key, _View[_Seen]] = {}
 
     def at(self, key: _Key, *, since: float | None = None) -> _Seen:
         """What `ask` says of a key.
 
-        `since`: no look that was begun before this steady time will do; without, one of the last WINDOW_S does. Raises
+        `since`: no look that was begun before this steady time will do; without, one of the last `lasts_s` does. Raises
         what `ask` raises; also to those who have waited for that look: a hundred jobs must not wait for the same server
         one after the other.
         """
@@ -49,17 +52,24 @@ class Looks(Generic[_Key, _Seen]):
             view = self._views.setdefault(key, _View())
         asked = self._clock.monotonic()
         with view.lock:
-            oldest = self._clock.monotonic() - WINDOW_S if since is None else since
+            oldest = self._clock.monotonic() - self._lasts_s if since is None else since
             if view.seen is not None and view.begun > oldest:
                 return view.seen
             if view.failed is not None and view.failed[0] > asked:
                 raise view.failed[1]
             return self._look(key, view)
 
+    def forget(self, key: _Key) -> None:
+        """Ask anew the next time."""
+        with self._lock:
+            self._views.pop(key, None)
+
     def _look(self, key: _Key, view: _View[_Seen]) -> _Seen:
         begun = self._clock.monotonic()
         try:
             view.seen = seen = self._ask(key)
+        except LaunchInterruptedError:  # says nothing to the other jobs that wait for this look
+            raise
         except Exception as error:
             view.failed = (self._clock.monotonic(), error)
             raise

@@ -92,6 +92,12 @@ _NOT_LINKED = re.compile(rf"Unable to rename file.*\(os error ({'|'.join(map(str
 """How obstore says so, whose create-only write of a local file is a link."""
 
 
+_LOGIN_CODES = frozenset({"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "InvalidAuthenticationInfo"})
+"""Words of S3, Cloud Storage and Blob Storage for credentials that were good once."""
+_PROVIDER = re.compile(r"External \w+ (credential|token) provider")
+"""How obstore begins, when what reads the credentials has failed: a login that has expired, or none."""
+
+
 class JobDirError(Exception):
     """The job dir cannot be read or written; the message names it and says why."""
 
@@ -582,6 +588,15 @@ def is_permanent(error: JobDirError) -> bool:
     if isinstance(cause, OSError) and cause.errno in _PERMANENT:
         return True
     return isinstance(cause, (NotFoundError, FileNotFoundError)) and any(code in str(cause) for code in _NO_BUCKET)
+
+
+def is_login(error: JobDirError) -> bool:
+    """Return whether the store does not accept the credentials any more, until they are renewed."""
+    cause = error.__cause__
+    if isinstance(cause, (CredentialsError, UnauthenticatedError)):
+        return True
+    text = str(cause)
+    return code_of(text) in _LOGIN_CODES or _PROVIDER.search(text) is not None
 
 
 class _ExistsError(JobDirError):

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ...jobspecs.suggest import did_you_mean
 from .. import calls
-from ..base import ProvisionError
+from ..base import ErrorClass, ProvisionError
 from ..boot.record import is_loopback
 from ..clock import Clock, SystemClock
 from ..errors import classify
+from .calling import Calling
 
 if TYPE_CHECKING:
     from boto3.session import Session
@@ -36,6 +37,8 @@ HOME_REGION = "us-east-1"
 _HOMES = {"aws": HOME_REGION, "aws-us-gov": "us-gov-west-1", "aws-cn": "cn-north-1"}
 PRICING_REGION = "us-east-1"
 """The Price List API has endpoints in few regions, each with the prices of all (AWS: Price List Query API)."""
+_CONNECTIONS = 128
+"""That a client keeps open, at most: as many threads may launch and look at the same time."""
 _OVER_THE_NETWORK = frozenset({"iam-role", "container-role"})
 """Providers of credentials that ask a machine's or container's metadata service."""
 _VENDOR = Path("/sys/devices/virtual/dmi/id/sys_vendor")
@@ -47,20 +50,21 @@ class Clients:
 
     def __init__(self, session: Session | None = None, clock: Clock | None = None) -> None:
         self.clock: Clock = clock or SystemClock()
+        self._calling = Calling(self.clock)
         self._session_given = session
         self._lock = threading.Lock()
         self._made: dict[tuple[str, str, bool], Any] = {}
 
     def ec2(self, region: str) -> EC2Client:
-        """Its calls are repeated by the SDK when throttled or unanswered: all are idempotent, but RunInstances."""
+        """All of its calls are idempotent, but RunInstances: see launcher()."""
         return cast("EC2Client", self._client("ec2", region))
 
     def launcher(self, region: str) -> EC2Client:
-        """For RunInstances only: the SDK sends it once. What it repeats by itself is capacity's 500, for seconds."""
-        return cast("EC2Client", self._client("ec2", region, once=True))
+        """For RunInstances only, with a client token: an answer may take a minute."""
+        return cast("EC2Client", self._client("ec2", region, patient=True))
 
     def autoscaling(self, region: str) -> AutoScalingClient:
-        """Its calls are repeated by the SDK: a group is known by its name."""
+        """Its calls are idempotent: a group is known by its name."""
         return cast("AutoScalingClient", self._client("autoscaling", region))
 
     def ssm(self, region: str) -> SSMClient:
@@ -137,26 +141,27 @@ class Clients:
         with told("read the AWS settings", self.clock):
             return self._session_given or boto3.session.Session()
 
-    def _client(self, service: str, region: str, *, once: bool = False) -> Any:  # noqa: ANN401 - the callers cast it
+    def _client(self, service: str, region: str, *, patient: bool = False) -> Any:  # noqa: ANN401 - the callers cast it
         with self._lock:  # making clients is not thread-safe, using them is
-            key = (service, region, once)
+            key = (service, region, patient)
             if key not in self._made:
                 with told(f"reach {service} in {region}", self.clock):
-                    self._made[key] = self._make(service, region, once=once)
+                    self._made[key] = self._make(service, region, patient=patient)
             return self._made[key]
 
-    def _make(self, service: str, region: str, *, once: bool) -> Any:  # noqa: ANN401
+    def _make(self, service: str, region: str, *, patient: bool) -> Any:  # noqa: ANN401
         from botocore.config import Config
 
         config = Config(
-            retries={"mode": "standard", "total_max_attempts": 1 if once else 5},
+            retries={"mode": "standard", "total_max_attempts": 1},  # calling.py repeats them
             connect_timeout=5,
-            read_timeout=60 if once else 20,
-            max_pool_connections=32,
+            read_timeout=60 if patient else 20,
+            max_pool_connections=_CONNECTIONS,
             user_agent_extra="cloudgpu",
         )
         client: Any = self._session.client(cast("Any", service), region_name=region, config=config)
         calls.check_encrypted("AWS_ENDPOINT_URL", client.meta.endpoint_url)
+        self._calling.through(client, service, region)
         return client
 
 
@@ -233,8 +238,9 @@ def _answered(error: Any, doing: str, clock: Clock) -> ProvisionError:  # noqa: 
         doing=doing,
         retry_after=calls.retry_after_s(headers.get("retry-after"), clock),
     )
-    if found.error_class != "auth":
+    if found.error_class not in ("auth", "expired"):
         return found
     more = "" if error.operation_name in message else f" (the action is {error.operation_name})"
-    more += calls.clock_is_off(headers.get("date"), clock, "AWS")
-    return ProvisionError("auth", f"{found}{more}", scope=found.scope, code=code)
+    skew = calls.clock_is_off(headers.get("date"), clock, "AWS")
+    error_class: ErrorClass = "auth" if skew else found.error_class  # no new login would be taken either
+    return found.as_class(error_class, f"{more}{skew}")

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from .. import tags
-from ..base import ProvisionError
+from ..base import Ended, ProvisionError
 from . import groups, network
 from .clients import Clients, told, tolerate
 from .identity import remove_identity
-from .sightings import Sighting, Sightings
+from .sightings import Sighting, Sightings, sighting
 
 if TYPE_CHECKING:
     from types_boto3_ec2 import EC2Client
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 PATIENCE_S = 300.0
 """So long machines are waited for to end: large ones take minutes. Whoever wants them gone then asks again."""
 _POLL_S = 3.0
+_DENIED = "UnauthorizedOperation"
+_UNKNOWN = "InvalidInstanceID.NotFound"
+_UNKNOWN_OR_DENIED = frozenset({_DENIED, _UNKNOWN})
 _STILL_USED = frozenset({"DependencyViolation", "InvalidGroup.InUse", "InvalidPlacementGroup.InUse"})
 
 
@@ -36,20 +39,24 @@ class Ending:
     named: Collection[str] = ()
     """Instances that somebody knows of: they are ended also if no listing shows them yet."""
 
-    def run(self) -> None:
+    def run(self) -> Ended:
         """Remove all of it; returns when nothing bills any more. Raises ProvisionError, and may then be run again."""
         ec2, clock = self.clients.ec2(self.region), self.clients.clock
         until = clock.monotonic() + PATIENCE_S
         with told(f"look for the launch in {self.region}", clock):
             group = network.find_group(ec2, self.token)
         hidden, since = set(self.named), clock.monotonic()
+        has_started, at = group is not None and group.is_grouped, clock.now()
         while True:
             # Before its machines: it would replace them.
             stands = group is not None and group.is_grouped and self._close(group)
-            left = self._end_machines(hidden, since)
+            ran, left = self._end_machines(hidden, since)
             hidden.clear()
+            has_started |= ran
+            if stands or left:
+                at = clock.now()
             if not stands and not left and (group is None or self._remove_rest(group, hidden)):
-                return
+                return Ended(has_started, at)
             if clock.monotonic() > until:
                 names = ", ".join(sorted(left)) or network.name_of(self.token)
                 message = f"{names} in {self.region} was ended {PATIENCE_S:.0f} s ago, and is not gone yet"
@@ -57,16 +64,18 @@ class Ending:
             since = clock.monotonic()
             clock.sleep(_POLL_S)
 
-    def _end_machines(self, hidden: Collection[str], since: float) -> set[str]:
-        """Tell all machines to end; those that have not yet. `hidden` are told even if they are not seen."""
+    def _end_machines(self, hidden: Collection[str], since: float) -> tuple[bool, set[str]]:
+        """Terminate all machines, `hidden` even if they are not seen. Return whether any of them may have run, also one
+        that has ended, and those that have not ended yet. EC2 bills nothing for a machine that it ended at its start.
+        """
         seen = self._look(since)
         left = {one.instance: one for one in seen if not one.is_gone}
-        told_to = {one.instance for one in left.values() if one.state != "shutting-down"}
+        alive = {one.instance for one in left.values() if one.state != "shutting-down"}
         unseen = set(hidden) - {one.instance for one in seen}
-        for batch in (told_to, *({instance} for instance in unseen)):
+        for batch in (alive, *({instance} for instance in unseen)):
             if batch:
                 terminate(self.clients, self.region, batch)
-        return set(left)
+        return bool(unseen) or any(not one.was_refused for one in seen), set(left)
 
     def _close(self, group: network.Group) -> bool:
         return groups.close(self.clients, self.region, groups.group_name(group))
@@ -96,6 +105,10 @@ class Ending:
                     network.remove_placement_group(ec2, self.token)
                 network.remove_group(ec2, group)
         except ProvisionError as error:
+            if error.code == _DENIED:  # so it says of a group that is gone: the answer to its end was lost
+                with told(f"look for the launch in {self.region}", clock):
+                    if network.find_group(ec2, self.token) is None:
+                        return True
             if error.code not in _STILL_USED:
                 raise
         else:
@@ -116,10 +129,32 @@ class Ending:
                     ec2.delete_volume(VolumeId=volume["VolumeId"])
 
 
-def terminate(clients: Clients, region: str, instances: Collection[str]) -> None:
-    """Tell machines to end; those that are gone, or not known yet, are nobody's business. Raises ProvisionError."""
-    with (
-        told(f"end {', '.join(sorted(instances))} in {region}", clients.clock),
-        tolerate("InvalidInstanceID.NotFound"),
-    ):
-        clients.ec2(region).terminate_instances(InstanceIds=sorted(instances))
+def terminate(clients: Clients, region: str, instances: Collection[str]) -> set[str]:
+    """Terminate instances; return those that EC2 does not know: any more, or not yet. Raises ProvisionError.
+
+    EC2 ends none of several if it does not know one of them. Where a policy allows the call by a tag only, it says that
+    it is not allowed, of what it does not know: there is no tag to compare.
+    """
+    doing = f"end {', '.join(sorted(instances))} in {region}"
+    try:
+        with told(doing, clients.clock):
+            clients.ec2(region).terminate_instances(InstanceIds=sorted(instances))
+    except ProvisionError as error:
+        if error.code not in _UNKNOWN_OR_DENIED:
+            raise
+        refusal = error
+    else:
+        return set()
+    if len(instances) > 1:
+        return set[str]().union(*(terminate(clients, region, [one]) for one in sorted(instances)))
+    if refusal.code == _DENIED and _is_there(clients, region, instances):
+        raise refusal
+    return set(instances)
+
+
+def _is_there(clients: Clients, region: str, instances: Collection[str]) -> bool:
+    """Whether EC2 knows any of these instances, and it has not ended."""
+    with told(f"look for {', '.join(instances)} in {region}", clients.clock), tolerate(_UNKNOWN):
+        found = clients.ec2(region).describe_instances(InstanceIds=list(instances))["Reservations"]
+        return any(not sighting(one).is_gone for reservation in found for one in reservation.get("Instances", ()))
+    return False

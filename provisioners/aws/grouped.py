@@ -17,15 +17,15 @@ from typing import Any
 from ...jobspecs.fleets import FleetSpec
 from .. import grouping, tags
 from ..base import Allocation, NodeState, ProvisionError
-from ..calls import UNKNOWN, asking_for_machines, insist
+from ..calls import insist
 from ..grouping import GroupState, Prepared
 from ..sharing import Looks
-from . import groups, network, quotas
+from . import groups, network
+from .answers import Answers
 from .clients import Clients, told
 from .launching import PATIENCE_S, Launch
 from .machine import disk_gib
 from .network import tag_list
-from .prices import zone_ids
 from .sightings import Sightings
 from .template import Surroundings, buying, check_fleet, group, group_tags, suspended, template, wants_efa
 
@@ -46,6 +46,7 @@ class GroupLaunch(Launch):
         self.stack = prepared.infrastructure
         with told(f"look for the launch in {region}", self.clients.clock):
             self.group = network.find_group(self.clients.ec2(region), request.token)
+        self.has_created = self.group is not None
         there = None if self.group is None else groups.find_scaling_group(self.clients, region, self._name)
         if there is None:
             self._make_or_undo(prepared)
@@ -67,7 +68,9 @@ class GroupLaunch(Launch):
             self._make_group(prepared)
             self._suspend(prepared)
         except ProvisionError as error:
-            if error.error_class not in UNKNOWN:
+            error.may_have_created |= self.has_created
+            self._forget(error)
+            if error.is_final:
                 self._undo()
             raise
 
@@ -80,13 +83,7 @@ class GroupLaunch(Launch):
         subnets = self._near(found) if wants_efa(fleet) else found
         fleet = fleet.model_copy(update={"zones": tuple(subnet.zone for subnet in subnets)})
         check_fleet(fleet)
-        quotas.check(
-            self.clients.ec2(request.region),
-            self.clients.service_quotas(request.region),
-            region=request.region,
-            market=request.market,
-            machine_types=[fleet.machine_type] * fleet.size,
-        )
+        self.quotas.check(request, [fleet.machine_type] * fleet.size)
         image = self.images.find(request.region, fleet.machine_type)
         reservation = reservations.get(fleet.machine_type)
         if reservation is not None and reservation.machines_end is not None:
@@ -109,6 +106,7 @@ class GroupLaunch(Launch):
             )
             self._make_standing(fleet, around, subnets)
 
+        self.has_created = True
         try:
             insist(make, self.clients.clock, PATIENCE_S)
         except ProvisionError as error:
@@ -135,15 +133,14 @@ class GroupLaunch(Launch):
             **group(fleet),
             **buying(fleet, made, groups.VERSION),
         }
-        with asking_for_machines():
-            groups.make_scaling_group(self.clients, region, wanted)
+        groups.make_scaling_group(self.clients, region, wanted)
 
 
 class Groups:
     """What is seen of groups, shared by all who look at the same ones."""
 
-    def __init__(self, clients: Clients, sightings: Sightings) -> None:
-        self._clients, self._sightings = clients, sightings
+    def __init__(self, clients: Clients, sightings: Sightings, answers: Answers) -> None:
+        self._clients, self._sightings, self._answers = clients, sightings, answers
         self._looks: Looks[tuple[str, str], Mapping[str, groups.ScalingGroup]] = Looks(self._ask, clients.clock)
 
     def observe(self, allocation: Allocation) -> list[NodeState]:
@@ -166,8 +163,7 @@ class Groups:
     def _trouble(self, region: str, seen: groups.ScalingGroup) -> ProvisionError | None:
         refusal = groups.trouble(self._clients, region, seen)
         if refusal is not None and refusal.hints:  # as offers spell zones
-            with told(f"ask for the zones of {region}", self._clients.clock):
-                ids = zone_ids(self._clients.ec2(region))
+            ids = self._answers.zone_ids(region)
             refusal.hints = tuple(ids[name] for name in refusal.hints if name in ids)
         return refusal
 

@@ -173,7 +173,7 @@ def trouble(clients: Clients, region: str, group: ScalingGroup) -> ProvisionErro
 def _refusal(activity: ActivityTypeDef, doing: str) -> ProvisionError:
     said = _FAILED.fullmatch(activity.get("StatusMessage", ""))
     code, words = (said["code"] or "", said["words"]) if said else ("", "")
-    return classify("aws", code=code, message=words, doing=doing)
+    return classify("aws", code=code, message=words, doing=doing, is_operation=True)
 
 
 def _zone_of(activity: ActivityTypeDef) -> str:

@@ -7,13 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..base import LaunchRequest, NodeRequest, ProvisionError, node_token
-from ..calls import UNKNOWN, all_or_none, first_with_room, insist
+from ..calls import all_or_none, cleaning_up, first_with_room, insist, pause
 from ..infrastructure import Infrastructure, load
-from . import network, quotas
+from . import network
+from .answers import Answers
 from .clients import Clients, told
 from .ending import Ending, terminate
 from .identity import make_identity, shared_profile
 from .images import Image, Images
+from .profiles import Profiles
+from .quotas import Quotas
 from .request import Place, run_instances, wants_efa
 from .reservations import Reservation, find_reservation
 from .sightings import Sightings
@@ -24,6 +27,9 @@ PATIENCE_S = 90.0
 """So long a call is repeated that was throttled or not answered, or that speaks of what was made just now."""
 _NO_PROFILE = "Invalid IAM Instance Profile"
 """What EC2 says, see errors.csv."""
+_IN_USE = frozenset({"VcpuLimitExceeded", "MaxSpotInstanceCountExceeded"})
+"""A quota is used up: by what runs, where it is large enough for the launch."""
+_SAYS_NOTHING_OF_PLACES = frozenset({"capacity", "throttled"})
 _UNSEEN_S = 60.0
 """So long a machine that must be there is looked for."""
 _POLL_S = 3.0
@@ -42,6 +48,9 @@ class Launch:
     clients: Clients
     images: Images
     sightings: Sightings
+    answers: Answers
+    quotas: Quotas
+    profiles: Profiles
     request: LaunchRequest
     machines: dict[str, str] = field(default_factory=dict)
     """node -> instance, of all that were started under this token and group, also of those that are gone."""
@@ -56,12 +65,14 @@ class Launch:
     """Machines have come to be, and were ended since others did not."""
     stack: Infrastructure | None = None
     """What the infra stack of the region has made."""
+    has_created: bool = False
+    """Something may have been made under this token, by this call or by an earlier one."""
 
     def run(self) -> None:
         """Have all nodes of the request. Raises ProvisionError.
 
-        Then nothing of this call is left if EC2 said no; what was there before it stays. If it is not known what came
-        of a call everything stays: the next launch() with this token finds it, as does terminate().
+        After a final refusal nothing of this call is left; what was there before it stays. After any other error
+        everything stays: the next launch() with this token finds it, as does terminate().
         """
         self._find()
         missing = [node for node in self.request.nodes if node.node not in self.machines]
@@ -71,9 +82,23 @@ class Launch:
         try:
             self._start(missing)
         except ProvisionError as error:
-            if error.error_class not in UNKNOWN and is_new:
+            error.may_have_created |= self.has_created
+            self._forget(error)
+            if error.is_final and is_new:
                 self._undo()
             raise
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether this call has started all machines, as Allocation.is_fresh says."""
+        return len(self.started) == len(self.request.nodes)
+
+    def _forget(self, error: ProvisionError) -> None:
+        """Ask anew, at the next launch, for what this refusal may contradict."""
+        if error.error_class not in _SAYS_NOTHING_OF_PLACES:
+            self.answers.forget(self.request.region)
+        if error.is_final:
+            self.quotas.release(self.request)
 
     # -- what there is
 
@@ -82,6 +107,7 @@ class Launch:
         begun = clock.monotonic()
         with told(f"look for the launch in {request.region}", clock):
             self.group = network.find_group(self.clients.ec2(request.region), request.token)
+        self.has_created = self.group is not None
         if self.group is None:
             return
         wanted = {node.node for node in request.nodes}
@@ -105,18 +131,12 @@ class Launch:
         self.stack = known_stack(request.region)
         images = {node.machine_type: self.images.find(request.region, node.machine_type) for node in missing}
         subnets, reservations = self._places(missing)
-        types = [node.machine_type for node in missing]
-        quotas.check(
-            self.clients.ec2(request.region),
-            self.clients.service_quotas(request.region),
-            region=request.region,
-            market=request.market,
-            machine_types=types,
-        )
+        self.quotas.check(request, [node.machine_type for node in missing])
         if wants_efa(request.nodes) and subnets[0].public:
             log.warning(_ONE_ADAPTER, request.job_id, request.region, network.SUBNET_TAG)
         # A cluster is in one zone: where EC2 chooses it, the first try would bind all others to it.
         placed = wants_efa(request.nodes) and (request.zone is not None or request.market == "reservation")
+        self.has_created = True
         profile, placement = insist(lambda: self._make(subnets[0].vpc, placed=placed), self.clients.clock, PATIENCE_S)
         group = self.group.group if self.group else ""
         endpoint = self.clients.endpoint(request.region)
@@ -131,9 +151,12 @@ class Launch:
                 turn=request.attempt - 1,
                 has_begun=lambda: self.has_begun,
                 on_refusal=lambda error: log.info("%s: %s", request.job_id, error),
+                zone_of=lambda subnet: subnet.zone_name,
             )
         except ProvisionError as error:  # hints are as offers spell zones
             error.hints = tuple(self.zone_ids[name] for name in error.hints if name in self.zone_ids)
+            if error.code in _IN_USE and self.quotas.are_known_to_suffice(request):
+                error.error_class = "capacity"
             raise
 
     def _places(self, missing: Sequence[NodeRequest]) -> tuple[list[network.Subnet], Mapping[str, Reservation]]:
@@ -141,8 +164,8 @@ class Launch:
         request = self.request
         ec2, zone = self.clients.ec2(request.region), self.zone or request.zone
         reservations: dict[str, Reservation] = {}
+        subnets = network.find_subnets(self.answers.subnets(request.region), request.region, self.stack)
         with told(f"choose a place in {request.region}", self.clients.clock):
-            subnets = network.find_subnets(ec2, request.region, self.stack)
             if request.market == "reservation":
                 for machine_type in dict.fromkeys(node.machine_type for node in missing):
                     machines = sum(node.machine_type == machine_type for node in missing)
@@ -176,7 +199,9 @@ class Launch:
 
     def _own_profile(self) -> str:
         region = self.request.region
-        return make_identity(self.clients.iam(region), self.request, self.clients.partition(region))
+        profile = make_identity(self.clients.iam(region), self.request, self.clients.partition(region))
+        self.profiles.add(profile)
+        return profile
 
     # -- the machines
 
@@ -194,9 +219,20 @@ class Launch:
         self.zone = place.subnet.zone_name
 
     def _end(self, started: Mapping[str, str]) -> None:
-        """Machines that have come to nothing, since another one of the launch was refused."""
+        """Terminate machines of a launch of which another one was refused. EC2 may not know one yet that it has just
+        started. What cannot be ended is left to terminate(), and never replaces the refusal."""
         self.has_begun = True
-        terminate(self.clients, self.request.region, started.values())
+        left = set(started.values())
+
+        def end() -> None:
+            left.intersection_update(terminate(self.clients, self.request.region, left))
+            if left:
+                raise ProvisionError("transient", f"EC2 does not know {', '.join(sorted(left))} yet", scope="region")
+
+        try:
+            insist(end, self.clients.clock, _UNSEEN_S)
+        except ProvisionError as error:
+            log.warning("%s: after a launch that was refused: %s", self.request.job_id, error)
 
     def _start_one(self, place: Place, node: NodeRequest, image: Image) -> str:
         """The instance. A call that was throttled or not answered is repeated with the same client token."""
@@ -206,18 +242,38 @@ class Launch:
         parameters = run_instances(request, node, place, image, token)
 
         def start() -> str:
+            self._await_profile(place.profile_arn)
             with told(f"start {node.node} ({request.market} {node.machine_type}) in {zone}", clock):
                 answer = self.clients.launcher(request.region).run_instances(**parameters)
+            self.profiles.accept(place.profile_arn)
             return answer["Instances"][0]["InstanceId"]
 
+        def learn() -> str:
+            try:
+                return start()
+            except ProvisionError as error:
+                if _NO_PROFILE in str(error):
+                    self.profiles.refuse(place.profile_arn)
+                    error.retry_after = self.profiles.wait_s(place.profile_arn)
+                raise
+
         try:
-            return insist(start, clock, PATIENCE_S)
+            return insist(learn, clock, PATIENCE_S)
         except ProvisionError as error:
             self._check_role(error)
             if error.code != "IdempotentParameterMismatch":
                 raise
             # An earlier call has succeeded, whose answer was lost; since then e.g. the image has become another.
             return self._started_before(token, error)
+
+    def _await_profile(self, arn: str) -> None:
+        """Raise ProvisionError(transient) while EC2 is not expected to know a new profile: it would only refuse it."""
+        wait = self.profiles.wait_s(arn)
+        if wait > 0:
+            message = f"the machines' role was made just now; EC2 is expected to know it in {wait:.0f} s"
+            raise ProvisionError(
+                "transient", message, scope="region", code="NewProfile", retry_after=wait, is_unsent=True
+            )
 
     def _check_role(self, error: ProvisionError) -> None:
         """EC2 may not know a role yet that was made just now; a stack's is not made now. Raises ProvisionError."""
@@ -241,17 +297,15 @@ class Launch:
                     return one.instance
             if clock.monotonic() > until:
                 raise ProvisionError("transient", f"{error}; it cannot be seen yet", code=error.code) from error
-            clock.sleep(_POLL_S)
+            pause(clock, _POLL_S)
 
     # -- what EC2 refused
 
     def _undo(self) -> None:
-        """Remove what was made and started; what cannot be removed now is there for terminate()."""
+        """Remove what was made and started; terminate() removes what cannot be removed now."""
         request = self.request
-        try:
+        with cleaning_up(request.job_id):
             Ending(self.clients, self.sightings, request.region, request.token, request.owner.name).run()
-        except ProvisionError as error:
-            log.warning("%s: after a launch that was refused: %s", request.job_id, error)
 
 
 def known_stack(region: str) -> Infrastructure | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import csv
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -87,7 +87,37 @@ def tag_list(values: Mapping[str, str]) -> list[TagTypeDef]:
 # --- subnets ----------------------------------------------------------------------------------------------------------
 
 
-def find_subnets(ec2: EC2Client, region: str, stack: Infrastructure | None = None) -> list[Subnet]:
+class Listed(NamedTuple):
+    """A subnet of the account."""
+
+    subnet: Subnet
+    tags: frozenset[str]
+    """Keys."""
+    default: bool
+    """It is the default of its zone."""
+
+
+def list_subnets(ec2: EC2Client) -> list[Listed]:
+    """All of a region. Raises botocore's errors."""
+    return [
+        Listed(
+            Subnet(
+                found["SubnetId"],
+                found["VpcId"],
+                found.get("AvailabilityZoneId", found["AvailabilityZone"]),
+                found["AvailabilityZone"],
+                found.get("MapPublicIpOnLaunch", False),
+                found.get("AvailableIpAddressCount", 0),
+            ),
+            frozenset(tag["Key"] for tag in found.get("Tags", ())),
+            found.get("DefaultForAz", False),
+        )
+        for page in ec2.get_paginator("describe_subnets").paginate()
+        for found in page["Subnets"]
+    ]
+
+
+def find_subnets(listed: Iterable[Listed], region: str, stack: Infrastructure | None = None) -> list[Subnet]:
     """Those of the stack, or else those tagged SUBNET_TAG (by hand before those of stacks that are not known here), or
     else the default VPC's; the one with most free addresses of each zone, by zone.
 
@@ -98,23 +128,13 @@ def find_subnets(ec2: EC2Client, region: str, stack: Infrastructure | None = Non
     of_stacks: list[Subnet] = []
     default: list[Subnet] = []
     of_stack = frozenset(stack.subnets.values()) if stack else frozenset()
-    for page in ec2.get_paginator("describe_subnets").paginate():
-        for found in page["Subnets"]:
-            subnet = Subnet(
-                found["SubnetId"],
-                found["VpcId"],
-                found.get("AvailabilityZoneId", found["AvailabilityZone"]),
-                found["AvailabilityZone"],
-                found.get("MapPublicIpOnLaunch", False),
-                found.get("AvailableIpAddressCount", 0),
-            )
-            keys = {tag["Key"] for tag in found.get("Tags", ())}
-            if subnet.subnet in of_stack:
-                ours.append(subnet)
-            elif SUBNET_TAG in keys:
-                (of_stacks if tags.STACK in keys else tagged).append(subnet)
-            elif found.get("DefaultForAz"):
-                default.append(subnet)
+    for subnet, keys, is_default in listed:
+        if subnet.subnet in of_stack:
+            ours.append(subnet)
+        elif SUBNET_TAG in keys:
+            (of_stacks if tags.STACK in keys else tagged).append(subnet)
+        elif is_default:
+            default.append(subnet)
     if stack and of_stack and not ours:
         message = (
             f"the subnets of stack {stack.stack} are not in this account: `cloudgpu infra status --cloud aws --region "

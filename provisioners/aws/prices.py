@@ -14,9 +14,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...jobspecs.plan import Offer
 from ..asking import OddAnswerError
-from ..base import ProvisionError
-from ..clock import Clock
-from .clients import told
 
 if TYPE_CHECKING:
     from types_boto3_ec2 import EC2Client
@@ -126,21 +123,15 @@ def _amount(text: str, machine_type: str, *, free: bool = False) -> Decimal:
     return amount.normalize()
 
 
-def offer_price(ec2: EC2Client, offer: Offer, clock: Clock) -> Decimal | None:
-    """What the whole offer costs an hour at this moment, disks included; None: as planned, nothing newer is known.
+def offer_price(found: Iterable[SpotPrice], offer: Offer) -> Decimal | None:
+    """Return what the whole offer costs an hour by these Spot prices, disks included; None: nothing newer than the plan
+    is known.
 
     List prices hardly move; a Spot price does, and is the zone's own. Where EC2 chooses the zone, the dearest counts.
-    Raises ProvisionError. Read-only calls: ec2:DescribeSpotPriceHistory, ec2:DescribeAvailabilityZones.
     """
     if offer.market != "spot" or offer.disk_price is None:
         return None
     machine_types = {role.machine_type for role in offer.roles}
-    now = datetime.datetime.fromtimestamp(clock.now(), datetime.UTC)
-    with told(f"ask for Spot prices in {offer.region}", clock):
-        try:
-            found = spot_prices(ec2, machine_types, zone_ids(ec2), now)
-        except OddPriceError as error:
-            raise ProvisionError("transient", f"Spot prices in {offer.region}: {error}", scope="region") from error
     dearest: dict[str, Decimal] = {}
     for price in found:
         if offer.zone in {None, price.zone}:

@@ -9,10 +9,9 @@ what was seen a moment ago: any process may call any verb at any time.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from typing import TYPE_CHECKING
@@ -20,16 +19,19 @@ from typing import TYPE_CHECKING
 from ...jobspecs.plan import Offer
 from .. import grouping, tags
 from ..accounts import ACCOUNT, Accounts
-from ..base import Allocation, LaunchRequest, NodeState, Owner, ProvisionError
-from ..calls import logged_in
+from ..base import Allocation, Ended, LaunchRequest, NodeState, Owner, ProvisionError
+from ..calls import last_of, renewing
 from ..sharing import PerSettings
 from . import network, prices
+from .answers import Answers
 from .clients import Clients, told
 from .console import console
 from .ending import Ending, terminate
 from .grouped import GroupLaunch, Groups
 from .images import Images
 from .launching import Launch
+from .profiles import Profiles
+from .quotas import Quotas
 from .request import check_request
 from .sightings import Sighting, Sightings
 
@@ -60,108 +62,123 @@ class AwsProvisioner:
         self._clients = Clients(session, clock)
         self._images = Images(self._clients)
         self._sightings = Sightings(self._clients)
-        self._groups = Groups(self._clients, self._sightings)
+        self._answers = Answers(self._clients)
+        self._quotas = Quotas(self._clients, self._sightings)
+        self._profiles = Profiles(self._clients.clock)
+        self._groups = Groups(self._clients, self._sightings, self._answers)
 
+    @renewing
     def launch(self, request: LaunchRequest) -> Allocation:
         """Start the machines that are not there yet, all or none. Idempotent: see Launch.
 
         Constant in calls: two where all are there, else about a dozen and one for each machine.
         """
+        ACCOUNTS.check(request.account, self._own)
         check_request(request)
-        with logged_in(self._clients.forget):
-            ACCOUNTS.check(request.account, lambda: self._clients.account)
-            account = self._clients.account
-            self._clients.check_region(request.region)
-            if request.grouped:
-                made = GroupLaunch(self._clients, self._images, self._sightings, request).allocate()
-                return dataclasses.replace(made, details={**made.details, ACCOUNT: account})
-            launch = Launch(self._clients, self._images, self._sightings, request)
-            launch.run()
+        self._clients.check_region(request.region)
+        known = (self._clients, self._images, self._sightings, self._answers, self._quotas, self._profiles)
+        account = self._clients.account
+        if request.grouped:
+            made = GroupLaunch(*known, request).allocate()
+            return dataclasses.replace(made, details={**made.details, ACCOUNT: account})
+        launch = Launch(*known, request)
+        launch.run()
         now = str(int(self._clients.clock.now()))
         details = {REGION: request.region, ZONE: launch.zone, OWNER: request.owner.name, ACCOUNT: account}
         details |= {f"{LAUNCHED}{node}": now for node in launch.started}
         machines = {node.node: launch.machines[node.node] for node in request.nodes}
-        return Allocation(TARGET, request.job_id, request.attempt, request.token, machines, details)
+        fresh = launch.is_fresh
+        return Allocation(TARGET, request.job_id, request.attempt, request.token, machines, details, is_fresh=fresh)
 
+    @renewing
     def observe(self, allocation: Allocation) -> list[NodeState]:
         """EC2's states, at most a few seconds old; one call a region for all who ask within that time.
 
         A machine that no listing shows is `pending` while it is young, as listings lag; later it is gone: EC2 shows
         those that have ended for about an hour.
         """
-        with self._account_of(allocation):
-            if grouping.is_grouped(allocation):
-                return self._groups.observe(allocation)
-            _, seen = self._seen(allocation)
-        return [self._state(allocation, node, seen.get(one)) for node, one in allocation.machines.items()]
+        self._check(allocation)
+        if grouping.is_grouped(allocation):
+            return self._groups.observe(allocation)
+        _, seen = self._seen(allocation)
+        return [self._state(allocation, node, one, seen) for node, one in allocation.machines.items()]
 
-    def terminate(self, allocation: Allocation) -> None:
+    @renewing
+    def terminate(self, allocation: Allocation) -> Ended:
         """Remove everything under the token, also what the allocation does not name. Raises ProvisionError(transient)
         if machines are still ending after some minutes: call again.
         """
+        self._check(allocation)
         region, owner = allocation.details.get(REGION), allocation.details.get(OWNER, "")
         is_grouped = grouping.is_grouped(allocation)
         machines = frozenset(allocation.machines.values() if region and not is_grouped else ())
-        with self._account_of(allocation):
-            if is_grouped:
-                grouping.dismiss(allocation)
-            for where in [region] if region else self._enabled_regions():
-                Ending(self._clients, self._sightings, where, allocation.token, owner, machines).run()
+        if is_grouped:
+            grouping.dismiss(allocation)
+        return last_of(
+            Ending(self._clients, self._sightings, where, allocation.token, owner, machines).run()
+            for where in ([region] if region else self._enabled_regions())
+        )
 
+    @renewing
     def remove(self, allocation: Allocation, nodes: Collection[str]) -> None:
         """A call for each that is not seen to be gone: EC2 ends none if it does not know one of them any more. A group
         ends its own."""
+        self._check(allocation)
         if grouping.is_grouped(allocation):
             return
-        with self._account_of(allocation):
-            region, seen = self._seen(allocation)
-            for instance in (allocation.machines[node] for node in nodes):
-                if instance not in seen or not seen[instance].is_gone:
-                    terminate(self._clients, region, [instance])
+        region, seen = self._seen(allocation)
+        for instance in (allocation.machines[node] for node in nodes):
+            if instance not in seen or not seen[instance].is_gone:
+                terminate(self._clients, region, [instance])
 
+    @renewing
     def find(self, owner: Owner) -> list[Allocation]:
         """Every launch of which anything is left, in all regions of the account: two calls a region.
 
         Regions that are not enabled are left out, and so are those where the account's administrators deny everything
         (with a warning). Any other region that does not answer makes it fail: what is there is then not known.
         """
-        with logged_in(self._clients.forget):
-            return self._find(owner)
+        return self._find(owner)
 
+    @renewing
     def explain(self, allocation: Allocation, node: str) -> str:
         """What the instance's console ends with: one call. Nothing of a group: which machine it was is not kept."""
+        self._check(allocation)
         if grouping.is_grouped(allocation):
             return ""
-        with self._account_of(allocation):
-            return console(self._clients, allocation.details[REGION], allocation.machines[node])
+        return console(self._clients, allocation.details[REGION], allocation.machines[node])
 
+    @renewing
     def account(self) -> str:
         """The AWS account's id: one call for as long as the same credentials are used."""
-        with logged_in(self._clients.forget):
-            return self._clients.account
+        return self._own()
 
+    @renewing
     def check_account(self, account: str) -> None:
         """See Provisioner."""
-        with logged_in(self._clients.forget):
-            ACCOUNTS.check(account, lambda: self._clients.account)
+        ACCOUNTS.check(account, self._own)
 
     def price(self, offer: Offer) -> Decimal | None:
-        """The Spot price of this moment in the offer's zone; list prices are as planned. Two calls at most."""
-        clients = self._clients
+        """The Spot price of the last minute in the offer's zone; list prices are as planned. Two calls at most, shared
+        by all jobs."""
+        if offer.market != "spot":
+            return None
         try:
-            return prices.offer_price(clients.ec2(offer.region), offer, clients.clock)
+            found = self._answers.spot_prices(offer.region, {role.machine_type for role in offer.roles})
+            return prices.offer_price(found, offer)
         except ProvisionError as error:
             log.warning("the price of %s is taken from the plan: %s", offer.place, error)
             return None
 
     # -- helpers
 
-    @contextlib.contextmanager
-    def _account_of(self, allocation: Allocation) -> Iterator[None]:
-        """Refuse the credentials of another account, and use refused ones no more."""
-        with logged_in(self._clients.forget):
-            ACCOUNTS.check(ACCOUNTS.of(allocation), lambda: self._clients.account)
-            yield
+    def _own(self) -> str:
+        """Return the account of the credentials."""
+        return self._clients.account
+
+    def _check(self, allocation: Allocation) -> None:
+        """Refuse the credentials of another account than the allocation's."""
+        ACCOUNTS.check(ACCOUNTS.of(allocation), self._own)
 
     def _find(self, owner: Owner) -> list[Allocation]:
         found: list[Allocation] = []
@@ -192,9 +209,9 @@ class AwsProvisioner:
             return region, self._sightings.of_owner(region, owner)
         return region, self._sightings.of_token(region, allocation.token)
 
-    def _state(self, allocation: Allocation, node: str, seen: Sighting | None) -> NodeState:
-        if seen is not None:
-            return seen.as_node(node)
+    def _state(self, allocation: Allocation, node: str, instance: str, seen: Mapping[str, Sighting]) -> NodeState:
+        if instance in seen:
+            return seen[instance].as_node(node, seen.values())
         age = self._clients.clock.now() - float(allocation.details.get(f"{LAUNCHED}{node}", "0"))
         if age < UNSEEN_S:
             return NodeState(node, "pending", "EC2 does not show it yet")

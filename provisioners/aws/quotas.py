@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import logging
 import re
+import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cache
@@ -17,9 +18,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...jobspecs import catalog
-from ..base import ProvisionError
+from ..base import ErrorClass, LaunchRequest, ProvisionError
 from ..clock import SystemClock
-from .clients import told
+from ..sharing import Looks
+from .clients import Clients, told
+from .sightings import Sightings
 
 if TYPE_CHECKING:
     from types_boto3_ec2 import EC2Client
@@ -27,6 +30,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("cloudgpu.provisioners.aws")
 
+LIMIT_S = 600.0
+"""Seconds for which a limit is taken as it was; one that cannot be asked for, as unknown."""
+UNSEEN_S = 120.0
+"""Seconds for which a launch counts although no listing shows its machines."""
 _TABLE = Path(__file__).with_name("quotas.csv")
 _FAMILY = re.compile(r"([a-z]+)(\d*)")
 
@@ -68,13 +75,101 @@ def check(
     the API does not tell (no permission, no answer, no such quota) is not held against the launch: it is logged once,
     and EC2 decides. Two read-only calls for each quota (ec2:DescribeInstances, servicequotas:GetServiceQuota).
     """
+    for quota, vcpus in _needed(machine_types, market).items():
+        _check_one(ec2, service_quotas, region, quota, vcpus)
+
+
+class Quotas:
+    """Quotas of the launches of one process: limits are remembered, and their use is that of the owner's machines which
+    are seen anyway. Of others' machines EC2 knows. Any thread may use it."""
+
+    def __init__(self, clients: Clients, sightings: Sightings) -> None:
+        self._clients, self._sightings = clients, sightings
+        self._limits: Looks[tuple[str, Quota], float | None] = Looks(self._ask, clients.clock, lasts_s=LIMIT_S)
+        self._lock = threading.Lock()
+        self._begun: dict[tuple[str, Quota], dict[str, tuple[int, float]]] = {}
+        """Token -> vCPUs of a launch that listings may not show yet, and when it began."""
+
+    def check(self, request: LaunchRequest, missing: Sequence[str]) -> None:
+        """Raise ProvisionError if these machine types of a launch, one entry for each, do not fit: `quota` if the limit
+        is below what the launch needs, `capacity` if it only is in use now, and may be free later."""
+        whole = _needed([node.machine_type for node in request.nodes], request.market)
+        for quota, vcpus in _needed(missing, request.market).items():
+            allowed = self._limits.at((request.region, quota))
+            if allowed is None:
+                continue
+            if whole[quota] > allowed:
+                raise _refusal("quota", request.region, quota, whole[quota], allowed, 0)
+            seen = self._seen(request, quota)
+            with self._lock:
+                used = self._used(request, quota, seen)
+                if used + vcpus > allowed:
+                    raise _refusal("capacity", request.region, quota, vcpus, allowed, used)
+                begun = self._begun.setdefault((request.region, quota), {})
+                begun[request.token] = (vcpus + seen[request.token], self._clients.clock.monotonic())
+
+    def are_known_to_suffice(self, request: LaunchRequest) -> bool:
+        """Whether all limits are large enough for the whole launch, so that only their use can stand in its way."""
+        whole = _needed([node.machine_type for node in request.nodes], request.market)
+        limits = {quota: self._limits.at((request.region, quota)) for quota in whole}
+        return bool(limits) and all(
+            allowed is not None and whole[quota] <= allowed for quota, allowed in limits.items()
+        )
+
+    def release(self, request: LaunchRequest) -> None:
+        """Nothing has come of the launch."""
+        with self._lock:
+            for begun in self._begun.values():
+                begun.pop(request.token, None)
+
+    def _seen(self, request: LaunchRequest, quota: Quota) -> Counter[str]:
+        """Token -> vCPUs of machines that are there; 0: all have ended."""
+        seen: Counter[str] = Counter()
+        for one in self._sightings.of_owner(request.region, request.owner.name).values():
+            if quota_of(one.machine_type, one.market) == quota:
+                seen[one.token] += 0 if one.is_gone else _vcpus(one.machine_type) or 0
+        return seen
+
+    def _used(self, request: LaunchRequest, quota: Quota, seen: Counter[str]) -> int:
+        """vCPUs of what is seen, and of other launches that were begun just now and are not seen yet."""
+        begun, now = self._begun.get((request.region, quota), {}), self._clients.clock.monotonic()
+        for token in [token for token, (_, at) in begun.items() if now - at > UNSEEN_S]:
+            del begun[token]
+        coming = (vcpus for token, (vcpus, _) in begun.items() if token != request.token and token not in seen)
+        return seen.total() + sum(coming)
+
+    def _ask(self, where: tuple[str, Quota]) -> float | None:
+        region, quota = where
+        try:
+            with told(f"ask for quota {quota.code} of {region}", self._clients.clock):
+                return limit(self._clients.service_quotas(region), quota)
+        except (ProvisionError, KeyError) as error:
+            _say_once(str(error))
+            return None
+
+
+def _needed(machine_types: Sequence[str], market: str) -> Counter[Quota]:
+    """vCPUs by quota, of those that are known."""
     needed: Counter[Quota] = Counter()
     for machine_type in machine_types:
         quota, vcpus = quota_of(machine_type, market), _vcpus(machine_type)
         if quota is not None and vcpus is not None:
             needed[quota] += vcpus
-    for quota, vcpus in needed.items():
-        _check_one(ec2, service_quotas, region, quota, vcpus)
+    return needed
+
+
+def _refusal(  # noqa: PLR0917 - what the sentence says
+    kind: ErrorClass, region: str, quota: Quota, needed: int, allowed: float, used: int
+) -> ProvisionError:
+    beside = f" and {used} are in use" if used else ""
+    wait = "" if kind == "quota" else "; they are waited for"
+    return ProvisionError(
+        kind,
+        f"{region}: {needed} vCPUs more are needed, but {quota.name} ({quota.code}) allows {allowed:g}{beside}{wait}; "
+        f"ask for more: {quota.link(region)}",
+        scope="region",
+        code=quota.code,
+    )
 
 
 def limit(service_quotas: ServiceQuotasClient, quota: Quota) -> float:
@@ -93,14 +188,7 @@ def _check_one(ec2: EC2Client, service_quotas: ServiceQuotasClient, region: str,
         return
     if used + needed <= allowed:
         return
-    beside = f" and {used} are in use" if used else ""
-    raise ProvisionError(
-        "quota",
-        f"{region}: {needed} vCPUs more are needed, but {quota.name} ({quota.code}) allows {allowed:g}{beside}; "
-        f"ask for more: {quota.link(region)}",
-        scope="region",
-        code=quota.code,
-    )
+    raise _refusal("quota", region, quota, needed, allowed, used)
 
 
 def _used(ec2: EC2Client, quota: Quota) -> int:

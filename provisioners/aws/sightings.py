@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from .. import tags
-from ..base import NodeState
+from ..base import NodeState, ProvisionError
+from ..errors import classify
 from ..sharing import Looks
 from .clients import Clients, told
 
@@ -23,8 +24,27 @@ _PHASES: dict[str, Literal["pending", "running", "gone"]] = {
     "shutting-down": "running",
     "terminated": "gone",
 }
+_MARKETS = {"spot": "spot", "capacity-block": "reservation"}
+"""By the instance's life cycle."""
 _TAKEN = frozenset({"Server.SpotInstanceTermination", "Server.SpotInstanceShutdown", "Server.ScheduledStop"})
 """Of the StateReason: the provider took the machine back. Source: EC2 API reference, StateReason."""
+_REFUSALS = (
+    "Server.InsufficientInstanceCapacity",
+    "Server.InternalError",
+    "Client.InstanceLimitExceeded",
+    "Client.InternalError",
+    "Client.InvalidKMSKey.",
+    "Client.InvalidSnapshot.",
+    "Client.UnauthorizedOperation",
+    "Client.VolumeLimitExceeded",
+)
+"""Beginnings of the StateReasons with which EC2 ends an instance that is still `pending`. Source: EC2 user guide,
+"Instance terminates immediately". Server.InternalError also ends instances that run: who has heard of the machine
+ignores the refusal."""
+_LASTING = "Client.InternalError"
+"""Mostly a right on the key of the disk that is missing: no zone changes that."""
+_LASTING_LAUNCHES = 2
+"""After as many launches of a job that end so, it is no lack of capacity."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +62,8 @@ class Sighting:
     zone: str
     """AZ name: an instance does not tell the id."""
     machine_type: str
+    market: str
+    """As in offers."""
 
     @property
     def token(self) -> str:
@@ -57,14 +79,30 @@ class Sighting:
     def is_gone(self) -> bool:
         return _PHASES.get(self.state, "running") == "gone"
 
-    def as_node(self, node: str) -> NodeState:
-        """What it means for a node."""
+    @property
+    def was_refused(self) -> bool:
+        """Whether EC2 ended it instead of starting it. EC2 bills nothing before `running`."""
+        return self.is_gone and self.reason.startswith(_REFUSALS)
+
+    def as_node(self, node: str, others: Iterable[Sighting] = ()) -> NodeState:
+        """Return what it means for a node. `others`: the owner's instances, among which launches of the same job that
+        ended alike are looked for."""
         phase = _PHASES.get(self.state, "running")
         words = self.message or self.reason
         if self.reason and self.reason not in words:
             words = f"{self.reason}: {words}"
         detail = "" if self.state == "running" else ": ".join(part for part in (self.state, words) if part)
-        return NodeState(node, phase, detail, taken=self.reason in _TAKEN)
+        refused = self._refusal(node, words, others) if self.was_refused else None
+        return NodeState(node, phase, detail, taken=self.reason in _TAKEN, refused=refused)
+
+    def _refusal(self, node: str, words: str, others: Iterable[Sighting]) -> ProvisionError:
+        doing = f"start {node} in {self.zone}"
+        found = classify("aws", code=self.reason, message=words, doing=doing, is_operation=True)
+        job = self.tags.get(tags.JOB)
+        alike = {one.token for one in others if one.reason == self.reason and job and one.tags.get(tags.JOB) == job}
+        if self.reason == _LASTING and len(alike | {self.token}) >= _LASTING_LAUNCHES:
+            return ProvisionError("auth", str(found), scope="region", code=found.code)
+        return found
 
 
 class Sightings:
@@ -114,4 +152,5 @@ def sighting(instance: InstanceTypeDef) -> Sighting:
         message=reason.get("Message", ""),
         zone=instance.get("Placement", {}).get("AvailabilityZone", ""),
         machine_type=instance.get("InstanceType", ""),
+        market=_MARKETS.get(instance.get("InstanceLifecycle", ""), "on-demand"),
     )

@@ -173,13 +173,19 @@ def _authority() -> str:
 
 def understand(error: Exception, doing: str, clock: Clock) -> ProvisionError | None:
     """What an error of Azure's SDK means; None: it is not one."""
-    from azure.core.exceptions import AzureError, DeserializationError, HttpResponseError
+    from azure.core.exceptions import (
+        AzureError,
+        ClientAuthenticationError,
+        DeserializationError,
+        HttpResponseError,
+    )
     from requests.exceptions import RequestException
 
     if isinstance(error, HttpResponseError) and error.response is not None:
         return _answered(error, doing, clock)
     if isinstance(error, (AzureError, RequestException)):
-        return classify("azure", code=known_name(error), message=short(str(error)), doing=doing)
+        status = 401 if isinstance(error, ClientAuthenticationError) else None  # the token service's answer is lost
+        return classify("azure", code=known_name(error), status=status, message=short(str(error)), doing=doing)
     if isinstance(error, (json.JSONDecodeError, DeserializationError)):
         message = f"{doing}: the answer is no JSON of Azure's; does something stand between this computer and Azure?"
         return ProvisionError("transient", message, scope="region", code=type(error).__name__)
@@ -189,7 +195,7 @@ def understand(error: Exception, doing: str, clock: Clock) -> ProvisionError | N
 def refusal(error: Any, doing: str, status: int | None = None) -> ProvisionError:  # noqa: ANN401 - JSON
     """What the `error` of an operation that has failed means: `{"code": …, "message": …, "details": […]}`."""
     code, message = words_of(error if isinstance(error, dict) else {})
-    return classify("azure", code=code, status=status, message=short(message), doing=doing)
+    return classify("azure", code=code, status=status, message=short(message), doing=doing, is_operation=True)
 
 
 def words_of(error: dict[str, Any]) -> tuple[str, str]:
@@ -226,10 +232,8 @@ def _answered(error: HttpResponseError, doing: str, clock: Clock) -> ProvisionEr
         doing=doing,
         retry_after=retry_after_s(headers.get("Retry-After"), clock),
     )
-    if found.error_class != "auth":
-        return found
-    skew = clock_is_off(headers.get("Date"), clock, "Azure")
-    return ProvisionError("auth", f"{found}{skew}", scope=found.scope, code=code)
+    skew = clock_is_off(headers.get("Date"), clock, "Azure") if found.error_class in ("auth", "expired") else ""
+    return found.as_class("auth", skew) if skew else found
 
 
 def _told_in(error: HttpResponseError) -> tuple[str, str]:

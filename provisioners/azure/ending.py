@@ -6,7 +6,7 @@ import logging
 from dataclasses import dataclass
 from functools import partial
 
-from ..base import ProvisionError
+from ..base import Ended, ProvisionError
 from . import operations
 from .clients import Clients
 from .groups import Group, find_group, remove_group
@@ -29,10 +29,11 @@ class Ending:
     sightings: Sightings
     token: str
 
-    def run(self) -> None:
+    def run(self) -> Ended:
         """Remove all of it; returns when nothing bills any more. Raises ProvisionError, and may then be run again."""
+        has_started = self._has_machines()
         if not self.begin():
-            return
+            return Ended(has_started)
         clock, name = self.clients.clock, group_name(self.token)
         until = clock.monotonic() + PATIENCE_S
         while (group := find_group(self.clients, self.token)) is not None:
@@ -42,6 +43,14 @@ class Ending:
                 message = f"the resource group {name} was deleted {PATIENCE_S:.0f} s ago, and is not gone yet"
                 raise ProvisionError("transient", message, scope="region", code="StillThere")
             clock.sleep(_POLL_S)
+        return Ended(has_started)
+
+    def _has_machines(self) -> bool:
+        """Whether any machine was begun: the group's tags name nodes, its lists machines."""
+        group = find_group(self.clients, self.token)
+        if group is None:
+            return False
+        return bool(group.started) or bool(self.sightings.of_launch(self.token, since=self.clients.clock.monotonic()))
 
     def begin(self) -> bool:
         """Have it removed; does not wait. False: nothing is there. Raises ProvisionError."""

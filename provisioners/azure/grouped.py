@@ -19,7 +19,7 @@ from typing import NamedTuple, cast
 from ...jobspecs.fleets import FleetSpec
 from .. import grouping, tags
 from ..base import Allocation, LaunchRequest, ProvisionError
-from ..calls import UNKNOWN, asking_for_machines, first_with_room
+from ..calls import cleaning_up, first_with_room, pause
 from . import network, operations, parts, quotas, template
 from .account import refusal
 from .clients import Clients, Json, answer_of, gone_is_fine
@@ -64,13 +64,15 @@ class GroupedLaunch:
     zone: str | None = None
     """Of the machines; None: of none."""
     _some_run: bool = False
-    """Machines were started, and ended since another one was refused."""
+    """Machines were started, and ended since another one was refused; or may be there still."""
+    _has_created: bool = False
+    """Something may have been made under this token, by this call or by an earlier one."""
 
     def run(self) -> None:
         """Have the scale set. Raises ProvisionError.
 
-        It is made once: machines that have left it by now are not got again. Nothing is left if Azure said no; if it is
-        not known what came of a call everything stays: the next launch() with this token finds it, as does terminate().
+        It is made once: machines that have left it by now are not got again. After a final refusal nothing is left;
+        after any other error everything stays: the next launch() with this token finds it, as does terminate().
         """
         prepared = grouping.prepare(self.request, "azure")
         self.name, self.fleet_dir = prepared.fleet.name, prepared.fleet_dir
@@ -79,13 +81,15 @@ class GroupedLaunch:
             if not self._is_there():
                 self._start(prepared)
         except ProvisionError as error:
-            if error.error_class not in UNKNOWN:
+            error.may_have_created |= self._has_created
+            if error.is_final:
                 self._undo()
             raise
 
     def _is_there(self) -> bool:
         """By an earlier call. What Azure has refused since, or is removed, is removed first."""
         group = find_group(self.clients, self.request.token)
+        self._has_created = group is not None
         found = None if group is None or group.is_ending else _look(self.clients, group.name, self.name)
         if found is None:
             return False
@@ -95,7 +99,7 @@ class GroupedLaunch:
                 self.zone = _zone_of(found)
                 return True
         except ProvisionError as error:
-            if error.error_class in UNKNOWN:
+            if not error.is_final:
                 raise
             log.info("%s: %s", self.request.job_id, error)
         self._clean()
@@ -111,6 +115,7 @@ class GroupedLaunch:
         size = self.sizes.find(request.region, node.machine_type, request.market)
         zones, reservation = self._places(size, types)
         quotas.check(clients, region=request.region, market=request.market, machine_types=types)
+        self._has_created = True
         make_group(clients, request, (), there.machine_role)
         identity = find_identity(clients, there.machine_role)
         let_leave(clients, request, identity, there.stack)
@@ -146,11 +151,10 @@ class GroupedLaunch:
         sets, group = clients.compute.virtual_machine_scale_sets, group_name(request.token)
         begin = partial(sets.begin_create_or_update, group, self.name, body)
         try:
-            with asking_for_machines():
-                self._await_machines(doing, clients.ask(doing, lambda: operations.ordered(begin)).url)
+            self._await_machines(doing, clients.ask(doing, lambda: operations.ordered(begin)).url)
         except ProvisionError as error:
-            if error.error_class not in UNKNOWN:
-                self._clean()
+            if error.is_final:
+                self._clean_refused()
             raise
         self.zone = zone
 
@@ -173,9 +177,17 @@ class GroupedLaunch:
             if clients.clock.monotonic() > until:
                 log.info("%s: %s: it is %s still, and is not waited for", self.request.job_id, doing, state)
                 return
-            clients.clock.sleep(next(pauses))
+            pause(clients.clock, next(pauses))
 
     # -- what was refused
+
+    def _clean_refused(self) -> None:
+        """As _clean(). A scale set that could not be removed has its name: no other zone is tried then."""
+        cleaned = False
+        with cleaning_up(self.request.job_id):
+            self._clean()
+            cleaned = True
+        self._some_run |= not cleaned
 
     def _clean(self) -> None:
         """Remove the scale set with its machines; waits until it is gone."""
@@ -187,17 +199,16 @@ class GroupedLaunch:
         operations.delete(self.clients, doing, begin, partial(sets.get, group, self.name))
 
     def _undo(self) -> None:
-        """What cannot be removed now is there for terminate()."""
-        try:
+        """Remove what was made; terminate() removes what cannot be removed now."""
+        with cleaning_up(self.request.job_id):
             Ending(self.clients, self.sightings, self.request.token).begin()
-        except ProvisionError as error:
-            log.warning("%s: after a launch that was refused: %s", self.request.job_id, error)
 
 
 def scale_set_body(request: LaunchRequest, fleet: FleetSpec, made: Parts) -> Json:
     """The body that makes the scale set. Pure: it is what tests look at."""
     custom_data = base64.b64encode(made.boot.encode()).decode()
-    properties = template.scale_set(fleet, template.profile(fleet, made.image, made.at, custom_data))
+    profile = template.profile(fleet, made.image, made.at, custom_data) | parts.security()
+    properties = template.scale_set(fleet, profile)
     if made.proximity_group is not None:
         properties["proximityPlacementGroup"] = {"id": made.proximity_group}
     body: Json = {

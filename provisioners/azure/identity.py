@@ -21,7 +21,7 @@ from .groups import Group
 from .names import SHARED, assignment_name, group_id, group_name, leaving_role, part_of
 from .orphans import description
 from .request import with_tags
-from .rights import READER, SWITCH_OFF, WRITER, condition
+from .rights import NAMES, READER, SWITCH_OFF, WRITER, condition
 
 IDENTITY_SETTING = "CLOUDGPU_AZURE_IDENTITY"
 _NEW_S = 120.0
@@ -166,7 +166,7 @@ def _assign(clients: Clients, token: str, scope: str, role: str, body: Json) -> 
     name = assignment_name(token, scope, role)
     start = partial(clients.authorization.role_assignments.create, scope, name, cast("Any", body), cls=answer_of)
     try:
-        clients.ask(f"give {role} on {scope}", start, _NEW_S)
+        clients.ask(f"give the role {NAMES.get(role, role)} on {scope}", start, _NEW_S)
     except ProvisionError as error:
         if error.code != "RoleAssignmentExists":
             raise

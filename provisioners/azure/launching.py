@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from ..base import LaunchRequest, NodeRequest, ProvisionError
 from ..boot.record import is_loopback
-from ..calls import UNKNOWN, all_or_none, first_with_room
+from ..calls import all_or_none, cleaning_up, first_with_room, with_context
 from ..infrastructure import Infrastructure, load
 from . import network, operations, quotas
 from .account import Account
@@ -60,18 +60,23 @@ class Launch:
     """Resource id of the machines' identity, where it is not the launch's own."""
     _begun: frozenset[str] = frozenset()
     """Nodes whose machines are on their way, by a call whose answer nobody has."""
+    _was_begun: bool = False
+    """Some were on their way when this call began."""
     _is_placed: bool = False
     """Some of them are there, so `zone` is that of all."""
     _some_have_begun: bool = False
-    """Machines were started, and ended since another one was refused."""
+    """Machines were started, and ended since another one was refused; or may be there still."""
+    _has_created: bool = False
+    """Something may have been made under this token, by this call or by an earlier one."""
 
     def run(self) -> None:
         """Have all nodes of the request. Raises ProvisionError.
 
-        Then nothing of this call is left if Azure said no; what was there before it stays. If it is not known what came
-        of a call everything stays: the next launch() with this token finds it, as does terminate().
+        After a final refusal nothing of this call is left; what was there before it stays. After any other error
+        everything stays: the next launch() with this token finds it, as does terminate().
         """
         group = find_group(self.clients, self.request.token)
+        self._has_created = group is not None
         if group is not None and not group.is_ending:
             self._find(group)
         missing = [node for node in self.request.nodes if node.node not in self.machines]
@@ -86,9 +91,15 @@ class Launch:
         try:
             self._start(missing, stack)
         except ProvisionError as error:
-            if error.error_class not in UNKNOWN:
+            error.may_have_created |= self._has_created
+            if error.is_final:
                 self._undo(missing, is_new=is_new)
             raise
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether this call has started all machines, as Allocation.is_fresh says."""
+        return len(self.started) == len(self.request.nodes) and not self._was_begun
 
     # -- what there is
 
@@ -116,7 +127,7 @@ class Launch:
             elif view is not None:
                 begun.add(node)
             self.zone, self._is_placed = found.zone, True
-        self._begun = frozenset(begun)
+        self._begun, self._was_begun = frozenset(begun), bool(begun)
         started = group.started & set(nodes.values()) - set(self.machines) - begun - set(failed)
         self._clean(failed)
         # One whose interface is there was never made: they go together.
@@ -136,6 +147,7 @@ class Launch:
         quotas.check(clients, region=request.region, market=request.market, machine_types=new)
         grants = find_grants(clients, request, self._shared)
         containers = [container.to_tag() for container in dict.fromkeys(one.container for one in grants)]
+        self._has_created = True
         group = make_group(clients, request, containers, self._shared)
         # Of others it is not asked again whether they were started, and a group has room for so many tags only.
         unmark_started(clients, request.token, group.started - {node.node for node in request.nodes}, group)
@@ -207,7 +219,9 @@ class Launch:
         new = [name for name in nodes if name not in self._begun]
         with ThreadPoolExecutor(_AT_ONCE, "cloudgpu-interfaces") as pool:
             made = {
-                name: pool.submit(network.make_interface, clients, request, nodes[name], attachment, sizes[name])
+                name: pool.submit(
+                    with_context(network.make_interface), clients, request, nodes[name], attachment, sizes[name]
+                )
                 for name in new
             }
         interfaces = {name: one.result() for name, one in made.items()}
@@ -222,9 +236,9 @@ class Launch:
         try:
             started = all_or_none(list(nodes), start, self._have_begun, at_once=_AT_ONCE)
         except ProvisionError as error:
-            if error.error_class not in UNKNOWN:
+            if error.is_final:
                 self._begun = frozenset()
-                self._clean(list(nodes))
+                self._clean_refused(list(nodes))
             raise
         self.machines |= started
         self.started = tuple(started)
@@ -240,7 +254,7 @@ class Launch:
             url = "" if body is None else self._order(group, name, doing, body)
             operations.await_place(clients, group, name, doing, url)
         except ProvisionError as error:
-            if error.error_class in UNKNOWN:
+            if not error.is_final:
                 raise
             raise with_console(clients, group, name, error) from error
         return name
@@ -258,6 +272,14 @@ class Launch:
     def _have_begun(self, _started: Mapping[str, str]) -> None:
         """Some machines were started, and come to nothing, since another one was refused."""
         self._some_have_begun = True
+
+    def _clean_refused(self, nodes: Sequence[str]) -> None:
+        """As _clean(). A machine that could not be removed has its name: no other zone is tried then."""
+        cleaned = False
+        with cleaning_up(self.request.job_id):
+            self._clean(nodes)
+            cleaned = True
+        self._some_have_begun |= not cleaned
 
     def _clean(self, nodes: Sequence[str]) -> None:
         """Remove the machines of nodes that were refused, or go with one that was; waits until they are gone.
@@ -280,14 +302,12 @@ class Launch:
         """Remove what was made; what cannot be removed now is there for terminate(). No machine is left by now: so the
         end of the group, which takes minutes, is not waited for."""
         clients, token = self.clients, self.request.token
-        try:
+        with cleaning_up(self.request.job_id):
             if is_new:
                 Ending(clients, self.sightings, token).begin()
                 return
             for node in missing:
                 network.remove_interface(clients, group_name(token), node_name(node.node))
-        except ProvisionError as error:
-            log.warning("%s: after a launch that was refused: %s", self.request.job_id, error)
 
 
 def make_availability_set(clients: Clients, request: LaunchRequest) -> str:

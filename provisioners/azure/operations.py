@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..base import ProvisionError
+from ..calls import pause
 from .account import refusal
 from .clients import Clients, Json, answer_of, gone_is_fine
 
@@ -20,6 +21,8 @@ START_S = 240.0
 """So long Azure may take to find a place for a machine, or to say that it has none."""
 PATIENCE_S = 180.0
 """So long anything else may take; a machine may take this long to be deleted."""
+UNSEEN_S = 60.0
+"""Seconds after a call that has a machine made for which Azure may not show the machine: its caches lag."""
 _PAUSES_S, _LAST_PAUSE_S = (0.5, 1.0, 2.0), 3.0
 ENDED = frozenset({"Succeeded", "Failed", "Canceled"})
 """States of what Azure does not work on any more."""
@@ -77,7 +80,7 @@ def make(clients: Clients, doing: str, begin: Callable[..., Any], look: Callable
         if clock.monotonic() > until:
             message = f"{doing}: Azure has not done it after {PATIENCE_S:.0f} s (it is {state or 'in no state'})"
             raise ProvisionError("transient", message, scope="region", code="OperationTimeout")
-        clock.sleep(next(waits))
+        pause(clock, next(waits))
         found = clients.ask(doing, lambda: look(cls=answer_of))
     if state != "Succeeded":
         raise refusal(reason(clients, order.url, doing) or {"code": "Failed", "message": f"it is {state}"}, doing)
@@ -85,28 +88,36 @@ def make(clients: Clients, doing: str, begin: Callable[..., Any], look: Callable
 
 
 def await_place(clients: Clients, group: str, name: str, doing: str, url: str = "") -> View:
-    """Until a machine has a place, and starts; what its system does then is not waited for.
+    """Wait until a machine has a place and starts; what its system does then is not waited for.
 
-    `url`: of the operation that makes it, if that is known. Raises ProvisionError: what went wrong, or `transient` if
-    it takes too long.
+    `url`: of the operation that makes it, if that was begun just now: the machine may not be shown for UNSEEN_S then,
+    unless the operation has failed. Raises ProvisionError: what went wrong, or `transient` if it takes too long.
     """
     clock = clients.clock
-    until, waits = clock.monotonic() + START_S, pauses()
+    begun, waits = clock.monotonic(), pauses()
+    until = begun + START_S
     while True:
         view = look_at(clients, group, name)
         if view is None:
-            # It was taken back, or deleted by somebody, while it was made: so says its operation, if it is known.
-            gone = {"code": "AllocationFailed", "message": "the machine is gone already"}
-            raise refusal(reason(clients, url, doing) or gone, doing)
-        if view.runs or view.state == "Succeeded":
+            _check_on_its_way(clients, url, doing, clock.monotonic() - begun)
+        elif view.runs or view.state == "Succeeded":
             return view
-        if view.state in ENDED:
+        elif view.state in ENDED:
             failed = {"code": "Failed", "message": f"the machine is {view.state}"}
             raise refusal(view.error or reason(clients, url, doing) or failed, doing)
         if clock.monotonic() > until:
             message = f"{doing}: Azure has neither found a place for it nor refused it after {START_S:.0f} s"
             raise ProvisionError("transient", message, scope="zone", code="OperationTimeout")
-        clock.sleep(next(waits))
+        pause(clock, next(waits))
+
+
+def _check_on_its_way(clients: Clients, url: str, doing: str, age_s: float) -> None:
+    """Raise ProvisionError for a machine that Azure does not show, if it was taken back or deleted while it was made:
+    its operation has failed then, or it is not shown for longer than Azure's caches lag."""
+    why = reason(clients, url, doing)
+    if why is None and url and age_s < UNSEEN_S:
+        return
+    raise refusal(why or {"code": "AllocationFailed", "message": "the machine is gone already"}, doing)
 
 
 def look_at(clients: Clients, group: str, name: str) -> View | None:
@@ -186,7 +197,7 @@ def wait_for(clients: Clients, doing: str, is_done: Callable[[], bool]) -> None:
         if clock.monotonic() > until:
             message = f"{doing}: Azure has not done it after {PATIENCE_S:.0f} s"
             raise ProvisionError("transient", message, scope="region", code="OperationTimeout")
-        clock.sleep(next(waits))
+        pause(clock, next(waits))
 
 
 def is_there(clients: Clients, doing: str, look: Callable[..., Any]) -> bool:

@@ -71,6 +71,17 @@ def market(name: str) -> dict[str, Any]:
     return {"priority": "Spot", "evictionPolicy": "Delete", "billingProfile": {"maxPrice": -1}}
 
 
+def security() -> dict[str, Any]:
+    """Properties by which Azure boots what its image holds, without Secure Boot.
+
+    Where a subscription has Trusted Launch by default, Secure Boot would keep the HPC image's kernel modules from being
+    loaded, NVIDIA's driver among them. Azure takes `Standard` from everybody since API version 2025-11-01, which the
+    SDK is newer than. Sources: azure-cli#33280 (no registered feature is needed any more), azure-docs#111536 and
+    azhpc-images#298 (drivers that are not loaded).
+    """
+    return {"securityProfile": {"securityType": "Standard"}}
+
+
 def reserved(group: Text) -> dict[str, Any]:
     """`group`: the resource id of a capacity reservation group."""
     return {"capacityReservation": {"capacityReservationGroup": {"id": group}}}

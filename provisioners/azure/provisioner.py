@@ -8,9 +8,8 @@ moment ago: any process may call any verb at any time.
 
 from __future__ import annotations
 
-import contextlib
 import logging
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import replace
 from decimal import Decimal
 from typing import TYPE_CHECKING
@@ -18,8 +17,8 @@ from typing import TYPE_CHECKING
 from ...jobspecs.plan import Offer
 from .. import grouping, tags
 from ..accounts import ACCOUNT, Accounts
-from ..base import Allocation, LaunchRequest, NodeState, Owner, ProvisionError
-from ..calls import UNKNOWN, logged_in
+from ..base import Allocation, Ended, LaunchRequest, NodeState, Owner, ProvisionError
+from ..calls import UNKNOWN, renewing
 from ..sharing import PerSettings
 from . import network, operations, prices
 from .account import need_sdk, refusal
@@ -52,8 +51,6 @@ ACCOUNTS = Accounts(
 YOUNG_S = 1_200.0
 """What Azure has no machine for it says within this time of the launch. One that fails later has run, e.g. until it was
 moved to a host that was not there: then its node is lost as others are, and its attempt goes on."""
-UNSEEN_S = 60.0
-"""A machine that was just launched may be missing from lists for so long; then it is gone."""
 
 
 class AzureProvisioner:
@@ -69,24 +66,28 @@ class AzureProvisioner:
         self._deleted: dict[tuple[str, str], NodeState] = {}
         """(token, machine) -> why one that Azure has failed to make, or to keep, was deleted."""
 
+    @renewing
     def launch(self, request: LaunchRequest) -> Allocation:
         """Start the machines that are not there yet, all or none. Idempotent: see Launch.
 
         Constant in calls: two where all are there, else about twenty and six for each machine.
         """
+        ACCOUNTS.check(request.account, self._own)
         check_request(request)
         if request.grouped:
             return self._launch_grouped(request)
         launch = Launch(self._clients, self._images, self._sizes, self._sightings, request)
-        with self._azure(request.account):
-            launch.run()
+        need_sdk()
+        launch.run()
         now = str(int(self._clients.clock.now()))
         details = {REGION: request.region, OWNER: request.owner.name, MARKET: request.market}
         details |= {ACCOUNT: self._clients.subscription} | ({ZONE: launch.zone} if launch.zone else {})
         details |= {f"{LAUNCHED}{node}": now for node in launch.started}
         machines = {node.node: launch.machines[node.node] for node in request.nodes}
-        return Allocation(TARGET, request.job_id, request.attempt, request.token, machines, details)
+        fresh = launch.is_fresh
+        return Allocation(TARGET, request.job_id, request.attempt, request.token, machines, details, is_fresh=fresh)
 
+    @renewing
     def observe(self, allocation: Allocation) -> list[NodeState]:
         """Azure's states, at most a few seconds old; one call for each launch, one for each machine in trouble, and one
         a minute for each other machine: whether it is being restarted no list tells.
@@ -94,91 +95,97 @@ class AzureProvisioner:
         A machine that Azure could not make after all is deleted, and told as refused; one that it could not keep is
         deleted, and gone.
         """
-        with self._azure(ACCOUNTS.of(allocation)):
-            if grouping.is_grouped(allocation):
-                return grouping.states(allocation, state_of(self._clients, self._sightings, allocation))
-            seen = self._sightings.of_launch(allocation.token)
-            settled = [name for name in allocation.machines.values() if name in seen and seen[name].is_settled]
-            back = self._restarts.among(group_name(allocation.token), settled)
-            return [
-                self._state(allocation, node, name, seen.get(name), returns=name in back)
-                for node, name in allocation.machines.items()
-            ]
+        self._check(allocation)
+        if grouping.is_grouped(allocation):
+            return grouping.states(allocation, state_of(self._clients, self._sightings, allocation))
+        seen = self._sightings.of_launch(allocation.token)
+        settled = [name for name in allocation.machines.values() if name in seen and seen[name].is_settled]
+        back = self._restarts.among(group_name(allocation.token), settled)
+        return [
+            self._state(allocation, node, name, seen.get(name), returns=name in back)
+            for node, name in allocation.machines.items()
+        ]
 
-    def terminate(self, allocation: Allocation) -> None:
+    @renewing
+    def terminate(self, allocation: Allocation) -> Ended:
         """Remove everything under the token, also what the allocation does not name. Raises ProvisionError(transient)
         if it is still being deleted after some minutes: call again.
         """
-        with self._azure(ACCOUNTS.of(allocation)):
-            grouping.dismiss(allocation)
-            Ending(self._clients, self._sightings, allocation.token).run()
+        self._check(allocation)
+        grouping.dismiss(allocation)
+        return Ending(self._clients, self._sightings, allocation.token).run()
 
+    @renewing
     def remove(self, allocation: Allocation, nodes: Collection[str]) -> None:
         """A call for each that is there; what was made for one that is not goes as well. A scale set does it itself."""
+        self._check(allocation)
         if grouping.is_grouped(allocation):
             return
         group = group_name(allocation.token)
-        with self._azure(ACCOUNTS.of(allocation)):
-            for name in (allocation.machines[node] for node in nodes):
-                if operations.look_at(self._clients, group, name) is not None:
-                    delete_machine(self._clients, group, name)
-                else:
-                    network.remove_interface(self._clients, group, name)
+        for name in (allocation.machines[node] for node in nodes):
+            if operations.look_at(self._clients, group, name) is not None:
+                delete_machine(self._clients, group, name)
+            else:
+                network.remove_interface(self._clients, group, name)
 
+    @renewing
     def find(self, owner: Owner) -> list[Allocation]:
         """Every launch of which anything is left, in all regions of the subscription: one call, and one for each."""
-        with self._azure():
-            begun = self._clients.clock.monotonic()
-            return [
-                _allocation(owner, group, self._sightings.of_launch(group.token, since=begun).values())
-                for group in groups_of(self._clients, owner.name)
-            ]
+        need_sdk()
+        begun = self._clients.clock.monotonic()
+        return [
+            _allocation(owner, group, self._sightings.of_launch(group.token, since=begun).values())
+            for group in groups_of(self._clients, owner.name)
+        ]
 
+    @renewing
     def explain(self, allocation: Allocation, node: str) -> str:
         """What the machine's console ends with, by boot diagnostics: a call, and what its answer names is read. Which
         machine of a scale set has had the node is not told by Azure."""
+        self._check(allocation)
         if grouping.is_grouped(allocation):
             return ""
-        with self._azure(ACCOUNTS.of(allocation)):
-            return console(self._clients, group_name(allocation.token), allocation.machines[node])
+        return console(self._clients, group_name(allocation.token), allocation.machines[node])
 
+    @renewing
     def account(self) -> str:
         """The subscription's id: a setting, for which no call is made."""
-        with self._azure():
-            return self._clients.subscription
+        return self._own()
 
+    @renewing
     def check_account(self, account: str) -> None:
         """See Provisioner."""
-        with self._azure(account):
-            pass
+        ACCOUNTS.check(account, self._own)
 
     def price(self, offer: Offer) -> Decimal | None:
         """The Spot price of this moment in the offer's region; list prices are as planned. One call for each size."""
         try:
-            with self._azure():
-                return prices.offer_price(self._prices, offer)
+            need_sdk()
+            return prices.offer_price(self._prices, offer)
         except ProvisionError as error:
             log.warning("the price of %s is taken from the plan: %s", offer.place, error)
             return None
 
     # -- helpers
 
+    def _own(self) -> str:
+        """Return the account of the credentials."""
+        need_sdk()
+        return self._clients.subscription
+
+    def _check(self, allocation: Allocation) -> None:
+        """Refuse the credentials of another account than the allocation's."""
+        need_sdk()
+        ACCOUNTS.check(ACCOUNTS.of(allocation), self._own)
+
     def _launch_grouped(self, request: LaunchRequest) -> Allocation:
         launch = GroupedLaunch(self._clients, self._images, self._sizes, self._sightings, request)
-        with self._azure(request.account):
-            launch.run()
+        need_sdk()
+        launch.run()
         found = grouping.allocation(request, TARGET, launch.name, launch.fleet_dir)
         zone = {ZONE: launch.zone} if launch.zone else {}
         more = {MARKET: request.market, ACCOUNT: self._clients.subscription, **zone}
         return replace(found, details=found.details | more)
-
-    @contextlib.contextmanager
-    def _azure(self, account: str = "") -> Iterator[None]:
-        """Need the SDK, and settings that name this subscription ("": any); use refused credentials no more."""
-        need_sdk()
-        with logged_in(self._clients.forget):
-            ACCOUNTS.check(account, lambda: self._clients.subscription)
-            yield
 
     def _state(
         self, allocation: Allocation, node: str, name: str, seen: Sighting | None, *, returns: bool
@@ -214,7 +221,8 @@ class AzureProvisioner:
     def _missing(self, allocation: Allocation, node: str, name: str) -> NodeState:
         """No list shows it."""
         group = group_name(allocation.token)
-        if self._age(allocation, node) < UNSEEN_S and operations.look_at(self._clients, group, name) is not None:
+        is_young = self._age(allocation, node) < operations.UNSEEN_S
+        if is_young and operations.look_at(self._clients, group, name) is not None:
             return NodeState(node, "pending", "Azure's list does not show it yet")
         # Nobody but Azure takes away a Spot machine and leaves all else: ours are deleted with their group, or by
         # remove(), which is for nodes that are lost already.

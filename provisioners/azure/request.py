@@ -66,6 +66,7 @@ def machine(request: LaunchRequest, node: NodeRequest, place: Place, image: Imag
             "networkInterfaces": [{"id": interface, "properties": {"primary": True, "deleteOption": "Delete"}}]
         },
         "diagnosticsProfile": parts.diagnostics(),
+        **parts.security(),
         **parts.market(request.market),
     }
     if place.availability_set is not None:

@@ -9,10 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 READER, WRITER = "2a2b9908-6ea1-4ae2-8e65-a410df84e7d1", "ba92f5b4-2d11-453d-a403-e96b0029c9fe"
-"""Storage Blob Data Reader, Storage Blob Data Contributor."""
+"""Ids of the roles that let a machine read its blobs, and write them."""
 SWITCH_OFF = "40c5ff49-9181-41f8-ae61-143b0e78555e"
-"""Desktop Virtualization Power On Off Contributor: the built-in role by which a machine can be deallocated, and neither
+"""Id of the built-in role by which a machine can be deallocated, and neither
 made nor changed. A machine that only powers itself off goes on billing."""
+NAMES = {
+    READER: "Storage Blob Data Reader",
+    WRITER: "Storage Blob Data Contributor",
+    SWITCH_OFF: "Desktop Virtualization Power On Off Contributor",
+}
+"""As the portal and Azure's documentation call them."""
 LEAVING = (
     "Microsoft.Compute/virtualMachineScaleSets/delete/action",
     "Microsoft.Compute/virtualMachines/deallocate/action",

@@ -31,6 +31,7 @@ DIFFERS = frozenset(
         "networkProfile",  # compared by interface(): a launch makes its interfaces beforehand
         "extensionProfile",  # how a scale set knows that a machine lives
         "hardwareProfile.vmSize",  # of a scale set: its SKU
+        "securityProfile.securityType",  # the API version of a stack is older than the value that a launch needs
     }
 )
 """Paths in the profile of a scale set, or in the properties of a launch's machine, that the other one does not have, or

@@ -14,7 +14,8 @@ from decimal import Decimal
 from ...jobspecs.plan import Offer
 from ...runtime.fleet import Order, OrderView, View, place_of
 from .. import clusters
-from ..base import Allocation, LaunchRequest, NodeState, Owner, ProvisionError
+from ..base import Allocation, Ended, LaunchRequest, NodeState, Owner, ProvisionError
+from ..calls import asking_for_machines
 from ..orders import Orders, gone, node_states, told
 from .offer import TARGET
 
@@ -42,7 +43,7 @@ class ClusterProvisioner:
                 f"`cloudgpu cluster scale {cluster.name} {len(request.nodes)}`",
                 scope="cloud",
             )
-        with told(cluster.name):
+        with asking_for_machines(), told(cluster.name):
             number, order = self._orders.place(cluster.fleet_dir, request)
         return _allocation(order, cluster.name, cluster.fleet_dir, number)
 
@@ -63,15 +64,16 @@ class ClusterProvisioner:
         detail = f"waits for a machine of the cluster{_turn(one, view)}{trouble}"
         return list(node_states(one, lambda node, _: NodeState(node, "pending", detail, queued=True), _unserved(one)))
 
-    def terminate(self, allocation: Allocation) -> None:
+    def terminate(self, allocation: Allocation) -> Ended | None:
         """Returns when no machine runs anything of it."""
         url = self._fleet_dir(allocation)
         if url is None:
-            return
+            return None
         with told(url):
             one = self._orders.end(url, allocation.token, "terminated", number=_number_of(allocation))
             if one is not None:
                 self._await_release(url, one.number)
+        return Ended(one is not None and any(place.incarnation for place in one.places))
 
     def remove(self, allocation: Allocation, nodes: Collection[str]) -> None:
         """A lost machine has lost its node by itself."""

@@ -140,10 +140,8 @@ def _answered(target: str, error: GoogleAPICallError, doing: str, clock: Clock) 
         doing=doing,
         retry_after=retry_after_s(headers.get("retry-after"), clock),
     )
-    if found.error_class != "auth":
-        return found
-    skew = clock_is_off(headers.get("date"), clock, "Google")
-    return ProvisionError("auth", f"{found}{skew}", scope=found.scope, code=code)
+    skew = clock_is_off(headers.get("date"), clock, "Google") if found.error_class in ("auth", "expired") else ""
+    return found.as_class("auth", skew) if skew else found
 
 
 def _not_let_in(target: str, error: Exception, doing: str) -> ProvisionError:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import math
 import os
 import threading
 from collections.abc import Callable
@@ -54,6 +55,8 @@ class Clients:
     def __init__(self, clock: Clock | None = None) -> None:
         self.clock: Clock = clock or SystemClock()
         self.account = Account(self.clock)
+        self.listed_by_zone_until = -math.inf
+        """Steady time until which no list of all zones is tried: see listing.py."""
         self._lock = threading.Lock()
         self._made: dict[str, Any] = {}
 
@@ -153,14 +156,15 @@ class Clients:
             self._made.clear()
         self.account.forget()
 
-    def ask(self, doing: str, call: Callable[[], _T]) -> _T:
-        """An answer, or ProvisionError: a question is asked again while it is throttled or not answered."""
+    def ask(self, doing: str, call: Callable[[], _T], patience_s: float = PATIENCE_S) -> _T:
+        """Return an answer. A question is retried for `patience_s` while it is throttled or not answered. Raises
+        ProvisionError."""
 
         def once() -> _T:
             with told(doing, self.clock):
                 return call()
 
-        return calls.insist(once, self.clock, PATIENCE_S)
+        return calls.insist(once, self.clock, patience_s)
 
     def _client(self, name: str) -> Any:  # noqa: ANN401 - the callers cast it
         with self._lock:

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from .. import tags
-from ..base import ProvisionError
+from ..base import Ended, ProvisionError
 from . import groups, network, operations
 from .clients import READ_S, WRITE_S, Clients, gone_is_fine
 from .labels import instance_prefix, with_label
+from .listing import list_everywhere
 from .request import request_id
 from .rest import last_part
 from .sightings import Sightings
@@ -39,7 +40,7 @@ class Ending:
     grouped: bool = True
     """There may be a group; False: it is known that there was none."""
 
-    def run(self) -> None:
+    def run(self) -> Ended:
         """Remove all of it; returns when nothing bills any more. Raises ProvisionError, and may then be run again."""
         clock = self.clients.clock
         begun = clock.monotonic()
@@ -47,19 +48,28 @@ class Ending:
             groups.end(self.clients, self.token, self.region, begun + PATIENCE_S)
         begun = since = clock.monotonic()
         hidden = set(self.named)
+        has_started = bool(hidden)
         while left := self._end_machines(hidden, since, again=since > begun):
             hidden.clear()
+            has_started = True
             if clock.monotonic() > begun + PATIENCE_S:
                 names = ", ".join(sorted(left))
                 message = f"{names} was ended {PATIENCE_S:.0f} s ago, and is not gone yet"
                 raise ProvisionError("transient", message, scope="region", code="StillThere")
             since = clock.monotonic()
             clock.sleep(_POLL_S)
+        at = clock.now()
         self._delete_disks()
         if self.grouped:
             groups.remove(self.clients, "template", self.token, self.region)
             groups.remove(self.clients, "placement policy", self.token, self.region)
         network.remove_rule(self.clients, self.token)
+        return Ended(has_started or self._was_started(), at)
+
+    def _was_started(self) -> bool:
+        """Whether a machine was made under this token that is gone by now."""
+        done = operations.of_instances(self.clients, f"{instance_prefix(self.token)}.*", self.region)
+        return any(one.verb == "insert" and one.error is None for one in done)
 
     def _end_machines(self, hidden: Collection[str], since: float, *, again: bool) -> set[str]:
         """Have all machines deleted; those that are there yet, or on their way by a call whose answer was lost, maybe.
@@ -71,7 +81,9 @@ class Ending:
         ending = {machine for machine, one in seen.items() if one.is_ending}
         if seen and len(ending) == len(seen) and not hidden:
             return set(seen)
-        begun = operations.begun_by(operations.of_instances(self.clients, f"{instance_prefix(self.token)}.*"))
+        begun = operations.begun_by(
+            operations.of_instances(self.clients, f"{instance_prefix(self.token)}.*", self.region)
+        )
         left = set(seen) | {machine for machine, insert in begun.items() if not insert.finished}
         for machine in sorted({*seen, *hidden, *begun} - ending):
             # By this id a later launch with the token knows that the machine was not lost, but ended with all of it. A
@@ -83,19 +95,23 @@ class Ending:
 
     def _delete_disks(self) -> None:
         """Disks that somebody has taken off a machine: the others are gone with theirs."""
-        clients = self.clients
+        from google.cloud import compute_v1
 
-        def ask() -> list[compute_v1.Disk]:
-            from google.cloud import compute_v1
+        clients, wanted = self.clients, with_label(tags.TOKEN, self.token)
 
-            request = compute_v1.AggregatedListDisksRequest(
-                project=clients.project, filter=with_label(tags.TOKEN, self.token), max_results=500
-            )
+        def everywhere() -> list[compute_v1.Disk]:
+            request = compute_v1.AggregatedListDisksRequest(project=clients.project, filter=wanted, max_results=500)
             pages = clients.disks.aggregated_list(request, retry=None, timeout=READ_S)
-            return [disk for _, scope in pages for disk in scope.disks if not disk.users]
+            return [disk for _, scope in pages for disk in scope.disks]
 
-        for disk in clients.ask(f"look for disks of {self.token}", ask):
-            self._delete_disk(last_part(disk.zone), disk.name)
+        def in_zone(zone: str) -> list[compute_v1.Disk]:
+            request = compute_v1.ListDisksRequest(project=clients.project, zone=zone, filter=wanted, max_results=500)
+            return list(clients.disks.list(request, retry=None, timeout=READ_S))
+
+        doing = f"look for disks of {self.token}"
+        for disk in list_everywhere(clients, doing, everywhere, in_zone, self.region):
+            if not disk.users:
+                self._delete_disk(last_part(disk.zone), disk.name)
 
     def _delete_disk(self, zone: str, name: str) -> None:
         def start() -> None:

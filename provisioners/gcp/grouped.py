@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ...jobspecs.fleets import FleetSpec
 from .. import tags
 from ..base import Allocation, LaunchRequest, NodeState, ProvisionError
-from ..calls import UNKNOWN, asking_for_machines, insist
+from ..calls import asking_for_machines, cleaning_up, insist
 from ..for_stacks import reserved_for
 from ..grouping import GroupState, Prepared, allocation, prepare, states
 from . import groups, network, operations, quotas
@@ -55,8 +55,8 @@ class GroupedLaunch:
         """Have the group. Raises ProvisionError.
 
         A group that was made once under this token is not made again, whatever has become of it: what was ended does
-        not come to life again. Nothing of this call is left if Compute Engine said no; if it is not known what came of
-        a call everything stays, for the next launch() with this token or for terminate().
+        not come to life again. After a final refusal nothing of this call is left; after any other error everything
+        stays, for the next launch() with this token or for terminate().
         """
         prepared = prepare(self.request, "gcp")
         done = operations.of_things(self.clients, GROUPS, self._name)
@@ -65,7 +65,8 @@ class GroupedLaunch:
             try:
                 self._make(prepared, inserts)
             except ProvisionError as error:
-                if error.error_class not in UNKNOWN:
+                error.may_have_created |= bool(inserts)
+                if error.is_final:
                     self._undo()
                 raise
         return allocation(self.request, "gcp", self._name, prepared.fleet_dir)
@@ -90,19 +91,21 @@ class GroupedLaunch:
         run_s = longest_run_s(fleet)
         quotas.check(clients.rest, region=fleet.region, market=fleet.market, nodes=list(request.nodes), run_s=run_s)
         at = network.find_attachment(clients, request.region, stack)
-        insist(lambda: self._connect(at), clients.clock, PATIENCE_S)
-        properties = template(
-            fleet,
-            at=at,
-            image=image.source,
-            service_account=machine_account(clients, stack, request),
-            labels=to_labels(tags.launch_tags(request)),
-            script=prepared.boot,
-            reservation=reservation,
-            policies=[self._make_policy()] if is_placed(fleet) else [],
-            called=self._name,
-        )
-        self._make_group(fleet, self._make_template(properties), inserts)
+        account = machine_account(clients, stack, request)
+        with asking_for_machines():
+            insist(lambda: self._connect(at), clients.clock, PATIENCE_S)
+            properties = template(
+                fleet,
+                at=at,
+                image=image.source,
+                service_account=account,
+                labels=to_labels(tags.launch_tags(request)),
+                script=prepared.boot,
+                reservation=reservation,
+                policies=[self._make_policy()] if is_placed(fleet) else [],
+                called=self._name,
+            )
+            self._make_group(fleet, self._make_template(properties), inserts)
 
     def _reserved(self, fleet: FleetSpec) -> tuple[FleetSpec, str | None]:
         """Where it is, if it is to be in a reservation, and that which must be named. Raises ProvisionError."""
@@ -186,16 +189,13 @@ class GroupedLaunch:
         failed = [one.name for one in inserts if one.finished]
         own_id = request_id(request.token, self._name, request.region, *failed[-1:])
         doing = f"make the group {self._name}"
-        with asking_for_machines():
-            operations.make(clients, insert, is_there, doing=doing, patience_s=_MAKE_S, request_id=own_id)
+        operations.make(clients, insert, is_there, doing=doing, patience_s=_MAKE_S, request_id=own_id)
 
     def _undo(self) -> None:
-        """Remove what was made; what cannot be removed now is there for terminate()."""
+        """Remove what was made; terminate() removes what cannot be removed now."""
         request = self.request
-        try:
+        with cleaning_up(request.job_id):
             Ending(self.clients, self.sightings, request.token, request.owner.name, region=request.region).run()
-        except ProvisionError as error:
-            log.warning("%s: after a launch that was refused: %s", request.job_id, error)
 
 
 def observe(clients: Clients, sightings: Sightings, known: Groups, made: Allocation) -> list[NodeState]:

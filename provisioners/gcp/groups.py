@@ -159,7 +159,7 @@ def trouble(clients: Clients, group: Part) -> ProvisionError | None:
     for one in clients.ask(f"look at the errors of the group {group.name}", ask):
         zone = _zone_of(one.instance_action_details.instance)
         doing = f"start a machine of the group {group.name} in {zone or group.region}"
-        refusal = classify("gcp", code=one.error.code, message=one.error.message, doing=doing)
+        refusal = classify("gcp", code=one.error.code, message=one.error.message, doing=doing, is_operation=True)
         if refusal.error_class in UNKNOWN:
             continue
         if refusal.scope != "zone":

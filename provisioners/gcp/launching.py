@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..base import LaunchRequest, NodeRequest, ProvisionError
-from ..calls import UNKNOWN, all_or_none, first_with_room, insist
+from ..calls import all_or_none, cleaning_up, first_with_room, insist
 from . import network, operations, quotas
-from .clients import PATIENCE_S, READ_S, WRITE_S, Clients
+from .clients import PATIENCE_S, WRITE_S, Clients
 from .ending import Ending, delete, ended_id
 from .images import Image, Images
 from .known import known_stack, machine_account
 from .labels import instance_name, instance_prefix
+from .listing import zones_of
 from .machines import needs
 from .operations import Done
 from .parts import longest_run_s
@@ -73,12 +74,14 @@ class Launch:
     """Of the machines."""
     has_begun: bool = False
     """Machines have come to be, and were ended since others did not."""
+    has_created: bool = False
+    """Something may have been made under this token, by this call or by an earlier one."""
 
     def run(self) -> None:
         """Have all nodes of the request. Raises ProvisionError.
 
-        Then nothing of this call is left if Compute Engine said no; what was there before it stays. If it is not known
-        what came of a call everything stays: the next launch() with this token finds it, as does terminate().
+        After a final refusal nothing of this call is left; what was there before it stays. After any other error
+        everything stays: the next launch() with this token finds it, as does terminate().
         """
         self._find()
         missing = [node for node in self.request.nodes if node.node not in self.machines]
@@ -88,9 +91,15 @@ class Launch:
         try:
             self._start(missing)
         except ProvisionError as error:
-            if error.error_class not in UNKNOWN and is_new:
+            error.may_have_created |= self.has_created
+            if error.is_final and is_new:
                 self._undo()
             raise
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether this call has started all machines, as Allocation.is_fresh says."""
+        return len(self.started) == len(self.request.nodes)
 
     # -- what there is
 
@@ -102,10 +111,11 @@ class Launch:
         for one in seen.values():
             if one.token == request.token and one.node in wanted and not one.is_ending:
                 self.machines[one.node], self.zone = one.machine, one.zone
+        self.has_created = bool(self.machines)
         missing = wanted - set(self.machines)
         if not missing:
             return
-        done = operations.of_instances(self.clients, f"{instance_prefix(request.token)}.*")
+        done = self._done()
         for zone in dict.fromkeys(one.zone for one in done):
             for node in missing:
                 if past(done, request.token, node, zone).was_started:
@@ -124,6 +134,7 @@ class Launch:
         attachment = network.find_attachment(clients, request.region, stack)
         account = machine_account(clients, stack, request)
         self._warn(attachment)
+        self.has_created = len(request.nodes) > 1  # the rule that is made for one machine is shared, and stays
         insist(lambda: self._make(attachment), clients.clock, PATIENCE_S)
 
         def start(zone: str) -> None:
@@ -163,13 +174,7 @@ class Launch:
             return [found[0].zone], {node.node: one for node, one in zip(missing, found, strict=True)}
         if zone:
             return [zone], {}
-        region = self.clients.ask(
-            f"look for the zones of {request.region}",
-            lambda: self.clients.regions.get(
-                project=self.clients.project, region=request.region, retry=None, timeout=READ_S
-            ),
-        )
-        return sorted(last_part(url) for url in region.zones), {}
+        return zones_of(self.clients, request.region), {}
 
     def _make(self, attachment: network.Attachment) -> None:
         """The firewall rules. It may be repeated."""
@@ -182,7 +187,7 @@ class Launch:
     def _start_in(self, place: Place, missing: Sequence[NodeRequest], images: Mapping[str, Image]) -> None:
         """Start them in one zone; a refusal ends those that were started before it."""
         nodes = {node.node: node for node in missing}
-        done = operations.of_instances(self.clients, f"{instance_prefix(self.request.token)}.*")
+        done = self._done()
 
         def start(name: str) -> str:
             return self._start_one(place, nodes[name], images[name], past(done, self.request.token, name, place.zone))
@@ -191,6 +196,11 @@ class Launch:
         self.machines |= started
         self.started = tuple(started)
         self.zone = place.zone
+
+    def _done(self) -> list[Done]:
+        """Return what was done to machines of this launch."""
+        pattern = f"{instance_prefix(self.request.token)}.*"
+        return operations.of_instances(self.clients, pattern, self.request.region)
 
     def _start_one(self, place: Place, node: NodeRequest, image: Image, before: Past) -> str:
         """The machine. A call that was throttled or not answered is repeated with the same request id."""
@@ -238,7 +248,7 @@ class Launch:
     def _end(self, started: Mapping[str, str]) -> None:
         """Machines that have come to nothing, since another one of the launch was refused."""
         self.has_begun = True
-        done = operations.of_instances(self.clients, f"{instance_prefix(self.request.token)}.*")
+        done = self._done()
         for node, machine in started.items():
             insert = past(done, self.request.token, node, machine.partition("/")[0]).insert
             delete(self.clients, machine, ended_id(self.request.token, machine, insert.name if insert else ""))
@@ -246,13 +256,11 @@ class Launch:
     # -- what was refused
 
     def _undo(self) -> None:
-        """Remove what was made and started; what cannot be removed now is there for terminate()."""
+        """Remove what was made and started; terminate() removes what cannot be removed now."""
         request = self.request
-        try:
+        with cleaning_up(request.job_id):
             owner, region = request.owner.name, request.region
             Ending(self.clients, self.sightings, request.token, owner, region=region, grouped=False).run()
-        except ProvisionError as error:
-            log.warning("%s: after a launch that was refused: %s", request.job_id, error)
 
 
 def past(done: Sequence[Done], token: str, node: str, zone: str) -> Past:

@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..base import ProvisionError
-from ..calls import insist
+from ..calls import insist, pause
 from ..errors import classify
 from .clients import PATIENCE_S, READ_S, Clients, told
+from .listing import list_everywhere
 from .rest import last_part
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ _PAUSES_S, _LAST_PAUSE_S = (0.5, 1.0), 2.0
 """Between two looks at an operation: the first ones, and all others."""
 _LONG_AGO = datetime.datetime.fromtimestamp(0, datetime.UTC)
 _EXISTS = "alreadyExists"
+_SERVER_ERROR = 500
 _ZONES = "zonesAvailable"
 """In the metadata of an error's ErrorInfo: zones that have capacity (k8s.io#9834, cockroach's roachprod tests)."""
 
@@ -107,7 +109,7 @@ def wait(
         if clock.monotonic() > until:
             message = f"{doing}: Compute Engine has not done it after {patience_s:.0f} s (operation {now.name})"
             raise ProvisionError("transient", message, scope="zone", code="OperationTimeout")
-        clock.sleep(next(pauses))
+        pause(clock, next(pauses))
         now = clients.ask(doing, functools.partial(_look, clients, ordered, doing))
     if now.error is not None:
         raise now.error
@@ -174,29 +176,46 @@ def begun_by(done: Sequence[Done]) -> dict[str, Done]:
     return found
 
 
-def of_instances(clients: Clients, pattern: str) -> list[Done]:
-    """As of_things()."""
-    return of_things(clients, "instances", pattern)
+def of_instances(clients: Clients, pattern: str, region: str = "") -> list[Done]:
+    """Return what was done to instances whose name fits a regular expression, the oldest first. One call.
 
-
-def of_things(clients: Clients, collection: str, pattern: str) -> list[Done]:
-    """All that was done, in any zone or region, to those of a collection (`instances`, `instanceGroupManagers`) whose
-    name fits a regular expression; the oldest first.
-
-    One call for all of them, as pages. Raises ProvisionError.
+    `region`: that they are in, "" if it is not known: its zones are listed if not all zones of the world can be. Raises
+    ProvisionError.
     """
     from google.cloud import compute_v1
 
-    request = compute_v1.AggregatedListGlobalOperationsRequest(
-        project=clients.project, filter=f'targetLink eq ".*/{collection}/{pattern}"', max_results=500
-    )
     doing = f"look at what was done to {pattern}"
 
-    def ask() -> list[Done]:
-        pages = clients.global_operations.aggregated_list(request, retry=None, timeout=READ_S)
-        return [done(operation, doing) for _, scope in pages for operation in scope.operations]
+    def in_zone(zone: str) -> list[Done]:
+        request = compute_v1.ListZoneOperationsRequest(
+            project=clients.project, zone=zone, filter=_fits("instances", pattern), max_results=500
+        )
+        found = clients.zone_operations.list(request, retry=None, timeout=READ_S)
+        return [done(operation, doing) for operation in found]
 
-    return sorted(clients.ask(doing, ask), key=lambda one: one.at)
+    found = list_everywhere(clients, doing, lambda: _everywhere(clients, "instances", pattern, doing), in_zone, region)
+    return sorted(found, key=lambda one: one.at)
+
+
+def of_things(clients: Clients, collection: str, pattern: str) -> list[Done]:
+    """Return what was done, in any zone or region, to those of a collection (`instanceGroupManagers`) whose name fits a
+    regular expression, the oldest first. One call. Raises ProvisionError."""
+    doing = f"look at what was done to {pattern}"
+    return sorted(clients.ask(doing, lambda: _everywhere(clients, collection, pattern, doing)), key=lambda one: one.at)
+
+
+def _fits(collection: str, pattern: str) -> str:
+    return f'targetLink eq ".*/{collection}/{pattern}"'
+
+
+def _everywhere(clients: Clients, collection: str, pattern: str, doing: str) -> list[Done]:
+    from google.cloud import compute_v1
+
+    request = compute_v1.AggregatedListGlobalOperationsRequest(
+        project=clients.project, filter=_fits(collection, pattern), max_results=500
+    )
+    pages = clients.global_operations.aggregated_list(request, retry=None, timeout=READ_S)
+    return [done(operation, doing) for _, scope in pages for operation in scope.operations]
 
 
 def _look(clients: Clients, one: Done, doing: str) -> Done:
@@ -222,7 +241,11 @@ def _error(operation: compute_v1.Operation, doing: str) -> ProvisionError | None
     if first is None:
         if status is None or status < 400:
             return None
-        return classify("gcp", code="", status=status, message=operation.http_error_message, doing=doing)
+        # Without a code the status decides: what is Compute Engine's own failure passes.
+        message, passes = operation.http_error_message, status >= _SERVER_ERROR
+        return classify("gcp", code="", status=status, message=message, doing=doing, is_operation=not passes)
     about = [detail.error_info for detail in first.error_details if detail.error_info.metadatas]
     hints = [zone for info in about for zone in info.metadatas.get(_ZONES, "").replace(",", " ").split()]
-    return classify("gcp", code=first.code, status=status, message=first.message, doing=doing, hints=hints)
+    return classify(
+        "gcp", code=first.code, status=status, message=first.message, doing=doing, hints=hints, is_operation=True
+    )

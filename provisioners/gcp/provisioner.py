@@ -8,18 +8,17 @@ Nothing is remembered here but what was seen a moment ago: any process may call 
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
 from ...jobspecs.plan import Offer
 from .. import tags
 from ..accounts import ACCOUNT
-from ..base import Allocation, LaunchRequest, NodeState, Owner
-from ..calls import logged_in
+from ..base import Allocation, Ended, LaunchRequest, NodeState, Owner
+from ..calls import renewing
 from ..grouping import dismiss, is_grouped
 from ..sharing import PerSettings
 from . import grouped, groups, network
@@ -57,71 +56,77 @@ class GcpProvisioner:
         self._ended: dict[str, NodeState] = {}
         """Machine -> its last state: why one is gone is asked once."""
 
+    @renewing
     def launch(self, request: LaunchRequest) -> Allocation:
         """Start the machines that are not there yet, all or none. Idempotent: see Launch.
 
         Constant in calls: one where all are there, else about ten and three for each machine.
         """
+        ACCOUNTS.check(request.account, self._own)
         check_request(request)
         if request.grouped:
             return self._launch_group(request)
         launch = Launch(self._clients, self._images, self._sightings, request)
-        with self._google(request.account):
-            launch.run()
+        need_sdk()
+        launch.run()
         now = str(int(self._clients.clock.now()))
         details = {REGION: request.region, ZONE: launch.zone, OWNER: request.owner.name, ACCOUNT: self._clients.project}
         details |= {f"{LAUNCHED}{node}": now for node in launch.started}
         machines = {node.node: launch.machines[node.node] for node in request.nodes}
-        return Allocation(TARGET, request.job_id, request.attempt, request.token, machines, details)
+        fresh = launch.is_fresh
+        return Allocation(TARGET, request.job_id, request.attempt, request.token, machines, details, is_fresh=fresh)
 
+    @renewing
     def observe(self, allocation: Allocation) -> list[NodeState]:
         """Compute Engine's states, at most a few seconds old; one call for all who ask within that time.
 
         A machine that no listing shows is gone if it has been ended, and what was done to it tells why; else it is
         asked for by its name, as listings may lag.
         """
-        with self._google(ACCOUNTS.of(allocation)):
-            if is_grouped(allocation):
-                return grouped.observe(self._clients, self._sightings, self._groups, allocation)
-            seen = self._seen(allocation)
-            return [self._state(allocation, node, one, seen.get(one)) for node, one in allocation.machines.items()]
+        self._check(allocation)
+        if is_grouped(allocation):
+            return grouped.observe(self._clients, self._sightings, self._groups, allocation)
+        seen = self._seen(allocation)
+        return [self._state(allocation, node, one, seen.get(one)) for node, one in allocation.machines.items()]
 
-    def terminate(self, allocation: Allocation) -> None:
+    @renewing
+    def terminate(self, allocation: Allocation) -> Ended:
         """Remove everything under the token, also what the allocation does not name. Raises ProvisionError(transient)
         if machines are still ending after some minutes: call again.
         """
-        owner, account = allocation.details.get(OWNER, ""), ACCOUNTS.of(allocation)
-        with self._google(account):
-            dismiss(allocation)
-            has_group = is_grouped(allocation)
-            is_answer = bool(account and allocation.machines)  # of launch(): then it says whether there is a group
-            Ending(
-                self._clients,
-                self._sightings,
-                allocation.token,
-                owner,
-                named=() if has_group else frozenset(allocation.machines.values()),
-                region=allocation.details.get(REGION, ""),
-                grouped=has_group or not is_answer,
-            ).run()
+        self._check(allocation)
+        owner = allocation.details.get(OWNER, "")
+        dismiss(allocation)
+        has_group, is_known = is_grouped(allocation), bool(ACCOUNTS.of(allocation) and allocation.machines)
+        return Ending(
+            self._clients,
+            self._sightings,
+            allocation.token,
+            owner,
+            named=() if has_group else frozenset(allocation.machines.values()),
+            region=allocation.details.get(REGION, ""),
+            grouped=has_group or not is_known,
+        ).run()
 
+    @renewing
     def remove(self, allocation: Allocation, nodes: Collection[str]) -> None:
         """A call for each that is not ending already. A group replaces its machines by itself."""
+        self._check(allocation)
         if is_grouped(allocation):
             return
-        with self._google(ACCOUNTS.of(allocation)):
-            seen = self._seen(allocation)
-            for machine in (allocation.machines[node] for node in nodes):
-                if machine not in seen or not seen[machine].is_ending:
-                    delete(self._clients, machine)
+        seen = self._seen(allocation)
+        for machine in (allocation.machines[node] for node in nodes):
+            if machine not in seen or not seen[machine].is_ending:
+                delete(self._clients, machine)
 
+    @renewing
     def find(self, owner: Owner) -> list[Allocation]:
         """Every launch of which anything is left, in all zones of the project: five calls."""
-        with self._google():
-            begun = self._clients.clock.monotonic()
-            rules = network.rules_of(self._clients, owner.name)
-            parts = [part for kind in groups.KINDS for part in groups.find(self._clients, kind).of("")]
-            seen = self._sightings.of_owner(owner.name, since=begun).values()
+        need_sdk()
+        begun = self._clients.clock.monotonic()
+        rules = network.rules_of(self._clients, owner.name)
+        parts = [part for kind in groups.KINDS for part in groups.find(self._clients, kind).of("")]
+        seen = self._sightings.of_owner(owner.name, since=begun).values()
         found: list[Sighting | Part] = [*seen, *(part for part in parts if part.tags.get(tags.OWNER) == owner.name)]
         launches: dict[str, Mapping[str, str]] = {rule.token: rule.tags for rule in rules}
         launches |= {one.token: one.tags for one in found}
@@ -131,22 +136,23 @@ class GcpProvisioner:
             if token
         ]
 
+    @renewing
     def explain(self, allocation: Allocation, node: str) -> str:
         """What the instance's serial port ends with: one call. Of a group nobody knows which machine has a node."""
+        self._check(allocation)
         if is_grouped(allocation):
             return ""
-        with self._google(ACCOUNTS.of(allocation)):
-            return console(self._clients, allocation.machines[node])
+        return console(self._clients, allocation.machines[node])
 
+    @renewing
     def account(self) -> str:
         """The project's id: a setting, for which no call is made."""
-        with self._google():
-            return self._clients.project
+        return self._own()
 
+    @renewing
     def check_account(self, account: str) -> None:
         """See Provisioner."""
-        with self._google(account):
-            pass
+        ACCOUNTS.check(account, self._own)
 
     def price(self, offer: Offer) -> Decimal | None:  # noqa: ARG002 - of the protocol
         """None: Google quotes no price of the moment, only list prices, also for Spot: the plan has them already."""
@@ -154,18 +160,20 @@ class GcpProvisioner:
 
     # -- helpers
 
-    def _launch_group(self, request: LaunchRequest) -> Allocation:
-        with self._google(request.account):
-            made = grouped.GroupedLaunch(self._clients, self._images, self._sightings, request).run()
-            return dataclasses.replace(made, details={**made.details, ACCOUNT: self._clients.project})
-
-    @contextlib.contextmanager
-    def _google(self, account: str = "") -> Iterator[None]:
-        """Need the SDK, and settings that name this project ("": any); use refused credentials no more."""
+    def _own(self) -> str:
+        """Return the account of the credentials."""
         need_sdk()
-        with logged_in(self._clients.forget):
-            ACCOUNTS.check(account, lambda: self._clients.project)
-            yield
+        return self._clients.project
+
+    def _check(self, allocation: Allocation) -> None:
+        """Refuse the credentials of another account than the allocation's."""
+        need_sdk()
+        ACCOUNTS.check(ACCOUNTS.of(allocation), self._own)
+
+    def _launch_group(self, request: LaunchRequest) -> Allocation:
+        need_sdk()
+        made = grouped.GroupedLaunch(self._clients, self._images, self._sightings, request).run()
+        return dataclasses.replace(made, details={**made.details, ACCOUNT: self._clients.project})
 
     def _seen(self, allocation: Allocation) -> Mapping[str, Sighting]:
         """What was seen of the machines of the allocation's owner."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..base import NodeRequest, ProvisionError
 from .clients import READ_S, Clients
+from .listing import list_everywhere
 from .machines import attached_gpus
 from .rest import last_part
 
@@ -51,12 +52,15 @@ def find_reservations(clients: Clients, region: str, zone: str | None, nodes: li
 
 
 def _ready(clients: Clients, region: str, zone: str | None) -> list[compute_v1.Reservation]:
-    def ask() -> list[compute_v1.Reservation]:
+    def everywhere() -> list[compute_v1.Reservation]:
         pages = clients.reservations.aggregated_list(project=clients.project, retry=None, timeout=READ_S)
-        found = [one for _, scope in pages for one in scope.reservations]
-        return [one for one in found if one.status == "READY" and _is_in(last_part(one.zone), region, zone)]
+        return [one for _, scope in pages for one in scope.reservations]
 
-    return clients.ask(f"look for reservations in {zone or region}", ask)
+    def in_zone(one: str) -> list[compute_v1.Reservation]:
+        return list(clients.reservations.list(project=clients.project, zone=one, retry=None, timeout=READ_S))
+
+    found = list_everywhere(clients, f"look for reservations in {zone or region}", everywhere, in_zone, region)
+    return [one for one in found if one.status == "READY" and _is_in(last_part(one.zone), region, zone)]
 
 
 def _is_in(where: str, region: str, zone: str | None) -> bool:

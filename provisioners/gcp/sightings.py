@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from .. import tags
 from ..base import NodeState, ProvisionError
-from ..calls import UNKNOWN
+from ..calls import UNKNOWN, insist
 from ..sharing import Looks
 from . import operations
-from .clients import READ_S, Clients, gone_is_fine
+from .clients import PATIENCE_S, READ_S, Clients, gone_is_fine
 from .labels import from_labels, region_of, with_label
+from .listing import AGGREGATED_S, avoid, is_avoided, zones_of
 from .operations import Done
 from .rest import last_part
 
@@ -97,7 +99,7 @@ class Sighting:
 
 
 class Sightings:
-    """Looks that are shared: whoever asks while another asks gets that one's answer, if it is fresh enough."""
+    """Looks that all jobs of a process share, for a short time."""
 
     def __init__(self, clients: Clients) -> None:
         self._clients = clients
@@ -109,11 +111,11 @@ class Sightings:
         `since`: no look that was begun before this steady time will do. `region`: the one that matters, "": all; raises
         ProvisionError(transient) if a zone of it cannot be reached, for that is not empty.
         """
-        return self._looks.at((tags.OWNER, owner), since=since).of(region)
+        return self._of(tags.OWNER, owner, since, region)
 
     def of_token(self, token: str, *, since: float | None = None, region: str = "") -> Mapping[str, Sighting]:
         """The same of one launch whose owner is not known."""
-        return self._looks.at((tags.TOKEN, token), since=since).of(region)
+        return self._of(tags.TOKEN, token, since, region)
 
     def of_launch(self, token: str, owner: str, *, since: float | None = None, region: str = "") -> list[Sighting]:
         """Of one launch; `owner` may be "", if it is not known."""
@@ -124,18 +126,45 @@ class Sightings:
         )
         return [one for one in seen.values() if one.token == token]
 
-    def _ask(self, label: tuple[str, str]) -> Seen:
+    def _of(self, label: str, value: str, since: float | None, region: str) -> Mapping[str, Sighting]:
+        """By one look at all zones, which all jobs share; if that fails, by one at the zones of the region."""
+        everywhere = (label, value, "")
+        if not region:
+            return insist(lambda: self._looks.at(everywhere, since=since), self._clients.clock, PATIENCE_S).of("")
+        if not is_avoided(self._clients):
+            try:
+                seen = self._looks.at(everywhere, since=since)
+            except ProvisionError as error:
+                avoid(self._clients, error)
+            else:
+                return seen.of(region)
+        return self._looks.at((label, value, region), since=since).of(region)
+
+    def _ask(self, key: tuple[str, str, str]) -> Seen:
+        """`key`: a label, its value, and a region; "": all."""
+        label, value, region = key
+        wanted, clients, doing = with_label(label, value), self._clients, "look at the machines"
+        if not region:
+            return clients.ask(doing, lambda: self._ask_everywhere(wanted), AGGREGATED_S)
+        zones = zones_of(clients, region)
+        found = [clients.ask(f"{doing} in {zone}", partial(self._ask_zone, wanted, zone)) for zone in zones]
+        return Seen({one.machine: one for listed in found for one in listed}, {})
+
+    def _ask_everywhere(self, wanted: str) -> Seen:
         from google.cloud import compute_v1
 
         request = compute_v1.AggregatedListInstancesRequest(
-            project=self._clients.project, filter=with_label(*label), max_results=500
+            project=self._clients.project, filter=wanted, max_results=500
         )
+        return seen_in(list(self._clients.instances.aggregated_list(request, retry=None, timeout=READ_S)))
 
-        def ask() -> Seen:
-            pages = list(self._clients.instances.aggregated_list(request, retry=None, timeout=READ_S))
-            return seen_in(pages)
+    def _ask_zone(self, wanted: str, zone: str) -> list[Sighting]:
+        from google.cloud import compute_v1
 
-        return self._clients.ask("look at the machines", ask)
+        request = compute_v1.ListInstancesRequest(
+            project=self._clients.project, zone=zone, filter=wanted, max_results=500
+        )
+        return [sighting(one) for one in self._clients.instances.list(request, retry=None, timeout=READ_S)]
 
 
 class Seen(NamedTuple):
@@ -183,7 +212,7 @@ def look_at(clients: Clients, machine: str) -> Sighting | None:
 def look_back(clients: Clients, node: str, machine: str) -> NodeState | None:
     """Why a machine that no list shows is gone; None: nothing says that it is. One call. Raises ProvisionError."""
     zone, _, name = machine.partition("/")
-    return end_of(node, [one for one in operations.of_instances(clients, name) if one.zone == zone])
+    return end_of(node, [one for one in operations.of_instances(clients, name, region_of(zone)) if one.zone == zone])
 
 
 def will_return(clients: Clients, machine: str) -> bool:
@@ -191,7 +220,7 @@ def will_return(clients: Clients, machine: str) -> bool:
     zone, _, name = machine.partition("/")
     ends = [
         one.kind
-        for one in operations.of_instances(clients, name)
+        for one in operations.of_instances(clients, name, region_of(zone))
         if one.zone == zone and one.kind in _MAINTAINED | _FROM_WITHIN
     ]
     return bool(ends) and ends[-1] in _MAINTAINED

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from ..base import ProvisionError
+from ..base import Ended, ProvisionError
 from .clients import WRITE_S, Clients
 from .sightings import Sighting, Sightings
 
@@ -34,30 +34,35 @@ class Ending:
     unseen_s: float = 0.0
     """So long it may be that a list does not show a job whose creation nobody has an answer to."""
 
-    def run(self) -> None:
+    def run(self) -> Ended:
         """Cancel all of it; returns when nothing bills any more. Raises ProvisionError, and may then be run again."""
         clock = self.clients.clock
         begun = clock.monotonic()
         cancelled: set[str] = set()
+        at, has_started = clock.now(), bool(self.names)
         while True:
-            left = self._left()
+            found = self._found()
+            left = [one for one in found if not one.is_gone]
+            has_started |= bool(found)
+            at = clock.now() if left else at
             for one in left:
                 if one.name not in cancelled and one.state != "CANCELLING":
                     cancel(self.clients, one.name)
                     cancelled.add(one.name)
             waited = clock.monotonic() - begun
             if not left and waited >= self.unseen_s:
-                return
+                return Ended(has_started, at)
             if left and waited > PATIENCE_S:
                 message = f"{left[0].name} was cancelled {waited:.0f} s ago, and is {left[0].state} still"
                 raise ProvisionError("transient", message, scope="region", code="StillThere")
             clock.sleep(_POLL_S)
 
-    def _left(self) -> list[Sighting]:
-        listed = self.sightings.of_token(self.region, self.token) if self.token else []
+    def _found(self) -> list[Sighting]:
+        """All jobs of the launch, also those that have ended."""
+        listed = self.sightings.of_token(self.region, self.token, live=False) if self.token else []
         seen = {one.name for one in listed}
         hidden = [self.sightings.named(name) for name in self.names if name not in seen]
-        return [one for one in (*listed, *hidden) if one is not None and not one.is_gone]
+        return [one for one in (*listed, *hidden) if one is not None]
 
 
 def keep_one(clients: Clients, found: list[Sighting]) -> Sighting | None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..base import LaunchRequest, ProvisionError
-from ..calls import UNKNOWN, asking_for_machines, insist
+from ..calls import UNKNOWN, asking_for_machines, insist, pause
 from ..gcp import quotas
 from .clients import PATIENCE_S, WRITE_S, Clients, told
 from .ending import keep_one
@@ -42,6 +42,8 @@ class Launch:
     """Called when it is known what came of that."""
     doubtful: float | None = None
     """Epoch seconds until which a list may still show another job: one whose creation was not answered."""
+    is_fresh: bool = False
+    """This call has created the job, as Allocation.is_fresh says."""
 
     def run(self) -> Sighting:
         """The job, new or not. Raises ProvisionError; then there is none of this launch, or it is not known."""
@@ -109,6 +111,7 @@ class Launch:
             self.on_answered()
             return found
         self.on_answered()
+        self.is_fresh = self.doubtful is None
         return sighting(made)
 
     def _look_for(self) -> Sighting | None:
@@ -119,4 +122,4 @@ class Launch:
             found = self._find()
             if found is not None or clock.monotonic() > until:
                 return found
-            clock.sleep(_POLL_S)
+            pause(clock, _POLL_S)

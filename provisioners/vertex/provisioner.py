@@ -6,11 +6,10 @@ remembered here but what was seen a moment ago: any process may call any verb at
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from typing import TYPE_CHECKING
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING
 from ...jobspecs.plan import Offer
 from .. import calls, tags
 from ..accounts import ACCOUNT
-from ..base import Allocation, LaunchRequest, NodeState, Owner, ProvisionError
+from ..base import Allocation, Ended, LaunchRequest, NodeState, Owner, ProvisionError
 from ..gcp.account import ACCOUNTS
 from ..sharing import PerSettings
 from .clients import Clients, regions
@@ -40,6 +39,10 @@ the serverless training service"."""
 PENDING_S = 3_600.0
 """A job that is PENDING for so long does not get its machines. Those that are there run meanwhile, and are paid for:
 containers are started as their machines come (same source)."""
+_LOOKED_FOR = (
+    "it ended, for another job of this launch has the node's place in the job dir; no list shows that one yet, and it "
+    "is looked for"
+)
 _PATIENCE_S = {"QUEUED": QUEUE_S, "PENDING": PENDING_S}
 _REGIONS_AT_ONCE = 8
 
@@ -54,20 +57,21 @@ class VertexProvisioner:
         self._answered: dict[str, bool] = {}
         """token -> whether it is known what came of every call that may have made a job; absent: nobody here called."""
 
+    @calls.renewing
     def launch(self, request: LaunchRequest) -> Allocation:
         """Have the job, which waits for its machines by itself. Idempotent: see Launch. Two calls, if all is well."""
+        ACCOUNTS.check(request.account, self._own)
         token = request.token
         with self._lock:
             certain = self._answered.get(token, not request.repeated)
-        with self._project(request.account):
-            launch = Launch(
-                self._clients,
-                self._sightings,
-                request,
-                on_asked=lambda: self._note(token, answered=False),
-                on_answered=lambda: self._note(token, answered=True),
-            )
-            job = launch.run()
+        launch = Launch(
+            self._clients,
+            self._sightings,
+            request,
+            on_asked=lambda: self._note(token, answered=False),
+            on_answered=lambda: self._note(token, answered=True),
+        )
+        job = launch.run()
         known = job.machines()
         missing = [node.node for node in request.nodes if node.node not in known]
         if missing:
@@ -83,66 +87,77 @@ class VertexProvisioner:
         doubtful = launch.doubtful if certain else self._clients.clock.now() + DOUBT_S
         if doubtful is not None:
             details[DOUBTFUL] = str(int(doubtful))
-        return Allocation(TARGET, request.job_id, request.attempt, token, machines, details)
+        fresh = launch.is_fresh
+        return Allocation(TARGET, request.job_id, request.attempt, token, machines, details, is_fresh=fresh)
 
+    @calls.renewing
     def observe(self, allocation: Allocation) -> list[NodeState]:
         """Vertex AI's state of the job, at most a few seconds old; one list of the region for all who ask within that
         time, and a call more for a job that has ended, or is not in the list yet."""
-        with self._project(ACCOUNTS.of(allocation)):
-            job = self._job(allocation) if allocation.machines else None
-            if job is not None and self._is_stuck(job):
-                return self._give_up(allocation, job)
+        self._check(allocation)
+        job = self._job(allocation) if allocation.machines else None
+        if job is not None and self._is_stuck(job):
+            return self._give_up(allocation, job)
+        if job is not None and job.found_no_place and self._doubt_s(allocation) > 0:
+            return [NodeState(node, "pending", _LOOKED_FOR) for node in allocation.machines]
         if job is None:
             return [NodeState(node, "gone", "Vertex AI does not know it") for node in allocation.machines]
         return [job.as_node(node) for node in allocation.machines]
 
-    def terminate(self, allocation: Allocation) -> None:
+    @calls.renewing
+    def terminate(self, allocation: Allocation) -> Ended:
         """Cancel every job under the token, also what the allocation does not name. Raises ProvisionError(transient) if
         one is still ending after some minutes: call again.
 
         Where it is not known what came of the call that creates it, the job is looked for for some seconds: a list may
-        show it late.
+        show it late. Once one job of the launch has run, another would find its nodes' places taken and end by itself.
         """
+        self._check(allocation)
         region, name = allocation.details.get(REGION), allocation.details.get(JOB)
         with self._lock:
             known = bool(name) or self._answered.get(allocation.token, False)
         unseen_s = 0.0 if known or not region else UNSEEN_S
-        unseen_s = max(unseen_s, float(allocation.details.get(DOUBTFUL, "0")) - self._clients.clock.now())
-        with self._project(ACCOUNTS.of(allocation)):
-            for where in [region] if region else regions():
-                names = [name] if name else []
-                Ending(self._clients, self._sightings, where, allocation.token, names, unseen_s).run()
+        unseen_s = max(unseen_s, self._doubt_s(allocation))
+        if unseen_s and name and (job := self._sightings.named(name)) is not None and job.has_run:
+            unseen_s = 0.0
+        names = [name] if name else []
+        ended = calls.last_of(
+            Ending(self._clients, self._sightings, where, allocation.token, names, unseen_s).run()
+            for where in ([region] if region else regions())
+        )
         self._note(allocation.token, answered=True)
+        return ended
 
+    @calls.renewing
     def remove(self, allocation: Allocation, nodes: Collection[str]) -> None:
         """All nodes or none: Vertex AI ends a job, not a replica of it. Raises ProvisionError(invalid) for some."""
+        self._check(allocation)
         if not nodes:
             return
         if set(nodes) != set(allocation.machines):
             message = f"{', '.join(sorted(nodes))}: a custom job is ended as a whole"
             raise ProvisionError("invalid", message, scope="cloud")
-        with self._project(ACCOUNTS.of(allocation)):
-            for name in {machine.rpartition("/")[0] for machine in allocation.machines.values()}:
-                cancel(self._clients, name)
+        for name in {machine.rpartition("/")[0] for machine in allocation.machines.values()}:
+            cancel(self._clients, name)
 
+    @calls.renewing
     def find(self, owner: Owner) -> list[Allocation]:
         """Every launch whose job has not ended, in all regions: a call each.
 
         Regions that the account may not use are left out, with a warning, if it may use any. Any other region that does
         not answer makes it fail: what is there is then not known.
         """
-        with self._project():
-            return self._find(owner)
+        return self._find(owner)
 
+    @calls.renewing
     def account(self) -> str:
         """The project's id: a setting, for which no call is made."""
-        with self._project():
-            return self._clients.google.project
+        return self._own()
 
+    @calls.renewing
     def check_account(self, account: str) -> None:
         """See Provisioner."""
-        with self._project(account):
-            pass
+        ACCOUNTS.check(account, self._own)
 
     def price(self, offer: Offer) -> Decimal | None:  # noqa: ARG002 - no offer's is known
         """None: Vertex AI's fee on top of Compute Engine's prices is published for people only."""
@@ -150,16 +165,21 @@ class VertexProvisioner:
 
     # -- helpers
 
-    @contextlib.contextmanager
-    def _project(self, account: str = "") -> Iterator[None]:
-        """Need settings that name this project ("": any), and use refused credentials no more."""
-        with calls.logged_in(self._clients.forget):
-            ACCOUNTS.check(account, lambda: self._clients.google.project)
-            yield
+    def _own(self) -> str:
+        """Return the account of the credentials."""
+        return self._clients.google.project
+
+    def _check(self, allocation: Allocation) -> None:
+        """Refuse the credentials of another account than the allocation's."""
+        ACCOUNTS.check(ACCOUNTS.of(allocation), self._own)
 
     def _note(self, token: str, *, answered: bool) -> None:
         with self._lock:
             self._answered[token] = answered
+
+    def _doubt_s(self, allocation: Allocation) -> float:
+        """Seconds for which a list may yet show another job of the launch; 0 or less: none."""
+        return float(allocation.details.get(DOUBTFUL, "0")) - self._clients.clock.now()
 
     def _job(self, allocation: Allocation) -> Sighting | None:
         """The one that counts, should there be several; None: there is none any more."""

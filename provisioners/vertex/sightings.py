@@ -42,6 +42,8 @@ _PAGE = 100
 _REFUSALS = frozenset({"capacity", "quota", "not_offered", "auth", "invalid"})
 _RAN = re.compile(r"\breplicas?\b.*\b(exited|ran)\b|non-zero status", re.IGNORECASE)
 """A program's end. Containers may run before all machines are there, and with them the job's start."""
+_NO_PLACE = re.compile(r"non-zero status of 3\b")
+"""The agent ends so where another machine has its node's place in the job dir: runtime/agent.py, CLAIMED."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,16 @@ class Sighting:
         """For machines; nothing bills."""
         return _PHASES.get(self.state, "running") == "pending"
 
+    @property
+    def found_no_place(self) -> bool:
+        """It has failed since another job had its nodes' places in the job dir."""
+        return self.state == "FAILED" and bool(_NO_PLACE.search(self.message))
+
+    @property
+    def has_run(self) -> bool:
+        """It has ended by itself, and its nodes had their places: any other job of its launch finds them taken."""
+        return self.started and self.state in {"SUCCEEDED", "FAILED"} and not self.found_no_place
+
     def machines(self) -> dict[str, str]:
         """node -> what names its replica to the target."""
         return {node: f"{self.name}/{replica}" for node, replica in self.replicas.items()}
@@ -91,6 +103,8 @@ class Sighting:
         """What it means for any of its nodes."""
         phase = _PHASES.get(self.state, "running")
         detail = "" if self.state == "RUNNING" else ": ".join(part for part in (self.state, self.message) if part)
+        if self.found_no_place:
+            detail = f"{detail} (another machine has the node's place in the job dir)"
         if not self.is_gone:
             return NodeState(node, phase, detail, queued=self.is_waiting)
         error = self._meaning()
@@ -105,7 +119,10 @@ class Sighting:
             return ProvisionError("capacity", message, scope="region", code=self.state)
         if self.state != "FAILED" or not self.code or _RAN.search(self.message):
             return None
-        return classify("vertex", code=str(self.code), message=self.message, doing=f"run a job in {self.region}")
+        doing = f"run a job in {self.region}"
+        # What is unknown of a job that ran is not taken for a lack of capacity.
+        code, is_operation = str(self.code), not self.started
+        return classify("vertex", code=code, message=self.message, doing=doing, is_operation=is_operation)
 
 
 class Sightings:

@@ -314,4 +314,4 @@ def test_list_prices_and_prices_that_are_not_told_stay_as_planned(aws: Aws) -> N
     assert aws.control.calls() == []
     assert provisioner.price(offer(zone="use1-az99")) is None
     aws.control.fail("DescribeSpotPriceHistory", error("UnauthorizedOperation", 403), times=None)
-    assert provisioner.price(offer()) is None
+    assert AwsProvisioner(session()).price(offer()) is None

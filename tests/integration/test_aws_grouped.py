@@ -298,8 +298,9 @@ def test_an_answer_that_is_lost_makes_nothing_twice(desk: Desk, action: str) -> 
 def test_a_launch_that_was_cut_off_goes_on_where_it_was(
     desk: Desk, action: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cloudgpu.provisioners.aws.grouped.PATIENCE_S", 0.0)
-    desk.aws.control.fail(action, error("InternalError", 500), times=5)
+    for module in ("grouped", "calling"):
+        monkeypatch.setattr(f"cloudgpu.provisioners.aws.{module}.PATIENCE_S", 0.0)
+    desk.aws.control.fail(action, error("InternalError", 500))
     assert desk.refused().error_class == "transient"
     assert desk.remains.find() != {}, "it is not known what came of it"
     allocation = desk.another().launch(desk.request)
@@ -310,8 +311,9 @@ def test_a_launch_that_was_cut_off_goes_on_where_it_was(
 
 @pytest.mark.parametrize("action", ["CreateLaunchTemplate", "CreateAutoScalingGroup", "SuspendProcesses"])
 def test_what_was_cut_off_is_ended_by_its_token(desk: Desk, action: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cloudgpu.provisioners.aws.grouped.PATIENCE_S", 0.0)
-    desk.aws.control.fail(action, LOSE, times=5)
+    for module in ("grouped", "calling"):
+        monkeypatch.setattr(f"cloudgpu.provisioners.aws.{module}.PATIENCE_S", 0.0)
+    desk.aws.control.fail(action, LOSE)
     desk.refused()
     [found] = desk.another().find(OWNER)
     desk.end(found)

@@ -428,6 +428,61 @@ def test_a_submitter_can_neither_touch_other_machines_nor_launch_untagged_ones(
             call()
 
 
+PAIR = tuple(NodeRequest(f"worker-{rank}.1", "worker", rank, rank, "g4dn.xlarge", "T4", Fraction(1)) for rank in (0, 1))
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.parametrize("end", ["itself", "spot", "cancelled"])
+def test_machines_that_ec2_has_forgotten_are_gone(
+    account: Account, monkeypatch: pytest.MonkeyPatch, end: str, nodes: int
+) -> None:
+    """EC2 judges a call about what it does not know without the tags that it would be allowed by."""
+    account.permit(monkeypatch)
+    control, provisioner = account.aws.control, account.provisioner()
+    allocation = provisioner.launch(request(nodes=PAIR[:nodes], market="spot" if end == "spot" else "on-demand"))
+    if end == "cancelled":
+        account.relax()
+        account.ec2.terminate_instances(InstanceIds=list(allocation.machines.values()))
+        account.aws.control.enforce()
+    for machine in allocation.machines.values() if end != "cancelled" else ():
+        if end == "spot":
+            control.interrupt(machine, 0.0)
+        else:
+            control.crash(machine)
+    control.hurry()
+    control.forget_ended()
+    late = dataclasses.replace(
+        allocation, details={key: value for key, value in allocation.details.items() if not key.startswith("launched:")}
+    )
+    account.provisioner().remove(late, [PAIR[0].node])
+    account.provisioner().terminate(late)
+    assert {state.phase for state in account.provisioner().observe(late)} == {"gone"}
+    account.relax()
+    assert account.left() == []
+
+
+def test_a_machine_that_ec2_does_not_know_yet_does_not_replace_the_refusal(
+    account: Account, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    zone = "us-east-1a"
+    account.aws.control.set_capacity("g4dn.xlarge", zone, "spot", 1)
+    account.permit(monkeypatch)
+    account.aws.control.set_lag(3.0)
+    with pytest.raises(ProvisionError) as caught:
+        account.provisioner().launch(request(nodes=PAIR, zone=zone))
+    assert (caught.value.error_class, caught.value.code) == ("capacity", "InsufficientInstanceCapacity")
+    account.relax()
+    assert account.left() == []
+
+
+def test_a_machine_that_may_not_be_ended_is_told_as_such(account: Account, monkeypatch: pytest.MonkeyPatch) -> None:
+    allocation = account.provisioner().launch(request())
+    account.permit(monkeypatch, "ec2:TerminateInstances")
+    with pytest.raises(ProvisionError, match="ec2:TerminateInstances") as caught:
+        account.provisioner().terminate(allocation)
+    assert caught.value.error_class == "auth"
+
+
 def test_a_submitter_may_be_kept_to_roles_within_a_boundary(account: Account, monkeypatch: pytest.MonkeyPatch) -> None:
     """The page's way: CreateRole and PutRolePolicy on condition of the boundary."""
     boundary = "arn:aws:iam::123456789012:policy/cloudgpu-machines"

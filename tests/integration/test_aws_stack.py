@@ -14,7 +14,7 @@ import pytest
 
 from cloudgpu.infra.aws.role import fleet_policy
 from cloudgpu.provisioners import AgentFile, LaunchRequest, NodeRequest, Owner, ProvisionError, infrastructure
-from cloudgpu.provisioners.aws.network import find_subnets, name_of
+from cloudgpu.provisioners.aws.network import find_subnets, list_subnets, name_of
 from cloudgpu.provisioners.aws.provisioner import AwsProvisioner
 from cloudgpu.provisioners.infrastructure import Infrastructure
 from cloudgpu.tests.standins.aws import Aws
@@ -157,12 +157,12 @@ def test_a_stack_that_is_not_known_here_is_used_before_the_default_vpc_and_after
     by_hand = next(one["SubnetId"] for one in ec2.describe_subnets()["Subnets"] if one["VpcId"] != stack.network)
     zone = ec2.describe_subnets(SubnetIds=[by_hand])["Subnets"][0]["AvailabilityZoneId"]
     ec2.create_tags(Resources=list(stack.subnets.values()), Tags=OF_STACK)
-    assert [one.vpc for one in find_subnets(ec2, REGION)] == [stack.network] * 2
+    assert [one.vpc for one in find_subnets(list_subnets(ec2), REGION)] == [stack.network] * 2
     ec2.create_tags(Resources=[by_hand], Tags=[{"Key": "cloudgpu-subnet", "Value": ""}])
-    assert [(one.subnet, one.zone) for one in find_subnets(ec2, REGION)] == [(by_hand, zone)]
+    assert [(one.subnet, one.zone) for one in find_subnets(list_subnets(ec2), REGION)] == [(by_hand, zone)]
     ec2.delete_tags(Resources=list(stack.subnets.values()), Tags=[{"Key": "cloudgpu-stack"}])
     with pytest.raises(ProvisionError, match=r"in several VPCs.*cloudgpu infra status --cloud aws --region us-east-1"):
-        find_subnets(ec2, REGION)
+        find_subnets(list_subnets(ec2), REGION)
 
 
 def test_a_fleet_s_machine_may_leave_its_own_group_and_no_other(

@@ -362,7 +362,7 @@ def test_a_machine_whose_request_id_is_forgotten_is_known_by_its_name(
 ) -> None:
     provisioner.launch(request())
     # An owner's label that was changed: no look finds it; and no operation is told.
-    gce.fail("globalOperations.aggregatedList", error("internalError", 500), times=None)
+    gce.fail("globalOperations.aggregatedList|zoneOperations.list", error("internalError", 500), times=None)
     assert refused(another(), request(owner=Owner("somebody-else"))).error_class == "transient"
     gce.heal()
     allocation = another().launch(request(owner=Owner("somebody-else")))
@@ -677,6 +677,25 @@ def test_a_machine_in_the_queue_is_launched_and_bills_nothing(gce: GceControl, p
     assert left(gce) == {}
 
 
+@pytest.mark.parametrize("market", ["on-demand", "flex-start"])
+def test_placement_that_takes_longer_than_a_launch_waits_makes_one_machine(
+    gce: GceControl, provisioner: GcpProvisioner, market: str
+) -> None:
+    """The first answer is lost, and the operation takes minutes: the next launch finds it by its request id."""
+    gce.set_times(operation=600.0)
+    gce.fail("instances.insert", LOSE)
+    asked = request(node(machine_type="g2-standard-4", accelerator="L4"), market=market)
+    if market == "on-demand":
+        assert refused(provisioner, asked).code == "OperationTimeout"
+    gce.set_times(operation=0.02)
+    gce.hurry()
+    allocation = another().launch(dataclasses.replace(asked, repeated=True))
+    wait_for(lambda: look(allocation).phase == "running")
+    assert len(gce.instances()) == 1
+    provisioner.terminate(allocation)
+    assert left(gce) == {}
+
+
 def test_a_machine_that_is_not_got_in_the_queue_was_refused(
     gce: GceControl, provisioner: GcpProvisioner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -733,6 +752,37 @@ def test_a_zone_that_cannot_be_reached_keeps_jobs_of_other_regions_from_nothing(
         another(FastClock()).find(OWNER)
     provisioner.terminate(here)
     assert left(gce) == {}
+
+
+def test_where_no_list_of_all_zones_can_be_had_those_of_the_region_do(
+    gce: GceControl, provisioner: GcpProvisioner
+) -> None:
+    """One zone of the world that cannot be listed makes every aggregated list fail."""
+    gce.fail("*.aggregatedList", error("backendError", 503, "us-moon1-a cannot be listed"), times=None)
+    here = provisioner.launch(request(*pair(), zone=None))
+    assert [state.phase for state in another().observe(here)] == ["running", "running"]
+    assert another(FastClock()).launch(request(*pair(), zone=None)).machines == here.machines
+    provisioner.remove(here, ["worker-1.1"])
+    wait_for(lambda: len(gce.instances(running=True)) == 1)
+    gce.forget()
+    provisioner.observe(here)
+    provisioner.observe(here)
+    assert gce.calls("*.aggregatedList") == [], "it was tried a moment ago"
+    provisioner.terminate(here)
+    assert left(gce) == {}
+    with pytest.raises(ProvisionError, match="cannot be listed"):
+        provisioner.find(OWNER)
+    gce.heal()
+    assert provisioner.find(OWNER) == []
+
+
+@pytest.mark.parametrize("code", ["SOMETHING_NEW", "VM_MIN_COUNT_NOT_REACHED", "RESERVATION_CAPACITY_EXCEEDED"])
+def test_an_operation_that_fails_for_an_unknown_reason_leads_to_the_next_zone(
+    gce: GceControl, provisioner: GcpProvisioner, code: str
+) -> None:
+    gce.fail_later("us-central1-a", code, 503)
+    provisioner.launch(request(zone=None, market="spot"))
+    assert [one.zone for one in gce.instances(running=True)] == ["us-central1-b"]
 
 
 def test_why_a_machine_is_gone_is_asked_once(gce: GceControl, provisioner: GcpProvisioner) -> None:
@@ -898,6 +948,16 @@ def test_a_reservation_is_launched_into_wherever_it_is(gce: GceControl, provisio
     again = another().launch(request(*pair(), zone=None, market="reservation"))
     assert again.machines == allocation.machines
     provisioner.terminate(allocation)
+    assert left(gce) == {}
+
+
+def test_a_reservation_that_was_used_up_in_the_meantime_is_a_lack_of_capacity(
+    gce: GceControl, provisioner: GcpProvisioner
+) -> None:
+    gce.reserve("mine", T4, "us-central1-f", 2, accelerator="nvidia-tesla-t4", count=1)
+    gce.fail_later("us-central1-f", "RESERVATION_CAPACITY_EXCEEDED", 503)
+    refusal = refused(provisioner, request(*pair(), zone=None, market="reservation"))
+    assert (refusal.error_class, refusal.code) == ("capacity", "RESERVATION_CAPACITY_EXCEEDED")
     assert left(gce) == {}
 
 

@@ -14,6 +14,7 @@ import pytest
 from cloudgpu.provisioners import AgentFile, Allocation, LaunchRequest, NodeRequest, NodeState, Owner, ProvisionError
 from cloudgpu.provisioners.gcp import quotas
 from cloudgpu.provisioners.vertex import launching, sightings
+from cloudgpu.provisioners.vertex.launching import DOUBT_S
 from cloudgpu.provisioners.vertex.provisioner import PENDING_S, QUEUE_S, VertexProvisioner
 from cloudgpu.tests.standins.clocks import FastClock, StillClock
 from cloudgpu.tests.standins.faults import HANG, HTML, LOSE, RESET, Fault, error
@@ -301,6 +302,55 @@ def test_a_list_that_is_late_makes_a_second_job_and_the_next_look_ends_it(vertex
     assert not vertex.alive()
 
 
+def test_a_second_job_whose_place_is_taken_is_no_loss_while_the_first_may_yet_be_shown(vertex: Vertex) -> None:
+    vertex.control.set_lag(NOT_YET_S)
+    vertex.fail(CREATE, LOSE)
+    clock = LateClock()
+    provisioner = another(clock)
+    allocation = provisioner.launch(request())
+    first, second = vertex.jobs()
+    soon(lambda: vertex.jobs()[1].state == "RUNNING")
+    vertex.control.finish(second.id, 3)
+    soon(lambda: len(vertex.alive()) == 1)
+    [waiting] = provisioner.observe(allocation)
+    assert (waiting.phase, waiting.refused, waiting.taken) == ("pending", None, False)
+    assert "another job of this launch has the node's place" in waiting.detail
+    vertex.control.set_lag(0.0)
+    clock.sleep(4.0)
+    assert provisioner.observe(allocation)[0].phase == "running"
+    assert [job.name for job in vertex.alive()] == [first.name]
+    vertex.control.set_lag(NOT_YET_S)
+    clock.later = DOUBT_S + 10.0
+    clock.sleep(4.0)
+    [lost] = provisioner.observe(allocation)
+    assert lost.phase == "gone" and lost.refused is None and "another machine has the node's place" in lost.detail
+    vertex.control.set_lag(0.0)
+    provisioner.terminate(allocation)
+    assert not vertex.alive()
+
+
+def test_after_a_job_that_ran_no_other_is_waited_for(vertex: Vertex) -> None:
+    """A supervisor that was killed may have created another one: it would find its place taken, and end."""
+    allocation = another().launch(request(repeated=True))
+    [job] = vertex.jobs()
+    soon(lambda: vertex.jobs()[0].state == "RUNNING")
+    vertex.control.finish(job.id)
+    soon(lambda: not vertex.alive())
+    clock = FastClock()
+    begun = clock.monotonic()
+    another(clock).terminate(allocation)
+    assert clock.monotonic() - begun < DOUBT_S / 2
+
+
+def test_a_quota_of_nothing_is_no_throttling(vertex: Vertex, provisioner: VertexProvisioner) -> None:
+    told = "The following quotas are exceeded: CustomModelTrainingPreemptibleL4GPUsPerProjectPerRegion"
+    vertex.fail(CREATE, error("RESOURCE_EXHAUSTED", 429, told), times=None)
+    with pytest.raises(ProvisionError) as caught:
+        provisioner.launch(request())
+    assert (caught.value.error_class, caught.value.scope) == ("quota", "region")
+    assert len(vertex.calls(CREATE)) == 1
+
+
 def test_a_second_job_that_no_list_shows_yet_is_ended_as_well(vertex: Vertex, provisioner: VertexProvisioner) -> None:
     vertex.control.set_lag(NOT_YET_S)
     vertex.fail(CREATE, LOSE)
@@ -420,6 +470,25 @@ def test_the_end_of_a_job_that_ran_is_no_refusal(vertex: Vertex, provisioner: Ve
     state = state_of(allocation, "gone", provisioner)
     assert (state.refused, state.taken) == (None, False)
     assert state.detail == "FAILED: Internal error occurred for the current attempt"
+
+
+def test_credentials_that_end_under_a_job_leave_it_alone(vertex: Vertex) -> None:
+    provisioner = another()
+    allocation = provisioner.launch(request())
+    state_of(allocation, "running", provisioner)
+    denied = error("UNAUTHENTICATED", 401, "Request had invalid authentication credentials.")
+    for action in (LIST, GET, CANCEL):
+        vertex.fail(action, denied, times=None)
+    provisioner._clients.clock.sleep(4.0)
+    for verb in (provisioner.observe, provisioner.terminate):
+        with pytest.raises(ProvisionError) as caught:
+            verb(allocation)
+        assert caught.value.error_class in ("auth", "expired")
+    assert len(vertex.alive()) == 1
+    vertex.gcp.control.heal()
+    assert state_of(allocation, "running", provisioner).phase == "running"
+    provisioner.terminate(allocation)
+    assert not vertex.alive()
 
 
 def test_a_flex_start_job_waits_in_the_queue(vertex: Vertex, provisioner: VertexProvisioner) -> None:

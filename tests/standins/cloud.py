@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from cloudgpu.jobspecs.plan import Offer
 from cloudgpu.provisioners.accounts import ACCOUNT, Accounts
-from cloudgpu.provisioners.base import Allocation, LaunchRequest, NodeState, Owner, ProvisionError
+from cloudgpu.provisioners.base import Allocation, Ended, LaunchRequest, NodeState, Owner, ProvisionError
 from cloudgpu.runtime.checkpoint.manifest import RankManifest
 from cloudgpu.runtime.checkpoint.names import Name
 from cloudgpu.runtime.checkpoint.store import CheckpointStore
@@ -162,7 +162,8 @@ class FakeCloud:
             raise fault
         if wanted:
             self.launches.append(request)
-        return self._allocation(request)
+        made = self._allocation(request)
+        return dataclasses.replace(made, is_fresh=len(wanted) == len(request.nodes))
 
     def observe(self, allocation: Allocation) -> list[NodeState]:
         self._raise("observe")
@@ -177,11 +178,13 @@ class FakeCloud:
             return NodeState(node, "pending", "in the queue", queued=True)
         return NodeState(node, "running")
 
-    def terminate(self, allocation: Allocation) -> None:
+    def terminate(self, allocation: Allocation) -> Ended:
         self._raise("terminate")
         self.check_account(ACCOUNTS.of(allocation))
-        for machine in self._under(allocation.token):
+        ours = list(self._under(allocation.token))
+        for machine in ours:
             machine.gone = True
+        return Ended(has_started=bool(ours))
 
     def remove(self, allocation: Allocation, nodes: Collection[str]) -> None:
         self._raise("remove")

@@ -90,7 +90,7 @@ class Call:
 class Rule:
     """`action` and the values of `where` are globs; `a|b` is either, a leading `!` negates all.
 
-    Skips `skip` calls, then hits `times`.
+    Skips `skip` calls that fit, then hits `times`; none before the call whose number is `since`.
     """
 
     action: str
@@ -99,10 +99,13 @@ class Rule:
     times: int | None = 1
     """None: always."""
     skip: int = 0
+    since: int = 0
     met: int = 0
 
     def hits(self, call: Call) -> bool:
-        if not _fits(call.action, self.action) or not all(_fits(call.value(k), v) for k, v in self.where.items()):
+        if call.number < self.since or not _fits(call.action, self.action):
+            return False
+        if not all(_fits(call.value(k), v) for k, v in self.where.items()):
             return False
         self.met += 1
         return self.met > self.skip and (self.times is None or self.met <= self.skip + self.times)
@@ -175,9 +178,21 @@ class Control:
         where: Mapping[str, str] | None = None,
         times: int | None = 1,
         skip: int = 0,
+        since: int = 0,
     ) -> None:
         """A rule for calls to come; the first one that hits wins. See Rule."""
-        self.do("fail", action=action, fault=dataclasses.asdict(fault), where=where or {}, times=times, skip=skip)
+        told = {"fault": dataclasses.asdict(fault), "where": where or {}, "times": times, "skip": skip, "since": since}
+        self.do("fail", action=action, **told)
+
+    def log_out(self, refusals: Mapping[str, Fault], since: int, *, once: str = "") -> None:
+        """Refuse the credentials from the call of this number on, until heal(). `refusals`: by service, a glob; the
+        first that fits says how. `once`: only one call of this service; the next token is good."""
+        for service, fault in refusals.items():
+            if not once:
+                self.fail("*", fault, where={"service": service}, times=None, since=since)
+            elif _fits(once, service):
+                self.fail("*", fault, where={"service": once}, since=since)
+                return
 
     def heal(self) -> None:
         """No rule any more."""

@@ -149,7 +149,7 @@ def test_a_clock_that_is_off_is_told() -> None:
 def test_an_operation_that_failed_is_understood_as_its_answer_would_be() -> None:
     found = account.refusal({"code": "ZonalAllocationFailed", "message": "Allocation failed."}, "start worker-0.1")
     assert (found.error_class, found.scope) == ("capacity", "zone")
-    assert account.refusal("no object", "x").error_class == "invalid"
+    assert account.refusal("no object", "x").error_class == "capacity"
 
 
 def test_errors_without_an_answer() -> None:

@@ -90,6 +90,10 @@ def test_everything_goes_with_the_machine() -> None:
     assert interface == {"id": NIC, "properties": {"primary": True, "deleteOption": "Delete"}}
 
 
+def test_no_secure_boot_keeps_nvidias_driver_from_being_loaded() -> None:
+    assert body(request())["properties"]["securityProfile"] == {"securityType": "Standard"}
+
+
 def test_a_spot_machine_is_deleted_when_it_is_evicted_and_has_no_maximum_price() -> None:
     spot = body(request(market="spot"))["properties"]
     assert (spot["priority"], spot["evictionPolicy"], spot["billingProfile"]) == ("Spot", "Delete", {"maxPrice": -1})

@@ -21,7 +21,7 @@ BASE = Attempt(
     offer=make_offer(region="r").to_json(),
     price=Decimal("3.6"),
     token="t",
-    allocation=None,
+    allocation={},
     cause="",
     scope="",
     deadline=None,

@@ -96,9 +96,12 @@ CLOSES: dict[tuple[str, str], tuple[float, set[str]]] = {
     ("auth", "zone"): (math.inf, set(OTHERS) - {"next cloud"}),
     ("auth", "region"): (math.inf, set(OTHERS) - {"next cloud", "next region"}),
     ("auth", "cloud"): (math.inf, set(OTHERS) - {"next cloud"}),
-    ("invalid", "zone"): (math.inf, set(OTHERS)),
-    ("invalid", "region"): (math.inf, set(OTHERS)),
-    ("invalid", "cloud"): (math.inf, set(OTHERS)),
+    ("expired", "zone"): (DRY_S, set(OTHERS) - {"next cloud"}),
+    ("expired", "region"): (DRY_S, set(OTHERS) - {"next cloud"}),
+    ("expired", "cloud"): (DRY_S, set(OTHERS) - {"next cloud"}),
+    ("invalid", "zone"): (math.inf, set(OTHERS) - {"next cloud"}),
+    ("invalid", "region"): (math.inf, set(OTHERS) - {"next cloud", "next region"}),
+    ("invalid", "cloud"): (math.inf, set(OTHERS) - {"next cloud"}),
     **{
         (kind, scope): (DRY_S, closed)
         for kind in ("throttled", "transient")
@@ -114,6 +117,29 @@ CLOSES: dict[tuple[str, str], tuple[float, set[str]]] = {
 def test_every_class_has_a_reaction() -> None:
     assert set(REACTIONS) == set(CLASSES)
     assert set(CLOSES) == {(kind, scope) for kind in CLASSES for scope in ("zone", "region", "cloud")}
+
+
+def test_a_refusal_of_a_market_closes_that_market_in_the_whole_cloud() -> None:
+    refusal = Refused(HERE, "auth", "market", "no role for Spot", NOW)
+    opens = {name: opening(other, [refusal]) for name, other in OTHERS.items()}
+    assert {name for name, when in opens.items() if when == 0.0} == {"same zone, other market", "next cloud"}
+    assert opening(HERE, [refusal]) == math.inf
+
+
+def test_zones_that_no_attempt_has_tried_keep_their_offer_open() -> None:
+    """Attempts that broke off in one zone of a region, each in another one: the region is closed after the last."""
+    region = HERE._replace(zone=None)
+    tried = [
+        Refused(region, "capacity", "attempt", "no room for two", NOW + at, hints=left)
+        for at, left in enumerate([("2", "3"), ("3", "1"), ("1", "2")])
+    ]
+    for known in (tried[:1], tried[:2]):
+        assert opening(region, known) == 0.0
+        assert opening(region, [*known, Refused(region, "quota", "region", "none", NOW)]) == math.inf
+    assert opening(region, tried) == NOW + 2 + DRY_S
+    assert opening(HERE, tried) == 0.0, "a zone of its own was not asked"
+    later = Refused(region, "capacity", "attempt", "no room", NOW + DRY_S + 2, hints=("2", "3"))
+    assert opening(region, [*tried[1:], later]) == 0.0, "the others are forgotten by then"
 
 
 def test_every_class_is_documented() -> None:

@@ -142,7 +142,7 @@ def test_the_machines_service_account_is_a_setting(monkeypatch: pytest.MonkeyPat
         (answer(502, "<html><title>502 Bad Gateway</title></html>"), "transient", "502"),
         (answer(429, {"error": {"code": 429, "message": "slower", "status": "RESOURCE_EXHAUSTED"}}), "throttled", ""),
         (auth.DefaultCredentialsError("none were found"), "auth", "gcloud auth application-default login"),
-        (auth.RefreshError("invalid_grant: Token has been expired or revoked."), "auth", "invalid_grant"),
+        (auth.RefreshError("invalid_grant: Token has been expired or revoked."), "expired", "invalid_grant"),
         (auth.RefreshError("Service Unavailable", retryable=True), "transient", "token service"),
         (auth.TransportError("cannot be reached"), "transient", "check the network"),
         (requests.exceptions.ReadTimeout("Read timed out."), "transient", "check the network"),

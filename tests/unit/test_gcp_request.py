@@ -241,6 +241,20 @@ def test_a_machine_of_a_dense_reservation_is_bound_to_it_and_does_not_wait_for_i
 # --- tables -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("machine_type", "disk", "local_ssd"),
+    [
+        ("a3-ultragpu-8g", "hyperdisk-balanced", True),
+        ("a3-ultragpu-8g-nolssd", "hyperdisk-balanced", False),
+        ("a3-megagpu-8g", "pd-balanced", True),
+        ("a3-highgpu-8g-nolssd", "pd-balanced", False),
+    ],
+)
+def test_the_disk_that_a_series_takes(machine_type: str, disk: str, local_ssd: bool) -> None:
+    found = needs(machine_type)
+    assert (found.disk, found.local_ssd) == (disk, local_ssd)
+
+
 def test_every_type_that_can_be_planned_has_an_image_and_a_disk() -> None:
     for name, machines in catalog.machine_types("gcp").items():
         for machine in machines:

@@ -13,7 +13,7 @@ from cloudgpu.control.members import node_requests
 from cloudgpu.control.nodes import BOOT_S, GAVE_UP, SILENT_S, Watches, look
 from cloudgpu.control.outcomes import NodeEnd
 from cloudgpu.jobspecs.plan import Offer, RoleOffer
-from cloudgpu.provisioners.base import NodeState
+from cloudgpu.provisioners.base import NodeState, ProvisionError
 from cloudgpu.runtime.jobdir import Heartbeat, JobDir, Result, node_key
 from cloudgpu.runtime.objects import local_url
 
@@ -69,6 +69,16 @@ def test_a_machine_that_vanished_says_why_in_the_job_dir_or_on_its_console(tmp_p
         assert reason().endswith("; its console says why")
     node.dir.put(node_key(1, "worker-0.1", GAVE_UP), b'{"reason": "SlowDown (503)", "time": 1}')
     assert reason().endswith("InstanceInitiatedShutdown; it gave up: SlowDown (503)")
+
+
+def test_a_refusal_counts_only_where_nothing_was_heard_of_the_machine(tmp_path: Path) -> None:
+    refusal = ProvisionError("capacity", "Server.InternalError")
+    gone = NodeState("worker-0.1", "gone", "terminated: Server.InternalError", refused=refusal)
+    end = look_at_gone(tmp_path / "silent", gone)
+    assert end is not None and end.refused is refusal
+    silent = Silent(tmp_path / "heard")
+    [view] = look(silent.dir, silent.watches, [silent.node], {"worker-0.1": gone}, 0.0)
+    assert view.end is not None and (view.end.outcome, view.end.refused) == ("lost", None)
 
 
 class Silent:

@@ -15,6 +15,7 @@ import pytest
 
 from cloudgpu.runtime.jobdir import JobDir, JobDirError, MissingError
 from cloudgpu.runtime.objects import PART, PARTS
+from cloudgpu.runtime.s3 import explain
 
 from ..standins import s3
 from ..standins.metadata_aws import AwsMetadata
@@ -182,6 +183,18 @@ class TestRegion:
         keys.fail("PUT", status=301, code="PermanentRedirect")
         with pytest.raises(JobDirError, match=r"bucket-lost is in another region.*set AWS_REGION"):
             JobDir("s3://bucket-lost/job").put("a", b"1")
+
+
+@pytest.mark.parametrize("code", ["SlowDown", "InternalError", "ServiceUnavailable"])
+def test_a_fault_of_s3_is_one_line_that_stays_the_same(code: str) -> None:
+    """The library's text holds times and ids: each failure would be another event."""
+
+    def text(elapsed: str, request: str) -> str:
+        xml = f"<Error><Code>{code}</Code><Message>x</Message><RequestId>{request}</RequestId></Error>"
+        return f"Generic S3 error: Error performing GET in {elapsed}, after 4 retries - Server returned 503:\n{xml}"
+
+    first, second = (explain("s3://bucket/job", text(*one), "reading a") for one in (("1.2s", "A1"), ("1.3s", "B2")))
+    assert first == second and first.endswith(f"nothing to do ({code})") and "\n" not in first
 
 
 class TestRefusals:

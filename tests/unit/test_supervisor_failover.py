@@ -7,11 +7,15 @@ from decimal import Decimal
 
 import pytest
 
+from cloudgpu.control.decisions import IN_PLACE_S
 from cloudgpu.control.failover import DRY_S
 from cloudgpu.control.job_step import EXPIRY_S, LONGEST_S, QUEUE_S
 from cloudgpu.control.steps import FREE_S
+from cloudgpu.control.supervisor import PATIENCE_S, TRAINING_PATIENCE_S
 from cloudgpu.jobspecs.plan import Offer
-from cloudgpu.provisioners.base import ProvisionError
+from cloudgpu.provisioners import calls
+from cloudgpu.provisioners.base import Allocation, LaunchRequest, NodeState, ProvisionError
+from cloudgpu.runtime.jobdir import JobDir, JobDirError, attempt_key
 from cloudgpu.tests.standins.cloud import TAKEN, Life, lives
 from cloudgpu.tests.standins.control import World, make_offer, make_policy
 
@@ -154,7 +158,7 @@ def test_the_provider_says_when_to_ask_again(world: World) -> None:
     world.finish(job_id)
     [attempt] = world.attempts(job_id)
     [machine] = world.cloud.machines
-    assert machine.launched - (attempt.launched or 0) >= 42
+    assert machine.launched - attempt.created >= 42
 
 
 @pytest.mark.parametrize("limits", [{}, {"duration_s": 3600}, {"cost_usd": Decimal(5)}])
@@ -189,23 +193,73 @@ def test_machines_in_a_cloud_end_and_expire_whatever_happens(world: World) -> No
     assert attempt.launched is not None
 
 
-@pytest.mark.parametrize(("nodes", "kind", "free"), [(1, "capacity", True), (2, "capacity", False), (1, "quota", True)])
-def test_what_was_clearly_refused_costs_nothing(world: World, nodes: int, kind: str, free: bool) -> None:
-    world.cloud.faults["launch"] = [refusal(kind, "region")]
+@pytest.mark.parametrize("partial", [False, True])
+@pytest.mark.parametrize(("nodes", "kind"), [(1, "capacity"), (2, "capacity"), (1, "quota"), (1, "transient")])
+def test_only_machines_that_were_started_are_paid_for(world: World, nodes: int, kind: str, partial: bool) -> None:
+    world.cloud.partial_launch = partial
+    world.cloud.faults["launch"] = [refusal(kind, "region") for _ in range(30 if kind == "transient" else 1)]
     world.cloud.faults["terminate"] = [refusal("transient")]  # so that time passes
     job_id = world.submit(aws("az1", nodes=nodes), aws("az1", nodes=nodes, region="eu-1"))
-    world.finish(job_id)
+    supervisor = world.supervisor()
+    world.drive(supervisor, until=lambda: len(world.attempts(job_id)) == 2)
     first = world.attempts(job_id)[0]
-    assert (first.launched is None) == free
-    assert (first.cost == 0) == free
+    assert (first.launched is None) != partial
+    assert (first.cost == 0) != partial
 
 
-def test_what_gave_no_answer_is_paid_for(world: World) -> None:
-    world.cloud.faults["launch"] = [refusal("transient", "region") for _ in range(10)]
+def test_time_without_a_machine_reaches_no_limit(world: World) -> None:
+    """Nor does it count while it is not known whether there is a machine."""
+    world.cloud.faults["launch"] = [refusal("transient", "region") for _ in range(60)]
+    job_id = world.submit(aws("az1"), policy=make_policy(cost_usd=Decimal("0.5")))
+    supervisor = world.supervisor()
+    world.drive(supervisor, until=lambda: not world.cloud.faults["launch"])
+    assert world.clock.monotonic() > 1_000, "at 3.6 USD/h a quarter of an hour would have been too much"
+    world.cloud.script = lives(Life(run_s=100.0))
+    world.drive(supervisor)
+    job, [attempt] = world.job(job_id), world.attempts(job_id)
+    assert job.state == "succeeded"
+    assert attempt.cost is not None and Decimal("0.1") <= attempt.cost < Decimal("0.15"), "from the last try on"
+
+
+def test_a_place_that_gives_no_answer_is_left_after_two_minutes_however_long_a_call_takes(world: World) -> None:
+    made: list[float] = []
+
+    class Slow:
+        def __getattr__(self, name: str) -> object:
+            return getattr(world.cloud, name)
+
+        def launch(self, _request: object) -> object:
+            world.clock.advance(40)
+            made.append(world.clock.monotonic())
+            raise refusal("transient", "region")
+
+    world.wrap = lambda what, it: Slow() if what == "cloud" else it
+    job_id = world.submit(aws("az1"), aws("az1", region="eu-1"))
+    world.drive(world.supervisor(), until=lambda: world.attempts(job_id)[-1].outcome == "refused", for_s=400)
+    assert IN_PLACE_S <= made[-1] - made[0] < IN_PLACE_S + 100
+    assert len(made) < 6
+
+
+def test_a_turn_in_a_line_is_no_time_without_an_answer(world: World) -> None:
+    """Calls that are held back here say nothing about the place."""
+    held = [refusal("throttled", "region", retry_after=100.0, is_unsent=True) for _ in range(4)]
+    world.cloud.faults["launch"] = [*held, refusal("transient", "region")]
     job_id = world.submit(aws("az1"), aws("az1", region="eu-1"))
     world.finish(job_id)
-    first = world.attempts(job_id)[0]
-    assert first.cost is not None and first.cost > 0
+    [attempt] = world.attempts(job_id)
+    [machine] = world.cloud.machines
+    assert (attempt.offer["region"], machine.launched - attempt.created >= 400) == ("us-1", True)
+
+
+def test_retry_capacity_bounds_the_only_place_too(world: World) -> None:
+    world.cloud.faults["launch"] = [refusal("throttled", "region") for _ in range(200)]
+    job_id = world.submit(aws("az1"), policy=make_policy(capacity_s=180))
+    begin = world.clock.monotonic()
+    world.finish(job_id)
+    job = world.job(job_id)
+    assert (job.state, job.cause) == ("failed", "capacity")
+    assert "throttled!" in job.reason
+    assert 180 <= world.clock.monotonic() - begin < 240
 
 
 def test_places_with_all_their_zones_come_back_from_the_store(world: World) -> None:
@@ -248,9 +302,9 @@ def test_bad_credentials_of_a_first_cloud_lead_to_the_second_at_once(world: Worl
 def test_credentials_that_end_within_a_launch_forget_no_machine(world: World) -> None:
     """They were good when the first was asked for."""
     shut_out(world)
-    expired = refusal("auth", "cloud")
-    expired.asked = True
-    world.cloud.faults["launch"] = [expired]
+    denied = refusal("auth", "cloud")
+    denied.may_have_created = True
+    world.cloud.faults["launch"] = [denied]
     job_id, supervisor = world.submit(aws("az1")), world.supervisor()
     with pytest.raises(AssertionError, match="still not there"):
         world.drive(supervisor, for_s=600)
@@ -289,6 +343,247 @@ def test_the_same_after_a_launch_that_gave_no_answer(world: World) -> None:
     assert world.attempts(job_id)[0].state == "terminating"
     world.drive(supervisor)
     assert world.job(job_id).cause == "auth"
+
+
+# -- credentials that were good once: they are waited for
+
+LOGIN = "the login has expired: renew it"
+
+
+def expired(*, may_have_created: bool = False, kind: str = "expired") -> ProvisionError:
+    error = ProvisionError(kind, f"expired!; {LOGIN}", scope="cloud", advice=LOGIN, status=401)  # type: ignore[arg-type]
+    error.may_have_created = may_have_created
+    return error
+
+
+def log_out(world: World, *, may_have_created: bool = False) -> None:
+    for verb in ("launch", "observe", "terminate", "remove", "find"):
+        world.cloud.faults[verb] = [expired(may_have_created=may_have_created) for _ in range(10_000)]
+
+
+def log_in(world: World) -> None:
+    world.cloud.faults.clear()
+
+
+@pytest.mark.parametrize("may_have_created", [False, True])
+def test_a_launch_waits_for_a_login_and_goes_on_within_half_a_minute(world: World, may_have_created: bool) -> None:
+    log_out(world, may_have_created=may_have_created)
+    job_id, supervisor = world.submit(aws("az1")), world.supervisor()
+    later = world.clock.monotonic() + 900
+    world.drive(supervisor, until=lambda: world.clock.monotonic() > later)
+    job, [attempt] = world.job(job_id), world.attempts(job_id)
+    assert (job.state, attempt.state, job.cause) == ("queued", "launching", "expired")
+    assert job.reason.startswith(LOGIN)
+    told = [event.message for event in world.store.events(job_id) if event.kind == "waiting"]
+    assert told == [f"waiting: {job.reason}"]
+    log_in(world)
+    renewed = world.clock.now()
+    world.drive(supervisor, until=lambda: world.attempts(job_id)[0].state == "running")
+    assert world.clock.now() - renewed <= 30
+    world.drive(supervisor)
+    job, [attempt] = world.job(job_id), world.attempts(job_id)
+    assert job.state == "succeeded"
+    if not may_have_created:
+        assert attempt.cost is not None and attempt.cost < Decimal("0.1"), "the time before cost nothing"
+
+
+def test_an_answer_that_was_lost_is_not_given_up_for_a_login(world: World) -> None:
+    """Credentials of any kind: they were good when it was asked for."""
+    job_id, supervisor = world.submit(aws("az1")), world.supervisor()
+    world.cloud.partial_launch = True
+    world.cloud.faults["launch"] = [refusal("transient"), *(expired(kind="auth") for _ in range(5))]
+    world.drive(supervisor)
+    assert world.job(job_id).state == "succeeded"
+    assert len(world.attempts(job_id)) == 1
+    assert len(world.cloud.machines) == 1
+
+
+def test_retry_capacity_bounds_the_wait_for_a_login(world: World) -> None:
+    log_out(world)
+    job_id = world.submit(aws("az1"), policy=make_policy(capacity_s=600))
+    begin = world.clock.monotonic()
+    world.drive(world.supervisor())
+    job, [attempt] = world.job(job_id), world.attempts(job_id)
+    assert (job.state, attempt.state, attempt.cost) == ("failed", "ended", Decimal(0))
+    assert "login expired" in job.reason and LOGIN in job.reason
+    assert 600 <= world.clock.monotonic() - begin < 660
+
+
+def test_what_may_be_there_is_terminating_until_a_login_shows_it(world: World) -> None:
+    log_out(world, may_have_created=True)
+    job_id, supervisor = world.submit(aws("az1"), policy=make_policy(capacity_s=600)), world.supervisor()
+    world.drive(supervisor, until=lambda: world.attempts(job_id)[0].state == "terminating")
+    for _ in range(14):
+        world.clock.advance(86_400)
+        supervisor.tick()
+    job, [attempt] = world.job(job_id), world.attempts(job_id)
+    assert (job.ended, attempt.state) == (None, "terminating")
+    assert LOGIN in job.reason
+    log_in(world)
+    world.drive(supervisor)
+    assert world.job(job_id).state == "failed"
+    assert LOGIN in world.job(job_id).reason and "waiting for credentials" not in world.job(job_id).reason
+
+
+def test_a_job_of_two_clouds_goes_to_the_one_whose_login_holds(world: World) -> None:
+    log_out(world)
+    supervisor = world.supervisor()
+    job_id = world.submit(aws("az1"), aws("az1")._replace(cloud="gcp"))
+    world.drive(supervisor, until=lambda: len(world.attempts(job_id)) == 2, for_s=60)
+    log_in(world)
+    world.drive(supervisor)
+    assert world.job(job_id).state == "succeeded"
+
+
+def test_a_running_job_says_which_login_has_expired_until_it_is_renewed(world: World) -> None:
+    world.cloud.script = lives(Life(run_s=3_000))
+    job_id, supervisor = world.submit(aws("az1")), world.supervisor()
+    world.drive(supervisor, until=lambda: world.job(job_id).state == "running")
+    log_out(world)
+    world.drive(supervisor, until=lambda: LOGIN in world.job(job_id).reason, for_s=60)
+    log_in(world)
+    world.drive(supervisor, until=lambda: world.job(job_id).reason == "", for_s=31)
+    assert world.job(job_id).state == "running"
+    world.drive(supervisor)
+    assert (world.job(job_id).state, len(world.attempts(job_id))) == ("succeeded", 1)
+
+
+def test_an_end_waits_for_a_login_and_says_so(world: World) -> None:
+    world.cloud.script = lives(Life(run_s=1e6))
+    job_id, supervisor = world.submit(aws("az1")), world.supervisor()
+    world.drive(supervisor, until=lambda: world.job(job_id).state == "running")
+    log_out(world)
+    world.store.set_goal(job_id, "cancel", "cancel", world.clock.now())
+    later = world.clock.monotonic() + 900
+    world.drive(supervisor, until=lambda: world.clock.monotonic() > later)
+    job, [attempt] = world.job(job_id), world.attempts(job_id)
+    assert (job.state, attempt.state) == ("stopping", "terminating")
+    assert job.reason.splitlines()[0] == "cancelled by its user" and LOGIN in job.reason
+    log_in(world)
+    world.drive(supervisor)
+    assert (world.job(job_id).state, world.job(job_id).reason) == ("cancelled", "cancelled by its user")
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_login_that_the_job_dir_does_not_take_counts_towards_no_patience(world: World, training: bool) -> None:
+    """A job that waits overnight meets the bucket first."""
+    world.cloud.script = lives(Life(run_s=3_900.0 if training else 1.0))
+    logged_in = [True]
+
+    class Bucket:
+        def __init__(self, job_dir: object) -> None:
+            self._job_dir = job_dir
+
+        def __getattr__(self, name: str) -> object:
+            if not logged_in[0]:
+                words = "Server returned non-2xx status code: 400 Bad Request: <Error><Code>ExpiredToken</Code></Error>"
+                raise JobDirError("s3://b/j: reading failed: log in again") from ValueError(words)
+            return getattr(self._job_dir, name)
+
+    world.wrap = lambda what, it: Bucket(it) if what == "dir" else it
+    job_id, supervisor = world.submit(aws("az1")), world.supervisor()
+    if training:
+        world.drive(supervisor, until=lambda: world.job(job_id).state == "running")
+    logged_in[0] = False
+    late = world.clock.monotonic() + (TRAINING_PATIENCE_S if training else PATIENCE_S) + 100
+    world.drive(supervisor, until=lambda: world.clock.monotonic() > late, for_s=4_000)
+    assert "log in again" in world.job(job_id).reason
+    logged_in[0] = True
+    world.drive(supervisor)
+    assert (world.job(job_id).state, len(world.attempts(job_id))) == ("succeeded", 1)
+
+
+# -- what goes on meanwhile
+
+
+def test_a_cancel_is_heard_while_a_launch_waits_for_its_machine(world: World) -> None:
+    job_id, supervisor = world.submit(aws("az1")), world.supervisor()
+    clock, launch = world.clock, world.cloud.launch
+
+    class Sleeping:
+        def now(self) -> float:
+            return clock.now()
+
+        def monotonic(self) -> float:
+            return clock.monotonic()
+
+        def sleep(self, seconds: float) -> None:
+            clock.advance(seconds)
+            if clock.monotonic() > 10:
+                world.store.set_goal(job_id, "cancel", "cancel", clock.now())
+
+    class Slow:
+        def __getattr__(self, name: str) -> object:
+            return getattr(world.cloud, name)
+
+        def launch(self, request: LaunchRequest) -> object:
+            made = launch(request)
+            for _ in range(100):
+                calls.pause(Sleeping(), 3.0)
+            return made
+
+    world.wrap = lambda what, it: Slow() if what == "cloud" else it
+    world.finish(job_id)
+    assert world.job(job_id).state == "cancelled"
+    assert clock.monotonic() < 30
+    del supervisor
+
+
+def test_machines_learn_of_a_cancel_although_the_cloud_cannot_be_looked_at(world: World) -> None:
+    world.cloud.script = lives(Life(run_s=1e6, obeys=False))
+    job_id, supervisor = world.submit(aws("az1")), world.supervisor()
+    world.drive(supervisor, until=lambda: world.job(job_id).state == "running")
+    world.cloud.faults["observe"] = [refusal("transient") for _ in range(1_000)]
+    world.store.set_goal(job_id, "cancel", "cancel", world.clock.now())
+    begin = world.clock.monotonic()
+    key = attempt_key(1, "stop.json")
+    world.drive(supervisor, until=lambda: JobDir(world.job(job_id).job_dir).find(key) is not None, for_s=10)
+    world.drive(supervisor, until=lambda: world.attempts(job_id)[0].state == "terminating")
+    assert 30 <= world.clock.monotonic() - begin < 120
+    world.drive(supervisor, until=lambda: not world.cloud.running())
+    world.cloud.faults.clear()
+    world.drive(supervisor)
+    assert world.job(job_id).state == "cancelled"
+
+
+def test_a_list_that_is_stale_does_not_take_the_time_for_saving(world: World) -> None:
+    """It says that the machine is in the queue; its heartbeat says that the program runs."""
+    world.cloud.script = lives(Life(run_s=1e6))
+    job_id, supervisor = world.submit(aws("az1")), world.supervisor()
+    world.drive(supervisor, until=lambda: world.job(job_id).state == "running")
+
+    class Stale:
+        def __getattr__(self, name: str) -> object:
+            return getattr(world.cloud, name)
+
+        def observe(self, allocation: Allocation) -> list[NodeState]:
+            found = world.cloud.observe(allocation)
+            return [NodeState(one.node, "pending", queued=True) if one.phase == "running" else one for one in found]
+
+    world.wrap = lambda what, it: Stale() if what == "cloud" else it
+    world.store.set_goal(job_id, "cancel", "cancel", world.clock.now())
+    world.finish(job_id)
+    [attempt] = world.attempts(job_id)
+    assert (attempt.outcome, attempt.reason) == ("stopped", "told to stop: cancel")
+
+
+def test_events_bear_the_time_at_which_they_are_written(world: World) -> None:
+    launch = world.cloud.launch
+
+    class Slow:
+        def __getattr__(self, name: str) -> object:
+            return getattr(world.cloud, name)
+
+        def launch(self, request: LaunchRequest) -> object:
+            world.clock.advance(100)
+            return launch(request)
+
+    world.wrap = lambda what, it: Slow() if what == "cloud" else it
+    job_id = world.submit(aws("az1"))
+    begin = world.clock.now()
+    world.finish(job_id)
+    [launched] = [event.time for event in world.store.events(job_id) if event.kind == "launched"]
+    assert launched >= begin + 100
 
 
 LATE = 3_000.0

@@ -9,7 +9,7 @@ import pytest
 
 from cloudgpu.control.decisions import GRACE_S
 from cloudgpu.control.model import Attempt
-from cloudgpu.provisioners.base import Allocation, NodeState, ProvisionError
+from cloudgpu.provisioners.base import Allocation, Ended, NodeState, ProvisionError
 from cloudgpu.runtime.jobdir import Heartbeat, node_key
 from cloudgpu.tests.standins.cloud import FakeClock, Life, Machine, StoringCloud, lives
 from cloudgpu.tests.standins.control import World, make_offer, make_policy
@@ -32,9 +32,10 @@ class GroupCloud(StoringCloud):
             return NodeState(node, "pending", "waits for a machine of its group", queued=True)
         return state
 
-    def terminate(self, allocation: Allocation) -> None:
-        super().terminate(allocation)
+    def terminate(self, allocation: Allocation) -> Ended:
+        ended = super().terminate(allocation)
         self.ended.add(allocation.token)
+        return ended
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ from .answers import Answer
 from .capacity import Capacity
 from .imds import InstanceMetadata
 from .reservations import Reservations
+from .throttling import Throttling
 from .tokens import Tokens
 
 GONE = ("terminated", "shutting-down")
@@ -47,6 +48,7 @@ class Account:
     def _forget(self) -> None:
         self.capacity = Capacity()
         self.tokens = Tokens()
+        self.throttling = Throttling()
         self.reservations = Reservations()
         self.machines: dict[str, Ec2Machine] = {}
         self.launched: dict[str, float] = {}
@@ -66,6 +68,8 @@ class Account:
         """Access key -> the account it belongs to, of keys of other accounts than the one that has machines."""
         self.revoked: set[str] = set()
         """Access keys that have expired."""
+        self.doomed: list[Doom] = []
+        """Instances to come that end while they start."""
         self.lag_s = self.profile_lag_s = self.stopping_s = 0.0
         self._timers: list[threading.Timer] = []
         self._seeded: set[str] = set()
@@ -84,8 +88,8 @@ class Account:
 
     # -- verbs of the control
 
-    def fail(self, action: str, fault: dict[str, Any], where: dict[str, str], times: int | None, skip: int) -> None:
-        self.ledger.add(Rule(action, Fault(**fault), where, times, skip))
+    def fail(self, action: str, fault: dict[str, Any], **rule: Any) -> None:
+        self.ledger.add(Rule(action, Fault(**fault), **rule))
 
     def heal(self) -> None:
         self.ledger.clear(calls=False)
@@ -130,6 +134,12 @@ class Account:
 
     def set_stopping(self, seconds: float) -> None:
         self.stopping_s = seconds
+
+    def throttle(self, on: bool) -> None:
+        self.throttling.on = on
+
+    def doom(self, code: str, message: str, zone: str, times: int, after_s: float) -> None:
+        self.doomed.append(Doom(code, message, zone, times, after_s))
 
     def enforce(self, on: bool) -> None:
         self.enforcing = on
@@ -176,6 +186,12 @@ class Account:
                     timer.cancel()
                     timer.function()
 
+    def forget_ended(self) -> None:
+        """What happens about an hour after an instance's end: EC2 does not know it any more."""
+        with self.lock:
+            for region in moto_side.ec2_regions():
+                moto_side.forget_instances(region, {one.id for one in self._all() if one.state == "terminated"})
+
     def crash(self, instance_id: str) -> None:
         """The hardware fails: it is gone without a notice."""
         self.end(instance_id, "Server.InternalError", "Server.InternalError: Internal error")
@@ -204,6 +220,12 @@ class Account:
     def start(self, instance: Any) -> None:
         """A new instance begins."""
         self.launched[instance.id] = time.monotonic()
+        doom = next((one for one in self.doomed if one.times and one.zone in ("", instance.availability_zone)), None)
+        if doom is not None:
+            doom.times -= 1
+            _set_state(instance, "pending", 0)
+            self.later(doom.after_s, lambda: self.end(instance.id, doom.code, f"{doom.code}: {doom.message}"))
+            return
         if not self.boot:
             return
         root = Path(self._folder.name) / instance.id
@@ -350,13 +372,25 @@ class Told:
         return self.state not in GONE
 
 
+@dataclasses.dataclass
+class Doom:
+    """Instances that are `pending` for a while, and then terminated. Source: EC2 user guide, "Instance terminates
+    immediately"."""
+
+    code: str
+    """Of their StateReason."""
+    message: str
+    zone: str
+    """AZ name; "": any."""
+    times: int
+    after_s: float
+
+
 # fmt: off
 VERBS = frozenset({
     "fail", "heal", "calls", "forget", "reset", "set_capacity", "set_quota", "set_price", "set_lag", "set_stopping",
-    "enforce", "belong", "revoke", "reserve", "extend_block",
-    "interrupt", "recommend_rebalance", "schedule_event",
-    "reboot", "hurry",
-    "crash", "instances",
+    "doom", "throttle", "enforce", "belong", "revoke", "reserve", "extend_block", "interrupt", "recommend_rebalance",
+    "schedule_event", "reboot", "hurry", "crash", "forget_ended", "instances",
 })
 # fmt: on
 

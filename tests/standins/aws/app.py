@@ -85,6 +85,8 @@ class App:
                 status = 401 if call.service == "ec2" else 400 if call.service == "s3" else 403
                 code = "RequestExpired" if call.service == "ec2" else "ExpiredToken"
                 raise RefusedError(code, "The security token included in the request is expired", status)
+            with self._account.lock:
+                self._account.throttling.check(call)
             if (other := self._account.others.get(call.caller)) is not None and call.service != "s3":
                 environ["HTTP_X_MOTO_ACCOUNT_ID"] = other
                 with self._account.lock:

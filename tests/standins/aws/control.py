@@ -45,6 +45,14 @@ class AwsControl(Control):
         """How long instances are shutting-down before they are terminated."""
         self.do("set_stopping", seconds=seconds)
 
+    def throttle(self, on: bool = True) -> None:
+        """Calls are counted by token buckets from now on, in real time."""
+        self.do("throttle", on=on)
+
+    def doom(self, code: str, message: str = "", *, zone: str = "", times: int = 1, after_s: float = 0.0) -> None:
+        """The next instances (in this zone) end while they start, with this StateReason."""
+        self.do("doom", code=code, message=message, zone=zone, times=times, after_s=after_s)
+
     def enforce(self, on: bool = True) -> None:
         """Signatures are verified and IAM policies obeyed from now on."""
         self.do("enforce", on=on)
@@ -80,6 +88,10 @@ class AwsControl(Control):
     def crash(self, instance_id: str) -> None:
         """It is gone, without notice."""
         self.do("crash", instance_id=instance_id)
+
+    def forget_ended(self) -> None:
+        """EC2 forgets all instances that have ended, as it does about an hour later."""
+        self.do("forget_ended")
 
     def instances(self, **where: Any) -> list[Told]:
         """All ever launched; `where` compares fields: `instances(running=True, zone="us-east-1b")`."""

@@ -90,6 +90,17 @@ def ec2(region: str) -> Any:
     return ec2_backends[ACCOUNT][region]
 
 
+def forget_instances(region: str, instance_ids: set[str]) -> None:
+    """As if they had never been."""
+    backend = ec2(region)
+    for identity, reservation in list(backend.reservations.items()):
+        reservation.instances = [one for one in reservation.instances if one.id not in instance_ids]
+        if not reservation.instances:
+            del backend.reservations[identity]
+    for one in instance_ids:
+        backend.tags.pop(one, None)
+
+
 def scaling(region: str) -> Any:
     """Auto Scaling's backend."""
     from moto.autoscaling.models import autoscaling_backends

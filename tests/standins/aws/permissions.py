@@ -190,13 +190,15 @@ def _made(call: Call, name: str, kind: str) -> Iterator[_Ask]:
 
 
 def _about(account: Account, call: Call, name: str) -> Iterator[_Ask]:
-    """Something that is there; what is not there has no tags. (How EC2 judges that is written nowhere.)"""
+    """Something that is there. What is not there has no tags, nor has what is not known everywhere yet: trace
+    aws/karpenter-provider-aws#2100."""
     asked = False
     for parameter, kind in _PARAMETER_OF.items():
         named = [call.params[parameter]] if parameter in call.params else numbered(call.params, parameter)
         for one in named:
             asked = True
-            yield _Ask(name, _arn(call, kind, one), _tags(moto_side.ec2(call.region).tags.get(one, {})))
+            known = {} if account.is_young(one) else moto_side.ec2(call.region).tags.get(one, {})
+            yield _Ask(name, _arn(call, kind, one), _tags(known))
     if "GroupName" in call.params:
         asked = True
         group = account.groups.get(f"{call.region}/{call.params['GroupName']}", {"tags": {}})

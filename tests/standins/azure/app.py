@@ -92,7 +92,8 @@ class AzureApp:
             call = Call("diagnostics", "", "console.read", "")
             return self._suffered(environ, call, partial(self._console, request))
         if "oauth2" in request.path or request.path.endswith("openid-configuration") or "/discovery/" in request.path:
-            return self._suffered(environ, Call("login", "", "token", ""), partial(self._login, request))
+            login = Call("login", "", "token", "")
+            return self._suffered(environ, login, partial(self._login, request), refuse=_refuse_login)
         if request.path == PRICES:
             call = Call("prices", "", "prices.list", "", {"filter": query.get("$filter", "")})
             return self._suffered(environ, call, partial(self._prices, request))
@@ -104,9 +105,16 @@ class AzureApp:
         call = _call(request, target, who)
         return self._suffered(environ, call, partial(self._perform, request, target, who))
 
-    def _suffered(self, environ: dict[str, Any], call: Call, perform: Callable[[], Response]) -> Response:
+    def _suffered(
+        self,
+        environ: dict[str, Any],
+        call: Call,
+        perform: Callable[[], Response],
+        refuse: Callable[[Fault], Response] | None = None,
+    ) -> Response:
         fault = self.ledger.open(call)
-        told = suffer(fault, environ, self._world.over, refuse=_refuse_with, perform=perform, dropped=Response(0))
+        refuse = refuse or _refuse_with
+        told = suffer(fault, environ, self._world.over, refuse=refuse, perform=perform, dropped=Response(0))
         self.ledger.close(call, told.status)
         return told
 
@@ -172,8 +180,8 @@ class AzureApp:
         text = vm.machine.console if vm.machine is not None else ""
         return Response(200, text.encode(), {"Content-Type": "text/plain"})
 
-    def _fail(self, action: str, fault: dict[str, Any], where: dict[str, str], times: int | None, skip: int) -> None:
-        self.ledger.add(Rule(action, Fault(**fault), where, times, skip))
+    def _fail(self, action: str, fault: dict[str, Any], **rule: Any) -> None:
+        self.ledger.add(Rule(action, Fault(**fault), **rule))
 
 
 def _checked(request: Request, target: Target, who: Principal | None) -> Principal:
@@ -231,6 +239,13 @@ def _of_body(request: Request) -> dict[str, str]:
         }
     except (RefusedError, AttributeError, IndexError, TypeError):
         return {}
+
+
+def _refuse_login(fault: Fault) -> Response:
+    """As _refuse_with(), in the form of OAuth 2.0 (RFC 6749, 5.2)."""
+    if fault.kind == "html":
+        return _refuse_with(fault)
+    return answer({"error": fault.code, "error_description": fault.message}, fault.status)
 
 
 def _refuse_with(fault: Fault) -> Response:

@@ -72,12 +72,14 @@ class AzureControl(Control):
         restart: float | None = None,
         sets: float | None = None,
         tags: float | None = None,
+        cache: float | None = None,
     ) -> None:
         """Seconds: until an operation is done, that deleting a group takes, until lists show a new group, until roles
         can be assigned to a new principal; what Retry-After says; that a machine is down when it is restarted; until a
-        scale set begins to make machines; until a change of tags is done (0: it is when it is answered)."""
+        scale set begins to make machines; until a change of tags is done (0: it is when it is answered); until a GET
+        shows a new machine."""
         told = {"operation": operation, "group": group, "lag": lag, "roles": roles, "retry": retry}
-        self.do("set_times", **told, restart=restart, sets=sets, tags=tags)
+        self.do("set_times", **told, restart=restart, sets=sets, tags=tags, cache=cache)
 
     def set_machine_environ(self, values: Mapping[str, str]) -> None:
         """What machines launched from now on have in their environment: where Blob Storage is, for example."""

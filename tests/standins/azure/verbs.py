@@ -72,6 +72,7 @@ class Verbs:
         restart: float | None,
         sets: float | None,
         tags: float | None,
+        cache: float | None,
     ) -> None:
         world = self._world
         world.delay_s = world.delay_s if operation is None else operation
@@ -82,6 +83,7 @@ class Verbs:
         world.restart_s = world.restart_s if restart is None else restart
         world.sets_s = world.sets_s if sets is None else sets
         world.tags_s = world.tags_s if tags is None else tags
+        world.cache_s = world.cache_s if cache is None else cache
 
     def set_machine_environ(self, values: dict[str, str]) -> None:
         self._world.machine_environ = values

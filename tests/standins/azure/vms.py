@@ -63,6 +63,8 @@ def put(ask: Ask) -> Response:
 
 def get(ask: Ask) -> Response:
     found = ask.found()
+    if time.monotonic() - ask.world.vm_at(ask.path).launched < ask.world.cache_s:
+        raise RefusedError("ResourceNotFound", 404, f"The Resource '{KIND}/{last(ask.path)}' was not found.")
     return answer(_shown(ask.world, found, "instanceview" in ask.request.query.get("$expand", "").lower()))
 
 

@@ -61,6 +61,8 @@ class Capacity:
     """Places and quotas. Both count what is there: an instance that ends gives its place back."""
 
     def __init__(self) -> None:
+        self.refusals: dict[str, FailedError] = {}
+        """Zone -> with what the next instance there fails."""
         self._places: dict[tuple[str, str, str], int] = {}
         self._limits: dict[tuple[str, str, str], float] = {}
 
@@ -81,6 +83,8 @@ class Capacity:
 
     def admit(self, shape: Shape, there: Iterable[Shape]) -> None:
         """Whether it may start, given those that are there. Raises FailedError."""
+        if shape.zone in self.refusals:
+            raise self.refusals.pop(shape.zone)
         taken = list(there)
         self._check_quotas(shape, taken)
         if shape.market == "reservation" or self._free(shape, shape.zone, taken):

@@ -17,6 +17,10 @@ class GceControl(GcpControl):
         number."""
         self.do("compute/set_capacity", machine_type=machine_type, zone=zone, market=market, places=places)
 
+    def fail_later(self, zone: str, code: str, status: int) -> None:
+        """The operation that makes the next instance in a zone fails with this error."""
+        self.do("compute/fail_later", zone=zone, code=code, status=status)
+
     def cut_off(self, zone: str) -> None:
         """Lists of all zones cannot reach this one."""
         self.do("compute/cut_off", zone=zone)

@@ -8,6 +8,7 @@ from typing import Any
 
 from . import instances
 from .machines import told
+from .operations import FailedError
 from .world import World
 
 
@@ -38,6 +39,9 @@ class Verbs:
 
     def set_quota(self, region: str, metric: str, limit: float, family: str) -> None:
         self._world.capacity.set_limit(region, metric, limit, family)
+
+    def fail_later(self, zone: str, code: str, status: int) -> None:
+        self._world.capacity.refusals[zone] = FailedError(code, status, f"{code} (stand-in)")
 
     def cut_off(self, zone: str) -> None:
         self._world.cut_off.add(f"zones/{zone}")

@@ -161,8 +161,8 @@ class GcpApp:
             "revoke": self._project.tokens.revoke,
         }
 
-    def _fail(self, action: str, fault: dict[str, Any], where: dict[str, str], times: int | None, skip: int) -> None:
-        self.ledger.add(Rule(action, Fault(**fault), where, times, skip))
+    def _fail(self, action: str, fault: dict[str, Any], **rule: Any) -> None:
+        self.ledger.add(Rule(action, Fault(**fault), **rule))
 
     def _reset(self) -> None:
         self.ledger.clear()

@@ -87,9 +87,9 @@ class VertexControl:
         """The service itself fails: the job's machines are gone at once."""
         self._do("fail_inside", job=job)
 
-    def finish(self, job: str) -> None:
-        """As if its primary replica had ended well: for jobs whose containers do not run."""
-        self._do("finish", job=job)
+    def finish(self, job: str, code: int = 0) -> None:
+        """As if its primary replica had ended with this exit code: for jobs whose containers do not run."""
+        self._do("finish", job=job, code=code)
 
     def jobs(self, **where: Any) -> list[ToldJob]:
         """All but deleted ones, oldest first; `where` compares fields."""

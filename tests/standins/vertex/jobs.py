@@ -233,10 +233,11 @@ class CustomJobs:
         with self._changed:
             self._decide(self._jobs[job], End(FAILED, INTERNAL_CODE, INTERNAL, grace_s=0.0))
 
-    def finish(self, job: str) -> None:
-        """As if its primary replica had ended well: for jobs whose containers do not run."""
+    def finish(self, job: str, code: int) -> None:
+        """As if its primary replica had ended with this exit code: for jobs whose containers do not run."""
+        text = f"The replica workerpool0-0 exited with a non-zero status of {code}. Termination reason: Error."
         with self._changed:
-            self._decide(self._jobs[job], End(SUCCEEDED))
+            self._decide(self._jobs[job], End(FAILED, INVALID, text) if code else End(SUCCEEDED))
 
     def told(self) -> list[dict[str, Any]]:
         """All that were ever created and not deleted, oldest first."""

@@ -1,0 +1,73 @@
+"""What is asked about a region once for all jobs of a process: its zones, its subnets, its Spot prices.
+
+None of it decides whether a machine runs or bills. What a launch was refused for is asked again: see forget().
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterable, Mapping
+
+from ...jobspecs import catalog
+from ..base import ProvisionError
+from ..sharing import Looks
+from . import network, prices
+from .clients import Clients, told
+
+PLACES_S = 600.0
+"""Seconds for which zones and subnets are taken as they were."""
+PRICES_S = 60.0
+"""Likewise, Spot prices."""
+
+
+class Answers:
+    """By region. Any thread may use it."""
+
+    def __init__(self, clients: Clients) -> None:
+        self._clients = clients
+        self._zones: Looks[str, Mapping[str, str]] = Looks(self._ask_zones, clients.clock, lasts_s=PLACES_S)
+        self._subnets: Looks[str, list[network.Listed]] = Looks(self._ask_subnets, clients.clock, lasts_s=PLACES_S)
+        self._prices: Looks[tuple[str, frozenset[str]], list[prices.SpotPrice]] = Looks(
+            self._ask_prices, clients.clock, lasts_s=PRICES_S
+        )
+
+    def zone_ids(self, region: str) -> Mapping[str, str]:
+        """AZ name -> AZ id. Raises ProvisionError."""
+        return self._zones.at(region)
+
+    def subnets(self, region: str) -> list[network.Listed]:
+        """Raises ProvisionError."""
+        return self._subnets.at(region)
+
+    def spot_prices(self, region: str, machine_types: Iterable[str]) -> list[prices.SpotPrice]:
+        """Of all machine types that the tables know as Spot, and of these: one call for all jobs of a minute. Raises
+        ProvisionError."""
+        return self._prices.at((region, _sold_as_spot() | frozenset(machine_types)))
+
+    def forget(self, region: str) -> None:
+        """Ask anew where machines can be: a launch was refused, perhaps by what has changed since."""
+        self._zones.forget(region)
+        self._subnets.forget(region)
+
+    def _ask_zones(self, region: str) -> Mapping[str, str]:
+        with told(f"ask for the zones of {region}", self._clients.clock):
+            return prices.zone_ids(self._clients.ec2(region))
+
+    def _ask_subnets(self, region: str) -> list[network.Listed]:
+        with told(f"choose a place in {region}", self._clients.clock):
+            return network.list_subnets(self._clients.ec2(region))
+
+    def _ask_prices(self, key: tuple[str, frozenset[str]]) -> list[prices.SpotPrice]:
+        region, machine_types = key
+        zones, clock = self.zone_ids(region), self._clients.clock
+        now = datetime.datetime.fromtimestamp(clock.now(), datetime.UTC)
+        with told(f"ask for Spot prices in {region}", clock):
+            try:
+                return prices.spot_prices(self._clients.ec2(region), machine_types, zones, now)
+            except prices.OddPriceError as error:
+                raise ProvisionError("transient", f"Spot prices in {region}: {error}", scope="region") from error
+
+
+def _sold_as_spot() -> frozenset[str]:
+    types = catalog.machine_types("aws")
+    return frozenset(name for name, machines in types.items() if any("spot" in machine.markets for machine in machines))

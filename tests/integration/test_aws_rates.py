@@ -1,0 +1,83 @@
+"""How fast AWS is called: by token buckets that all jobs of a process share, and by one layer of retries."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from cloudgpu.provisioners import Allocation, LaunchRequest, ProvisionError
+from cloudgpu.provisioners.aws.provisioner import AwsProvisioner
+from cloudgpu.tests.standins.aws import Aws
+from cloudgpu.tests.standins.aws.launches import REQUEST, of_job, session
+from cloudgpu.tests.standins.clocks import FastClock
+from cloudgpu.tests.standins.faults import HTML
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Aws]:
+    with Aws() as made:
+        yield made
+
+
+@pytest.fixture
+def aws(server: Aws, monkeypatch: pytest.MonkeyPatch) -> Aws:
+    server.control.reset()
+    for name, value in server.environ.items():
+        monkeypatch.setenv(name, value)
+    return server
+
+
+def launched(provisioner: AwsProvisioner, request: LaunchRequest) -> tuple[Allocation, list[ProvisionError]]:
+    """As a supervisor does: it comes back when it was told to; what it was told."""
+    told: list[ProvisionError] = []
+    while True:
+        try:
+            return provisioner.launch(request), told
+        except ProvisionError as error:
+            assert error.error_class == "throttled" and error.retry_after, error
+            told.append(error)
+            time.sleep(error.retry_after)
+
+
+def test_launches_at_once_are_not_refused_by_amazons_buckets(aws: Aws) -> None:
+    """Sixteen launches take the six seconds that AWS sets, or a little more."""
+    aws.control.throttle()
+    provisioner = AwsProvisioner(session())
+    with ThreadPoolExecutor(16) as pool:
+        done = list(pool.map(lambda number: launched(provisioner, of_job(number)), range(16)))
+    calls = aws.control.calls("RunInstances")
+    assert len({one for allocation, _ in done for one in allocation.machines.values()}) == 16
+    assert len(calls) <= 17, "a call may be late, and meet the next one"
+
+
+def test_a_launch_whose_turn_is_far_off_is_told_when_to_come_back(aws: Aws) -> None:
+    provisioner = AwsProvisioner(session(), FastClock())
+    calling = provisioner._clients._calling
+    bucket = calling._bucket("ec2", "us-east-1", "RunInstances")
+    assert bucket is not None
+    for number in range(300):
+        bucket.take(f"another {number}")
+    with pytest.raises(ProvisionError) as caught:
+        provisioner.launch(REQUEST)
+    assert (caught.value.error_class, caught.value.scope) == ("throttled", "region")
+    assert caught.value.retry_after is not None and 60 < caught.value.retry_after < 200
+    assert "2 RunInstances calls a second in us-east-1" in str(caught.value)
+    assert not aws.control.calls("RunInstances")
+
+
+@pytest.mark.parametrize("action", ["RunInstances", "CreateRole", "DescribeSubnets", "TerminateInstances"])
+def test_one_layer_repeats_a_call(aws: Aws, action: str) -> None:
+    """A minute of server errors is met some ten times, not forty."""
+    clock = FastClock()
+    provisioner = AwsProvisioner(session(), clock)
+    allocation = provisioner.launch(of_job(7)) if action == "TerminateInstances" else None
+    aws.control.fail(action, HTML, times=None)
+    begun = clock.monotonic()
+    with pytest.raises(ProvisionError) as caught:
+        provisioner.terminate(allocation) if allocation else provisioner.launch(REQUEST)
+    minutes = (clock.monotonic() - begun) / 60
+    assert caught.value.error_class == "transient"
+    assert 3 <= len(aws.control.calls(action)) <= 16 * max(1.0, minutes)

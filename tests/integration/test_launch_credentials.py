@@ -1,0 +1,315 @@
+"""Credentials go bad at any call of a launch, on every cloud: nothing is left that the store does not know.
+
+A launch in which nothing goes wrong shows the calls. Then, for each of them, the credentials are refused from that call
+on: once, the next token being good; or until somebody logs in. What the error says, and the launch's token, are all
+that the store has then. With them the launch is repeated, or ended, and nothing may be left.
+
+In the ordinary run a few calls are tried: the first and the last, and some that make anything. With CLOUDGPU_LONG=1 all
+of them are, for one node and two.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from fnmatch import fnmatchcase
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+
+from cloudgpu.control.supervisor import Supervisor
+from cloudgpu.jobspecs.plan import Offer, RoleOffer
+from cloudgpu.provisioners import Allocation, LaunchRequest, ProvisionError
+from cloudgpu.provisioners.base import Provisioner
+from cloudgpu.runtime.jobdir import JOB_KEY, JobDir, JobRecord, local_url
+from cloudgpu.tests.standins.aws import Aws
+from cloudgpu.tests.standins.azure import Azure
+from cloudgpu.tests.standins.control import World, make_job, make_policy, make_template
+from cloudgpu.tests.standins.faults import Call, Control, Fault, error
+from cloudgpu.tests.standins.gce.control import GceControl
+from cloudgpu.tests.standins.gcp import Gcp
+from cloudgpu.tests.standins.vertex.control import VertexControl
+
+from . import test_aws_provisioner as aws_tests
+from . import test_azure_provisioner as azure_tests
+from . import test_gcp_provisioner as gcp_tests
+from . import test_vertex_provisioner as vertex_tests
+
+LONG = bool(os.environ.get("CLOUDGPU_LONG"))
+
+
+@dataclass(frozen=True)
+class Cloud:
+    """One target over the wire."""
+
+    name: str
+    control: Control
+    another: Callable[[], Provisioner]
+    """A provisioner that remembers nothing, as that of another process."""
+    request: Callable[[int], LaunchRequest]
+    """Of so many nodes."""
+    left: Callable[[], object]
+    """What there is of the launch; false: nothing."""
+    refusals: Mapping[str, Fault]
+    """By service: how credentials are refused that were good a moment ago."""
+    looks: tuple[str, ...]
+    """Ends of actions that make nothing."""
+
+    def calls(self) -> list[Call]:
+        return self.control.calls()
+
+    def unknown(self, nodes: int) -> Allocation:
+        """All that the store knows of a launch without an answer."""
+        request = self.request(nodes)
+        details = {"region": request.region, "owner": request.owner.name}
+        return Allocation(self.name, request.job_id, request.attempt, request.token, {}, details)
+
+
+DENIED = error("ExpiredToken", 400, "The security token included in the request is expired")
+
+
+@pytest.fixture(scope="module")
+def aws() -> Iterator[tuple[Cloud, Mapping[str, str]]]:
+    with Aws() as server:
+
+        def request(nodes: int) -> LaunchRequest:
+            return aws_tests.request(*(aws_tests.node(f"worker-{rank}.1", rank=rank) for rank in range(nodes)))
+
+        looks = ("Describe*", "Get*", "List*")
+        yield (
+            Cloud("aws", server.control, aws_tests.another, request, aws_tests.left, {"*": DENIED}, looks),
+            (server.environ),
+        )
+
+
+@pytest.fixture(scope="module")
+def google(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Gcp, Mapping[str, str]]]:
+    with Gcp() as server:
+        yield server, server.environ(tmp_path_factory.mktemp("keys"))
+
+
+GOOGLE = {
+    "oauth2": error("invalid_grant", 400, "Token has been expired or revoked."),
+    "!oauth2": error("authError", 401, "Invalid Credentials"),
+}
+
+
+@pytest.fixture
+def gcp(google: tuple[Gcp, Mapping[str, str]]) -> tuple[Cloud, Mapping[str, str]]:
+    server, environ = google
+
+    def request(nodes: int) -> LaunchRequest:
+        return gcp_tests.request(*gcp_tests.pair()[:nodes])
+
+    def left() -> object:
+        return gcp_tests.left(GceControl(server.url))
+
+    looks = ("*.get", "*.list", "*.aggregatedList", "*.getFromFamily", "token")
+    return Cloud("gcp", server.control, gcp_tests.another, request, left, GOOGLE, looks), environ
+
+
+@pytest.fixture
+def vertex(google: tuple[Gcp, Mapping[str, str]]) -> tuple[Cloud, Mapping[str, str]]:
+    server, environ = google
+
+    def request(nodes: int) -> LaunchRequest:
+        return vertex_tests.request(*(vertex_tests.node(f"worker-{rank}.1", rank=rank) for rank in range(nodes)))
+
+    def left() -> object:
+        return [job.name for job in VertexControl(server.control).jobs() if job.alive]
+
+    looks = ("*.get", "*.list", "*.search", "token")
+    settings = {**environ, "CLOUDGPU_VERTEX_TRANSPORT": "rest"}
+    return Cloud("vertex", server.control, vertex_tests.another, request, left, GOOGLE, looks), settings
+
+
+@pytest.fixture(scope="module")
+def azure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cloud, Mapping[str, str]]]:
+    refusals = {
+        "login": error("invalid_client", 401, "AADSTS7000215: Invalid client secret provided."),
+        "!login": error("ExpiredAuthenticationToken", 401, "The access token has expired."),
+    }
+    with Azure() as server:
+        environ = server.environ(tmp_path_factory.mktemp("azure"))
+
+        def request(nodes: int) -> LaunchRequest:
+            return azure_tests.request(*azure_tests.pair()[:nodes])
+
+        def left() -> object:
+            return azure_tests.left(server.control)
+
+        looks = ("*.list", "*.read", "*.usages", "*.instanceView", "*.versions", "token")
+        yield Cloud("azure", server.control, azure_tests.another, request, left, refusals, looks), environ
+
+
+@pytest.fixture(params=["aws", "gcp", "vertex", "azure"])
+def cloud(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Cloud:
+    found, environ = request.getfixturevalue(request.param)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    renew(found)
+    return found  # type: ignore[no-any-return]
+
+
+def renew(cloud: Cloud) -> None:
+    """Nothing is there, and nothing goes wrong."""
+    cloud.control.reset()
+    if cloud.name == "azure":
+        cloud.control.do("add_storage", account=azure_tests.ACCOUNT, group="storage", region="eastus")
+
+
+def calls_of(cloud: Cloud, nodes: int) -> list[Call]:
+    """Those of a launch in which nothing goes wrong."""
+    cloud.another().launch(cloud.request(nodes))
+    found = cloud.calls()
+    renew(cloud)
+    return found
+
+
+def chosen(cloud: Cloud, calls: list[Call]) -> list[Call]:
+    """The calls at which credentials go bad."""
+    if LONG:
+        return calls
+    making = [call for call in calls if not any(fnmatchcase(call.action, look) for look in cloud.looks)]
+    return [call for call in calls if call in (calls[0], making[0], making[len(making) // 2], making[-1])]
+
+
+def expect(condition: object, cloud: Cloud, call: Call, told: object = "") -> None:
+    story = [f"{one.number} {one.service} {one.action} {one.status} {one.fault}" for one in cloud.calls()]
+    assert condition, f"{call.number} {call.service} {call.action}: {told}\n" + "\n".join(story)
+
+
+@pytest.mark.parametrize("nodes", [1, 2] if LONG else [2])
+def test_one_refusal_of_a_token_ends_no_launch(cloud: Cloud, nodes: int) -> None:
+    for call in chosen(cloud, calls_of(cloud, nodes)):
+        cloud.control.log_out(cloud.refusals, call.number, once=call.service)
+        made = cloud.another().launch(cloud.request(nodes))
+        expect(len(made.machines) == nodes, cloud, call)
+        expect(any(one.fault for one in cloud.calls()), cloud, call)
+        cloud.another().terminate(made)
+        expect(not cloud.left(), cloud, call, cloud.left())
+        renew(cloud)
+
+
+@pytest.mark.parametrize("then", ["repeated", "ended"])
+@pytest.mark.parametrize("nodes", [1, 2] if LONG else [2])
+def test_nothing_is_forgotten_when_credentials_go_bad(cloud: Cloud, nodes: int, then: str) -> None:
+    """Whether they are refused for half a minute or a week: until the next login nothing else can be done."""
+    for call in chosen(cloud, calls_of(cloud, nodes)):
+        cloud.control.log_out(cloud.refusals, call.number)
+        with pytest.raises(ProvisionError) as caught:
+            cloud.another().launch(cloud.request(nodes))
+        told = caught.value
+        expect(told.is_login, cloud, call, f"{told.error_class} {told}")
+        with pytest.raises(ProvisionError) as later:
+            cloud.another().terminate(cloud.unknown(nodes))
+        expect(later.value.error_class in ("auth", "expired"), cloud, call, later.value)
+        cloud.control.heal()
+        expect(told.may_have_created or not cloud.left(), cloud, call, f"{told}: {cloud.left()}")
+        if then == "repeated":
+            made = cloud.another().launch(dataclasses.replace(cloud.request(nodes), repeated=True))
+            expect(len(made.machines) == nodes, cloud, call)
+            cloud.another().terminate(made)
+        else:
+            cloud.another().terminate(cloud.unknown(nodes))
+        expect(not cloud.left(), cloud, call, cloud.left())
+        renew(cloud)
+
+
+# -- under a supervisor
+
+
+@dataclass
+class Supervised:
+    """A job of two machines on AWS, in a store of its own, driven on a clock that the test moves. Its job dir is a
+    folder: nothing boots."""
+
+    cloud: Cloud
+    world: World
+    jobs: int = 0
+
+    def submit(self) -> str:
+        role = RoleOffer("worker", 2, "g4dn.xlarge", "T4", Fraction(1), 4, 16.0, Decimal("0.5"))
+        price = Decimal(1)
+        offer = Offer("aws", "us-east-1", "use1-az1", "on-demand", (role,), 100.0, Decimal(0), price, "2026-01-01")
+        self.jobs += 1
+        job_id, record = f"digits-{self.jobs:08d}", JobRecord(job_id="digits", name="digits", run="true").to_bytes()
+        self.folder(job_id).put(JOB_KEY, record)
+        row = make_job(
+            job_id,
+            f"s3://{aws_tests.BUCKET}/jobs/{job_id}",
+            [offer],
+            now=self.world.clock.now(),
+            policy=make_policy(agents={"x86_64": "a" * 64}, capacity_s=86_400),
+            job_sha256=hashlib.sha256(record).hexdigest(),
+        )
+        self.world.store.insert_job(row, "submitted")
+        return job_id
+
+    def folder(self, url: str) -> JobDir:
+        """What stands for a job dir in the bucket."""
+        return JobDir(local_url(self.world.folder / url.rpartition("/")[2]))
+
+    def supervisor(self) -> Supervisor:
+        provisioner = self.cloud.another()
+        return Supervisor(
+            self.world.store,
+            clock=self.world.clock,
+            provisioner=lambda _target: provisioner,
+            open_dir=self.folder,
+            owner="elsewhere/1/a",
+        )
+
+    def state(self, job_id: str) -> str:
+        return self.world.attempts(job_id)[-1].state
+
+    def check(self, call: Call, *, ended: bool) -> None:
+        """Credentials go bad at this call. The job waits, or is cancelled meanwhile, and then there is a new login."""
+        cloud, world, job_id, supervisor = self.cloud, self.world, self.submit(), self.supervisor()
+        cloud.control.log_out(cloud.refusals, call.number)
+        world.drive(supervisor, until=lambda: "run `aws sso login`" in world.job(job_id).reason, for_s=60)
+        self.drive(supervisor, 40)
+        assert self.state(job_id) == "launching", self.events(job_id)
+        if ended:
+            world.store.set_goal(job_id, "cancel", "cancel", world.clock.now())
+            self.drive(supervisor, 40)
+        cloud.control.heal()
+        if ended:
+            expect(self.state(job_id) == "terminating" or not cloud.left(), cloud, call, self.events(job_id))
+        else:
+            world.drive(supervisor, until=lambda: self.state(job_id) == "running", for_s=31)
+            world.store.set_goal(job_id, "cancel", "cancel", world.clock.now())
+        world.drive(supervisor, for_s=300)
+        assert (world.job(job_id).state, len(world.attempts(job_id))) == ("cancelled", 1)
+        expect(not cloud.left(), cloud, call, self.events(job_id))
+
+    def drive(self, supervisor: Supervisor, seconds: float) -> None:
+        """For so long, or until no job is active."""
+        with contextlib.suppress(AssertionError):
+            self.world.drive(supervisor, for_s=seconds)
+
+    def events(self, job_id: str) -> list[str]:
+        return [event.message for event in self.world.store.events(job_id)]
+
+
+@pytest.fixture
+def supervised(aws: tuple[Cloud, Mapping[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Supervised:
+    cloud, environ = aws
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    cloud.control.reset()
+    return Supervised(cloud, World(tmp_path / "world", make_template(tmp_path)))
+
+
+@pytest.mark.parametrize("ended", [False, True], ids=["goes on", "is cancelled"])
+def test_a_supervisor_waits_for_a_login_and_forgets_nothing(supervised: Supervised, ended: bool) -> None:
+    calls = calls_of(supervised.cloud, 2)
+    for call in calls if LONG else calls[-1:]:
+        renew(supervised.cloud)
+        supervised.check(call, ended=ended)
