@@ -76,6 +76,19 @@ def test_a_machine_that_starts_is_pending_and_one_that_was_ended_is_no_refusal(a
     assert (state.phase, state.refused) == ("gone", None)
 
 
+def test_what_never_ran_has_not_started_for_the_bill(aws: Aws) -> None:
+    """Whether the allocation names the machine, or only the launch's token is known as its answer was lost."""
+    for named, after_s, has_started in [(True, 0.0, False), (False, 0.0, False), (True, None, True)]:
+        request = replace(REQUEST, token=f"{named:d}{after_s is None:d}" * 16)
+        if after_s is not None:
+            aws.control.doom("Server.InsufficientInstanceCapacity", "Insufficient capacity.", after_s=after_s)
+        provisioner = AwsProvisioner(session(), FastClock())
+        allocation = provisioner.launch(request)
+        aws.control.hurry()
+        known = allocation if named else replace(allocation, machines={})
+        assert AwsProvisioner(session(), FastClock()).terminate(known).has_started is has_started
+
+
 def test_an_error_of_the_client_in_a_second_launch_of_the_job_is_a_missing_right(aws: Aws) -> None:
     first = launched(aws, "Client.InternalError").refused
     other_job = launched(aws, "Client.InternalError", request=replace(REQUEST, job_id="other", token="2" * 32)).refused

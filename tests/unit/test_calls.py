@@ -298,6 +298,28 @@ def test_a_server_that_hangs_is_not_waited_for_by_one_after_the_other() -> None:
     assert len(asked) >= 2, "who comes later asks anew"
 
 
+def test_a_look_of_a_launch_that_was_given_up_says_nothing_to_the_jobs_that_wait_for_it() -> None:
+    begun, waits, asked = threading.Event(), threading.Event(), []
+
+    def ask(key: str) -> int:
+        asked.append(key)
+        if len(asked) > 1:
+            return 7
+        begun.set()
+        waits.wait(5.0)
+        threading.Event().wait(0.2)  # until the other one waits for this look
+        raise calls.LaunchInterruptedError
+
+    looks = Looks(ask, SystemClock())
+    with ThreadPoolExecutor(2) as pool:
+        given_up = pool.submit(looks.at, "a")
+        begun.wait(5.0)
+        other = pool.submit(looks.at, "a")
+        waits.set()
+        assert other.result() == 7
+        assert isinstance(given_up.exception(), calls.LaunchInterruptedError)
+
+
 def test_one_object_until_the_settings_change(monkeypatch: pytest.MonkeyPatch) -> None:
     shared = PerSettings(object, "SOME_", "OTHER_NAME")
     first = shared()
