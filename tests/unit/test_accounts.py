@@ -148,7 +148,7 @@ def test_expired_credentials_say_what_is_not_done_and_how_to_mend_it(
     world.cloud.faults["observe"] = [ProvisionError("auth", "the security token has expired")] * 3
     run(world, supervisor := world.supervisor(), 5.0)
     reason = world.job(job).reason
-    assert reason.startswith("not supervised: the security token has expired. Until then cancel and limits")
-    assert reason.endswith("Log in again; new credentials are used within a minute")
+    assert reason.startswith("waiting for credentials: the security token has expired. Until then cancel and limits")
+    assert reason.endswith("New credentials are used within 30 s")
     run(world, supervisor, 60.0)
     assert world.job(job).reason == "" and world.job(job).state == "running"

@@ -180,7 +180,7 @@ def test_starts_on_the_same_machines_are_counted_one_by_one() -> None:
     ],
 )
 def test_a_job_that_runs(live: dict[str, Any] | None, told: dict[str, Any] | None, part: str) -> None:
-    attempt = make_attempt(launched=1000.0, ended=None, outcome="", progress=None)
+    attempt = make_attempt(launched=1000.0, ended=None, outcome="", progress=None, allocation={})
     times = make_report([attempt], now=1100.0, live=live, timeline=told).times
     assert times.total == pytest.approx(100)
     assert getattr(times, part) >= 85

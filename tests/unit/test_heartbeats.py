@@ -111,7 +111,8 @@ def test_a_store_of_an_older_version_keeps_the_name_its_newest_job_is_tagged_wit
     with contextlib.closing(sqlite3.connect(path)) as connection:
         connection.executescript(
             "DROP TABLE stores; ALTER TABLE attempts DROP COLUMN account; "
-            "ALTER TABLE attempts DROP COLUMN seen; UPDATE alembic_version SET version_num='0003'"
+            "ALTER TABLE attempts DROP COLUMN seen; ALTER TABLE jobs DROP COLUMN waiting_since; "
+            "UPDATE alembic_version SET version_num='0003'"
         )
     found = Store.open(f"sqlite:///{path}").owner()
     assert found == (owners[-1] if owners else found) and found.startswith("cloudgpu-")

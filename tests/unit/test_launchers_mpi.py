@@ -111,7 +111,7 @@ def test_the_remote_shell_knows_this_jobs_nodes_only(job_dir: JobDir, capsys: py
 
 @pytest.mark.parametrize(
     ("written", "reason"),
-    [(b'["sh", "-c", "x"]', "mpirun asked for ['sh'], expected orted"), (b"[", "cannot be started: Expecting value")],
+    [(b'["sh", "-c", "x"]', "mpirun asked for ['sh'], expected orted"), (b"[", "is no command: Expecting value")],
 )
 def test_nothing_but_a_daemon_is_started(job_dir: JobDir, tmp_path: Path, written: bytes, reason: str) -> None:
     job_dir.put(node_key(1, "worker-1.1", "mpi-2.json"), written)
