@@ -473,7 +473,7 @@ def test_one_look_for_all_jobs_of_a_process(desk: Desk) -> None:
     for allocation in allocations:
         watcher.observe(allocation)
     looks = [call.action for call in desk.aws.control.calls() if call.service != "s3"]
-    assert sorted(looks) == ["DescribeAutoScalingGroups", "DescribeInstances"]
+    assert sorted(looks) == ["DescribeAutoScalingGroups", "DescribeInstances", "GetCallerIdentity"]
     for allocation in allocations:
         desk.provisioner.terminate(allocation)
     assert desk.remains.find() == {}
