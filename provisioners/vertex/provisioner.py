@@ -234,7 +234,8 @@ class VertexProvisioner:
         launches: dict[str, Sighting] = {}
         for one in reversed(self._sightings.of_owner(region, owner.name, since=since)):
             launches[one.token] = one  # of several the oldest
-        return [_allocation(one, region, owner) for token, one in launches.items() if token]
+        account = self._own()
+        return [_allocation(one, region, owner, account) for token, one in launches.items() if token]
 
 
 def _stuck(job: Sighting) -> ProvisionError:
@@ -253,7 +254,7 @@ def _stuck(job: Sighting) -> ProvisionError:
     return ProvisionError("capacity", message, scope="region", code=job.state)
 
 
-def _allocation(job: Sighting, region: str, owner: Owner) -> Allocation:
+def _allocation(job: Sighting, region: str, owner: Owner, account: str) -> Allocation:
     attempt = job.tags.get(tags.ATTEMPT, "")
     return Allocation(
         TARGET,
@@ -261,7 +262,7 @@ def _allocation(job: Sighting, region: str, owner: Owner) -> Allocation:
         int(attempt) if attempt.isdecimal() else 0,
         job.token,
         job.machines(),
-        {REGION: region, OWNER: owner.name, JOB: job.name},
+        {REGION: region, OWNER: owner.name, JOB: job.name, ACCOUNT: account},
     )
 
 
