@@ -199,8 +199,11 @@ class Launch:
 
     def _own_profile(self) -> str:
         region = self.request.region
-        profile = make_identity(self.clients.iam(region), self.request, self.clients.partition(region))
-        self.profiles.add(profile)
+        token = self.request.token
+        profile = self.profiles.of_launch(token)
+        if profile is None:
+            profile = make_identity(self.clients.iam(region), self.request, self.clients.partition(region))
+            self.profiles.add(profile, token)
         return profile
 
     # -- the machines
@@ -254,6 +257,7 @@ class Launch:
             except ProvisionError as error:
                 if _NO_PROFILE in str(error):
                     self.profiles.refuse(place.profile_arn)
+                    self.profiles.forget_launch(self.request.token)
                     error.retry_after = self.profiles.wait_s(place.profile_arn)
                 raise
 
@@ -304,6 +308,7 @@ class Launch:
     def _undo(self) -> None:
         """Remove what was made and started; terminate() removes what cannot be removed now."""
         request = self.request
+        self.profiles.forget_launch(request.token)
         with cleaning_up(request.job_id):
             Ending(self.clients, self.sightings, request.region, request.token, request.owner.name).run()
 

@@ -27,15 +27,32 @@ class Profiles:
         self._clock = clock
         self._lock = threading.Lock()
         self._made: dict[str, float] = {}
+        self._of_launches: dict[str, tuple[str, float]] = {}
+        """Launch token -> ARN, and when it was made. A launch that waits for its turn is repeated and finds it here."""
         self._lag_s = 0.0
 
-    def add(self, arn: str) -> None:
-        """Note that a profile has been made, now or earlier."""
+    def add(self, arn: str, token: str = "") -> None:
+        """Note that a profile has been made, now or earlier; `token`: of the launch that has it for itself."""
         now = self._clock.monotonic()
         with self._lock:
             for old in [one for one, made in self._made.items() if now - made > FORGOTTEN_S]:
                 del self._made[old]
+            for old in [one for one, (_, made) in self._of_launches.items() if now - made > FORGOTTEN_S]:
+                del self._of_launches[old]
             self._made.setdefault(arn, now)
+            if token:
+                self._of_launches.setdefault(token, (arn, now))
+
+    def of_launch(self, token: str) -> str | None:
+        """Return the ARN of the profile that this process has made for a launch some minutes ago at most."""
+        with self._lock:
+            arn, made = self._of_launches.get(token, ("", 0.0))
+        return arn if arn and self._clock.monotonic() - made <= FORGOTTEN_S else None
+
+    def forget_launch(self, token: str) -> None:
+        """Have the next launch with this token see to its profile: it may have been removed."""
+        with self._lock:
+            self._of_launches.pop(token, None)
 
     def wait_s(self, arn: str) -> float:
         """Seconds after which EC2 is expected to know it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cloudgpu.provisioners.aws.profiles import Profiles
+from cloudgpu.provisioners.aws.profiles import FORGOTTEN_S, Profiles
 from cloudgpu.tests.standins.clocks import StillClock
 
 
@@ -41,3 +41,17 @@ def test_a_pause_that_is_not_needed_fades() -> None:
         assert calls_until_known(profiles, clock, str(number), 0.0) == 1
     profiles.add("new")
     assert profiles.wait_s("new") == 0.0
+
+
+def test_a_launch_that_is_repeated_has_its_profile() -> None:
+    clock = Hand()
+    profiles = Profiles(clock)
+    assert profiles.of_launch("token") is None
+    profiles.add("arn:one", "token")
+    clock.pass_(60.0)
+    assert (profiles.of_launch("token"), profiles.of_launch("another")) == ("arn:one", None)
+    profiles.forget_launch("token")
+    assert profiles.of_launch("token") is None
+    profiles.add("arn:one", "token")
+    clock.pass_(FORGOTTEN_S + 1.0)
+    assert profiles.of_launch("token") is None
