@@ -233,6 +233,7 @@ def run_on_vertex(world: World) -> list[str]:
         allocation = vertex.launch(vertex_request)
         vertex.observe(allocation)
         vertex.terminate(allocation)
+        vertex.observe(allocation)  # as a supervisor does before it says that all is gone
     return found
 
 
