@@ -20,6 +20,8 @@ LOG_BYTES = 2_000_000
 """supervisor.log is moved to supervisor.log.1 when it is longer and a supervisor starts."""
 START_S = 2.0
 """How long a new supervisor is watched: until then it holds its lock, or has failed to start."""
+_TRIES = 3
+"""Supervisors that are started, at most, where each is killed at once."""
 _POLL_S = 0.02
 _LAST_LINES = 20
 _LINE = 500
@@ -39,11 +41,13 @@ def ensure_supervisor(job_id: str | None = None) -> None:
         return
     if there is not None:
         end(there)
-    try:
-        child = _start()
-    except OSError as error:
-        raise ControlError(f"the supervisor cannot be started: {error}") from error
-    _watch(child)
+    for last in (*[False] * (_TRIES - 1), True):
+        try:
+            child = _start()
+        except OSError as error:
+            raise ControlError(f"the supervisor cannot be started: {error}") from error
+        if _holds_lock(child, last=last):
+            return
 
 
 def _start() -> subprocess.Popen[bytes]:
@@ -62,19 +66,23 @@ def _start() -> subprocess.Popen[bytes]:
         )
 
 
-def _watch(child: subprocess.Popen[bytes]) -> None:
-    """Wait until the supervisor, or another one, holds the lock; raise ControlError if it has failed before."""
+def _holds_lock(child: subprocess.Popen[bytes], *, last: bool) -> bool:
+    """Wait until the supervisor, or another one, holds the lock; return False if it was killed, unless it is the last
+    try. Raises ControlError if it has failed before."""
     until = time.monotonic() + START_S
     while time.monotonic() < until:
         failed = child.poll()
         if running() is not None or failed == 0:
-            return
+            return True
+        if failed is not None and failed < 0 and not last:  # a supervisor may be killed at any moment
+            return False
         if failed is not None:
             raise ControlError(
                 f"no supervisor runs: the one that was started ended at once, with {_ending(failed)}. Until that is "
                 f"mended, jobs wait, and limits are not kept; any command then starts another. {_last_line()}"
             )
         time.sleep(_POLL_S)
+    return True
 
 
 def _ending(code: int) -> str:
