@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -15,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from cloudgpu.control import presence
 from cloudgpu.control.jobs import Job, get_job, list_jobs
 from cloudgpu.provisioners import clusters
 from cloudgpu.provisioners.boot.agent_file import PYTHONS_VARIABLE
@@ -24,7 +21,7 @@ from cloudgpu.runtime.fleet import Failure, member_key
 from cloudgpu.tests.standins import ddp
 from cloudgpu.tests.standins.agent_files import OWN_PYTHON
 from cloudgpu.tests.standins.fleets import Machines, known_cluster
-from cloudgpu.tests.standins.local_jobs import home
+from cloudgpu.tests.standins.local_jobs import home, stop_supervisor
 
 __all__ = ["home"]
 
@@ -77,13 +74,6 @@ def told(job: Job) -> list[str]:
 
 def lines(job: Job) -> list[str]:
     return [line.text for line in job.logs().read()[0]]
-
-
-def end_supervisor() -> None:
-    """As when the laptop is closed."""
-    while presence.is_running():
-        with contextlib.suppress(ValueError, ProcessLookupError, FileNotFoundError):
-            os.kill((presence.running() or presence.Running()).pid or 0, signal.SIGKILL)
 
 
 def test_a_job_is_run_by_machines_that_are_there(machines: Machines) -> None:
@@ -163,7 +153,7 @@ def test_a_lost_machine_is_replaced_while_nobody_looks(machines: Machines) -> No
     machines.start("a")
     job = submit(machines, f"{sys.executable} train.py 100")
     machines.until(lambda: any("COMMIT" in key for key in job.open_dir().list("checkpoints")), "it does not save")
-    end_supervisor()
+    stop_supervisor(signal.SIGKILL)  # as when the laptop is closed
     machines.crash("a")
     machines.start("b")
     machines.until(lambda: machines.order(1).end is not None, "it has not ended")

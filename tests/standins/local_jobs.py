@@ -69,13 +69,10 @@ def start_supervisor(*more: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-m", "cloudgpu", "supervise", *more], stderr=subprocess.DEVNULL)
 
 
-def stop_supervisor() -> None:
+def stop_supervisor(number: signal.Signals = signal.SIGTERM) -> None:
     """End the background supervisor of this state directory, and wait until it is gone."""
-    while presence.is_running():
-        there = presence.running()
-        if there is not None and there.pid is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(there.pid, signal.SIGTERM)
+    while (there := presence.running()) is not None:
+        presence.send_signal(there, number)
         time.sleep(0.05)
 
 
