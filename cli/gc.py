@@ -65,8 +65,8 @@ def command(
     It looks in all regions and needs no local state; what a job of this store needs is never touched. Everything
     carries a time after which anybody may remove it: what belongs to other users stays until then, and after that goes
     with --others only. Without --yes it is asked for; where nobody can be asked, nothing is removed. What is `alive`
-    (no job of this store needs it, but a machine of it has written a heartbeat within ten minutes) is asked for once
-    more, or needs --alive.
+    (no job of this store needs it, but a machine of it has written a heartbeat within ten minutes, or its job dir
+    cannot be read) is asked for once more, or needs --alive.
     """
     from ..control import leftovers
 
@@ -114,7 +114,10 @@ def _confirm_alive(doubtful: Sequence[Judged], *, expired_only: bool, yes: bool)
     if not asked:
         return []
     names = ", ".join(f"{one.leftover.job_id}, attempt {one.leftover.attempt}" for one in asked)
-    remark(f"still alive: {names} wrote a heartbeat within ten minutes; a copy of this store may need it")
+    remark(
+        f"still alive: {names} wrote a heartbeat within ten minutes, or the job dir cannot be read; "
+        "a copy of this store may need it"
+    )
     if yes or not can_ask():
         remark("it was not removed: add --alive if no other computer runs that job")
         return []

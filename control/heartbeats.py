@@ -6,10 +6,9 @@ Two stores may be copies of each other (an image of a machine, a restored backup
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from ..runtime.jobdir import Heartbeat, JobDir, JobDirError, attempt_key, local_url
+from ..runtime.jobdir import Heartbeat, JobDir, JobDirError, RecordError, attempt_key, is_permanent, local_url
 from . import paths
 
 if TYPE_CHECKING:
@@ -23,8 +22,10 @@ _NEWEST_JOBS = 200
 
 
 def is_alive(store: Store, leftover: Leftover, now: float) -> bool:
-    """Return whether a node of the launch has written a heartbeat within FRESH_S, and no result. A job dir that cannot
-    be read has none."""
+    """Return whether a node of the launch has written a heartbeat within FRESH_S, and no result.
+
+    A store that refuses or does not answer may hide one, so True; a bucket that does not exist has none.
+    """
     return bool(leftover.job_id) and any(
         _has_live_node(url, leftover.attempt, now) for url in _job_dirs(store, leftover.job_id)
     )
@@ -43,7 +44,7 @@ def _job_dirs(store: Store, job_id: str) -> Iterator[str]:
 
 
 def _has_live_node(url: str, attempt: int, now: float) -> bool:
-    with suppress(JobDirError):
+    try:
         job_dir = JobDir(url, make=False)
         keys = set(job_dir.list(attempt_key(attempt, "nodes")))
         return any(
@@ -51,13 +52,13 @@ def _has_live_node(url: str, attempt: int, now: float) -> bool:
             for key in keys
             if key.endswith("/heartbeat.json") and f"{key.rpartition('/')[0]}/result.json" not in keys
         )
-    return False
+    except JobDirError as error:
+        return not is_permanent(error)
 
 
 def _is_fresh(job_dir: JobDir, key: str, now: float) -> bool:
     try:
-        content = job_dir.find(key)
-        time = None if content is None else Heartbeat.from_bytes(content).time
-        return isinstance(time, (int, float)) and abs(now - time) < FRESH_S
-    except (JobDirError, AttributeError, RecursionError):  # whatever it is, it is no heartbeat
+        heartbeat = Heartbeat.read(job_dir, key)
+    except RecordError:  # whatever it is, it is no heartbeat
         return False
+    return heartbeat is not None and abs(now - heartbeat.time) < FRESH_S

@@ -9,6 +9,8 @@ import json
 import os
 import platform
 import secrets
+import signal
+import stat
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -74,9 +76,9 @@ def _read(content: bytes) -> Running:
         value = json.loads(content)
         if isinstance(value, int):
             by_command = b"--idle-exit" in Path(f"/proc/{value}/cmdline").read_bytes().split(b"\0")
-            return Running(pid=value, by_command=by_command, space=process_space())
+            return Running(pid=_process_id(value), by_command=by_command, space=process_space())
         return Running(
-            pid=int(value["pid"]),
+            pid=_process_id(value["pid"]),
             version=str(value["version"]),
             started=float(value["started"]),
             by_command=value["by_command"] is True,
@@ -86,6 +88,45 @@ def _read(content: bytes) -> Running:
         )
     except (ValueError, TypeError, LookupError, AttributeError, OSError, RecursionError):
         return Running()
+
+
+def _process_id(value: object) -> int:
+    """Raises ValueError: to kill(), zero and negative numbers mean groups of processes."""
+    if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
+        raise ValueError(f"not a process id: {value!r}")
+    return value
+
+
+def send_signal(there: Running, number: signal.Signals) -> bool:
+    """Send a signal to a supervisor of this state directory; return whether it was sent.
+
+    The lock file may be damaged, or name a process that has ended and whose id another one has now: the signal is sent
+    only to a process that has the lock file open for writing, as supervisors alone do.
+    """
+    if there.pid is None or there.space != process_space():
+        return False
+    try:
+        process = os.pidfd_open(there.pid)  # it means this process also when its id is used again
+    except (OSError, OverflowError, ValueError):
+        return False
+    try:
+        if not _has_lock_open(there.pid):
+            return False
+        signal.pidfd_send_signal(process, number)
+    except OSError:
+        return False
+    finally:
+        os.close(process)
+    return True
+
+
+def _has_lock_open(pid: int) -> bool:
+    lock = paths.supervisor_lock().stat()
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed meanwhile
+            if descriptor.lstat().st_mode & stat.S_IWUSR and os.path.samestat(descriptor.stat(), lock):
+                return True
+    return False
 
 
 def ourselves(*, by_command: bool) -> Running:

@@ -10,7 +10,6 @@ import re
 import signal
 import time
 from collections.abc import Collection, Mapping
-from contextlib import suppress
 
 from .. import __version__
 from . import presence
@@ -56,8 +55,7 @@ def settle(clouds: Collection[str]) -> bool:
         return False
     needed = _needed_accounts()
     mine = _is_ours(needed, [cloud for cloud in needed if _unlike([cloud], there)])
-    if there.is_replaceable and mine:
-        end(there)
+    if there.is_replaceable and mine and end(there):
         return True
     settings = settings_of(clouds, os.environ)
     told = [name for name in unlike if os.environ.get(name) and (name in settings or there.is_replaceable)]
@@ -70,15 +68,15 @@ def settle(clouds: Collection[str]) -> bool:
     return False
 
 
-def end(there: Running) -> None:
-    """End a supervisor, and wait until it has let its lock go."""
-    if there.pid is None:
-        return
-    with suppress(OSError):
-        os.kill(there.pid, signal.SIGTERM)
+def end(there: Running) -> bool:
+    """End a supervisor, and wait until it has let its lock go; return whether it has."""
+    is_sent = presence.send_signal(there, signal.SIGTERM)
     until = time.monotonic() + _ENDS_S
-    while (now := presence.running()) is not None and now.pid == there.pid and time.monotonic() < until:
+    while (now := presence.running()) is not None and now.pid == there.pid:
+        if not is_sent or time.monotonic() > until:
+            return False
         time.sleep(_POLL_S)
+    return True
 
 
 def _needed_accounts() -> dict[str, set[str | None]]:

@@ -35,12 +35,10 @@ def ensure_supervisor(job_id: str | None = None) -> None:
     """
     paths.state_dir()
     there = running()
-    if there is not None and not is_outdated(there):
+    if there is not None and not (is_outdated(there) and end(there)):
         if job_id is not None:
             wake(job_id)
         return
-    if there is not None:
-        end(there)
     for last in (*[False] * (_TRIES - 1), True):
         try:
             child = _start()

@@ -5,11 +5,15 @@ It works on the text, for a file that is no valid YAML has no other form. Too mu
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping, Sequence
 
+from .suggest import closest
+
 MASK = "…"
-_KEY = re.compile(r"""(?<![\w-])["']?(?:env|envs|env_vars|environment|environment_variables|secrets)["']?\s*:""", re.I)
+_KEY = re.compile(r"""(?<![\w-])["']?([\w-]+)["']?\s*:""")
+_ENVIRONMENT = ("env", "envs", "env_vars", "environment", "environment_variables", "secrets")
 """What cloudgpu and the dialects that it reads call the environment of a program."""
 _ENTRY = re.compile(r"""(\s*(?:-\s+)?["']?[\w.-]+["']?\s*:)""")
 _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"|' + r"'(?:[^']|'')*'")
@@ -29,7 +33,7 @@ def masked_lines(lines: Sequence[str]) -> Mapping[int, str]:
                 found[number] = _masked_entry(line)
                 continue
             indent = None
-        key = _KEY.search(line)
+        key = next((key for key in _KEY.finditer(line) if _means_environment(key[1])), None)
         if key is None:
             continue
         value = line[key.end() :]
@@ -39,6 +43,12 @@ def masked_lines(lines: Sequence[str]) -> Mapping[int, str]:
         if depth == 0:
             indent = len(_indentation(line))
     return found
+
+
+@functools.lru_cache(maxsize=1_024)
+def _means_environment(key: str) -> bool:
+    """Return whether a key is one of the environment's, or a misspelt one."""
+    return bool(closest(key, _ENVIRONMENT))
 
 
 def _is_inside(line: str, indent: int) -> bool:

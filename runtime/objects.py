@@ -587,7 +587,8 @@ def is_permanent(error: JobDirError) -> bool:
     cause = error.__cause__
     if isinstance(cause, OSError) and cause.errno in _PERMANENT:
         return True
-    return isinstance(cause, (NotFoundError, FileNotFoundError)) and any(code in str(cause) for code in _NO_BUCKET)
+    # A missing object is a NotFoundError; a listing in a missing bucket has no error class of its own.
+    return isinstance(cause, (BaseError, FileNotFoundError)) and any(code in str(cause) for code in _NO_BUCKET)
 
 
 def is_login(error: JobDirError) -> bool:

@@ -119,7 +119,7 @@ class RankManifest:
             pieces = [_piece(fields) for fields in record.pop("pieces")]
             manifest = cls(**record, pieces=pieces)
             manifest._check()
-        except (TypeError, KeyError, AttributeError) as error:
+        except (TypeError, LookupError, AttributeError, RecursionError) as error:
             raise ValueError(f"not a rank's manifest: {error}") from error
         return manifest
 

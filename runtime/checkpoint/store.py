@@ -21,6 +21,7 @@ from typing import TypeVar
 
 from ..jobdir import JobDir, JobDirError, MissingError, Record
 from ..metrics import Segment, closed_key
+from ..records import read_json
 from . import durable
 from .errors import FencedError, UnusableError
 from .manifest import CHUNK, FORMAT, RankManifest, chunk_hash, chunk_hashes, data_file, manifest_file
@@ -408,10 +409,11 @@ class CheckpointStore:
 
 def _size(manifest: bytes) -> int:
     """Bytes of data according to a manifest, without making the pieces of all ranks into objects."""
-    try:
-        return int(json.loads(manifest)["size"])
-    except (ValueError, TypeError, KeyError) as error:
-        raise JobDirError(f"not a rank's manifest: {error}") from error
+    record = read_json(manifest, "not a rank's manifest")
+    size = record.get("size") if isinstance(record, dict) else None
+    if not isinstance(size, int):
+        raise JobDirError("not a rank's manifest: it has no size")
+    return size
 
 
 def _each(call: Callable[[int], _T], numbers: Sequence[int]) -> list[_T]:

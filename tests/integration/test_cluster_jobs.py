@@ -153,7 +153,7 @@ def test_a_lost_machine_is_replaced_while_nobody_looks(machines: Machines) -> No
     machines.start("a")
     job = submit(machines, f"{sys.executable} train.py 100")
     machines.until(lambda: any("COMMIT" in key for key in job.open_dir().list("checkpoints")), "it does not save")
-    stop_supervisor(signal.SIGKILL)
+    stop_supervisor(signal.SIGKILL)  # as when the laptop is closed
     machines.crash("a")
     machines.start("b")
     machines.until(lambda: machines.order(1).end is not None, "it has not ended")

@@ -69,12 +69,10 @@ def start_supervisor(*more: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-m", "cloudgpu", "supervise", *more], stderr=subprocess.DEVNULL)
 
 
-def stop_supervisor(number: int = signal.SIGTERM) -> None:
-    """Send a signal to the background supervisor of this state directory until it is gone."""
+def stop_supervisor(number: signal.Signals = signal.SIGTERM) -> None:
+    """End the background supervisor of this state directory, and wait until it is gone."""
     while (there := presence.running()) is not None:
-        if there.pid is not None:  # None while the lock file is written; os.kill(0) would be this process's own group
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(there.pid, number)
+        presence.send_signal(there, number)
         time.sleep(0.05)
 
 

@@ -5,8 +5,10 @@ CLOUDGPU_LONG=1 makes 10,000 mutations, and lets the supervisor end as many jobs
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gzip
+import hashlib
 import json
 import logging
 import math
@@ -32,7 +34,22 @@ from cloudgpu.control.model import Attempt
 from cloudgpu.control.outcomes import judge, must_stop_peers
 from cloudgpu.control.report import make_report
 from cloudgpu.provisioners.base import NodeState
-from cloudgpu.runtime.fleet import FLEET_KEY, Fleet, Settings, member_key
+from cloudgpu.runtime.checkpoint.errors import UnusableError
+from cloudgpu.runtime.checkpoint.manifest import Piece, RankManifest, manifest_file
+from cloudgpu.runtime.checkpoint.store import CheckpointStore, Commit
+from cloudgpu.runtime.fleet import (
+    FLEET_KEY,
+    Beat,
+    End,
+    Failure,
+    Fleet,
+    Freed,
+    Holding,
+    Order,
+    Settings,
+    member_key,
+)
+from cloudgpu.runtime.fleet_work import Task
 from cloudgpu.runtime.generations import Ledger
 from cloudgpu.runtime.heartbeat import read_progress
 from cloudgpu.runtime.jobdir import (
@@ -48,7 +65,9 @@ from cloudgpu.runtime.jobdir import (
     NodeRecord,
     Notice,
     Progress,
+    Record,
     Result,
+    Signal,
     Span,
     Stop,
     Timeline,
@@ -61,7 +80,8 @@ from cloudgpu.runtime.logs import LogReader
 from cloudgpu.runtime.members import _Sign
 from cloudgpu.runtime.metrics import Row, Segment, read_metrics
 from cloudgpu.runtime.node_program import _read_address
-from cloudgpu.runtime.notices.job_dir import simulated_notice, stop_order
+from cloudgpu.runtime.notices.acknowledge import Acknowledger, MachineName, Saved
+from cloudgpu.runtime.notices.job_dir import NodeDir, simulated_notice, stop_order
 from cloudgpu.runtime.restart import Budget
 from cloudgpu.runtime.resume import look_back
 from cloudgpu.tests.standins.cloud import Life, lives
@@ -77,6 +97,10 @@ JOBS = 10_000 if LONG else 25
 """That a supervisor ends, each with one mutation in its job dir."""
 TIME = 1_700_000_000.0
 NODES = ("worker-0.1", "worker-1.1")
+CHECKPOINT = "00000020-0001-000000000000"
+IN_FLEETS = {Settings, Order, Holding, Freed, End, Beat, Failure}
+IN_OTHERS = {NodeRecord, Progress, Span, Timeline}
+"""Records that are written as a part of another one."""
 
 
 class Folder:
@@ -96,23 +120,33 @@ class Folder:
         records = [dataclasses.asdict(NodeRecord(node, "worker", i, i, 1)) for i, node in enumerate(NODES)]
         moved = Generation(2, "members", NODES[0], True, "x", 0.0, 1, 1, TIME, "n", records, 120.0, 80)
         lines = b"\n".join(json.dumps([TIME + i, i % 2, "stdout", f"step {i}"]).encode() for i in range(20))
-        rows = Segment("00000020-0001-000000000000", None, closed=False)
+        rows = Segment(CHECKPOINT, None, closed=False)
         rows.lines.append(json.dumps(Row(1, TIME, {"loss": 1.0}).to_json()).encode())
-        self.objects = {
-            JOB_KEY: JobRecord("job-1", "job", "true", env={"A": "b"}, inputs={"data": "s3://b/x"}).to_bytes(),
-            attempt_key(1): AttemptRecord(1, offer.to_json(), records, 1, None, True).to_bytes(),
-            attempt_key(1, "stop.json"): Stop("cancel", TIME, 30.0).to_bytes(),
-            generation_key(1, 2): moved.to_bytes(),
-            node_key(1, NODES[0], "claim"): Claim("m-1", "n", TIME).to_bytes(),
-            node_key(1, NODES[0], "address.json"): Address("10.0.0.1", 29_500).to_bytes(),
-            node_key(1, NODES[0], "notice.json"): Notice("preempt", TIME, "aws", 120.0).to_bytes(),
-            node_key(1, NODES[0], "heartbeat.json"): Heartbeat(5, TIME, "running", progress, 3.0, timeline).to_bytes(),
+        manifest = RankManifest(CHECKPOINT, 0, 1, 20, 8, [Piece("a", "float64", (1,), 0)], None, ["0"]).to_bytes()
+        unsigned = Commit(CHECKPOINT, [hashlib.sha256(manifest).hexdigest()], False, TIME)
+        self.records: dict[str, Record] = {
+            JOB_KEY: JobRecord("job-1", "job", "true", env={"A": "b"}, inputs={"data": "s3://b/x"}),
+            attempt_key(1): AttemptRecord(1, offer.to_json(), records, 1, None, True),
+            attempt_key(1, "stop.json"): Stop("cancel", TIME, 30.0),
+            attempt_key(1, "signal.json"): Signal("n", 90.0),
+            generation_key(1, 2): moved,
+            node_key(1, NODES[0], "claim"): Claim("m-1", "n", TIME),
+            node_key(1, NODES[0], "address.json"): Address("10.0.0.1", 29_500),
+            node_key(1, NODES[0], "notice.json"): Notice("preempt", TIME, "aws", 120.0),
+            node_key(1, NODES[0], "machine-name.json"): MachineName("m-1"),
+            node_key(1, NODES[0], "saved-1.json"): Saved("1"),
+            node_key(1, NODES[0], "heartbeat.json"): Heartbeat(5, TIME, "running", progress, 3.0, timeline),
             node_key(1, NODES[0], "result.json"): Result(
                 "failed", 3, "exit code 3", TIME, TIME + 9, progress, False, timeline
-            ).to_bytes(),
+            ),
+            f"checkpoints/{CHECKPOINT}/COMMIT.json": dataclasses.replace(unsigned, sha256=unsigned.digest()),
+        }
+        self.objects = {
+            **{key: record.to_bytes() for key, record in self.records.items()},
+            node_key(1, NODES[1], "gave_up.json"): b'{"reason": "SlowDown", "time": 1}',
             node_key(1, NODES[0], "log/00000001.gz"): gzip.compress(lines, mtime=0),
-            "checkpoints/00000020-0001-000000000000/metrics.jsonl": rows.to_bytes(),
-            "checkpoints/00000020-0001-000000000000/COMMIT.json": b"{}",
+            f"checkpoints/{CHECKPOINT}/metrics.jsonl": rows.to_bytes(),
+            f"checkpoints/{CHECKPOINT}/{manifest_file(0)}": manifest,
         }
         for key, data in self.objects.items():
             self.dir.put(key, data)
@@ -155,6 +189,12 @@ class Folder:
             "attempt.json": (self._visit,),
             "stop.json": (self._stop,),
             "notice.json": (self._stop,),
+            "signal.json": (lambda: Signal.read(self.dir, attempt_key(1, "signal.json")),),
+            "machine-name.json": (self._acknowledge,),
+            "saved-1.json": (self._acknowledge,),
+            "gave_up.json": (self._supervise,),
+            f"{CHECKPOINT}/COMMIT.json": (self._visit, self._read_commit),
+            manifest_file(0): (self._visit, self._read_manifest, self._check_sizes),
             "": (self._supervise, self._show, self._serve),
         }
 
@@ -166,6 +206,7 @@ class Folder:
         views = nodes.look(self.dir, watches, requests, states, 5_000.0)
         record = nodes.new_generation(self.dir, self.attempt, views)
         nodes.is_closed(self.dir, self.attempt)
+        nodes.look(self.dir, nodes.Watches(1), requests, {node: NodeState(node, "gone") for node in NODES}, 0.0)
         known = [] if record is None else [dataclasses.asdict(record)]
         attempt = dataclasses.replace(self.attempt, generations=known)
         nodes.read_furthest(self.dir, attempt)
@@ -177,6 +218,26 @@ class Folder:
         ended = dataclasses.replace(forgiven(attempt, views), timeline=verdict.timeline, progress=verdict.progress)
         json.dumps(verdict.timeline), json.dumps(verdict.progress)
         goodput_view.bar(make_report([ended], TIME + 100).times, 20)
+
+    def _acknowledge(self) -> None:
+        it = Acknowledger(NodeDir(self.dir, 1, NODES[0]), lambda: None, lambda _: None, lambda _: None)
+        it._named(["m-1"], it._nodes())
+        it._is_ready(NODES[0], "1")
+
+    def _read_commit(self) -> None:
+        with contextlib.suppress(UnusableError):
+            self._checkpoints.read_commit(self._checkpoints.names()[0])
+
+    def _read_manifest(self) -> None:
+        with contextlib.suppress(ValueError):  # of another version, as far as the loader knows
+            RankManifest.from_bytes(self.dir.get(f"checkpoints/{CHECKPOINT}/{manifest_file(0)}"))
+
+    def _check_sizes(self) -> None:
+        self._checkpoints.digests(self._checkpoints.names()[0], 1)
+
+    @property
+    def _checkpoints(self) -> CheckpointStore:
+        return CheckpointStore(self.dir, "checkpoints")
 
     def _show(self) -> None:
         shown = [_node_view(self.dir, 1, node, rank) for rank, node in enumerate(NODES)]
@@ -234,6 +295,12 @@ def test_no_reader_of_a_job_dir_fails_with_what_it_does_not_expect(tmp_path: Pat
         except Exception as error:
             raise AssertionError(f"mutation {number}, of {key}") from error
         folder.mend(key)
+
+
+def test_every_kind_of_record_is_among_those(tmp_path: Path) -> None:
+    mutated = {type(record) for record in Folder(tmp_path).records.values()} | IN_FLEETS | IN_OTHERS
+    kinds = {kind.__name__ for kind in Record.__subclasses__()} - {Task.__name__}  # a member's own, on its disk
+    assert kinds == {kind.__name__ for kind in mutated}
 
 
 def test_no_reader_of_a_fleet_fails_at_all(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from cloudgpu.provisioners import get_provisioner
 from cloudgpu.provisioners.base import Owner
 from cloudgpu.provisioners.leftovers import Leftover
 from cloudgpu.runtime.jobdir import Heartbeat, JobDir, Result, local_url, node_key
+from cloudgpu.tests.standins import s3
 from cloudgpu.tests.standins.control import make_job, make_offer
 
 NOW = 1_700_000_000.0
@@ -60,6 +61,29 @@ def test_what_is_no_heartbeat_is_no_life(home: Path, content: bytes) -> None:
     job_dir = JobDir(local_url(paths.default_job_dir() / JOB))
     job_dir.put(BEAT, content)
     assert not is_alive(open_store(), leftover(), NOW)
+
+
+@pytest.mark.parametrize(
+    ("fault", "alive"),
+    [
+        (("list", 403, "AccessDenied"), True),
+        (("GET", 403, "AccessDenied"), True),
+        (("list", 404, "NoSuchBucket"), False),
+    ],
+)
+def test_a_bucket_that_does_not_answer_may_hide_a_heartbeat(
+    home: Path, monkeypatch: pytest.MonkeyPatch, fault: tuple[str, int, str], alive: bool
+) -> None:
+    kind, status, code = fault
+    with s3.running() as bucket:
+        for name, value in bucket.environment.items():
+            monkeypatch.setenv(name, value)
+        url = f"s3://bucket/jobs/{JOB}"
+        open_store().insert_job(make_job(JOB, url, [make_offer()], now=NOW), "submitted")
+        JobDir(url).put(BEAT, Heartbeat(7, NOW - 3_600.0, "running").to_bytes())
+        assert not is_alive(open_store(), leftover(), NOW)
+        bucket.fail(kind, status=status, code=code)
+        assert is_alive(open_store(), leftover(), NOW) is alive
 
 
 def test_a_store_has_a_name_of_its_own_and_keeps_it(

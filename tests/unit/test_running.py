@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -73,7 +74,8 @@ def test_an_older_supervisor_that_a_command_started_is_replaced(
     there = presence.running()
     assert there is not None and (there.pid, there.version, there.by_command) == (pid, version, by == "command")
     ensure_supervisor()
-    now = presence.running()
+    while (now := presence.running()) is not None and now.pid is None:  # it has its lock, and describes itself next
+        time.sleep(0.05)
     assert now is not None and (now.pid != pid) is replaced
     if replaced:
         assert now.version == __version__
@@ -86,6 +88,61 @@ def test_a_lock_of_an_older_version_is_a_process_id_alone() -> None:
     for content in (b"", b"{}", b"[1]", b'{"pid": "x"}', b"[" * 100_000, b"\xff"):
         assert presence._read(content) == Running()
         assert not presence._read(content).is_replaceable
+
+
+# Holds the lock, and says that another process does. An older version: any command is to replace it.
+_LIAR = """
+import json, sys, time
+from cloudgpu.control import paths, presence
+presence.__version__ = "0.0.9"
+lock = presence.take_lock(by_command=True)
+content = json.loads(paths.supervisor_lock().read_text()) | {"pid": json.loads(sys.argv[1])}
+paths.supervisor_lock().write_text(json.dumps(content))
+print("locked", flush=True)
+time.sleep(600)
+"""
+
+# What any command does; in a session of its own, for process id 0 stands for the group of the process that signals.
+_COMMAND = """
+from cloudgpu.control import presence, running, spawn
+spawn.ensure_supervisor()
+there = presence.running()
+assert there is not None and running.end(there) is False
+print("alive")
+"""
+
+
+@pytest.mark.parametrize("named", ["0", "true", "1.5", '"7"', "bystander"])
+def test_a_damaged_lock_makes_no_command_signal_another_process(home: Path, named: str) -> None:
+    """`bystander`: a process that has the id of a supervisor that has ended."""
+    with (
+        subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as bystander,
+        subprocess.Popen(
+            [sys.executable, "-c", _LIAR, str(bystander.pid) if named == "bystander" else named],
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as liar,
+    ):
+        try:
+            assert liar.stdout is not None and liar.stdout.readline() == "locked\n"
+            command = [sys.executable, "-c", _COMMAND]
+            done = subprocess.run(
+                command, start_new_session=True, timeout=180, capture_output=True, text=True, check=False
+            )
+            assert (done.returncode, done.stdout) == (0, "alive\n"), done.stderr
+            assert bystander.poll() is None and liar.poll() is None
+        finally:
+            bystander.kill()
+            liar.kill()
+
+
+@pytest.mark.parametrize("number", [-1, 0, True, 2**40, 10**30])
+def test_no_number_but_a_process_id_is_read_as_one(number: int) -> None:
+    here = presence.ourselves(by_command=True)
+    content = {"salt": "", "settings": {}, "started": 0, "by_command": True, "version": "0", "space": here.space}
+    there = presence._read(json.dumps(content | {"pid": number}).encode())
+    assert (there == Running()) is (number < 2)
+    assert not presence.send_signal(there, signal.SIGCONT)
 
 
 def test_a_process_id_of_another_container_is_no_process_to_end() -> None:
