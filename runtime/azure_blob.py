@@ -16,7 +16,7 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, TypedDict
 from urllib.parse import urlsplit
@@ -47,6 +47,7 @@ NO_CREDENTIALS = (
     "no Azure credentials were found: log in (az login), or set AZURE_TENANT_ID, AZURE_CLIENT_ID and "
     "AZURE_CLIENT_SECRET, or AZURE_STORAGE_KEY"
 )
+_NO_LOGIN = f"{NO_CREDENTIALS}. Logins are read by azure-identity: pip install 'cloudgpu[azure]'"
 
 _REFUSED = "no Azure credentials can be had: the metadata service gives no token"
 _ELSEWHERE = "Elsewhere than on Azure's machines, log in (az login), and unset AZURE_CLIENT_ID"
@@ -141,19 +142,40 @@ def connection(url: str, client: ClientConfig) -> Connection:
 
 def _authorize(found: Connection, config: AzureConfig) -> None:
     """Say whose credentials are used, in the order in which Azure's own command line takes them."""
-    key = next((os.environ[name] for name in _KEYS if os.environ.get(name)), None)
-    if key is not None:
-        config["account_key"] = key
-    elif any(os.environ.get(name) for name in _GIVEN) or _is_application():
+    if has_key():
+        config["account_key"] = _first_of(_KEYS)
+    elif _first_of(_GIVEN) or _is_application():
         return
-    elif os.environ.get("AZURE_CLIENT_ID"):  # and no secret: it can only be a machine's managed identity
+    elif is_managed_identity():
         config["credential_type"] = "managed_identity"
     elif _has_azure_identity():
         found["credential_provider"] = _login()
     elif shutil.which("az"):
         config["credential_type"] = "azure_cli"
     else:
-        raise CredentialsError(f"{NO_CREDENTIALS}. Logins are read by azure-identity: pip install 'cloudgpu[azure]'")
+        raise CredentialsError(_NO_LOGIN)
+
+
+def has_key() -> bool:
+    """Return whether the account's key is used."""
+    return bool(_first_of(_KEYS))
+
+
+def shared_access_signature() -> str:
+    """Return the one that the environment has, as the query of a URL; "": none."""
+    return _first_of(_GIVEN[:2]).removeprefix("?")
+
+
+def is_managed_identity() -> bool:
+    """Return whether the identity of this machine is used: there is a client id, and nothing else."""
+    return bool(os.environ.get("AZURE_CLIENT_ID")) and not (has_key() or _first_of(_GIVEN) or _is_application())
+
+
+def login_token() -> str:
+    """Return a token for Blob Storage that azure-identity finds. Raises CredentialsError."""
+    if not _has_azure_identity():
+        raise CredentialsError(_NO_LOGIN)
+    return _login().token()
 
 
 def is_lost(message: str) -> bool:
@@ -203,11 +225,18 @@ class _Login:
         )
 
     def __call__(self) -> AzureCredential:
+        token = self._fresh()
+        return {"token": token.token, "expires_at": datetime.fromtimestamp(token.expires_on, UTC)}
+
+    def token(self) -> str:
+        """Return the bearer token alone. Raises CredentialsError."""
+        return self._fresh().token
+
+    def _fresh(self) -> AccessToken:
         with self._lock:  # `az` takes a second for each answer, and is asked anew each time
             if self._token is None or self._token.expires_on - time.time() < _FRESH_S:
                 self._token = self._ask()
-            token = self._token
-        return {"token": token.token, "expires_at": datetime.fromtimestamp(token.expires_on, UTC)}
+            return self._token
 
     def _ask(self) -> AccessToken:
         """Raises CredentialsError, with what each of the places where a login may be has said."""
@@ -224,6 +253,11 @@ class _Login:
 def _login() -> _Login:
     """One for all job dirs of a process: a token is asked for once."""
     return _Login()
+
+
+def _first_of(names: Sequence[str]) -> str:
+    """Return the value of the first of these variables that is set; "": none is."""
+    return next((os.environ[name] for name in names if os.environ.get(name)), "")
 
 
 def _is_application() -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import errno
+import logging
 import os
 import re
 import stat
@@ -29,12 +30,14 @@ from obstore.exceptions import (
 )
 from obstore.store import AzureStore, LocalStore, from_url
 
-from . import azure_blob, gcs, local_listing, s3
+from . import azure_blob, azure_deletions, gcs, local_listing, s3
 from .access import CredentialsError, code_of
 
 if TYPE_CHECKING:
     from obstore import GetOptions, ObjectMeta
     from obstore.store import ClientConfig, ObjectStore, RetryConfig
+
+log = logging.getLogger("cloudgpu.job_dir")
 
 SCHEMES = ("file", "s3", "gs", "az")
 PART = 8 << 20
@@ -161,6 +164,8 @@ class JobDir:
         self._store: ObjectStore | None = None
         self._bulk: dict[str, ObjectStore] = {}
         """Connections for large objects, with longer timeouts, made on demand: "download" and "upload"."""
+        self._deletions: azure_deletions.Deletions | None = None
+        """How blobs are deleted where the store has refused a batch."""
         self._retrying: _Retrying | None = None
         self._hidden: dict[str, float] = {}
         """Keys that a listing did not show; until then (monotonic) a refusal to read one means that it is not there."""
@@ -370,8 +375,27 @@ class JobDir:
 
     def delete(self, key: str) -> None:
         """Remove the object; nothing happens if it is gone already."""
+
+        def delete() -> None:
+            if self._deletions is not None:
+                self._deletions.delete(key)
+                return
+            store = self._readable()
+            try:
+                obstore.delete(store, key)
+            except BaseError as error:
+                if not isinstance(store, AzureStore) or not azure_deletions.is_batch_refused(str(error)):
+                    raise
+                deletions = azure_deletions.Deletions(self.url, store)
+                deletions.delete(key)
+                log.warning(
+                    "%s: Blob Storage refuses batches of deletions: objects are deleted one by one from now on",
+                    self.url,
+                )
+                self._deletions = deletions
+
         try:
-            self._call(f"deleting {key}", lambda: obstore.delete(self._readable(), key))
+            self._call(f"deleting {key}", delete)
         except MissingError:
             return
 

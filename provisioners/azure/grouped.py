@@ -161,23 +161,19 @@ class GroupedLaunch:
     def _await_machines(self, doing: str, url: str = "") -> None:
         """Until Azure has made them, or refused. What it neither does in time goes on by itself: observe() tells what
         comes of it. `url`: of the operation that makes them, if that is known. Raises ProvisionError."""
-        clients, group = self.clients, group_name(self.request.token)
-        pauses, until = operations.pauses(), clients.clock.monotonic() + operations.START_S
-        while True:
+        clients, group, clock = self.clients, group_name(self.request.token), self.clients.clock
+        begun, pauses, state = clock.monotonic(), operations.pauses(), ""
+        while clock.monotonic() <= begun + operations.START_S:
             found = _look(clients, group, self.name)
             if found is None:
-                gone = {"code": "AllocationFailed", "message": "the scale set is gone already"}
-                raise refusal(operations.reason(clients, url, doing) or gone, doing)
-            state = operations.state_of(found)
-            if state == "Succeeded":
+                operations.check_on_its_way(clients, url, doing, clock.monotonic() - begun, "the scale set")
+            elif (state := operations.state_of(found)) == "Succeeded":
                 return
-            if state in operations.ENDED:
+            elif state in operations.ENDED:
                 error = operations.reason(clients, url, doing) or _error_of(clients, group, self.name)
                 raise refusal(error or {"code": state, "message": f"the scale set is {state}"}, doing)
-            if clients.clock.monotonic() > until:
-                log.info("%s: %s: it is %s still, and is not waited for", self.request.job_id, doing, state)
-                return
-            pause(clients.clock, next(pauses))
+            pause(clock, next(pauses))
+        log.info("%s: %s: it is %s still, and is not waited for", self.request.job_id, doing, state)
 
     # -- what was refused
 

@@ -22,7 +22,7 @@ START_S = 240.0
 PATIENCE_S = 180.0
 """So long anything else may take; a machine may take this long to be deleted."""
 UNSEEN_S = 60.0
-"""Seconds after a call that has a machine made for which Azure may not show the machine: its caches lag."""
+"""Seconds after a call that has a machine or a scale set made for which Azure may not show it: its caches lag."""
 _PAUSES_S, _LAST_PAUSE_S = (0.5, 1.0, 2.0), 3.0
 ENDED = frozenset({"Succeeded", "Failed", "Canceled"})
 """States of what Azure does not work on any more."""
@@ -99,7 +99,7 @@ def await_place(clients: Clients, group: str, name: str, doing: str, url: str = 
     while True:
         view = look_at(clients, group, name)
         if view is None:
-            _check_on_its_way(clients, url, doing, clock.monotonic() - begun)
+            check_on_its_way(clients, url, doing, clock.monotonic() - begun, "the machine")
         elif view.runs or view.state == "Succeeded":
             return view
         elif view.state in ENDED:
@@ -111,13 +111,16 @@ def await_place(clients: Clients, group: str, name: str, doing: str, url: str = 
         pause(clock, next(waits))
 
 
-def _check_on_its_way(clients: Clients, url: str, doing: str, age_s: float) -> None:
-    """Raise ProvisionError for a machine that Azure does not show, if it was taken back or deleted while it was made:
-    its operation has failed then, or it is not shown for longer than Azure's caches lag."""
+def check_on_its_way(clients: Clients, url: str, doing: str, age_s: float, what: str) -> None:
+    """Raise ProvisionError for what Azure does not show, e.g. `the machine`, if it was taken back or deleted while it
+    was made: its operation has failed then, or it is not shown for longer than Azure's caches lag.
+
+    `age_s`: seconds since the call that has it made.
+    """
     why = reason(clients, url, doing)
     if why is None and url and age_s < UNSEEN_S:
         return
-    raise refusal(why or {"code": "AllocationFailed", "message": "the machine is gone already"}, doing)
+    raise refusal(why or {"code": "AllocationFailed", "message": f"{what} is gone already"}, doing)
 
 
 def look_at(clients: Clients, group: str, name: str) -> View | None:

@@ -59,7 +59,7 @@ class GroupedLaunch:
         stays, for the next launch() with this token or for terminate().
         """
         prepared = prepare(self.request, "gcp")
-        done = operations.of_things(self.clients, GROUPS, self._name)
+        done = operations.of_things(self.clients, GROUPS, self._name, self.request.region)
         inserts = [one for one in done if one.verb == "insert"]
         if not any(one.finished and one.error is None for one in inserts):
             try:
@@ -160,7 +160,7 @@ class GroupedLaunch:
 
     def _make_part(self, kind: str, insert: Callable[[str], compute_v1.Operation]) -> None:
         def is_there() -> bool:
-            return bool(groups.find(self.clients, kind, self._name).of(self.request.region))
+            return bool(groups.find(self.clients, kind, self._name, self.request.region).of(self.request.region))
 
         operations.make(self.clients, insert, is_there, doing=f"make the {kind} {self._name}", patience_s=_MAKE_S)
 

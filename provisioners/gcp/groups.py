@@ -2,7 +2,8 @@
 region, its template, and for machines that are to be close to each other a placement policy.
 
 All of them are named by the launch's token, as its firewall rule is, and have its tags in their descriptions: groups
-and policies have no labels. Each is found by its name, or by what names of ours look like, in all regions by one call.
+and policies have no labels. Each is found by its name, or by what names of ours look like, in all regions by one call;
+or in the region of its launch, where a zone of the world keeps Compute Engine from that (listing.py).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from ..sharing import Looks
 from . import operations
 from .clients import READ_S, WRITE_S, Clients, gone_is_fine
 from .labels import PREFIX, from_description, launch_name, region_of
+from .listing import ask_everywhere, avoid, is_avoided
 from .rest import last_part
 
 if TYPE_CHECKING:
@@ -77,22 +79,32 @@ class Kind(NamedTuple):
 
     pages: Callable[[Clients, str], Iterator[tuple[Any, Any]]]
     """By a filter: what lists of all regions tell of each: it, and what it holds."""
+    of_region: Callable[[Clients, str, str], Iterator[Any]]
+    """By a filter and a region: what the list of this region holds."""
     delete: Callable[[Clients, Part], compute_v1.Operation]
 
 
-def find(clients: Clients, kind: str, pattern: str = OURS) -> Parts:
-    """Those of a kind whose name fits a regular expression. One call, as pages. Raises ProvisionError."""
+def find(clients: Clients, kind: str, pattern: str = OURS, region: str = "") -> Parts:
+    """Those of a kind whose name fits a regular expression, in all regions. One call, as pages.
 
-    def ask() -> Parts:
+    `region`: the one that matters, "": all. It is listed if not all zones of the world can be. Raises ProvisionError.
+    """
+    wanted, doing = f'name eq "{pattern}"', f"look for what is called {pattern}: {kind}"
+
+    def everywhere() -> Parts:
         found: list[Part] = []
         unreachable: dict[str, str] = {}
-        for scope, (resources, warning) in KINDS[kind].pages(clients, f'name eq "{pattern}"'):
+        for scope, (resources, warning) in KINDS[kind].pages(clients, wanted):
             found += [_part(kind, one) for one in resources]
             if warning is not None and warning.code == _UNREACHABLE:
                 unreachable[last_part(scope)] = warning.message
         return Parts(tuple(found), unreachable)
 
-    return clients.ask(f"look for what is called {pattern}: {kind}", ask)
+    def in_region() -> Parts:
+        return Parts(tuple(_part(kind, one) for one in KINDS[kind].of_region(clients, wanted, region)), {})
+
+    there = (lambda: clients.ask(f"{doing} in {region}", in_region)) if region else None
+    return ask_everywhere(clients, doing, everywhere, there)
 
 
 def remove(clients: Clients, kind: str, token: str, region: str) -> None:
@@ -101,9 +113,9 @@ def remove(clients: Clients, kind: str, token: str, region: str) -> None:
     name = launch_name(token)
 
     def is_there() -> bool:
-        return bool(find(clients, kind, name).of(region))
+        return bool(find(clients, kind, name, region).of(region))
 
-    for one in find(clients, kind, name).of(region):
+    for one in find(clients, kind, name, region).of(region):
         delete = functools.partial(KINDS[kind].delete, clients, one)
         operations.remove(clients, delete, is_there, doing=f"remove the {kind} {name}", patience_s=_MAKE_S)
 
@@ -116,13 +128,22 @@ class Groups:
 
     def __init__(self, clients: Clients) -> None:
         self._clients = clients
-        self._looks: Looks[str, Parts] = Looks(lambda kind: find(clients, kind), clients.clock)
+        self._looks: Looks[str, Parts] = Looks(lambda region: find(clients, "group", region=region), clients.clock)
 
     def of_launch(self, token: str, region: str) -> Part | None:
         """Its group; None: there is none. One that no list shows is asked for by its name. Raises ProvisionError."""
         name = launch_name(token)
-        found = next((one for one in self._looks.at("group").of(region) if one.name == name), None)
+        found = next((one for one in self._listed(region).of(region) if one.name == name), None)
         return found or get(self._clients, name, region)
+
+    def _listed(self, region: str) -> Parts:
+        """Return a look at all regions, which all jobs share; if that fails, one at the region."""
+        if not is_avoided(self._clients):
+            try:
+                return self._looks.at("")
+            except ProvisionError as error:
+                avoid(self._clients, error)
+        return self._looks.at(region)
 
 
 def get(clients: Clients, name: str, region: str) -> Part | None:
@@ -183,8 +204,8 @@ def end(clients: Clients, token: str, region: str, until: float) -> None:
 
 def _end_once(clients: Clients, name: str, region: str) -> list[str]:
     """Where it is yet, or on its way by a call whose answer was lost, maybe."""
-    listed = find(clients, "group", name).of(region)
-    done = operations.of_things(clients, GROUPS, name)
+    listed = find(clients, "group", name, region).of(region)
+    done = operations.of_things(clients, GROUPS, name, region)
     begun = {insert.region: insert for insert in operations.begun_by(done).values()}
     ending = {one.region for one in done if one.verb == "delete" and not one.finished}
     there = {one.region: one for one in listed}
@@ -222,12 +243,25 @@ def _pages_of_groups(clients: Clients, wanted: str) -> Iterator[tuple[Any, Any]]
         yield scope, (listed.instance_group_managers, listed.warning)
 
 
+def _groups_of_region(clients: Clients, wanted: str, region: str) -> Iterator[Any]:
+    from google.cloud import compute_v1
+
+    request = compute_v1.ListRegionInstanceGroupManagersRequest(
+        project=clients.project, region=region, filter=wanted, max_results=500
+    )
+    yield from clients.groups.list(request, retry=None, timeout=READ_S)
+
+
 def _pages_of_templates(clients: Clients, wanted: str) -> Iterator[tuple[Any, Any]]:
     """They are of no region."""
+    yield "global", (list(_templates(clients, wanted)), None)
+
+
+def _templates(clients: Clients, wanted: str, _region: str = "") -> Iterator[Any]:
     from google.cloud import compute_v1
 
     request = compute_v1.ListInstanceTemplatesRequest(project=clients.project, filter=wanted, max_results=500)
-    yield "global", (list(clients.templates.list(request, retry=None, timeout=READ_S)), None)
+    yield from clients.templates.list(request, retry=None, timeout=READ_S)
 
 
 def _pages_of_policies(clients: Clients, wanted: str) -> Iterator[tuple[Any, Any]]:
@@ -236,6 +270,15 @@ def _pages_of_policies(clients: Clients, wanted: str) -> Iterator[tuple[Any, Any
     request = compute_v1.AggregatedListResourcePoliciesRequest(project=clients.project, filter=wanted, max_results=500)
     for scope, listed in clients.policies.aggregated_list(request, retry=None, timeout=READ_S):
         yield scope, (listed.resource_policies, listed.warning)
+
+
+def _policies_of_region(clients: Clients, wanted: str, region: str) -> Iterator[Any]:
+    from google.cloud import compute_v1
+
+    request = compute_v1.ListResourcePoliciesRequest(
+        project=clients.project, region=region, filter=wanted, max_results=500
+    )
+    yield from clients.policies.list(request, retry=None, timeout=READ_S)
 
 
 def _delete_group(clients: Clients, one: Part) -> compute_v1.Operation:
@@ -257,9 +300,9 @@ def _delete_policy(clients: Clients, one: Part) -> compute_v1.Operation:
 
 
 KINDS = {
-    "group": Kind(_pages_of_groups, _delete_group),
-    "template": Kind(_pages_of_templates, _delete_template),
-    "placement policy": Kind(_pages_of_policies, _delete_policy),
+    "group": Kind(_pages_of_groups, _groups_of_region, _delete_group),
+    "template": Kind(_pages_of_templates, _templates, _delete_template),
+    "placement policy": Kind(_pages_of_policies, _policies_of_region, _delete_policy),
 }
 """In the order in which they are removed: what others depend on goes last."""
 

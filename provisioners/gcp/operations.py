@@ -19,7 +19,7 @@ from ..base import ProvisionError
 from ..calls import insist, pause
 from ..errors import classify
 from .clients import PATIENCE_S, READ_S, Clients, told
-from .listing import list_everywhere
+from .listing import ask_everywhere, list_everywhere
 from .rest import last_part
 
 if TYPE_CHECKING:
@@ -197,11 +197,31 @@ def of_instances(clients: Clients, pattern: str, region: str = "") -> list[Done]
     return sorted(found, key=lambda one: one.at)
 
 
-def of_things(clients: Clients, collection: str, pattern: str) -> list[Done]:
-    """Return what was done, in any zone or region, to those of a collection (`instanceGroupManagers`) whose name fits a
-    regular expression, the oldest first. One call. Raises ProvisionError."""
+def of_things(clients: Clients, collection: str, pattern: str, region: str = "") -> list[Done]:
+    """Return what was done to those of a collection of regions (`instanceGroupManagers`) whose name fits a regular
+    expression, the oldest first. One call.
+
+    `region`: that they are in, "" if it is not known: it is listed if not all zones of the world can be. Raises
+    ProvisionError.
+    """
+    from google.cloud import compute_v1
+
     doing = f"look at what was done to {pattern}"
-    return sorted(clients.ask(doing, lambda: _everywhere(clients, collection, pattern, doing)), key=lambda one: one.at)
+
+    def in_region() -> list[Done]:
+        request = compute_v1.ListRegionOperationsRequest(
+            project=clients.project, region=region, filter=_fits(collection, pattern), max_results=500
+        )
+        found = clients.region_operations.list(request, retry=None, timeout=READ_S)
+        return [done(operation, doing) for operation in found]
+
+    found = ask_everywhere(
+        clients,
+        doing,
+        lambda: _everywhere(clients, collection, pattern, doing),
+        (lambda: clients.ask(f"{doing} in {region}", in_region)) if region else None,
+    )
+    return sorted(found, key=lambda one: one.at)
 
 
 def _fits(collection: str, pattern: str) -> str:

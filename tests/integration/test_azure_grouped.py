@@ -235,6 +235,17 @@ def test_what_takes_long_is_not_waited_for_for_ever(desk: Desk) -> None:
     assert desk.remains.find() == {}
 
 
+def test_a_scale_set_that_azure_does_not_show_yet_is_waited_for(desk: Desk) -> None:
+    """Caches of Azure Resource Manager lag: a GET just after an accepted PUT says 404."""
+    desk.azure.set_times(cache=0.4)
+    allocation = desk.launch()
+    assert 404 in {call.status for call in desk.azure.calls("virtualMachineScaleSets.read", caller=SUBMITTER)}
+    assert [call.status for call in desk.azure.calls("virtualMachineScaleSets.write", caller=SUBMITTER)] == [201]
+    assert allocation.details["zone"] == "1" and len(desk.sets()) == 1
+    desk.provisioner.terminate(allocation)
+    assert desk.remains.find() == {}
+
+
 # --- refusals ---------------------------------------------------------------------------------------------------------
 
 

@@ -310,6 +310,21 @@ def test_a_call_whose_answer_is_lost_makes_nothing_twice(gce: GceControl, stack:
     assert left(gce) == {}
 
 
+@pytest.mark.parametrize("grouped", [True, False], ids=["a group", "machines"])
+def test_where_no_list_of_all_regions_can_be_had_that_of_the_region_does(
+    gce: GceControl, stack: Infrastructure, grouped: bool
+) -> None:
+    """One zone of the world that cannot be listed makes every aggregated list fail."""
+    gce.fail("*.aggregatedList", error("backendError", 503, "us-moon1-a cannot be listed"), times=None)
+    asked = request(machine_type=A100, accelerator="A100-40GB", grouped=grouped)
+    allocation = another().launch(asked)
+    running(gce, 2)
+    assert {state.phase for state in another().observe(allocation)} <= {"pending", "running"}
+    assert another().launch(asked).machines == allocation.machines
+    another().terminate(unanswered())
+    assert left(gce) == {}
+
+
 @pytest.mark.parametrize("known", [True, False], ids=["its region is known", "by its token only"])
 def test_a_launch_whose_answer_nobody_has_is_ended(gce: GceControl, stack: Infrastructure, known: bool) -> None:
     gce.set_times(operation=0.3, stopping=0.3, lag=0.5)

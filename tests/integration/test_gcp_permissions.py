@@ -28,6 +28,7 @@ from cloudgpu.provisioners.gcp.rest import Rest
 from cloudgpu.provisioners.vertex.provisioner import VertexProvisioner
 from cloudgpu.runtime.jobdir import JobDir, JobDirError
 from cloudgpu.tests.standins.clocks import FastClock
+from cloudgpu.tests.standins.faults import error
 from cloudgpu.tests.standins.gce.control import GceControl
 from cloudgpu.tests.standins.gcp import MACHINE, PROJECT, SUBMITTER, Gcp
 from cloudgpu.tests.standins.gcp.stacks import stand
@@ -197,6 +198,16 @@ def terminate(world: World) -> list[str]:
     return found
 
 
+def end_where_a_zone_cannot_be_listed(world: World) -> list[str]:
+    """Lists of all zones fail then: the launch's region is asked."""
+    broken = error("backendError", 503, "us-moon1-a cannot be listed")
+    world.control.fail("*.aggregatedList", broken, times=None)
+    try:
+        return terminate(world)
+    finally:
+        world.control.heal()
+
+
 def check_quota(world: World) -> list[str]:
     clock = FastClock()
     nodes = [node(0), node(1, "a3-highgpu-8g", "H100-80GB", 8)]
@@ -279,6 +290,10 @@ STEPS: dict[str, tuple[Callable[[World], list[str]], str]] = {
         """compute.instanceGroupManagers.delete compute.instanceGroups.delete compute.instanceTemplates.delete
         compute.regionOperations.get compute.resourcePolicies.delete""",
     ),
+    "end where a zone cannot be listed": (
+        end_where_a_zone_cannot_be_listed,
+        "compute.regionOperations.list compute.zoneOperations.list",
+    ),
     "quota": (check_quota, "cloudquotas.quotas.get compute.projects.get compute.regions.get"),
     "gc": (
         collect_all,
@@ -300,7 +315,7 @@ UNTESTED = {"aiplatform.customJobs.delete", "storage.multipartUploads.abort"}
 """Needed after accidents only, and nothing fails without them: what is left tells or costs a little."""
 TOLD_IN_LOG = {"quota"}
 """Steps that go on without."""
-PREPARED = {"terminate", "terminate a group", "gc"}
+PREPARED = {"terminate", "terminate a group", "end where a zone cannot be listed", "gc"}
 
 
 def prepare(world: World, step: str = "") -> None:

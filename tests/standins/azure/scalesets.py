@@ -50,6 +50,8 @@ class ScaleSet:
     """Machine's id in lower case -> version of the model that it was made of."""
     ill: set[str] = field(default_factory=set)
     """Ids in lower case of machines that do not answer the health extension."""
+    made: float = field(default_factory=time.monotonic)
+    """Steady time of the first request."""
     asked: float = 0.0
     """Steady time of the last request."""
     error: FailedError | None = None
@@ -89,7 +91,9 @@ def put(ask: Ask) -> Response:
 
 def get(ask: Ask) -> Response:
     ask.found()
-    return answer(_shown(ask.world, _set(ask)))
+    known = _set(ask)
+    vms.check_shown(ask, KIND, known.made)
+    return answer(_shown(ask.world, known))
 
 
 def instance_view(ask: Ask) -> Response:

@@ -63,9 +63,14 @@ def put(ask: Ask) -> Response:
 
 def get(ask: Ask) -> Response:
     found = ask.found()
-    if time.monotonic() - ask.world.vm_at(ask.path).launched < ask.world.cache_s:
-        raise RefusedError("ResourceNotFound", 404, f"The Resource '{KIND}/{last(ask.path)}' was not found.")
+    check_shown(ask, KIND, ask.world.vm_at(ask.path).launched)
     return answer(_shown(ask.world, found, "instanceview" in ask.request.query.get("$expand", "").lower()))
+
+
+def check_shown(ask: Ask, kind: str, made: float) -> None:
+    """Refuse to show what was made (steady time) a moment ago: caches lag."""
+    if time.monotonic() - made < ask.world.cache_s:
+        raise RefusedError("ResourceNotFound", 404, f"The Resource '{kind}/{last(ask.path)}' was not found.")
 
 
 def listed(ask: Ask) -> Response:

@@ -64,7 +64,7 @@ class World:
         self.delay_s, self.group_s, self.lag_s, self.role_lag_s, self.retry_s = 0.02, 0.0, 0.0, 0.0, 0
         self.restart_s, self.sets_s, self.tags_s = 0.0, 0.0, 0.0
         self.cache_s = 0.0
-        """Until a new machine is shown to a GET: Azure Resource Manager's caches lag."""
+        """Until a new machine or scale set is shown to a GET: Azure Resource Manager's caches lag."""
         self.later: list[Later] = []
         self.machine_environ: dict[str, str] = {}
         """What machines have in their environment beside what stands for the network."""

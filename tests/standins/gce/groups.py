@@ -99,7 +99,8 @@ def get(ask: Ask) -> dict[str, Any]:
 
 
 def list_(ask: Ask) -> dict[str, Any]:
-    found = [_shown(one) for (scope, _), one in ask.world.groups.items() if scope == ask.scope]
+    fits = compiled(ask.query.get("filter", ""))
+    found = [_shown(one) for (scope, _), one in ask.world.groups.items() if scope == ask.scope and fits(one.resource)]
     return {"kind": "compute#regionInstanceGroupManagerList", "items": found}
 
 

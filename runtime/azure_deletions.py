@@ -1,0 +1,94 @@
+"""Delete blobs one by one, where Blob Storage refuses the batch in which obstore sends every deletion, even of one.
+
+Whether roles with conditions, which machines have, allow a batch is in no document; each of them allows the deletion
+of a blob in the job's folder. Standard library and obstore only.
+"""
+
+from __future__ import annotations
+
+import datetime
+import http.client
+import json
+import os
+import re
+import urllib.error
+import urllib.parse
+import urllib.request
+from email.utils import formatdate
+from typing import TYPE_CHECKING
+
+import obstore
+
+from . import azure_blob
+
+if TYPE_CHECKING:
+    from obstore.store import AzureStore
+
+_REFUSED = re.compile(r"bulk delete request: Error performing POST .*status code: 4(?!08|29)\d\d", re.DOTALL)
+_METADATA = "http://169.254.169.254/metadata/identity/oauth2/token"
+_METADATA_ENDPOINT = "AZURE_MSI_ENDPOINT"
+"""obstore's variable for another address of the metadata service."""
+_VERSION = "2023-11-03"
+"""Of Blob Storage's REST API."""
+_TIMEOUT_S = 10.0
+_SIGNED = datetime.timedelta(minutes=15)
+"""How long an address that is signed with the account's key is good; clocks differ by minutes."""
+
+
+def is_batch_refused(message: str) -> bool:
+    """Return whether a batch was refused as a whole, by obstore's message; such an answer says nothing of its blobs."""
+    return _REFUSED.search(message) is not None
+
+
+class Deletions:
+    """Deletions in one job dir."""
+
+    def __init__(self, url: str, store: AzureStore) -> None:
+        self._store = store
+        container, account, self._prefix = azure_blob.parts(azure_blob.complete(url))
+        base = azure_blob.endpoint() or f"https://{account}.blob.core.windows.net"
+        self._container = f"{base}/{container}"
+
+    def delete(self, key: str) -> None:
+        """Delete a blob. Raises FileNotFoundError, OSError for any other refusal, and CredentialsError."""
+        headers = {"x-ms-version": _VERSION, "x-ms-date": formatdate(usegmt=True)}
+        if azure_blob.has_key():
+            address = obstore.sign(self._store, "DELETE", key, _SIGNED)
+        else:
+            address = f"{self._container}/{urllib.parse.quote('/'.join(filter(None, (self._prefix, key))), safe='/~')}"
+            if signature := azure_blob.shared_access_signature():
+                address += f"?{signature}"
+            else:
+                headers["Authorization"] = f"Bearer {_token()}"
+        try:
+            _ask(urllib.request.Request(address, headers=headers, method="DELETE"))  # noqa: S310 - Blob Storage's
+        except urllib.error.HTTPError as error:
+            if error.code == http.HTTPStatus.NOT_FOUND:
+                raise FileNotFoundError(key) from error
+            raise OSError(f"Error performing DELETE: {error}: {error.read(65_536).decode(errors='replace')}") from error
+
+
+def _token() -> str:
+    """Return a token for Blob Storage: the one that the environment has, or that of the machine's managed identity, or
+    of a login. Raises OSError, and CredentialsError."""
+    if given := os.environ.get("AZURE_STORAGE_TOKEN"):
+        return given
+    if not azure_blob.is_managed_identity():
+        return azure_blob.login_token()
+    query = {
+        "api-version": "2018-02-01",
+        "resource": "https://storage.azure.com/",
+        "client_id": os.environ["AZURE_CLIENT_ID"],
+    }
+    url = f"{os.environ.get(_METADATA_ENDPOINT) or _METADATA}?{urllib.parse.urlencode(query)}"
+    answer = _ask(urllib.request.Request(url, headers={"Metadata": "true"}))  # noqa: S310 - the metadata service's
+    return str(json.loads(answer)["access_token"])
+
+
+def _ask(request: urllib.request.Request) -> bytes:
+    """Raises OSError; an HTTPError is one."""
+    try:
+        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:  # noqa: S310
+            return bytes(answer.read())
+    except http.client.HTTPException as error:
+        raise OSError(f"{request.full_url.partition('?')[0]}: the answer is broken: {error!r}") from error
