@@ -87,7 +87,7 @@ class CloudPlanner:
 
     def _sold(self, options: Sequence[Option], market: str) -> list[Option]:
         self._refusals += [refusal for _, refusal in _explain(options, {"market": market})]
-        return [option for option in options if market in option.machine.markets]
+        return [option for option in options if market in option.machine.markets and option.places]
 
     def _refuse_places(self, roles: Sequence[Sequence[Option]], regions: list[str] | None) -> None:
         """Say of each place asked for by name what is not offered there, and what it costs elsewhere."""
@@ -99,11 +99,11 @@ class CloudPlanner:
                 lowest = self._lowest([meant], everywhere) if len(roles) == 1 else None
                 self._refusals.append(refusal if lowest is None else _elsewhere(refusal, lowest))
 
-    def _refuse_market_in(self, roles: Sequence[Sequence[Option]], region: str, market: str) -> None:
-        """Say which roles have machines in a region asked for, but none that is sold on the market."""
+    def _refuse_market_in(self, roles: Sequence[Sequence[Option]], place: dict[str, str], market: str) -> None:
+        """Say which roles have machines in a place asked for, but none that is sold on the market."""
         for options in roles:
-            for meant, refusal in _explain(options, {"region": region, "market": market}):
-                if any(first_refusal(option.ask._replace(region=region)) is None for option in meant):
+            for meant, refusal in _explain(options, {**place, "market": market}):
+                if any(first_refusal(option.ask._replace(**place)) is None for option in meant):  # type: ignore[arg-type]
                     self._refusals.append(refusal)
 
     def _refuse_apart(self, roles: Sequence[Sequence[Option]], regions: list[str], market: str) -> None:
@@ -144,12 +144,15 @@ class CloudPlanner:
             self._refuse_apart(roles, [], market)
         for region_order, region in enumerate(sorted(common) if regions is None else regions):
             if region not in common:
-                self._refuse_market_in(roles, region, market)
+                self._refuse_market_in(roles, {"region": region}, market)
                 continue
             there = [[option for option in options if region in option.places] for options in roles]
             found = list(self._in_region(there, region, market))
             if not found and self._spec.resources.zone is None:
                 apart.append(region)
+            for asked in self._spec.resources.zone or ():
+                if zone_regions(self._cloud).get(asked) == region and asked not in {zone for zone, _ in found}:
+                    self._refuse_market_in(roles, {"zone": asked}, market)
             for zone, priced in found:
                 yield rank(
                     self._offer(priced, region, zone, market),

@@ -257,7 +257,7 @@ def _no_worse(other: Accelerator, gone: Accelerator) -> bool:
 
 
 def _closeness(machine: MachineType, count: Fraction) -> tuple[bool, bool, bool, float, str]:
-    priced = "gcp" if machine.cloud == "vertex" else machine.cloud  # Vertex's fee is unknown, but the order is the same
+    priced = catalog.host_cloud(machine.cloud)  # Vertex's fee is unknown, but the order is the same
     prices = (
         catalog.price(priced, machine.name, machine.accelerator, count, region, "on-demand")
         for region in catalog.places(machine.cloud, machine.name, machine.accelerator)
