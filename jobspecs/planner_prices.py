@@ -28,12 +28,22 @@ class Total(NamedTuple):
 
 def total_price(machines: Sequence[Price | None], nodes: Sequence[int], disk_gb: float, disk: Price | None) -> Total:
     """The sum over the roles: a machine's price times its nodes, and a disk for each node; to 0.000001 dollars."""
-    disks = None if disk is None else (disk.amount * Decimal(str(disk_gb)) * sum(nodes)).quantize(_MICRO)
+    disks = disks_price(sum(nodes), disk_gb, disk)
     known = tuple(price for price in machines if price is not None)
     bound = disk is not None and disk.upper_bound
     if disks is None or None in machines:
         return Total(None, disks, None, known, bound)
     price = disks
     for machine, count in zip(machines, nodes, strict=True):
-        price += (machine.amount * count).quantize(_MICRO) if machine is not None else 0
+        price += nodes_price(machine, count) or 0
     return Total(price, disks, min(machine.date for machine in known), known, bound)
+
+
+def nodes_price(machine: Price | None, nodes: int) -> Decimal | None:
+    """Return what the machines of a role cost; None: unknown."""
+    return None if machine is None else (machine.amount * nodes).quantize(_MICRO)
+
+
+def disks_price(nodes: int, disk_gb: float, disk: Price | None) -> Decimal | None:
+    """Return what a disk for each node costs; None: unknown."""
+    return None if disk is None else (disk.amount * Decimal(str(disk_gb)) * nodes).quantize(_MICRO)

@@ -9,6 +9,14 @@ from typing import NamedTuple
 from .plan import Offer
 
 Key = tuple[object, ...]
+PriceKey = tuple[int, Decimal]
+"""What prices are sorted by: how far the price is known, then US dollars per hour."""
+KNOWN, UNKNOWN = 0, 1
+
+
+def price_key(price: Decimal | None) -> PriceKey:
+    """Return the key by which known prices come first, the lowest before the others."""
+    return (UNKNOWN, Decimal(0)) if price is None else (KNOWN, price)
 
 
 class Ranked(NamedTuple):
@@ -30,8 +38,7 @@ def rank(offer: Offer, *, preferences: Sequence[int], market: int, cloud: int, r
         max(preferences),
         tuple(preferences),
         market,
-        offer.price is None,
-        offer.price if offer.price is not None else Decimal(0),
+        price_key(offer.price),
         cloud,
         region,
         offer.region,
