@@ -14,8 +14,8 @@ from .models import JobSpec
 from .plan import Offer, Refusal, RoleOffer
 from .planner_notes import notes_on
 from .planner_options import Option, options_for
-from .planner_prices import Total, disks_price, nodes_price, total_price
-from .planner_ranking import Ranked, price_key, rank
+from .planner_prices import Quote, Total, disks_price, quote, total_price
+from .planner_ranking import Ranked, rank
 from .planner_search import Choice, best_ways
 from .rules_base import listing
 from .rules_machines import within_limits
@@ -49,7 +49,7 @@ class CloudPlanner:
         self._nodes = [role.nodes for role in self._roles.values()]
         self._zoned = catalog.targets()[cloud].zones
         self._refusals: list[Refusal] = []
-        self._prices: dict[tuple[Option, str, str], Price | None] = {}
+        self._quotes: dict[tuple[Option, str, str], Quote] = {}
 
     def plan(self) -> tuple[list[Ranked], list[Refusal]]:
         """Offers (not yet in order) and refusals."""
@@ -132,8 +132,8 @@ class CloudPlanner:
             there = [[option for option in options if region in option.places] for options in roles]
             if all(there):
                 way = tuple(min(o, key=lambda one: self._cost_key(one, region, market)) for o in there)
-                found.append(self._total(way, region, market).price)
-        return min((price for price in found if price is not None), default=None)
+                found.append(self._total(way, region, market))
+        return min((total.price for total in found if total.price is not None and not total.at_most), default=None)
 
     # --- places ----------------------------------------------------------------------------------------------------
 
@@ -215,10 +215,7 @@ class CloudPlanner:
         Those beyond limits.price are refused later, with their price.
         """
         choices = [
-            [
-                Choice(one.preference, price_key(nodes_price(self._price(one, region, market), nodes)), one)
-                for one in role
-            ]
+            [Choice(one.preference, self._quote(one, region, market).key(nodes), one) for one in role]
             for role, nodes in zip(roles, self._nodes, strict=True)
         ]
         ways = best_ways(choices, MOST_WAYS)
@@ -247,30 +244,27 @@ class CloudPlanner:
 
     def _cost_key(self, option: Option, region: str, market: str) -> tuple[object, ...]:
         """Unknown prices after known ones; among those the smaller machine first."""
-        price = self._price(option, region, market)
         machine = option.machine
-        amount = Decimal(0) if price is None else price.amount
-        return (price is None, amount, machine.vcpus or 0, machine.memory_gb or 0.0, machine.name)
+        price = self._quote(option, region, market).key()
+        return (price, machine.vcpus or 0, machine.memory_gb or 0.0, machine.name)
 
-    def _price(self, option: Option, region: str, market: str) -> Price | None:
+    def _quote(self, option: Option, region: str, market: str) -> Quote:
         key = (option, region, market)
-        if key not in self._prices:
-            machine = option.machine
-            price = catalog.price(self._cloud, machine.name, machine.accelerator, option.gpus, region, market)
-            self._prices[key] = price
-        return self._prices[key]
+        if key not in self._quotes:
+            self._quotes[key] = quote(option.machine, option.gpus, region, market)
+        return self._quotes[key]
 
     def _priced(self, way: Way, region: str, market: str) -> _Priced:
         total = self._total(way, region, market)
         roles = tuple(
-            _role_offer(name, role.nodes, option, self._price(option, region, market))
+            _role_offer(name, role.nodes, option, self._quote(option, region, market).price)
             for (name, role), option in zip(self._roles.items(), way, strict=True)
         )
         return _Priced(way, roles, total, notes_on(way, total, market, self._spec, self._today))
 
     def _total(self, way: Way, region: str, market: str) -> Total:
         """Of every machine, GPU and disk; unknown if one of them is."""
-        machines = [self._price(option, region, market) for option in way]
+        machines = [self._quote(option, region, market) for option in way]
         return total_price(machines, self._nodes, *self._disk(region))
 
     def _disk(self, region: str) -> tuple[float, Price | None]:
@@ -290,6 +284,8 @@ class CloudPlanner:
             price=priced.total.price,
             price_date=priced.total.date,
             notes=priced.notes,
+            price_at_most=priced.total.at_most,
+            price_from=priced.total.least,
         )
 
 

@@ -184,6 +184,7 @@ def cheapest(cloud: str, name: str, place: tuple[str, str], market: str, nodes: 
         if machine.is_gone(TODAY.isoformat()) or (is_attached(cloud, machine.name) and not is_sensible(machine, count)):
             continue
         price = catalog.price(cloud, machine.name, accelerator, count, region, market)
+        price = price or catalog.price(cloud, machine.name, accelerator, count, region, "on-demand")  # Spot's most
         prices.append(None if price is None else (price.amount * nodes).quantize(Decimal("0.000001")))
     known = [price for price in prices if price is not None]
     return [(min(known, default=None),)] if prices else []
