@@ -13,6 +13,15 @@ from .catalog_targets import targets
 CLOUDS = ("aws", "gcp", "vertex", "azure")
 """Clouds with tables, in the order in which they are shown."""
 
+_HOSTS = {"vertex": "gcp"}
+"""Cloud -> the cloud on whose machines it runs."""
+
+
+def host_cloud(cloud: str) -> str:
+    """Return the cloud whose machines these are: sizes, places and prices without a fee are in that cloud's tables."""
+    return _HOSTS.get(cloud, cloud)
+
+
 Status = Literal["active", "deprecated", "retired"]
 
 _STATUS_ORDER: tuple[Status, ...] = ("active", "deprecated", "retired")

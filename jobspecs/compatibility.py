@@ -47,6 +47,7 @@ RULES = (
     Rule("count-offered", ("accelerator", "gpus"), machines.count_offered),
     Rule("market-supported", ("market",), places.market_supported),
     Rule("market-sold", ("market",), places.market_sold),
+    Rule("place-known", (), places.place_known),
     Rule("region-known", ("region",), places.region_known),
     Rule("zone-known", ("zone",), places.zone_known),
     Rule("zone-in-region", ("region", "zone"), places.zone_in_region),

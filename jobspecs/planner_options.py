@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from . import catalog
-from .catalog import MachineType
+from .catalog import Accelerator, MachineType
 from .compatibility import Ask, first_refusal
 from .models import AcceleratorRequest, Role
 from .plan import Refusal
@@ -95,7 +95,7 @@ def _options(preference: int, ask: Ask, refusals: list[Refusal]) -> Iterator[Opt
 
 def _option(preference: int, gpus: Fraction, machine: MachineType, ask: Ask) -> Option:
     places = catalog.places(machine.cloud, machine.name, machine.accelerator)
-    zones = catalog.places("gcp", machine.name, machine.accelerator) if machine.cloud == "vertex" else places
+    zones = catalog.places(catalog.host_cloud(machine.cloud), machine.name, machine.accelerator)
     attached = machine.accelerator is not None and is_attached(machine.cloud, machine.name)
     return Option(preference, gpus, machine, ask, places, zones, attached)
 
@@ -107,25 +107,36 @@ def _by_memory(preference: int, request: AcceleratorRequest, ask: Ask, refusals:
     machines with an arm64 processor are to be asked for by name.
     """
     found = False
+    unplaced: list[Refusal] = []
     for accelerator in catalog.accelerators().values():
         if accelerator.vendor != "NVIDIA" or accelerator.kind != "gpu":
             continue
         named = ask._replace(accelerator=accelerator.name, gpus=request.count)
-        if not fitting(named):
-            continue  # nobody asked for this one by name, so nobody needs to know why it cannot be
-        for option in _options(preference, named, []):
-            part = min(option.gpus, Fraction(1))
-            if (
-                option.machine.arch == "x86_64"
-                and request.memory is not None
-                and accelerator.memory_gb * float(part) in request.memory
-            ):
+        if not any(_has_memory(request, accelerator, machine) for machine in fitting(named)):
+            continue  # the job does not name this one: why it cannot be is no answer
+        for option in _options(preference, named, unplaced):
+            if _has_memory(request, accelerator, option.machine, option.gpus):
                 found = True
                 yield option
-    if not found:
+    if not found and unplaced:
+        refusals += unplaced
+    elif not found:
         where = f"no {ask.machine_type}" if ask.machine_type else "no machine"
         message = f"{where} of {ask.cloud} has {request.count} NVIDIA GPUs with {request.memory} each"
         refusals.append(Refusal("accelerator-memory", ask.cloud, f"{ask.cloud} {request}", message, _memories(ask)))
+
+
+def _has_memory(
+    request: AcceleratorRequest, accelerator: Accelerator, machine: MachineType, gpus: Fraction | None = None
+) -> bool:
+    """Whether GPUs of an x86-64 machine, so many or any count asked for, have memory within the range."""
+    counts = [count for count in machine.counts if count in request.count] if gpus is None else [gpus]
+    parts = {min(count, Fraction(1)) for count in counts}
+    return (
+        machine.arch == "x86_64"
+        and request.memory is not None
+        and any(accelerator.memory_gb * float(part) in request.memory for part in parts)
+    )
 
 
 def _memories(ask: Ask) -> str:

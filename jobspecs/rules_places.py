@@ -12,6 +12,20 @@ from .rules_machines import fitting
 from .suggest import did_you_mean
 
 
+def place_known(ask: Ask) -> Verdict | None:
+    """The tables name a region for a machine type that fits; a few sizes are on no list of their provider's regions."""
+    machines = _sold(ask)
+    if not machines or any(map(where, machines)):
+        return None
+    names = listing(sorted({machine.name for machine in machines}), 3)
+    return Verdict(f"the tables name no region that has {names}", refresh_command(ask.cloud))
+
+
+def refresh_command(cloud: str) -> str:
+    """Return the command that asks the provider for what the shipped tables lack."""
+    return f"`cloudgpu catalog refresh --cloud {catalog.host_cloud(cloud)}` asks the provider"
+
+
 def region_known(ask: Ask) -> Verdict | None:
     """The region is one in which the cloud offers anything of the tables."""
     region = ask.region or ""

@@ -101,6 +101,7 @@ FORBIDDEN = [
     ("market-sold", ask("gcp", "H100-80GB:1", market="on-demand"), "not sold as on-demand", "flex-start or spot"),
     ("market-sold", ask("gcp", "GB200:4", market="spot"), "not sold as spot", "reservation"),
     ("market-sold", ask("gcp", "H200-141GB:8", market="on-demand"), "not sold as on-demand", "spot"),
+    ("place-known", ask("azure", "GB200:4"), "no region that has Standard_ND128isr_NDR_GB200_v6", "catalog refresh"),
     ("region-known", ask("gcp", "L4:1", region="us-east-1"), "no region 'us-east-1'", "region of aws"),
     ("region-known", ask("aws", "L4:1", region="us-esat-1"), "no region", "us-east-1"),
     ("zone-known", ask("gcp", "L4:1", zone="us-central1-z"), "no zone", "us-central1-"),
