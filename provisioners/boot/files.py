@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
+import functools
 import gzip
 import io
 import json
@@ -33,37 +33,39 @@ def boot_files(record: BootRecord, pools: Mapping[str, Sequence[str]] | None = N
     told = dataclasses.asdict(record)
     if pools is not None:
         told["pools"] = {pool: list(nodes) for pool, nodes in pools.items()}
-    here = resources.files(__package__)
     names = {MAIN: MAIN, "common.py": "common.py", **MODULES[record.cloud]}
     names |= {"group.py": GROUPS[record.cloud]} if record.fleet else {}
-    files = {name: without_prose(here.joinpath(source).read_text()).encode() for name, source in names.items()}
+    files = {name: _sent_module(source) for name, source in names.items()}
     stop = stop_script(record.cloud)
     files |= {} if stop is None else {NAME: stop}
     return {RECORD: json.dumps(told, sort_keys=True).encode(), **files}
 
 
+@functools.cache
+def _sent_module(source: str) -> bytes:
+    return without_prose(resources.files(__package__).joinpath(source).read_text(encoding="utf-8")).encode()
+
+
 def without_prose(program: str) -> str:
     """Return a program without docstrings and comment lines, which would be half of what is sent.
 
-    Every other line keeps its number, for tracebacks.
+    Every other line keeps its number, for tracebacks. Launches run in threads, which `ast` of CPython 3.11 does not
+    bear: "AST constructor recursion depth mismatch" (github.com/python/cpython/issues/106905).
     """
-    lines, blank = program.split("\n"), set[int]()
-    for node in ast.walk(ast.parse(program)):
-        body = getattr(node, "body", None)
-        if isinstance(body, list) and len(body) > 1:
-            blank.update(number for one in body if _is_text(one) for number in range(one.lineno, one.end_lineno + 1))
-    for token in tokenize.generate_tokens(io.StringIO(program).readline):
-        if token.type == tokenize.COMMENT and token.line.lstrip().startswith("#"):
-            blank.add(token.start[0])
-    return "\n".join("" if number in blank else line for number, line in enumerate(lines, 1))
+    tokens = list(tokenize.tokenize(io.BytesIO(program.encode()).readline))
+    blank = {one.start[0] for one in tokens if one.type == tokenize.COMMENT and one.line.lstrip().startswith("#")}
+    tokens = [one for one in tokens if one.type not in (tokenize.COMMENT, tokenize.NL)]
+    for before, text, end, after in zip(tokens, tokens[1:], tokens[2:], tokens[3:], strict=False):
+        is_statement = (
+            before.type in _BEFORE_STATEMENT and text.type == tokenize.STRING and end.type == tokenize.NEWLINE
+        )
+        is_alone = before.type == tokenize.INDENT and after.type == tokenize.DEDENT  # its block would be empty
+        if is_statement and not is_alone:
+            blank.update(range(text.start[0], text.end[0] + 1))
+    return "\n".join("" if number in blank else line for number, line in enumerate(program.split("\n"), 1))
 
 
-def _is_text(statement: ast.stmt) -> bool:
-    return (
-        isinstance(statement, ast.Expr)
-        and isinstance(statement.value, ast.Constant)
-        and isinstance(statement.value.value, str)
-    )
+_BEFORE_STATEMENT = frozenset({tokenize.ENCODING, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT})
 
 
 def packed(files: Mapping[str, bytes]) -> bytes:
