@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+import fcntl
 import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -86,6 +89,16 @@ def test_a_lock_of_an_older_version_is_a_process_id_alone() -> None:
     for content in (b"", b"{}", b"[1]", b'{"pid": "x"}', b"[" * 100_000, b"\xff"):
         assert presence._read(content) == Running()
         assert not presence._read(content).is_replaceable
+
+
+def test_a_supervisor_that_has_just_taken_the_lock_is_known_once_it_has_described_itself(home: Path) -> None:
+    with paths.open_private(paths.supervisor_lock()) as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        about = dataclasses.asdict(us := presence.ourselves(by_command=True)) | {"salt": us.salt.hex()}
+        writing = threading.Timer(0.2, lambda: os.write(lock.fileno(), json.dumps(about).encode()))
+        writing.start()
+        assert presence.running() == us
+        writing.join()
 
 
 def test_a_process_id_of_another_container_is_no_process_to_end() -> None:
