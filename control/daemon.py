@@ -62,7 +62,7 @@ def run(*, idle_exit_s: float | None = None) -> bool:
 
 
 def _share_heaps() -> None:
-    """Have glibc keep one heap for all threads: with one each, the same memory is reserved some hundred times over."""
+    """Have glibc use one heap for all threads: with one each, every thread keeps memory that it has freed."""
     with suppress(AttributeError, OSError):  # another C library
         ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
 

@@ -57,7 +57,7 @@ REFUSED_S = 60.0
 """Seconds for which a refusal (403, 401) is repeated, at most: a role takes a while to be known everywhere."""
 _RETRY_PAUSES_S = (0.2, 5.0)
 RENEW_S = 10.0
-"""Seconds after which connections are made anew, at least, whatever number of job dirs has failed meanwhile."""
+"""Connections that are younger than this many seconds are kept, whatever number of job dirs fails with them."""
 _HIDDEN_S = 600.0  # how long a listing that did not show a key is trusted; an object that is there answers 200 anyway
 _HIDDEN_KEYS = 1_000  # that are remembered
 
@@ -504,7 +504,7 @@ class JobDir:
             try:
                 return call()
             except PermissionDeniedError as error:
-                if self._bucket is None or not self._hides_missing(self._bucket.store(), key):
+                if self._bucket is None or not self._hides_missing(self._connection("small"), key):
                     raise
                 raise FileNotFoundError(key) from error
 
@@ -594,7 +594,7 @@ class JobDir:
             return text
         try:
             obstore.list_with_delimiter(self._bucket.store(), self._inside)
-        except (BaseError, OSError) as told:
+        except (BaseError, OSError, ValueError, CredentialsError) as told:
             return str(told).strip()
         return text
 

@@ -80,7 +80,7 @@ def _copies_share_their_content() -> None:
         for one in (src_key, made):  # which would close what both read
             one.dispose = lambda garbage=False: None  # type: ignore[method-assign]
 
-    S3Backend.copy_object = copy_object  # type: ignore[method-assign]
+    S3Backend.copy_object = copy_object  # type: ignore[assignment,method-assign]
 
 
 def reset() -> None:
