@@ -6,6 +6,7 @@ again after it has let the lock go.
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import select
@@ -38,6 +39,7 @@ def run(*, idle_exit_s: float | None = None) -> bool:
     False: another process is the supervisor already. Raises StoreError if the store cannot be opened.
     """
     paths.state_dir()
+    _share_heaps()
     with _stop_signals() as stop, wake_pipe() as pipe:
         while True:
             lock = take_lock(by_command=idle_exit_s is not None)
@@ -57,6 +59,16 @@ def run(*, idle_exit_s: float | None = None) -> bool:
             # The lock is free now. A job stored before that, whose submitter saw it held, is ours to find.
             if not store.has_active():
                 return True
+
+
+def _share_heaps() -> None:
+    """Have glibc use one heap for all threads: with one each, every thread keeps memory that it has freed."""
+    with suppress(AttributeError, OSError):  # another C library
+        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
+
+
+_M_ARENA_MAX = -8
+"""mallopt(3)."""
 
 
 class _Stop:

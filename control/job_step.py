@@ -66,6 +66,12 @@ class Memory:
     started: int = 0
     """The attempt of which launch() has said that some machines were started before others were refused."""
 
+    def reopen_dirs(self) -> None:
+        """Open the job dirs anew: their credentials were read when they were opened, and there may be new ones."""
+        for job_dir in self.job_dirs.values():
+            job_dir.renew()
+        self.job_dirs.clear()
+
 
 @dataclass(slots=True)
 class Tools:

@@ -277,11 +277,10 @@ def submit(
     from .tried import place
     from .usable import usable_offers
 
-    store = _store(paths.database_url())
-    clouds = {offer.cloud for offer in usable_offers(loaded.spec, plan)}
-    if supervise and settle(clouds):
+    store, offers = _store(paths.database_url()), usable_offers(loaded.spec, plan)
+    if supervise and settle({offer.cloud for offer in offers}):
         ensure_supervisor()  # at once: somebody else may have stored a job when the one that was ended was still there
-    row = prepare(loaded, plan, on_progress or (lambda _what, _done, _total: None))
+    row = prepare(loaded, offers, on_progress or (lambda _what, _done, _total: None))
     store.insert_job(row, f"submitted; the best offer is {place(Offer.from_json(row.offers[0]))}")
     if supervise:
         try:

@@ -26,6 +26,8 @@ _LOCK_TRIES = 4
 _LOCK_PAUSE_S = 0.05
 _LOCK_BYTES = 1 << 20
 """Most that is read of a lock file."""
+_WRITTEN_S = 1.0
+"""How long the description of a supervisor that has just taken the lock is waited for, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,15 @@ def is_running() -> bool:
 
 
 def running() -> Running | None:
-    """Return the supervisor that holds this state directory's lock; None: there is none."""
+    """Return the supervisor that holds this state directory's lock; None: there is none. One that has just taken it may
+    not have written its description yet."""
+    until = time.monotonic() + _WRITTEN_S
+    while (found := _held()) == Running() and time.monotonic() < until:
+        time.sleep(_LOCK_PAUSE_S)
+    return found
+
+
+def _held() -> Running | None:
     try:
         with paths.supervisor_lock().open("rb") as lock:
             try:
@@ -176,6 +186,7 @@ def take_lock(*, by_command: bool = False) -> IO[str] | None:
     """The lock, with our description in it; None: another supervisor has it (a short probe by is_running() is waited
     out)."""
     lock = paths.open_private(paths.supervisor_lock())
+    about = dataclasses.asdict(us := ourselves(by_command=by_command)) | {"salt": us.salt.hex()}
     for attempt in range(_LOCK_TRIES):
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -184,7 +195,6 @@ def take_lock(*, by_command: bool = False) -> IO[str] | None:
                 time.sleep(_LOCK_PAUSE_S)
             continue
         with suppress(OSError):  # on a full disk the lock alone must do
-            about = dataclasses.asdict(us := ourselves(by_command=by_command)) | {"salt": us.salt.hex()}
             lock.truncate(0)
             os.write(lock.fileno(), f"{json.dumps(about)}\n".encode())
         return lock

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
@@ -46,7 +47,9 @@ def _dump_offers(offers: list[dict[str, Any]]) -> str:
     return _dump_json(found)
 
 
+@functools.lru_cache(maxsize=64)
 def _load_offers(text: str) -> list[dict[str, Any]]:
+    """Return the offers of a row, to be read only: the jobs of a sweep share theirs, which may be hundreds each."""
     return [{**offer, "zone": zone} for offer in json.loads(text) for zone in _listed(offer["zone"])]
 
 

@@ -22,6 +22,7 @@ from .uploads import Uploads
 if TYPE_CHECKING:
     from ..jobspecs.plan import Offer
     from ..provisioners.boot.agent_file import Built
+    from ..runtime.buckets import Bucket
 
 ProgressCallback = Callable[[str, int, int], None]
 """(what, bytes done, bytes in all), what being "packing", "uploading" (the code, both), "preparing agent",
@@ -34,9 +35,11 @@ SHARED = "shared"
 class Shipper:
     """Puts files into a job's folder. `url` is the folder's, `<job_dir>/<job id>`."""
 
-    def __init__(self, url: str, on_progress: ProgressCallback) -> None:
+    def __init__(self, url: str, on_progress: ProgressCallback, bucket: Bucket | None = None) -> None:
+        """`bucket`: whose connections are used; None: this shipper has its own."""
         self._parent_url, _, self._job = url.rpartition("/")
-        self._job_dir = JobDir(url)
+        self._job_dir = JobDir(url, bucket=bucket)
+        self._bucket = bucket
         self._on_progress = on_progress
 
     def code(self, folder: Path) -> str:
@@ -78,7 +81,7 @@ class Shipper:
         if self._job_dir.folder is not None:
             self._upload(what, self._job_dir, key, path)
             return
-        parent, shared = JobDir(self._parent_url), f"{SHARED}/{key}"
+        parent, shared = JobDir(self._parent_url, bucket=self._bucket), f"{SHARED}/{key}"
         uploads, url = Uploads(state_dir() / "uploads.json"), f"{self._parent_url}/{shared}"
         found = parent.entry(shared)
         if found is None or found.size != size or not uploads.has(url, found):

@@ -7,6 +7,7 @@ there is no job, only an unused folder.
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 import os
 import secrets
@@ -19,13 +20,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import unquote
 
-from ..jobspecs.plan import Offer, Plan
-from ..runtime.jobdir import JOB_KEY, SCHEMES, JobDir, JobRecord, local_url, portable_url
+from ..jobspecs.plan import Offer
+from ..runtime.buckets import Buckets
+from ..runtime.jobdir import JOB_KEY, SCHEMES, JobDir, JobDirError, JobRecord, local_url, portable_url
 from . import paths
 from .errors import SubmitError
 from .model import JobRow, Policy
 from .shipping import Shipper
-from .usable import usable_offers
 
 if TYPE_CHECKING:
     from ..jobspecs.loader import LoadedSpec
@@ -39,25 +40,39 @@ MASK = "***"
 """Stands for the value of an environment variable in the store, which may be shared; job.json alone has them."""
 
 
-def prepare(loaded: LoadedSpec, plan: Plan, on_progress: ProgressCallback) -> JobRow:
-    """Ship the code and job.json; the row is not stored yet. Raises SubmitError, JobDirError, StoreError."""
+def prepare(loaded: LoadedSpec, offers: list[Offer], on_progress: ProgressCallback) -> JobRow:
+    """Ship the code and job.json for offers that are usable (usable.py); the row is not stored yet.
+
+    Raises SubmitError, JobDirError, StoreError.
+    """
     spec = loaded.spec
-    offers = usable_offers(spec, plan)
     program = _program(spec)
     job_id = f"{spec.name}-{_random_suffix()}"
     urls = _job_dir_urls(loaded, list(dict.fromkeys(offer.cloud for offer in offers)), job_id)
     url = urls[offers[0].cloud]
     for other in set(urls.values()) - {url}:
         JobDir(other).list("code")  # that the bucket is there is better known now than when machines are
-    shipper = Shipper(url, on_progress)
-    code = None if spec.code is None else shipper.code(loaded.base / spec.code)
-    agents = shipper.agents(offers)
-    on_progress("submitting", 0, 0)
-    search_path = _search_path() if any(offer.cloud == "local" for offer in offers) else None
-    record = _job_record(job_id, spec, program, code, search_path).to_bytes()
-    if not JobDir(url).create(JOB_KEY, record):
-        raise SubmitError(f"{url} holds another job already")
+    bucket = _buckets(frozenset(os.environ.items())).of(url)
+    try:
+        shipper = Shipper(url, on_progress, bucket)
+        code = None if spec.code is None else shipper.code(loaded.base / spec.code)
+        agents = shipper.agents(offers)
+        on_progress("submitting", 0, 0)
+        search_path = _search_path() if any(offer.cloud == "local" for offer in offers) else None
+        record = _job_record(job_id, spec, program, code, search_path).to_bytes()
+        if not JobDir(url, bucket=bucket).create(JOB_KEY, record):
+            raise SubmitError(f"{url} holds another job already")
+    except JobDirError:
+        if bucket is not None:
+            bucket.reconnect()  # the next submit reads the credentials anew
+        raise
     return _row(job_id, spec, offers, urls, hashlib.sha256(record).hexdigest(), agents=agents)
+
+
+@functools.lru_cache(maxsize=1)
+def _buckets(_environment: frozenset[tuple[str, str]]) -> Buckets:
+    """Return the connections that all submits of this process share, for as long as its environment is the same."""
+    return Buckets()
 
 
 def owner_name() -> str:

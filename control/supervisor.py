@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from ..provisioners import get_provisioner
 from ..provisioners.accounts import OTHER_ACCOUNT
 from ..provisioners.base import Provisioner, ProvisionError
+from ..runtime.buckets import Buckets
 from ..runtime.jobdir import JobDir, JobDirError
 from . import logins
 from .clock import Clock, JobTime, SystemClock
@@ -120,9 +121,11 @@ class Tick:
     """The next tick is of no use sooner, unless somebody asks for something."""
 
 
-def _open_dir(url: str) -> JobDir:
-    """The dir of a job that was submitted: if it is gone, it is not made again."""
-    return JobDir(url, make=False)
+def _opener() -> Callable[[str], JobDir]:
+    """Return what opens the dirs of jobs that were submitted: one that is gone is not made again, and all in a bucket
+    share its connections."""
+    buckets = Buckets()
+    return lambda url: JobDir(url, make=False, bucket=buckets.of(url))
 
 
 class Supervisor:
@@ -138,7 +141,7 @@ class Supervisor:
         *,
         clock: Clock | None = None,
         provisioner: Callable[[str], Provisioner] = get_provisioner,
-        open_dir: Callable[[str], JobDir] = _open_dir,
+        open_dir: Callable[[str], JobDir] | None = None,
         owner: str | None = None,
         patience_s: float = PATIENCE_S,
         lease_s: float = LEASE_S,
@@ -146,7 +149,7 @@ class Supervisor:
         self._clock = clock or SystemClock()
         self._store = store
         self._leases = Leases(store, self._clock, owner or new_owner(), lease_s)
-        self._tools = Tools(store, self._clock, self._leases.owner, provisioner, open_dir)
+        self._tools = Tools(store, self._clock, self._leases.owner, provisioner, open_dir or _opener())
         self._watched: dict[str, _Watched] = {}
         self._lock = threading.Lock()
         """For the keys of `_watched`."""
@@ -402,7 +405,7 @@ class Supervisor:
             self._store.add_event(job, "trouble", message, watched.memory.time.now())
         trouble.times += 1
         if by_job_dir:
-            watched.memory.job_dirs.clear()  # their credentials were read when they were opened: there may be new ones
+            watched.memory.reopen_dirs()
         pause = min(_PAUSE_S[0] * 2.0 ** min(trouble.times - 1, 30), LOGIN_S if by_login else _PAUSE_S[1])
         runs = attempt is not None and attempt.state == "running"
         # Machines that are gone cost nothing, and a store comes back; a local folder that they lost does not.

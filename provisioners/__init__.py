@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from typing import cast
 
 from .base import (
@@ -77,9 +78,16 @@ def get_provisioner(target: str) -> Provisioner:
     return cast("Provisioner", _call(_REGISTRY[target]))
 
 
+_set_up: set[tuple[str, frozenset[tuple[str, str]]]] = set()
+"""Targets that were found to be set up, and the environment of that time: looking takes an SDK tens of milliseconds."""
+
+
 def is_set_up(target: str) -> bool:
     """Whether the target's SDK is there and finds credentials of some kind on this computer; nobody else is asked."""
-    return target not in _SET_UP or bool(_call(_SET_UP[target]))
+    found = target, frozenset(os.environ.items())
+    if target in _SET_UP and found not in _set_up and _call(_SET_UP[target]):
+        _set_up.add(found)
+    return target not in _SET_UP or found in _set_up
 
 
 def architecture_of(target: str, machine_type: str) -> str | None:

@@ -22,3 +22,8 @@ def unreachable(message: str) -> str:
     """The address that could not be reached; "": that is not what is wrong."""
     found = _UNREACHABLE.search(message)
     return found[1] if found else ""
+
+
+def is_lost(message: str) -> bool:
+    """Return whether a request was sent and no answer came: obstore does not repeat a create-only write then."""
+    return bool(unreachable(message)) and "kind: Connect" not in message

@@ -178,11 +178,6 @@ def login_token() -> str:
     return _login().token()
 
 
-def is_lost(message: str) -> bool:
-    """Whether a request was sent and its answer has not come: obstore does not repeat a create-only write then."""
-    return bool(unreachable(message)) and "kind: Connect" not in message
-
-
 def explain(url: str, message: str, doing: str = "") -> str:
     """What Blob Storage's or obstore's whole message means to people; its first line, where nothing is known.
 

@@ -6,7 +6,6 @@ Nothing else knows obstore; what is a store's own is in s3.py, gcs.py and azure_
 from __future__ import annotations
 
 import contextlib
-import datetime
 import errno
 import logging
 import os
@@ -16,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import quote, unquote
 
 import obstore
@@ -28,14 +27,20 @@ from obstore.exceptions import (
     PermissionDeniedError,
     UnauthenticatedError,
 )
-from obstore.store import AzureStore, LocalStore, from_url
+from obstore.store import LocalStore
 
+<<<<<<< HEAD
 from . import azure_blob, azure_deletions, gcs, local_listing, s3
 from .access import CredentialsError, code_of
+=======
+from . import azure_blob, gcs, local_listing, s3
+from .access import CredentialsError, code_of, is_lost
+from .buckets import Bucket, Kind, folder_of
+>>>>>>> aws
 
 if TYPE_CHECKING:
     from obstore import GetOptions, ObjectMeta
-    from obstore.store import ClientConfig, ObjectStore, RetryConfig
+    from obstore.store import ObjectStore
 
 log = logging.getLogger("cloudgpu.job_dir")
 
@@ -48,17 +53,6 @@ Cloud Storage, whose uploads in parts are made after S3's, neither."""
 UPLOADS = 4
 """Requests of an upload that run at the same time."""
 
-# `timeout` is of one request, from its connecting to the last byte of its answer; `read_timeout` is how long the server
-# may send nothing. `retry_timeout` counts from the first try, and no try begins after it: it must exceed the timeouts,
-# or a request that hangs is never repeated. Callers retry beyond that by their own rules.
-# Plain http is used where an endpoint is set to it; each store's module refuses one on another host.
-_CLIENT: ClientConfig = {"timeout": "30s", "read_timeout": "10s", "connect_timeout": "5s", "allow_http": True}
-_RETRY: RetryConfig = {"max_retries": 3, "retry_timeout": datetime.timedelta(seconds=30)}
-# Of large objects: the ranges that many threads read at a time share a slow link.
-_DOWNLOAD_CLIENT: ClientConfig = _CLIENT | {"timeout": "90s"}
-# Likewise UPLOADS parts; while one of them is being sent the server says nothing, so there is no `read_timeout`.
-_UPLOAD_CLIENT: ClientConfig = {"timeout": "90s", "connect_timeout": "5s", "allow_http": True}
-_BULK_RETRY: RetryConfig = {"max_retries": 3, "retry_timeout": datetime.timedelta(seconds=120)}
 _SMALL = 1 << 20  # bytes that can be sent within the `read_timeout`, over a slow link too
 
 _PLAIN_KEY = re.compile(r"[\w./-]+", re.ASCII)
@@ -70,6 +64,8 @@ _COPY_PAUSE_S = 0.5
 REFUSED_S = 60.0
 """Seconds for which a refusal (403, 401) is repeated, at most: a role takes a while to be known everywhere."""
 _RETRY_PAUSES_S = (0.2, 5.0)
+RENEW_S = 10.0
+"""Connections that are younger than this many seconds are kept, whatever number of job dirs fails with them."""
 _HIDDEN_S = 600.0  # how long a listing that did not show a key is trusted; an object that is there answers 200 anyway
 _HIDDEN_KEYS = 1_000  # that are remembered
 
@@ -125,8 +121,10 @@ class Entry:
     """Changes with the content; "" where the store has none."""
 
     @classmethod
-    def of(cls, meta: ObjectMeta) -> Entry:
-        return cls(meta["path"], meta["size"], meta["last_modified"].timestamp(), meta["e_tag"] or "")
+    def of(cls, meta: ObjectMeta, folder: str = "") -> Entry:
+        """`folder`: how its path begins, which is left out of the key."""
+        key = meta["path"].removeprefix(folder)
+        return cls(key, meta["size"], meta["last_modified"].timestamp(), meta["e_tag"] or "")
 
 
 class _Retrying:
@@ -157,15 +155,24 @@ class JobDir:
     writing to it fails, so that whoever writes notices, and nothing is there to be read.
     """
 
-    def __init__(self, url: str, *, make: bool = True) -> None:
+    def __init__(self, url: str, *, make: bool = True, bucket: Bucket | None = None) -> None:
+        """`bucket`: whose connections are used; None: this job dir has its own."""
         self.url = url.rstrip("/")
         self.make = make
         self._folder: Path | None = None
+<<<<<<< HEAD
         self._store: ObjectStore | None = None
         self._bulk: dict[str, ObjectStore] = {}
         """Connections for large objects, with longer timeouts, made on demand: "download" and "upload"."""
         self._deletions: azure_deletions.Deletions | None = None
         """How blobs are deleted where the store has refused a batch."""
+=======
+        self._local: ObjectStore | None = None
+        """Of a local folder, once it is there."""
+        self._bucket: Bucket | None = None
+        self._inside = ""
+        """How all keys of this folder begin in the bucket."""
+>>>>>>> aws
         self._retrying: _Retrying | None = None
         self._hidden: dict[str, float] = {}
         """Keys that a listing did not show; until then (monotonic) a refusal to read one means that it is not there."""
@@ -179,7 +186,15 @@ class JobDir:
                 raise JobDirError(f"{url} cannot be used as a job dir: expected file:// and an absolute path")
             self._open_folder()
             return
-        self._store = self._connect(_CLIENT, _RETRY)
+        with self._opening():
+            self._inside = folder_of(self.url)
+            self._bucket = bucket or Bucket(self.url)
+            self._bucket.store()
+
+    def renew(self) -> None:
+        """Read the settings and credentials anew, where that was not done a moment ago: a request was refused."""
+        if self._bucket is not None:
+            self._bucket.reconnect(RENEW_S)
 
     @property
     def folder(self) -> Path | None:
@@ -198,7 +213,7 @@ class JobDir:
 
         def put() -> None:
             store = self._writable()
-            obstore.put(store if size <= _SMALL else self._large(store, "upload"), key, data)
+            obstore.put(store if size <= _SMALL else self._large(store, "upload"), self._at(key), data)
 
         self._call(f"writing {key}", put)
 
@@ -212,7 +227,11 @@ class JobDir:
         self._call(
             f"writing {key}",
             lambda: obstore.put(
-                self._large(self._writable(), "upload"), key, pieces, chunk_size=part, max_concurrency=UPLOADS
+                self._large(self._writable(), "upload"),
+                self._at(key),
+                pieces,
+                chunk_size=part,
+                max_concurrency=UPLOADS,
             ),
         )
 
@@ -233,7 +252,10 @@ class JobDir:
 
     def copy(self, key: str, to: str) -> None:
         """Write an object under another key, within the store. Raises MissingError."""
-        self._call(f"copying {key} to {to}", lambda: obstore.copy(self._large(self._writable(), "upload"), key, to))
+        self._call(
+            f"copying {key} to {to}",
+            lambda: obstore.copy(self._large(self._writable(), "upload"), self._at(key), self._at(to)),
+        )
         if self._scheme == "az":
             self._await_copy(key, to)
 
@@ -262,10 +284,10 @@ class JobDir:
         def get() -> bytes:
             store = self._readable()
             if most is None:
-                return bytes(obstore.get(store, key).bytes())
+                return bytes(obstore.get(store, self._at(key)).bytes())
             if self._folder is not None and _PLAIN_KEY.fullmatch(key) and ".." not in key:
                 return self._read_file(self._folder / key, most)
-            found = obstore.get(store, key)
+            found = obstore.get(store, self._at(key))
             self._check_size(key, found.meta["size"], most)
             return bytes(found.bytes())
 
@@ -280,7 +302,7 @@ class JobDir:
 
         def get() -> tuple[bytes, str] | None:
             try:
-                found = obstore.get(self._readable(), key, options=options)
+                found = obstore.get(self._readable(), self._at(key), options=options)
             except NotModifiedError:
                 return None
             if found.meta["size"] > limit:
@@ -302,7 +324,7 @@ class JobDir:
             store = self._large(self._readable(), "download")
             if start == end:
                 return b""
-            return bytes(obstore.get(store, key, options=options).bytes())
+            return bytes(obstore.get(store, self._at(key), options=options).bytes())
 
         return self._fetch(f"reading {key}", key, get)
 
@@ -325,14 +347,14 @@ class JobDir:
     def entry(self, key: str) -> Entry | None:
         """The object as a listing shows it, or None if there is no such object."""
         try:
-            return self._fetch(f"looking for {key}", key, lambda: Entry.of(obstore.head(self._readable(), key)))
+            return self._fetch(f"looking for {key}", key, lambda: self._entry(key))
         except MissingError:
             return None
 
     def download(self, key: str, path: Path) -> None:
         """Write the object into a local file, a piece at a time. Raises MissingError; OSError is of the local file."""
         doing = f"reading {key}"
-        begun = self._fetch(doing, key, lambda: obstore.get(self._large(self._readable(), "download"), key))
+        begun = self._fetch(doing, key, lambda: obstore.get(self._large(self._readable(), "download"), self._at(key)))
         pieces = iter(begun.stream(min_chunk_size=1 << 20))
         with path.open("wb") as file:
             while (piece := self._call(doing, lambda: next(pieces, None))) is not None:
@@ -357,7 +379,8 @@ class JobDir:
         try:
             if folder is not None:
                 return self._call(doing, lambda: local_listing.folders(folder / prefix))
-            listed = self._call(doing, lambda: obstore.list_with_delimiter(self._readable(), prefix.rstrip("/") + "/"))
+            under = self._under(prefix)
+            listed = self._call(doing, lambda: obstore.list_with_delimiter(self._readable(), under))
         except MissingError:
             return []
         return sorted(path.rstrip("/").rpartition("/")[2] for path in listed["common_prefixes"])
@@ -395,7 +418,11 @@ class JobDir:
                 self._deletions = deletions
 
         try:
+<<<<<<< HEAD
             self._call(f"deleting {key}", delete)
+=======
+            self._call(f"deleting {key}", lambda: obstore.delete(self._readable(), self._at(key)))
+>>>>>>> aws
         except MissingError:
             return
 
@@ -410,40 +437,64 @@ class JobDir:
     def _put_new(self, key: str, data: bytes) -> bool:
         """False: something has this key, or it is not known whether this has it now."""
         try:
-            self._call(f"creating {key}", lambda: obstore.put(self._writable(), key, data, mode="create"))
+            self._call(f"creating {key}", lambda: obstore.put(self._writable(), self._at(key), data, mode="create"))
         except _ExistsError:
             return False
         except JobDirError as error:
             if self._folder is not None and _NOT_LINKED.search(str(error)):
                 raise JobDirError(f"{self.url}: creating {key} failed: {NO_LINKS}") from error
-            if self._scheme == "az" and azure_blob.is_lost(str(error.__cause__)):
+            if self._bucket is not None and is_lost(str(error.__cause__)):
                 return False
             raise
         return True
 
     def _entries(self, prefix: str, after: str | None) -> Iterator[Entry]:
-        for batch in obstore.list(self._readable(), prefix.rstrip("/") + "/", offset=after, chunk_size=1_000):
+        offset = None if after is None else self._at(after)
+        for batch in obstore.list(self._readable(), self._under(prefix), offset=offset, chunk_size=1_000):
             for meta in batch:
-                yield Entry.of(meta)
+                yield Entry.of(meta, self._inside)
+
+    def _entry(self, key: str) -> Entry:
+        return Entry.of(obstore.head(self._readable(), self._at(key)), self._inside)
+
+    def _at(self, key: str) -> str:
+        """Return an object's key in the whole bucket; in a local folder its own."""
+        return f"{self._inside}{key}"
+
+    def _under(self, prefix: str) -> str:
+        """Return how keys in a folder of this one begin, in the whole bucket."""
+        return self._at(f"{prefix.rstrip('/')}/") if prefix else self._inside
+
+    @contextlib.contextmanager
+    def _opening(self) -> Iterator[None]:
+        try:
+            yield
+        except (BaseError, ValueError, OSError, CredentialsError) as error:
+            raise JobDirError(f"{self.url} cannot be used as a job dir: {_cause(error)}") from error
 
     def _open_folder(self) -> ObjectStore | None:
         """The store of a local folder, once the folder is there."""
-        try:
-            if self._store is None and self._folder is not None and self._folder.is_dir():
-                self._store = LocalStore(prefix=self._folder)
-        except (BaseError, OSError) as error:
-            raise JobDirError(f"{self.url} cannot be used as a job dir: {_cause(error)}") from error
-        return self._store
+        with self._opening():
+            if self._local is None and self._folder is not None and self._folder.is_dir():
+                self._local = LocalStore(prefix=self._folder)
+        return self._local
 
     def _readable(self) -> ObjectStore:
+        if self._bucket is not None:
+            return self._connection("small")
         store = self._open_folder()
         # What lies where the folder was, such as a file, has none of its objects.
         if store is None or (self._folder is not None and not self._folder.is_dir()):
             raise FileNotFoundError(self.url)
         return store
 
+    def _connection(self, kind: Kind) -> ObjectStore:
+        assert self._bucket is not None  # noqa: S101 - of object stores only
+        with self._opening():
+            return self._bucket.store(kind)
+
     def _writable(self) -> ObjectStore:
-        was_there = self._store is not None  # asked first: another thread may make the folder meanwhile
+        was_there = self._local is not None  # asked first: another thread may make the folder meanwhile
         if self._folder is not None and not self._folder.is_dir():
             if self._folder.is_file():  # not exists(): another process may have made the folder since
                 code = errno.ENOTDIR
@@ -472,14 +523,9 @@ class JobDir:
         if size > most:
             raise RecordError(f"{self.url}/{key} has {size} bytes, {most} at most are allowed")
 
-    def _large(self, store: ObjectStore, way: Literal["download", "upload"]) -> ObjectStore:
+    def _large(self, store: ObjectStore, way: Kind) -> ObjectStore:
         """Return the connection for requests that carry much data one way."""
-        if self._folder is not None:
-            return store
-        if way not in self._bulk:
-            client = _UPLOAD_CLIENT if way == "upload" else _DOWNLOAD_CLIENT
-            self._bulk[way] = self._connect(client, _BULK_RETRY)
-        return self._bulk[way]
+        return store if self._bucket is None else self._connection(way)
 
     @property
     def rewrite_s(self) -> float:
@@ -490,17 +536,6 @@ class JobDir:
     def _scheme(self) -> str:
         return self.url.partition("://")[0]
 
-    def _connect(self, client: ClientConfig, retry: RetryConfig) -> ObjectStore:
-        try:
-            if self._scheme == "s3":
-                return from_url(self.url, client_options=client, retry_config=retry, **s3.connection(self.url))
-            if self._scheme == "gs":
-                client, retry = gcs.adapt(client, retry)
-                return from_url(self.url, client_options=client, retry_config=retry, **gcs.connection())
-            return AzureStore(retry_config=retry, **azure_blob.connection(self.url, client))
-        except (BaseError, ValueError, OSError, CredentialsError) as error:
-            raise JobDirError(f"{self.url} cannot be used as a job dir: {_cause(error)}") from error
-
     def _fetch(self, doing: str, key: str, call: Callable[[], _T]) -> _T:
         """Where a store is asked for what is not there, it answers 403 to whoever may not list the whole bucket."""
 
@@ -508,7 +543,7 @@ class JobDir:
             try:
                 return call()
             except PermissionDeniedError as error:
-                if self._store is None or not self._hides_missing(self._store, key):
+                if self._bucket is None or not self._hides_missing(self._connection("small"), key):
                     raise
                 raise FileNotFoundError(key) from error
 
@@ -524,10 +559,10 @@ class JobDir:
         if now < self._hidden.get(key, 0.0):
             return True
         try:
-            listed = obstore.list_with_delimiter(store, key.rpartition("/")[0])["objects"]
+            listed = obstore.list_with_delimiter(store, self._at(key).rpartition("/")[0])["objects"]
         except (BaseError, OSError):
             return False
-        if any(meta["path"] == key for meta in listed):
+        if any(meta["path"] == self._at(key) for meta in listed):
             return False
         if len(self._hidden) >= _HIDDEN_KEYS:
             self._hidden.clear()
@@ -579,9 +614,9 @@ class JobDir:
 
     def _is_moved(self, error: Exception) -> bool:
         """Return whether the bucket was looked for in a wrong region; it is asked where it is from now on."""
-        if self._scheme != "s3" or not s3.is_elsewhere(self.url, self._in_full(error)):
+        if self._bucket is None or self._scheme != "s3" or not s3.is_elsewhere(self.url, self._in_full(error)):
             return False
-        self._store, self._bulk = self._connect(_CLIENT, _RETRY), {}
+        self._bucket.reconnect()
         return True
 
     def _explain(self, error: Exception, doing: str) -> str:
@@ -594,11 +629,11 @@ class JobDir:
         All of it: S3's word of what is wrong stands behind a line break of its XML.
         """
         text = str(error).strip()
-        if self._store is None or code_of(text) or "Error performing HEAD" not in text:
+        if self._bucket is None or code_of(text) or "Error performing HEAD" not in text:
             return text
         try:
-            obstore.list_with_delimiter(self._store, "")
-        except (BaseError, OSError) as told:
+            obstore.list_with_delimiter(self._bucket.store(), self._inside)
+        except (BaseError, OSError, ValueError, CredentialsError) as told:
             return str(told).strip()
         return text
 

@@ -104,14 +104,13 @@ class Launch:
 
     def _find(self) -> None:
         request, clock = self.request, self.clients.clock
-        begun = clock.monotonic()
         with told(f"look for the launch in {request.region}", clock):
             self.group = network.find_group(self.clients.ec2(request.region), request.token)
         self.has_created = self.group is not None
         if self.group is None:
             return
         wanted = {node.node for node in request.nodes}
-        for one in self.sightings.of_owner(request.region, request.owner.name, since=begun).values():
+        for one in self.sightings.of_launch(request.region, request.token).values():
             if one.node in wanted and one.client_token == self._client_token(one.node, one.zone):
                 self.machines[one.node], self.zone = one.instance, one.zone
 

@@ -109,6 +109,7 @@ class AwsProvisioner:
         if machines are still ending after some minutes: call again.
         """
         self._check(allocation)
+        self._profiles.forget_launch(allocation.token)  # another launch with this token makes it again
         region, owner = allocation.details.get(REGION), allocation.details.get(OWNER, "")
         is_grouped = grouping.is_grouped(allocation)
         machines = frozenset(allocation.machines.values() if region and not is_grouped else ())

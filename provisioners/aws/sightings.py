@@ -124,6 +124,11 @@ class Sightings:
         """The same of one launch whose owner is not known."""
         return self._looks.at((region, tags.TOKEN, token), since=since)
 
+    def of_launch(self, region: str, token: str) -> Mapping[str, Sighting]:
+        """The same of one launch, by a look of its own: launches that wait for their turn would otherwise list all of
+        the owner's machines again and again. Raises ProvisionError."""
+        return self._ask((region, tags.TOKEN, token))
+
     def _ask(self, where: tuple[str, str, str]) -> Mapping[str, Sighting]:
         region, tag, value = where
         with told(f"look at the machines in {region}", self._clients.clock):

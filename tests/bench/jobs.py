@@ -1,62 +1,79 @@
-"""Many running jobs under one supervisor, against the stand-ins of EC2 and S3 over the wire.
+"""Many jobs under one supervisor, against the stand-ins of EC2, IAM and S3 over the wire.
 
-CLOUDGPU_BENCH_JOBS=1000 python -m tests.bench jobs      (on request: with 1,000 jobs it takes some 20 minutes)
+CLOUDGPU_BENCH_JOBS=1000 python -m tests.bench jobs      (on request: with 1,000 jobs it takes a quarter of an hour)
 
-The supervisor is a process of its own, as in life. Machines do not boot: a process writes their heartbeats.
+Jobs are submitted by cloudgpu.submit(), which starts the supervisor as any command does. Machines do not boot:
+a process writes their heartbeats.
 """
 
 from __future__ import annotations
 
-import hashlib
+import datetime
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
-from cloudgpu.control.model import JobRow
-from cloudgpu.control.presence import wake
+import cloudgpu
+from cloudgpu.control import presence
+from cloudgpu.control.jobs import Job
 from cloudgpu.control.store import Store
-from cloudgpu.runtime.jobdir import JOB_KEY, Heartbeat, JobDir, JobRecord, node_key
+from cloudgpu.jobspecs.loader import load_text
+from cloudgpu.runtime.buckets import Buckets
+from cloudgpu.runtime.jobdir import Heartbeat, JobDir, node_key
+from cloudgpu.tests.standins.agent_files import OWN_PYTHON
 from cloudgpu.tests.standins.aws.control import AwsControl
 from cloudgpu.tests.standins.aws.control import environ as aws_environ
 from cloudgpu.tests.standins.aws.jobs import BUCKET
 from cloudgpu.tests.standins.aws.process import LOOKER, aws_process
-from cloudgpu.tests.standins.control import make_job, make_offer, make_policy
+from cloudgpu.tests.standins.faults import Call
 
 from .measure import Row
+from .requests import PRICES
 
 JOBS = int(os.environ.get("CLOUDGPU_BENCH_JOBS", "100"))
 QUIET_S = 60.0
+SETTLE_S = 65.0
+"""Seconds after the last job has begun to run until the quiet minute: each job is read once a minute by then."""
 BEAT_S = 60.0
-LIMIT_S = 1_800.0
+LIMIT_S = 2_400.0
 DAY_S = 86_400
-READ_PRICES = {"S3": 0.0004 / 1_000, "Cloud Storage": 0.004 / 10_000, "Blob Storage": 0.005 / 10_000}
-"""US dollars a GET, standard or hot storage in a US region: aws.amazon.com/s3/pricing,
-cloud.google.com/storage/pricing (class B), azure.microsoft.com/pricing/details/storage/blobs (read, hot, LRS)."""
+TODAY = datetime.date(2026, 11, 1)
+_JOB = f"""
+name: bench
+resources: {{cloud: aws, machine_type: g4dn.xlarge, accelerator: T4, region: us-east-1, market: on-demand}}
+job_dir: s3://{BUCKET}/jobs
+code: .
+run: python train.py
+launcher: none
+retry: {{capacity: 10h}}
+"""
+_READS = frozenset({"GetObject", "HeadObject"})
 
 
 def rows() -> list[Row]:
-    """Launch JOBS jobs, cancel one meanwhile, then measure a quiet minute."""
+    """Submit JOBS jobs, cancel two and ask for the status while they launch, then measure a quiet minute."""
     with tempfile.TemporaryDirectory() as folder, aws_process(boot=False) as control, _environ(control.url, folder):
         import boto3
 
         boto3.client("s3").create_bucket(Bucket=BUCKET)
         control.set_quota("us-east-1", "L-DB2E81BA", 4.0 * JOBS)
         control.throttle()
-        store = Store.open()
-        return _measure(control, store, Path(folder))
+        with _machines(), _supervisor():
+            return _measure(control, Path(folder) / "code")
 
 
 @contextmanager
 def _environ(url: str, folder: str) -> Iterator[None]:
     before = dict(os.environ)
-    os.environ.update(aws_environ(url), CLOUDGPU_HOME=folder)
+    os.environ.update(aws_environ(url), CLOUDGPU_HOME=folder, CLOUDGPU_AGENT_PYTHONS=OWN_PYTHON)
     try:
         yield
     finally:
@@ -64,92 +81,129 @@ def _environ(url: str, folder: str) -> Iterator[None]:
         os.environ.update(before)
 
 
-def _measure(control: AwsControl, store: Store, folder: Path) -> list[Row]:
-    begun = time.monotonic()
-    with ThreadPoolExecutor(8) as pool:
-        jobs = list(pool.map(_prepared, range(JOBS)))
-    with _supervisor(folder) as pid:
-        for job in jobs:
-            store.insert_job(job, "submitted")
-            wake(job.id)
-        submitted = time.monotonic() - begun
-        machines = subprocess.Popen([sys.executable, "-m", "cloudgpu.tests.bench.jobs"])
-        try:
-            _until(lambda: sum(job.state != "queued" for job in _active(store)) >= JOBS // 4)
-            cancelled = _cancel(store, jobs[0].id)
-            _until(lambda: all(job.state == "running" for job in _active(store) if job.goal == "run"))
-            launching = control.calls("RunInstances")
-            refused = sum(call.status != 200 for call in launching)
-            control.forget()
-            cpu, start = _cpu_s(pid), time.monotonic()
-            time.sleep(QUIET_S)
-            lasted = time.monotonic() - start
-            cpu, calls = (_cpu_s(pid) - cpu) / lasted, _calls(control)
-            rss, threads = _status(pid)
-            status = _seconds([sys.executable, "-m", "cloudgpu", "status"])
-        finally:
-            machines.kill()
-            machines.wait()
-    reads = calls["s3.GetObject"] + calls["s3.HeadObject"] + calls["s3.ListObjectsV2"]
-    a_day = reads / lasted * DAY_S * 1_000 / JOBS
-    prices = ", ".join(f"{name} {a_day * price:.2f} USD" for name, price in READ_PRICES.items())
+def _measure(control: AwsControl, code: Path) -> list[Row]:
+    store, begun = Store.open(), time.monotonic()
+    jobs = _submit(code)
+    submitted, shipped = time.monotonic() - begun, control.calls("PutObject|CreateMultipartUpload")
+    with _measuring() as launching:
+        _until(lambda: _count(store, "queued") <= JOBS // 2, poll_s=2.0)
+        asked = [_seconds_to_cancel(jobs[0]), _seconds_to_cancel(jobs[-1])]
+        busy_status = _seconds_of_status()
+        _until(lambda: _count(store, "running") == len(store.active_jobs()), poll_s=2.0)
+        took = time.monotonic() - begun
+    calls = control.calls("RunInstances")
+    time.sleep(min(SETTLE_S, JOBS))
+    control.forget()
+    with _measuring() as quiet:
+        time.sleep(QUIET_S)
+    made = _requests(control.calls())
     how = f"{JOBS} jobs; machines only write heartbeats"
     return [
-        Row("supervisor, steady state", cpu, 1.0, "cores", how),
-        Row("its memory", rss, 300.0, "MB RSS", f"{how}; {threads} threads"),
-        Row("storage requests, steady state", reads / lasted, 60.0 * JOBS / 1_000, "a second", how),
-        Row("the same, 1,000 jobs and a day", a_day / 1e6, None, "million", prices),
-        Row("DescribeInstances", calls["ec2.DescribeInstances"] / lasted, 0.5, "a second", how),
-        Row("RunInstances refused", 100 * refused / max(1, len(launching)), 5.0, "%", f"of {len(launching)} calls"),
-        Row("cancel → stopping, while others launch", cancelled, 5.0, "s", how),
-        Row("`cloudgpu status`", status, 1.0, "s", "20 jobs"),
-        Row("job.json and row of all jobs", submitted, None, "s", f"{how}; 8 at a time, without code and agent"),
+        Row("submit of all jobs in one process", submitted, 60.0 * max(1.0, JOBS / 1_000), "s", how),
+        Row("code and agent sent", len([one for one in shipped if "shared/" in str(one.params)]), 2, "uploads", how),
+        Row("all run after", took, None, "s", f"{how}; AWS takes 2 RunInstances a second"),
+        *_launch_rows(calls, launching, asked, busy_status, how),
+        *_quiet_rows(made, quiet, how),
     ]
 
 
-def _prepared(number: int) -> JobRow:
-    job_id = f"bench-{number:04d}"
-    url = f"s3://{BUCKET}/jobs/{job_id}"
-    record = JobRecord(job_id=job_id, name="bench", run="true").to_bytes()
-    JobDir(url).put(JOB_KEY, record)
-    offer = make_offer(region="us-east-1", zone="use1-az1", machine_type="g4dn.xlarge", gpus=1)._replace(cloud="aws")
-    policy = make_policy(agents={"x86_64": "a" * 64}, capacity_s=36_000)
-    digest = hashlib.sha256(record).hexdigest()
-    return make_job(job_id, url, [offer], now=time.time(), policy=policy, job_sha256=digest, owner="cloudgpu-bench")
+def _submit(code: Path) -> list[Job]:
+    """Submit the same job file again and again, as a sweep does."""
+    code.mkdir()
+    (code / "train.py").write_text("print('hello')\n")
+    loaded = load_text(_JOB, base=code)
+    plan = cloudgpu.plan(loaded.spec, machine=None, today=TODAY)
+    return [cloudgpu.submit(loaded, plan) for _ in range(JOBS)]
+
+
+def _launch_rows(calls: list[Call], used: Usage, asked: list[float], status: float, how: str) -> list[Row]:
+    refused = 100 * sum(call.status != 200 for call in calls) / max(1, len(calls))
+    return [
+        Row("supervisor while jobs launch", used.cores, 1.0, "cores", how),
+        Row("RunInstances refused", refused, 5.0, "%", f"of {len(calls)} calls"),
+        Row("cancel → stopping, while others launch", max(asked), 5.0, "s", "the slower of the first and the last job"),
+        Row("`cloudgpu status` while jobs launch", status, 1.0, "s", "20 jobs"),
+    ]
+
+
+def _quiet_rows(made: Counter[str], used: Usage, how: str) -> list[Row]:
+    writes = made["writes"] / used.seconds
+    reads = made["reads"] / used.seconds
+    a_day = DAY_S * 1_000 / JOBS / 1e6
+    rows = [
+        Row("supervisor, steady state", used.cores, 1.0, "cores", how),
+        Row("its memory, at most", used.peak_mb, 300.0, "MB RSS", f"{how}; {used.threads} threads, {used.files} files"),
+        Row("storage requests, steady state", reads + writes, 60.0 * JOBS / 1_000, "a second", how),
+        Row("DescribeInstances", made["DescribeInstances"] / used.seconds, 0.5, "a second", how),
+        Row("`cloudgpu status`", _seconds_of_status(), 1.0, "s", "20 jobs"),
+    ]
+    for name, (write, read) in PRICES.items():
+        cost = a_day * (writes * write + reads * read)
+        what = f"{a_day * reads:.2f} million reads, {a_day * writes:.2f} million writes and listings"
+        rows.append(Row(f"supervisor's requests: {name}", cost, None, "USD a day, 1,000 jobs", what))
+    return rows
+
+
+# -- what is measured
+
+
+@dataclass
+class Usage:
+    """What the supervisor has used in a while."""
+
+    seconds: float = 0.0
+    cores: float = 0.0
+    peak_mb: float = 0.0
+    """Since it began."""
+    threads: int = 0
+    files: int = 0
 
 
 @contextmanager
-def _supervisor(folder: Path) -> Iterator[int]:
-    command = [sys.executable, "-m", "cloudgpu", "supervise"]
-    with (folder / "supervisor.log").open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
-        try:
-            _until((folder / "supervisor.wake").exists)
-            yield process.pid
-        finally:
-            process.kill()
+def _measuring() -> Iterator[Usage]:
+    """Measure the supervisor for as long as the block takes."""
+    used, pid, start = Usage(), _pid(), time.monotonic()
+    cpu = _cpu_s(pid)
+    yield used
+    used.seconds = time.monotonic() - start
+    used.cores = (_cpu_s(pid) - cpu) / used.seconds
+    lines = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    used.peak_mb, used.threads = int(lines["VmHWM"].split()[0]) / 1_000, int(lines["Threads"])
+    used.files = len(list(Path(f"/proc/{pid}/fd").iterdir()))
 
 
-def _cancel(store: Store, job_id: str) -> float:
+def _seconds_to_cancel(job: Job) -> float:
     begun = time.monotonic()
-    assert store.set_goal(job_id, "cancel", "cancel", time.time())
-    wake(job_id)
-    _until(lambda: (job := store.job(job_id)) is None or job.state in {"stopping", "cancelled"})
+    job.cancel()
+    _until(lambda: job.refresh().state in {"stopping", "cancelled"})
     return time.monotonic() - begun
 
 
-def _active(store: Store) -> list[JobRow]:
-    return store.list_jobs(active_only=True, limit=10_000)
+def _seconds_of_status() -> float:
+    begun = time.monotonic()
+    subprocess.run([sys.executable, "-m", "cloudgpu", "status"], check=True, stdout=subprocess.DEVNULL)
+    return time.monotonic() - begun
 
 
-def _until(holds: Callable[[], bool]) -> None:
+def _requests(calls: list[Call]) -> Counter[str]:
+    """Count the supervisor's calls: to the bucket as reads and writes, others by action."""
+    counted: Counter[str] = Counter()
+    for call in calls:
+        if call.caller not in {"", LOOKER}:
+            kind = "reads" if call.action in _READS else "writes"
+            counted[kind if call.service == "s3" else call.action] += 1
+    return counted
+
+
+def _count(store: Store, state: str) -> int:
+    return sum(job.state == state for job in store.list_jobs(active_only=True, limit=10_000))
+
+
+def _until(holds: Callable[[], bool], poll_s: float = 0.1) -> None:
     end = time.monotonic() + LIMIT_S
     while not holds():
         assert time.monotonic() < end
-        time.sleep(0.1)
-
-
-def _calls(control: AwsControl) -> Counter[str]:
-    return Counter(f"{call.service}.{call.action}" for call in control.calls() if call.caller not in {"", LOOKER})
+        time.sleep(poll_s)
 
 
 def _cpu_s(pid: int) -> float:
@@ -157,30 +211,48 @@ def _cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def _status(pid: int) -> tuple[float, int]:
-    """Return megabytes of memory, and threads."""
-    lines = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
-    return int(lines["VmRSS"].split()[0]) / 1_000, int(lines["Threads"])
+# -- processes
 
 
-def _seconds(command: list[str]) -> float:
-    begun = time.monotonic()
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    return time.monotonic() - begun
+def _pid() -> int:
+    there = presence.running()
+    assert there is not None and there.pid is not None
+    return there.pid
+
+
+@contextmanager
+def _supervisor() -> Iterator[None]:
+    """End the supervisor that was started meanwhile."""
+    try:
+        yield
+    finally:
+        if presence.is_running():
+            with suppress(ProcessLookupError):
+                os.kill(_pid(), signal.SIGKILL)
+
+
+@contextmanager
+def _machines() -> Iterator[None]:
+    with subprocess.Popen([sys.executable, "-m", "cloudgpu.tests.bench.jobs"]) as machines:
+        try:
+            yield
+        finally:
+            machines.kill()
 
 
 def play_machines() -> None:
     """Write a heartbeat for each machine once it was launched, and every BEAT_S from then on."""
     os.environ["AWS_ACCESS_KEY_ID"] = LOOKER  # these are no requests of the supervisor's
-    store, due, beats = Store.open(), dict[str, float](), Counter[str]()
+    store, buckets, due, beats = Store.open(), Buckets(), dict[str, float](), Counter[str]()
     while True:
         now = time.monotonic()
-        for job in _active(store):
+        for job in store.list_jobs(active_only=True, limit=10_000):
             if job.state in {"starting", "running"} and due.get(job.id, 0.0) <= now:
                 due[job.id], beats[job.id] = now + BEAT_S, beats[job.id] + 1
                 beat = Heartbeat(beats[job.id], time.time(), "running", {"step": beats[job.id]})
-                JobDir(job.job_dir).put(node_key(job.attempt, "worker-0.1", "heartbeat.json"), beat.to_bytes())
-        time.sleep(1.0)
+                job_dir = JobDir(job.job_dir, bucket=buckets.of(job.job_dir))
+                job_dir.put(node_key(job.attempt, "worker-0.1", "heartbeat.json"), beat.to_bytes())
+        time.sleep(3.0)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from cloudgpu.tests.standins.reporting import ReportingNode, reporting_node
 from .measure import Row
 
 DAY = 1_440.0
-_PRICES = {"S3": (5.0, 0.4), "Cloud Storage": (5.0, 0.4), "Blob Storage": (5.5, 0.44)}
+PRICES = {"S3": (5.0, 0.4), "Cloud Storage": (5.0, 0.4), "Blob Storage": (5.5, 0.44)}
 """US dollars per million writes and listings, and per million reads: S3 Standard in us-east-1, Cloud Storage Standard
 in one region, Blob Storage hot LRS in East US; list prices."""
 _WRITES = ("PUT", "list")
@@ -28,7 +28,7 @@ def _rows(what: str, made: Mapping[str, int], minutes: float, budget: float | No
         Row(f"{what}: writes", writes, budget, "a minute and machine", how),
         Row(f"{what}: reads", reads, None, "a minute and machine", how),
     ]
-    for store, (write, read) in _PRICES.items():
+    for store, (write, read) in PRICES.items():
         cost = DAY * (writes * write + reads * read) / 1e6
         found.append(Row(f"{what}: {store}", cost, None, "USD a day and machine", "list prices of requests"))
     return found

@@ -129,6 +129,21 @@ def test_what_others_use_of_a_quota_is_waited_for_where_the_limit_is_known(
     assert (told.error_class, told.scope) == (error_class, "region")
 
 
+@pytest.mark.parametrize(
+    ("action", "what"), [("CreateRole", "RolesPerAccount"), ("CreateInstanceProfile", "InstanceProfilesPerAccount")]
+)
+def test_roles_that_the_jobs_before_have_used_up_are_waited_for(aws: Aws, action: str, what: str) -> None:
+    """IAM lets an account have 1,000 of each, and each launch has its own."""
+    aws.control.fail(action, error("LimitExceeded", 409, f"Cannot exceed quota for {what}: 1000"), times=None)
+    provisioner = AwsProvisioner(session(), FastClock())
+    told = refused(provisioner, of_job(1))
+    assert (told.error_class, told.scope) == ("capacity", "cloud")
+    assert "they are waited for" in str(told) and "cloudgpu infra up" in str(told)
+    assert Remains(aws.url).find() == {}
+    aws.control.heal()
+    assert provisioner.launch(of_job(1)).machines
+
+
 def test_launches_at_the_same_time_do_not_count_on_the_same_vcpus(aws: Aws) -> None:
     """Listings do not show the first machine yet."""
     aws.control.set_quota("us-east-1", GPUS, 4.0)

@@ -11,7 +11,7 @@ import pytest
 
 from cloudgpu.provisioners import ProvisionError, calls
 from cloudgpu.provisioners.clock import SystemClock
-from cloudgpu.provisioners.sharing import WINDOW_S, Looks, PerSettings
+from cloudgpu.provisioners.sharing import PAUSE, STALE_S, WINDOW_S, Looks, PerSettings
 
 
 class Clock:
@@ -258,6 +258,53 @@ def test_a_look_is_shared_by_all_who_ask_within_its_time() -> None:
     assert looks.at("a", since=clock.time) == 3, "begun before what is asked for"
     clock.sleep(WINDOW_S)
     assert looks.at("a") == 4
+
+
+def test_while_a_look_is_under_way_the_last_one_is_used() -> None:
+    """A thousand machines take seconds to list: the jobs that are watched do not wait for it, a launch does."""
+    clock, goes_on, under_way, asked = Clock(), threading.Event(), threading.Event(), []
+
+    def ask(key: str) -> int:
+        asked.append(key)
+        if len(asked) == 2:
+            under_way.set()
+            goes_on.wait(60.0)
+        return len(asked)
+
+    looks = Looks(ask, clock)
+    assert looks.at("a") == 1
+    clock.sleep(WINDOW_S)
+    with ThreadPoolExecutor(2) as pool:
+        second = pool.submit(looks.at, "a")
+        assert under_way.wait(60.0)
+        assert looks.at("a") == 1
+        fresh = pool.submit(looks.at, "a", since=clock.monotonic())
+        clock.sleep(STALE_S)
+        late = ThreadPoolExecutor(1).submit(looks.at, "a")
+        assert not fresh.done() and not late.done(), "that is too old by now"
+        goes_on.set()
+        assert second.result() == 2
+        assert fresh.result() >= 2 and late.result() >= 2
+
+
+def test_a_look_that_takes_long_is_used_for_longer() -> None:
+    clock, takes, asked = Clock(), 2.0, []
+
+    def ask(key: str) -> int:
+        asked.append(key)
+        clock.sleep(takes)
+        return len(asked)
+
+    looks = Looks(ask, clock)
+    assert looks.at("a") == 1
+    clock.sleep(PAUSE * takes - takes - 0.1)
+    assert looks.at("a") == 1
+    clock.sleep(0.2)
+    assert looks.at("a") == 2
+    takes = 60.0
+    clock.sleep(10.0)
+    assert looks.at("a") == 3
+    assert looks.at("a") == 4, "it is too old when it comes"
 
 
 def test_a_look_that_failed_is_no_answer() -> None:

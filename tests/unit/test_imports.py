@@ -22,7 +22,19 @@ MAY_IMPORT = {
 # `goodput` is arithmetic: the Checkpointer computes its interval by it, and reports what would have been possible.
 # `moving` copies what a program goes on from, checkpoints among it, into another job dir.
 # `autolaunch` says before submitting which launcher the machines will choose, by the same rule.
-RUNTIME_SEAM = {"archive", "attempt_signal", "autolaunch", "fleet", "goodput", "jobdir", "logs", "metrics", "moving"}
+# `buckets` are the connections of the job dirs of a supervisor, or of the submits of a process.
+RUNTIME_SEAM = {
+    "archive",
+    "attempt_signal",
+    "autolaunch",
+    "buckets",
+    "fleet",
+    "goodput",
+    "jobdir",
+    "logs",
+    "metrics",
+    "moving",
+}
 HEAVY = {
     "alembic",
     "azure",

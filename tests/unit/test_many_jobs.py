@@ -3,10 +3,15 @@ grows with the square of the jobs."""
 
 from __future__ import annotations
 
+import platform
+import subprocess
+import sys
 import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from cloudgpu.control.due_times import DueTimes
 from cloudgpu.control.lanes import Lane
@@ -186,6 +191,35 @@ def test_a_full_launch_lane_delays_no_cancel_and_no_look(tmp_path: Path, templat
     many.drive(many.all_ended)
     assert many.crew.close(PATIENCE_S)
     many.world.check_clean()
+
+
+_HEAPS = """
+import ctypes, sys, threading
+from cloudgpu.control.daemon import _share_heaps
+if sys.argv[1] == "share":
+    _share_heaps()
+enough = threading.Barrier(9)
+def work():
+    held = [str(number) * 50 for number in range(1_000)]
+    enough.wait()
+for _ in range(8):
+    threading.Thread(target=work).start()
+libc = ctypes.CDLL(None)
+libc.fopen.restype = ctypes.c_void_p
+file = ctypes.c_void_p(libc.fopen(sys.argv[2].encode(), b"w"))
+libc.malloc_info(0, file)
+libc.fclose(file)
+enough.wait()
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="heaps of threads are glibc's")
+@pytest.mark.parametrize("share", ["share", ""])
+def test_the_threads_of_a_supervisor_share_one_heap(tmp_path: Path, share: str) -> None:
+    """With a heap each, a hundred threads keep tens of megabytes more."""
+    subprocess.run([sys.executable, "-c", _HEAPS, share, str(tmp_path / "heaps")], check=True, timeout=180)
+    heaps = (tmp_path / "heaps").read_text().count("<heap nr=")
+    assert heaps == 1 if share else heaps > 1
 
 
 def test_lanes_are_named_for_people() -> None:

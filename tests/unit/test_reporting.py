@@ -63,6 +63,21 @@ def test_while_a_command_watches_heartbeat_and_log_come_often(node: ReportingNod
     assert made["PUT"] > 10, made
 
 
+def test_a_store_that_slows_down_for_minutes_ends_no_training(node: ReportingNode) -> None:
+    """A node in training bears it for an hour, which is a minute here."""
+    settle(node)
+    for kind in ("PUT", "GET", "HEAD", "list"):
+        node.store.fail(kind, status=503, code="SlowDown")
+    made = node.requests(3)
+    assert made["PUT"] >= 1, made
+    with node.store.lock:
+        node.store.faults.clear()
+    key = node_key(1, NODE, "heartbeat.json")
+    before = Heartbeat.from_bytes(node.job_dir.get(key)).sequence
+    soon(lambda: Heartbeat.from_bytes(node.job_dir.get(key)).sequence > before + 1, 60.0)
+    assert [line.text for line in LogReader(node.job_dir).read(limit=10**6)[0] if line.text.startswith("lost: ")] == []
+
+
 def test_an_order_is_seen_by_its_signal(node: ReportingNode) -> None:
     """Seconds are those of the machine that runs the test, a sixtieth of the node's."""
     settle(node)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -143,6 +146,16 @@ def test_no_number_but_a_process_id_is_read_as_one(number: int) -> None:
     there = presence._read(json.dumps(content | {"pid": number}).encode())
     assert (there == Running()) is (number < 2)
     assert not presence.send_signal(there, signal.SIGCONT)
+
+
+def test_a_supervisor_that_has_just_taken_the_lock_is_known_once_it_has_described_itself(home: Path) -> None:
+    with paths.open_private(paths.supervisor_lock()) as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        about = dataclasses.asdict(us := presence.ourselves(by_command=True)) | {"salt": us.salt.hex()}
+        writing = threading.Timer(0.2, lambda: os.write(lock.fileno(), json.dumps(about).encode()))
+        writing.start()
+        assert presence.running() == us
+        writing.join()
 
 
 def test_a_process_id_of_another_container_is_no_process_to_end() -> None:

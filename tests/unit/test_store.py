@@ -24,7 +24,7 @@ from cloudgpu.control.leases import Leases, is_dead, new_owner
 from cloudgpu.control.states import IllegalTransitionError
 from cloudgpu.control.store import Change, LostRaceError, Store
 from cloudgpu.tests.standins.cloud import FakeClock
-from cloudgpu.tests.standins.control import World, make_policy
+from cloudgpu.tests.standins.control import World, make_offer, make_policy
 
 # -- schema
 
@@ -127,6 +127,14 @@ def test_a_job_comes_back_as_it_was_stored(world: World) -> None:
 
 def change(world: World, job_id: str, **job: object) -> Change:
     return Change(world.job(job_id), "state", "event", world.clock.now(), set_job=job)
+
+
+def test_jobs_with_the_same_offers_share_them_in_memory(world: World) -> None:
+    """A job may have hundreds of offers, and a sweep a thousand jobs."""
+    offers = [make_offer(region="us-east-1", zone=f"use1-az{number}", gpus=1) for number in range(1, 7)]
+    first, second = (world.store.job(world.submit(*offers)) for _ in range(2))
+    assert first is not None and second is not None
+    assert first.offers is second.offers and [offer["zone"] for offer in first.offers] == [one.zone for one in offers]
 
 
 def test_a_change_and_its_event_are_one(world: World) -> None:

@@ -475,7 +475,7 @@ def test_a_login_that_the_job_dir_does_not_take_counts_towards_no_patience(world
             self._job_dir = job_dir
 
         def __getattr__(self, name: str) -> object:
-            if not logged_in[0]:
+            if not logged_in[0] and name != "renew":
                 words = "Server returned non-2xx status code: 400 Bad Request: <Error><Code>ExpiredToken</Code></Error>"
                 raise JobDirError("s3://b/j: reading failed: log in again") from ValueError(words)
             return getattr(self._job_dir, name)

@@ -13,13 +13,13 @@ from cloudgpu.tests.standins.control import World
 
 
 class Bucket:
-    """A job dir whose every call fails for a while."""
+    """A job dir whose every request fails for a while."""
 
     def __init__(self, real: object, down: list[bool]) -> None:
         self._real, self._down = real, down
 
     def __getattr__(self, name: str) -> object:
-        if self._down:
+        if self._down and name != "renew":
             raise JobDirError("s3://bucket/job: it does not answer")
         return getattr(self._real, name)
 

@@ -6,7 +6,9 @@ moto keeps its state in module globals: one stand-in per process at a time.
 from __future__ import annotations
 
 import contextlib
+import copy
 import hashlib
+import io
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -47,6 +49,7 @@ def application() -> Callable[..., Any]:
     settings.EC2_ENABLE_INSTANCE_TYPE_VALIDATION = True
     settings.ENABLE_AMI_VALIDATION = True
     _groups_only_keep_their_size()
+    _copies_share_their_content()
     return DomainDispatcherApplication(create_backend_app)
 
 
@@ -59,6 +62,25 @@ def _groups_only_keep_their_size() -> None:
 
     FakeAutoScalingGroup.set_desired_capacity = keep  # type: ignore[assignment,method-assign]
     AutoScalingBackend.notify_terminate_instances = lambda _self, _ids: None  # type: ignore[assignment,method-assign]
+
+
+def _copies_share_their_content() -> None:
+    """moto writes each copy of an object to the disk: those of the agent of a thousand jobs would be gigabytes."""
+    from moto.s3.models import FakeKey, S3Backend
+
+    write = S3Backend.copy_object
+
+    def copy_object(backend: S3Backend, src_key: FakeKey, bucket: str, key: str, **more: Any) -> None:
+        empty = copy.copy(src_key)
+        empty._value_buffer, empty.multipart = io.BytesIO(), None  # type: ignore[assignment]
+        write(backend, empty, bucket, key, **more)
+        made = backend.get_bucket(bucket).keys[key]
+        made._etag, made.contentsize = src_key.etag.strip('"'), src_key.contentsize
+        made._value_buffer, made.lock = src_key._value_buffer, src_key.lock
+        for one in (src_key, made):  # which would close what both read
+            one.dispose = lambda garbage=False: None  # type: ignore[method-assign]
+
+    S3Backend.copy_object = copy_object  # type: ignore[assignment,method-assign]
 
 
 def reset() -> None:
