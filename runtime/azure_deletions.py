@@ -41,21 +41,25 @@ def is_batch_refused(message: str) -> bool:
 
 
 class Deletions:
-    """Deletions in one job dir."""
+    """Deletions in one container."""
 
     def __init__(self, url: str, store: AzureStore) -> None:
+        """`url`: of the container, or of a folder in it."""
         self._store = store
-        container, account, self._prefix = azure_blob.parts(azure_blob.complete(url))
+        container, account, _ = azure_blob.parts(azure_blob.complete(url))
         base = azure_blob.endpoint() or f"https://{account}.blob.core.windows.net"
         self._container = f"{base}/{container}"
 
     def delete(self, key: str) -> None:
-        """Delete a blob. Raises FileNotFoundError, OSError for any other refusal, and CredentialsError."""
+        """Delete a blob by its key in the container.
+
+        Raises FileNotFoundError, OSError for any other refusal, and CredentialsError.
+        """
         headers = {"x-ms-version": _VERSION, "x-ms-date": formatdate(usegmt=True)}
         if azure_blob.has_key():
             address = obstore.sign(self._store, "DELETE", key, _SIGNED)
         else:
-            address = f"{self._container}/{urllib.parse.quote('/'.join(filter(None, (self._prefix, key))), safe='/~')}"
+            address = f"{self._container}/{urllib.parse.quote(key, safe='/~')}"
             if signature := azure_blob.shared_access_signature():
                 address += f"?{signature}"
             else:

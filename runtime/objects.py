@@ -27,16 +27,11 @@ from obstore.exceptions import (
     PermissionDeniedError,
     UnauthenticatedError,
 )
-from obstore.store import LocalStore
+from obstore.store import AzureStore, LocalStore
 
-<<<<<<< HEAD
 from . import azure_blob, azure_deletions, gcs, local_listing, s3
-from .access import CredentialsError, code_of
-=======
-from . import azure_blob, gcs, local_listing, s3
 from .access import CredentialsError, code_of, is_lost
 from .buckets import Bucket, Kind, folder_of
->>>>>>> aws
 
 if TYPE_CHECKING:
     from obstore import GetOptions, ObjectMeta
@@ -160,19 +155,13 @@ class JobDir:
         self.url = url.rstrip("/")
         self.make = make
         self._folder: Path | None = None
-<<<<<<< HEAD
-        self._store: ObjectStore | None = None
-        self._bulk: dict[str, ObjectStore] = {}
-        """Connections for large objects, with longer timeouts, made on demand: "download" and "upload"."""
         self._deletions: azure_deletions.Deletions | None = None
         """How blobs are deleted where the store has refused a batch."""
-=======
         self._local: ObjectStore | None = None
         """Of a local folder, once it is there."""
         self._bucket: Bucket | None = None
         self._inside = ""
         """How all keys of this folder begin in the bucket."""
->>>>>>> aws
         self._retrying: _Retrying | None = None
         self._hidden: dict[str, float] = {}
         """Keys that a listing did not show; until then (monotonic) a refusal to read one means that it is not there."""
@@ -401,16 +390,16 @@ class JobDir:
 
         def delete() -> None:
             if self._deletions is not None:
-                self._deletions.delete(key)
+                self._deletions.delete(self._at(key))
                 return
             store = self._readable()
             try:
-                obstore.delete(store, key)
+                obstore.delete(store, self._at(key))
             except BaseError as error:
                 if not isinstance(store, AzureStore) or not azure_deletions.is_batch_refused(str(error)):
                     raise
                 deletions = azure_deletions.Deletions(self.url, store)
-                deletions.delete(key)
+                deletions.delete(self._at(key))
                 log.warning(
                     "%s: Blob Storage refuses batches of deletions: objects are deleted one by one from now on",
                     self.url,
@@ -418,11 +407,7 @@ class JobDir:
                 self._deletions = deletions
 
         try:
-<<<<<<< HEAD
             self._call(f"deleting {key}", delete)
-=======
-            self._call(f"deleting {key}", lambda: obstore.delete(self._readable(), self._at(key)))
->>>>>>> aws
         except MissingError:
             return
 
