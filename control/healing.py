@@ -78,7 +78,7 @@ class Healing(JobStep):
         if allocation is None or not missing or self._now < self._job.not_before:
             return False
         # All that shall be there, not only what is missing: the target is to know whom the new one belongs to.
-        request = self._request(attempt, Offer.from_json(attempt.offer), wanted)
+        request = self._request(attempt, Offer.from_json(attempt.offer), wanted, replaces=True)
         retired = allocation.machines.keys() - {node.node for node in wanted}
         provisioner = self._provisioner(attempt)
         try:

@@ -181,7 +181,10 @@ class JobStep:
             log.info("%s: %s", self._job.id, message)
         return True
 
-    def _request(self, attempt: Attempt, offer: Offer, nodes: tuple[NodeRequest, ...]) -> LaunchRequest:
+    def _request(
+        self, attempt: Attempt, offer: Offer, nodes: tuple[NodeRequest, ...], *, replaces: bool = False
+    ) -> LaunchRequest:
+        """Return what a target is asked for. `replaces`: some of the nodes come in the place of lost ones."""
         job, lifetime = self._job, self._lifetime(attempt)
         return LaunchRequest(
             job_id=job.id,
@@ -196,7 +199,7 @@ class JobStep:
             disk_gb=offer.disk_gb,
             nodes=nodes,
             lifetime_s=lifetime,
-            expires=None if lifetime is None else self._expires(attempt, offer, lifetime),
+            expires=None if lifetime is None else self._expires(attempt, offer, lifetime, replaces=replaces),
             agent=agent_for(offer, job.policy.agents or {}),
             reads=tuple(job.reads_on(offer.cloud)),
             images=dict(job.policy.images or {}),
@@ -204,9 +207,16 @@ class JobStep:
             account=attempt.account or "",
         )
 
-    def _expires(self, attempt: Attempt, offer: Offer, lifetime_s: int) -> float | None:
-        begun = attempt.launched
-        return None if begun is None else begun + QUEUE_S.get(offer.market, 0.0) + lifetime_s + EXPIRY_S
+    def _expires(self, attempt: Attempt, offer: Offer, lifetime_s: int, *, replaces: bool) -> float | None:
+        """Return the time after which anybody may remove the machines: when the last of them has ended itself.
+
+        A machine that replaces another one lives anew. Its time is rounded up to whole lifetimes since the attempt's
+        launch, for it must be the same when the launch is repeated.
+        """
+        if (begun := attempt.launched) is None:
+            return None
+        lives = 2 + (self._now - begun) // lifetime_s if replaces else 1
+        return begun + QUEUE_S.get(offer.market, 0.0) + lives * lifetime_s + EXPIRY_S
 
     def _lifetime(self, attempt: Attempt) -> int | None:
         """After so long the machine ends itself, should nobody be there to end it: the limits, and time to stop.

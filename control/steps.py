@@ -19,7 +19,16 @@ from ..provisioners.accounts import ACCOUNT, OTHER_ACCOUNT
 from ..provisioners.base import Allocation, Ended, NodeRequest, Provisioner, ProvisionError, launch_token
 from ..provisioners.calls import LaunchInterruptedError, attentive
 from ..runtime.attempt_signal import send_signal
-from ..runtime.jobdir import JOB_KEY, AttemptRecord, JobDirError, Stop, StopReason, attempt_key
+from ..runtime.jobdir import (
+    JOB_KEY,
+    AttemptRecord,
+    JobDirError,
+    JobRecord,
+    RecordError,
+    Stop,
+    StopReason,
+    attempt_key,
+)
 from ..runtime.moving import AllDamagedError
 from . import cost, logins, states
 from .decisions import IN_PLACE_S, End, Later, Start, decide, idle_end, left_in_place, patience_ends, wanted_end
@@ -191,7 +200,10 @@ class Step(Healing, Moving):
         if told is None or (told and self._reprice(attempt, offer)):  # copying may have taken hours
             return True
         job_dir, wanted = self._job_dir(attempt), wanted_nodes(attempt)
-        found = job_dir.find(JOB_KEY)
+        try:
+            found = job_dir.find(JOB_KEY, JobRecord.MOST_BYTES)
+        except RecordError:  # something else lies there
+            found = b""
         if found is None or hashlib.sha256(found).hexdigest() != self._job.job_sha256:
             state = "is missing" if found is None else "is not the one that was submitted"
             return self._conclude(attempt, Verdict("error", f"{job_dir.url}/{JOB_KEY} {state}", None, None))

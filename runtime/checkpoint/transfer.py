@@ -20,6 +20,9 @@ from .names import Name
 from .store import COMMIT, DAMAGED, CheckpointStore, Commit
 from .verified import DataFile, confirmed, open_data
 
+_LONGEST_HEAD = 64 << 10
+"""Limits the bytes that are read of a segment of metrics for its first line, which names the one before."""
+
 
 @dataclass(frozen=True, slots=True)
 class Transferred:
@@ -152,7 +155,8 @@ class _Transfer:
                 break
             missing.append(entry)
             try:
-                parent = Segment.from_bytes(self._copier.source.get(entry.key).partition(b"\n")[0]).parent
+                head = self._copier.source.get_range(entry.key, 0, min(entry.size, _LONGEST_HEAD))
+                parent = Segment.from_bytes(head.partition(b"\n")[0]).parent
             except ValueError:  # damaged: `cloudgpu metrics` says so, there as here, and the training does not need it
                 break
             keys = [] if parent is None else [closed_key(parent)]

@@ -34,6 +34,7 @@ from cloudgpu.runtime.jobdir import (
     attempt_key,
     generation_key,
     node_key,
+    read_generation,
 )
 
 ACCOUNTS = Accounts("account", "log in there")
@@ -234,10 +235,10 @@ class FakeCloud:
             return
         job_dir = machine.job_dir
         try:
-            stop = job_dir.find(attempt_key(machine.request.attempt, "stop.json"))
+            stop = Stop.read(job_dir, attempt_key(machine.request.attempt, "stop.json"))
             if stop is not None and life.obeys:
-                self._end(machine, job_dir, "stopped", 0, f"told to stop: {Stop.from_bytes(stop).reason}")
-            elif stop is not None and self.clock.now() >= Stop.from_bytes(stop).deadline:
+                self._end(machine, job_dir, "stopped", 0, f"told to stop: {stop.reason}")
+            elif stop is not None and self.clock.now() >= stop.deadline:
                 self._end(machine, job_dir, "stopped", -9, "killed at the deadline")
             elif not self._follow(machine):
                 self._end(machine, job_dir, "again", None, "left out")
@@ -253,8 +254,8 @@ class FakeCloud:
     def _follow(self, machine: Machine) -> bool:
         """Begin what others have decided upon; False: it goes on without this machine."""
         begun = bool(machine.spans)
-        while data := machine.job_dir.find(generation_key(machine.request.attempt, machine.generation + 1)):
-            self._take(machine, Generation.from_bytes(data))
+        while record := read_generation(machine.job_dir, machine.request.attempt, machine.generation + 1):
+            self._take(machine, record)
         if machine.is_member and not machine.spans:
             self._begin(machine)
         lost = [one for one in self._peers(machine) if one.is_lost]
@@ -269,7 +270,7 @@ class FakeCloud:
         machine.generation, machine.newest = record.generation, record
         if record.nodes is not None:
             machine.members = [node["node"] for node in record.nodes]
-        if machine.is_member:
+        if machine.is_member and record.kind != "closed":
             self._begin(machine)
 
     def _begin(self, machine: Machine) -> None:

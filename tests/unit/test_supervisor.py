@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+import tracemalloc
 from decimal import Decimal
 from itertools import pairwise
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 
 from cloudgpu.control.leases import LEASE_S
 from cloudgpu.provisioners.base import ProvisionError
-from cloudgpu.runtime.jobdir import AttemptRecord, JobDir, Result, attempt_key, node_key
+from cloudgpu.runtime.jobdir import JOB_KEY, AttemptRecord, JobDir, Result, attempt_key, node_key
 from cloudgpu.tests.standins.cloud import FAIL, SUCCEED, TAKEN, VANISH, Life, lives
 from cloudgpu.tests.standins.control import World, make_offer, make_policy
 
@@ -559,6 +560,26 @@ def test_a_deleted_job_dir_ends_the_job_and_leaves_nothing(world: World) -> None
     world.drive(supervisor)
     assert (world.job(job_id).state, world.job(job_id).cause) == ("failed", "error")
     assert "job.json is missing" in world.job(job_id).reason
+    world.check_clean()
+
+
+@pytest.mark.parametrize("kind", ["a folder", "one of 100 MB"])
+def test_what_is_no_job_json_is_refused_without_being_read(world: World, kind: str) -> None:
+    job_id = world.submit()
+    path = folder_of(world, job_id) / JOB_KEY
+    path.unlink()
+    if kind == "a folder":
+        path.mkdir()
+    else:
+        with path.open("wb") as file:
+            file.truncate(100 << 20)
+    tracemalloc.start()
+    world.drive(world.supervisor())
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert (world.job(job_id).state, world.job(job_id).cause) == ("failed", "error")
+    assert "job.json is not the one that was submitted" in world.job(job_id).reason
+    assert peak < 50 << 20
     world.check_clean()
 
 

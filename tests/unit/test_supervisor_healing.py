@@ -50,6 +50,19 @@ def test_a_closed_row_is_not_healed(world: World) -> None:
     assert started(world) == ["worker-0.1", "worker-1.1"]
 
 
+def test_a_machine_that_replaces_another_one_expires_after_it_has_ended_itself(world: World) -> None:
+    """It lives as long as the first ones, and begins later."""
+    lost = {"worker-1.1": Life(run_s=5_000, end="vanish")}
+    job_id = submit(world, 2, lost, Life(run_s=9_000), duration_s=20_000)
+    begin(world, job_id)
+    world.clock.advance(5_000)
+    world.cloud.live()
+    world.drive(world.supervisor(), until=lambda: "worker-1.2" in started(world))
+    [later] = [machine for machine in world.cloud.machines if machine.node == "worker-1.2"]
+    lifetime, expires = later.request.lifetime_s, later.request.expires
+    assert lifetime is not None and expires is not None and expires >= later.launched + lifetime
+
+
 def test_what_has_not_been_got_is_not_silent(world: World) -> None:
     """It is asked for in vain for longer than a machine may take to boot; the others train."""
     job_id = submit(world, 2, {"worker-1.1": VANISH}, Life(run_s=2_000), least_nodes=1)
