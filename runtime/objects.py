@@ -88,6 +88,8 @@ _NOT_LINKED = re.compile(rf"Unable to rename file.*\(os error ({'|'.join(map(str
 
 _LOGIN_CODES = frozenset({"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "InvalidAuthenticationInfo"})
 """Words of S3, Cloud Storage and Blob Storage for credentials that were good once."""
+_UNAUTHENTICATED = re.compile(r"status code: 401\b")
+"""How obstore ends, which raises UnauthenticatedError for some requests only: not for listings."""
 _PROVIDER = re.compile(r"External \w+ (credential|token) provider")
 """How obstore begins, when what reads the credentials has failed: a login that has expired, or none."""
 
@@ -641,7 +643,7 @@ def is_login(error: JobDirError) -> bool:
     if isinstance(cause, (CredentialsError, UnauthenticatedError)):
         return True
     text = str(cause)
-    return code_of(text) in _LOGIN_CODES or _PROVIDER.search(text) is not None
+    return code_of(text) in _LOGIN_CODES or any(known.search(text) for known in (_UNAUTHENTICATED, _PROVIDER))
 
 
 class _ExistsError(JobDirError):

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from functools import partial
 
 from ..base import Ended, ProvisionError
-from . import operations
+from . import network, operations
 from .clients import Clients
 from .groups import Group, find_group, remove_group
 from .identity import shut_out
-from .names import group_name
+from .names import group_name, node_name
 from .sightings import Sightings
 
 log = logging.getLogger("cloudgpu.provisioners.azure")
@@ -46,11 +46,16 @@ class Ending:
         return Ended(has_started)
 
     def _has_machines(self) -> bool:
-        """Whether any machine was begun: the group's tags name nodes, its lists machines."""
+        """Return whether any machine was made. The group's tags name nodes whose machines were asked for: one whose
+        interface is there was never made, for they go together."""
         group = find_group(self.clients, self.token)
         if group is None:
             return False
-        return bool(group.started) or bool(self.sightings.of_launch(self.token, since=self.clients.clock.monotonic()))
+        if self.sightings.of_launch(self.token, since=self.clients.clock.monotonic()):
+            return True
+        if not group.started or group.is_ending:  # its interfaces may have gone by now
+            return bool(group.started)
+        return not network.interfaces_of(self.clients, group.name).issuperset(map(node_name, group.started))
 
     def begin(self) -> bool:
         """Have it removed; does not wait. False: nothing is there. Raises ProvisionError."""

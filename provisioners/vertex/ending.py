@@ -39,11 +39,10 @@ class Ending:
         clock = self.clients.clock
         begun = clock.monotonic()
         cancelled: set[str] = set()
-        at, has_started = clock.now(), bool(self.names)
+        at = clock.now()
         while True:
             found = self._found()
             left = [one for one in found if not one.is_gone]
-            has_started |= bool(found)
             at = clock.now() if left else at
             for one in left:
                 if one.name not in cancelled and one.state != "CANCELLING":
@@ -51,7 +50,7 @@ class Ending:
                     cancelled.add(one.name)
             waited = clock.monotonic() - begun
             if not left and waited >= self.unseen_s:
-                return Ended(has_started, at)
+                return Ended(any(one.started for one in found), at)
             if left and waited > PATIENCE_S:
                 message = f"{left[0].name} was cancelled {waited:.0f} s ago, and is {left[0].state} still"
                 raise ProvisionError("transient", message, scope="region", code="StillThere")

@@ -928,6 +928,26 @@ def test_terminate_waits_until_all_is_gone(azure: AzureControl, provisioner: Azu
     assert nothing_left(azure)
 
 
+def unanswered() -> Allocation:
+    """As the supervisor knows a launch whose answer was lost."""
+    return Allocation("azure", "digits-abc", 1, TOKEN, {}, {"region": REGION, "owner": OWNER.name})
+
+
+@pytest.mark.parametrize("evicted", [False, True])
+def test_only_a_launch_that_made_a_machine_is_paid_for(azure: AzureControl, evicted: bool) -> None:
+    azure.fail("virtualMachines.write", error("ServiceUnavailable", 503), times=None)
+    assert refused(another(), request(*pair(), market="spot")).error_class == "transient"
+    assert not another().terminate(unanswered()).has_started
+    azure.heal()
+    another().launch(request(*pair(), market="spot"))
+    if evicted:
+        for one in azure.instances():
+            azure.evict(one.name, 0.05)
+        wait_for(lambda: machines(azure) == [])
+    assert another().terminate(unanswered()).has_started
+    assert nothing_left(azure)
+
+
 def test_what_nobody_remembers_is_found_and_ended(azure: AzureControl, provisioner: AzureProvisioner) -> None:
     azure.fail("virtualMachines.write", LOSE, times=None)
     assert refused(provisioner, request()).error_class == "transient"

@@ -596,6 +596,22 @@ def test_what_nobody_remembers_is_ended_and_found(gce: GceControl, provisioner: 
     assert left(gce) == {} and other.find(OWNER) == []
 
 
+@pytest.mark.parametrize("preempted", [False, True])
+def test_only_a_launch_that_made_a_machine_is_paid_for(gce: GceControl, preempted: bool) -> None:
+    unanswered = Allocation("gcp", "digits-abc", 1, TOKEN, {}, {"region": "us-central1", "owner": OWNER.name})
+    gce.fail("instances.insert", error("backendError", 503), times=None)
+    assert refused(another(), request(*pair(), market="spot")).error_class == "transient"
+    assert not another().terminate(unanswered).has_started
+    gce.heal()
+    allocation = another().launch(request(*pair(), market="spot"))
+    if preempted:
+        for machine in allocation.machines.values():
+            gce.preempt(name_of(machine), 0.0)
+        wait_for(lambda: not gce.instances(running=True))
+    assert another().terminate(unanswered).has_started
+    assert left(gce) == {}
+
+
 def test_a_firewall_rule_alone_is_a_launch_too(gce: GceControl, provisioner: GcpProvisioner) -> None:
     gce.fail("instances.insert", error("backendError", 503), times=None)
     assert refused(provisioner, request(*pair())).error_class == "transient"

@@ -381,6 +381,22 @@ def test_what_nobody_has_an_answer_to_is_ended_all_the_same(vertex: Vertex) -> N
     assert not vertex.alive()
 
 
+@pytest.mark.parametrize("state", ["", "PENDING", "RUNNING"])
+def test_only_a_launch_whose_job_had_machines_is_paid_for(vertex: Vertex, state: str) -> None:
+    if state == "":
+        vertex.fail(CREATE, error("UNAVAILABLE", 503), times=None)
+        with pytest.raises(ProvisionError):
+            another().launch(request())
+        vertex.gcp.control.heal()
+    else:
+        vertex.control.set_pending(600.0 if state == "PENDING" else 0.0)
+        another().launch(request())
+        soon(lambda: vertex.jobs()[0].state == state)
+    lost = Allocation("vertex", "digits-abc", 1, request().token, {}, {"region": REGION, "owner": OWNER.name})
+    assert another().terminate(lost).has_started == (state == "RUNNING")
+    assert not vertex.alive()
+
+
 def test_without_its_region_it_is_looked_for_in_all(vertex: Vertex, provisioner: VertexProvisioner) -> None:
     provisioner.launch(request(region="europe-west4"))
     another().terminate(Allocation("vertex", "digits-abc", 1, request().token, {}))

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from cloudgpu.runtime.jobdir import JobDir, JobDirError, MissingError
+from cloudgpu.runtime.jobdir import JobDir, JobDirError, MissingError, is_login
 
 from ..standins.faults import HTML, LOSE, error
 from ..standins.gcp import MACHINE, SUBMITTER, Gcp
@@ -288,6 +288,7 @@ class TestRefusals:
         with pytest.raises(JobDirError, match=f"{URL}: .*{says}.*{code}") as caught:
             calls[kind]()
         assert not isinstance(caught.value, MissingError)
+        assert is_login(caught.value) == (status == 401)
 
     def test_a_permission_that_lacks_is_named(self, key: Gcp) -> None:
         key.control.enforce({})
