@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from fractions import Fraction
 from functools import cache
@@ -18,6 +18,7 @@ from .plan import LocalGpu, LocalMachine, Offer, Refusal, RoleOffer
 from .planner_ranking import Ranked, rank
 from .planner_search import in_order
 from .rules_base import listing
+from .rules_machines import siblings
 from .rules_targets import role_key
 
 MARKET = "on-demand"
@@ -182,10 +183,18 @@ def _lacking(spec: JobSpec, cloud: str, have: Counter[str]) -> Refusal:
         "local-machine",
         cloud,
         f"{cloud} {', '.join(wanted)}",
-        f"this machine has {there}",
+        "; ".join([f"this machine has {there}", *dict.fromkeys(_meanings(roles.values(), have))]),
         "`accelerator: none` runs on the CPU" if not have else f"what it has: {there}",
         key=key,
     )
+
+
+def _meanings(roles: Iterable[Role], have: Counter[str]) -> Iterator[str]:
+    """Say what a short name means where this machine has the same model with another memory."""
+    for name in (request.name for role in roles for request in role.accelerator if request.name is not None):
+        found = catalog.find_accelerator(name)
+        if found is not None and found.name != name and not have.keys().isdisjoint(siblings(found.name)):
+            yield f"`{name}` means {found.name}"
 
 
 def accelerator_of(gpu: LocalGpu) -> str:
