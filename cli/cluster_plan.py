@@ -56,6 +56,8 @@ def choose(loaded: LoadedCluster, before: FleetSpec | None, *, as_json: bool) ->
     offer = _best(found, infrastructure, before)
     if offer != found.best:
         remark(f"the best offer is elsewhere: {offer_text(found.best)}")
+    if offer.price_at_most:
+        remark(f"note: {offer_text(offer)}: Spot's own price is unknown, the one on demand counts")
     stands = infrastructure[offer.cloud, offer.region]
     fleet = fleet_of(loaded.cluster, offer, _zones(found, offer, stands))
     if before is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 import click
@@ -10,7 +11,7 @@ from .exits import Exit
 from .specfile import STDIN, STDIN_NAME, load_spec
 
 if TYPE_CHECKING:
-    from ..jobspecs.diagnostics import Diagnostic, Problem
+    from ..jobspecs.diagnostics import Diagnostic
     from ..jobspecs.loader import LoadedSpec
     from ..jobspecs.plan import LocalMachine, Refusal
 
@@ -41,20 +42,23 @@ def command(files: tuple[str, ...], form: Format, overrides: tuple[str, ...]) ->
     if files.count(STDIN) > 1:
         raise click.UsageError("Standard input can be read once only.")
     found: list[Diagnostic] = []
-    worst = Exit.OK
+    results: list[tuple[str, Exit]] = []
     for file in files:
         diagnostics, exit_code = _check(file, overrides)
         found += diagnostics
-        worst = _WORSE[worst, exit_code]
+        results.append((file, exit_code))
         if form == "text":
             _print_text(file, diagnostics, exit_code)
     if form != "text":
-        _print_data(form, found, files, worst)
-    return worst
+        _print_data(form, found, results)
+    return _worst(results)
 
 
 _ORDER = (Exit.OK, Exit.IMPOSSIBLE, Exit.INVALID)
-_WORSE = {(a, b): max(a, b, key=_ORDER.index) for a in _ORDER for b in _ORDER}
+
+
+def _worst(results: Sequence[tuple[str, Exit]]) -> Exit:
+    return max((exit_code for _, exit_code in results), key=_ORDER.index)
 
 
 def _check(file: str, overrides: tuple[str, ...]) -> tuple[list[Diagnostic], Exit]:
@@ -67,7 +71,16 @@ def _check(file: str, overrides: tuple[str, ...]) -> tuple[list[Diagnostic], Exi
     refusals = _refusals(loaded)
     if refusals is None:
         return list(loaded.warnings), Exit.OK
-    return [*loaded.warnings, *(loaded.diagnose(_problem(loaded, refusal)) for refusal in refusals)], Exit.IMPOSSIBLE
+    from ..jobspecs.findings import problems_of
+
+    found = [loaded.diagnose(problem) for problem in problems_of(loaded.spec, refusals)]
+    rules = {diagnostic.code for diagnostic in found}
+    warnings = [warning for warning in loaded.warnings if _EXPLAINED_BY.get(warning.code) not in rules]
+    return [*warnings, *found], Exit.IMPOSSIBLE
+
+
+_EXPLAINED_BY = {"retired-accelerator": "accelerator-retired", "retired-machine-type": "machine-type-retired"}
+"""Warning of the loader -> the planner's rule that says since when, and what to take instead."""
 
 
 def _refusals(loaded: LoadedSpec) -> list[Refusal] | None:
@@ -94,26 +107,6 @@ def _this_machine() -> LocalMachine:
     return inspect_machine()
 
 
-_KEYS = {
-    "container-image": ("image",),
-    "gpu-idle-limit": ("limits", "gpu_idle"),
-    "launcher": ("launcher",),
-    "own-group": ("recover",),
-    "price-cap": ("limits", "price"),
-    "several-roles": ("roles",),
-}
-"""Rule -> the key of the job file that it is about. All others are about machines: resources."""
-
-
-def _problem(loaded: LoadedSpec, refusal: Refusal) -> Problem:
-    from ..jobspecs.diagnostics import Problem
-
-    loc = _KEYS.get(refusal.rule, ("resources",))
-    if getattr(loaded.spec, loc[0]) is None:  # as the image is, where a role has its own
-        loc = ("resources",)
-    return Problem(loc, refusal.rule, f"{refusal.subject}: {refusal.message}", refusal.allowed, in_key=True)
-
-
 def _print_text(file: str, diagnostics: list[Diagnostic], exit_code: Exit) -> None:
     from ..jobspecs.diagnostics import MAX_PROBLEMS
     from ..jobspecs.reports import to_text
@@ -131,7 +124,7 @@ def _print_text(file: str, diagnostics: list[Diagnostic], exit_code: Exit) -> No
     click.echo(f"{name}: {verdict}")
 
 
-def _print_data(form: Format, found: list[Diagnostic], files: tuple[str, ...], worst: Exit) -> None:
+def _print_data(form: Format, found: list[Diagnostic], results: Sequence[tuple[str, Exit]]) -> None:
     import json
 
     from .. import __version__
@@ -141,9 +134,14 @@ def _print_data(form: Format, found: list[Diagnostic], files: tuple[str, ...], w
         value: object = to_sarif(found, __version__)
     else:
         value = {
-            "valid": worst != Exit.INVALID,
-            "runnable": worst == Exit.OK,
-            "files": list(files),
+            **_state(_worst(results)),
+            "files": [file for file, _ in results],
+            "results": [{"file": file, **_state(exit_code)} for file, exit_code in results],
             "diagnostics": to_json(found),
         }
     click.echo(json.dumps(value, indent=2, ensure_ascii=True))
+
+
+def _state(exit_code: Exit) -> dict[str, bool]:
+    """Return what a file, or all of them, can be used for."""
+    return {"valid": exit_code != Exit.INVALID, "runnable": exit_code == Exit.OK}

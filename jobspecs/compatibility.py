@@ -36,25 +36,30 @@ __all__ = [
 
 RULES = (
     Rule("accelerator-known", ("accelerator",), machines.accelerator_known),
-    Rule("machine-type-known", ("machine_type",), machines.machine_type_known),
-    Rule("machine-type-retired", ("machine_type",), machines.machine_type_retired),
+    Rule("machine-type-known", ("machine_type",), machines.machine_type_known, "machine_type"),
+    Rule("machine-type-retired", ("machine_type",), machines.machine_type_retired, "machine_type"),
     Rule("accelerator-offered", ("accelerator",), machines.accelerator_offered),
     Rule("accelerator-retired", ("accelerator",), machines.accelerator_retired),
     Rule("cpu-machines", (), machines.cpu_machines),
-    Rule("accelerator-on-machine-type", ("accelerator", "machine_type"), machines.accelerator_on_machine_type),
-    Rule("vcpus-and-memory", ("accelerator", "gpus", "machine_type"), machines.vcpus_and_memory),
+    Rule(
+        "accelerator-on-machine-type",
+        ("accelerator", "machine_type"),
+        machines.accelerator_on_machine_type,
+        "machine_type",
+    ),
+    Rule("vcpus-and-memory", ("accelerator", "gpus", "machine_type"), machines.vcpus_and_memory, "machine_type"),
     Rule("count-on-machine-type", ("accelerator", "gpus", "machine_type"), machines.count_on_machine_type),
     Rule("count-offered", ("accelerator", "gpus"), machines.count_offered),
-    Rule("market-supported", ("market",), places.market_supported),
-    Rule("market-sold", ("market",), places.market_sold),
+    Rule("market-supported", ("market",), places.market_supported, "market"),
+    Rule("market-sold", ("market",), places.market_sold, "market"),
     Rule("place-known", (), places.place_known),
-    Rule("region-known", ("region",), places.region_known),
-    Rule("zone-known", ("zone",), places.zone_known),
-    Rule("zone-in-region", ("region", "zone"), places.zone_in_region),
-    Rule("offered-in-region", ("region",), places.offered_in_region),
-    Rule("offered-in-zone", ("zone",), places.offered_in_zone),
+    Rule("region-known", ("region",), places.region_known, "region"),
+    Rule("zone-known", ("zone",), places.zone_known, "zone"),
+    Rule("zone-in-region", ("region", "zone"), places.zone_in_region, "zone"),
+    Rule("offered-in-region", ("region",), places.offered_in_region, "region"),
+    Rule("offered-in-zone", ("zone",), places.offered_in_zone, "zone"),
 )
-"""In the order in which they explain: the first one broken is the reason given."""
+"""In the order in which they explain: the first one broken is the reason given, a later one is closer to an offer."""
 
 JOB_RULES = {
     "accelerator-memory": "some accelerator of the cloud has memory within the range asked for",

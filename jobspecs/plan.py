@@ -8,6 +8,8 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any, NamedTuple
 
+from .diagnostics import Loc
+
 
 @dataclass(frozen=True, slots=True)
 class RoleOffer:
@@ -131,6 +133,8 @@ class Refusal(NamedTuple):
     """What would be allowed instead; "" if nothing would."""
     price: Decimal | None = None
     """Of the whole job per hour, where it is known: tells why a cheaper-looking way was not taken."""
+    key: Loc = ()
+    """Path of the job file's key that it is about."""
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -20,6 +20,7 @@ from .planner_local import plan_local
 from .planner_ranking import Ranked
 from .rules_places import refresh_command
 
+_CAP = ("limits", "price")
 _CENT = Decimal("0.01")
 
 
@@ -79,7 +80,7 @@ def _above(name: str, offers: list[Offer], cap: Decimal) -> Refusal:
     if at_most:
         message = f"the whole job {where} may cost more than limits.price of {cap} USD/h: its Spot price is unknown"
         allowed = f"{allowed}, the price on demand; or {refresh_command(offers[0].cloud)}"
-    return Refusal("price-cap", offers[0].cloud, name, message, allowed, None if at_most else price)
+    return Refusal("price-cap", offers[0].cloud, name, message, allowed, None if at_most else price, _CAP)
 
 
 def _unknown(name: str, offers: Sequence[Offer], cap: Decimal) -> Refusal:
@@ -90,7 +91,7 @@ def _unknown(name: str, offers: Sequence[Offer], cap: Decimal) -> Refusal:
     message = f"{price}: it cannot be held to limits.price of {cap} USD/h"
     can_be_asked = market in PRICED_MARKETS and catalog.host_cloud(cloud) == cloud
     ways = [refresh_command(cloud)] if can_be_asked else []
-    return Refusal("price-cap", cloud, name, message, "; or ".join([*ways, "leave out limits.price"]))
+    return Refusal("price-cap", cloud, name, message, "; or ".join([*ways, "leave out limits.price"]), key=_CAP)
 
 
 def subject(offer: Offer) -> str:
@@ -105,4 +106,4 @@ def subject(offer: Offer) -> str:
 
 def grouped(refusals: Sequence[Refusal]) -> tuple[Refusal, ...]:
     """Each way and reason once, in the order found."""
-    return tuple(dict.fromkeys(refusals))
+    return tuple({refusal._replace(key=()): refusal for refusal in reversed(refusals)}.values())[::-1]

@@ -53,7 +53,7 @@ class CloudPlanner:
 
     def plan(self) -> tuple[list[Ranked], list[Refusal]]:
         """Offers (not yet in order) and refusals."""
-        found = options_for(self._roles.values(), self._cloud, self._today)
+        found = options_for(self._spec, self._cloud, self._today)
         self._refusals += found.refusals
         regions = self._regions()
         if not all(found.options) or (regions is not None and not regions):
@@ -82,13 +82,20 @@ class CloudPlanner:
         """Whether a rule on one name holds; the refusal is kept."""
         refusal = refusal_by(rule, Ask(self._cloud, self._today, **field))  # type: ignore[arg-type]
         if refusal is not None:
-            self._refusals.append(refusal)
+            self._refuse(refusal, field)
         return refusal is None
+
+    def _refuse(self, refusal: Refusal, field: dict[str, str]) -> None:
+        """Keep a refusal that is about one entry of `region`, `zone` or `market`."""
+        ((name, value),) = field.items()
+        index = getattr(self._spec.resources, name).index(value)
+        self._refusals.append(refusal._replace(key=("resources", name, index)))
 
     # --- refusals --------------------------------------------------------------------------------------------------
 
     def _sold(self, options: Sequence[Option], market: str) -> list[Option]:
-        self._refusals += [refusal for _, refusal in _explain(options, {"market": market})]
+        for _, refusal in _explain(options, {"market": market}):
+            self._refuse(refusal, {"market": market})
         return [option for option in options if market in option.machine.markets and option.places]
 
     def _refuse_places(self, roles: Sequence[Sequence[Option]], regions: list[str] | None) -> None:
@@ -99,14 +106,14 @@ class CloudPlanner:
             for meant, refusal in _explain(options, place):
                 everywhere = {region for option in meant for region in option.places}
                 lowest = self._lowest([meant], everywhere) if len(roles) == 1 else None
-                self._refusals.append(refusal if lowest is None else _elsewhere(refusal, lowest))
+                self._refuse(refusal if lowest is None else _elsewhere(refusal, lowest), place)
 
     def _refuse_market_in(self, roles: Sequence[Sequence[Option]], place: dict[str, str], market: str) -> None:
         """Say which roles have machines in a place asked for, but none that is sold on the market."""
         for options in roles:
             for meant, refusal in _explain(options, {**place, "market": market}):
                 if any(first_refusal(option.ask._replace(**place)) is None for option in meant):  # type: ignore[arg-type]
-                    self._refusals.append(refusal)
+                    self._refuse(refusal, {"market": market})
 
     def _refuse_apart(self, roles: Sequence[Sequence[Option]], regions: list[str], market: str) -> None:
         """Say that no zone of these regions, or no region at all, has machines for every role."""
@@ -122,6 +129,7 @@ class CloudPlanner:
                 f"{where} in the same {'zone' if regions else 'region'}",
                 "another region, or other accelerators" if regions else "other accelerators",
                 self._lowest(roles, regions),
+                ("resources",) if self._spec.roles is None else ("roles",),
             )
         )
 
@@ -300,8 +308,7 @@ def _explain(options: Sequence[Option], fields: dict[str, str]) -> Iterator[tupl
 
 
 def _elsewhere(refusal: Refusal, lowest: Decimal) -> Refusal:
-    message = f"{refusal.message} (elsewhere from {lowest:.4f} USD/h)"
-    return refusal._replace(message=message, price=lowest)
+    return refusal._replace(allowed=f"{refusal.allowed}, from {lowest:.4f} USD/h", price=lowest)
 
 
 def _role_offer(name: str, nodes: int, option: Option, price: Price | None) -> RoleOffer:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from fractions import Fraction
 from functools import cache
@@ -18,6 +18,8 @@ from .plan import LocalGpu, LocalMachine, Offer, Refusal, RoleOffer
 from .planner_ranking import Ranked, rank
 from .planner_search import in_order
 from .rules_base import listing
+from .rules_machines import siblings
+from .rules_targets import role_key
 
 MARKET = "on-demand"
 MACHINE_TYPE = "local"
@@ -45,13 +47,13 @@ Left = tuple[int, ...]
 def plan_local(
     spec: JobSpec, cloud: str, order: int, machine: LocalMachine | None
 ) -> tuple[list[Ranked], list[Refusal]]:
-    """Offers on the machine at hand; refused with what is there if it lacks the GPUs, or if nobody looked."""
+    """Offers on the machine at hand; refused with what is there if it lacks the GPUs, or if that is unknown."""
     asks = [Ask(cloud, "", market=market) for market in spec.resources.market]
     refusals = [refusal for ask in asks if (refusal := refusal_by("market-supported", ask))]
     if MARKET not in spec.resources.market:
         return [], refusals
     if machine is None:
-        return [], [*refusals, Refusal("local-machine", cloud, cloud, "nobody looked at what this machine has", "")]
+        return [], [*refusals, Refusal("local-machine", cloud, cloud, "what this machine has is unknown", "")]
     have = Counter(accelerator_of(gpu) for gpu in machine.gpus)
     memory = {accelerator_of(gpu): _memory(gpu) for gpu in machine.gpus}
     roles = spec.effective_roles()
@@ -69,7 +71,7 @@ def plan_local(
         for way in islice(_ways(choices, [role.nodes for role in roles.values()], have), MAX_WAYS)
     ]
     if not offers:
-        refusals.append(_lacking(cloud, list(roles.values()), have))
+        refusals.append(_lacking(spec, cloud, have))
     return offers, refusals
 
 
@@ -167,10 +169,13 @@ def _offer(cloud: str, roles: Mapping[RoleName, Role], way: Sequence[_Choice], m
     )
 
 
-def _lacking(cloud: str, roles: Sequence[Role], have: Counter[str]) -> Refusal:
+def _lacking(spec: JobSpec, cloud: str, have: Counter[str]) -> Refusal:
+    roles = spec.effective_roles()
+    first = next(name for name, role in roles.items() if role.accelerator)
+    key = (*role_key(spec, first), "accelerator")
     wanted = [
         f"{role.nodes} × " * (role.nodes > 1) + listing([str(request) for request in role.accelerator])
-        for role in roles
+        for role in roles.values()
         if role.accelerator
     ]
     there = ", ".join(f"{name}:{count}" for name, count in sorted(have.items())) or "no GPU"
@@ -178,9 +183,18 @@ def _lacking(cloud: str, roles: Sequence[Role], have: Counter[str]) -> Refusal:
         "local-machine",
         cloud,
         f"{cloud} {', '.join(wanted)}",
-        f"this machine has {there}",
+        "; ".join([f"this machine has {there}", *dict.fromkeys(_meanings(roles.values(), have))]),
         "`accelerator: none` runs on the CPU" if not have else f"what it has: {there}",
+        key=key,
     )
+
+
+def _meanings(roles: Iterable[Role], have: Counter[str]) -> Iterator[str]:
+    """Say what a short name means where this machine has the same model with another memory."""
+    for name in (request.name for role in roles for request in role.accelerator if request.name is not None):
+        found = catalog.find_accelerator(name)
+        if found is not None and found.name != name and not have.keys().isdisjoint(siblings(found.name)):
+            yield f"`{name}` means {found.name}"
 
 
 def accelerator_of(gpu: LocalGpu) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import NamedTuple
@@ -10,10 +10,12 @@ from typing import NamedTuple
 from . import catalog
 from .catalog import Accelerator, MachineType
 from .compatibility import Ask, first_refusal
-from .models import AcceleratorRequest, Role
+from .diagnostics import Loc
+from .models import AcceleratorRequest, JobSpec, Role
 from .plan import Refusal
 from .rules_base import exactly
 from .rules_machines import built_in, fitting, is_attached, is_sensible
+from .rules_targets import role_key
 
 NO_GPUS = Fraction(0)
 
@@ -52,11 +54,23 @@ class Roles(NamedTuple):
     refusals: list[Refusal]
 
 
-def options_for(roles: Iterable[Role], cloud: str, today: str) -> Roles:
+def options_for(spec: JobSpec, cloud: str, today: str) -> Roles:
     """What could run each role on the cloud, by the rules on accelerators, machine types and counts."""
+    options: list[list[Option]] = []
     refusals: list[Refusal] = []
-    options = [_smallest(list(_role_options(role, cloud, today, refusals))) for role in roles]
+    for name, role in spec.effective_roles().items():
+        refused: list[Refusal] = []
+        options.append(_smallest(list(_role_options(role, cloud, today, refused))))
+        refusals += [_within(refusal, role_key(spec, name), role) for refusal in refused]
     return Roles(options, refusals)
+
+
+def _within(refusal: Refusal, where: Loc, role: Role) -> Refusal:
+    """The refusal with its key within what this role asks for; without an accelerator that is its machine type."""
+    _, field, *index = refusal.key
+    if field == "accelerator" and not role.accelerator:
+        field, index = "machine_type", []
+    return refusal._replace(key=(*where, field, *index))
 
 
 def _role_options(role: Role, cloud: str, today: str, refusals: list[Refusal]) -> Iterator[Option]:
@@ -83,7 +97,7 @@ def _without_request(role: Role, cloud: str, today: str, refusals: list[Refusal]
 def _options(preference: int, ask: Ask, refusals: list[Refusal]) -> Iterator[Option]:
     refusal = first_refusal(ask)
     if refusal is not None:
-        refusals.append(refusal)
+        refusals.append(refusal._replace(key=_at(preference, refusal.key)))
         return
     for machine in fitting(ask):
         counts = [count for count in machine.counts if ask.gpus is not None and count in ask.gpus]
@@ -123,7 +137,15 @@ def _by_memory(preference: int, request: AcceleratorRequest, ask: Ask, refusals:
     elif not found:
         where = f"no {ask.machine_type}" if ask.machine_type else "no machine"
         message = f"{where} of {ask.cloud} has {request.count} NVIDIA GPUs with {request.memory} each"
-        refusals.append(Refusal("accelerator-memory", ask.cloud, f"{ask.cloud} {request}", message, _memories(ask)))
+        key = _at(preference)
+        refusals.append(
+            Refusal("accelerator-memory", ask.cloud, f"{ask.cloud} {request}", message, _memories(ask), key=key)
+        )
+
+
+def _at(preference: int, key: Loc = ("resources", "accelerator")) -> Loc:
+    """The path of one entry of the role's list of accelerators, or another key as it is."""
+    return (*key, preference) if key[-1] == "accelerator" else key
 
 
 def _has_memory(

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import TYPE_CHECKING, NamedTuple
 
+from .diagnostics import Loc
 from .units import CountRange
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ class Verdict(NamedTuple):
 
     message: str
     allowed: str = ""
+    key: Loc = ()
+    """Path of the key that it is about, where that is another one than the rule's."""
 
 
 class Rule(NamedTuple):
@@ -49,20 +52,22 @@ class Rule(NamedTuple):
     name: str
     needs: tuple[str, ...]
     check: Callable[[Ask], Verdict | None]
+    key: str = "accelerator"
+    """The key of `resources`, or of a role, that it is about."""
 
     def refuse(self, ask: Ask) -> Refusal | None:
         """The refusal if the rule applies to the ask and forbids it."""
         if any(getattr(ask, field) is None for field in self.needs):
             return None
         verdict = self.check(ask)
-        return None if verdict is None else refusal(self.name, ask.cloud, str(ask), verdict)
+        return None if verdict is None else refusal(self.name, ask.cloud, str(ask), verdict, ("resources", self.key))
 
 
-def refusal(rule: str, cloud: str, subject: str, verdict: Verdict) -> Refusal:
+def refusal(rule: str, cloud: str, subject: str, verdict: Verdict, key: Loc) -> Refusal:
     """The verdict of a rule as the plan shows it."""
     from .plan import Refusal  # here, for `validate` mostly finds nothing to refuse, and starts sooner without it
 
-    return Refusal(rule, cloud, subject, verdict.message, verdict.allowed)
+    return Refusal(rule, cloud, subject, verdict.message, verdict.allowed, key=verdict.key or key)
 
 
 def exactly(count: Fraction) -> CountRange:

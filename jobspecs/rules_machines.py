@@ -6,6 +6,7 @@ there); the docstrings name the providers' rule behind each.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from fractions import Fraction
 from functools import cache, lru_cache
@@ -72,7 +73,8 @@ def accelerator_offered(ask: Ask) -> Verdict | None:
     """Some machine type of the cloud carries the accelerator (providers' lists of machine types)."""
     if carriers(ask.cloud, ask.accelerator):
         return None
-    return Verdict(f"{ask.cloud} has no machine with {ask.accelerator}", _where_alive(ask))
+    allowed = [_where_alive(ask), _on_siblings(ask)]
+    return Verdict(f"{ask.cloud} has no machine with {ask.accelerator}", "; ".join(filter(None, allowed)))
 
 
 def accelerator_retired(ask: Ask) -> Verdict | None:
@@ -133,9 +135,8 @@ def count_offered(ask: Ask) -> Verdict | None:
     machines = candidates(ask)
     if not machines or fitting(ask):
         return None
-    return Verdict(
-        f"no machine of {ask.cloud} has {ask.gpus} {ask.accelerator}", f"{ask.accelerator}:{_counts(machines)}"
-    )
+    allowed = [f"{ask.accelerator}:{_counts(machines)}", _on_siblings(ask)]
+    return Verdict(f"no machine of {ask.cloud} has {ask.gpus} {ask.accelerator}", "; ".join(filter(None, allowed)))
 
 
 def vcpus_and_memory(ask: Ask) -> Verdict | None:
@@ -203,6 +204,25 @@ def _on_this(ask: Ask, machines: Iterable[MachineType]) -> str:
 def _on_others(ask: Ask) -> str:
     others = [machine.name for machine in fitting(ask._replace(machine_type=None))]
     return f"{ask.accelerator}:{ask.gpus} is on {listing(others)}" if others else ""
+
+
+def _on_siblings(ask: Ask) -> str:
+    """`A100-80GB:1 is on …`: the same model with another memory, that many of which the cloud has."""
+    found = []
+    for other in siblings(ask.accelerator or ""):
+        machines = fitting(ask._replace(accelerator=other, machine_type=None))
+        found += [f"{other}:{ask.gpus} is on {listing([machine.name for machine in machines], 3)}"] if machines else []
+    return "; ".join(found)
+
+
+def siblings(accelerator: str) -> list[str]:
+    """Return the other accelerators of the same model, which differ by their memory: `A100-80GB` of `A100-40GB`."""
+    models = {name: found[1] for name in catalog.accelerators() if (found := _MODEL.match(name))}
+    return [name for name, model in models.items() if name != accelerator and model == models.get(accelerator)]
+
+
+_MODEL = re.compile(r"(\w+)-(?:\w+-)?\d+GB$")
+"""A canonical name that ends with the memory: `A100-40GB`, `H100-NVL-94GB`."""
 
 
 def _counts(machines: Iterable[MachineType]) -> str:

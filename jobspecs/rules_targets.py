@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from . import catalog
 from .catalog import Target
+from .diagnostics import Loc
 from .models import CLOUDS, JobSpec, Resources, Role
 from .rules_base import Verdict, listing, refusal
 from .rules_machines import built_in
@@ -16,17 +17,24 @@ if TYPE_CHECKING:
     from .plan import Refusal
 
 
+def role_key(spec: JobSpec, role: str) -> Loc:
+    """Return the path of the mapping that holds what the role asks for."""
+    return ("resources",) if spec.roles is None else ("roles", role)
+
+
 class TargetRule(NamedTuple):
     """A check of a whole job against what the table of targets says of one; its docstring says what it reads there."""
 
     name: str
     check: Callable[[JobSpec, Target], Verdict | None]
+    key: Loc
+    """Path of the key of the job file that it is about."""
 
     def refuse(self, spec: JobSpec, target: Target) -> Refusal | None:
         verdict = self.check(spec, target)
         if verdict is None:
             return None
-        return refusal(self.name, target.name, f"{target.name} {spec.name}", verdict)
+        return refusal(self.name, target.name, f"{target.name} {spec.name}", verdict, self.key)
 
 
 def several_nodes(spec: JobSpec, target: Target) -> Verdict | None:
@@ -34,7 +42,8 @@ def several_nodes(spec: JobSpec, target: Target) -> Verdict | None:
     nodes = sum(role.nodes for role in spec.effective_roles().values())
     if target.multi_node or nodes == 1:
         return None
-    return Verdict(f"{target.name} runs one node, the job wants {nodes}", "nodes: 1" + _others("multi_node"))
+    key: Loc = ("resources", "nodes") if spec.roles is None else ("roles",)
+    return Verdict(f"{target.name} runs one node, the job wants {nodes}", "nodes: 1" + _others("multi_node"), key)
 
 
 def fewer_nodes(spec: JobSpec, target: Target) -> Verdict | None:
@@ -57,10 +66,12 @@ def several_roles(spec: JobSpec, target: Target) -> Verdict | None:
 
 def container_image(spec: JobSpec, target: Target) -> Verdict | None:
     """Column image: the program runs in a container image of the user's."""
-    asked = spec.image or next((role.image for role in spec.effective_roles().values() if role.image), None)
+    images: list[tuple[Loc, str | None]] = [(("image",), spec.image)]
+    images += [(("roles", name, "image"), role.image) for name, role in (spec.roles or {}).items()]
+    key, asked = next(((key, image) for key, image in images if image), ((), None))
     if target.image or asked is None:
         return None
-    return Verdict(f"{target.name} cannot run the image {asked}", "leave out `image:`" + _others("image"))
+    return Verdict(f"{target.name} cannot run the image {asked}", "leave out `image:`" + _others("image"), key)
 
 
 def idle_gpus(spec: JobSpec, target: Target) -> Verdict | None:
@@ -122,10 +133,12 @@ def launcher(spec: JobSpec, target: Target) -> Verdict | None:
 
 def parts_of_gpus(spec: JobSpec, target: Target) -> Verdict | None:
     """Column fractional: parts of a GPU."""
-    requests = [request for role in spec.effective_roles().values() for request in role.accelerator]
+    roles = {name: role for name, role in spec.effective_roles().items() if role.accelerator}
+    requests = [request for role in roles.values() for request in role.accelerator]
     if target.fractional or not requests or any(_may_be_whole(request.count.most) for request in requests):
         return None
-    return Verdict(f"{target.name} hands out whole GPUs only", "a whole number of GPUs" + _others("fractional"))
+    key = (*role_key(spec, next(iter(roles))), "accelerator")
+    return Verdict(f"{target.name} hands out whole GPUs only", "a whole number of GPUs" + _others("fractional"), key)
 
 
 def _may_be_whole(most: Fraction | None) -> bool:
@@ -147,26 +160,26 @@ def this_machine_only(spec: JobSpec, target: Target) -> Verdict | None:
     if target.name in catalog.CLOUDS:
         return None
     defaults, asked = Resources(), spec.resources
-    fields = [f"resources.{name}" for name in _PLACE_FIELDS if getattr(asked, name) != getattr(defaults, name)]
-    fields += [f"roles.{name}.machine_type" for name, role in (spec.roles or {}).items() if role.machine_type]
-    if not fields:
+    keys: list[Loc] = [("resources", name) for name in _PLACE_FIELDS if getattr(asked, name) != getattr(defaults, name)]
+    keys += [("roles", name, "machine_type") for name, role in (spec.roles or {}).items() if role.machine_type]
+    if not keys:
         return None
-    return Verdict(
-        f"{target.name} is one given machine: it cannot honour {listing(fields)}", f"leave it out for {target.name}"
-    )
+    fields = listing([".".join(map(str, key)) for key in keys])
+    message = f"{target.name} is one given machine: it cannot honour {fields}"
+    return Verdict(message, f"leave it out for {target.name}", keys[0])
 
 
 TARGET_RULES = (
-    TargetRule("several-nodes", several_nodes),
-    TargetRule("fewer-nodes", fewer_nodes),
-    TargetRule("several-roles", several_roles),
-    TargetRule("container-image", container_image),
-    TargetRule("gpu-idle-limit", idle_gpus),
-    TargetRule("own-group", own_group),
-    TargetRule("launcher", launcher),
-    TargetRule("parts-of-gpus", parts_of_gpus),
-    TargetRule("zone-choice", zone),
-    TargetRule("given-machine", this_machine_only),
+    TargetRule("several-nodes", several_nodes, ("resources", "nodes")),
+    TargetRule("fewer-nodes", fewer_nodes, ("resources", "nodes")),
+    TargetRule("several-roles", several_roles, ("roles",)),
+    TargetRule("container-image", container_image, ("image",)),
+    TargetRule("gpu-idle-limit", idle_gpus, ("limits", "gpu_idle")),
+    TargetRule("own-group", own_group, ("recover",)),
+    TargetRule("launcher", launcher, ("launcher",)),
+    TargetRule("parts-of-gpus", parts_of_gpus, ("resources", "accelerator")),
+    TargetRule("zone-choice", zone, ("resources", "zone")),
+    TargetRule("given-machine", this_machine_only, ("resources",)),
 )
 
 

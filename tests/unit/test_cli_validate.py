@@ -55,7 +55,14 @@ def test_the_worst_file_decides(good: str, bad: str, tmp_path: Path, capsys: pyt
 @pytest.mark.parametrize(
     ("refused", "place"),
     [
-        ("{cloud: gcp, accelerator: 'L4:1024'}\nrun: x\n", "2:1: error: gcp L4:1024: "),
+        ("{cloud: gcp, accelerator: 'L4:1024'}\nrun: x\n", "2:25: error: gcp L4:1024: "),
+        ("{cloud: aws, accelerator: [L4:3, L4:16]}\nrun: x\n", "2:39: error: aws L4:3: "),
+        ("{cloud: gcp, accelerator: A100, region: [us-west2]}\nrun: x\n", "2:53: error: gcp A100-40GB:1 in us-west2"),
+        ("{cloud: gcp, accelerator: 'H100:1', market: on-demand}\nrun: x\n", "2:48: error: gcp H100-80GB:1, on-demand"),
+        ("{cloud: azure, accelerator: A100-80GB, zone: us-east1-c}\nrun: x\n", "2:51: error: azure job: azure does"),
+        ("{cloud: azure, accelerator: 'GB200:4'}\nrun: x\n", "2:27: error: azure GB200:4: the tables name no region"),
+        ("{cloud: local, disk: 200GB}\nrun: x\n", "2:27: error: local job: local is one given machine"),
+        ("{cloud: gcp}\nrun: x\nroles: {chief: {accelerator: 'L4:3'}}\n", "4:17: error: gcp L4:3: no machine"),
         ("{cloud: local}\nrun: x\nrecover: fleet\n", "4:1: error: local job: local has no groups"),
         (
             "{cloud: aws, accelerator: L4}\nrun: x\nimage: docker.io/x\n",
@@ -63,7 +70,7 @@ def test_the_worst_file_decides(good: str, bad: str, tmp_path: Path, capsys: pyt
         ),
         (
             "{cloud: gcp}\nrun: x\nroles: {worker: {image: docker.io/x}}\n",
-            "2:1: error: gcp job: gcp cannot run",
+            "4:18: error: gcp job: gcp cannot run",
         ),
         ("{cloud: aws, accelerator: L4}\nrun: x\nlimits: {price: 0.01 USD/h}\n", "4:10: error: aws"),
     ],
@@ -75,6 +82,53 @@ def test_what_nothing_can_run_is_told_at_its_key(
     file.write_text(f"name: job\nresources: {refused}code: null\n")
     assert main(["validate", str(file)]) == 4
     assert f"{file}:{place}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("resources", "code", "message"),
+    [
+        ("{accelerator: 'A100:3'}", "count-offered", "no machine of aws, gcp, vertex or azure has 3 A100-40GB"),
+        ("{accelerator: 'L4:3'}", "count-offered", "L4:3: no machine of aws, gcp or vertex has 3 L4"),
+        ("{machine_type: p2.xlarge}", "machine-type-retired", "no longer to be had on aws since 2025-06-15"),
+        ("{machine_type: p4d.24xlarge, accelerator: 'H100:8'}", "accelerator-on-machine-type", "does not take H100"),
+        (
+            "{region: us-west2, accelerator: A100}",
+            "offered-in-region",
+            "A100-40GB:1 in us-west2: not offered in us-west2",
+        ),
+        ("{cloud: [aws, gcp], accelerator: L4}\nlimits: {price: 0.1 USD/h}", "price-cap", "gcp g2-standard-4 + L4:1"),
+    ],
+)
+def test_one_diagnostic_for_one_cause(
+    resources: str, code: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(f"name: job\nrun: x\ncode: null\nresources: {resources}\n")
+    assert main(["validate", "--format", "json", str(file)]) == 4
+    (found,) = json.loads(capsys.readouterr().out)["diagnostics"]
+    assert found["code"] == code
+    assert message in found["message"]
+
+
+def test_clouds_that_the_job_names_are_all_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text("name: job\nrun: x\ncode: null\nresources: {cloud: [local, gcp], accelerator: 'MI300X:3'}\n")
+    assert main(["validate", "--format", "json", str(file)]) == 4
+    found = json.loads(capsys.readouterr().out)["diagnostics"]
+    assert [one["code"] for one in found] == ["accelerator-offered", "local-machine"]
+
+
+def test_json_says_of_each_file_what_it_can_be_used_for(
+    good: str, bad: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    impossible = tmp_path / "impossible.yaml"
+    impossible.write_text(IMPOSSIBLE)
+    assert main(["validate", "--format", "json", good, str(impossible), bad]) == 3
+    assert json.loads(capsys.readouterr().out)["results"] == [
+        {"file": good, "valid": True, "runnable": True},
+        {"file": str(impossible), "valid": True, "runnable": False},
+        {"file": bad, "valid": False, "runnable": False},
+    ]
 
 
 def test_json(good: str, bad: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -474,6 +474,15 @@ def test_what_is_there_is_said() -> None:
     assert local({}, None).refusals[0].rule == "local-machine"
 
 
+def test_a_short_name_that_means_another_size_than_this_machines_is_explained() -> None:
+    (refusal,) = local({"accelerator": "A100:1"}, LocalMachine(8, 32.0, gpus=(A100, A100))).refusals
+    assert refusal.message == "this machine has A100-80GB:2; `A100` means A100-40GB"
+    (refusal,) = local({"accelerator": "A100:1"}, LocalMachine(8, 32.0, gpus=(L4,))).refusals
+    assert refusal.message == "this machine has L4:1"
+    (refusal,) = local({"accelerator": "A100-80GB:4"}, LocalMachine(8, 32.0, gpus=(A100, A100))).refusals
+    assert refusal.message == "this machine has A100-80GB:2"
+
+
 def test_other_markets_are_refused() -> None:
     found = local({"market": ["spot", "on-demand"]}, CPU_ONLY)
     assert len(found.offers) == 1

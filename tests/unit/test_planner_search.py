@@ -85,6 +85,20 @@ def test_the_preferred_way_within_the_cap_is_offered_in_every_zone() -> None:
     assert {offer.zone for offer in best} == set(catalog.places("gcp", "g2-standard-4", "L4")["us-central1"])
 
 
+def test_a_limit_on_cost_has_the_best_ways_of_known_price() -> None:
+    """Sixteen ways and more are preferred, whose price is unknown: `submit` leaves those out."""
+    unknown = [f"RTX-PRO-6000-BSE:{count}" for count in (1, 2, 4, 8)]
+    roles = {role: {"accelerator": [*unknown, "L4:4", "L4:1"]} for role in ROLES[:3]}
+    both = set(catalog.places("aws", "g6.xlarge", "L4")["eu-central-1"])
+    both &= set(catalog.places("aws", "g7e.2xlarge", "RTX-PRO-6000-BSE")["eu-central-1"])
+    resources = {"cloud": "aws", "zone": sorted(both)[:1]}
+    for limits, price_is_known in (({}, False), ({"cost": "100 USD"}, True)):
+        found = planned(resources=resources, roles=roles, limits=limits)
+        known = [offer for offer in found.offers if {role.accelerator for role in offer.roles} == {"L4"}]
+        assert any(role.count == 4 for offer in known for role in offer.roles) is price_is_known
+        assert found.offers[0].price is None
+
+
 NAMES = {
     "gcp": ("T4:1", "T4:2", "T4:4", "V100:1", "V100:2", "L4:1", "L4:2", "L4:4", "A100:1", "A100:4", "A100-80GB:1"),
     "aws": ("T4:1", "T4:4", "L4:1", "L4:4", "L40S:1", "L40S:4", "A10G:1", "A10G:4", "A100:8", "H100:8"),
