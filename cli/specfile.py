@@ -135,11 +135,16 @@ def overrides(ctx: click.Context) -> list[str | Override]:
 
 
 def load_spec(
-    file: str | Path | None, changes: Overrides, gcloud: Mapping[str, str] | None = None, job: str | None = None
+    file: str | Path | None,
+    changes: Overrides,
+    gcloud: Mapping[str, str] | None = None,
+    job: str | None = None,
+    *,
+    needs_program: bool = True,
 ) -> LoadedSpec:
     """The job of a file in any dialect, with these overrides and flags of gcloud; raises SpecError.
 
-    Without a file gcloud's flags alone describe the job; `job` is its name there.
+    Without a file gcloud's flags alone describe the job; `job` is its name there. `needs_program` as in load_source().
     """
     import datetime
 
@@ -149,11 +154,11 @@ def load_spec(
     if source is not None and not gcloud and job is None:
         from ..jobspecs.loader import load_source
 
-        loaded = load_source(source, changes, base, today=today)
+        loaded = load_source(source, changes, base, today=today, needs_program=needs_program)
     else:
         from ..jobspecs.dialects.command_line import load
 
-        loaded = load(source, gcloud or {}, changes, base=base, job=job, today=today)
+        loaded = load(source, gcloud or {}, changes, base=base, job=job, today=today, needs_program=needs_program)
     hide(loaded.spec.env.values())
     return loaded
 

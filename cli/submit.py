@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 @json_option
 @spec_options
 @click.option("--config", "gcloud_config", type=click.Path(path_type=Path), help="config.yaml; FILE is then the name.")
-@gcloud_options
+@gcloud_options()
 @click.pass_context
 def command(
     ctx: click.Context,

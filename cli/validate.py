@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from ..jobspecs.dialects.gcloud_flags import take
 from .exits import Exit
-from .specfile import STDIN, STDIN_NAME, load_spec
+from .gcloud import GcloudCommand, gcloud_options
+from .specfile import STDIN, STDIN_NAME, load_spec, overrides, spec_options
 
 if TYPE_CHECKING:
     from ..jobspecs.diagnostics import Diagnostic, Problem
-    from ..jobspecs.loader import LoadedSpec
+    from ..jobspecs.loader import LoadedSpec, Overrides
     from ..jobspecs.plan import LocalMachine, Refusal
 
 Format = Literal["text", "json", "sarif"]
 
 
-@click.command()
-@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@click.command(cls=GcloudCommand)
+@click.argument("files", nargs=-1, metavar="FILE...")
 @click.option(
     "--format",
     "form",
@@ -27,23 +30,35 @@ Format = Literal["text", "json", "sarif"]
     help="What to print.",
     show_default=True,
 )
-@click.option(
-    "--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Check with this value of the job file changed."
-)
-def command(files: tuple[str, ...], form: Format, overrides: tuple[str, ...]) -> Exit:
+@spec_options
+@gcloud_options("--format")
+@click.pass_context
+def command(
+    ctx: click.Context,
+    /,
+    *,
+    files: tuple[str, ...],
+    form: Format,
+    **gcloud: Any,  # noqa: ANN401 - the flags of gcloud_flags.FLAGS
+) -> Exit:
     """Check job files: every mistake, where it is, and what to write instead.
 
     FILE - is standard input. Nothing is started and no cloud is asked: names are looked up in cloudgpu's own tables.
+    Flags change every FILE before it is checked; without a FILE those of `gcloud ai-platform jobs submit training`
+    describe a job alone. An AI Platform file may leave its program to the command line: that is a warning.
 
     \b
     Exit codes: 0 valid, 3 a job file is invalid, 4 valid, but nothing can run it.
     """
     if files.count(STDIN) > 1:
         raise click.UsageError("Standard input can be read once only.")
+    flags = take(gcloud)
+    if not files and not flags:
+        raise click.UsageError("give a FILE, or the flags of gcloud ai-platform jobs submit training", ctx)
     found: list[Diagnostic] = []
     worst = Exit.OK
-    for file in files:
-        diagnostics, exit_code = _check(file, overrides)
+    for file in files or [None]:
+        diagnostics, exit_code = _check(file, overrides(ctx), flags)
         found += diagnostics
         worst = _WORSE[worst, exit_code]
         if form == "text":
@@ -57,11 +72,11 @@ _ORDER = (Exit.OK, Exit.IMPOSSIBLE, Exit.INVALID)
 _WORSE = {(a, b): max(a, b, key=_ORDER.index) for a in _ORDER for b in _ORDER}
 
 
-def _check(file: str, overrides: tuple[str, ...]) -> tuple[list[Diagnostic], Exit]:
+def _check(file: str | None, changes: Overrides, flags: Mapping[str, str]) -> tuple[list[Diagnostic], Exit]:
     from ..jobspecs.diagnostics import SpecError
 
     try:
-        loaded = load_spec(file, overrides)
+        loaded = load_spec(file, changes, flags, needs_program=False)
     except SpecError as error:
         return error.diagnostics, Exit.INVALID
     refusals = _refusals(loaded)
@@ -114,7 +129,7 @@ def _problem(loaded: LoadedSpec, refusal: Refusal) -> Problem:
     return Problem(loc, refusal.rule, f"{refusal.subject}: {refusal.message}", refusal.allowed, in_key=True)
 
 
-def _print_text(file: str, diagnostics: list[Diagnostic], exit_code: Exit) -> None:
+def _print_text(file: str | None, diagnostics: list[Diagnostic], exit_code: Exit) -> None:
     from ..jobspecs.diagnostics import MAX_PROBLEMS
     from ..jobspecs.reports import to_text
     from .output import clean, paint_diagnostic
@@ -127,7 +142,7 @@ def _print_text(file: str, diagnostics: list[Diagnostic], exit_code: Exit) -> No
         Exit.INVALID: f"{errors} mistake{'s' * (errors != 1)}{' or more' * (errors >= MAX_PROBLEMS)}",
         Exit.IMPOSSIBLE: "valid, but nothing can run it",
     }[exit_code]
-    name = STDIN_NAME if file == STDIN else clean(file).replace("\n", "\\n")
+    name = {STDIN: STDIN_NAME, None: "command line"}.get(file) or clean(str(file)).replace("\n", "\\n")
     click.echo(f"{name}: {verdict}")
 
 

@@ -75,12 +75,18 @@ def load_text(text: str, name: str = "<string>", overrides: Overrides = (), base
 
 
 def load_source(
-    source: Source, overrides: Overrides = (), base: Path | None = None, *, today: datetime.date | None = None
+    source: Source,
+    overrides: Overrides = (),
+    base: Path | None = None,
+    *,
+    today: datetime.date | None = None,
+    needs_program: bool = True,
 ) -> LoadedSpec:
     """Load a text that was read already, as load_text(); raises SpecError.
 
     GPUs of another tool's file that can no longer be had on the day `today` are replaced (None: those the tables call
-    retired).
+    retired). With `needs_program=False` an AI Platform file that names no program is loaded with a warning, for gcloud
+    takes the program on the command line; `run` is then a stand-in that fails.
     """
     document = read_yaml(source)
     if not document.value.keys() <= JobSpec.model_fields.keys():
@@ -89,7 +95,7 @@ def load_source(
         if detect(document.value) is not None:
             from .dialects.command_line import convert
 
-            conversion, rest = convert(document.value, {}, overrides, today=today)
+            conversion, rest = convert(document.value, {}, overrides, today=today, needs_program=needs_program)
             return load_conversion(conversion, document=document, overrides=rest, base=base)
     draft = Draft(document, document.value, base or Path.cwd())
     draft.diagnostics += document.diagnostics

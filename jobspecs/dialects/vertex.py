@@ -11,7 +11,7 @@ from ..diagnostics import Loc, quote
 from ..suggest import closest, one_of
 from .cluster import Group, Machine, put_groups, put_place
 from .conversion import Conversion, Fields, Lost, Reader, job_name
-from .program import Program, put_program, same_for_all
+from .program import Program, leave_program_open, put_program, same_for_all
 from .successors import replace_gone
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ WORKER_POOL: Fields = {
 MACHINE: Fields = {
     **dict.fromkeys(("machineType", "acceleratorType", "acceleratorCount", "reservationAffinity")),
     "tpuTopology": Lost("there are no TPUs in cloudgpu", refuse=True),
-    "gpuPartitionSize": Lost("write the part of a GPU into the job file instead, as in H100-80GB:1/7", refuse=True),
+    "gpuPartitionSize": Lost("no target offers parts of these GPUs", refuse=True),
 }
 RESERVATION: Fields = {
     "reservationAffinityType": None,
@@ -119,8 +119,10 @@ def convert(document: Mapping[str, Any], *, today: datetime.date | None = None) 
     if groups:
         put_groups(conversion, [replace_gone(conversion, group, None) for group in groups])
         _put_run(conversion, spec, pools)
-    elif not conversion.refused:
-        conversion.error(spec.loc(), "no-machines", "workerPoolSpecs is empty", "describe at least the first pool")
+    else:
+        if not conversion.refused:
+            conversion.error(spec.loc(), "no-machines", "workerPoolSpecs is empty", "describe at least the first pool")
+        leave_program_open(conversion, spec.loc())
     _put_scheduling(conversion, spec.child("scheduling"), pools)
     _put_output(conversion, spec.child("baseOutputDirectory"))
     return conversion

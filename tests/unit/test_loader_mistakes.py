@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cloudgpu.jobspecs.diagnostics import SpecError
+from cloudgpu.jobspecs.diagnostics import MAX_PROBLEMS, SpecError
+from cloudgpu.jobspecs.dialects import convert
 from cloudgpu.jobspecs.loader import load_text
 
 HEAD = "name: job\nrun: python train.py\ncode: null\n"
@@ -341,3 +342,35 @@ def test_one_mistake(added: str, place: str, message: str | None, hint: str | No
         assert (found.message, found.hint) == (message, hint)
     assert found.place.startswith("job.yaml:")
     assert found.code == "unseen-character" or found.masked or found.source == text.split("\n")[found.line - 1]
+
+
+@pytest.mark.parametrize(
+    ("text", "codes"),
+    [
+        ("trainingInput: {scaleTier: BASIK, pythonModule: t}", ["unknown-scale-tier"]),
+        ("trainingInput: {scaleTier: BASIC_TPU, pythonModule: t}", ["no-tpu"]),
+        ("trainingInput: {scaleTier: CUSTOM, masterType: cloud_tpu, pythonModule: t}", ["no-tpu"]),
+        ("trainingInput: {scaleTier: CUSTOM, pythonModule: t}", ["missing-machine-type"]),
+        ("workerPoolSpecs: {machineSpec: {}}", ["wrong-value"]),
+        ("workerPoolSpecs: []", ["no-machines"]),
+        ("jobSpec: {workerPoolSpecs: []}", ["no-machines"]),
+        ("workerPoolSpecs: [{machineSpec: {machineType: n1-standard-4}}]", ["no-program"]),
+    ],
+)
+def test_a_mistake_in_another_tool_s_file_brings_no_other_with_it(text: str, codes: list[str]) -> None:
+    with pytest.raises(SpecError) as caught:
+        load_text(text)
+    assert [found.code for found in caught.value.diagnostics] == codes
+
+
+def test_suggestions_for_unknown_keys_end_with_the_problems_that_are_reported() -> None:
+    keys = {f"kez{number}": "1" for number in range(20_000)}
+    for document in ({"trainingInput": keys}, {"workerPoolSpecs": [{"machineSpec": keys}]}):
+        assert len(convert(document).problems) == MAX_PROBLEMS
+
+
+def test_what_a_flag_or_a_field_says_is_removed_by_its_own_name() -> None:
+    part = "{machineSpec: {machineType: a, gpuPartitionSize: 1g.10gb}, containerSpec: {imageUri: i}}"
+    with pytest.raises(SpecError) as caught:
+        load_text(f"workerPoolSpecs: [{part}]")
+    assert "remove gpuPartitionSize to go on without it" in [found.hint for found in caught.value.diagnostics]
