@@ -17,6 +17,7 @@ from .specfile import (
     load_spec,
     overrides,
     plan_spec,
+    refuse_unreachable,
     say_outside_end,
     say_remarks,
     say_tables,
@@ -71,6 +72,7 @@ def command(
         echo_json(plan_json(plan, loaded.spec))
     else:
         click.echo(plan_text(plan, loaded.spec, show_all=show_all))
+    refuse_unreachable(loaded)
     if plan.best is not None:
         say_launcher(loaded, plan.best)
         _say_obstacle(plan.best.cloud, loaded)

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
 
+from .errors import CommandError
+from .exits import Exit
 from .hidden_values import hide
 from .output import remark, warning
 from .program_args import program_args
@@ -214,6 +216,16 @@ def plan_spec(loaded: LoadedSpec) -> Plan:
 
         machine = inspect_machine()
     return plan(loaded.spec, machine=machine, today=datetime.datetime.now(datetime.UTC).date())
+
+
+def refuse_unreachable(loaded: LoadedSpec) -> None:
+    """Raise CommandError if machines of no cloud that the job names reach its job dir or an input."""
+    from ..jobspecs.rules_stores import unreachable
+
+    found = [loaded.diagnose(problem) for problem in unreachable(loaded.spec)]
+    if found:
+        message = "; ".join(f"{one.place}: {one.message}" for one in found)
+        raise CommandError(message, hint="; ".join(dict.fromkeys(one.hint for one in found)), exit_code=Exit.IMPOSSIBLE)
 
 
 def take_stacks(loaded: LoadedSpec, plan: Plan) -> tuple[LoadedSpec, Plan]:

@@ -26,6 +26,7 @@ from .specfile import (
     load_spec,
     overrides,
     plan_spec,
+    refuse_unreachable,
     say_outside_end,
     say_remarks,
     say_tables,
@@ -81,7 +82,10 @@ def command(
     say_remarks(loaded)
     loaded, plan = _plan(loaded, cluster)
     if dry_run:
-        return _show_plan(plan, loaded, as_json=as_json)
+        exit_code = _show_plan(plan, loaded, as_json=as_json)
+        if cluster is None:
+            refuse_unreachable(loaded)
+        return exit_code
     offer = _first_offer(plan, loaded, as_json=as_json)
     remark(f"{loaded.spec.name}: {offer_text(offer)}")
     say_launcher(loaded, offer)

@@ -79,6 +79,11 @@ def _check(file: str | None, changes: Overrides, flags: Mapping[str, str]) -> tu
         loaded = load_spec(file, changes, flags, needs_program=False)
     except SpecError as error:
         return error.diagnostics, Exit.INVALID
+    from ..jobspecs.rules_stores import unreachable
+
+    stores = unreachable(loaded.spec)
+    if stores:
+        return [*loaded.warnings, *map(loaded.diagnose, stores)], Exit.IMPOSSIBLE
     refusals = _refusals(loaded)
     if refusals is None:
         return list(loaded.warnings), Exit.OK

@@ -99,6 +99,7 @@ def convert(
     put_place(conversion, region, source.loc("region"))
 
     groups = _groups(conversion, source, region)
+    rules.note_what_is_not_checked(conversion, source, groups, region)
     if groups:
         put_groups(conversion, [replace_gone(conversion, group, region) for group in groups])
         put_program(conversion, _program(conversion, source, groups, package_path), source.loc())

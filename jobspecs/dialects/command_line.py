@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..diagnostics import Diagnostic, Loc, SpecError
-from ..overrides import Override, parse_overrides
+from ..overrides import Override, check_seen, parse_overrides
 from . import DIALECTS, Conversion, detect
 from . import convert as convert_file
 from .program import NO_PROGRAM
@@ -43,6 +43,8 @@ def load(
     from ..loader import load_conversion, load_source
     from ..yaml_reader import read_yaml
 
+    for flag, text in {**flags, "JOB": job or ""}.items():
+        check_seen(text, flag)
     document = None if source is None else read_yaml(source)
     content = None if document is None else document.value
     dialect = detect(content)

@@ -43,6 +43,8 @@ class Conversion:
     """What changed on the way: one sentence each."""
     origins: dict[Loc, Loc] = field(default_factory=dict)
     """Place in `job` -> place in the source; a place without entry has its parent's origin."""
+    files: list[tuple[str, Loc]] = field(default_factory=list)
+    """Local files and folders that must be there, from the folder of the job file, and where they are named."""
     today: datetime.date | None = None
     """What has ended by then is replaced; None: what the tables call retired."""
 

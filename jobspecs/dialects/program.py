@@ -9,7 +9,7 @@ import posixpath
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from ..diagnostics import Loc
+from ..diagnostics import Loc, quote
 from .conversion import Conversion
 
 NO_PROGRAM = "no-program"
@@ -78,8 +78,15 @@ def leave_program_open(conversion: Conversion, whole: Loc) -> None:
 def _put_packages(conversion: Conversion, program: Program) -> None:
     """The folder above the package is shipped; packages are installed from there or fetched from their bucket."""
     local = [package for package in program.packages if not package.startswith("gs://")]
+    code = "." if program.package_path is None else _parent(program.package_path)
+    conversion.files += [(posixpath.normpath(posixpath.join(code, package)), program.packages_loc) for package in local]
+    for package in local:
+        if posixpath.normpath(package).startswith(("/", "../")):
+            message = f"{quote(package)} is not in the folder that is shipped, {quote(code)}"
+            conversion.error(program.packages_loc, "package-outside", message, "move it there")
     if program.package_path is not None:
-        conversion.put(("code",), _parent(program.package_path), program.package_path_loc)
+        conversion.files.append((program.package_path, program.package_path_loc))
+        conversion.put(("code",), code, program.package_path_loc)
     elif local:
         conversion.put(("code",), ".", program.packages_loc)
     elif program.packages:

@@ -4,9 +4,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..accelerator_hints import meant_accelerators
 from ..diagnostics import Loc, quote
 from ..suggest import closest, one_of
 from .cluster import Group, Machine, put_groups, put_place
@@ -200,19 +201,20 @@ def _machine(conversion: Conversion, machine: Reader) -> Machine:
         if written.upper().startswith("TPU"):
             conversion.error(loc, "no-tpu", f"{quote(written)}: there are no TPUs in cloudgpu", "choose a GPU")
             return Machine(machine_type, None, 0)
-        near = closest(written, _enum_names())
+        near = _enum_names(meant_accelerators(written)) or closest(written, _enum_names())
         hint = f"did you mean {one_of(near)}?" if near else "for example NVIDIA_L4"
         conversion.error(loc, "unknown-accelerator", f"unknown accelerator {quote(written)}", hint)
         return Machine(machine_type, None, 0)
     return Machine(machine_type, found.name, count or 1)
 
 
-def _enum_names() -> list[str]:
-    """Vertex AI's names of accelerators."""
+def _enum_names(accelerators: Collection[str] | None = None) -> list[str]:
+    """Return Vertex AI's names of these accelerators, or of all."""
     from .. import catalog
 
     rows = [row for types in catalog.machine_types("vertex").values() for row in types]
-    return sorted({row.provider_accelerator for row in rows if row.provider_accelerator})
+    wanted = [row for row in rows if accelerators is None or row.accelerator in accelerators]
+    return sorted({row.provider_accelerator for row in wanted if row.provider_accelerator})
 
 
 def _put_run(conversion: Conversion, spec: Reader, pools: Sequence[Reader]) -> None:

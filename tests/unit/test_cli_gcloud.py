@@ -111,3 +111,68 @@ def test_a_flag_that_cannot_be_left_out_is_named_in_the_hint(
 ) -> None:
     assert main(["convert", "--scale-tier", "basic", *PROGRAM, flag, value]) == 3
     assert f"remove {flag} to go on without it" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "place", "message"),
+    [
+        (["--package-path", "trainr"], "--package-path", "there is no `trainr`"),
+        (["--package-path", "nowhere/trainer"], "--package-path", "there is no `nowhere/trainer`"),
+        (["--packages", "nope.tar.gz"], "--packages", "there is no `nope.tar.gz`"),
+        (["--packages", "../a.tar.gz"], "--packages", "`../a.tar.gz` is not in the folder that is shipped, `.`"),
+    ],
+)
+def test_packages_that_are_not_there_are_mistakes(
+    flags: list[str], place: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["validate", "--scale-tier", "basic", "--region", "us-central1", "--module-name", "trainer.task"]
+    assert main([*words, *flags]) == 3
+    assert f"{place}: error: {message}" in capsys.readouterr().out
+
+
+def test_packages_are_looked_for_where_the_code_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "src" / "trainer").mkdir(parents=True)
+    (tmp_path / "a.tar.gz").touch()
+    words = ["validate", "--scale-tier", "basic", "--region", "us-central1", "--module-name", "trainer.task"]
+    assert main([*words, "--packages", "a.tar.gz,gs://bucket/b.whl"]) == 0
+    assert main([*words, "--packages", "a.tar.gz", "--package-path", "src/trainer"]) == 3
+    assert "there is no `src/a.tar.gz`" in capsys.readouterr().out
+    (tmp_path / "packages.yaml").write_text("trainingInput: {pythonModule: t, packageUris: [b.whl]}\n")
+    assert main(["validate", "packages.yaml"]) == 3
+    assert "packages.yaml:1:47: error: there is no `b.whl`" in capsys.readouterr().out
+
+
+STORES = [
+    ("cloud: gcp", "job_dir: s3://b/x", "4:10"),
+    ("cloud: [gcp, vertex]", "job_dir: {aws: s3://b/x}", "4:10"),
+    ("cloud: aws", "inputs: {data: gs://b/x}", "4:16"),
+]
+
+
+@pytest.mark.parametrize(("cloud", "store", "place"), STORES)
+def test_a_store_that_no_cloud_of_the_job_reaches_is_refused_before_submit(
+    cloud: str, store: str, place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "job.yaml").write_text(
+        f"name: x\nrun: a\nresources: {{{cloud}, accelerator: T4}}\n{store}\ncode: null\n"
+    )
+    for command in (["validate"], ["plan"], ["submit", "--dry-run"]):
+        assert main([*command, "job.yaml"]) == 4
+        assert f"job.yaml:{place}: " in "".join(capsys.readouterr())
+
+
+def test_one_cloud_that_reaches_it_is_enough(tmp_path: Path) -> None:
+    text = "name: x\nrun: a\nresources: {cloud: [gcp, aws], accelerator: T4}\njob_dir: s3://b/x\ncode: null\n"
+    (tmp_path / "job.yaml").write_text(text)
+    assert main(["validate", "job.yaml"]) == 0
+
+
+def test_a_job_name_or_flag_with_characters_that_cannot_be_seen_is_refused() -> None:
+    assert main(["convert", "--scale-tier", "basic", "--module-name", "trainer.\u202etask"]) == 3
+
+
+def test_a_gpu_that_is_gone_is_no_second_finding(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = "trainingInput: {scaleTier: BASIC_GPU, pythonModule: t, regoin: us-central1}\n"
+    (tmp_path / "job.yaml").write_text(text)
+    assert main(["validate", "job.yaml"]) == 3
+    assert "retired" not in capsys.readouterr().out

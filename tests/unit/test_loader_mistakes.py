@@ -234,6 +234,20 @@ HEAD = "name: job\nrun: python train.py\ncode: null\n"
             "expected a path or file://, s3://, gs:// or az://, not `http://x/y`",
             "",
         ),
+        (
+            "job_dir: s3://${BUCKET}/x",
+            "4:10 variable-in-url",
+            "`${BUCKET}` is not expanded in a job file",
+            'write the value, or let the shell do it: --set "job_dir=…"',
+        ),
+        ("job_dir: $HOME/jobs", "4:10 variable-in-url", None, None),
+        ("job_dir: {aws: s3://b/$RUN}", "4:16 variable-in-url", None, None),
+        (
+            "inputs: {data: s3://$BUCKET/d}",
+            "4:16 variable-in-url",
+            "`$BUCKET` is not expanded in a job file",
+            'write the value, or let the shell do it: --set "inputs.data=…"',
+        ),
         ("job_dir: s3://", "4:10 bad-job-dir", "`s3://` names no folder", "write s3://NAME/FOLDER"),
         ("image: a b", "4:8 bad-image", "expected the name of a container image, without spaces, not `a b`", ""),
         ("image: ''", "4:8 empty-value", "this is empty", "write a value, or delete the key"),
@@ -361,6 +375,21 @@ def test_a_mistake_in_another_tool_s_file_brings_no_other_with_it(text: str, cod
     with pytest.raises(SpecError) as caught:
         load_text(text)
     assert [found.code for found in caught.value.diagnostics] == codes
+
+
+@pytest.mark.parametrize("url", ["az://$web@account/x", "az://$root@account", "s3://b/a$/x", "s3://b/5$"])
+def test_a_dollar_is_not_always_a_variable(url: str) -> None:
+    assert load_text(f"{HEAD}job_dir: {url}").spec.job_dir == url
+
+
+@pytest.mark.parametrize(
+    "text", ["a: *{long}", "code: {long}", "inputs: {{{long}: x}}", "limits: {{cost: {digits}}}", "&{long} a: *{long}"]
+)
+def test_messages_are_bounded(text: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        load_text(text.format(long="a" * 70_000, digits="1" * 70_000))
+    for found in caught.value.diagnostics:
+        assert len(found.message) + len(found.hint) < 1_000
 
 
 def test_suggestions_for_unknown_keys_end_with_the_problems_that_are_reported() -> None:
