@@ -14,6 +14,7 @@ from .rules_machines import accelerator_known
 from .rules_places import zone_hint, zone_regions
 from .rules_stores import check_variables
 from .suggest import did_you_mean, odd_character
+from .units import CountRange
 
 
 class _Kind(NamedTuple):
@@ -66,10 +67,10 @@ def _with_odd_character(hint: str, name: str) -> str:
 def _repeated(spec: JobSpec) -> Iterator[Problem]:
     """Yield accelerators that stand in a list by two names."""
     for loc, requests in _accelerator_lists(spec):
-        seen: dict[tuple[str, str], AcceleratorRequest] = {}
+        seen: dict[tuple[str, CountRange], AcceleratorRequest] = {}
         for index, request in enumerate(requests if len(requests) > 1 else ()):
             found = catalog.find_accelerator(request.name) if request.name else None
-            first = seen.setdefault((found.name, str(request.count)), request) if found else request
+            first = seen.setdefault((found.name, request.count), request) if found else request
             if first is not request:
                 message = f"{quote(request)} is the same as {quote(first)}, which stands in this list"
                 yield Problem((*loc, index), "duplicate-entry", message, "delete one of them")
