@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 @click.option("--to", "form", type=click.Choice(["yaml", "json"]), default="yaml", help="Format of the job file.")
 @click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write there, not to stdout.")
 @spec_options
-@gcloud_options
+@gcloud_options()
 @click.pass_context
 def command(
     ctx: click.Context,

@@ -34,6 +34,9 @@ class GcloudCommand(ProgramArgsCommand):
                 formatter.write_dl(rows)
 
 
-def gcloud_options(function: _F) -> _F:
-    """Decorator: the flags of gcloud that are not ours; gcloud_flags.take() collects what is given."""
-    return click_options(skip=[flag.flag for flag in FLAGS])(function)
+def gcloud_options(*own: str) -> Callable[[_F], _F]:
+    """Return a decorator that adds the flags of gcloud that are not ours; gcloud_flags.take() collects what is given.
+
+    `own` names further flags that the command has itself.
+    """
+    return click_options(skip=[*own, *(flag.flag for flag in FLAGS)])

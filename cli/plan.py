@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..jobspecs.dialects.gcloud_flags import take
 from .exits import Exit
+from .gcloud import GcloudCommand, gcloud_options
 from .launch_view import say_launcher
 from .options import json_option
 from .output import echo_json, remark, style
-from .program_args import ProgramArgsCommand
 from .specfile import (
     load_spec,
     overrides,
     plan_spec,
+    refuse_unreachable,
     say_outside_end,
     say_remarks,
     say_tables,
@@ -27,13 +29,22 @@ if TYPE_CHECKING:
     from ..jobspecs.loader import LoadedSpec
 
 
-@click.command(cls=ProgramArgsCommand)
-@click.argument("file", type=click.Path(path_type=Path))
+@click.command(cls=GcloudCommand)
+@click.argument("file", type=click.Path(path_type=Path), required=False)
 @click.option("--all", "show_all", is_flag=True, help="Show every offer and every refusal.")
 @json_option
 @spec_options
+@gcloud_options()
 @click.pass_context
-def command(ctx: click.Context, *, file: Path, show_all: bool, as_json: bool) -> Exit:
+def command(
+    ctx: click.Context,
+    /,
+    *,
+    file: Path | None,
+    show_all: bool,
+    as_json: bool,
+    **gcloud: Any,  # noqa: ANN401 - the flags of gcloud_flags.FLAGS
+) -> Exit:
     """Show where the job of FILE can run, what it costs there, and why other ways cannot be.
 
     \b
@@ -44,11 +55,15 @@ def command(ctx: click.Context, *, file: Path, show_all: bool, as_json: bool) ->
     Offers stand in the order of preference of the file, then by the price per hour of the whole job: all machines,
     GPUs and disks. A price that the tables lack is unknown and ranks last. Exit code 4: nothing can run the job.
 
-    FILE - is standard input.
+    FILE - is standard input. Without a FILE the flags of `gcloud ai-platform jobs submit training` describe the job
+    alone; a program may be named later.
     """
     from .plan_view import plan_json, plan_text
 
-    loaded = load_spec(file, overrides(ctx))
+    flags = take(gcloud)
+    if file is None and not flags:
+        raise click.UsageError("give a FILE, or the flags of gcloud ai-platform jobs submit training", ctx)
+    loaded = load_spec(file, overrides(ctx), flags, needs_program=False)
     say_remarks(loaded)
     plan = plan_spec(loaded)
     say_tables()
@@ -57,6 +72,7 @@ def command(ctx: click.Context, *, file: Path, show_all: bool, as_json: bool) ->
         echo_json(plan_json(plan, loaded.spec))
     else:
         click.echo(plan_text(plan, loaded.spec, show_all=show_all))
+    refuse_unreachable(loaded)
     if plan.best is not None:
         say_launcher(loaded, plan.best)
         _say_obstacle(plan.best.cloud, loaded)

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
 
+from .errors import CommandError
+from .exits import Exit
 from .hidden_values import hide
 from .output import remark, warning
 from .program_args import program_args
@@ -135,11 +137,16 @@ def overrides(ctx: click.Context) -> list[str | Override]:
 
 
 def load_spec(
-    file: str | Path | None, changes: Overrides, gcloud: Mapping[str, str] | None = None, job: str | None = None
+    file: str | Path | None,
+    changes: Overrides,
+    gcloud: Mapping[str, str] | None = None,
+    job: str | None = None,
+    *,
+    needs_program: bool = True,
 ) -> LoadedSpec:
     """The job of a file in any dialect, with these overrides and flags of gcloud; raises SpecError.
 
-    Without a file gcloud's flags alone describe the job; `job` is its name there.
+    Without a file gcloud's flags alone describe the job; `job` is its name there. `needs_program` as in load_source().
     """
     import datetime
 
@@ -149,11 +156,11 @@ def load_spec(
     if source is not None and not gcloud and job is None:
         from ..jobspecs.loader import load_source
 
-        loaded = load_source(source, changes, base, today=today)
+        loaded = load_source(source, changes, base, today=today, needs_program=needs_program)
     else:
         from ..jobspecs.dialects.command_line import load
 
-        loaded = load(source, gcloud or {}, changes, base=base, job=job, today=today)
+        loaded = load(source, gcloud or {}, changes, base=base, job=job, today=today, needs_program=needs_program)
     hide(loaded.spec.env.values())
     return loaded
 
@@ -209,6 +216,16 @@ def plan_spec(loaded: LoadedSpec) -> Plan:
 
         machine = inspect_machine()
     return plan(loaded.spec, machine=machine, today=datetime.datetime.now(datetime.UTC).date())
+
+
+def refuse_unreachable(loaded: LoadedSpec) -> None:
+    """Raise CommandError if machines of no cloud that the job names reach its job dir or an input."""
+    from ..jobspecs.rules_stores import unreachable
+
+    found = [loaded.diagnose(problem) for problem in unreachable(loaded.spec)]
+    if found:
+        message = "; ".join(f"{one.place}: {one.message}" for one in found)
+        raise CommandError(message, hint="; ".join(dict.fromkeys(one.hint for one in found)), exit_code=Exit.IMPOSSIBLE)
 
 
 def take_stacks(loaded: LoadedSpec, plan: Plan) -> tuple[LoadedSpec, Plan]:

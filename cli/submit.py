@@ -26,6 +26,7 @@ from .specfile import (
     load_spec,
     overrides,
     plan_spec,
+    refuse_unreachable,
     say_outside_end,
     say_remarks,
     say_tables,
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
 @json_option
 @spec_options
 @click.option("--config", "gcloud_config", type=click.Path(path_type=Path), help="config.yaml; FILE is then the name.")
-@gcloud_options
+@gcloud_options()
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -81,7 +82,10 @@ def command(
     say_remarks(loaded)
     loaded, plan = _plan(loaded, cluster)
     if dry_run:
-        return _show_plan(plan, loaded, as_json=as_json)
+        exit_code = _show_plan(plan, loaded, as_json=as_json)
+        if cluster is None:
+            refuse_unreachable(loaded)
+        return exit_code
     offer = _first_offer(plan, loaded, as_json=as_json)
     remark(f"{loaded.spec.name}: {offer_text(offer)}")
     say_launcher(loaded, offer)

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from ..jobspecs.dialects.gcloud_flags import take
 from .exits import Exit
-from .specfile import STDIN, STDIN_NAME, load_spec
+from .gcloud import GcloudCommand, gcloud_options
+from .specfile import STDIN, STDIN_NAME, load_spec, overrides, spec_options
 
 if TYPE_CHECKING:
     from ..jobspecs.diagnostics import Diagnostic
-    from ..jobspecs.loader import LoadedSpec
+    from ..jobspecs.loader import LoadedSpec, Overrides
     from ..jobspecs.plan import LocalMachine, Refusal
 
 Format = Literal["text", "json", "sarif"]
 
+COMMAND_LINE = "command line"
+"""Name in results of a job that gcloud's flags describe alone."""
 
-@click.command()
-@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+
+@click.command(cls=GcloudCommand)
+@click.argument("files", nargs=-1, metavar="FILE...")
 @click.option(
     "--format",
     "form",
@@ -28,27 +33,39 @@ Format = Literal["text", "json", "sarif"]
     help="What to print.",
     show_default=True,
 )
-@click.option(
-    "--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Check with this value of the job file changed."
-)
-def command(files: tuple[str, ...], form: Format, overrides: tuple[str, ...]) -> Exit:
+@spec_options
+@gcloud_options("--format")
+@click.pass_context
+def command(
+    ctx: click.Context,
+    /,
+    *,
+    files: tuple[str, ...],
+    form: Format,
+    **gcloud: Any,  # noqa: ANN401 - the flags of gcloud_flags.FLAGS
+) -> Exit:
     """Check job files: every mistake, where it is, and what to write instead.
 
     FILE - is standard input. Nothing is started and no cloud is asked: names are looked up in cloudgpu's own tables.
+    Flags change every FILE before it is checked; without a FILE those of `gcloud ai-platform jobs submit training`
+    describe a job alone. An AI Platform file may leave its program to the command line: that is a warning.
 
     \b
     Exit codes: 0 valid, 3 a job file is invalid, 4 valid, but nothing can run it.
     """
     if files.count(STDIN) > 1:
         raise click.UsageError("Standard input can be read once only.")
+    flags = take(gcloud)
+    if not files and not flags:
+        raise click.UsageError("give a FILE, or the flags of gcloud ai-platform jobs submit training", ctx)
     found: list[Diagnostic] = []
     results: list[tuple[str, Exit]] = []
-    for file in files:
-        diagnostics, exit_code = _check(file, overrides)
+    for file in files or [None]:
+        diagnostics, exit_code = _check(file, overrides(ctx), flags)
         found += diagnostics
-        results.append((file, exit_code))
+        results.append((file or COMMAND_LINE, exit_code))
         if form == "text":
-            _print_text(file, diagnostics, exit_code)
+            _print_text(file or COMMAND_LINE, diagnostics, exit_code)
     if form != "text":
         _print_data(form, found, results)
     return _worst(results)
@@ -61,13 +78,18 @@ def _worst(results: Sequence[tuple[str, Exit]]) -> Exit:
     return max((exit_code for _, exit_code in results), key=_ORDER.index)
 
 
-def _check(file: str, overrides: tuple[str, ...]) -> tuple[list[Diagnostic], Exit]:
+def _check(file: str | None, changes: Overrides, flags: Mapping[str, str]) -> tuple[list[Diagnostic], Exit]:
     from ..jobspecs.diagnostics import SpecError
 
     try:
-        loaded = load_spec(file, overrides)
+        loaded = load_spec(file, changes, flags, needs_program=False)
     except SpecError as error:
         return error.diagnostics, Exit.INVALID
+    from ..jobspecs.rules_stores import unreachable
+
+    stores = unreachable(loaded.spec)
+    if stores:
+        return [*loaded.warnings, *map(loaded.diagnose, stores)], Exit.IMPOSSIBLE
     refusals = _refusals(loaded)
     if refusals is None:
         return list(loaded.warnings), Exit.OK

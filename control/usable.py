@@ -9,6 +9,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from ..jobspecs.plan import Offer, Plan
+from ..jobspecs.rules_stores import REACHES, reaches
 from ..provisioners import is_set_up, launchable
 from .errors import SubmitError
 from .own_group import RULE, with_groups
@@ -20,16 +21,6 @@ if TYPE_CHECKING:
 MAX_WAYS = 40
 """Kept with a job: so many ways to run it, each in one region with all its zones."""
 
-# The job dirs that a target's machines reach with nothing but what they are given. Those of a cloud have a role there,
-# which no other cloud knows; this machine uses the credentials of whoever submits.
-_REACHES = {
-    "local": ("file", "s3", "gs", "az"),
-    "aws": ("s3",),
-    "gcp": ("gs",),
-    "vertex": ("gs",),
-    "azure": ("az",),
-    "cluster": ("s3", "gs", "az", "file"),  # which of them is said by the cluster: provisioners/cluster/offer.py
-}
 # How a URL of each kind is written, for advice.
 _FORMS = {
     "s3": "s3://BUCKET/FOLDER",
@@ -99,10 +90,10 @@ def obstacle(spec: JobSpec, cloud: str, *, look: bool) -> str:
     if not _reaches_job_dir(spec, cloud):
         return _apart(spec, [cloud])
     for path, url in spec.inputs_on(cloud).items():
-        needed = " or ".join(f"{scheme}://" for scheme in _REACHES[cloud])
+        needed = " or ".join(f"{scheme}://" for scheme in REACHES[cloud])
         if url is None:
             return f"inputs.{path} names none for {cloud}, whose machines read from {needed}"
-        if url.partition("://")[0] not in _REACHES[cloud]:
+        if not reaches(cloud, url):
             return f"machines of {cloud} cannot reach inputs.{path}, {url}: they read from {needed}"
     if look and not is_set_up(cloud):
         return _HOW_TO_SET_UP[cloud]
@@ -113,12 +104,7 @@ def _reaches_job_dir(spec: JobSpec, cloud: str) -> bool:
     given = spec.job_dir_on(cloud)
     if given is None and spec.job_dir is not None:
         return False  # others have one
-    return _scheme(given) in _REACHES[cloud]
-
-
-def _scheme(given: str | None) -> str:
-    """Of a job dir as written: a path, or none, is a local folder."""
-    return given.partition("://")[0] if given and "://" in given else "file"
+    return reaches(cloud, given)
 
 
 def _apart(spec: JobSpec, clouds: Sequence[str]) -> str:
@@ -133,12 +119,12 @@ def _apart(spec: JobSpec, clouds: Sequence[str]) -> str:
 def _to_write(spec: JobSpec, clouds: Sequence[str]) -> str:
     """A job dir for these clouds, and for all others that the job names or has one for."""
     others = [*(spec.job_dir if isinstance(spec.job_dir, dict) else ()), *(spec.resources.cloud or ())]
-    together = [cloud for cloud in dict.fromkeys([*others, *clouds]) if cloud in _REACHES]
-    common = [scheme for scheme in _REACHES[clouds[0]] if all(scheme in _REACHES[one] for one in together)]
+    together = [cloud for cloud in dict.fromkeys([*others, *clouds]) if cloud in REACHES]
+    common = [scheme for scheme in REACHES[clouds[0]] if all(scheme in REACHES[one] for one in together)]
     if common and not isinstance(spec.job_dir, dict):
         return " or ".join(_FORMS[scheme] for scheme in common)
     folders = {
-        cloud: spec.job_dir_on(cloud) if _reaches_job_dir(spec, cloud) else _FORMS[_REACHES[cloud][0]]
+        cloud: spec.job_dir_on(cloud) if _reaches_job_dir(spec, cloud) else _FORMS[REACHES[cloud][0]]
         for cloud in together
     }
     return "{" + ", ".join(f"{cloud}: {url or _FORMS['file']}" for cloud, url in folders.items()) + "}"

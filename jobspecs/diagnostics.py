@@ -76,6 +76,10 @@ def mistake(code: str, message: str, hint: str = "") -> MistakesError:
 
 def quote(text: object, limit: int = 60) -> str:
     """A user's text for a message: on one line, without control characters, of bounded length, in backticks."""
-    shown = str(text)
-    shown = shown if len(shown) <= limit else shown[: limit - 1] + "…"
-    return "`" + "".join(char if char.isprintable() else ascii(char)[1:-1] for char in shown) + "`"
+    return f"`{shorten(str(text), limit)}`"
+
+
+def shorten(text: str, limit: int = 60) -> str:
+    """Return the text on one line, without control characters, of bounded length."""
+    shown = text if len(text) <= limit else text[: limit - 1] + "…"
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in shown)

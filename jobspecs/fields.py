@@ -20,7 +20,7 @@ from pydantic import (
     WithJsonSchema,
 )
 
-from .diagnostics import Loc, MistakesError, Problem, mistake, quote
+from .diagnostics import Loc, MistakesError, Problem, mistake, quote, shorten
 from .suggest import did_you_mean, one_of
 from .units import (
     DURATION_SCHEMA,
@@ -54,7 +54,9 @@ JOB_DIR_SCHEMES = ("file", "s3", "gs", "az")
 
 _MAX_LIST = 64
 _MAX_ENV = 1_000
-# What clouds and other tools call the markets.
+_MAX_WORD = 64
+"""Characters of a wrong word for which a hint is looked for."""
+# What clouds and other tools call markets, clouds and roles.
 _OTHERS_WORDS = {
     "preemptible": "spot",
     "low-priority": "spot",
@@ -62,6 +64,24 @@ _OTHERS_WORDS = {
     "dws": "flex-start",
     "reserved": "reservation",
     "capacity-block": "reservation",
+    "true": "spot",
+    "yes": "spot",
+    "interruptible": "spot",
+    "amazon": "aws",
+    "ec2": "aws",
+    "google": "gcp",
+    "gce": "gcp",
+    "google-cloud": "gcp",
+    "vertex-ai": "vertex",
+    "vertexai": "vertex",
+    "microsoft": "azure",
+    "localhost": "local",
+    "master": "chief",
+    "head": "chief",
+    "leader": "chief",
+    "ps": "parameter_server",
+    "server": "parameter_server",
+    "slave": "worker",
 }
 _NAME = re.compile(r"[a-z](?:[a-z0-9-]{0,38}[a-z0-9])?")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
@@ -74,11 +94,20 @@ def _choice(options: tuple[str, ...]) -> BeforeValidator:
     def check(value: Any) -> Any:  # noqa: ANN401 - whatever the user wrote
         if value in options:
             return value
-        meant = _OTHERS_WORDS.get(str(value).lower().replace("_", "-"), str(value))
-        hint = f"did you mean {meant}?" if meant in options else did_you_mean(str(value), options)
+        words = [_meant(word, options) for word in str(value)[:_MAX_WORD].split(",")]
+        hint = f"did you mean {words[0]}?" if words[0] else did_you_mean(str(value), options)
+        if len(words) > 1 and all(words):
+            hint = f"write [{', '.join(words)}]"
         raise mistake("unknown-value", f"expected {one_of(options)}", hint)
 
     return BeforeValidator(check)
+
+
+def _meant(word: str, options: tuple[str, ...]) -> str:
+    """Return the option that a word of another tool stands for; "" if there is none."""
+    plain = word.strip()
+    meant = plain if plain in options else _OTHERS_WORDS.get(plain.lower().replace("_", "-").replace(" ", "-"), "")
+    return meant if meant in options else ""
 
 
 def _text(most: int, *, least: int = 0) -> tuple[Any, ...]:
@@ -217,7 +246,7 @@ def _url_problem(place: Loc, url: object) -> Problem | None:
         return None
     allowed = one_of([f"{known}://" for known in JOB_DIR_SCHEMES])
     form = _STORE_OF.get(str(place[-1]), "s3://BUCKET/FOLDER")
-    return Problem(place, "bad-input", f"expected {allowed} and a folder", f"write {place[-1]}: {form}")
+    return Problem(place, "bad-input", f"expected {allowed} and a folder", f"write {shorten(str(place[-1]))}: {form}")
 
 
 def _check_outputs(value: tuple[str, ...]) -> tuple[str, ...]:

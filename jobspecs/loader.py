@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import ValidationError
 
-from .diagnostics import MAX_PROBLEMS, Diagnostic, Loc, Problem, SpecError
+from .diagnostics import MAX_PROBLEMS, Diagnostic, Loc, Problem, SpecError, quote, shorten
 from .models import JobSpec, Role
 from .source import Source, decode, read_source
 from .yaml_reader import Document, read_yaml
@@ -75,12 +75,18 @@ def load_text(text: str, name: str = "<string>", overrides: Overrides = (), base
 
 
 def load_source(
-    source: Source, overrides: Overrides = (), base: Path | None = None, *, today: datetime.date | None = None
+    source: Source,
+    overrides: Overrides = (),
+    base: Path | None = None,
+    *,
+    today: datetime.date | None = None,
+    needs_program: bool = True,
 ) -> LoadedSpec:
     """Load a text that was read already, as load_text(); raises SpecError.
 
     GPUs of another tool's file that can no longer be had on the day `today` are replaced (None: those the tables call
-    retired).
+    retired). With `needs_program=False` an AI Platform file that names no program is loaded with a warning, for gcloud
+    takes the program on the command line; `run` is then a stand-in that fails.
     """
     document = read_yaml(source)
     if not document.value.keys() <= JobSpec.model_fields.keys():
@@ -89,10 +95,11 @@ def load_source(
         if detect(document.value) is not None:
             from .dialects.command_line import convert
 
-            conversion, rest = convert(document.value, {}, overrides, today=today)
+            conversion, rest = convert(document.value, {}, overrides, today=today, needs_program=needs_program)
             return load_conversion(conversion, document=document, overrides=rest, base=base)
     draft = Draft(document, document.value, base or Path.cwd())
     draft.diagnostics += document.diagnostics
+    _refuse_foreign(draft)
     return _finish(draft, overrides)
 
 
@@ -103,6 +110,7 @@ def load_conversion(
     draft = Draft(document, conversion.job, base or Path.cwd(), conversion.origins, tuple(conversion.notes))
     draft.diagnostics += document.diagnostics if document else []
     draft.add(conversion.problems)
+    draft.add(_missing_files(draft.base, conversion))
     return _finish(draft, overrides)
 
 
@@ -145,6 +153,8 @@ class Draft:
     def result(self) -> list[Diagnostic]:
         """Everything found, in the order of the file."""
         found = self.diagnostics
+        if self.origins is not None and self.wrong:  # what is gone is replaced once the rest is right
+            found = [one for one in found if not one.code.startswith("retired-")]
         if self.origins is not None:
             # What the conversion found wrong with a value is not said again of what it became.
             found = list({(one.place, one.code): one for one in reversed(found)}.values())[::-1]
@@ -238,22 +248,45 @@ def _validate(draft: Draft) -> JobSpec | None:
     return spec
 
 
+def _refuse_foreign(draft: Draft) -> None:
+    """Report a file of a tool that is not read; raises SpecError where nothing else in it is worth reporting."""
+    if draft.job.keys() <= JobSpec.model_fields.keys() and "accelerators" not in (draft.job.get("resources") or ()):
+        return
+    from .dialects.foreign import recognise
+
+    found = recognise(draft.job)
+    if found is not None:
+        problem, alone = found
+        draft.add([problem])
+        if alone:
+            raise SpecError(draft.result())
+
+
+def _missing_files(base: Path, conversion: Conversion) -> Iterator[Problem]:
+    """Yield the packages of another tool's job that are not there."""
+    for path, loc in conversion.files:
+        if not (base / path).exists():
+            message = f"there is no {quote(path)}"
+            yield Problem(loc, "missing-code", message, f"looked for {shorten(os.path.normpath(base / path), 300)}")
+
+
 def _check_code(draft: Draft) -> None:
     """The folder to ship must be there, and be no more than a project."""
     code = draft.job.get("code", ".")
     if not isinstance(code, str) or not code or "\0" in code:
         return
     folder = os.path.normpath(os.path.join(draft.base, code))  # noqa: PTH118 - every load passes here
+    shown = shorten(folder, 300)
     try:
         found = os.stat(folder)  # noqa: PTH116
     except OSError:
-        hint = "~ is not expanded here: write the path" if code.startswith("~") else f"looked for {folder}"
+        hint = "~ is not expanded here: write the path" if code.startswith("~") else f"looked for {shown}"
         draft.add_in_job([Problem(("code",), "missing-code", "there is no such folder", hint)])
         return
     if not stat.S_ISDIR(found.st_mode):
-        draft.add_in_job([Problem(("code",), "missing-code", "this is a file, not a folder", f"looked for {folder}")])
+        draft.add_in_job([Problem(("code",), "missing-code", "this is a file, not a folder", f"looked for {shown}")])
     elif (found.st_dev, found.st_ino) in _wide_folders(os.path.expanduser("~")):  # noqa: PTH111
-        message = f"this would ship the whole folder {folder}"
+        message = f"this would ship the whole folder {shown}"
         hint = "move the project into a folder of its own"
         draft.add_in_job([Problem(("code",), "code-too-wide", message, hint)])
 

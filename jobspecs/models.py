@@ -66,6 +66,10 @@ class AcceleratorRequest(_Model):
         if not isinstance(value, str):
             return value
         name, colon, count = value.strip().partition(":")
+        if colon and name.strip().isdecimal() and not count.strip()[:1].isdecimal():
+            raise mistake(
+                "bad-accelerator", "expected the name before the count", f"write {count.strip()}:{name.strip()}"
+            )
         return {"name": name.strip(), "count": count.strip()} if colon else {"name": name.strip()}
 
     @model_validator(mode="after")

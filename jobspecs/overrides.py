@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from .diagnostics import Diagnostic, Loc, SpecError, quote
+from .diagnostics import Diagnostic, Loc, SpecError, quote, shorten
+from .source import UNSEEN, Source
 
 _MAX_STEPS = 16
 _YAML_STARTS = ("'", '"', "[", "{")
@@ -27,29 +28,43 @@ class Override(NamedTuple):
 def parse_override(text: str) -> Override:
     """The override of `KEY=VALUE`, KEY being a path with dots; raises SpecError."""
     key, equals, value = text.partition("=")
-    label = f"--set {key.strip()}"
+    label = f"--set {shorten(key.strip())}"
     path = tuple(key.strip().split("."))
     if not equals or not all(path) or len(path) > _MAX_STEPS:
         raise _refused(label, "expected KEY=VALUE", "as in --set resources.region=us-east1")
-    if any("\ud800" <= char <= "\udfff" or char == "\0" for char in text):
-        raise _refused(label, "this is not text in UTF-8")
     return Override(path, _value(value, label), label)
 
 
 def parse_overrides(given: Mapping[str, Any] | Sequence[str | Override]) -> list[Override]:
     """Overrides of whatever form; raises SpecError with every one that cannot be read."""
     if isinstance(given, Mapping):
-        return [Override(tuple(key.split(".")), value, f"--set {key}") for key, value in given.items()]
+        given = [Override(tuple(key.split(".")), value, f"--set {shorten(key)}") for key, value in given.items()]
     overrides: list[Override] = []
     diagnostics: list[Diagnostic] = []
     for item in given:
         try:
-            overrides.append(item if isinstance(item, Override) else parse_override(item))
+            override = item if isinstance(item, Override) else parse_override(item)
+            check_seen([override.path, override.value], override.label)
+            overrides.append(override)
         except SpecError as error:
             diagnostics += error.diagnostics
     if diagnostics:
         raise SpecError(diagnostics)
     return overrides
+
+
+def check_seen(value: object, label: str) -> None:
+    """Raise SpecError if a text, or one in a list or mapping, holds a character that a job file may not hold."""
+    if isinstance(value, str):
+        found = UNSEEN.search(value)
+        if found is not None:
+            message = f"there is a character that cannot be seen (U+{ord(found[0]):04X})"
+            raise _refused(label, message, "delete it, or save what it comes from as UTF-8")
+    elif isinstance(value, Mapping):
+        check_seen([*value.keys(), *value.values()], label)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            check_seen(item, label)
 
 
 def apply_overrides(document: dict[str, Any], overrides: Sequence[Override]) -> dict[str, Any]:
@@ -88,7 +103,6 @@ def _value(text: str, label: str) -> Any:  # noqa: ANN401
         return None
     if not text.startswith(_YAML_STARTS):
         return text
-    from .source import Source
     from .yaml_reader import read_yaml
 
     try:

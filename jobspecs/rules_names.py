@@ -6,12 +6,15 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import NamedTuple
 
 from . import catalog
-from .diagnostics import Loc, Problem
-from .models import JobSpec
+from .accelerator_hints import accelerator_hint
+from .diagnostics import Loc, Problem, quote
+from .models import AcceleratorRequest, JobSpec
 from .rules_base import Ask, listing
 from .rules_machines import accelerator_known
 from .rules_places import zone_hint, zone_regions
-from .suggest import did_you_mean
+from .rules_stores import check_variables
+from .suggest import did_you_mean, odd_character
+from .units import CountRange
 
 
 class _Kind(NamedTuple):
@@ -35,7 +38,7 @@ def check_names(spec: JobSpec) -> list[Problem]:
     planner says since when they are gone and what to take instead.
     """
     asked = [cloud for cloud in spec.resources.cloud or catalog.CLOUDS if cloud in catalog.CLOUDS]
-    problems = list(_accelerators(spec, asked))
+    problems = [*_accelerators(spec, asked), *_repeated(spec), *check_variables(spec)]
     if asked:  # a job for `local` alone: the planner refuses fields which that target cannot honour
         problems += _machine_types(spec, asked)
         problems += _unknown(_REGIONS, _listed("region", spec.resources.region), asked)
@@ -47,7 +50,8 @@ def _accelerators(spec: JobSpec, clouds: Sequence[str]) -> Iterator[Problem]:
     for loc, name in _accelerator_names(spec):
         verdict = accelerator_known(Ask(cloud="", today="", accelerator=name))
         if verdict is not None:
-            yield Problem(loc, "unknown-accelerator", verdict.message, verdict.allowed)
+            hint = accelerator_hint(name) or verdict.allowed
+            yield Problem(loc, "unknown-accelerator", verdict.message, _with_odd_character(hint, name))
             continue
         found = catalog.find_accelerator(name)
         known = catalog.accelerator_status(found.name) if found else {}
@@ -56,14 +60,33 @@ def _accelerators(spec: JobSpec, clouds: Sequence[str]) -> Iterator[Problem]:
             yield _gone(loc, "retired-accelerator", name, clouds)
 
 
+def _with_odd_character(hint: str, name: str) -> str:
+    return "; ".join(filter(None, (hint, odd_character(name) and f"there is {odd_character(name)}")))
+
+
+def _repeated(spec: JobSpec) -> Iterator[Problem]:
+    """Yield accelerators that stand in a list by two names."""
+    for loc, requests in _accelerator_lists(spec):
+        seen: dict[tuple[str, CountRange], AcceleratorRequest] = {}
+        for index, request in enumerate(requests if len(requests) > 1 else ()):
+            found = catalog.find_accelerator(request.name) if request.name else None
+            first = seen.setdefault((found.name, request.count), request) if found else request
+            if first is not request:
+                message = f"{quote(request)} is the same as {quote(first)}, which stands in this list"
+                yield Problem((*loc, index), "duplicate-entry", message, "delete one of them")
+
+
 def _accelerator_names(spec: JobSpec) -> Iterator[tuple[Loc, str]]:
-    top: list[tuple[Loc, Sequence[object]]] = [(("resources",), spec.resources.accelerator)]
-    top += [(("roles", name), role.accelerator) for name, role in (spec.roles or {}).items()]
-    for loc, requests in top:
+    for loc, requests in _accelerator_lists(spec):
         for index, request in enumerate(requests):
-            name = getattr(request, "name", None)
-            if name is not None:
-                yield (*loc, "accelerator", index), name
+            if request.name is not None:
+                yield (*loc, index), request.name
+
+
+def _accelerator_lists(spec: JobSpec) -> Iterator[tuple[Loc, Sequence[AcceleratorRequest]]]:
+    yield ("resources", "accelerator"), spec.resources.accelerator
+    for name, role in (spec.roles or {}).items():
+        yield ("roles", name, "accelerator"), role.accelerator
 
 
 def _machine_types(spec: JobSpec, clouds: Sequence[str]) -> Iterator[Problem]:
@@ -115,4 +138,5 @@ def _unknown(kind: _Kind, named: Sequence[tuple[Loc, str]], clouds: Sequence[str
             continue
         options = sorted({option for cloud in clouds for option in kind.names(cloud)})
         hint = (zone_hint(name) if kind is _ZONES else "") or did_you_mean(name, options)
-        yield Problem(loc, kind.code, f"{listing(list(clouds))}: no {kind.what} named {name!r} in the tables", hint)
+        message = f"{listing(list(clouds))}: no {kind.what} named {name!r} in the tables"
+        yield Problem(loc, kind.code, message, _with_odd_character(hint, name))

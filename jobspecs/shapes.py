@@ -5,13 +5,16 @@ Most sentences come from the validators in fields.py and units.py; here are thos
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from .catalog import find_accelerator
 from .diagnostics import MAX_PROBLEMS, Loc, MistakesError, Problem, quote
+from .fields import MAX_RETRIES
 from .keys import meaning
 from .models import JobSpec
 from .suggest import odd_character
+from .units import parse_duration, parse_money, parse_rate, parse_whole
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
@@ -129,6 +132,49 @@ def _expected(what: str, hint: str = "") -> Callable[[Loc, ErrorDetails, Mapping
     return explain
 
 
+def _text(place: Loc, details: ErrorDetails, document: Mapping[str, Any]) -> Problem:  # noqa: ARG001
+    _, value = find(document, place)
+    hint = _QUOTES
+    if value is None:
+        hint = 'write "" for an empty text'
+    elif isinstance(value, list | tuple) and isinstance(place[-1], str):
+        hint = f"write one value: {place[-1]} takes no list"
+    return _completed(Problem(place, "wrong-type", "expected a text", hint), value)
+
+
+def _mapping(place: Loc, details: ErrorDetails, document: Mapping[str, Any]) -> Problem:  # noqa: ARG001
+    _, value = find(document, place)
+    hint = "write each as KEY: VALUE on its own line"
+    if value is None:
+        hint = "write KEY: VALUE below it, or delete the key"
+    elif isinstance(value, str):
+        hint = next(
+            (f"write {place[-1]}: {{{key}: {value}}}" for key, takes in _MAIN_KEYS.get(place[-1:], ()) if takes(value)),
+            hint,
+        )
+    return _completed(Problem(place, "wrong-type", "expected keys and values", hint), value)
+
+
+def _takes(parse: Callable[[str], object]) -> Callable[[str], bool]:
+    def takes(text: str) -> bool:
+        try:
+            parse(text)
+        except ValueError:
+            return False
+        return True
+
+    return takes
+
+
+_MAIN_KEYS: Mapping[Loc, Sequence[tuple[str, Callable[[str], bool]]]] = {
+    ("checkpoint",): (("every", _takes(parse_duration)),),
+    ("retry",): (("failure", _takes(lambda text: parse_whole(text, 0, MAX_RETRIES))),),
+    ("limits",): (("duration", _takes(parse_duration)), ("cost", _takes(parse_money)), ("price", _takes(parse_rate))),
+    ("resources",): (("accelerator", lambda text: find_accelerator(text.partition(":")[0]) is not None),),
+}
+"""Key of a mapping -> its key that was meant by a single value, and which values that takes."""
+
+
 def _length(what: str, bound: str) -> Callable[[Loc, ErrorDetails, Mapping[str, Any]], Problem]:
     def explain(place: Loc, details: ErrorDetails, document: Mapping[str, Any]) -> Problem:  # noqa: ARG001
         context = details.get("ctx", {})
@@ -143,12 +189,12 @@ def _length(what: str, bound: str) -> Callable[[Loc, ErrorDetails, Mapping[str, 
 _EXPLAIN: dict[str, Callable[[Loc, ErrorDetails, Mapping[str, Any]], Problem]] = {
     "missing": _missing,
     "extra_forbidden": _unknown_key,
-    "string_type": _expected("a text", _QUOTES),
+    "string_type": _text,
     "string_too_long": _length("characters", "at most"),
     "string_too_short": _length("characters", "at least"),
     "tuple_type": _expected("a list", "write [a, b], or each item on a line that begins with -"),
     "too_long": _length("entries", "at most"),
     "too_short": _length("entries", "at least"),
-    "dict_type": _expected("keys and values", "write each as KEY: VALUE on its own line"),
-    "model_type": _expected("keys and values", "write each as KEY: VALUE on its own line"),
+    "dict_type": _mapping,
+    "model_type": _mapping,
 }

@@ -18,30 +18,36 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
 
-from .diagnostics import mistake
+from .diagnostics import MistakesError, mistake
 
-_DURATION_SECONDS = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
+DURATION_SECONDS = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
 # Patterns as text: `re` compiles and keeps each when it is first needed, which in most runs is never.
 _DURATION = r"(?a)(?:(\d{1,6})d)?(?:(\d{1,7})h)?(?:(\d{1,8})m)?(?:(\d{1,9})s)?"
-_SIZE = r"(?ai)(\d{1,9}(?:\.\d{1,3})?) ?(MB|GB|TB)"
+SIZE = r"(?ai)(\d{1,9}(?:\.\d{1,3})?) ?(MB|GB|TB)"
 _SIZE_GB = {"MB": Decimal("0.001"), "GB": Decimal(1), "TB": Decimal(1000)}
-_MONEY = r"(?a)(\d{1,9}(?:\.\d{1,4})?) ?USD"
-_RATE = r"(?a)(\d{1,7}(?:\.\d{1,5})?) ?USD/h"
+AMOUNT = r"(?a)(\d{1,9}(?:\.\d{1,4})?) ?USD"
+RATE = r"(?a)(\d{1,7}(?:\.\d{1,5})?) ?USD/h"
+_ENDLESS = frozenset(("never", "none", "unlimited", "infinite", "inf", "no"))
 _COUNT = r"(?a)\d{1,5}|\d{1,3}/\d{1,3}|0\.\d{1,6}"
 
 MAX_DURATION_S = 366 * 86_400
 MAX_COUNT = 1_024
 
 
-def parse_duration(value: object, *, least_s: int = 1) -> int:
-    """Seconds of `90s`, `30m`, `12h`, `1d` or a sum such as `1h30m`; a number is refused, for its unit is a guess."""
+def parse_duration(value: object, *, least_s: int = 1, endless: str = "") -> int:
+    """Seconds of `90s`, `30m`, `12h`, `1d` or a sum such as `1h30m`; a number is refused, for its unit is a guess.
+
+    `endless` is the hint for a word such as `never`.
+    """
     text = str(value).strip()
     match = re.fullmatch(_DURATION, text)
     if not text or match is None:
-        hint = f"write {text}h, {text}m or {text}s" if _is_number(text) and text.strip("0.") else ""
+        from .unit_hints import duration_hint
+
+        hint = endless if text.lower() in _ENDLESS else duration_hint(text)
         raise mistake("bad-duration", "expected a duration such as 90s, 30m, 12h, 1d or 1h30m", hint)
     seconds = sum(
-        int(part) * unit for part, unit in zip(match.groups(), _DURATION_SECONDS.values(), strict=True) if part
+        int(part) * unit for part, unit in zip(match.groups(), DURATION_SECONDS.values(), strict=True) if part
     )
     if not least_s <= seconds <= MAX_DURATION_S:
         raise ValueError(f"expected a duration from {format_duration(least_s)} to {format_duration(MAX_DURATION_S)}")
@@ -51,7 +57,7 @@ def parse_duration(value: object, *, least_s: int = 1) -> int:
 def format_duration(seconds: float) -> str:
     """The shortest text that parse_duration() turns back into these whole seconds."""
     rest, parts = round(seconds), []
-    for unit, size in _DURATION_SECONDS.items():
+    for unit, size in DURATION_SECONDS.items():
         amount, rest = divmod(rest, size)
         if amount:
             parts.append(f"{amount}{unit}")
@@ -61,9 +67,11 @@ def format_duration(seconds: float) -> str:
 def parse_size_gb(value: object) -> float:
     """Gigabytes (10^9 bytes) of `500MB`, `100GB` or `2TB`; a number without a unit is refused."""
     text = str(value).strip()
-    match = re.fullmatch(_SIZE, text)
+    match = re.fullmatch(SIZE, text)
     if match is None:
-        raise mistake("bad-size", "expected a size such as 500MB, 100GB or 2TB", _size_hint(text))
+        from .unit_hints import size_hint
+
+        raise mistake("bad-size", "expected a size such as 500MB, 100GB or 2TB", size_hint(text))
     return float(Decimal(match[1]) * _SIZE_GB[match[2].upper()])
 
 
@@ -73,15 +81,14 @@ def format_size(gigabytes: float) -> str:
     return f"{number:.3f}".rstrip("0").rstrip(".") + unit
 
 
-def _size_hint(text: str) -> str:
-    """What somebody meant who left off the unit, or wrote `Gi`, `GiB` or `G`."""
-    number = text.rstrip("KMGTkmgtiBb ")
-    unit = text[len(number) :].strip().upper()[:1] or "G"
-    return f"write {number}{unit}B" if _is_number(number) and unit in "MGT" else ""
-
-
 def _parse_disk_gb(value: object) -> float:
-    size = parse_size_gb(value)
+    try:
+        size = parse_size_gb(value)
+    except MistakesError as error:
+        meant = error.problems[0].hint.removeprefix("write ")
+        if not meant or 1 <= parse_size_gb(meant) <= 65_536:
+            raise
+        raise mistake("bad-size", "expected a disk from 1GB to 65TB, with its unit") from error
     if not 1 <= size <= 65_536:
         raise ValueError("expected a disk from 1GB to 65TB")
     return size
@@ -91,9 +98,10 @@ def _parse_amount(value: object, pattern: str, example: str) -> Decimal:
     text = str(value).strip()
     match = re.fullmatch(pattern, text)
     if match is None:
-        number = text.removeprefix("$")
-        hint = f"write {number}{example.lstrip('0123456789')}" if _is_number(number) else ""
-        raise mistake("bad-amount", f"expected an amount in US dollars such as {example}", hint)
+        from .unit_hints import amount_hint
+
+        message = f"expected an amount in US dollars such as {example}"
+        raise mistake("bad-amount", message, amount_hint(text, example))
     amount = Decimal(match[1])
     if amount <= 0:
         raise ValueError("expected an amount greater than 0")
@@ -110,12 +118,12 @@ def parse_whole(value: object, least: int, most: int) -> int:
 
 def parse_money(value: object) -> Decimal:
     """US dollars of `50 USD`."""
-    return _parse_amount(value, _MONEY, "50 USD")
+    return _parse_amount(value, AMOUNT, "50 USD")
 
 
 def parse_rate(value: object) -> Decimal:
     """US dollars per hour of `5 USD/h`."""
-    return _parse_amount(value, _RATE, "5 USD/h")
+    return _parse_amount(value, RATE, "5 USD/h")
 
 
 def parse_count(value: object) -> Fraction:
@@ -148,8 +156,15 @@ class SizeRange:
         if isinstance(value, SizeRange):
             return value
         low, dots, high = str(value).strip().partition("..")
-        least = parse_size_gb(low) if low else None
-        most = (parse_size_gb(high) if high else None) if dots else least
+        try:
+            least = parse_size_gb(low) if low else None
+            most = (parse_size_gb(high) if high else None) if dots else least
+        except MistakesError as error:
+            if not dots:
+                raise
+            from .unit_hints import range_hint
+
+            raise mistake("bad-size", error.problems[0].message, range_hint(low, high)) from error
         if least is None and most is None:
             raise ValueError("expected a range of sizes such as 24GB.., ..80GB or 24GB..80GB")
         if least is not None and most is not None and least > most:
@@ -217,10 +232,6 @@ class NodeRange:
         return self.most if self.least == self.most else str(self)
 
 
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.replace(".", "", 1).isdecimal()
-
-
 def _text_schema(pattern: str, *examples: str) -> dict[str, Any]:
     return {"type": "string", "pattern": f"^{pattern}$", "examples": list(examples)}
 
@@ -251,7 +262,8 @@ DURATION_SCHEMA = _text_schema(r"(?=\d)(\d{1,6}d)?(\d{1,7}h)?(\d{1,8}m)?(\d{1,9}
 _SIZE_TEXT = r"\d{1,9}(\.\d{1,3})? ?[MGTmgt][Bb]"
 _COUNT_TEXT = r"(\d{1,5}|\d{1,3}/\d{1,3}|0\.\d{1,6})"
 
-Duration = Annotated[int, *shorthand(parse_duration, format_duration, DURATION_SCHEMA)]
+_NO_LIMIT = "delete the key: without it there is no limit"
+Duration = Annotated[int, *shorthand(partial(parse_duration, endless=_NO_LIMIT), format_duration, DURATION_SCHEMA)]
 DiskSize = Annotated[float, *shorthand(_parse_disk_gb, format_size, _text_schema(_SIZE_TEXT, "100GB", "2TB"))]
 Money = Annotated[
     Decimal, *shorthand(parse_money, lambda v: f"{v} USD", _text_schema(r"\d{1,9}(\.\d{1,4})? ?USD", "50 USD"))

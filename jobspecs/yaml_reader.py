@@ -26,7 +26,7 @@ from yaml.events import (
     StreamEndEvent,
 )
 
-from .diagnostics import MAX_PROBLEMS, Diagnostic, Loc, SpecError, quote
+from .diagnostics import MAX_PROBLEMS, Diagnostic, Loc, SpecError, quote, shorten
 from .source import Source, refused
 
 if TYPE_CHECKING:
@@ -207,9 +207,9 @@ class _Reader:
     def _alias(self, event: Any) -> None:  # noqa: ANN401
         name, mark = event.anchor, event.start_mark
         if any(frame.anchor == name for frame in self._stack):
-            self._stop(mark, "cyclic-alias", f"*{name} stands inside the value it repeats")
+            self._stop(mark, "cyclic-alias", f"*{shorten(name)} stands inside the value it repeats")
         if name not in self._anchors:
-            self._stop(mark, "unknown-alias", f"there is no anchor &{name} above")
+            self._stop(mark, "unknown-alias", f"there is no anchor &{shorten(name)} above")
         value, marks, size = self._anchors[name]
         self._count += size
         self._add(value, mark, marks)
@@ -276,6 +276,11 @@ def _syntax_error(source: Source, error: YAMLError) -> Diagnostic:
     if "\t" in text[: column + 1] and not text[: column - 1].strip():
         return source.at(line, column, "tab", "a tab cannot indent", "indent with spaces")
     hint = next((hint for start, hint in _SYNTAX_HINTS.items() if problem.startswith(start)), "")
-    if hint.startswith("close the ") and begin is not None and begin.line + 1 < line:
+    before = text[: column - 1]
+    if problem.startswith("mapping values") and before[:1] == " " and ":" not in before:
+        hint = "give this key the indentation of the key above"
+    elif hint.startswith("close the mapping") and "${" in text[:column]:
+        hint = "put quotes around a text that contains ${"
+    elif hint.startswith("close the ") and begin is not None and begin.line + 1 < line:
         hint += f"; it begins in line {begin.line + 1}"
     return source.at(line, column, "yaml-syntax", f"this is not valid YAML: {problem}", hint)

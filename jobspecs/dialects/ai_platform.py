@@ -13,7 +13,7 @@ from ..diagnostics import Loc, quote
 from . import ai_platform_rules as rules
 from .cluster import Group, put_groups, put_place
 from .conversion import Conversion, Fields, Lost, Reader, job_name
-from .program import Program, put_program, same_for_all
+from .program import Program, leave_program_open, put_program, same_for_all
 from .successors import replace_gone
 
 if TYPE_CHECKING:
@@ -99,9 +99,12 @@ def convert(
     put_place(conversion, region, source.loc("region"))
 
     groups = _groups(conversion, source, region)
+    rules.note_what_is_not_checked(conversion, source, groups, region)
     if groups:
         put_groups(conversion, [replace_gone(conversion, group, region) for group in groups])
         put_program(conversion, _program(conversion, source, groups, package_path), source.loc())
+    else:
+        leave_program_open(conversion, source.loc())
     job_dir = source.text("jobDir")
     if job_dir is not None:
         conversion.put(("job_dir",), job_dir, source.loc("jobDir"))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
+from ..accelerator_hints import meant_accelerators
 from ..diagnostics import Loc, quote
 from ..suggest import closest, one_of
-from .cluster import Machine
+from .cluster import Group, Machine
 from .conversion import Conversion, Reader
 
 PREFIXES = {
@@ -212,7 +214,12 @@ def _accelerated(conversion: Conversion, config: Reader, machine_type: str) -> M
         return Machine(machine_type, *_CPU)
     found = catalog.find_accelerator(written)
     if found is None:
-        near = closest(written.upper().replace("-", "_"), ACCELERATOR_TYPES)
+        meant = set(meant_accelerators(written))
+        near = (
+            []
+            if meant and meant.isdisjoint(ACCELERATOR_TYPES.values())
+            else closest(written.upper().replace("-", "_"), ACCELERATOR_TYPES)
+        )
         hint = f"did you mean {one_of(near)}?" if near else f"one of {', '.join(ACCELERATOR_TYPES)}"
         conversion.error(config.loc("type"), "unknown-accelerator", f"unknown accelerator {quote(written)}", hint)
         return Machine(machine_type, *_CPU)
@@ -279,8 +286,35 @@ def check_region_name(conversion: Conversion, region: str, loc: Loc) -> None:
         conversion.error(loc, "unknown-region", f"unknown region {quote(region)}", hint)
 
 
+def note_what_is_not_checked(
+    conversion: Conversion, source: Reader, groups: Sequence[Group], region: str | None
+) -> None:
+    """Note what goes beyond the service: machine types, regions, and kinds of GPU that it had in no common zone."""
+    from .. import catalog
+
+    named = [source.text(f"{prefix}Type") for prefix in PREFIXES]
+    newer = {name for name in named if name in catalog.machine_types("gcp") and not is_legacy(name)}
+    newer -= catalog.ai_platform_machine_types()
+    if newer:
+        conversion.note(f"AI Platform Training had no {one_of(sorted(newer))}: taken as Compute Engine's machine type")
+    if region is not None and region in catalog.regions("gcp") - _own_regions():
+        conversion.note(f"AI Platform Training is not known to have had GPUs in {region}: taken as today's region")
+    if len({group.machine.accelerator for group in groups} - {None}) > 1:
+        conversion.note(
+            "AI Platform Training wanted all kinds of GPU of a job in one zone; its zones are not known any more, "
+            "the plan looks at today's"
+        )
+
+
+def _own_regions() -> frozenset[str]:
+    """Return the regions where the service is known to have had GPUs."""
+    from .. import catalog
+
+    return frozenset().union(*map(catalog.ai_platform_regions, ACCELERATOR_TYPES.values()))
+
+
 def _regions() -> frozenset[str]:
     """The service's regions, and today's."""
     from .. import catalog
 
-    return catalog.regions("gcp").union(*map(catalog.ai_platform_regions, ACCELERATOR_TYPES.values()))
+    return catalog.regions("gcp") | _own_regions()

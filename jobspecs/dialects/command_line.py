@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..diagnostics import Diagnostic, Loc, SpecError
-from ..overrides import Override, parse_overrides
+from ..overrides import Override, check_seen, parse_overrides
 from . import DIALECTS, Conversion, detect
 from . import convert as convert_file
+from .program import NO_PROGRAM
 
 if TYPE_CHECKING:
     import datetime
@@ -31,16 +32,19 @@ def load(
     base: Path | None = None,
     job: str | None = None,
     today: datetime.date | None = None,
+    needs_program: bool = True,
 ) -> LoadedSpec:
     """The spec of a text of any dialect, changed by gcloud's flags and by overrides; raises SpecError.
 
     Without a text the flags alone describe the job. `job` is gcloud's JOB; relative paths start from `base`, or the
     working directory. An override of `args` is what follows `--` on the command line.
-    `today` as in load_source().
+    `today` and `needs_program` as in load_source().
     """
     from ..loader import load_conversion, load_source
     from ..yaml_reader import read_yaml
 
+    for flag, text in {**flags, "JOB": job or ""}.items():
+        check_seen(text, flag)
     document = None if source is None else read_yaml(source)
     content = None if document is None else document.value
     dialect = detect(content)
@@ -48,7 +52,7 @@ def load(
         return load_source(
             source, [*_as_overrides(flags, dialect, job), *parse_overrides(overrides)], base, today=today
         )
-    conversion, rest = convert(content, flags, overrides, base=base, job=job, today=today)
+    conversion, rest = convert(content, flags, overrides, base=base, job=job, today=today, needs_program=needs_program)
     return load_conversion(conversion, document=document, overrides=rest, base=base)
 
 
@@ -60,15 +64,22 @@ def convert(
     base: Path | None = None,
     job: str | None = None,
     today: datetime.date | None = None,
+    needs_program: bool = True,
 ) -> tuple[Conversion, Overrides]:
-    """The job file that a document of another tool stands for, and the overrides which are still to act on it."""
+    """The job file that a document of another tool stands for, and the overrides which are still to act on it.
+
+    `needs_program` as in load_source().
+    """
     if document is not None and detect(document) != "ai-platform":
         return convert_file(document, today=today), overrides
     from .gcloud_flags import apply
 
     given, user_args, rest = _split(flags, overrides)
     folder = None if document is None or base is None else str(base)
-    return apply(document, given, user_args, job=job, folder=folder, today=today), rest
+    conversion = apply(document, given, user_args, job=job, folder=folder, today=today)
+    if not needs_program:
+        conversion.demote(NO_PROGRAM)
+    return conversion, rest
 
 
 def _as_overrides(flags: Mapping[str, str], dialect: str | None, job: str | None) -> list[Override]:

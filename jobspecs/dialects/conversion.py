@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..diagnostics import Loc, Problem, quote
+from ..diagnostics import MAX_PROBLEMS, Loc, Problem, quote
 from ..suggest import closest, one_of
 
 if TYPE_CHECKING:
@@ -43,6 +43,8 @@ class Conversion:
     """What changed on the way: one sentence each."""
     origins: dict[Loc, Loc] = field(default_factory=dict)
     """Place in `job` -> place in the source; a place without entry has its parent's origin."""
+    files: list[tuple[str, Loc]] = field(default_factory=list)
+    """Local files and folders that must be there, from the folder of the job file, and where they are named."""
     today: datetime.date | None = None
     """What has ended by then is replaced; None: what the tables call retired."""
 
@@ -68,9 +70,20 @@ class Conversion:
     def warn(self, loc: Loc, code: str, message: str, hint: str = "") -> None:
         self._add(Problem(loc, code, message, hint, severity="warning"))
 
+    @property
+    def full(self) -> bool:
+        """Whether no further problem would be reported."""
+        return len(self.problems) >= MAX_PROBLEMS and self.refused
+
+    def demote(self, code: str) -> None:
+        """Turn the errors of this code into warnings."""
+        self.problems[:] = [
+            problem._replace(severity="warning") if problem.code == code else problem for problem in self.problems
+        ]
+
     def _add(self, problem: Problem) -> None:
-        """A field may be read more than once; its mistake is reported once."""
-        if problem not in self.problems:
+        """Add a problem unless it is there: a field may be read more than once."""
+        if not self.full and problem not in self.problems:
             self.problems.append(problem)
 
 
@@ -113,6 +126,8 @@ class Reader:
     def check(self, fields: Fields) -> None:
         """Report the fields which are not in the table, and those without counterpart."""
         for key, value in self._value.items():
+            if self._conversion.full:
+                return
             name = camel(str(key))
             if name not in fields:
                 near = closest(name, fields)
@@ -122,9 +137,10 @@ class Reader:
                 self._lose(key, lost)
 
     def _lose(self, key: object, lost: Lost) -> None:
-        path = ".".join(str(part) for part in self.loc(camel(str(key))) if not isinstance(part, int))
+        names = [str(part) for part in self.loc(camel(str(key))) if not isinstance(part, int)]
+        path = ".".join(names)
         if lost.refuse:
-            self._report(key, "no-counterpart", f"{path}: {lost.why}", f"remove {key} to go on without it")
+            self._report(key, "no-counterpart", f"{path}: {lost.why}", f"remove {names[-1]} to go on without it")
         else:
             self._conversion.note(f"{path} is left out: {lost.why}")
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..diagnostics import Loc, Problem, quote
 from ..suggest import did_you_mean
-from . import ai_platform
 from .conversion import Conversion, camel
 
 if TYPE_CHECKING:
@@ -75,6 +74,10 @@ class Flag:
     parse: Callable[[str], Any] = _text
     lost: str = ""
     """Why it has no effect, if it has none."""
+    refused: bool = False
+    """A flag without effect that must not be left out."""
+    short: str = ""
+    """Its one-letter form, e.g. `-q`."""
 
     @property
     def parameter(self) -> str:
@@ -100,6 +103,10 @@ def _group(name: str, field: str, what: str) -> tuple[Flag, ...]:
 
 
 _DETACH = "`cloudgpu submit` follows the log, and `--detach` leaves it"
+_ACCOUNT = "the account is the one of your credentials"
+_REQUESTS = "no request is made by gcloud"
+_OUTPUT = "what is printed is cloudgpu's; `--json` is for scripts"
+_NONE = "Has no effect."
 _KMS = "cloudgpu cannot encrypt with your key yet"
 FLAGS: tuple[Flag, ...] = (
     Flag("--scale-tier", "TIER", "basic, basic-gpu, standard-1, premium-1 or custom.", (_INPUT, "scaleTier")),
@@ -129,8 +136,23 @@ FLAGS: tuple[Flag, ...] = (
     Flag("--kms-keyring", "KEYRING", "Has no effect without --kms-key.", lost="it is part of --kms-key"),
     Flag("--kms-location", "LOCATION", "Has no effect without --kms-key.", lost="it is part of --kms-key"),
     Flag("--kms-project", "PROJECT", "Has no effect without --kms-key.", lost="it is part of --kms-key"),
+    # Flags of every gcloud command.
+    Flag("--account", "ACCOUNT", _NONE, lost=_ACCOUNT),
+    Flag("--access-token-file", "FILE", _NONE, lost=_ACCOUNT),
+    Flag("--billing-project", "PROJECT", _NONE, lost="the project that pays is the one of your credentials"),
+    Flag("--configuration", "NAME", _NONE, lost="the settings of gcloud are not read"),
+    Flag("--flags-file", "FILE", "Refused.", lost="a file of flags is not read: write its flags here", refused=True),
+    Flag("--flatten", "KEY,…", _NONE, lost=_OUTPUT),
+    Flag("--format", "FORMAT", _NONE, lost=_OUTPUT),
+    Flag("--impersonate-service-account", "EMAIL", _NONE, lost=_ACCOUNT),
+    Flag("--log-http", "", _NONE, lost=_REQUESTS),
+    Flag("--quiet", "", _NONE, lost="`--yes` answers the question before a paid offer", short="-q"),
+    Flag("--trace-token", "TOKEN", _NONE, lost=_REQUESTS),
+    Flag("--user-output-enabled", "", _NONE, lost=_OUTPUT),
+    Flag("--verbosity", "LEVEL", _NONE, lost=_OUTPUT),
 )
 BY_NAME = {flag.name: flag for flag in FLAGS}
+"""The flags by the name that `take()` gives them; one without value is also known as `--no-NAME`."""
 
 
 def apply(
@@ -144,8 +166,9 @@ def apply(
 ) -> Conversion:
     """The job file of a gcloud command line: `document` is its --config file (None: there is none).
 
-    `flags` maps names such as "--worker-count" to the text given ("true" for one without value); an unknown name is a
-    KeyError, for the command line's parser lets none through. `user_args` follow `--`, `job` is the JOB argument.
+    `flags` maps names such as "--worker-count" to the text given ("true" or "false" for one without value); an unknown
+    name is a KeyError, for the command line's parser lets none through. `user_args` follow `--`, `job` is the JOB
+    argument.
     `folder` is the one of the config file, where it is not the working directory: `code:` starts from there.
     `today` as in Conversion.
     """
@@ -165,12 +188,21 @@ def apply(
         _patch(patched, ("jobId",), job, JOB, origins)
     if not any(camel(str(key)) == _INPUT for key in patched):
         patched[_INPUT] = {}
+    from . import ai_platform
+
     conversion = ai_platform.convert(patched, origins, package_path=_package_path(flags, folder), today=today)
     conversion.problems[:0] = problems
-    for name in flags:
-        if BY_NAME[name].lost:
-            conversion.note(f"{name} has no effect: {BY_NAME[name].lost}")
+    for flag in map(BY_NAME.__getitem__, flags):
+        if flag.refused:
+            message, hint = f"{flag.name}: {flag.lost}", f"remove {flag.name} to go on without it"
+            conversion.error((flag.name,), "no-counterpart", message, hint)
+        elif flag.lost:
+            conversion.note(f"{_as_given(flag, flags[flag.name])} has no effect: {flag.lost}")
     return conversion
+
+
+def _as_given(flag: Flag, text: str) -> str:
+    return f"--no-{flag.name.removeprefix('--')}" if not flag.metavar and text == "false" else flag.name
 
 
 def _package_path(flags: Mapping[str, str], folder: str | None) -> str | None:
@@ -198,13 +230,18 @@ def _patch(target: dict[str, Any], path: Sequence[str], value: object, flag: Loc
 
 
 def click_options(*, skip: Collection[str] = ()) -> Callable[[_F], _F]:
-    """A decorator that adds the flags to a click command, but those it has itself; `take()` collects their values."""
+    """Return a decorator that adds the flags to a click command; `take()` collects their values.
+
+    `skip` names the flags (or short forms) that the command has itself.
+    """
     import click
 
     def decorate(function: _F) -> _F:
         for flag in reversed([flag for flag in FLAGS if flag.name not in skip]):
-            kind: dict[str, Any] = {"metavar": flag.metavar} if flag.metavar else {"is_flag": True}
-            function = click.option(flag.name, flag.parameter, help=flag.help, **kind)(function)
+            kind: dict[str, Any] = {"metavar": flag.metavar} if flag.metavar else {"is_flag": True, "default": None}
+            name = flag.name if flag.metavar else f"{flag.name}/{_as_given(flag, 'false')}"
+            short = [flag.short] if flag.short and flag.short not in skip else []
+            function = click.option(name, *short, flag.parameter, help=flag.help, **kind)(function)
         return function
 
     return decorate
@@ -215,8 +252,8 @@ def take(parameters: dict[str, Any]) -> dict[str, str]:
     found = {}
     for flag in _present(parameters):
         value = parameters.pop(flag.parameter)
-        if value not in (None, False):
-            found[flag.name] = "true" if value is True else str(value)
+        if value is not None:
+            found[flag.name] = str(value).lower() if isinstance(value, bool) else value
     return found
 
 

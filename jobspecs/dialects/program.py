@@ -9,9 +9,11 @@ import posixpath
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from ..diagnostics import Loc
+from ..diagnostics import Loc, quote
 from .conversion import Conversion
 
+NO_PROGRAM = "no-program"
+"""Code of the mistake that a document names no program."""
 _INSTALL_CODE = "if [ -f setup.py ] || [ -f pyproject.toml ]; then python -m pip install .; fi"
 """What the services did with a package made from a folder; constant text, run where the code was unpacked."""
 _INSTALL_PACKAGES = """\
@@ -60,19 +62,31 @@ def put_program(conversion: Conversion, program: Program, whole: Loc) -> None:
         message = "this does not say what to run"
         if program.command:
             message = "this command has no image to run in"
-        conversion.error(whole, "no-program", message, program.hint)
-        conversion.put(("run",), "false", whole)  # refused as it is: not to be reported as a missing key as well
+        conversion.error(whole, NO_PROGRAM, message, program.hint)
+        leave_program_open(conversion, whole)
     if program.args:
         conversion.put(("args",), list(program.args), program.args_loc)
     for name, value in program.env:
         conversion.put(("env", name), value, program.env_loc)
 
 
+def leave_program_open(conversion: Conversion, whole: Loc) -> None:
+    """Put a stand-in for the program, whose lack is reported or cannot be judged: `run` is no missing key then."""
+    conversion.put(("run",), "false", whole)
+
+
 def _put_packages(conversion: Conversion, program: Program) -> None:
     """The folder above the package is shipped; packages are installed from there or fetched from their bucket."""
     local = [package for package in program.packages if not package.startswith("gs://")]
+    code = "." if program.package_path is None else _parent(program.package_path)
+    conversion.files += [(posixpath.normpath(posixpath.join(code, package)), program.packages_loc) for package in local]
+    for package in local:
+        if posixpath.normpath(package).startswith(("/", "../")):
+            message = f"{quote(package)} is not in the folder that is shipped, {quote(code)}"
+            conversion.error(program.packages_loc, "package-outside", message, "move it there")
     if program.package_path is not None:
-        conversion.put(("code",), _parent(program.package_path), program.package_path_loc)
+        conversion.files.append((program.package_path, program.package_path_loc))
+        conversion.put(("code",), code, program.package_path_loc)
     elif local:
         conversion.put(("code",), ".", program.packages_loc)
     elif program.packages:

@@ -4,14 +4,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..accelerator_hints import meant_accelerators
 from ..diagnostics import Loc, quote
 from ..suggest import closest, one_of
 from .cluster import Group, Machine, put_groups, put_place
 from .conversion import Conversion, Fields, Lost, Reader, job_name
-from .program import Program, put_program, same_for_all
+from .program import Program, leave_program_open, put_program, same_for_all
 from .successors import replace_gone
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ WORKER_POOL: Fields = {
 MACHINE: Fields = {
     **dict.fromkeys(("machineType", "acceleratorType", "acceleratorCount", "reservationAffinity")),
     "tpuTopology": Lost("there are no TPUs in cloudgpu", refuse=True),
-    "gpuPartitionSize": Lost("write the part of a GPU into the job file instead, as in H100-80GB:1/7", refuse=True),
+    "gpuPartitionSize": Lost("no target offers parts of these GPUs", refuse=True),
 }
 RESERVATION: Fields = {
     "reservationAffinityType": None,
@@ -119,8 +120,10 @@ def convert(document: Mapping[str, Any], *, today: datetime.date | None = None) 
     if groups:
         put_groups(conversion, [replace_gone(conversion, group, None) for group in groups])
         _put_run(conversion, spec, pools)
-    elif not conversion.refused:
-        conversion.error(spec.loc(), "no-machines", "workerPoolSpecs is empty", "describe at least the first pool")
+    else:
+        if not conversion.refused:
+            conversion.error(spec.loc(), "no-machines", "workerPoolSpecs is empty", "describe at least the first pool")
+        leave_program_open(conversion, spec.loc())
     _put_scheduling(conversion, spec.child("scheduling"), pools)
     _put_output(conversion, spec.child("baseOutputDirectory"))
     return conversion
@@ -198,19 +201,20 @@ def _machine(conversion: Conversion, machine: Reader) -> Machine:
         if written.upper().startswith("TPU"):
             conversion.error(loc, "no-tpu", f"{quote(written)}: there are no TPUs in cloudgpu", "choose a GPU")
             return Machine(machine_type, None, 0)
-        near = closest(written, _enum_names())
+        near = _enum_names(meant_accelerators(written)) or closest(written, _enum_names())
         hint = f"did you mean {one_of(near)}?" if near else "for example NVIDIA_L4"
         conversion.error(loc, "unknown-accelerator", f"unknown accelerator {quote(written)}", hint)
         return Machine(machine_type, None, 0)
     return Machine(machine_type, found.name, count or 1)
 
 
-def _enum_names() -> list[str]:
-    """Vertex AI's names of accelerators."""
+def _enum_names(accelerators: Collection[str] | None = None) -> list[str]:
+    """Return Vertex AI's names of these accelerators, or of all."""
     from .. import catalog
 
     rows = [row for types in catalog.machine_types("vertex").values() for row in types]
-    return sorted({row.provider_accelerator for row in rows if row.provider_accelerator})
+    wanted = [row for row in rows if accelerators is None or row.accelerator in accelerators]
+    return sorted({row.provider_accelerator for row in wanted if row.provider_accelerator})
 
 
 def _put_run(conversion: Conversion, spec: Reader, pools: Sequence[Reader]) -> None:

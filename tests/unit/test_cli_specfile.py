@@ -121,7 +121,9 @@ def test_gcloud_flags_change_the_config_file(tmp_path: Path) -> None:
     assert loaded.base == tmp_path
 
 
-def test_gcloud_flags_alone_describe_a_job() -> None:
+def test_gcloud_flags_alone_describe_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "trainer").mkdir()
+    monkeypatch.chdir(tmp_path)
     loaded = load_words("my_job", "--scale-tier", "basic", "--module-name", "trainer.task", "--package-path", "trainer")
     assert loaded.spec.name == "my-job"
     assert loaded.base == Path.cwd()

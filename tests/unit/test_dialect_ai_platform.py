@@ -262,3 +262,42 @@ def test_the_successors_figures_are_known() -> None:
     known = {name: one.fp32_tflops for name, one in catalog.accelerators().items()}
     names = {*SUCCESSORS, *(name for row in SUCCESSORS.values() for name in row)}
     assert [name for name in names if not known[name]] == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "note"),
+    [
+        ({"masterType": "g2-standard-4"}, "AI Platform Training had no g2-standard-4"),
+        ({"masterType": "n1-standard-2"}, "AI Platform Training had no n1-standard-2"),
+        ({"masterType": "a2-highgpu-1g", "region": "us-west3"}, "is not known to have had GPUs in us-west3"),
+        (
+            # The service's own example of what it refused: no zone of us-central1 had all three.
+            {
+                "masterType": "n1-standard-8",
+                "masterConfig": {"acceleratorConfig": {"count": "1", "type": "NVIDIA_TESLA_T4"}},
+                "workerType": "n1-standard-8",
+                "workerCount": "2",
+                "workerConfig": {"acceleratorConfig": {"count": "1", "type": "NVIDIA_TESLA_P100"}},
+                "region": "us-central1",
+            },
+            "wanted all kinds of GPU of a job in one zone",
+        ),
+    ],
+)
+def test_what_the_service_refused_and_is_read_is_noted(fields: dict[str, object], note: str) -> None:
+    conversion = convert({"trainingInput": {"scaleTier": "CUSTOM", "pythonModule": "t", **fields}})
+    assert conversion.problems == []
+    assert any(note in said for said in conversion.notes)
+
+
+def test_what_the_service_had_brings_no_such_note() -> None:
+    fields = {"scaleTier": "CUSTOM", "masterType": "n1-standard-8", "pythonModule": "t", "region": "us-central1"}
+    notes = convert({"trainingInput": fields}).notes
+    assert not [said for said in notes if "had no" in said or "not known" in said or "one zone" in said]
+
+
+def test_a_gpu_that_the_service_never_had_is_not_taken_for_one_it_had() -> None:
+    accelerator = {"acceleratorConfig": {"count": "1", "type": "NVIDIA_TESLA_L4"}}
+    fields = {"scaleTier": "CUSTOM", "masterType": "n1-standard-8", "pythonModule": "t", "masterConfig": accelerator}
+    [problem] = convert({"trainingInput": fields}).problems
+    assert problem.hint.startswith("one of NVIDIA_TESLA_K80")

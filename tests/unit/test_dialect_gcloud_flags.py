@@ -27,10 +27,15 @@ DOCUMENTED = """
 --tpu-tf-version --use-chief-in-tf-config --worker-accelerator --worker-count --worker-image-uri
 --worker-machine-type
 """
+# Those of every gcloud command ("GCLOUD WIDE FLAGS" of its reference), but --help.
+GCLOUD_WIDE = """
+--access-token-file --account --billing-project --configuration --flags-file --flatten --format
+--impersonate-service-account --log-http --project --quiet --trace-token --user-output-enabled --verbosity
+"""
 
 
 def test_every_documented_flag_is_known() -> None:
-    assert set(BY_NAME) == {*DOCUMENTED.split(), "--project"}
+    assert set(BY_NAME) == {*DOCUMENTED.split(), *GCLOUD_WIDE.split()}
 
 
 @pytest.mark.parametrize("flag", [flag for flag in FLAGS if flag.path], ids=lambda flag: flag.name)
@@ -126,8 +131,8 @@ def test_click_options_round_trip() -> None:
     def command(**parameters: object) -> None:
         seen.update(take(parameters), rest=parameters)
 
-    command.main(["--scale-tier", "basic", "--async", "--region", "x"], standalone_mode=False)
-    assert seen == {"--scale-tier": "basic", "--async": "true", "rest": {"region": "x"}}
+    command.main(["--scale-tier", "basic", "--async", "--no-log-http", "--region", "x"], standalone_mode=False)
+    assert seen == {"--scale-tier": "basic", "--async": "true", "--log-http": "false", "rest": {"region": "x"}}
 
 
 CONFIG = """\

@@ -11,6 +11,7 @@ import pytest
 
 from cloudgpu.jobspecs.diagnostics import Diagnostic, Problem, SpecError
 from cloudgpu.jobspecs.loader import load_bytes, load_file, load_text
+from cloudgpu.jobspecs.overrides import Override
 from cloudgpu.jobspecs.source import MAX_BYTES
 from cloudgpu.tests.standins.clocks import soon
 
@@ -347,7 +348,11 @@ def test_overrides_may_be_a_mapping() -> None:
         ("env={A: 1, A: 2}", "--set env", "duplicate-key"),
         ("env.A=\udcff", "--set env.A", "bad-override"),
         ("env.A=\x00", "--set env.A", "bad-override"),
-        (".".join("a" * 5000) + "=x", "--set " + ".".join("a" * 5000), "bad-override"),
+        ("env.A=a\u202eb", "--set env.A", "bad-override"),
+        ("args=[a, 'b\u2066']", "--set args", "unseen-character"),
+        (Override(("env", "A"), "a\x1b[31m", "--env A"), "--env A", "bad-override"),
+        (Override(("args",), ["a", "\u202e"], "-- ARGS"), "-- ARGS", "bad-override"),
+        (".".join("a" * 5000) + "=x", "--set " + ("a." * 30)[:59] + "…", "bad-override"),
     ],
 )
 def test_bad_overrides(override: str, place: str, code: str) -> None:
@@ -392,6 +397,7 @@ sys.modules["yaml._yaml"] = None  # as where PyYAML was built without libyaml
 from cloudgpu.jobspecs import yaml_reader
 from cloudgpu.jobspecs.diagnostics import SpecError
 from cloudgpu.jobspecs.loader import load_text
+from cloudgpu.jobspecs.overrides import Override
 assert yaml_reader._Parser.__module__ == "yaml.loader"
 print(load_text(sys.argv[1]).spec.env)
 for text in sys.argv[2:]:

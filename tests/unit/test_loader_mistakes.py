@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cloudgpu.jobspecs.diagnostics import SpecError
+from cloudgpu.jobspecs.diagnostics import MAX_PROBLEMS, SpecError
+from cloudgpu.jobspecs.dialects import convert
 from cloudgpu.jobspecs.loader import load_text
 
 HEAD = "name: job\nrun: python train.py\ncode: null\n"
@@ -233,6 +234,20 @@ HEAD = "name: job\nrun: python train.py\ncode: null\n"
             "expected a path or file://, s3://, gs:// or az://, not `http://x/y`",
             "",
         ),
+        (
+            "job_dir: s3://${BUCKET}/x",
+            "4:10 variable-in-url",
+            "`${BUCKET}` is not expanded in a job file",
+            'write the value, or let the shell do it: --set "job_dir=…"',
+        ),
+        ("job_dir: $HOME/jobs", "4:10 variable-in-url", None, None),
+        ("job_dir: {aws: s3://b/$RUN}", "4:16 variable-in-url", None, None),
+        (
+            "inputs: {data: s3://$BUCKET/d}",
+            "4:16 variable-in-url",
+            "`$BUCKET` is not expanded in a job file",
+            'write the value, or let the shell do it: --set "inputs.data=…"',
+        ),
         ("job_dir: s3://", "4:10 bad-job-dir", "`s3://` names no folder", "write s3://NAME/FOLDER"),
         ("image: a b", "4:8 bad-image", "expected the name of a container image, without spaces, not `a b`", ""),
         ("image: ''", "4:8 empty-value", "this is empty", "write a value, or delete the key"),
@@ -341,3 +356,50 @@ def test_one_mistake(added: str, place: str, message: str | None, hint: str | No
         assert (found.message, found.hint) == (message, hint)
     assert found.place.startswith("job.yaml:")
     assert found.code == "unseen-character" or found.masked or found.source == text.split("\n")[found.line - 1]
+
+
+@pytest.mark.parametrize(
+    ("text", "codes"),
+    [
+        ("trainingInput: {scaleTier: BASIK, pythonModule: t}", ["unknown-scale-tier"]),
+        ("trainingInput: {scaleTier: BASIC_TPU, pythonModule: t}", ["no-tpu"]),
+        ("trainingInput: {scaleTier: CUSTOM, masterType: cloud_tpu, pythonModule: t}", ["no-tpu"]),
+        ("trainingInput: {scaleTier: CUSTOM, pythonModule: t}", ["missing-machine-type"]),
+        ("workerPoolSpecs: {machineSpec: {}}", ["wrong-value"]),
+        ("workerPoolSpecs: []", ["no-machines"]),
+        ("jobSpec: {workerPoolSpecs: []}", ["no-machines"]),
+        ("workerPoolSpecs: [{machineSpec: {machineType: n1-standard-4}}]", ["no-program"]),
+    ],
+)
+def test_a_mistake_in_another_tool_s_file_brings_no_other_with_it(text: str, codes: list[str]) -> None:
+    with pytest.raises(SpecError) as caught:
+        load_text(text)
+    assert [found.code for found in caught.value.diagnostics] == codes
+
+
+@pytest.mark.parametrize("url", ["az://$web@account/x", "az://$root@account", "s3://b/a$/x", "s3://b/5$"])
+def test_a_dollar_is_not_always_a_variable(url: str) -> None:
+    assert load_text(f"{HEAD}job_dir: {url}").spec.job_dir == url
+
+
+@pytest.mark.parametrize(
+    "text", ["a: *{long}", "code: {long}", "inputs: {{{long}: x}}", "limits: {{cost: {digits}}}", "&{long} a: *{long}"]
+)
+def test_messages_are_bounded(text: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        load_text(text.format(long="a" * 70_000, digits="1" * 70_000))
+    for found in caught.value.diagnostics:
+        assert len(found.message) + len(found.hint) < 1_000
+
+
+def test_suggestions_for_unknown_keys_end_with_the_problems_that_are_reported() -> None:
+    keys = {f"kez{number}": "1" for number in range(20_000)}
+    for document in ({"trainingInput": keys}, {"workerPoolSpecs": [{"machineSpec": keys}]}):
+        assert len(convert(document).problems) == MAX_PROBLEMS
+
+
+def test_what_a_flag_or_a_field_says_is_removed_by_its_own_name() -> None:
+    part = "{machineSpec: {machineType: a, gpuPartitionSize: 1g.10gb}, containerSpec: {imageUri: i}}"
+    with pytest.raises(SpecError) as caught:
+        load_text(f"workerPoolSpecs: [{part}]")
+    assert "remove gpuPartitionSize to go on without it" in [found.hint for found in caught.value.diagnostics]

@@ -19,6 +19,7 @@ from cloudgpu.control.usable import MAX_WAYS, keep, obstacle, usable_offers
 from cloudgpu.jobspecs.models import JobSpec
 from cloudgpu.jobspecs.plan import Offer, Plan
 from cloudgpu.jobspecs.planner import plan
+from cloudgpu.jobspecs.rules_stores import REACHES
 from cloudgpu.provisioners import is_set_up
 from cloudgpu.tests.standins.control import make_offer
 
@@ -147,8 +148,8 @@ def test_a_plan_says_so_without_looking_for_credentials(monkeypatch: pytest.Monk
 
 def test_every_target_that_needs_it_has_advice() -> None:
     assert set(provisioners._SET_UP) <= set(usable._HOW_TO_SET_UP)
-    assert set(provisioners.launchable()) <= set(usable._REACHES)
-    assert {scheme for schemes in usable._REACHES.values() for scheme in schemes} <= set(usable._FORMS)
+    assert set(provisioners.launchable()) <= set(REACHES)
+    assert {scheme for schemes in REACHES.values() for scheme in schemes} <= set(usable._FORMS)
     for target, advice in usable._HOW_TO_SET_UP.items():
         [page] = re.findall(r"docs/[a-z]+\.md", advice)
         assert advice.startswith(f"{target} is not set up here") and (ROOT / page).is_file()

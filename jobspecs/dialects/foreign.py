@@ -1,0 +1,63 @@
+"""Files of tools that are not read: recognised, so that the first mistake says what the file is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from ..diagnostics import Problem
+from .conversion import camel
+
+
+class Tool(NamedTuple):
+    """A kind of file of another tool."""
+
+    what: str
+    hint: str
+    keys: frozenset[str]
+    """Names in such a file that a job file has not: in camelCase at the top, or `resources.NAME` as written."""
+    least: int
+    """How many of them make it one."""
+    alone: bool
+    """Whether what else is wrong in it would only follow from this."""
+
+
+_LIKE = "write a job file, docs/job-file.md; what each of these keys is there is said below"
+_NEW = "write a job file, docs/job-file.md"
+TOOLS = (
+    Tool("a Kubernetes manifest", _NEW, frozenset({"apiVersion", "kind", "metadata", "spec"}), 2, alone=True),
+    Tool(
+        "a hyperparameter tuning job of Vertex AI",
+        "cloudgpu runs one training per job: submit one job for each trial",
+        frozenset({"studySpec", "trialJobSpec", "maxTrialCount", "parallelTrialCount"}),
+        2,
+        alone=True,
+    ),
+    Tool(
+        "a SkyPilot task",
+        _LIKE,
+        frozenset({"numNodes", "fileMounts", "workdir", "envs", "secrets", "service"})
+        | {f"resources.{key}" for key in ("accelerators", "use_spot", "any_of", "infra", "instance_type", "disk_size")},
+        2,
+        alone=False,
+    ),
+    Tool(
+        "a dstack configuration",
+        _LIKE,
+        frozenset({"type", "commands", "backends", "spotPolicy", "ide", "maxPrice", "maxDuration", "python", "ports"}),
+        3,
+        alone=False,
+    ),
+)
+
+
+def recognise(document: Mapping[str, object]) -> tuple[Problem, bool] | None:
+    """Return the mistake that a file is another tool's, and whether it is the only one to report; None: it is not."""
+    names = {camel(str(key)) for key in document}
+    resources = document.get("resources")
+    if isinstance(resources, Mapping):
+        names |= {f"resources.{key}" for key in resources}
+    for tool in TOOLS:
+        if len(names & tool.keys) >= tool.least:
+            return Problem((), "foreign-file", f"this looks like {tool.what}, not a job file", tool.hint), tool.alone
+    return None
