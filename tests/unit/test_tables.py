@@ -115,6 +115,33 @@ def test_providers_names_of_accelerators_are_aliases() -> None:
                 assert found.name == row["accelerator"], row
 
 
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        *(("NVIDIA-T4", "T4"), ("NVIDIA_T4", "T4"), ("nvidia-v100", "V100-16GB"), ("V100-SXM2-32GB", "V100-32GB")),
+        *(("NVIDIA-A100", "A100-40GB"), ("A100-40G", "A100-40GB"), ("A100-SXM4-40GB", "A100-40GB")),
+        *(("A100-80G", "A100-80GB"), ("A100-SXM4-80GB", "A100-80GB"), ("A100-PCIE-80GB", "A100-80GB")),
+        *(("NVIDIA-H100", "H100-80GB"), ("H100-MEGA", "H100-80GB"), ("H100-PCIE", "H100-80GB")),
+        *(("NVIDIA H100 PCIe", "H100-80GB"), ("H200-SXM", "H200-141GB"), ("AMD Instinct MI300X", "MI300X")),
+    ],
+)
+def test_names_that_people_and_drivers_use_are_known(written: str, meant: str) -> None:
+    found = catalog.find_accelerator(written)
+    assert found is not None
+    assert found.name == meant
+
+
+def test_a_name_of_two_sizes_is_not_guessed() -> None:
+    assert catalog.find_accelerator("A100-SXM") is None, "SXM4 modules have 40 or 80 GB"
+
+
+def test_flex_start_is_not_sold_on_a3_edge() -> None:
+    for name in ("a3-edgegpu-8g", "a3-edgegpu-8g-nolssd"):
+        machine = catalog.find_machine_type("gcp", name, "H100-80GB")
+        assert machine is not None
+        assert machine.markets == {"on-demand", "spot", "reservation"}
+
+
 def test_accelerator_figures_are_possible() -> None:
     for row in table("accelerators"):
         assert 4 <= float(row["memory_gb"]) <= 300, row
@@ -156,9 +183,9 @@ def test_a_machine_type_has_one_size(cloud: str) -> None:
         assert len({(m.vcpus, m.memory_gb, m.arch) for m in group}) == 1, name
 
 
-def test_only_sizes_whose_page_was_not_found_lack_memory() -> None:
+def test_only_the_size_whose_sources_disagree_lacks_memory() -> None:
     lacking = [row["machine_type"] for row in table("machine_types_azure") if not row["memory_gb"]]
-    assert all(name.endswith("RTXPRO6000BSE_v6") for name in lacking), lacking
+    assert lacking == ["Standard_NC72lds_xl_RTXPRO6000BSE_v6"]
 
 
 def test_vertex_machine_types_are_compute_engines() -> None:
