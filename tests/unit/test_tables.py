@@ -36,6 +36,7 @@ KEYS = {
     **{f"places_{cloud}": ("offering", "region") for cloud in ("aws", "azure", "gcp")},
     **{f"prices_{cloud}": ("sku", "region") for cloud in ("aws", "azure", "gcp")},
     "regions_vertex": ("region",),
+    "table_dates": ("table",),
     "targets": ("target",),
 }
 Row = dict[str, str]
@@ -85,6 +86,12 @@ def test_dates_are_dates_of_the_past_and_sources_are_listed() -> None:
         assert datetime.date.fromisoformat(cell) <= TODAY, (name, row)
     used = {source for _, _, source in cells("source")}
     assert used <= listed, used - listed
+
+
+def test_tables_whose_rows_have_no_day_have_one_as_a_whole() -> None:
+    timeless = {"accelerator_aliases", "targets"}
+    undated = {name for name in KEYS if "date" not in table(name)[0]} - timeless
+    assert {row["table"] for row in table("table_dates")} == undated
 
 
 def test_every_fact_with_a_price_or_a_place_says_where_it_is_from() -> None:
