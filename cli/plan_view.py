@@ -92,6 +92,10 @@ def offer_text(offer: Offer) -> str:
         for role in offer.roles
     )
     price = "price unknown" if offer.price is None else f"{money(offer.price)}/h"
+    if offer.price_at_most:
+        price = f"at most {price}"
+    elif offer.price_from is not None:
+        price = f"from {money(offer.price_from)}/h"
     return f"{offer.place}: {machines}" + ("" if offer.price == 0 else f", {price}")
 
 
@@ -125,15 +129,15 @@ def one_row_per_region(offers: Sequence[Offer]) -> list[Places]:
     return [tuple(group) for _, group in groupby(offers, key=_all_but_zone)]
 
 
-def _all_but_zone(offer: Offer) -> tuple[object, ...]:
-    return (offer.cloud, offer.region, offer.market, offer.roles, offer.price, offer.price_date, offer.notes)
+def _all_but_zone(offer: Offer) -> Offer:
+    return offer._replace(zone=None)
 
 
 def _lines(number: int, row: Places) -> list[list[str]]:
     """One line; with several roles, a line for what they share and one for each of them."""
     offer = row[0]
     shared = [str(number), offer.cloud, _places(row)]
-    price = [offer.market, price_text(offer.price), offer.price_date or "-"]
+    price = [offer.market, offer_price_text(offer), offer.price_date or "-"]
     if len(offer.roles) == 1:
         return [[*shared, *_machine(offer.roles[0]), *price]]
     roles = [["", "", f"  {role.role}", *_machine(role), "", "", ""] for role in offer.roles]
@@ -161,6 +165,13 @@ def accelerator_text(role: RoleOffer) -> str:
 def price_text(price: Decimal | None) -> str:
     """US dollars to four places, `unknown` where there is no figure: it is never shown as 0."""
     return UNKNOWN if price is None else f"{price:,.4f}"
+
+
+def offer_price_text(offer: Offer) -> str:
+    """`0.7068`; `≤ 1.0060` where that is an upper bound, `from 0.7068` where it is a lower one."""
+    if offer.price_from is not None:
+        return f"from {price_text(offer.price_from)}"
+    return f"≤ {price_text(offer.price)}" if offer.price_at_most else price_text(offer.price)
 
 
 def _refusal_lines(refusals: Sequence[Refusal], *, show_all: bool) -> list[str]:

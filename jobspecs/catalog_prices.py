@@ -17,6 +17,7 @@ HOURS_PER_MONTH = 730
 _PRICED_CLOUDS = ("aws", "gcp", "azure")
 """Vertex AI adds a fee to Compute Engine's prices which no table has: its prices are unknown."""
 _COLUMN = {"on-demand": 0, "spot": 1}
+PRICED_MARKETS = frozenset(_COLUMN)
 """Markets with published prices; what a flex-start or reserved machine costs is not in the tables."""
 
 

@@ -23,7 +23,7 @@ class RoleOffer:
     vcpus: int | None
     memory_gb: float | None
     price: Decimal | None
-    """US dollars per hour of ONE machine, GPUs included, disk not; None: unknown."""
+    """US dollars per hour of ONE machine, GPUs included, disk not; None: unknown. At most that where the offer's is."""
 
 
 class Offer(NamedTuple):
@@ -45,6 +45,10 @@ class Offer(NamedTuple):
     """The oldest date among the machines' prices, YYYY-MM-DD."""
     notes: tuple[str, ...] = ()
     """What the user should know, e.g. "needs a reservation", "T4 support ends 2027-08-01"."""
+    price_at_most: bool = False
+    """`price` is an upper bound: on-demand's, where that of Spot is unknown."""
+    price_from: Decimal | None = None
+    """What the whole job costs at least, where `price` is unknown. No limit is held by it."""
 
     @property
     def nodes(self) -> int:
@@ -77,6 +81,8 @@ class Offer(NamedTuple):
             "disk_gb": self.disk_gb,
             "disk_price_usd_h": _text(self.disk_price),
             "price_usd_h": _text(self.price),
+            "price_at_most": self.price_at_most,
+            "price_from_usd_h": _text(self.price_from),
             "price_date": self.price_date,
             "notes": list(self.notes),
         }
@@ -106,6 +112,8 @@ class Offer(NamedTuple):
             price=_amount(value["price_usd_h"]),
             price_date=value["price_date"],
             notes=tuple(value["notes"]),
+            price_at_most=value.get("price_at_most", False),  # offers that earlier versions stored have neither
+            price_from=_amount(value.get("price_from_usd_h")),
         )
 
 

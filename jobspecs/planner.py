@@ -11,12 +11,14 @@ from collections.abc import Sequence
 from decimal import ROUND_CEILING, Decimal
 
 from . import catalog
+from .catalog_prices import PRICED_MARKETS
 from .compatibility import target_refusals
 from .models import CLOUDS, JobSpec
 from .plan import LocalMachine, Offer, Plan, Refusal
 from .planner_clouds import CloudPlanner
 from .planner_local import plan_local
 from .planner_ranking import Ranked
+from .rules_places import refresh_command
 
 _CENT = Decimal("0.01")
 
@@ -67,15 +69,28 @@ def _cap(ranked: list[Ranked], cap: Decimal | None) -> tuple[list[Ranked], list[
 
 def _above(name: str, offers: list[Offer], cap: Decimal) -> Refusal:
     regions = len({offer.region for offer in offers})
-    known = [(offer.price, offer.region) for offer in offers if offer.price is not None]
+    known = [(offer.price, offer.region, offer.price_at_most) for offer in offers if offer.price is not None]
     if not known:
-        message = f"its price is unknown: it cannot be held to limits.price of {cap} USD/h"
-        return Refusal("price-cap", offers[0].cloud, name, message, "leave out limits.price")
-    price, region = min(known)
+        return _unknown(name, offers, cap)
+    price, region, at_most = min(known)
     where = f"in {region}, the cheapest of {regions} regions," if regions > 1 else f"in {region}"
-    needed = price.quantize(_CENT, rounding=ROUND_CEILING)
+    allowed = f"limits.price: {price.quantize(_CENT, rounding=ROUND_CEILING)} USD/h"
     message = f"the whole job {where} is above limits.price of {cap} USD/h"
-    return Refusal("price-cap", offers[0].cloud, name, message, f"limits.price: {needed} USD/h", price)
+    if at_most:
+        message = f"the whole job {where} may cost more than limits.price of {cap} USD/h: its Spot price is unknown"
+        allowed = f"{allowed}, the price on demand; or {refresh_command(offers[0].cloud)}"
+    return Refusal("price-cap", offers[0].cloud, name, message, allowed, None if at_most else price)
+
+
+def _unknown(name: str, offers: Sequence[Offer], cap: Decimal) -> Refusal:
+    """A way of which no place has a known price."""
+    cloud, market = offers[0].cloud, offers[0].market
+    least = min((offer.price_from for offer in offers if offer.price_from is not None), default=None)
+    price = "its price is unknown" if least is None else f"its price is unknown, from {least:.4f} USD/h"
+    message = f"{price}: it cannot be held to limits.price of {cap} USD/h"
+    can_be_asked = market in PRICED_MARKETS and catalog.host_cloud(cloud) == cloud
+    ways = [refresh_command(cloud)] if can_be_asked else []
+    return Refusal("price-cap", cloud, name, message, "; or ".join([*ways, "leave out limits.price"]))
 
 
 def subject(offer: Offer) -> str:

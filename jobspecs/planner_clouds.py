@@ -14,14 +14,15 @@ from .models import JobSpec
 from .plan import Offer, Refusal, RoleOffer
 from .planner_notes import notes_on
 from .planner_options import Option, options_for
-from .planner_prices import Total, total_price
+from .planner_prices import Quote, Total, disks_price, quote, total_price
 from .planner_ranking import Ranked, rank
+from .planner_search import Choice, best_ways
 from .rules_base import listing
 from .rules_machines import within_limits
 from .rules_places import zone_regions
 
-MOST_PER_ROLE = {2: 4, 3: 3, 4: 2}
-"""Number of roles -> how many choices of each are combined in a place, the cheapest always among them."""
+MOST_WAYS = 16
+"""How many ways to combine several roles are offered in one place and market: the first in the order of offers."""
 
 Way = tuple[Option, ...]
 """One option for each role."""
@@ -45,9 +46,10 @@ class CloudPlanner:
         self._order = order
         self._today = today
         self._roles = spec.effective_roles()
+        self._nodes = [role.nodes for role in self._roles.values()]
         self._zoned = catalog.targets()[cloud].zones
         self._refusals: list[Refusal] = []
-        self._prices: dict[tuple[Option, str, str], Price | None] = {}
+        self._quotes: dict[tuple[Option, str, str], Quote] = {}
 
     def plan(self) -> tuple[list[Ranked], list[Refusal]]:
         """Offers (not yet in order) and refusals."""
@@ -130,8 +132,8 @@ class CloudPlanner:
             there = [[option for option in options if region in option.places] for options in roles]
             if all(there):
                 way = tuple(min(o, key=lambda one: self._cost_key(one, region, market)) for o in there)
-                found.append(self._total(way, region, market).price)
-        return min((price for price in found if price is not None), default=None)
+                found.append(self._total(way, region, market))
+        return min((total.price for total in found if total.price is not None and not total.at_most), default=None)
 
     # --- places ----------------------------------------------------------------------------------------------------
 
@@ -201,12 +203,36 @@ class CloudPlanner:
     # --- machines and prices ---------------------------------------------------------------------------------------
 
     def _ways(self, roles: tuple[Way, ...], region: str, market: str) -> Iterator[_Priced]:
-        """Of each kind of option the cheapest, combined over the roles."""
+        """Of each kind of option the cheapest; with several roles their best combinations."""
         choices = [self._cheapest(options, region, market) for options in roles]
-        if len(choices) > 1:
-            choices = [self._shortlist(options, region, market) for options in choices]
-        for way in product(*choices):
+        ways = product(*choices) if len(choices) == 1 else self._combined(choices, region, market)
+        for way in ways:
             yield self._priced(way, region, market)
+
+    def _combined(self, roles: Sequence[Sequence[Option]], region: str, market: str) -> Iterable[Way]:
+        """The first ways in the order of offers, then the first that the limits allow, and the cheapest.
+
+        Those beyond limits.price are refused later, with their price.
+        """
+        choices = [
+            [Choice(one.preference, self._quote(one, region, market).key(nodes), one) for one in role]
+            for role, nodes in zip(roles, self._nodes, strict=True)
+        ]
+        ways = best_ways(choices, MOST_WAYS)
+        most = self._most_for_machines(region)
+        if most is not None:
+            ways += best_ways(choices, MOST_WAYS, most)
+        if all(choices):
+            ways.append(tuple(min(options, key=lambda o: self._cost_key(o, region, market)) for options in roles))
+        return dict.fromkeys(ways)
+
+    def _most_for_machines(self, region: str) -> Decimal | None:
+        """What the machines may cost by the job's limits, of which limits.cost needs a known price; None: no limit."""
+        limits = self._spec.limits
+        if limits.price is None:
+            return None if limits.cost is None else Decimal("Infinity")
+        disks = disks_price(sum(self._nodes), *self._disk(region))
+        return None if disks is None else limits.price - disks
 
     def _cheapest(self, options: Way, region: str, market: str) -> list[Option]:
         best: dict[object, tuple[tuple[object, ...], Option]] = {}
@@ -216,42 +242,35 @@ class CloudPlanner:
                 best[option.kind] = key, option
         return [option for _, option in best.values()]
 
-    def _shortlist(self, options: Sequence[Option], region: str, market: str) -> list[Option]:
-        """The first few by preference and price, and the cheapest of all: some combination then meets every cap."""
-        ordered = sorted(options, key=lambda o: (o.preference, self._cost_key(o, region, market)))
-        cheapest = min(ordered, key=lambda o: self._cost_key(o, region, market), default=None)
-        kept = ordered[: MOST_PER_ROLE[len(self._roles)]]
-        return kept if cheapest is None or cheapest in kept else [*kept, cheapest]
-
     def _cost_key(self, option: Option, region: str, market: str) -> tuple[object, ...]:
         """Unknown prices after known ones; among those the smaller machine first."""
-        price = self._price(option, region, market)
         machine = option.machine
-        amount = Decimal(0) if price is None else price.amount
-        return (price is None, amount, machine.vcpus or 0, machine.memory_gb or 0.0, machine.name)
+        price = self._quote(option, region, market).key()
+        return (price, machine.vcpus or 0, machine.memory_gb or 0.0, machine.name)
 
-    def _price(self, option: Option, region: str, market: str) -> Price | None:
+    def _quote(self, option: Option, region: str, market: str) -> Quote:
         key = (option, region, market)
-        if key not in self._prices:
-            machine = option.machine
-            price = catalog.price(self._cloud, machine.name, machine.accelerator, option.gpus, region, market)
-            self._prices[key] = price
-        return self._prices[key]
+        if key not in self._quotes:
+            self._quotes[key] = quote(option.machine, option.gpus, region, market)
+        return self._quotes[key]
 
     def _priced(self, way: Way, region: str, market: str) -> _Priced:
         total = self._total(way, region, market)
         roles = tuple(
-            _role_offer(name, role.nodes, option, self._price(option, region, market))
+            _role_offer(name, role.nodes, option, self._quote(option, region, market).price)
             for (name, role), option in zip(self._roles.items(), way, strict=True)
         )
         return _Priced(way, roles, total, notes_on(way, total, market, self._spec, self._today))
 
     def _total(self, way: Way, region: str, market: str) -> Total:
         """Of every machine, GPU and disk; unknown if one of them is."""
-        machines = [self._price(option, region, market) for option in way]
-        nodes = [role.nodes for role in self._roles.values()]
+        machines = [self._quote(option, region, market) for option in way]
+        return total_price(machines, self._nodes, *self._disk(region))
+
+    def _disk(self, region: str) -> tuple[float, Price | None]:
+        """The GB that a machine's disk is billed as, and the price of one for an hour."""
         disk_gb = catalog.billed_disk_gb(self._cloud, self._spec.resources.disk)
-        return total_price(machines, nodes, disk_gb, catalog.disk_price(self._cloud, region))
+        return disk_gb, catalog.disk_price(self._cloud, region)
 
     def _offer(self, priced: _Priced, region: str, zone: str | None, market: str) -> Offer:
         return Offer(
@@ -265,6 +284,8 @@ class CloudPlanner:
             price=priced.total.price,
             price_date=priced.total.date,
             notes=priced.notes,
+            price_at_most=priced.total.at_most,
+            price_from=priced.total.least,
         )
 
 

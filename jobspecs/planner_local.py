@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 from fractions import Fraction
+from functools import cache
 from itertools import islice, product
 from typing import NamedTuple
 
@@ -15,12 +16,13 @@ from .compatibility import Ask, refusal_by
 from .models import AcceleratorRequest, JobSpec, Role, RoleName
 from .plan import LocalGpu, LocalMachine, Offer, Refusal, RoleOffer
 from .planner_ranking import Ranked, rank
+from .planner_search import in_order
 from .rules_base import listing
 
 MARKET = "on-demand"
 MACHINE_TYPE = "local"
-MAX_WAYS = 256
-"""Combinations of the roles' choices that are tried."""
+MAX_WAYS = 16
+"""How many ways to share the GPUs among the roles are offered: the first in the order of offers."""
 _MEMORY_TOLERANCE = 0.15
 """Drivers count in GiB and keep a part for themselves: an 80 GB GPU reports 79.2 GiB or 85.0 GB."""
 _SHARE = Decimal("0.000001")
@@ -32,6 +34,12 @@ class _Choice(NamedTuple):
     preference: int
     accelerator: str | None
     gpus: int
+
+
+Way = tuple[_Choice, ...]
+"""One choice for each role."""
+Left = tuple[int, ...]
+"""GPUs of each kind that are not handed out yet."""
 
 
 def plan_local(
@@ -58,8 +66,7 @@ def plan_local(
             region=0,
             zone=0,
         )
-        for way in islice(product(*choices), MAX_WAYS)
-        if _fits(way, list(roles.values()), have)
+        for way in islice(_ways(choices, [role.nodes for role in roles.values()], have), MAX_WAYS)
     ]
     if not offers:
         refusals.append(_lacking(cloud, list(roles.values()), have))
@@ -87,13 +94,50 @@ def _is_asked(request: AcceleratorRequest, name: str, memory_gb: float) -> bool:
     return name == (found.name if found else request.name)
 
 
-def _fits(way: Sequence[_Choice], roles: Sequence[Role], have: Counter[str]) -> bool:
-    """Whether the GPUs of all nodes of all roles together are there: each is handed out once."""
+def _ways(choices: Sequence[Sequence[_Choice]], nodes: Sequence[int], have: Counter[str]) -> Iterator[Way]:
+    """Yield a choice for each role, in the order of offers, where the GPUs of all nodes of all roles are there."""
+    kinds = list(have)
+
+    def take(left: Left, choice: _Choice, role: int) -> Left | None:
+        """Return what is left of each kind; None: too few."""
+        rest = tuple(
+            count - choice.gpus * nodes[role] if kind == choice.accelerator else count
+            for kind, count in zip(kinds, left, strict=True)
+        )
+        return None if min(rest, default=0) < 0 else rest
+
+    @cache
+    def suffices(left: Left, role: int, worst: int, reached: bool) -> bool:
+        if role == len(choices):
+            return reached
+        return any(
+            suffices(rest, role + 1, worst, reached or choice.preference == worst)
+            for choice in choices[role]
+            if choice.preference <= worst and (rest := take(left, choice, role)) is not None
+        )
+
+    def can_end(beginning: tuple[int, ...], worst: int) -> bool:
+        lefts: set[Left] = {tuple(have.values())}
+        for role, preference in enumerate(beginning):
+            wanted = [choice for choice in choices[role] if choice.preference == preference]
+            lefts = {rest for left in lefts for choice in wanted if (rest := take(left, choice, role)) is not None}
+        return any(suffices(left, len(beginning), worst, worst in beginning) for left in lefts)
+
+    for preferences in in_order([[choice.preference for choice in role] for role in choices], can_end):
+        groups = [
+            [choice for choice in role if choice.preference == preference]
+            for role, preference in zip(choices, preferences, strict=True)
+        ]
+        yield from (way for way in product(*groups) if _fits(way, nodes, have))
+
+
+def _fits(way: Way, nodes: Sequence[int], have: Counter[str]) -> bool:
+    """Whether the GPUs are there: each is handed out once."""
     wanted: Counter[str] = Counter()
-    for choice, role in zip(way, roles, strict=True):
+    for choice, count in zip(way, nodes, strict=True):
         if choice.accelerator is not None:
-            wanted[choice.accelerator] += choice.gpus * role.nodes
-    return all(have[name] >= count for name, count in wanted.items())
+            wanted[choice.accelerator] += choice.gpus * count
+    return wanted <= have
 
 
 def _offer(cloud: str, roles: Mapping[RoleName, Role], way: Sequence[_Choice], machine: LocalMachine) -> Offer:

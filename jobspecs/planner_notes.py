@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from .models import JobSpec
 from .planner_options import Option
 from .planner_prices import Total
+from .rules_places import refresh_command
 
 OLD_DAYS = {"spot": 2, "on-demand": 180}
 """A machine's price older than that is called old: Spot prices change daily, list prices hardly within a year."""
@@ -26,7 +27,11 @@ _MARKET_NOTES = {
 
 def notes_on(way: Sequence[Option], total: Total, market: str, spec: JobSpec, today: str) -> tuple[str, ...]:
     """The notes on an offer, each once. They name no region or zone, so that offers alike have the same notes."""
-    found = [*_on_market(market, spec), *_on_machines(way, spec), *_on_price(total, market, today)]
+    found = [
+        *_on_market(market, spec),
+        *_on_machines(way, spec),
+        *_on_price(way[0].machine.cloud, total, market, today),
+    ]
     return tuple(dict.fromkeys(found))
 
 
@@ -48,9 +53,14 @@ def _on_machines(way: Sequence[Option], spec: JobSpec) -> Iterator[str]:
             yield f"{machine.name} comes with {machine.accelerator}:{option.gpus}"
 
 
-def _on_price(total: Total, market: str, today: str) -> Iterator[str]:
+def _on_price(cloud: str, total: Total, market: str, today: str) -> Iterator[str]:
     if total.bound:
         yield "the disk's price is an upper bound: that of the cloud's dearest region"
+    if total.at_most:
+        yield f"Spot prices are unknown: the price on demand is the most it costs; {refresh_command(cloud)}"
+        market = "on-demand"
+    if total.least is not None:
+        yield "the cloud's fee on these machines is not public: the price shown is the least it costs"
     if total.machines and market in OLD_DAYS:
         oldest = min(machine.date for machine in total.machines)
         if _age_days(oldest, today) > OLD_DAYS[market]:

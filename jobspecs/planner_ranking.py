@@ -9,6 +9,16 @@ from typing import NamedTuple
 from .plan import Offer
 
 Key = tuple[object, ...]
+PriceKey = tuple[int, Decimal]
+"""What prices are sorted by: how far the price is known, then US dollars per hour."""
+KNOWN, AT_LEAST, UNKNOWN = 0, 1, 2
+
+
+def price_key(price: Decimal | None, least: Decimal | None = None) -> PriceKey:
+    """Return the key by which prices come first that are known, or known to be at most that; then lower bounds."""
+    if price is not None:
+        return KNOWN, price
+    return (UNKNOWN, Decimal(0)) if least is None else (AT_LEAST, least)
 
 
 class Ranked(NamedTuple):
@@ -19,7 +29,7 @@ class Ranked(NamedTuple):
 
 
 def rank(offer: Offer, *, preferences: Sequence[int], market: int, cloud: int, region: int, zone: int) -> Ranked:
-    """Sort by accelerators, then market, then price (unknown last), then the user's order of places, then names.
+    """Sort by accelerators, market, price (lower bounds, then unknown ones last), the user's order of places, names.
 
     The accelerators of several roles: by the worst of them (place in that role's list) first, so that no role gets its
     third choice while every role can have its second; then in rank order of the roles. All numbers are places in the
@@ -30,8 +40,7 @@ def rank(offer: Offer, *, preferences: Sequence[int], market: int, cloud: int, r
         max(preferences),
         tuple(preferences),
         market,
-        offer.price is None,
-        offer.price if offer.price is not None else Decimal(0),
+        price_key(offer.price, offer.price_from),
         cloud,
         region,
         offer.region,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from fractions import Fraction
-from functools import cache
+from functools import cache, lru_cache
 
 from . import catalog
 from .catalog import Accelerator, MachineType
@@ -37,9 +37,15 @@ def candidates(ask: Ask) -> list[MachineType]:
     return [m for m in _meant(ask) if not m.is_gone(ask.today)]
 
 
-def fitting(ask: Ask) -> list[MachineType]:
+def fitting(ask: Ask) -> tuple[MachineType, ...]:
     """The candidates that carry a count asked for."""
-    return [m for m in candidates(ask) if ask.gpus is None or any(count in ask.gpus for count in m.counts)]
+    return _fitting(ask._replace(region=None, zone=None, market=None))
+
+
+@lru_cache(maxsize=1024)
+def _fitting(ask: Ask) -> tuple[MachineType, ...]:
+    """Several rules ask this of the same machines, and comparing rational numbers is slow."""
+    return tuple(m for m in candidates(ask) if ask.gpus is None or any(count in ask.gpus for count in m.counts))
 
 
 def _meant(ask: Ask) -> list[MachineType]:

@@ -14,7 +14,7 @@ import pytest
 
 from cloudgpu.cli.exits import Exit
 from cloudgpu.cli.main import main
-from cloudgpu.cli.plan_view import one_row_per_region, plan_text, refusals_text
+from cloudgpu.cli.plan_view import offer_text, one_row_per_region, plan_json, plan_text, refusals_text
 from cloudgpu.jobspecs.models import JobSpec
 from cloudgpu.jobspecs.plan import Offer, Plan, Refusal, RoleOffer
 from cloudgpu.provisioners import infrastructure, launchable
@@ -147,6 +147,17 @@ def test_an_unknown_price_has_no_cost() -> None:
     assert "at most 1h, all attempts together: cost unknown, for the price is" in text
     assert "  5 USD cannot be kept at an unknown price: `submit` leaves such offers out" in text
     assert "at most 5 USD" not in text and "0.00" not in text
+
+
+def test_a_bound_is_shown_as_one() -> None:
+    at_most = ON_AWS._replace(price_at_most=True)
+    at_least = UNKNOWN._replace(price_from=Decimal("1.3579"))
+    lines = plan_text(Plan((at_most, at_least)), job(limits={"duration": "10h"})).splitlines()
+    assert lines[1].endswith("spot       ≤ 1.6000  2026-07-30")
+    assert lines[2].endswith("spot    from 1.3579  -")
+    assert offer_text(at_most).endswith("L4:1, at most 1.60 USD/h")
+    assert offer_text(at_least).endswith("L4:1, from 1.36 USD/h")
+    assert plan_json(Plan((at_least,)), job())["offers"][0]["price_from_usd_h"] == "1.3579"
 
 
 def test_control_characters_stay_harmless() -> None:

@@ -21,7 +21,7 @@ from cloudgpu.jobspecs.models import CLOUDS, JobSpec
 from cloudgpu.jobspecs.plan import LocalGpu, LocalMachine, Offer, Plan, RoleOffer
 from cloudgpu.jobspecs.planner import plan
 from cloudgpu.jobspecs.planner_local import accelerator_of
-from cloudgpu.jobspecs.planner_prices import total_price
+from cloudgpu.jobspecs.planner_prices import Quote, total_price
 from cloudgpu.jobspecs.rules_base import exactly
 
 TODAY = datetime.date(2026, 11, 20)
@@ -139,7 +139,7 @@ def test_memory_nobody_has() -> None:
 
 
 def test_accelerators_then_markets_then_price() -> None:
-    wanted = {"cloud": ["gcp", "aws"], "accelerator": ["T4", "L4"], "market": ["spot", "on-demand"]}
+    wanted = {"cloud": ["gcp", "vertex"], "accelerator": ["T4", "L4"], "market": ["spot", "on-demand"]}
     found = offers(wanted)
     keys = [
         (
@@ -151,19 +151,19 @@ def test_accelerators_then_markets_then_price() -> None:
         for o in found
     ]
     assert keys == sorted(keys)
-    assert len({key[:3] for key in keys}) == 6  # AWS has no Spot prices: unknown ones are among both accelerators
+    assert len({key[:3] for key in keys}) == 8  # known and unknown prices of both accelerators on both markets
 
 
 def test_unknown_prices_come_last() -> None:
-    found = offers({"cloud": ["aws", "gcp", "vertex"], "accelerator": "L4", "market": "spot"})
+    found = offers({"cloud": ["vertex", "aws", "gcp"], "accelerator": "L4", "market": "spot"})
     known = [offer.price is not None for offer in found]
     assert known == sorted(known, reverse=True)
-    assert {offer.cloud for offer in found if offer.price is None} == {"aws", "vertex"}
+    assert {offer.cloud for offer in found if offer.price is None} == {"vertex"}
 
 
 def test_ties_go_by_the_users_places() -> None:
-    for clouds in (["aws", "vertex"], ["vertex", "aws"]):
-        found = offers({"cloud": clouds, "accelerator": "L4", "market": "spot"})
+    for clouds in (["aws", "gcp"], ["gcp", "aws"]):
+        found = offers({"cloud": clouds, "accelerator": "H100:8", "market": "reservation"})
         assert found[0].cloud == clouds[0]
     for regions in (["us-west1", "us-east1"], ["us-east1", "us-west1"]):
         found = offers({"cloud": "gcp", "accelerator": "L4", "region": regions})
@@ -211,13 +211,61 @@ def test_the_price_of_attached_gpus_is_host_and_gpus() -> None:
 
 
 def test_a_sum_with_an_unknown_part_is_unknown() -> None:
-    known = catalog.Price(Decimal("1.5"), "2026-01-02", "x")
+    known, unknown = Quote(catalog.Price(Decimal("1.5"), "2026-01-02", "x")), Quote(None)
     disk = catalog.Price(Decimal("0.001"), "2025-03-04", "y")
     assert total_price([known, known], [1, 3], 100.0, disk).price == Decimal("6.4")
     assert total_price([known, known], [1, 3], 100.0, disk).date == "2026-01-02"
-    for machines, of_disk in (([known, None], disk), ([known, known], None)):
+    for machines, of_disk in (([known, unknown], disk), ([known, known], None)):
         total = total_price(machines, [1, 3], 100.0, of_disk)
-        assert (total.price, total.date) == (None, None)
+        assert (total.price, total.date, total.least) == (None, None, None)
+
+
+def test_a_spot_price_that_is_unknown_is_at_most_that_on_demand() -> None:
+    wanted = {"cloud": "aws", "accelerator": "A10G", "region": "us-east-1"}
+    on_demand = offers({**wanted, "market": "on-demand"})[0]
+    spot = offers({**wanted, "market": "spot"}, limits={"price": "2 USD/h"})[0]
+    assert (spot.price, spot.price_at_most, on_demand.price_at_most) == (on_demand.price, True, False)
+    assert any("`cloudgpu catalog refresh --cloud aws`" in note for note in spot.notes)
+    assert not any("change daily" in note for note in spot.notes)
+    (refusal,) = planned({**wanted, "market": "spot"}, limits={"price": "1 USD/h"})[1].refusals
+    assert "may cost more than limits.price" in refusal.message
+    assert refusal.price is None
+    assert refusal.allowed.startswith("limits.price: 1.0")
+    assert "`cloudgpu catalog refresh --cloud aws`" in refusal.allowed
+    known = offers({"cloud": "gcp", "accelerator": "L4", "region": "us-central1", "market": "spot"})[0]
+    assert not known.price_at_most
+
+
+def test_no_known_price_at_all_names_the_command_that_asks_for_it() -> None:
+    wanted = {"cloud": "aws", "machine_type": "p5e.48xlarge", "market": "on-demand"}
+    (refusal,) = planned(wanted, limits={"price": "999 USD/h"})[1].refusals
+    assert refusal.message == "its price is unknown: it cannot be held to limits.price of 999 USD/h"
+    assert refusal.allowed == "`cloudgpu catalog refresh --cloud aws` asks the provider; or leave out limits.price"
+    reserved = {"cloud": "gcp", "accelerator": "H100:8", "market": "reservation"}
+    refusals = planned(reserved, limits={"price": "999 USD/h"})[1].refusals
+    assert {refusal.allowed for refusal in refusals if refusal.rule == "price-cap"} == {"leave out limits.price"}
+
+
+def test_vertex_is_ranked_by_the_price_of_its_machines() -> None:
+    found = offers({"cloud": "vertex", "accelerator": "L4"})
+    compute = offers({"cloud": "gcp", "accelerator": "L4"})
+    lowest = {offer.region: offer.price for offer in reversed(compute)}
+    assert found[0].price_from == min(offer.price_from for offer in found if offer.price_from is not None)
+    assert all(offer.price is None and not offer.price_at_most for offer in found)
+    for offer in found:
+        assert offer.price_from is not None
+        assert abs(offer.price_from - (lowest[offer.region] or 0)) < Decimal(
+            "0.05"
+        )  # less the disk, whose price is unknown
+    (refusal,) = planned({"cloud": "vertex", "accelerator": "L4"}, limits={"price": "99 USD/h"})[1].refusals
+    assert refusal.price is None
+    assert refusal.message.startswith("its price is unknown, from 0.")
+
+
+def test_a_stored_offer_of_an_earlier_version_is_read() -> None:
+    offer = offers({"cloud": "gcp", "accelerator": "L4"})[0]
+    stored = {key: value for key, value in offer.to_json().items() if key not in {"price_at_most", "price_from_usd_h"}}
+    assert Offer.from_json(stored) == offer
 
 
 def test_the_cap_is_on_the_whole_job() -> None:
@@ -240,9 +288,8 @@ def test_what_the_cap_would_have_to_be_is_enough() -> None:
 
 
 def test_an_unknown_price_never_passes_a_cap() -> None:
-    found = planned(
-        {"cloud": ["aws", "vertex"], "accelerator": "L4", "market": "spot"}, limits={"price": "9999 USD/h"}
-    )[1]
+    wanted = {"cloud": ["gcp", "vertex"], "accelerator": "H100:8", "market": ["reservation", "flex-start"]}
+    found = planned(wanted, limits={"price": "9999 USD/h"})[1]
     assert found.offers == ()
     assert {(r.rule, r.price) for r in found.refusals} == {("price-cap", None)}
     assert all("unknown" in refusal.message for refusal in found.refusals)

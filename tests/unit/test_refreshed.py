@@ -50,11 +50,12 @@ def cloudgpu(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_a_refreshed_spot_price_is_planned_with_and_its_day_is_shown() -> None:
     before = json.loads(cloudgpu("plan", "job.yaml", "--json").stdout)["offers"][0]
-    assert before["price_usd_h"] is None
+    assert before["price_at_most"]
     assert publish(spot(CHEAP), NOW).state == "refreshed"
     done = cloudgpu("plan", "job.yaml", "--json")
     after = json.loads(done.stdout)["offers"][0]
     assert after["price_usd_h"].startswith("0.13")  # with a disk
+    assert not after["price_at_most"]
     assert after["price_date"] == "2026-11-21"
     assert "tables refreshed 2026-11-21T23:50:00Z: spot_aws" in done.stderr
     assert "2026-11-21" in cloudgpu("plan", "job.yaml").stdout
@@ -99,7 +100,7 @@ def test_a_table_that_cannot_be_trusted_is_an_error_that_says_what_to_do(damage:
 
 def test_a_table_older_than_the_shipped_ones_is_not_used_and_show_says_so() -> None:
     publish(spot(CHEAP), NOW.replace(year=2026, month=11, day=1))
-    assert json.loads(cloudgpu("plan", "job.yaml", "--json").stdout)["offers"][0]["price_usd_h"] is None
+    assert json.loads(cloudgpu("plan", "job.yaml", "--json").stdout)["offers"][0]["price_at_most"]
     assert "older than cloudgpu's own" in cloudgpu("catalog", "show").stderr
 
 
