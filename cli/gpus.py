@@ -84,19 +84,21 @@ def _parse(query: str | None) -> tuple[str | None, SizeRange | None, CountRange 
 
 def _known_accelerator(name: str) -> Accelerator:
     from ..jobspecs import catalog
+    from ..jobspecs.machine_names import spelt_otherwise
     from ..jobspecs.suggest import did_you_mean
 
     found = catalog.find_accelerator(name)
     if found is not None:
         return found
+    machine_type = spelt_otherwise(name, catalog.CLOUDS)
     carried = [
         machine.accelerator
         for cloud in catalog.CLOUDS
-        for machine in catalog.machine_types(cloud).get(name, ())
+        for machine in catalog.machine_types(cloud).get(machine_type or "", ())
         if machine.accelerator is not None
     ]
     if carried:
-        hint = f"{name} is a machine type: see cloudgpu gpus {carried[0]}"
+        hint = f"{machine_type} is a machine type: see cloudgpu gpus {carried[0]}"
     else:
         names = [n for known in catalog.accelerators().values() for n in (known.name, *known.aliases)]
         hint = did_you_mean(name, names) or "cloudgpu gpus lists them all"

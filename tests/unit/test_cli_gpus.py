@@ -174,6 +174,8 @@ def test_an_announced_end_comes_true_on_its_day() -> None:
 def test_a_misspelt_name_is_answered(capsys: pytest.CaptureFixture[str]) -> None:
     assert "did you mean T4" in refused(capsys, "T5")
     assert "p4d.24xlarge is a machine type: see cloudgpu gpus A100-40GB" in refused(capsys, "p4d.24xlarge")
+    azure = "Standard_NC24ads_A100_v4 is a machine type: see cloudgpu gpus A100-80GB"
+    assert azure in refused(capsys, "NC24ads_A100_v4")
     assert "cloudgpu gpus lists them all" in refused(capsys, "quantum-annealer-9000")
     assert "did you mean us-central1" in refused(capsys, "--region", "us-centrall1")
     assert "azure has no region 'us-central1'" in refused(capsys, "--cloud", "azure", "--region", "us-central1")
