@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from ..provisioners.refresh import Outcome
     from .catalog_data import Entry
 
-# provisioners.refresh.refreshable(), which is not imported for --help; a test compares them
-_CLOUDS = ("aws", "gcp", "azure")
+_CLOUDS = ("aws", "gcp", "vertex", "azure")  # catalog.CLOUDS, which is not imported for --help; a test compares them
 _OUTCOMES = (Column("table"), Column("state"), Column("facts", right=True))
 _TABLES = (
     Column("table"),
     Column("from"),
-    Column("as of"),
+    Column("oldest row"),
+    Column("newest", spare=1),
     Column("rows", right=True),
     Column("regions asked", least=14),
 )
@@ -39,7 +39,8 @@ def command() -> None:
     cloudgpu catalog show
     cloudgpu catalog reset
 
-    The tables that come with cloudgpu are of a day; Spot prices and your account's quotas are not among them.
+    The tables that come with cloudgpu are months old, as `show` says; Spot prices of AWS and Azure, and your account's
+    quotas, are not among them.
     """
 
 
@@ -51,12 +52,17 @@ def refresh(*, cloud: str, regions: tuple[str, ...], as_json: bool) -> Exit:
     """Ask a provider for machine types, places, prices and quotas, with your credentials; nothing is created.
 
     A table that cannot be had whole, or whose answer looks wrong, is left as it was: it is named with the reason, and
-    the exit code is 6. What is known of regions that are not asked stays.
+    the exit code is 6. What is known of regions that are not asked stays. Vertex AI's machines are Compute Engine's:
+    `vertex` asks what `gcp` does.
     """
+    from ..jobspecs.catalog import host_cloud
     from ..provisioners.refresh import ask
 
+    host = host_cloud(cloud)
+    if host != cloud:
+        remark(f"the machines of {cloud} are those of {host}: both are refreshed")
     with ProgressLine() as progress:
-        outcomes = list(ask(cloud, regions, lambda done, of: progress(f"asking {cloud}: {done:,} of {of:,} answers")))
+        outcomes = list(ask(host, regions, lambda done, of: progress(f"asking {host}: {done:,} of {of:,} answers")))
     if as_json:
         echo_json([_outcome_json(outcome) for outcome in outcomes])
     else:
@@ -87,7 +93,7 @@ def _outcome_row(outcome: Outcome) -> list[str]:
 @click.argument("table", required=False)
 @json_option
 def show(*, table: str | None, as_json: bool) -> None:
-    """List the tables in use, how old they are and where they are from; or print the rows of TABLE.
+    """List the tables in use, the days of their rows and where they are from; or print the rows of TABLE.
 
     \b
     cloudgpu catalog show
@@ -116,8 +122,9 @@ def show(*, table: str | None, as_json: bool) -> None:
 def _table_row(entry: Entry, now: datetime.datetime) -> list[str]:
     from .catalog_data import age
 
-    as_of = f"{entry.date} ({age(entry.date, now)})"
-    return [entry.table, entry.origin, as_of, f"{entry.rows:,}", ", ".join(entry.regions) or "-"]
+    origin = f"{entry.origin} {entry.written[:10]}".rstrip()
+    oldest = f"{entry.oldest} ({age(entry.oldest, now)})" if entry.oldest else "-"
+    return [entry.table, origin, oldest, entry.newest or "-", f"{entry.rows:,}", ", ".join(entry.regions) or "-"]
 
 
 @command.command(short_help="Go back to the tables that come with cloudgpu.")

@@ -1,13 +1,17 @@
-"""What `cloudgpu catalog show` tells of the tables: which are used, of what day, and from where."""
+"""What `cloudgpu catalog show` lists: which tables are used, from where, and of what days their rows are."""
 
 from __future__ import annotations
 
 import datetime
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from ..jobspecs import catalog_read, refreshed
 from .errors import CommandError
 from .exits import Exit
+
+_DATES = "table_dates"
+"""The shipped table that dates those whose rows have no day of their own."""
 
 
 class Entry(NamedTuple):
@@ -15,9 +19,12 @@ class Entry(NamedTuple):
 
     table: str
     origin: str
-    """`shipped`, or `refreshed`."""
-    date: str
-    """Of the whole table: the day it was compiled or refreshed; rows have dates of their own."""
+    """`shipped`, `refreshed`, or `none`: a refreshed table that is not used and stands for no shipped one."""
+    written: str
+    """When it was refreshed; "" if it was not."""
+    oldest: str
+    """Day of the oldest row (YYYY-MM-DD): the figures are as old as that, whenever the table was compiled."""
+    newest: str
     rows: int
     regions: tuple[str, ...]
     """Those that the provider was asked about."""
@@ -26,13 +33,11 @@ class Entry(NamedTuple):
 
 
 def tables() -> list[Entry]:
-    """Those that differ from provider to provider; machines, places, prices. A damaged one is told, not raised."""
-    names = {name for name in catalog_read.shipped() if name.endswith(_CLOUDS)}
+    """Return the tables whose facts have a day. A damaged one is listed with a remark, not raised."""
+    shipped = set(catalog_read.shipped()) - {_DATES}
+    names = {name for name in shipped if any(_days(name, catalog_read.shipped_text(name), None))}
     names |= {path.stem for path in refreshed.folder().glob("*.csv")}
     return [_entry(name) for name in sorted(names)]
-
-
-_CLOUDS = ("_aws", "_gcp", "_vertex", "_azure")
 
 
 def _entry(name: str) -> Entry:
@@ -41,12 +46,34 @@ def _entry(name: str) -> Entry:
         newer = refreshed.load(refreshed.path_of(name))
     except refreshed.TableError as error:
         newer, remark = None, str(error)
-    if newer is not None and refreshed.find(name) is not None:
-        return Entry(name, "refreshed", newer.written, newer.text.count("\n") - 1, newer.regions, "")
-    if newer is not None:
+    if newer is not None and refreshed.find(name) is None:
         remark = f"the one refreshed {newer.written} is older than cloudgpu's own, and not used"
-    count = catalog_read.shipped_text(name).count("\n") - 1 if name in catalog_read.shipped() else 0
-    return Entry(name, "shipped" if count else "none", refreshed.SHIPPED, count, (), remark)
+        newer = None
+    if newer is None and name not in catalog_read.shipped():
+        return Entry(name, "none", "", "", "", 0, (), remark)
+    text = catalog_read.shipped_text(name) if newer is None else newer.text
+    days = sorted(_days(name, text, newer)) or [""]
+    origin, written, regions = ("shipped", "", ()) if newer is None else ("refreshed", newer.written, newer.regions)
+    return Entry(name, origin, written, days[0], days[-1], text.count("\n") - 1, regions, remark)
+
+
+def _days(name: str, text: str, newer: refreshed.Refreshed | None) -> Iterator[str]:
+    """Yield the day of each row; where rows have none, that of the refresh, or of the source of the whole table.
+
+    Rows of retired machine types are left out: nothing is planned with them, and they change no more.
+    """
+    columns = text.partition("\n")[0].split(",")
+    if "date" in columns:
+        status = "status" if "status" in columns else "date"
+        yield from (day for day, state in catalog_read.parse(text, "date", status) if state != "retired")
+        return
+    dates = catalog_read.parse(catalog_read.shipped_text(_DATES), "table", "date")
+    shipped = next((day for table, day in dates if table == name), None)
+    if newer is not None:
+        for (region,) in catalog_read.parse(text, "region"):
+            yield newer.written[:10] if region in newer.regions or shipped is None else shipped
+    elif shipped is not None:
+        yield shipped
 
 
 def rows(table: str) -> tuple[list[str], list[tuple[str, ...]]]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from decimal import ROUND_HALF_UP, Decimal
 from itertools import groupby
 from typing import Any
 
-from ..jobspecs.catalog import CLOUDS, Accelerator
+from ..jobspecs.catalog import CLOUDS, Accelerator, host_cloud
+from ..jobspecs.rules_base import listing, refresh_command
 from .gpus_data import Cheapest, MachineOffer, Scope, Summary
 from .output import Column, columns, style, table
 
@@ -20,9 +22,9 @@ _SUMMARY = (
     Column("accelerator"),
     Column("memory", right=True, spare=1),
     Column("architecture", least=9, spare=4),
-    Column("clouds", least=9),
+    Column("clouds"),
     Column("USD/GPU-h", right=True),
-    Column("on demand in", least=15, spare=2),
+    Column("on demand in", least=17, spare=2),
     Column("price of", spare=3),
 )
 _MACHINES = (
@@ -30,19 +32,19 @@ _MACHINES = (
     Column("GPUs", right=True),
     Column("vCPUs", right=True, spare=3),
     Column("memory", right=True, spare=2),
-    Column("USD/h", right=True),
-    Column("price of", spare=5),
 )
-_SPOT = Column("spot", right=True)
-_SPOT_PLACE = 5
-_ANYWHERE = (Column("cheapest in", least=8, spare=1), Column("regions", right=True, spare=4))
-_IN_REGION = (Column("zones", least=8),)
+_ON_DEMAND = Column("USD/h", least=16)
+_SPOT = Column("spot USD/h", least=16, spare=1)
+_DATE = Column("price of", spare=4)
+_ANYWHERE = Column("regions", right=True, spare=5)
+_IN_REGION = Column("zones", least=8)
 
 
 def summaries_text(summaries: Sequence[Summary], scope: Scope) -> str:
     """The table of accelerators, and the ends of support that are announced."""
     if not summaries:
-        return f"No accelerator is sold {_where(scope)}."
+        kind = f" with {scope.memory} each" if scope.memory else ""
+        return f"No {_number(scope)}accelerator{kind} is sold {_where(scope)}."
     remarks = [
         *_ends(summaries),
         "A machine's list price for each of its GPUs. cloudgpu gpus NAME shows machine types.",
@@ -79,7 +81,8 @@ def accelerator_text(accelerator: Accelerator, offers: Sequence[MachineOffer], s
     gone = [offer for offer in offers if offer.gone]
     parts += [_group_text(list(group), scope) for _, group in groupby(sorted(sold, key=_group_key), key=_group_key)]
     if not sold:
-        parts.append(f"No machine with {accelerator.name} can be had {_where(scope)}.")
+        parts.append(f"No machine with {_number(scope)}{accelerator.name} can be had {_where(scope)}.")
+        parts += _other_counts(accelerator, scope)
     if gone:
         parts.append(_gone_text(gone))
     return "\n\n".join(parts)
@@ -118,31 +121,50 @@ def _group_text(offers: Sequence[MachineOffer], scope: Scope) -> str:
         title += f"; {machine.arch}"
     if machine.ends:
         title += f"; support ends {machine.ends}"
-    heads = [*_MACHINES, *(_IN_REGION if scope.region else _ANYWHERE)]
-    rows = [_machine_row(offer, scope) for offer in offers]
+    markets = [("on-demand", _ON_DEMAND)]
     if any("spot" in offer.prices for offer in offers):
-        heads.insert(_SPOT_PLACE, _SPOT)
-        for row, offer in zip(rows, offers, strict=True):
-            row.insert(_SPOT_PLACE, _price(offer, "spot"))
+        markets.append(("spot", _SPOT))
+    heads = [*_MACHINES, *(column for _, column in markets), _DATE, _IN_REGION if scope.region else _ANYWHERE]
+    prices = [_prices(offers, market, scope) for market, _ in markets]
+    rows = [
+        [
+            *_size(offer),
+            *cells,
+            _date(offer),
+            _zones(offer.places[scope.region]) if scope.region else str(len(offer.places)),
+        ]
+        for offer, *cells in zip(offers, *prices, strict=True)
+    ]
     lines = [style(title, "title"), table(heads, rows, indent=2)]
     for text in _notes(offers):
         lines += textwrap.wrap(text, columns() - 2, initial_indent="  ", subsequent_indent="    ")
     return "\n".join(lines)
 
 
-def _machine_row(offer: MachineOffer, scope: Scope) -> list[str]:
-    machine, shown = offer.machine, offer.prices.get("on-demand") or offer.prices.get("spot")
-    row = [
+def _size(offer: MachineOffer) -> list[str]:
+    machine = offer.machine
+    return [
         machine.name,
-        ", ".join(map(str, machine.counts)),
+        ", ".join(map(str, offer.counts)),
         _UNKNOWN if machine.vcpus is None else str(machine.vcpus),
         _UNKNOWN if machine.memory_gb is None else f"{machine.memory_gb:g} GB",
-        _price(offer, "on-demand"),
-        "" if shown is None else shown.price.date,
     ]
-    if scope.region:
-        return [*row, _zones(offer.places[scope.region])]
-    return [*row, "" if shown is None else shown.region, str(len(offer.places))]
+
+
+def _prices(offers: Sequence[MachineOffer], market: str, scope: Scope) -> list[str]:
+    """Return each offer's lowest price in the market with its region, unless one region was asked for."""
+    amounts = [_price(offer, market) for offer in offers]
+    width = max(map(len, amounts))
+    cells = []
+    for offer, amount in zip(offers, amounts, strict=True):
+        place = offer.prices[market].region if market in offer.prices and not scope.region else ""
+        cells.append(f"{amount:>{width}} {place}".rstrip())
+    return cells
+
+
+def _date(offer: MachineOffer) -> str:
+    """Return the day of the older price shown; "" if none is known."""
+    return min((found.price.date for found in offer.prices.values()), default="")
 
 
 def _notes(offers: Sequence[MachineOffer]) -> list[str]:
@@ -153,7 +175,13 @@ def _notes(offers: Sequence[MachineOffer]) -> list[str]:
             names.setdefault(offer.machine.note, []).append(offer.machine.name)
     notes = [note if len(found) == len(offers) else f"{', '.join(found)}: {note}" for note, found in names.items()]
     if "spot" in offers[0].machine.markets and not any("spot" in offer.prices for offer in offers):
-        notes.append("spot prices unknown")
+        cloud = offers[0].machine.cloud
+        asks = f"; {refresh_command(cloud)}" if host_cloud(cloud) == cloud else ""  # no table has Vertex AI's prices
+        notes.append(f"spot prices unknown{asks}")
+    placeless = [offer.machine.name for offer in offers if not offer.places]
+    if placeless:
+        cloud = offers[0].machine.cloud
+        notes.append(f"{', '.join(placeless)}: no region is known; {refresh_command(cloud)}")
     return notes
 
 
@@ -175,6 +203,18 @@ def _gone_text(offers: Sequence[MachineOffer]) -> str:
 
 def _gone_key(offer: MachineOffer) -> tuple[str, str, str]:
     return (offer.machine.cloud, offer.machine.ends or "", offer.machine.note)
+
+
+def _other_counts(accelerator: Accelerator, scope: Scope) -> list[str]:
+    """Name the numbers of GPUs that machines have, where another one was asked for."""
+    others = replace(scope, gpus=None).offers(accelerator.name) if scope.gpus else []
+    counts = sorted({count for offer in others if not offer.gone for count in offer.counts})
+    return [f"Machines have {listing(list(map(str, counts)), 12)}."] if counts else []
+
+
+def _number(scope: Scope) -> str:
+    """Return `8 ` where machines with 8 GPUs were asked for."""
+    return f"{scope.gpus} " if scope.gpus else ""
 
 
 def _where(scope: Scope) -> str:
@@ -242,7 +282,7 @@ def _offer_json(offer: MachineOffer) -> dict[str, Any]:
     return {
         "cloud": machine.cloud,
         "machine_type": machine.name,
-        "counts": [str(count) for count in machine.counts],
+        "counts": [str(count) for count in offer.counts],
         "vcpus": machine.vcpus,
         "memory_gb": machine.memory_gb,
         "arch": machine.arch,

@@ -18,7 +18,7 @@ from .plan import LocalMachine, Offer, Plan, Refusal
 from .planner_clouds import CloudPlanner
 from .planner_local import plan_local
 from .planner_ranking import Ranked
-from .rules_places import refresh_command
+from .rules_base import refresh_command
 
 _CAP = ("limits", "price")
 _CENT = Decimal("0.01")

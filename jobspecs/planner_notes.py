@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from .models import JobSpec
 from .planner_options import Option
 from .planner_prices import Total
-from .rules_places import refresh_command
+from .rules_base import refresh_command
 
 OLD_DAYS = {"spot": 2, "on-demand": 180}
 """A machine's price older than that is called old: Spot prices change daily, list prices hardly within a year."""

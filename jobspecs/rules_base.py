@@ -6,6 +6,7 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import TYPE_CHECKING, NamedTuple
 
+from . import catalog
 from .diagnostics import Loc
 from .units import CountRange
 
@@ -80,3 +81,8 @@ def listing(names: list[str], most: int = 8) -> str:
     if len(names) > most:
         return ", ".join(names[:most]) + f" … ({len(names)} in all)"
     return " or ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
+
+
+def refresh_command(cloud: str) -> str:
+    """Return the command that asks the provider for what the shipped tables lack."""
+    return f"`cloudgpu catalog refresh --cloud {catalog.host_cloud(cloud)}` asks the provider"

@@ -13,6 +13,7 @@ from functools import cache, lru_cache
 
 from . import catalog
 from .catalog import Accelerator, MachineType
+from .machine_names import machine_type_hint
 from .rules_base import Ask, Verdict, listing
 from .suggest import did_you_mean
 
@@ -91,10 +92,8 @@ def machine_type_known(ask: Ask) -> Verdict | None:
     if name in catalog.machine_types(ask.cloud):
         return None
     elsewhere = [cloud for cloud in catalog.CLOUDS if name in catalog.machine_types(cloud)]
-    hint = f"it is a machine type of {listing(elsewhere)}" if elsewhere else ""
-    return Verdict(
-        f"{ask.cloud} has no machine type {name!r}", hint or did_you_mean(name, catalog.machine_types(ask.cloud))
-    )
+    hint = f"it is a machine type of {listing(elsewhere)}" if elsewhere else machine_type_hint(name, [ask.cloud])
+    return Verdict(f"{ask.cloud} has no machine type {name!r} in the tables", hint)
 
 
 def machine_type_retired(ask: Ask) -> Verdict | None:
@@ -185,12 +184,13 @@ def built_in(cloud: str, machine_type: str) -> MachineType | None:
 
 
 def cpu_machines(ask: Ask) -> Verdict | None:
-    """The tables hold machines without GPUs for Compute Engine's and Vertex AI's N1 only."""
+    """A job without accelerator needs a machine type without; the tables have Compute Engine's and Vertex AI's only."""
     if ask.accelerator is not None or ask.machine_type is not None or carriers(ask.cloud, None):
         return None
     have = [cloud for cloud in catalog.CLOUDS if carriers(cloud, None)]
     return Verdict(
-        f"the tables hold no machines of {ask.cloud} without GPUs", f"local, {listing(have)}; or ask for an accelerator"
+        f"cloudgpu knows no machine types of {ask.cloud} without GPUs: a job there needs an accelerator",
+        f"accelerator: T4:1, or cloud: local, {listing(have)}",
     )
 
 

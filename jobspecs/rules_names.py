@@ -8,6 +8,7 @@ from typing import NamedTuple
 from . import catalog
 from .accelerator_hints import accelerator_hint
 from .diagnostics import Loc, Problem, quote
+from .machine_names import machine_type_hint
 from .models import AcceleratorRequest, JobSpec
 from .rules_base import Ask, listing
 from .rules_machines import accelerator_known
@@ -136,7 +137,13 @@ def _unknown(kind: _Kind, named: Sequence[tuple[Loc, str]], clouds: Sequence[str
             message = f"{name} is a {kind.what} of {listing(elsewhere)}; the job asks for {listing(list(clouds))}"
             yield Problem(loc, kind.code, message, f"cloud: {elsewhere[0]}")
             continue
-        options = sorted({option for cloud in clouds for option in kind.names(cloud)})
-        hint = (zone_hint(name) if kind is _ZONES else "") or did_you_mean(name, options)
         message = f"{listing(list(clouds))}: no {kind.what} named {name!r} in the tables"
-        yield Problem(loc, kind.code, message, _with_odd_character(hint, name))
+        yield Problem(loc, kind.code, message, _with_odd_character(_hint(kind, name, clouds), name))
+
+
+def _hint(kind: _Kind, name: str, clouds: Sequence[str]) -> str:
+    """Return what may be meant by a name that no cloud has."""
+    if kind is _MACHINE_TYPES:
+        return machine_type_hint(name, clouds)
+    options = sorted({option for cloud in clouds for option in kind.names(cloud)})
+    return (zone_hint(name) if kind is _ZONES else "") or did_you_mean(name, options)

@@ -7,7 +7,7 @@ from functools import cache
 
 from . import catalog
 from .catalog import MachineType
-from .rules_base import Ask, Verdict, listing
+from .rules_base import Ask, Verdict, listing, refresh_command
 from .rules_machines import fitting
 from .suggest import did_you_mean
 
@@ -19,11 +19,6 @@ def place_known(ask: Ask) -> Verdict | None:
         return None
     names = listing(sorted({machine.name for machine in machines}), 3)
     return Verdict(f"the tables name no region that has {names}", refresh_command(ask.cloud))
-
-
-def refresh_command(cloud: str) -> str:
-    """Return the command that asks the provider for what the shipped tables lack."""
-    return f"`cloudgpu catalog refresh --cloud {catalog.host_cloud(cloud)}` asks the provider"
 
 
 def region_known(ask: Ask) -> Verdict | None:

@@ -193,14 +193,10 @@ class _Asking:
         return tuple(known[column] for column in MACHINE_TYPES)
 
     def _added(self, machine: Machine) -> Row | None:
-        """A new size of a family known with the same accelerator is sold as its sisters are; None: it has none."""
-        family = machine.name.rpartition("-")[0]
-        sisters = (
-            _named(MACHINE_TYPES, row)
-            for row in self._types.values()
-            if row[0].rpartition("-")[0] == family and row[10] == machine.accelerator and row[6]
-        )
-        sister = next(sisters, None)
+        """Return the row of a new size or variant, sold as its family's with as many GPUs, or any; None: no family."""
+        named = (_named(MACHINE_TYPES, row) for row in self._types.values() if row[10] == machine.accelerator)
+        sisters = (one for one in named if _family(one["machine_type"]) == _family(machine.name) and one["markets"])
+        sister = max(sisters, key=lambda one: one["counts"] == str(machine.gpus), default=None)
         accelerator = find_accelerator(machine.accelerator)
         if sister is None or accelerator is None:
             return None
@@ -392,6 +388,11 @@ def _deprecation(item: Mapping[str, Any]) -> tuple[str, str]:
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------
+
+
+def _family(machine_type: str) -> str:
+    """Return `a3-highgpu` of `a3-highgpu-8g` and of its variant `a3-highgpu-8g-nolssd`."""
+    return "-".join(machine_type.split("-")[:2])
 
 
 def _named(columns: Sequence[str], row: Row) -> dict[str, str]:

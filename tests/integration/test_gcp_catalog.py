@@ -206,6 +206,23 @@ def test_new_sizes_are_added_and_what_is_unlike_all_known_is_left_out(gcp: Catal
     assert not [row for row in rows("machine_types_gcp") if row["machine_type"].startswith("a9-")]
 
 
+def test_a_variant_of_a_known_size_is_sold_as_that_size_is(gcp: CatalogControl) -> None:
+    """Names of variants have a part more than their family's sizes: `a3-highgpu-8g-nolssd`."""
+
+    def made(gpu: str, memory_gb: int) -> dict[str, object]:
+        carried = {"guestAcceleratorType": gpu, "guestAcceleratorCount": 8}
+        return {"guestCpus": 208, "memoryMb": memory_gb * 1024, "architecture": "X86_64", "accelerators": [carried]}
+
+    gcp.describe("machineTypes", "a2-highgpu-8g-lowmem", ["us-central1-a"], made("nvidia-tesla-a100", 340))
+    gcp.describe("machineTypes", "a3-highgpu-8g-lowmem", ["us-central1-a"], made("nvidia-h100-80gb", 936))
+    gcp.describe("machineTypes", "a3-highgpu-8g-nolssd", ["us-central1-a"], made("nvidia-h100-80gb", 1872))
+    assert refresh(HERE)[0] == 0
+    found = {row["machine_type"]: row for row in rows("machine_types_gcp")}
+    assert found["a2-highgpu-8g-lowmem"]["markets"] == found["a2-highgpu-8g"]["markets"]
+    assert found["a3-highgpu-8g-lowmem"]["markets"] == found["a3-highgpu-8g"]["markets"], "not as the smaller ones are"
+    assert {"offering": "a3-highgpu-8g-nolssd", "region": HERE, "zones": "us-central1-a"} in rows("places_gcp")
+
+
 def test_ends_of_support_that_google_announces_are_taken_over(gcp: CatalogControl) -> None:
     zones = ["us-central1-a", "us-central1-b", "us-central1-c", "us-central1-f"]
     ends = {"state": "DEPRECATED", "deleted": "2027-03-01T00:00:00-08:00"}

@@ -248,6 +248,8 @@ def test_a_machine_of_a_dense_reservation_is_bound_to_it_and_does_not_wait_for_i
         ("a3-ultragpu-8g-nolssd", "hyperdisk-balanced", False),
         ("a3-megagpu-8g", "pd-balanced", True),
         ("a3-highgpu-8g-nolssd", "pd-balanced", False),
+        ("a4-highgpu-8g-nolssd", "hyperdisk-balanced", False),
+        ("a4x-highgpu-4g-nolssd", "hyperdisk-balanced", False),
     ],
 )
 def test_the_disk_that_a_series_takes(machine_type: str, disk: str, local_ssd: bool) -> None:

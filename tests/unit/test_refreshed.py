@@ -13,6 +13,7 @@ import platformdirs
 import pytest
 
 from cloudgpu.jobspecs import catalog_read, refreshed
+from cloudgpu.jobspecs.catalog import CLOUDS, host_cloud
 from cloudgpu.jobspecs.home import home
 from cloudgpu.provisioners.base import ProvisionError
 from cloudgpu.provisioners.refresh import OddTableError, Update, alone, check, publish, refreshable, reset
@@ -20,6 +21,7 @@ from cloudgpu.provisioners.refresh import OddTableError, Update, alone, check, p
 CLOUDGPU = str(Path(sys.executable).with_name("cloudgpu"))
 NOW = datetime.datetime(2026, 11, 21, 23, 50, tzinfo=datetime.UTC)
 PRICES = ("sku", "region", "on_demand_usd_h", "spot_usd_h", "source", "date")
+PLACES = ("offering", "region", "zones")
 SPOT = ("sku", "region", "spot_usd_h", "source", "date")
 CHEAP = ("g6.xlarge", "us-east-1", "0.123", "refresh", "2026-11-21")
 JOB = """\
@@ -156,7 +158,39 @@ def test_the_state_directory_is_that_of_platformdirs(monkeypatch: pytest.MonkeyP
 def test_the_command_offers_the_clouds_that_can_be_refreshed() -> None:
     from cloudgpu.cli import catalog
 
-    assert list(catalog._CLOUDS) == refreshable()
+    assert catalog._CLOUDS == CLOUDS
+    assert {host_cloud(cloud) for cloud in CLOUDS} == set(refreshable())
+
+
+def test_show_dates_the_rows_and_not_the_compilation() -> None:
+    listed = {entry["table"]: entry for entry in json.loads(cloudgpu("catalog", "show", "--json").stdout)}
+    for name, oldest, newest in (
+        *(("prices_aws", "2026-01-21", "2026-07-20"), ("prices_gcp", "2026-05-01", "2026-07-30")),
+        *(("prices_azure", "2026-06-18", "2026-06-18"), ("places_azure", "2026-02-12", "2026-02-12")),
+        *(("disk_prices", "2021-07-14", "2026-09-21"), ("machine_types_aws", "2026-10-02", "2026-10-27")),
+    ):
+        assert (listed[name]["origin"], listed[name]["oldest"], listed[name]["newest"]) == ("shipped", oldest, newest)
+    assert "table_dates" not in listed
+    text = cloudgpu("catalog", "show").stdout
+    assert "2026-01-21 (" in next(line for line in text.splitlines() if line.startswith("prices_aws"))
+    assert refreshed.SHIPPED not in text, "the day of the compilation is the day of no figure"
+
+
+def test_show_dates_a_refreshed_table_by_its_oldest_row_too() -> None:
+    publish(spot(CHEAP, ("g6.xlarge", "eu-west-1", "0.2", "refresh", "2025-02-03")), NOW)
+    places = [("g6.xlarge", "us-east-1", ""), ("g6.xlarge", "eu-west-1", "")]
+    publish(Update("places_aws", PLACES, places, ("us-east-1",), 2), NOW)
+    listed = {entry["table"]: entry for entry in json.loads(cloudgpu("catalog", "show", "--json").stdout)}
+    assert [listed["spot_aws"][key] for key in ("oldest", "newest")] == ["2025-02-03", "2026-11-21"]
+    assert [listed["places_aws"][key] for key in ("oldest", "newest")] == ["2026-10-27", "2026-11-21"]
+    line = next(line for line in cloudgpu("catalog", "show").stdout.splitlines() if line.startswith("spot_aws"))
+    assert line.split()[1:4] == ["refreshed", "2026-11-21", "2025-02-03"]
+
+
+def test_refreshing_vertex_asks_about_compute_engine() -> None:
+    said = cloudgpu("catalog", "refresh", "--cloud", "vertex").stderr
+    assert "the machines of vertex are those of gcp: both are refreshed" in said
+    assert "Traceback" not in said
 
 
 def test_validate_reads_no_more_modules_for_refreshed_tables() -> None:

@@ -36,6 +36,7 @@ KEYS = {
     **{f"places_{cloud}": ("offering", "region") for cloud in ("aws", "azure", "gcp")},
     **{f"prices_{cloud}": ("sku", "region") for cloud in ("aws", "azure", "gcp")},
     "regions_vertex": ("region",),
+    "table_dates": ("table",),
     "targets": ("target",),
 }
 Row = dict[str, str]
@@ -87,6 +88,12 @@ def test_dates_are_dates_of_the_past_and_sources_are_listed() -> None:
     assert used <= listed, used - listed
 
 
+def test_tables_whose_rows_have_no_day_have_one_as_a_whole() -> None:
+    timeless = {"accelerator_aliases", "targets"}
+    undated = {name for name in KEYS if "date" not in table(name)[0]} - timeless
+    assert {row["table"] for row in table("table_dates")} == undated
+
+
 def test_every_fact_with_a_price_or_a_place_says_where_it_is_from() -> None:
     for name in KEYS:
         if name.startswith(("machine_types_", "prices_", "disk_", "gcp_n1", "regions_")):
@@ -113,6 +120,33 @@ def test_providers_names_of_accelerators_are_aliases() -> None:
                 found = catalog.find_accelerator(row["provider_accelerator"])
                 assert found is not None, row
                 assert found.name == row["accelerator"], row
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        *(("NVIDIA-T4", "T4"), ("NVIDIA_T4", "T4"), ("nvidia-v100", "V100-16GB"), ("V100-SXM2-32GB", "V100-32GB")),
+        *(("NVIDIA-A100", "A100-40GB"), ("A100-40G", "A100-40GB"), ("A100-SXM4-40GB", "A100-40GB")),
+        *(("A100-80G", "A100-80GB"), ("A100-SXM4-80GB", "A100-80GB"), ("A100-PCIE-80GB", "A100-80GB")),
+        *(("NVIDIA-H100", "H100-80GB"), ("H100-MEGA", "H100-80GB"), ("H100-PCIE", "H100-80GB")),
+        *(("NVIDIA H100 PCIe", "H100-80GB"), ("H200-SXM", "H200-141GB"), ("AMD Instinct MI300X", "MI300X")),
+    ],
+)
+def test_names_that_people_and_drivers_use_are_known(written: str, meant: str) -> None:
+    found = catalog.find_accelerator(written)
+    assert found is not None
+    assert found.name == meant
+
+
+def test_a_name_of_two_sizes_is_not_guessed() -> None:
+    assert catalog.find_accelerator("A100-SXM") is None, "SXM4 modules have 40 or 80 GB"
+
+
+def test_flex_start_is_not_sold_on_a3_edge() -> None:
+    for name in ("a3-edgegpu-8g", "a3-edgegpu-8g-nolssd"):
+        machine = catalog.find_machine_type("gcp", name, "H100-80GB")
+        assert machine is not None
+        assert machine.markets == {"on-demand", "spot", "reservation"}
 
 
 def test_accelerator_figures_are_possible() -> None:
@@ -156,9 +190,9 @@ def test_a_machine_type_has_one_size(cloud: str) -> None:
         assert len({(m.vcpus, m.memory_gb, m.arch) for m in group}) == 1, name
 
 
-def test_only_sizes_whose_page_was_not_found_lack_memory() -> None:
+def test_only_the_size_whose_sources_disagree_lacks_memory() -> None:
     lacking = [row["machine_type"] for row in table("machine_types_azure") if not row["memory_gb"]]
-    assert all(name.endswith("RTXPRO6000BSE_v6") for name in lacking), lacking
+    assert lacking == ["Standard_NC72lds_xl_RTXPRO6000BSE_v6"]
 
 
 def test_vertex_machine_types_are_compute_engines() -> None:
