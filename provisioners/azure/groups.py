@@ -81,6 +81,7 @@ def make_group(clients: Clients, request: LaunchRequest, access: Collection[str]
     """Make it, or find it; what it has of other tags stays. Raises ProvisionError."""
     found = find_group(clients, request.token)
     if found is not None and not found.is_ending:
+        _extend(clients, request, found)
         return found
     name = group_name(request.token)
     told = {f"{ACCESS}{at}": value for at, value in enumerate(access)}
@@ -92,6 +93,13 @@ def make_group(clients: Clients, request: LaunchRequest, access: Collection[str]
         lambda: clients.resources.resource_groups.create_or_update(name, body, cls=answer_of),
     )
     return _group(cast("Any", made))
+
+
+def _extend(clients: Clients, request: LaunchRequest, group: Group) -> None:
+    """Let a group expire later, if machines are added to it that live longer than those it has."""
+    known = group.tags.get(tags.EXPIRES, "")
+    if request.expires is not None and known.isdecimal() and int(known) < int(request.expires):
+        _change_tags(clients, request.token, "Merge", {tags.EXPIRES: str(int(request.expires))})
 
 
 def mark_started(clients: Clients, token: str, nodes: Collection[str]) -> None:

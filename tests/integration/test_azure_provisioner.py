@@ -422,6 +422,15 @@ def test_a_node_that_was_lost_is_replaced_and_nothing_else_is_touched(
     assert nothing_left(azure)
 
 
+def test_a_group_expires_with_the_machine_that_lives_longest(azure: AzureControl) -> None:
+    """A reaper removes the whole group."""
+    another().remove(another().launch(request(*pair())), ["worker-1.1"])
+    for expires in (2_000_900_000.0, 2_000_500_000.0):
+        another().launch(request(node(), node("worker-1.2", rank=1), expires=expires))
+        [group] = [one for one in azure.resources("Microsoft.Resources/resourceGroups") if one["name"] == GROUP]
+        assert group["tags"]["cloudgpu-expires"] == "2000900000"
+
+
 def test_a_machine_that_is_of_no_more_use_is_ended_alone(azure: AzureControl, provisioner: AzureProvisioner) -> None:
     allocation = provisioner.launch(request(*pair()))
     for _ in range(2):

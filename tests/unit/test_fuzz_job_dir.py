@@ -189,7 +189,7 @@ class Folder:
             "attempt.json": (self._visit,),
             "stop.json": (self._stop,),
             "notice.json": (self._stop,),
-            "signal.json": (lambda: Signal.read(self.dir, attempt_key(1, "signal.json")),),
+            "signal.json": (self._read_signal,),
             "machine-name.json": (self._acknowledge,),
             "saved-1.json": (self._acknowledge,),
             "gave_up.json": (self._supervise,),
@@ -218,6 +218,9 @@ class Folder:
         ended = dataclasses.replace(forgiven(attempt, views), timeline=verdict.timeline, progress=verdict.progress)
         json.dumps(verdict.timeline), json.dumps(verdict.progress)
         goodput_view.bar(make_report([ended], TIME + 100).times, 20)
+
+    def _read_signal(self) -> None:
+        Signal.read(self.dir, attempt_key(1, "signal.json"))
 
     def _acknowledge(self) -> None:
         it = Acknowledger(NodeDir(self.dir, 1, NODES[0]), lambda: None, lambda _: None, lambda _: None)
