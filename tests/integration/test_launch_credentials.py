@@ -5,7 +5,7 @@ on: once, the next token being good; or until somebody logs in. What the error s
 that the store has then. With them the launch is repeated, or ended, and nothing may be left.
 
 In the ordinary run a few calls are tried: the first and the last, and some that make anything. With CLOUDGPU_LONG=1 all
-of them are, for one node and two.
+of them are, for one node and two, also of launches into reservations, into flex-start's queue and of groups.
 """
 
 from __future__ import annotations
@@ -20,24 +20,33 @@ from decimal import Decimal
 from fnmatch import fnmatchcase
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cloudgpu.control.supervisor import Supervisor
 from cloudgpu.jobspecs.plan import Offer, RoleOffer
 from cloudgpu.provisioners import Allocation, LaunchRequest, ProvisionError
+from cloudgpu.provisioners.azure.provisioner import AzureProvisioner
 from cloudgpu.provisioners.base import Provisioner
 from cloudgpu.runtime.jobdir import JOB_KEY, JobDir, JobRecord, local_url
 from cloudgpu.tests.standins.aws import Aws
 from cloudgpu.tests.standins.azure import Azure
+from cloudgpu.tests.standins.azure.jobs import azure_with_blobs
+from cloudgpu.tests.standins.azurite import ACCOUNT
+from cloudgpu.tests.standins.clocks import FastClock
 from cloudgpu.tests.standins.control import World, make_job, make_policy, make_template
 from cloudgpu.tests.standins.faults import Call, Control, Fault, error
 from cloudgpu.tests.standins.gce.control import GceControl
 from cloudgpu.tests.standins.gcp import Gcp
+from cloudgpu.tests.standins.gcp.stacks import stand
+from cloudgpu.tests.standins.gcs.control import GcsControl
 from cloudgpu.tests.standins.vertex.control import VertexControl
 
 from . import test_aws_provisioner as aws_tests
+from . import test_azure_grouped as azure_groups
 from . import test_azure_provisioner as azure_tests
+from . import test_gcp_groups as gcp_groups
 from . import test_gcp_provisioner as gcp_tests
 from . import test_vertex_provisioner as vertex_tests
 
@@ -60,6 +69,8 @@ class Cloud:
     """By service: how credentials are refused that were good a moment ago."""
     looks: tuple[str, ...]
     """Ends of actions that make nothing."""
+    prepare: Callable[[], object] = lambda: None
+    """Makes what is there before a launch."""
 
     def calls(self) -> list[Call]:
         return self.control.calls()
@@ -71,11 +82,13 @@ class Cloud:
         return Allocation(self.name, request.job_id, request.attempt, request.token, {}, details)
 
 
+Started = tuple[Cloud, Mapping[str, str]]
+"""And the environment that leads there."""
 DENIED = error("ExpiredToken", 400, "The security token included in the request is expired")
 
 
 @pytest.fixture(scope="module")
-def aws() -> Iterator[tuple[Cloud, Mapping[str, str]]]:
+def aws() -> Iterator[Started]:
     with Aws() as server:
 
         def request(nodes: int) -> LaunchRequest:
@@ -100,22 +113,67 @@ GOOGLE = {
 }
 
 
-@pytest.fixture
-def gcp(google: tuple[Gcp, Mapping[str, str]]) -> tuple[Cloud, Mapping[str, str]]:
+GCP_LOOKS = ("*.get", "*.list", "*.aggregatedList", "*.getFromFamily", "token")
+
+
+def on_gcp(google: tuple[Gcp, Mapping[str, str]], machine_type: str = gcp_tests.T4, **changes: Any) -> Started:
+    """`changes`: of the request."""
     server, environ = google
+    control = GceControl(server.url)
 
     def request(nodes: int) -> LaunchRequest:
-        return gcp_tests.request(*gcp_tests.pair()[:nodes])
+        accelerator = "L4" if machine_type.startswith("g2") else "T4"
+        wanted = [gcp_tests.node(f"worker-{rank}.1", machine_type, rank, accelerator) for rank in range(nodes)]
+        return gcp_tests.request(*wanted, **changes)
+
+    def prepare() -> None:
+        if changes.get("market") == "reservation":
+            control.reserve("mine", machine_type, "us-central1-f", 2, accelerator="nvidia-tesla-t4", count=1)
 
     def left() -> object:
-        return gcp_tests.left(GceControl(server.url))
+        return gcp_tests.left(control)
 
-    looks = ("*.get", "*.list", "*.aggregatedList", "*.getFromFamily", "token")
-    return Cloud("gcp", server.control, gcp_tests.another, request, left, GOOGLE, looks), environ
+    return Cloud("gcp", server.control, gcp_tests.another, request, left, GOOGLE, GCP_LOOKS, prepare), environ
 
 
 @pytest.fixture
-def vertex(google: tuple[Gcp, Mapping[str, str]]) -> tuple[Cloud, Mapping[str, str]]:
+def gcp(google: tuple[Gcp, Mapping[str, str]]) -> Started:
+    return on_gcp(google)
+
+
+@pytest.fixture
+def gcp_reservation(google: tuple[Gcp, Mapping[str, str]]) -> Started:
+    return on_gcp(google, market="reservation", zone=None)
+
+
+@pytest.fixture
+def gcp_flex_start(google: tuple[Gcp, Mapping[str, str]]) -> Started:
+    return on_gcp(google, "g2-standard-4", market="flex-start")
+
+
+@pytest.fixture
+def gcp_group(google: tuple[Gcp, Mapping[str, str]], tmp_path: Path) -> Started:
+    server, environ = google
+    control = GceControl(server.url)
+
+    def request(nodes: int) -> LaunchRequest:
+        return gcp_groups.request(nodes)
+
+    def prepare() -> None:
+        GcsControl(server.url).make_bucket(gcp_groups.BUCKET)
+        stand(control, f"gs://{gcp_groups.BUCKET}/jobs")
+        JobDir(gcp_groups.JOB_DIR).put("agent/abc.pyz", b"an agent")
+
+    def left() -> object:
+        return gcp_groups.left(control)
+
+    looks = (*GCP_LOOKS, "storage.objects.*", "objects.*")
+    found = Cloud("gcp", server.control, gcp_groups.another, request, left, GOOGLE, looks, prepare)
+    return found, {**environ, "CLOUDGPU_HOME": str(tmp_path / "home")}
+
+
+@pytest.fixture
+def vertex(google: tuple[Gcp, Mapping[str, str]]) -> Started:
     server, environ = google
 
     def request(nodes: int) -> LaunchRequest:
@@ -129,26 +187,75 @@ def vertex(google: tuple[Gcp, Mapping[str, str]]) -> tuple[Cloud, Mapping[str, s
     return Cloud("vertex", server.control, vertex_tests.another, request, left, GOOGLE, looks), settings
 
 
+AZURE = {
+    "login": error("invalid_client", 401, "AADSTS7000215: Invalid client secret provided."),
+    "!login": error("ExpiredAuthenticationToken", 401, "The access token has expired."),
+}
+AZURE_LOOKS = ("*.list", "*.read", "*.usages", "*.instanceView", "*.versions", "token")
+
+
 @pytest.fixture(scope="module")
-def azure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cloud, Mapping[str, str]]]:
-    refusals = {
-        "login": error("invalid_client", 401, "AADSTS7000215: Invalid client secret provided."),
-        "!login": error("ExpiredAuthenticationToken", 401, "The access token has expired."),
-    }
+def subscription(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Azure, Mapping[str, str]]]:
     with Azure() as server:
-        environ = server.environ(tmp_path_factory.mktemp("azure"))
+        yield server, server.environ(tmp_path_factory.mktemp("azure"))
+
+
+def on_azure(subscription: tuple[Azure, Mapping[str, str]], **changes: Any) -> Started:
+    """`changes`: of the request."""
+    server, environ = subscription
+
+    def request(nodes: int) -> LaunchRequest:
+        return azure_tests.request(*azure_tests.pair()[:nodes], **changes)
+
+    def prepare() -> None:
+        server.control.do("add_storage", account=azure_tests.ACCOUNT, group="storage", region="eastus")
+        if changes.get("market") == "reservation":
+            azure_tests.reserve("fitting", azure_tests.T4, 2, zone="2")
+
+    def left() -> object:
+        return azure_tests.left(server.control)
+
+    return Cloud("azure", server.control, azure_tests.another, request, left, AZURE, AZURE_LOOKS, prepare), environ
+
+
+@pytest.fixture
+def azure(subscription: tuple[Azure, Mapping[str, str]]) -> Started:
+    return on_azure(subscription)
+
+
+@pytest.fixture
+def azure_reservation(subscription: tuple[Azure, Mapping[str, str]]) -> Started:
+    return on_azure(subscription, market="reservation")
+
+
+@pytest.fixture
+def azure_group(tmp_path: Path) -> Iterator[Started]:
+    """The job dir is in Azurite, which takes every token."""
+    with azure_with_blobs(tmp_path, boot=False) as (control, environ):
+        desks: list[azure_groups.Desk] = []
+
+        def prepare() -> None:
+            control.add_storage(ACCOUNT)
+            desks[:] = [azure_groups.Desk(control, tmp_path)]
+
+        def another() -> AzureProvisioner:
+            return AzureProvisioner(FastClock())
 
         def request(nodes: int) -> LaunchRequest:
-            return azure_tests.request(*azure_tests.pair()[:nodes])
+            return desks[0].asked(nodes)
 
         def left() -> object:
-            return azure_tests.left(server.control)
+            return desks[0].remains.find()
 
-        looks = ("*.list", "*.read", "*.usages", "*.instanceView", "*.versions", "token")
-        yield Cloud("azure", server.control, azure_tests.another, request, left, refusals, looks), environ
+        found = Cloud("azure", control, another, request, left, AZURE, AZURE_LOOKS, prepare)
+        yield found, {**environ, "CLOUDGPU_HOME": str(tmp_path / "home")}
 
 
-@pytest.fixture(params=["aws", "gcp", "vertex", "azure"])
+OTHERS = ["gcp_reservation", "gcp_flex_start", "gcp_group", "azure_reservation", "azure_group"]
+"""Launches of other kinds."""
+
+
+@pytest.fixture(params=["aws", "gcp", "vertex", "azure", *(OTHERS if LONG else ())])
 def cloud(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Cloud:
     found, environ = request.getfixturevalue(request.param)
     for name, value in environ.items():
@@ -158,10 +265,10 @@ def cloud(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Cl
 
 
 def renew(cloud: Cloud) -> None:
-    """Nothing is there, and nothing goes wrong."""
+    """Nothing of a launch is there, and nothing goes wrong."""
     cloud.control.reset()
-    if cloud.name == "azure":
-        cloud.control.do("add_storage", account=azure_tests.ACCOUNT, group="storage", region="eastus")
+    cloud.prepare()
+    cloud.control.forget()
 
 
 def calls_of(cloud: Cloud, nodes: int) -> list[Call]:
@@ -180,6 +287,14 @@ def chosen(cloud: Cloud, calls: list[Call]) -> list[Call]:
     return [call for call in calls if call in (calls[0], making[0], making[len(making) // 2], making[-1])]
 
 
+def was_refused(cloud: Cloud, call: Call) -> bool:
+    """Return whether a launch has come to this call: it polls more or less often, as fast as the stand-in is."""
+    made = cloud.calls()
+    refused = any(one.fault for one in made)
+    expect(refused or len(made) < call.number, cloud, call)
+    return refused
+
+
 def expect(condition: object, cloud: Cloud, call: Call, told: object = "") -> None:
     story = [f"{one.number} {one.service} {one.action} {one.status} {one.fault}" for one in cloud.calls()]
     assert condition, f"{call.number} {call.service} {call.action}: {told}\n" + "\n".join(story)
@@ -191,7 +306,7 @@ def test_one_refusal_of_a_token_ends_no_launch(cloud: Cloud, nodes: int) -> None
         cloud.control.log_out(cloud.refusals, call.number, once=call.service)
         made = cloud.another().launch(cloud.request(nodes))
         expect(len(made.machines) == nodes, cloud, call)
-        expect(any(one.fault for one in cloud.calls()), cloud, call)
+        was_refused(cloud, call)
         cloud.another().terminate(made)
         expect(not cloud.left(), cloud, call, cloud.left())
         renew(cloud)
@@ -203,9 +318,15 @@ def test_nothing_is_forgotten_when_credentials_go_bad(cloud: Cloud, nodes: int, 
     """Whether they are refused for half a minute or a week: until the next login nothing else can be done."""
     for call in chosen(cloud, calls_of(cloud, nodes)):
         cloud.control.log_out(cloud.refusals, call.number)
-        with pytest.raises(ProvisionError) as caught:
+        told = None
+        try:
             cloud.another().launch(cloud.request(nodes))
-        told = caught.value
+        except ProvisionError as error:
+            told = error
+        if not was_refused(cloud, call):
+            renew(cloud)
+            continue
+        assert told is not None
         expect(told.is_login, cloud, call, f"{told.error_class} {told}")
         with pytest.raises(ProvisionError) as later:
             cloud.another().terminate(cloud.unknown(nodes))
@@ -299,7 +420,7 @@ class Supervised:
 
 
 @pytest.fixture
-def supervised(aws: tuple[Cloud, Mapping[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Supervised:
+def supervised(aws: Started, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Supervised:
     cloud, environ = aws
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
