@@ -50,7 +50,7 @@ def test_launches_at_once_are_not_refused_by_amazons_buckets(aws: Aws) -> None:
         done = list(pool.map(lambda number: launched(provisioner, of_job(number)), range(16)))
     calls = aws.control.calls("RunInstances")
     assert len({one for allocation, _ in done for one in allocation.machines.values()}) == 16
-    assert len(calls) <= 17, "a call may be late, and meet the next one"
+    assert len(calls) <= 24, "calls may be late, and meet the next ones; unpaced, four of five are refused"
 
 
 def test_a_launch_whose_turn_is_far_off_is_told_when_to_come_back(aws: Aws) -> None:
