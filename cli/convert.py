@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..jobspecs.dialects.gcloud_flags import take
 from .errors import CommandError
 from .exits import Exit
-from .gcloud import GcloudCommand, gcloud_options
+from .gcloud import GcloudCommand, gcloud_options, take_flags
 from .output import clean, remark, warning
 from .specfile import STDIN, load_spec, overrides, plan_spec, say_remarks, spec_options
 
@@ -49,9 +48,7 @@ def command(
     """
     from ..jobspecs import job_file
 
-    flags = take(gcloud)
-    if file is None and not flags:
-        raise click.UsageError("give a FILE, or the flags of gcloud ai-platform jobs submit training", ctx)
+    flags = take_flags(ctx, gcloud, has_file=file is not None)
     loaded = load_spec(file, overrides(ctx), flags)
     spec = _moved(loaded, output)
     text = job_file.to_text(spec, loaded.notes) if form == "yaml" else job_file.to_json(spec)

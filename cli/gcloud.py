@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import click
 
-from ..jobspecs.dialects.gcloud_flags import click_options
+from ..jobspecs.dialects.gcloud_flags import click_options, take
 from .program_args import ProgramArgsCommand
 from .specfile import FLAGS
 
@@ -40,3 +40,11 @@ def gcloud_options(*own: str) -> Callable[[_F], _F]:
     `own` names further flags that the command has itself.
     """
     return click_options(skip=[*own, *(flag.flag for flag in FLAGS)])
+
+
+def take_flags(ctx: click.Context, parameters: dict[str, Any], *, has_file: bool) -> dict[str, str]:
+    """Return the flags of gcloud among a command's parameters; raises UsageError where nothing describes a job."""
+    flags = take(parameters)
+    if not has_file and not flags:
+        raise click.UsageError("give a FILE, or the flags of gcloud ai-platform jobs submit training", ctx)
+    return flags

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..jobspecs.dialects.gcloud_flags import take
 from .exits import Exit
-from .gcloud import GcloudCommand, gcloud_options
+from .gcloud import GcloudCommand, gcloud_options, take_flags
 from .launch_view import say_launcher
 from .options import json_option
 from .output import echo_json, remark, style
@@ -60,19 +59,17 @@ def command(
     """
     from .plan_view import plan_json, plan_text
 
-    flags = take(gcloud)
-    if file is None and not flags:
-        raise click.UsageError("give a FILE, or the flags of gcloud ai-platform jobs submit training", ctx)
-    loaded = load_spec(file, overrides(ctx), flags, needs_program=False)
-    say_remarks(loaded)
-    plan = plan_spec(loaded)
+    flags = take_flags(ctx, gcloud, has_file=file is not None)
+    written = load_spec(file, overrides(ctx), flags, needs_program=False)
+    say_remarks(written)
+    plan = plan_spec(written)
     say_tables()
-    loaded, plan = take_stacks(loaded, plan)
+    loaded, plan = take_stacks(written, plan)
     if as_json:
         echo_json(plan_json(plan, loaded.spec))
     else:
         click.echo(plan_text(plan, loaded.spec, show_all=show_all))
-    refuse_unreachable(loaded)
+    refuse_unreachable(written)
     if plan.best is not None:
         say_launcher(loaded, plan.best)
         _say_obstacle(plan.best.cloud, loaded)

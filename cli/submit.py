@@ -78,13 +78,13 @@ def command(
     A paid offer is asked for on a terminal; --yes answers. Without a terminal, --yes or a limit in the job file
     (limits.price or limits.cost) is needed. FILE - is standard input.
     """
-    loaded = _load(ctx, file, gcloud)
-    say_remarks(loaded)
-    loaded, plan = _plan(loaded, cluster)
+    written = _load(ctx, file, gcloud)
+    say_remarks(written)
+    loaded, plan = _plan(written, cluster)
     if dry_run:
         exit_code = _show_plan(plan, loaded, as_json=as_json)
         if cluster is None:
-            refuse_unreachable(loaded)
+            refuse_unreachable(written)
         return exit_code
     offer = _first_offer(plan, loaded, as_json=as_json)
     remark(f"{loaded.spec.name}: {offer_text(offer)}")

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from ..jobspecs.dialects.gcloud_flags import take
 from .exits import Exit
-from .gcloud import GcloudCommand, gcloud_options
+from .gcloud import GcloudCommand, gcloud_options, take_flags
 from .specfile import STDIN, STDIN_NAME, load_spec, overrides, spec_options
 
 if TYPE_CHECKING:
@@ -55,9 +54,7 @@ def command(
     """
     if files.count(STDIN) > 1:
         raise click.UsageError("Standard input can be read once only.")
-    flags = take(gcloud)
-    if not files and not flags:
-        raise click.UsageError("give a FILE, or the flags of gcloud ai-platform jobs submit training", ctx)
+    flags = take_flags(ctx, gcloud, has_file=bool(files))
     found: list[Diagnostic] = []
     results: list[tuple[str, Exit]] = []
     for file in files or [None]:

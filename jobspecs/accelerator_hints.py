@@ -1,4 +1,4 @@
-"""What was meant by an accelerator that no table has: a count written as elsewhere, a vendor's name, a variant."""
+"""Hints for accelerators that no table has: a count in another notation, a vendor's name, a variant."""
 
 from __future__ import annotations
 

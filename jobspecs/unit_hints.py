@@ -1,6 +1,6 @@
-"""What was meant by a shorthand value that cannot be read: `12 hours`, `24GiB..`, `$5/h`.
+"""Hints for shorthand values that cannot be read: `12 hours`, `24GiB..`, `$5/h`.
 
-Imported for mistakes only. A hint is given only for text that can then be read; "" where nothing is certain.
+Imported for mistakes only. The text that a hint names can be read; "" where nothing is certain.
 """
 
 from __future__ import annotations

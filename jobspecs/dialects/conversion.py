@@ -72,7 +72,7 @@ class Conversion:
 
     @property
     def full(self) -> bool:
-        """Whether no further problem would be reported."""
+        """Return whether as many problems are known as are reported."""
         return len(self.problems) >= MAX_PROBLEMS and self.refused
 
     def demote(self, code: str) -> None:

@@ -17,12 +17,12 @@ class Tool(NamedTuple):
     keys: frozenset[str]
     """Names in such a file that a job file has not: in camelCase at the top, or `resources.NAME` as written."""
     least: int
-    """How many of them make it one."""
+    """Number of these names that identify the tool."""
     alone: bool
-    """Whether what else is wrong in it would only follow from this."""
+    """True: whatever else is wrong in the file follows from this, and is not reported."""
 
 
-_LIKE = "write a job file, docs/job-file.md; what each of these keys is there is said below"
+_LIKE = "write a job file, docs/job-file.md; the hints below name its keys"
 _NEW = "write a job file, docs/job-file.md"
 TOOLS = (
     Tool("a Kubernetes manifest", _NEW, frozenset({"apiVersion", "kind", "metadata", "spec"}), 2, alone=True),
