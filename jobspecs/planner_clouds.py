@@ -10,6 +10,7 @@ from typing import NamedTuple
 from . import catalog
 from .catalog import Price
 from .compatibility import Ask, first_refusal, refusal_by
+from .diagnostics import Loc
 from .models import JobSpec
 from .plan import Offer, Refusal, RoleOffer
 from .planner_notes import notes_on
@@ -86,10 +87,12 @@ class CloudPlanner:
         return refusal is None
 
     def _refuse(self, refusal: Refusal, field: dict[str, str]) -> None:
-        """Keep a refusal that is about one entry of `region`, `zone` or `market`."""
+        """Keep a refusal that is about one entry of `region`, `zone` or `market`, at its key; a region that only a zone
+        implies is at the zone's key."""
         ((name, value),) = field.items()
-        index = getattr(self._spec.resources, name).index(value)
-        self._refusals.append(refusal._replace(key=("resources", name, index)))
+        entries = getattr(self._spec.resources, name) or []
+        key: Loc = ("resources", name, entries.index(value)) if value in entries else ("resources", "zone")
+        self._refusals.append(refusal._replace(key=key))
 
     # --- refusals --------------------------------------------------------------------------------------------------
 
