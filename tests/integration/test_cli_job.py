@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import pty
@@ -22,6 +23,7 @@ import psutil
 import pytest
 
 from cloudgpu.cli import main
+from cloudgpu.control.jobs import open_store
 
 CLOUDGPU = [sys.executable, "-m", "cloudgpu"]
 PATIENCE_S = 180.0
@@ -356,3 +358,36 @@ def test_a_store_that_cannot_be_opened(cloudgpu: Shell) -> None:
     done = cloudgpu("status")
     assert done.returncode == 6
     assert "cloudgpu.db" in done.stderr
+
+
+def test_a_list_that_is_cut_says_so_and_json_is_never_cut(cloudgpu: Shell, tmp_path: Path) -> None:
+    done = cloudgpu("submit", job_file(tmp_path, "exit 0"), "--detach").stdout.strip()
+    cloudgpu("wait", done)
+    assert "no active jobs: 1 stored job has ended" in cloudgpu("status", "--active").stdout
+    store = open_store()
+    [row] = store.list_jobs(active_only=False)
+    for number in range(24):
+        store.insert_job(dataclasses.replace(row, id=f"old-{number:08d}"), "submitted")
+    listed = cloudgpu("status").stdout
+    assert "the newest 20 of 25 jobs; --all lists every one" in listed
+    assert listed.count("old-") + listed.count(done) == 20
+    assert cloudgpu("status", "--all").stdout.count("old-") == 24
+    assert "newest" not in cloudgpu("status", "--all").stdout
+    assert len(json.loads(cloudgpu("status", "--json").stdout)) == 25
+
+
+def test_gc_names_what_it_looked_at(cloudgpu: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith(("AWS_", "GOOGLE_", "AZURE_", "CLOUDSDK_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    done = cloudgpu("gc", "--dry-run")
+    assert done.returncode == 0
+    assert "looked at: local; not looked at, for they are not set up on this computer: aws" in done.stderr
+    found = json.loads(cloudgpu("gc", "--dry-run", "--json").stdout)
+    assert found["looked_at"] == ["local"]
+    assert found["leftovers"] == []
+    assert set(found["not_looked_at"]) >= {"aws", "gcp", "azure"}
+    asked = cloudgpu("gc", "--dry-run", "--cloud", "aws", "--json")
+    assert asked.returncode == 6
+    assert json.loads(asked.stdout)["looked_at"] == []
+    assert "aws" in json.loads(asked.stdout)["not_looked_at"]
