@@ -10,6 +10,7 @@ import base64
 import hashlib
 import os
 import secrets
+import shutil
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -40,13 +41,25 @@ MASK = "***"
 
 
 def prepare(loaded: LoadedSpec, plan: Plan, on_progress: ProgressCallback) -> JobRow:
-    """Ship the code and job.json; the row is not stored yet. Raises SubmitError, JobDirError, StoreError."""
-    spec = loaded.spec
-    offers = usable_offers(spec, plan)
-    program = _program(spec)
-    job_id = f"{spec.name}-{_random_suffix()}"
+    """Ship the code and job.json; the row is not stored yet. Raises SubmitError, JobDirError, StoreError.
+
+    A submit that fails leaves no folder of the job on this computer.
+    """
+    offers = usable_offers(loaded.spec, plan)
+    job_id = f"{loaded.spec.name}-{_random_suffix()}"
     urls = _job_dir_urls(loaded, list(dict.fromkeys(offer.cloud for offer in offers)), job_id)
-    url = urls[offers[0].cloud]
+    try:
+        return _ship(loaded, offers, job_id, urls, on_progress)
+    except BaseException:
+        _remove_unused(urls.values())
+        raise
+
+
+def _ship(
+    loaded: LoadedSpec, offers: list[Offer], job_id: str, urls: dict[str, str], on_progress: ProgressCallback
+) -> JobRow:
+    spec, url = loaded.spec, urls[offers[0].cloud]
+    program = _program(spec)
     for other in set(urls.values()) - {url}:
         JobDir(other).list("code")  # that the bucket is there is better known now than when machines are
     shipper = Shipper(url, on_progress)
@@ -55,9 +68,18 @@ def prepare(loaded: LoadedSpec, plan: Plan, on_progress: ProgressCallback) -> Jo
     on_progress("submitting", 0, 0)
     search_path = _search_path() if any(offer.cloud == "local" for offer in offers) else None
     record = _job_record(job_id, spec, program, code, search_path).to_bytes()
+    row = _row(job_id, spec, offers, urls, hashlib.sha256(record).hexdigest(), agents=agents)
     if not JobDir(url).create(JOB_KEY, record):
         raise SubmitError(f"{url} holds another job already")
-    return _row(job_id, spec, offers, urls, hashlib.sha256(record).hexdigest(), agents=agents)
+    return row
+
+
+def _remove_unused(urls: Iterable[str]) -> None:
+    """Remove the local folders of a job that was not submitted; one with a job.json is another job's."""
+    for url in {url for url in urls if url.startswith("file:")}:
+        folder = JobDir(url, make=False).folder
+        if folder is not None and not (folder / JOB_KEY).exists():
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def owner_name() -> str:

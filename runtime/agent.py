@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NoReturn, TypeVar
 
 from .archive import ArchiveError, unpack
-from .ending import Ending, judge
+from .ending import Ending, failed_setup, judge
 from .generations import Ledger
 from .heartbeat import Heart, read_progress
 from .jobdir import (
@@ -317,7 +317,7 @@ class Agent:
         if self._orders.deciding is not None:
             raise Interrupted
         if [end.code for end in exits] != [0]:
-            return Ending("failed", None, f"setup failed: {', '.join(end.describe() for end in exits)}")
+            return failed_setup(exits)
         self._log.say(f"setup done in {time.monotonic() - begun:.1f} s")
         with contextlib.suppress(OSError):  # a full disk is the program's to meet
             done.touch()

@@ -127,6 +127,17 @@ def test_a_failed_job_fails_the_command(cloudgpu: Shell, tmp_path: Path) -> None
     assert cloudgpu.status("tiny")["exit_code"] == 3
 
 
+def test_a_failure_is_reported_once_and_not_run_again_in_vain(cloudgpu: Shell, tmp_path: Path) -> None:
+    done = cloudgpu("submit", job_file(tmp_path, "python nothere.py"))
+    assert done.returncode == 1
+    said = " ".join((done.stdout + done.stderr).split())
+    assert said.count("the program's file is not in the code that was shipped") == 1
+    assert "attempt 1 failed: rank 0: exit code 2: the program's file" in said
+    assert "attempts 1 attempt;" in said
+    again = cloudgpu("submit", job_file(tmp_path, "echo nothing; exit 3"))
+    assert (again.stdout + again.stderr).count("exit code 3") == 2, "once for each attempt or restart"
+
+
 def test_look_at_jobs(cloudgpu: Shell, tmp_path: Path) -> None:
     assert "no jobs" in cloudgpu("status").stdout
     assert "no jobs" in cloudgpu("cost").stdout
@@ -340,6 +351,28 @@ def test_what_cannot_be_launched_creates_nothing(cloudgpu: Shell, tmp_path: Path
     assert cloudgpu("submit", file, "--region", "us-esat1", "--cloud", "gcp").returncode == 3
     assert cloudgpu("submit", file, "--dry-run").returncode == 0
     assert json.loads(cloudgpu("submit", file, "--dry-run", "--json").stdout)["offers"]
+
+
+def test_a_refused_submit_leaves_no_folder_and_large_code_is_remarked(cloudgpu: Shell, tmp_path: Path) -> None:
+    code = tmp_path / "code"
+    code.mkdir()
+    with (code / "data.bin").open("wb") as file:
+        file.truncate(2_100_000_000)
+    refused = cloudgpu("submit", job_file(tmp_path, "exit 0", code="code"))
+    assert refused.returncode == 4, refused
+    assert "data.bin" in refused.stderr
+    assert not list((cloudgpu.home / "jobs").iterdir())
+    with (code / "data.bin").open("wb") as file:
+        file.truncate(101_000_000)
+    assert "the code folder has 101 MB" in cloudgpu("submit", job_file(tmp_path, "exit 0", code="code"), "-d").stderr
+
+
+def test_a_program_without_steps_is_not_advised_wrongly(cloudgpu: Shell, tmp_path: Path) -> None:
+    job = cloudgpu("submit", job_file(tmp_path, "sleep 3"), "--detach").stdout.strip()
+    cloudgpu("wait", job)
+    shown = cloudgpu("goodput", job).stdout
+    assert "is program: the program counts no steps" in " ".join(shown.split())
+    assert cloudgpu("metrics", job).stdout.startswith("nothing was logged: a program with")
 
 
 def test_a_job_whose_dir_is_gone(cloudgpu: Shell, tmp_path: Path) -> None:
