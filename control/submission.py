@@ -7,7 +7,9 @@ there is no job, only an unused folder.
 from __future__ import annotations
 
 import base64
+import dataclasses
 import hashlib
+import logging
 import os
 import secrets
 import shutil
@@ -22,7 +24,7 @@ from urllib.parse import unquote
 
 from ..jobspecs.plan import Offer, Plan
 from ..runtime.jobdir import JOB_KEY, SCHEMES, JobDir, JobRecord, local_url, portable_url
-from . import paths
+from . import paths, submitter_environment
 from .errors import SubmitError
 from .model import JobRow, Policy
 from .shipping import Shipper
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
     from ..jobspecs.loader import LoadedSpec
     from ..jobspecs.models import CloudName, JobSpec
     from .shipping import ProgressCallback
+
+log = logging.getLogger("cloudgpu.submit")
 
 CAPACITY_S = 86_400
 """How long machines are looked for, where the job file does not say. Shortages go with the hours of work, and a day has
@@ -66,10 +70,12 @@ def _ship(
     code = None if spec.code is None else shipper.code(loaded.base / spec.code)
     agents = shipper.agents(offers)
     on_progress("submitting", 0, 0)
-    search_path = _search_path() if any(offer.cloud == "local" for offer in offers) else None
-    record = _job_record(job_id, spec, program, code, search_path).to_bytes()
-    row = _row(job_id, spec, offers, urls, hashlib.sha256(record).hexdigest(), agents=agents)
-    if not JobDir(url).create(JOB_KEY, record):
+    record = _job_record(job_id, spec, program, code)
+    if any(offer.cloud == "local" for offer in offers):
+        record = dataclasses.replace(record, search_path=_search_path(), submitter_env=_submitter_env(spec))
+    data = record.to_bytes()
+    row = _row(job_id, spec, offers, urls, hashlib.sha256(data).hexdigest(), agents=agents)
+    if not JobDir(url).create(JOB_KEY, data):
         raise SubmitError(f"{url} holds another job already")
     return row
 
@@ -162,9 +168,20 @@ def _search_path() -> str:
     return f"{Path(sys.executable).parent}{os.pathsep}{path}"
 
 
-def _job_record(
-    job_id: str, spec: JobSpec, program: str | list[str], code: str | None, search_path: str | None
-) -> JobRecord:
+def _submitter_env(spec: JobSpec) -> dict[str, str]:
+    """Return the variables of the submitter's shell for a job on this machine."""
+    chosen, secret = submitter_environment.choose(os.environ)
+    unset = [name for name in secret if name not in spec.env]
+    if unset:
+        log.warning(
+            "%s: not passed on, for what seems to hold a secret is not stored with a job; name it in `env:` if the "
+            "program needs it",
+            ", ".join(unset),
+        )
+    return chosen
+
+
+def _job_record(job_id: str, spec: JobSpec, program: str | list[str], code: str | None) -> JobRecord:
     return JobRecord(
         job_id=job_id,
         name=spec.name,
@@ -174,7 +191,6 @@ def _job_record(
         env=dict(spec.env),
         launcher=spec.launcher,
         code=code,
-        search_path=search_path,
         checkpoint_every=spec.checkpoint.every,
         checkpoint_keep=spec.checkpoint.keep,
         checkpoint_on_damage=spec.checkpoint.on_damage,
