@@ -20,7 +20,7 @@ NAMES = frozenset(
 )
 """Besides PATH, which is kept with the job in any case (JobRecord.search_path)."""
 PREFIXES = ("LC_", "CUDA_", "CUDNN_", "NCCL_", "NVIDIA_", "OMP_", "MKL_", "OPENBLAS_", "PYTORCH_", "XLA_", "TF_")
-_SET_BY_THE_MACHINE = frozenset({"CUDA_VISIBLE_DEVICES"})
+SET_BY_THE_MACHINE = frozenset({"CUDA_VISIBLE_DEVICES", "TF_CONFIG"})
 _CREDENTIALS = re.compile("://[^/@]*@")
 _SECRET_NAME = re.compile("TOKEN|SECRET|PASSWORD|_KEY")
 
@@ -36,4 +36,4 @@ def choose(environ: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
 
 
 def _is_allowed(name: str) -> bool:
-    return (name in NAMES or name.startswith(PREFIXES)) and name not in _SET_BY_THE_MACHINE
+    return (name in NAMES or name.startswith(PREFIXES)) and name not in SET_BY_THE_MACHINE

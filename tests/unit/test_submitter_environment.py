@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from cloudgpu.control import submitter_environment
-from cloudgpu.control.submitter_environment import NAMES, PREFIXES, choose
+from cloudgpu.control.submitter_environment import NAMES, PREFIXES, SET_BY_THE_MACHINE, choose
 
 
 def test_secrets_are_left_out_and_named() -> None:
@@ -37,5 +37,5 @@ def test_the_docs_show_the_list() -> None:
     page = (Path(submitter_environment.__file__).parents[1] / "docs/local.md").read_text()
     table = page.partition("## The environment")[2].partition("Nothing secret")[0]
     shown = set(re.findall(r"`([A-Za-z_]+…?)`", table.partition("|---|")[2]))
-    expected = NAMES | {f"{prefix}…" for prefix in PREFIXES} | {"PATH", "CUDA_VISIBLE_DEVICES"}
+    expected = NAMES | {f"{prefix}…" for prefix in PREFIXES} | SET_BY_THE_MACHINE | {"PATH"}
     assert shown == expected
