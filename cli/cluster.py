@@ -447,7 +447,7 @@ def _jobs_on(name: str) -> list[str]:
     """Ids of this store's jobs that run on the cluster."""
     from ..control.jobs import list_jobs
 
-    active = list_jobs(active_only=True, limit=10_000)
+    active = list_jobs(active_only=True, limit=None)
     return [job.id for job in active if (job.row.offers[0]["cloud"], job.row.offers[0]["region"]) == ("cluster", name)]
 
 

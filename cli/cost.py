@@ -55,7 +55,7 @@ def command(job: str | None, as_json: bool) -> None:
         else:
             _show(seen)
         return
-    all_seen = [view(found, machines=False) for found in list_jobs(limit=10_000)]
+    all_seen = [view(found, machines=False) for found in list_jobs(limit=None)]
     total = _total([seen.cost for seen in all_seen])
     if as_json:
         echo_json({"jobs": [_json(seen) for seen in all_seen], "total_usd": None if total is None else str(total)})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import time
 from collections import defaultdict, deque
@@ -26,6 +27,8 @@ _POLL_LOCAL_S = 0.1
 _POLL_REMOTE_S = 1.0  # a listing of an object store costs money and tens of milliseconds
 _WATCH_S = 3.0  # between two looks whether a supervisor lives
 _QUIET_EVENTS = frozenset({"submitted", "launched", "ended"})  # what the follower of a job sees anyway
+_NODE_END = re.compile(r"(failed|preempted|again|stopped|error): |.* again in place .*\(generation \d+\)$")
+"""Lines of an agent whose program has ended, or starts again: runtime/agent.py, runtime/node_program.py."""
 _READ_LINES = 50_000
 _WRITE_LINES = 500  # between two looks for Ctrl-C
 _NAP_S = 0.05  # Ctrl-C is noticed after so long at most
@@ -159,6 +162,13 @@ class Follower:
         self._lines: deque[LogLine] = deque()
         self._unread = False
         self._event = 0 if events else None
+        self._heard: set[int | None] = set()
+        """Attempts that have printed lines: that they run needs no event."""
+        self.said_reason = ""
+        """Why the newest attempt has ended, once that was printed."""
+        nodes = sum(role.nodes for role in job.offer.roles)
+        self._is_end_repeated = events and nodes == 1
+        """The agent's line on how its program ended is followed by an event that says the same."""
         self._poll = _POLL_LOCAL_S if job.job_dir.startswith("file:") else _POLL_REMOTE_S
         self._looked = -_WATCH_S
         self._progress = ProgressLine()
@@ -215,17 +225,27 @@ class Follower:
         while self._lines and not (interrupts is not None and interrupts.pending):
             self._progress.clear()
             batch = [self._lines.popleft() for _ in range(min(_WRITE_LINES, len(self._lines)))]
-            click.echo("".join(map(self._form, batch)), nl=False)
+            self._heard.update(line.attempt for line in batch)
+            click.echo("".join(self._form(line) for line in batch if not self._is_repeated(line)), nl=False)
+
+    def _is_repeated(self, line: LogLine) -> bool:
+        return self._is_end_repeated and line.stream == "agent" and _NODE_END.match(line.text) is not None
 
     def _print_events(self) -> None:
         if self._event is None:
             return
         for event in self.job.events(after=self._event):
             self._event = event.seq
-            last_word = self.job.done and event.kind == "state" and event.message.startswith(self.job.state)
-            if last_word or event.kind in _QUIET_EVENTS:  # the summary at the end says it
+            is_summary = self.job.done and event.kind == "state" and event.message.startswith(self.job.state)
+            is_known = event.kind == "state" and event.message == "running" and event.attempt in self._heard
+            if is_summary or is_known or event.kind in _QUIET_EVENTS:  # the summary at the end says it
                 continue
-            self._say(event.message)
+            text = event.message
+            if event.kind == "outcome":
+                self.said_reason = text.partition(": ")[2]
+            elif self.said_reason:
+                text = text.removesuffix(f" after: {self.said_reason}").removesuffix(f": {self.said_reason}")
+            self._say(text)
 
     def _say(self, text: str) -> None:
         self._progress.clear()

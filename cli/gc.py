@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
@@ -62,27 +62,37 @@ def command(
     cloudgpu gc --cloud gcp --cloud vertex --yes
     cloudgpu gc --others --expired-only --yes
 
-    It looks in all regions and needs no local state; what a job of this store needs is never touched. Everything
-    carries a time after which anybody may remove it: what belongs to other users stays until then, and after that goes
-    with --others only. Without --yes it is asked for; where nobody can be asked, nothing is removed. What is `alive`
-    (no job of this store needs it, but a machine of it has written a heartbeat within ten minutes, or its job dir
-    cannot be read) is asked for once more, or needs --alive.
+    It looks in all regions and needs no local state, and names the targets that it looked at and those that it did not
+    (not set up on this computer); one that --cloud names and that cannot be searched is an error. What a job of this
+    store needs is never touched. Everything carries a time after which any user may remove it: what belongs to other
+    users stays until then, and after that goes with --others only. Without --yes it asks; where it cannot ask, nothing
+    is removed. What is `alive` (no job of this store needs it, but a machine of it has written a heartbeat within ten
+    minutes, or its job dir cannot be read) is asked for once more, or needs --alive.
     """
     from ..control import leftovers
 
     now = time.time()
-    found, missed = leftovers.find(_targets(clouds), regions, now)
-    shown = [one for one in found if one.verdict != "in use"]
+    targets, skipped = _targets(clouds)
+    search = leftovers.find(targets, regions, now)
+    shown = [one for one in search.found if one.verdict != "in use"]
     going = [one for one in shown if one.may_go(others=others, expired_only=expired_only, alive=alive)]
     doubtful = [one for one in shown if one.verdict == "alive" and one not in going]
     if as_json:
-        echo_json([_json(one, goes=one in going) for one in shown])
+        echo_json(
+            {
+                "leftovers": [_json(one, goes=one in going) for one in shown],
+                "looked_at": search.searched,
+                "not_looked_at": {**skipped, **search.missed},
+            }
+        )
     elif shown:
         echo_table(_HEADS, [_row(one, now) for one in shown])
         remark(_costs(shown))
-    elif not missed:
-        remark("nothing to do: everything that is tagged belongs to a job that runs")
-    for place, why in missed.items():
+    elif search.searched and not search.missed:
+        remark("nothing to do: no leftovers were found")
+    if not as_json:
+        remark(_scope(search.searched, skipped))
+    for place, why in search.missed.items():
         warning(f"{place} was not looked at: {why}")
     if shown and not going and not doubtful and not dry_run and not as_json:
         remark("nothing was removed: nothing of it may go yet; `cloudgpu gc --help` tells what may, and when")
@@ -94,10 +104,14 @@ def command(
             click.confirm(f"remove what is left of {len(going)} launches?", err=True, abort=True)
         confirmed = _confirm_alive(doubtful, expired_only=expired_only, yes=yes)
         _remove([*going, *confirmed], now, others=others, expired_only=expired_only, alive=alive or bool(confirmed))
-    return Exit.UNAVAILABLE if missed else None
+    return Exit.UNAVAILABLE if search.missed else None
 
 
-def _targets(asked: Sequence[str]) -> list[str]:
+_NOT_SET_UP = "not set up on this computer"
+
+
+def _targets(asked: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """Return the targets to search, and those that are left out -> why. Raises CommandError."""
     from ..provisioners import is_set_up, launchable
 
     known = sorted(launchable())
@@ -105,7 +119,19 @@ def _targets(asked: Sequence[str]) -> list[str]:
         if name not in known:
             hint = f"known: {', '.join(known)}"
             raise CommandError(f"--cloud {name}: nothing is launched there", hint=hint, exit_code=Exit.USAGE)
-    return list(dict.fromkeys(asked)) or [target for target in known if is_set_up(target)]
+    if asked:
+        return list(dict.fromkeys(asked)), {}
+    searched = [target for target in known if is_set_up(target)]
+    return searched, dict.fromkeys((target for target in known if target not in searched), _NOT_SET_UP)
+
+
+def _scope(searched: Sequence[str], skipped: Mapping[str, str]) -> str:
+    """Return which targets were searched, and which were not."""
+    looked = f"looked at: {', '.join(searched) or 'nothing'}"
+    if not skipped:
+        return looked
+    hint = f"--cloud {next(iter(skipped))} says what is missing"
+    return f"{looked}; not looked at, for they are {_NOT_SET_UP}: {', '.join(skipped)} ({hint})"
 
 
 def _confirm_alive(doubtful: Sequence[Judged], *, expired_only: bool, yes: bool) -> list[Judged]:

@@ -105,9 +105,14 @@ PARTS = (
         ".",
         "faint",
         "#cfd8dc",
-        "the program ran outside of the steps that it counts: evaluation after the loop, or no Checkpointer",
+        "the program ran outside of the steps that it counts, for example to evaluate after the loop",
     ),
 )
+_UNCOUNTED = (
+    "the program counts no steps, so how much of it was training is unknown: a Checkpointer in its loop counts them "
+    "(`docs/checkpointing.md`)"
+)
+"""Advice in place of that for "other", where no step of the job was counted."""
 DOMINATES = 0.15
 """Of the paid time: a part that takes more is worth a sentence."""
 _LEAST = 0.0005
@@ -171,9 +176,19 @@ def _totals(report: Report) -> str:
         seconds = getattr(report.times, part.name)
         if seconds >= _LEAST * paid:
             rows.append(
-                [part.label, duration(seconds), f"{seconds / paid:.1%}", part.letter * round(width * seconds / paid)]
+                [
+                    _label(part, report),
+                    duration(seconds),
+                    f"{seconds / paid:.1%}",
+                    part.letter * round(width * seconds / paid),
+                ]
             )
     return table(_TOTALS, rows)
+
+
+def _label(part: Part, report: Report) -> str:
+    """Return what the table calls a part: the time of a program that counts no steps is not "other"."""
+    return "program" if part.name == "other" and report.steps is None else part.label
 
 
 def _bars(report: Report) -> list[str]:
@@ -215,5 +230,6 @@ def advice_for(report: Report) -> str:
     if report.paid_seconds <= 0 or seconds < DOMINATES * report.paid_seconds:
         return ""
     each = duration(seconds / max(1, report.starts))
-    share = f"{seconds / report.paid_seconds:.0%} of the paid time is {worst.label}"
-    return clean(f"{share}: {worst.advice.format(each=each)}")
+    share = f"{seconds / report.paid_seconds:.0%} of the paid time is {_label(worst, report)}"
+    advice = _UNCOUNTED if worst.name == "other" and report.steps is None else worst.advice.format(each=each)
+    return clean(f"{share}: {advice}")

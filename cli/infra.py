@@ -368,8 +368,6 @@ def _keep(it: Stack, outputs: Mapping[str, Any]) -> Infrastructure:
 
 # --- what down looks at -----------------------------------------------------------------------------------------------
 
-_MOST_JOBS = 10_000
-
 
 def _jobs_there(cloud: str, region: str, contents: Contents) -> list[str]:
     """Ids of this store's jobs that have not ended and use the stack: its region, or its bucket."""
@@ -384,7 +382,7 @@ def _jobs_there(cloud: str, region: str, contents: Contents) -> list[str]:
         in_bucket = bool(job_dir) and any(one.startswith(f"{job_dir.rstrip('/')}/") for one in dirs)
         return in_bucket or (job.offer.cloud in targets and job.offer.region == region)
 
-    return [job.id for job in list_jobs(active_only=True, limit=_MOST_JOBS) if uses(job)]
+    return [job.id for job in list_jobs(active_only=True, limit=None) if uses(job)]
 
 
 def _clusters_there(cloud: str, region: str) -> list[str]:

@@ -52,20 +52,23 @@ def command(*, job: str | None, folder: str | None, node: str | None, as_csv: bo
         raise click.UsageError("give a JOB, or --folder of checkpoints that belong to no job")
     if as_csv and as_json:
         raise click.UsageError("--csv and --json cannot be printed at once")
-    rows = _of_job(job, node) if job is not None else _of_folder(folder or "", node)
+    found = None if job is None else find_job(job, newest=True)
+    rows = _of_folder(folder or "", node) if found is None else _read(found.open_dir(), "checkpoints", node)
     if as_json:
         for row in rows:
             echo_json_line(row.to_json())
     elif as_csv:
         _print_csv(rows)
     elif not rows:
-        click.echo("nothing was logged yet; ckpt.log(loss=...) in the program's loop does, and the next save keeps it")
+        click.echo(_NOTHING_YET if found is not None and not found.done else _NOTHING)
     else:
         _show(rows)
 
 
-def _of_job(job: str, node: str | None) -> list[Row]:
-    return _read(find_job(job, newest=True).open_dir(), "checkpoints", node)
+_NOTHING_YET = "nothing was logged yet; ckpt.log(loss=...) in the program's loop does, and the next save keeps it"
+_NOTHING = (
+    "nothing was logged: a program with a Checkpointer logs metrics by ckpt.log(loss=...), and its next save keeps them"
+)
 
 
 def _of_folder(folder: str, node: str | None) -> list[Row]:

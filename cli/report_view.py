@@ -23,9 +23,9 @@ _HEADS = (
 )
 
 
-def summary(job: Job) -> str:
-    """For the end of `submit`: how the job ended, then its report."""
-    reason = f": {clean(job.reason)}" if job.reason else ""
+def summary(job: Job, *, said: str = "") -> str:
+    """Return how the job ended, then its report, for the end of `submit`. `said`: a reason that was printed before."""
+    reason = f": {clean(job.reason)}" if job.reason and job.reason != said else ""
     tone = STATE_TONES[job.state]
     return "\n".join([f"{job.id} {style(job.state, tone, err=True)}{reason}", *report_lines(job.report())])
 

@@ -9,14 +9,16 @@ import click
 
 from .jobref import NO_JOBS, find_job, job_argument, watch
 from .options import json_option
-from .output import echo_json, is_terminal
+from .output import echo_json, is_terminal, style
 
 _WATCH_S = 1.0
+_NEWEST = 20
+"""Jobs in the list for people, where --all is not given; --json lists every job."""
 
 
 @click.command()
 @job_argument(required=False)
-@click.option("-a", "--all", "everything", is_flag=True, help="List jobs of all times, not the newest 20 only.")
+@click.option("-a", "--all", "everything", is_flag=True, help=f"List every job, not the newest {_NEWEST} only.")
 @click.option("--active", is_flag=True, help="List only jobs that have not ended.")
 @click.option("-w", "--watch", "watching", is_flag=True, help="Show it again every second, until the job has ended.")
 @json_option
@@ -30,8 +32,8 @@ def command(*, job: str | None, everything: bool, active: bool, watching: bool, 
     """
     if watching and as_json:
         raise click.UsageError("--watch is for people; for programs there is: cloudgpu events JOB --follow --json")
-    limit = 10_000 if everything else 20
     if job is None:
+        limit = None if everything or as_json else _NEWEST
         _repeat(lambda: _list(active=active, limit=limit, as_json=as_json), watching=watching)
         return
     found = watch(find_job(job, newest=True), only_looking=True)
@@ -49,8 +51,8 @@ def command(*, job: str | None, everything: bool, active: bool, watching: bool, 
     _repeat(show, watching=watching)
 
 
-def _list(*, active: bool, limit: int, as_json: bool) -> bool:
-    from ..control.jobs import list_jobs
+def _list(*, active: bool, limit: int | None, as_json: bool) -> bool:
+    from ..control.jobs import count_jobs, list_jobs
     from .status_view import list_json, list_text
 
     jobs = list_jobs(active_only=active, limit=limit)
@@ -60,9 +62,23 @@ def _list(*, active: bool, limit: int, as_json: bool) -> bool:
             break  # one supervisor advances them all
     if as_json:
         echo_json(list_json(jobs))
+        return True
+    if jobs:
+        click.echo(list_text(jobs))
+        if limit is not None and (total := count_jobs(active_only=active)) > limit:
+            kind = "active jobs" if active else "jobs"
+            click.echo(style(f"the newest {len(jobs):,} of {total:,} {kind}; --all lists every one", "faint"))
     else:
-        click.echo(list_text(jobs) if jobs else NO_JOBS)
+        click.echo(_none_listed(stored=count_jobs()) if active else NO_JOBS)
     return True
+
+
+def _none_listed(*, stored: int) -> str:
+    """Return what stands for an empty list of active jobs."""
+    if not stored:
+        return NO_JOBS
+    have = "1 stored job has" if stored == 1 else f"all {stored:,} stored jobs have"
+    return f"no active jobs: {have} ended; `cloudgpu status` lists {'it' if stored == 1 else 'them'}"
 
 
 def _repeat(show: Callable[[], bool], *, watching: bool) -> None:

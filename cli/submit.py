@@ -167,14 +167,27 @@ def _confirm(offer: Offer, loaded: LoadedSpec, *, yes: bool) -> None:
         )
 
 
+_LARGE_CODE_BYTES = 100_000_000
+"""Code above this size is remarked on: every submit packs and copies all of it."""
+_LARGE_CODE = (
+    "the code folder has {:,.0f} MB, which every submit packs and copies: name what the program does not need in "
+    ".cloudgpuignore, and give data as `inputs:`"
+)
+
+
 def _ship(loaded: LoadedSpec, plan: Plan) -> tuple[Job, bool]:
     """The stored job, and whether Ctrl-C was pressed when it was too late to leave it at that."""
     from ..control.jobs import submit
 
-    interrupts = Interrupts()
+    interrupts, is_large = Interrupts(), False
     with ExitStack() as held, ProgressLine() as progress:
 
         def on_progress(what: str, done: int, total: int) -> None:
+            nonlocal is_large
+            if what == "packing" and total > _LARGE_CODE_BYTES and not is_large:
+                is_large = True
+                progress.clear()
+                warning(_LARGE_CODE.format(total / 1e6))
             if what == "submitting":  # from here on there may be a job: nobody leaves before its id is known
                 held.enter_context(interrupts)
             progress(_progress_text(what, done, total))
@@ -205,7 +218,7 @@ def _follow(job: Job, *, interrupted: bool) -> Exit:
     from .report_view import summary
 
     sys.stdout.flush()  # the log's last line comes before the summary
-    click.echo(summary(job), err=True)
+    click.echo(summary(job, said=follower.said_reason), err=True)
     return OUTCOMES[job.state]
 
 

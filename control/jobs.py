@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from .report import Report
     from .shipping import ProgressCallback
 
-__all__ = ["Job", "ensure_supervisor", "get_job", "list_jobs", "orphans", "submit", "terminate_orphan"]
+__all__ = ["Job", "count_jobs", "ensure_supervisor", "get_job", "list_jobs", "orphans", "submit", "terminate_orphan"]
 
 _POLL_S = 0.2
 _ENSURE_S = 3.0
@@ -306,12 +306,20 @@ def get_job(ref: str) -> Job:
     raise NoSuchJobError(f"{ref!r} means {len(found)} jobs ({listed}): give an id")
 
 
-def list_jobs(active_only: bool = False, limit: int = 50) -> list[Job]:
-    """Return jobs with their attempts, newest first: one query for each, however many jobs there are."""
+def list_jobs(active_only: bool = False, limit: int | None = 50) -> list[Job]:
+    """Return jobs with their attempts, newest first: one query for each, however many jobs there are.
+
+    limit: number of jobs to return at most; None: all
+    """
     store = _store(paths.database_url())
     rows = store.list_jobs(active_only=active_only, limit=limit)
     attempts = store.attempts_of([row.id for row in rows])
     return [Job(store, row, attempts.get(row.id, [])) for row in rows]
+
+
+def count_jobs(active_only: bool = False) -> int:
+    """Return the number of stored jobs. Raises StoreError."""
+    return _store(paths.database_url()).count_jobs(active_only=active_only)
 
 
 def orphans() -> list[Allocation]:

@@ -70,14 +70,26 @@ def _judge_by(store: Store, leftover: Leftover, now: float) -> Judged:
     return judge(leftover, attempts, store.owner(), now, lambda: is_alive(store, leftover, time.time()))
 
 
-def find(targets: Sequence[str], regions: Sequence[str], now: float) -> tuple[list[Judged], dict[str, str]]:
-    """Everything tagged on these targets; and where nobody could look -> why. Raises StoreError."""
+@dataclass(frozen=True, slots=True)
+class Search:
+    """Return value of find(): what is tagged as ours, and which targets were searched for it."""
+
+    found: list[Judged]
+    searched: list[str]
+    """Targets that answered, in whole or in part."""
+    missed: dict[str, str]
+    """Target, or a region or kind of thing of one ("aws eu-west-3") -> why it could not be searched."""
+
+
+def find(targets: Sequence[str], regions: Sequence[str], now: float) -> Search:
+    """Search these targets for everything that carries our tags. Raises StoreError."""
     from ..provisioners import ProvisionError, leftovers
     from ..provisioners.base import Owner
     from .jobs import open_store
 
     store = open_store()
     found: list[Leftover] = []
+    searched: list[str] = []
     missed: dict[str, str] = {}
     for target in targets:
         try:
@@ -85,10 +97,11 @@ def find(targets: Sequence[str], regions: Sequence[str], now: float) -> tuple[li
         except ProvisionError as error:
             missed[target] = str(error)
             continue
+        searched.append(target)
         found += here.leftovers
         missed |= {f"{target} {place}": why for place, why in here.missed.items()}
     # The store is read after the targets: what was being made meanwhile is known by now.
-    return [_judge_by(store, leftover, now) for leftover in found], missed
+    return Search([_judge_by(store, leftover, now) for leftover in found], searched, missed)
 
 
 def remove(judged: Judged, now: float, *, others: bool, expired_only: bool, alive: bool = False) -> bool:

@@ -84,7 +84,7 @@ def _needed_accounts() -> dict[str, set[str | None]]:
     from .jobs import open_store
 
     store = open_store()
-    jobs = store.list_jobs(active_only=True, limit=_MOST_JOBS)
+    jobs = store.list_jobs(active_only=True)
     attempts = store.current_attempts(jobs)
     needed: dict[str, set[str | None]] = {}
     for job in jobs:
@@ -94,10 +94,6 @@ def _needed_accounts() -> dict[str, set[str | None]]:
         if attempt is not None and attempt.ended is None and attempt.account != "":
             needed.setdefault(attempt.offer["cloud"], set()).add(attempt.account)
     return needed
-
-
-_MOST_JOBS = 1_000
-"""Active jobs whose accounts are compared."""
 
 
 def _is_ours(needed: Mapping[str, set[str | None]], clouds: Collection[str]) -> bool:

@@ -113,11 +113,17 @@ class Store:
         match = or_(func.substr(jobs.c.id, 1, len(ref)) == ref, jobs.c.name == ref)
         return self._jobs(select(jobs).where(match).order_by(jobs.c.created.desc(), jobs.c.id))
 
-    def list_jobs(self, *, active_only: bool, limit: int) -> list[JobRow]:
-        """Newest first."""
+    def list_jobs(self, *, active_only: bool, limit: int | None = None) -> list[JobRow]:
+        """Return jobs, newest first; limit=None: all of them."""
         query = select(jobs).order_by(jobs.c.created.desc(), jobs.c.id).limit(limit)
         found = self._read(query.where(jobs.c.ended.is_(None)) if active_only else query)
         return list(_undamaged(rows.decode_job, found))
+
+    def count_jobs(self, *, active_only: bool) -> int:
+        """Return the number of jobs, damaged rows included."""
+        query = select(func.count().label("count")).select_from(jobs)
+        found = list(self._read(query.where(jobs.c.ended.is_(None)) if active_only else query))
+        return int(found[0]["count"])
 
     def active_jobs(self) -> list[ActiveJob]:
         """Return every job that has not ended, oldest first. Its cost grows with their number; see changes()."""

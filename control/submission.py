@@ -7,10 +7,13 @@ there is no job, only an unused folder.
 from __future__ import annotations
 
 import base64
+import dataclasses
 import functools
 import hashlib
+import logging
 import os
 import secrets
+import shutil
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,7 +26,7 @@ from urllib.parse import unquote
 from ..jobspecs.plan import Offer
 from ..runtime.buckets import Buckets
 from ..runtime.jobdir import JOB_KEY, SCHEMES, JobDir, JobDirError, JobRecord, local_url, portable_url
-from . import paths
+from . import paths, submitter_environment
 from .errors import SubmitError
 from .model import JobRow, Policy
 from .shipping import Shipper
@@ -32,6 +35,8 @@ if TYPE_CHECKING:
     from ..jobspecs.loader import LoadedSpec
     from ..jobspecs.models import CloudName, JobSpec
     from .shipping import ProgressCallback
+
+log = logging.getLogger("cloudgpu.submit")
 
 CAPACITY_S = 86_400
 """How long machines are looked for, where the job file does not say. Shortages go with the hours of work, and a day has
@@ -43,13 +48,22 @@ MASK = "***"
 def prepare(loaded: LoadedSpec, offers: list[Offer], on_progress: ProgressCallback) -> JobRow:
     """Ship the code and job.json for offers that are usable (usable.py); the row is not stored yet.
 
-    Raises SubmitError, JobDirError, StoreError.
+    A submit that fails leaves no folder of the job on this computer. Raises SubmitError, JobDirError, StoreError.
     """
-    spec = loaded.spec
-    program = _program(spec)
-    job_id = f"{spec.name}-{_random_suffix()}"
+    job_id = f"{loaded.spec.name}-{_random_suffix()}"
     urls = _job_dir_urls(loaded, list(dict.fromkeys(offer.cloud for offer in offers)), job_id)
-    url = urls[offers[0].cloud]
+    try:
+        return _ship(loaded, offers, job_id, urls, on_progress)
+    except BaseException:
+        _remove_unused(urls.values())
+        raise
+
+
+def _ship(
+    loaded: LoadedSpec, offers: list[Offer], job_id: str, urls: dict[str, str], on_progress: ProgressCallback
+) -> JobRow:
+    spec, url = loaded.spec, urls[offers[0].cloud]
+    program = _program(spec)
     for other in set(urls.values()) - {url}:
         JobDir(other).list("code")  # that the bucket is there is better known now than when machines are
     bucket = _buckets(frozenset(os.environ.items())).of(url)
@@ -58,15 +72,26 @@ def prepare(loaded: LoadedSpec, offers: list[Offer], on_progress: ProgressCallba
         code = None if spec.code is None else shipper.code(loaded.base / spec.code)
         agents = shipper.agents(offers)
         on_progress("submitting", 0, 0)
-        search_path = _search_path() if any(offer.cloud == "local" for offer in offers) else None
-        record = _job_record(job_id, spec, program, code, search_path).to_bytes()
-        if not JobDir(url, bucket=bucket).create(JOB_KEY, record):
+        record = _job_record(job_id, spec, program, code)
+        if any(offer.cloud == "local" for offer in offers):
+            record = dataclasses.replace(record, search_path=_search_path(), submitter_env=_submitter_env(spec))
+        data = record.to_bytes()
+        row = _row(job_id, spec, offers, urls, hashlib.sha256(data).hexdigest(), agents=agents)
+        if not JobDir(url, bucket=bucket).create(JOB_KEY, data):
             raise SubmitError(f"{url} holds another job already")
     except JobDirError:
         if bucket is not None:
             bucket.reconnect()  # the next submit reads the credentials anew
         raise
-    return _row(job_id, spec, offers, urls, hashlib.sha256(record).hexdigest(), agents=agents)
+    return row
+
+
+def _remove_unused(urls: Iterable[str]) -> None:
+    """Remove the local folders of a job that was not submitted; one with a job.json is another job's."""
+    for url in {url for url in urls if url.startswith("file:")}:
+        folder = JobDir(url, make=False).folder
+        if folder is not None and not (folder / JOB_KEY).exists():
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 @functools.lru_cache(maxsize=1)
@@ -155,9 +180,20 @@ def _search_path() -> str:
     return f"{Path(sys.executable).parent}{os.pathsep}{path}"
 
 
-def _job_record(
-    job_id: str, spec: JobSpec, program: str | list[str], code: str | None, search_path: str | None
-) -> JobRecord:
+def _submitter_env(spec: JobSpec) -> dict[str, str]:
+    """Return the variables of the submitter's shell for a job on this machine."""
+    chosen, secret = submitter_environment.choose(os.environ)
+    unset = [name for name in secret if name not in spec.env]
+    if unset:
+        log.warning(
+            "%s: not passed on, for what seems to hold a secret is not stored with a job; name it in `env:` if the "
+            "program needs it",
+            ", ".join(unset),
+        )
+    return chosen
+
+
+def _job_record(job_id: str, spec: JobSpec, program: str | list[str], code: str | None) -> JobRecord:
     return JobRecord(
         job_id=job_id,
         name=spec.name,
@@ -167,7 +203,6 @@ def _job_record(
         env=dict(spec.env),
         launcher=spec.launcher,
         code=code,
-        search_path=search_path,
         checkpoint_every=spec.checkpoint.every,
         checkpoint_keep=spec.checkpoint.keep,
         checkpoint_on_damage=spec.checkpoint.on_damage,

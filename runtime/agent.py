@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NoReturn, TypeVar
 
 from .archive import ArchiveError, unpack
-from .ending import Ending, judge
+from .ending import Ending, failed_setup, judge
 from .generations import Ledger
 from .heartbeat import Heart, read_progress
 from .jobdir import (
@@ -41,6 +41,7 @@ from .launchers import (
     LauncherError,
     Place,
     choose_launcher,
+    environment,
     machine_environment,
     setup_process,
 )
@@ -70,6 +71,7 @@ FENCED_PATIENCE_S = 60.0
 """The same where others may take this node's place without seeing that its machine has ended, and in a local folder."""
 _LAST_LINES_S = 30.0
 _OUTPUTS_S = 6 * 3_600.0  # for outputs, where no order ends the node before
+_BUILD_POLL_S = 0.2  # between two looks whether another job has built the environment
 _RESULT_S = 2.0  # of a deadline, for the last lines and the result
 _SUPERSEDED = "superseded"
 RESTART_LATE_S = 900.0
@@ -187,7 +189,7 @@ class Agent:
         launcher = choice.launcher
         self._history.setup_begins()
         self._fetch_inputs(place.job.inputs_on(str(place.offer.get("cloud", "local"))))
-        failure = self._run_setup(setup_process(place, machine_environment(os.environ, self._marker)))
+        place, failure = self._set_up(place)
         if failure is not None:
             return failure
         self._history.is_ready()
@@ -233,7 +235,7 @@ class Agent:
             job = JobRecord.from_bytes(job_data)
             attempt = AttemptRecord.from_bytes(attempt_data or b"")
             if attempt.offer.get("cloud", "local") != "local":  # where the submitter's programs are says nothing here
-                job = dataclasses.replace(job, search_path=None)
+                job = dataclasses.replace(job, search_path=None, submitter_env=None)
             nodes = sorted((NodeRecord.from_value(node) for node in attempt.nodes), key=lambda node: node.rank)
             own = next(node for node in nodes if _place_of(node.node) == _place_of(self._node))
         except JobDirError as error:
@@ -304,6 +306,35 @@ class Agent:
             say=self._log.say,
         )
 
+    def _set_up(self, place: Place) -> tuple[Place, Ending | None]:
+        """Run the setup, on the submitter's machine in an environment of the job's own, which the program then has too.
+
+        Returns the place with that environment, and how the node ends if the setup has failed.
+        """
+        machine_env = machine_environment(os.environ, self._marker)
+        if place.job.setup is None or place.job.submitter_env is None:
+            return place, self._run_setup(setup_process(place, machine_env))
+        from .job_environment import JobEnvironmentError, inside, prepare
+
+        try:
+            prepared = prepare(
+                place.job.setup,
+                self._code,
+                self._home,
+                environment(place, machine_env),
+                wait=lambda: self._runner.pause(_BUILD_POLL_S),
+            )
+        except (JobEnvironmentError, OSError) as error:
+            raise _ErrorEnd(f"the environment for `setup` cannot be created: {error}") from error
+        place = inside(place, prepared.folder)
+        if prepared.is_complete:
+            self._log.say("setup: its packages are in the cache")
+            return place, None
+        failure = self._run_setup(setup_process(place, machine_env))
+        if failure is None:
+            prepared.finish()
+        return place, failure
+
     def _run_setup(self, process: Process | None) -> Ending | None:
         done = self._home / "setup.done"
         if process is None or done.exists():
@@ -317,7 +348,7 @@ class Agent:
         if self._orders.deciding is not None:
             raise Interrupted
         if [end.code for end in exits] != [0]:
-            return Ending("failed", None, f"setup failed: {', '.join(end.describe() for end in exits)}")
+            return failed_setup(exits)
         self._log.say(f"setup done in {time.monotonic() - begun:.1f} s")
         with contextlib.suppress(OSError):  # a full disk is the program's to meet
             done.touch()

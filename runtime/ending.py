@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from .failure_causes import Cause
 from .jobdir import Outcome
 from .notices import Order
 from .program import Exit
@@ -123,12 +124,16 @@ class _Judged:
     reason: str
 
     @property
+    def _cause(self) -> Cause | None:
+        return self.exit.cause if self.verdict == "failed" else None
+
+    @property
     def final(self) -> bool:
-        return self.code is not None and self.code.final
+        return (self.code is not None and self.code.final) or (self._cause is not None and self._cause.final)
 
     def ending(self) -> Ending:
         how = self.exit.describe()
-        more = self.reason or (self.code.says if self.code else "")
+        more = self.reason or (self.code.says if self.code else self._cause.says if self._cause else "")
         outcome: Outcome = self.code.outcome if self.code else "failed"
         return Ending(outcome, self.exit.code, f"{how}: {more}" if more else how, self.final)
 
@@ -169,6 +174,13 @@ def judge(
     if bad is None:
         return Ending("error", None, "the program's processes do not end, though killed")
     return bad.ending()
+
+
+def failed_setup(exits: Sequence[Exit]) -> Ending:
+    """Return how a node ends whose setup has failed."""
+    hows = [f"{end.describe()}: {end.cause.says}" if end.cause else end.describe() for end in exits]
+    final = any(end.cause is not None and end.cause.final for end in exits)
+    return Ending("failed", None, f"setup failed: {', '.join(hows)}", final)
 
 
 def _judge(

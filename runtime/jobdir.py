@@ -115,6 +115,9 @@ class JobRecord(Record):
     """sha256 of the code archive, see code_key(); None: nothing was shipped."""
     search_path: str | None = None
     """PATH for setup and program; None: the machine's own. Only a job for the submitter's own machine has one."""
+    submitter_env: dict[str, str] | None = None
+    """Variables of the submitter's shell, by an allow-list, in place of the machine's; None: the machine's own. Only a
+    job for the submitter's own machine has them."""
     checkpoint_every: str | int = "auto"
     """"auto" or seconds."""
     checkpoint_keep: int = 3

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from .failure_causes import Cause
+
 OutputStream = Literal["stdout", "stderr"]
 OnLine = Callable[[OutputStream, int | None, str, bool], None]
 """(stream, rank, text, whether the line goes on)."""
@@ -49,6 +51,8 @@ class Exit:
 
     rank: int | None
     code: int
+    cause: Cause | None = None
+    """Why it failed, as far as that is known."""
 
     def describe(self) -> str:
         """`exit code 3` or `SIGKILL`, after the rank if it has one."""

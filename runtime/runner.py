@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import select
 import signal
@@ -11,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from .failure_causes import LastLines, OutOfMemoryCounter, find_cause
 from .heartbeat import Heart
 from .logs import LogWriter
 from .notices import KINDS, Order, Orders, SignalOrders, write_notice
@@ -124,16 +126,23 @@ class Runner:
         to or by SIGTERM. Raises Interrupted, Vanished, OSError.
         """
         self.check()
-        program = Program(folder, log.add)
+        last_lines, memory = LastLines(log.add), OutOfMemoryCounter()
+        program = Program(folder, last_lines.add)
         exits: list[Exit] = []
         try:
             for process in wanted:
                 program.start(process)
             asked = self._wait_for(program, exits, conduct, log, heart)
+            by_itself = len(exits)
         finally:
             exits += program.kill(self._marker, conduct.spared)
         program.finish_output(_LAST_LINES_S)
         self.raise_if_vanished()
+        kills = memory.kills()
+        for index, end in enumerate(exits[:by_itself]):
+            if end.code != 0:
+                cause = find_cause(end.code, last_lines.of(end.rank), kills)
+                exits[index] = dataclasses.replace(end, cause=cause)
         return exits, asked
 
     def check(self) -> None:

@@ -61,6 +61,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section("Pulumi's own engine", red=True, bold=True)
         text = f"{NO_PULUMI}: {len(skipped)} tests of stacks ran with a double of its engine, and not with Pulumi's own"
         terminalreporter.line(text, red=True, bold=True)
+    reasons = [
+        str(one.longrepr[2]) for one in terminalreporter.getreports("skipped") if isinstance(one.longrepr, tuple)
+    ]
+    for reason in sorted({one.partition(": ")[2] for one in reasons if "NOT CHECKED: a real" in one}):
+        terminalreporter.line(reason, red=True, bold=True)
 
 
 @pytest.hookimpl(optionalhook=True)

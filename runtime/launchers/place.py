@@ -89,13 +89,31 @@ def machine_environment(environ: Mapping[str, str], marker: str) -> dict[str, st
 
 
 def environment(place: Place, machine_env: Mapping[str, str]) -> dict[str, str]:
-    """The machine's variables, then the user's, then ours, which a program must be able to rely on."""
+    """The machine's variables, then the user's, then ours, which a program must be able to rely on.
+
+    A job on the submitter's own machine has those of its submit in place of the machine's.
+    """
+    if place.job.submitter_env is not None:
+        machine_env = {**place.job.submitter_env, **_machines_own(place, machine_env)}
     path = {} if place.job.search_path is None else {"PATH": place.job.search_path}
     whole = {**machine_env, **path, **place.job.env, **_job_env(place)}
     own, machines = place.job.env.get("PYTHONPATH"), machine_env.get("PYTHONPATH")
     if own and machines:  # by the machine's, cloudgpu.runtime is found
         whole["PYTHONPATH"] = f"{own}{os.pathsep}{machines}"
     return whole
+
+
+def _machines_own(place: Place, machine_env: Mapping[str, str]) -> dict[str, str]:
+    """Return what the machine sets, and, for a job dir in a bucket, the variables by which it is reached.
+
+    Those may be secret, so they are not stored with the job.
+    """
+    needed = () if place.job_dir.startswith("file:") else _STORE_PREFIXES
+    return {name: value for name, value in machine_env.items() if name in _MACHINES_OWN or name.startswith(needed)}
+
+
+_MACHINES_OWN = frozenset({MARKER, "CUDA_VISIBLE_DEVICES", "PYTHONUNBUFFERED"})
+_STORE_PREFIXES = ("AWS_", "AZURE_", "GOOGLE_", "CLOUDSDK_", "STORAGE_EMULATOR_HOST")
 
 
 def _job_env(place: Place) -> dict[str, str]:

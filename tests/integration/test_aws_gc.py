@@ -187,7 +187,7 @@ def test_a_leak_of_each_kind_is_found_and_removed(aws: Aws, kind: str) -> None:
 def test_all_that_a_launch_left_is_one_and_goes_in_one_command(aws: Aws) -> None:
     for make in (make_instance, make_volume, make_security_group, make_placement_group, make_profile):
         make()
-    [one] = json.loads(gc("--dry-run", "--json").stdout)
+    [one] = json.loads(gc("--dry-run", "--json").stdout)["leftovers"]
     assert {thing["kind"] for thing in one["things"]} >= {"instance", "volume", "security group", "role"}
     assert (one["state"], one["removable"], one["regions"]) == ("orphaned", True, ["eu-west-1"])
     refused = gc()
@@ -215,7 +215,7 @@ def test_what_belongs_to_others_goes_only_once_it_has_expired_and_only_when_aske
     make_volume(owner="cloudgpu-somebody", expires=time.time() - 60, token="a" * 32)
     make_volume(owner="cloudgpu-somebody", expires=time.time() + 3_600, token="b" * 32)
     make_volume(owner="cloudgpu-somebody", token="c" * 32)
-    states = {one["token"][0]: one["state"] for one in json.loads(gc("--dry-run", "--json").stdout)}
+    states = {one["token"][0]: one["state"] for one in json.loads(gc("--dry-run", "--json").stdout)["leftovers"]}
     assert states == {"a": "expired", "b": "another's", "c": "another's"}
     gc("--yes")
     assert len(found()) == 3

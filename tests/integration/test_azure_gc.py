@@ -142,7 +142,7 @@ def test_role_assignments_of_others_are_not_ours(azure: AzureControl) -> None:
 
 def test_all_that_a_launch_left_is_one_and_goes_in_one_command(azure: AzureControl) -> None:
     launch()
-    [one] = json.loads(gc("--dry-run", "--json").stdout)
+    [one] = json.loads(gc("--dry-run", "--json").stdout)["leftovers"]
     assert {thing["kind"] for thing in one["things"]} == {
         *("resource group", "managed identity", "role assignment", "virtual network", "network security group"),
         *("application security group", "network interface", "public address", "virtual machine", "disk"),
@@ -256,7 +256,7 @@ def test_what_belongs_to_others_goes_only_once_it_has_expired_and_only_when_aske
     somebody, clients = Owner("cloudgpu-somebody"), Clients(FastClock())
     for letter, expires in (("a", time.time() - 60), ("b", time.time() + 3_600), ("c", None)):
         groups.make_group(clients, request(owner=somebody, token=letter * 32, expires=expires), [])
-    states = {one["token"][0]: one["state"] for one in json.loads(gc("--dry-run", "--json").stdout)}
+    states = {one["token"][0]: one["state"] for one in json.loads(gc("--dry-run", "--json").stdout)["leftovers"]}
     assert states == {"a": "expired", "b": "another's", "c": "another's"}
     gc("--yes")
     assert len(found()) == 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import pty
@@ -22,6 +23,7 @@ import psutil
 import pytest
 
 from cloudgpu.cli import main
+from cloudgpu.control.jobs import open_store
 
 CLOUDGPU = [sys.executable, "-m", "cloudgpu"]
 PATIENCE_S = 180.0
@@ -123,6 +125,17 @@ def test_a_failed_job_fails_the_command(cloudgpu: Shell, tmp_path: Path) -> None
     assert "failed" in done.stderr
     assert cloudgpu("wait", "tiny").returncode == 1
     assert cloudgpu.status("tiny")["exit_code"] == 3
+
+
+def test_a_failure_is_reported_once_and_not_run_again_in_vain(cloudgpu: Shell, tmp_path: Path) -> None:
+    done = cloudgpu("submit", job_file(tmp_path, "python nothere.py"))
+    assert done.returncode == 1
+    said = " ".join((done.stdout + done.stderr).split())
+    assert said.count("the program's file is not in the code that was shipped") == 1
+    assert "attempt 1 failed: rank 0: exit code 2: the program's file" in said
+    assert "attempts 1 attempt;" in said
+    again = cloudgpu("submit", job_file(tmp_path, "echo nothing; exit 3"))
+    assert (again.stdout + again.stderr).count("exit code 3") == 2, "once for each attempt or restart"
 
 
 def test_look_at_jobs(cloudgpu: Shell, tmp_path: Path) -> None:
@@ -340,6 +353,28 @@ def test_what_cannot_be_launched_creates_nothing(cloudgpu: Shell, tmp_path: Path
     assert json.loads(cloudgpu("submit", file, "--dry-run", "--json").stdout)["offers"]
 
 
+def test_a_refused_submit_leaves_no_folder_and_large_code_is_remarked(cloudgpu: Shell, tmp_path: Path) -> None:
+    code = tmp_path / "code"
+    code.mkdir()
+    with (code / "data.bin").open("wb") as file:
+        file.truncate(2_100_000_000)
+    refused = cloudgpu("submit", job_file(tmp_path, "exit 0", code="code"))
+    assert refused.returncode == 4, refused
+    assert "data.bin" in refused.stderr
+    assert not list((cloudgpu.home / "jobs").iterdir())
+    with (code / "data.bin").open("wb") as file:
+        file.truncate(101_000_000)
+    assert "the code folder has 101 MB" in cloudgpu("submit", job_file(tmp_path, "exit 0", code="code"), "-d").stderr
+
+
+def test_a_program_without_steps_is_not_advised_wrongly(cloudgpu: Shell, tmp_path: Path) -> None:
+    job = cloudgpu("submit", job_file(tmp_path, "sleep 3"), "--detach").stdout.strip()
+    cloudgpu("wait", job)
+    shown = cloudgpu("goodput", job).stdout
+    assert "is program: the program counts no steps" in " ".join(shown.split())
+    assert cloudgpu("metrics", job).stdout.startswith("nothing was logged: a program with")
+
+
 def test_a_job_whose_dir_is_gone(cloudgpu: Shell, tmp_path: Path) -> None:
     job = cloudgpu("submit", job_file(tmp_path, "exit 0"), "-d").stdout.strip()
     assert cloudgpu("wait", job).returncode == 0
@@ -356,3 +391,36 @@ def test_a_store_that_cannot_be_opened(cloudgpu: Shell) -> None:
     done = cloudgpu("status")
     assert done.returncode == 6
     assert "cloudgpu.db" in done.stderr
+
+
+def test_a_list_that_is_cut_says_so_and_json_is_never_cut(cloudgpu: Shell, tmp_path: Path) -> None:
+    done = cloudgpu("submit", job_file(tmp_path, "exit 0"), "--detach").stdout.strip()
+    cloudgpu("wait", done)
+    assert "no active jobs: 1 stored job has ended" in cloudgpu("status", "--active").stdout
+    store = open_store()
+    [row] = store.list_jobs(active_only=False)
+    for number in range(24):
+        store.insert_job(dataclasses.replace(row, id=f"old-{number:08d}"), "submitted")
+    listed = cloudgpu("status").stdout
+    assert "the newest 20 of 25 jobs; --all lists every one" in listed
+    assert listed.count("old-") + listed.count(done) == 20
+    assert cloudgpu("status", "--all").stdout.count("old-") == 24
+    assert "newest" not in cloudgpu("status", "--all").stdout
+    assert len(json.loads(cloudgpu("status", "--json").stdout)) == 25
+
+
+def test_gc_names_what_it_looked_at(cloudgpu: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith(("AWS_", "GOOGLE_", "AZURE_", "CLOUDSDK_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    done = cloudgpu("gc", "--dry-run")
+    assert done.returncode == 0
+    assert "looked at: local; not looked at, for they are not set up on this computer: aws" in done.stderr
+    found = json.loads(cloudgpu("gc", "--dry-run", "--json").stdout)
+    assert found["looked_at"] == ["local"]
+    assert found["leftovers"] == []
+    assert set(found["not_looked_at"]) >= {"aws", "gcp", "azure"}
+    asked = cloudgpu("gc", "--dry-run", "--cloud", "aws", "--json")
+    assert asked.returncode == 6
+    assert json.loads(asked.stdout)["looked_at"] == []
+    assert "aws" in json.loads(asked.stdout)["not_looked_at"]

@@ -184,7 +184,7 @@ def test_all_that_a_launch_left_is_one_and_goes_in_one_command(project: Project)
     project.make_instance()
     project.make_disk("us-central1-b")
     project.make_rule()
-    [one] = json.loads(gc("--dry-run", "--json").stdout)
+    [one] = json.loads(gc("--dry-run", "--json").stdout)["leftovers"]
     assert {thing["kind"] for thing in one["things"]} == {"instance", "disk", "firewall rule"}
     assert (one["state"], one["removable"], one["regions"]) == ("orphaned", True, [REGION])
     refused = gc()
@@ -215,7 +215,7 @@ def test_what_belongs_to_others_goes_only_once_it_has_expired_and_only_when_aske
     project.make_disk(owner="cloudgpu-somebody", expires=time.time() - 60, token="a" * 32)
     project.make_rule(owner="cloudgpu-somebody", expires=time.time() + 3_600, token="b" * 32)
     project.make_disk(owner="cloudgpu-somebody", token="c" * 32)
-    states = {one["token"][0]: one["state"] for one in json.loads(gc("--dry-run", "--json").stdout)}
+    states = {one["token"][0]: one["state"] for one in json.loads(gc("--dry-run", "--json").stdout)["leftovers"]}
     assert states == {"a": "expired", "b": "another's", "c": "another's"}
     gc("--yes")
     assert len(found()) == 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import sqlite3
@@ -14,6 +15,7 @@ import time
 from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
+from urllib.parse import unquote
 
 import psutil
 import pytest
@@ -96,6 +98,24 @@ def test_programs_are_found_as_in_the_shell_that_submitted(
     assert text_of(job) == [os.environ["PATH"]]
 
 
+def test_a_job_gets_the_variables_of_its_own_submit(
+    home: Path, code: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    show = 'echo "${TORCH_HOME-} ${MYKEY-none} ${https_proxy-none} ${LR-none} $HOME"'
+    monkeypatch.setenv("MYKEY", "secret of the first shell")
+    monkeypatch.setenv("https_proxy", "http://user:pa55word@proxy:3128")
+    texts = []
+    for cache in ("/first", "/second", "/third"):  # the first one starts the supervisor
+        monkeypatch.setenv("TORCH_HOME", cache)
+        job = finish(submit_text(f"name: env\nrun: {json.dumps(show)}\ncode: null\nenv: {{LR: '1'}}\n", code))
+        texts += text_of(job)
+        assert b"pa55word" not in (Path(unquote(job.job_dir.removeprefix("file://"))) / "job.json").read_bytes()
+    kept = f"none none 1 {os.environ['HOME']}"
+    assert texts == [f"/first {kept}", f"/second {kept}", f"/third {kept}"]
+    assert "https_proxy: not passed on" in caplog.text
+    assert b"pa55word" not in (home / "cloudgpu.db").read_bytes()
+
+
 def test_a_program_that_fails_is_retried_and_its_exit_code_told(home: Path, code: Path) -> None:
     job = finish(submit_text("name: fails\nrun: exit 7\n", code))
     (attempt,) = job.attempts()  # the retry needs no other machines
@@ -110,7 +130,8 @@ def test_a_program_that_dies_goes_on_in_place_and_is_seen_to_do_so(home: Path, c
     (attempt,) = job.attempts()
     assert (job.state, attempt.outcome) == ("succeeded", "succeeded")
     first, second = [event.message for event in job.events() if event.kind == "restarted"]
-    assert first == "worker-0.1: rank 0: SIGKILL; the program starts again in place (generation 2)"
+    assert first.startswith("worker-0.1: rank 0: SIGKILL: ")
+    assert first.endswith("; the program starts again in place (generation 2)")
     assert "exit code 75: it saved and asks to be run again" in second
     assert [span["generation"] for span in (attempt.timeline or {})["spans"]] == [1, 2, 3]
     shown = subprocess.run(

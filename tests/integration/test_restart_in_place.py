@@ -70,10 +70,11 @@ def test_a_killed_program_goes_on_in_the_same_attempt(world: World) -> None:
     start(world, "0=kill", "0=0", failures_left=1)
     assert finish(world) == ["succeeded"]
     (record,) = generations(world)
-    assert (record.kind, record.node, record.reason) == ("failure", "worker-0.1", "rank 0: SIGKILL")
+    assert (record.kind, record.node, record.reason[:15]) == ("failure", "worker-0.1", "rank 0: SIGKILL")
     assert (record.failures, record.interruptions, record.pause_s) == (1, 0, 0.0)
     assert world.texts() == ["1: 0=kill", "2: 0=0"]
-    assert world.texts("agent")[-1] == "rank 0: SIGKILL; it starts again in place (generation 2)"
+    assert world.texts("agent")[-1].startswith("rank 0: SIGKILL: ")
+    assert world.texts("agent")[-1].endswith("; it starts again in place (generation 2)")
 
 
 REPORTS = """
@@ -110,7 +111,7 @@ def test_the_timeline_tells_every_generation(world: World) -> None:
     times = [timeline["claimed"], timeline["setup"], timeline["ready"]]
     times += [first["started"], first["ended"], second["started"], second["ended"], timeline["ended"]]
     assert times == sorted(times)
-    assert (first["reason"], second["reason"]) == ("rank 0: SIGKILL", "")
+    assert (first["reason"][:15], second["reason"]) == ("rank 0: SIGKILL", "")
     assert [span["progress"]["saved_step"] for span in (first, second)] == [10, 20]
     assert all(span["first_step"] for span in (first, second))
 
@@ -122,7 +123,7 @@ def test_all_processes_of_the_group_start_again(world: World, launcher: str, nod
     start(world, "1=kill", "all=0", nodes=nodes, gpus=2 // nodes, launcher=launcher, failures_left=1)
     assert finish(world) == ["succeeded"] * nodes
     (record, *rest) = generations(world)
-    assert (record.kind, record.reason, record.group) == ("failure", "rank 1: SIGKILL", True)
+    assert (record.kind, record.reason[:15], record.group) == ("failure", "rank 1: SIGKILL", True)
     assert [one.kind for one in rest] in ([], ["closed"])
     assert world.texts().count("2: all=0") == 2, "the one that lived, too"
 

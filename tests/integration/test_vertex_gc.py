@@ -86,7 +86,7 @@ def gc(*arguments: str, regions: tuple[str, ...] = ()) -> subprocess.CompletedPr
 
 
 def shown(*arguments: str, **where: Any) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(gc("--dry-run", "--json", *arguments, **where).stdout)
+    found: list[dict[str, Any]] = json.loads(gc("--dry-run", "--json", *arguments, **where).stdout)["leftovers"]
     return found
 
 

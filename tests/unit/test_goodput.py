@@ -306,6 +306,17 @@ def test_what_dominates_is_worth_a_sentence(times: Times, advice: str) -> None:
     assert bool(found) == bool(advice)
 
 
+def test_a_program_that_counts_no_steps_gets_no_advice_on_its_training() -> None:
+    times = Times(boot=10, other=90)
+    report = dataclasses.replace(two_attempts(), times=times, paid_seconds=100.0, steps=None, goodput=None, starts=1)
+    found = goodput_view.advice_for(report)
+    assert found.startswith("90% of the paid time is program: the program counts no steps")
+    assert "Checkpointer in its loop counts them" in found
+    assert "evaluat" not in found
+    counted = dataclasses.replace(report, steps=5)
+    assert "90% of the paid time is other: the program ran outside of the steps" in goodput_view.advice_for(counted)
+
+
 def test_every_part_is_shown() -> None:
     assert [part.name for part in goodput_view.PARTS] == [field.name for field in dataclasses.fields(Times)]
     assert len({part.letter for part in goodput_view.PARTS}) == len(goodput_view.PARTS)

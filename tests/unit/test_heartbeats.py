@@ -108,7 +108,7 @@ def test_gc_asks_once_more_before_it_ends_what_is_alive(home: Path, monkeypatch:
     (folder / "allocation.json").write_text(f'{{"owner": "{owner_name()}", "allocation": {allocation}}}')
     job_dir = JobDir(local_url(paths.default_job_dir() / JOB))
     job_dir.put(BEAT, Heartbeat(7, time.time(), "running").to_bytes())
-    found, _ = leftovers.find(["local"], (), time.time())
+    found = leftovers.find(["local"], (), time.time()).found
     assert [one.verdict for one in found] == ["alive"]
 
     run = CliRunner().invoke

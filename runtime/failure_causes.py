@@ -1,0 +1,194 @@
+"""Find out why a process failed: its signal, the last line of its stderr, the kernel's count of out-of-memory kills."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from .program import OnLine, OutputStream
+
+_LINE_CHARACTERS = 500
+"""Characters of a line of stderr that are kept as evidence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """The cause of a failure."""
+
+    says: str
+    """For people, with the evidence."""
+    final: bool = False
+    """Running the same code again cannot succeed, whatever `retry` allows."""
+
+
+class _Message(NamedTuple):
+    """A row of MESSAGES: what the last line of stderr means."""
+
+    codes: frozenset[int] | None
+    """Exit codes with which the line means that; None: any but 0."""
+    pattern: re.Pattern[str]
+    says: str
+    final: bool
+
+
+def _message(codes: Sequence[int], pattern: str, says: str, *, final: bool = False) -> _Message:
+    return _Message(frozenset(codes) or None, re.compile(pattern), says, final)
+
+
+MESSAGES = (
+    _message(
+        [1],
+        r"(ModuleNotFoundError|ImportError): |\S*python[\d.]*: No module named ",
+        "a package cannot be imported: install it in `setup` or the image",
+        final=True,
+    ),
+    _message(
+        [2],
+        r"\S+: can't open file .*\[Errno 2\]",
+        "the program's file is not in the code that was shipped: see `run`, `code` and .gitignore",
+        final=True,
+    ),
+    _message([1], r"(SyntaxError|IndentationError|TabError): ", "the program is no valid Python", final=True),
+    _message([127], r".*(not found|No such file or directory)", "a command of `run` does not exist", final=True),
+    _message([126], r".*", "a command of `run` cannot be executed", final=True),
+    _message([], r"(torch\.(cuda\.)?)?OutOfMemoryError: |RuntimeError: CUDA out of memory", "out of GPU memory"),
+    _message([], r"(numpy\S*\.)?_?(Array)?MemoryError\b", "out of memory"),
+    _message([], r"OSError: \[Errno 28\]", "the disk is full"),
+    _message([], r"FileNotFoundError: ", "a file is missing: what .gitignore or .cloudgpuignore names is not shipped"),
+)
+"""The first row that fits counts. Source: the messages of CPython 3.10 to 3.14, dash, bash, PyTorch 2 and NumPy 2."""
+
+SIGNALS: Mapping[int, str] = {
+    signal.SIGSEGV: "segmentation fault: native code (an extension, a driver) used memory that is not its own; with "
+    '`env: {PYTHONFAULTHANDLER: "1"}` the log shows where',
+    signal.SIGBUS: "bus error: often a full /dev/shm, or a mapped file that was cut",
+    signal.SIGABRT: "aborted by native code: its last lines in the log say why",
+    signal.SIGILL: "illegal instruction: a package was built for another processor",
+    signal.SIGFPE: "arithmetic error in native code, such as a division by zero",
+    signal.SIGKILL: "killed from outside of cloudgpu",
+}
+
+
+def find_cause(code: int, last_line: str, memory: OutOfMemory | None) -> Cause | None:
+    """Return why a process ended with an exit code, negative for a signal; None: unknown.
+
+    last_line: of its stderr, "" if there is none
+    memory: out-of-memory kills while it ran; None: there were none
+    """
+    number = -code if code < 0 else code - 128  # a shell's way to say that a signal ended its command
+    if number == signal.SIGKILL and memory is not None:
+        return Cause(f"out of memory: the kernel killed it ({memory})")
+    if number in SIGNALS:
+        return Cause(SIGNALS[number])
+    for row in MESSAGES:
+        if (row.codes is None or code in row.codes) and row.pattern.match(last_line):
+            return Cause(f"{row.says} ({last_line})", row.final)
+    if memory is not None and memory.is_own:  # such as a worker of its DataLoader
+        return Cause(f"the kernel killed a process of its control group for lack of memory ({memory})")
+    return None
+
+
+# --- what a program has written ---------------------------------------------------------------------------------------
+
+
+class LastLines:
+    """Keeps the last line of each process's stderr, and passes every line on."""
+
+    def __init__(self, pass_on: OnLine) -> None:
+        self._pass_on = pass_on
+        self._last: dict[int | None, str] = {}
+
+    def add(self, stream: OutputStream, rank: int | None, text: str, partial: bool) -> None:
+        """Take a line. Called by the thread that reads the output."""
+        if stream == "stderr" and text.strip():
+            self._last[rank] = text[:_LINE_CHARACTERS].rstrip()
+        self._pass_on(stream, rank, text, partial)
+
+    def of(self, rank: int | None) -> str:
+        """Return the last line of a process's stderr, "" if there is none."""
+        return self._last.get(rank, "")
+
+
+# --- out-of-memory kills ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class OutOfMemory:
+    """Out-of-memory kills that the kernel has counted."""
+
+    kills: int
+    counter: str
+    """The file that counts them."""
+    is_own: bool
+    """The counter is that of this process's control group, not of the whole machine."""
+    limit_bytes: int | None
+    """The memory limit of the control group; None: it has none, or the counter is the whole machine's."""
+
+    def __str__(self) -> str:
+        """Return the evidence in words."""
+        limit = "" if self.limit_bytes is None else f", limit {self.limit_bytes / 1e9:,.2f} GB"
+        return f"oom_kill in {self.counter} rose by {self.kills}{limit}"
+
+
+class OutOfMemoryCounter:
+    """Counts the kernel's out-of-memory kills from its construction on.
+
+    Sources: cgroup-v2.rst (memory.events), cgroup-v1/memory.rst (memory.oom_control), mm/oom_kill.c (/proc/vmstat).
+    """
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        self._counters = _counters(root)
+        self._before = {path: _read_count(path) for path, _ in self._counters}
+
+    def kills(self) -> OutOfMemory | None:
+        """Return the kills since then, by the nearest counter that has risen; None: there were none."""
+        for path, limit in self._counters:
+            before, now = self._before[path], _read_count(path)
+            if before is not None and now is not None and now > before:
+                return OutOfMemory(
+                    now - before, str(path), limit is not None, None if limit is None else _read_limit(limit)
+                )
+        return None
+
+
+def _counters(root: Path) -> list[tuple[Path, Path | None]]:
+    """Return files that count kills, those of this process's control group first, each with that of its limit."""
+    found: list[tuple[Path, Path | None]] = []
+    cgroups = root / "sys/fs/cgroup"
+    with contextlib.suppress(OSError):
+        for line in (root / "proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            inside = path.strip("/")
+            if controllers == "":
+                places = (cgroups / inside, cgroups / "unified" / inside)
+                found += [(at / "memory.events", at / "memory.max") for at in places]
+            elif "memory" in controllers.split(","):
+                at = cgroups / "memory" / inside
+                found.append((at / "memory.oom_control", at / "memory.limit_in_bytes"))
+    return [*found, (root / "proc/vmstat", None)]
+
+
+_COUNT = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
+
+
+def _read_count(path: Path) -> int | None:
+    try:
+        found = _COUNT.search(path.read_text())
+    except OSError:
+        return None
+    return None if found is None else int(found[1])
+
+
+def _read_limit(path: Path) -> int | None:
+    """Return a limit in bytes; None: there is none ("max", or more than any machine has), or it cannot be read."""
+    try:
+        limit = int(path.read_text())
+    except (OSError, ValueError):
+        return None
+    return limit if limit < 1 << 60 else None
