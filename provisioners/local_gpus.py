@@ -139,14 +139,54 @@ def _check(nodes: Sequence[NodeRequest], gpus: Sequence[LocalGpu]) -> None:
     for node in nodes:
         if node.accelerator and node.count.denominator != 1:
             raise ProvisionError("invalid", f"{node.node}: this machine hands out whole GPUs, not {node.count}")
+    for name, count in _sums(nodes).items():
+        if count > there.count(name):
+            have = ", ".join(f"{name}:{there.count(name)}" for name in sorted(set(there))) or "no GPU"
+            raise ProvisionError("invalid", f"the job needs {name}:{count}, this machine has {have}", scope="cloud")
+
+
+def shortage(nodes: Sequence[NodeRequest], ahead: Mapping[str, int]) -> str:
+    """Return why the nodes cannot have their GPUs now, if `ahead` are kept for other jobs; "": they can, or never
+    will: hold() says so. Raises ProvisionError, OSError."""
+    wanted = _sums(nodes)
+    if not wanted:
+        return ""
+    gpus = find_gpus()
+    names = _names(gpus)
+    users = find_processes()
+    for name, count in wanted.items():
+        mine = [gpu.uuid for gpu, of in zip(gpus, names, strict=True) if of == name]
+        if count > len(mine):
+            return ""
+        free = sum(_is_free(uuid) for uuid in mine if not users.get(uuid))
+        kept = ahead.get(name, 0)
+        if kept and free - kept < count:
+            return f"needs {name}:{count} of this machine; jobs ahead of it in the queue wait for {name} as well"
+        if free < count:
+            used = [f"{uuid} is used by process {_pids(users[uuid])}" for uuid in mine if users.get(uuid)]
+            return "; ".join([f"needs {name}:{count} of this machine, {free} of {len(mine)} are free", *used])
+    return ""
+
+
+def _is_free(uuid: str) -> bool:
+    descriptor = lock_gpu(uuid)
+    if descriptor is None:
+        return False
+    os.close(descriptor)
+    return True
+
+
+def _pids(processes: Sequence[int]) -> str:
+    return ", ".join(map(str, processes))
+
+
+def _sums(nodes: Sequence[NodeRequest]) -> dict[str, int]:
+    """Return accelerator -> GPUs of all nodes; of parts of a GPU, which hold() refuses, the whole ones."""
     wanted: dict[str, int] = {}
     for node in nodes:
         if node.accelerator:
             wanted[node.accelerator] = wanted.get(node.accelerator, 0) + int(node.count)
-    for name, count in wanted.items():
-        if count > there.count(name):
-            have = ", ".join(f"{name}:{there.count(name)}" for name in sorted(set(there))) or "no GPU"
-            raise ProvisionError("invalid", f"the job needs {name}:{count}, this machine has {have}", scope="cloud")
+    return wanted
 
 
 def _take(nodes: Sequence[NodeRequest], gpus: Sequence[LocalGpu], folder: Path, holds: dict[str, Hold]) -> None:
@@ -184,7 +224,7 @@ def _shortage(
         for gpu, name in zip(gpus, names, strict=True)
         if name == node.accelerator and users.get(gpu.uuid)
     }
-    used = [f"{uuid} is used by process {', '.join(map(str, pids))}" for uuid, pids in busy.items()]
+    used = [f"{uuid} is used by process {_pids(pids)}" for uuid, pids in busy.items()]
     return "; ".join([message, *used])
 
 
