@@ -102,6 +102,7 @@ def status_json(job: Job) -> dict[str, Any]:
     seen = view(job)
     return {
         **_json(seen),
+        "queue_place": job.queue_place,
         "nodes": [
             {
                 "node": node.node,
@@ -154,6 +155,7 @@ def _head(seen: JobView) -> str:
     then = job.next_try
     facts = [
         *([] if then is None else [("next try", f"in {duration(then - seen.now)}, at {clock(then)}")]),
+        *([] if (place := job.queue_place) is None else [("queue", f"place {place}")]),
         ("submitted", f"{ago(job.created, seen.now)}{ended}"),
         ("where", seen.job.offer.place),
         ("cost", money(seen.cost) + ("" if job.done else " so far")),

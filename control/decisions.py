@@ -31,6 +31,7 @@ _BACKOFF_S = {
     "failed": (1.0, 60.0),
     "round": (15.0, 600.0),
     "wait": (0.5, 30.0),
+    "queue": (0.2, 0.4),
     "login": (2.0, 24.0),
 }
 """First and longest pause; each is twice the one before. Renewed credentials are found within 30 s, jitter included."""

@@ -20,6 +20,7 @@ from .members import every_node
 from .model import Attempt, JobRow
 from .nodes import Watches, look, new_generation
 from .outcomes import NodeView
+from .queue import Queue
 from .shipping import agent_for
 from .sightings import Sightings
 from .store import Change, Store
@@ -63,6 +64,8 @@ class Memory:
     """All machines of the attempt, when they were last looked at."""
     unasked: int = 0
     """The attempt that this process is going to be the first to ask machines for."""
+    pause_s: float = 0.0
+    """Until the job's next look, while it waits in the queue of its target; 0: it does not."""
     started: int = 0
     """The attempt of which launch() has said that some machines were started before others were refused."""
 
@@ -84,6 +87,10 @@ class Tools:
     provisioner: Callable[[str], Provisioner]
     open_dir: Callable[[str], JobDir]
     seen: Sightings = field(default_factory=Sightings)
+    queue: Queue = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.queue = Queue(self.store, self.clock)
 
 
 class JobStep:

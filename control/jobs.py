@@ -18,6 +18,7 @@ from . import cost, paths, states
 from .errors import ControlError, NoSuchJobError, NotRunningError, SubmitError
 from .model import Attempt, Event, JobRow
 from .moving import worked_dirs
+from .queue import SOON_S, places
 from .spawn import ensure_supervisor
 from .store import Store
 
@@ -95,6 +96,15 @@ class Job:
         """Epoch seconds of the next try to get machines, while the job waits for it."""
         waits = not self.done and self.row.not_before > time.time()
         return self.row.not_before if waits else None
+
+    @property
+    def queue_place(self) -> int | None:
+        """Place in the queue for this machine's GPUs, from 1, among the jobs that want the same GPUs; None: the job is
+        not in the queue. Raises StoreError."""
+        if self.row.state not in ("queued", "recovering"):
+            return None
+        place = places(self._store.waiting(time.time() + SOON_S)).get(self.id)
+        return None if place is None else place.number
 
     @property
     def job_dir(self) -> str:

@@ -90,6 +90,21 @@ def target(offer: str | None) -> str:
         return ""
 
 
+def wanted_gpus(text: str) -> tuple[str, dict[str, int]]:
+    """Return the cloud of an offer, or of the first of several, as the tables hold them, and accelerator -> GPUs of all
+    its nodes; ("", {}) if it cannot be read."""
+    try:
+        value = json.loads(text)
+        offer = value[0] if isinstance(value, list) else value
+        needs: dict[str, int] = {}
+        for role in offer["roles"]:
+            if name := role["accelerator"]:
+                needs[name] = needs.get(name, 0) + int(role["nodes"]) * int(role["count"])
+        return str(offer["cloud"]), needs
+    except _DAMAGE:
+        return "", {}
+
+
 def plain(text: str) -> str:
     """Text that every database takes, for programs write what they like, and a job must end all the same: halves of
     characters (lone surrogates) are spelled out, and NUL, which PostgreSQL refuses."""

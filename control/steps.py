@@ -16,7 +16,7 @@ from typing import Any, cast
 from ..jobspecs.catalog_targets import targets
 from ..jobspecs.plan import Offer
 from ..provisioners.accounts import ACCOUNT, OTHER_ACCOUNT
-from ..provisioners.base import Allocation, Ended, NodeRequest, Provisioner, ProvisionError, launch_token
+from ..provisioners.base import Allocation, Ended, NodeRequest, Provisioner, ProvisionError, Shared, launch_token
 from ..provisioners.calls import LaunchInterruptedError, attentive
 from ..runtime.attempt_signal import send_signal
 from ..runtime.jobdir import (
@@ -42,6 +42,7 @@ from .model import Attempt
 from .moving import Moving
 from .nodes import UNSEEN_S, read_whole_timeline
 from .outcomes import AT_DEADLINE, NodeView, Verdict, judge, must_stop_peers
+from .queue import QUEUES
 from .tried import place
 
 log = logging.getLogger("cloudgpu.supervisor")
@@ -160,8 +161,8 @@ class Step(Healing, Moving):
         if self._now < self._job.not_before:
             return False
         if attempt.launched is None:
-            prepared, self._memory.unasked = self._prepare(attempt), attempt.number
-            return prepared
+            waits = self._wait_for_turn(attempt)
+            return self._prepare(attempt) if waits is None else waits
         offer = Offer.from_json(attempt.offer)
         first, self._memory.unasked = self._memory.unasked == attempt.number, 0
         try:
@@ -181,6 +182,22 @@ class Step(Healing, Moving):
         group = ", as a group that replaces lost machines" if request.grouped else ""
         return self._write("launched", f"launched on {place(offer)}{group}", job=values, attempt=changes)
 
+    def _wait_for_turn(self, attempt: Attempt) -> bool | None:
+        """Wait in the queue of the target, if it has one; None: it is the job's turn. Nothing is prepared before."""
+        provisioner = self._provisioner(attempt)
+        if not isinstance(provisioner, Shared):
+            return None
+        turn = self._tools.queue.place(self._job.id, self._now)
+        short = provisioner.shortage(wanted_nodes(attempt), turn.ahead)
+        if not short:
+            return None
+        if len(self._job.offers) > 1 or not self._is_queue(attempt):
+            return self._refused(attempt, ProvisionError("capacity", short), first=True)
+        self._memory.pause_s = turn.pause_s
+        if self._job.reason == short:
+            return False
+        return self._write("waiting", f"waiting: {short}", job={"cause": "capacity", "reason": short})
+
     def _is_unwanted(self) -> bool:
         """Whether the job was cancelled, or reached a limit, since the step began. Asked within launch()."""
         with contextlib.suppress(StoreError):
@@ -191,6 +208,7 @@ class Step(Healing, Moving):
     def _prepare(self, attempt: Attempt) -> bool:
         """What a machine will read, then that machines are about to be asked for: from here on time is paid."""
         offer = Offer.from_json(attempt.offer)
+        self._memory.unasked = attempt.number
         if self._reprice(attempt, offer):
             return True
         try:
@@ -272,7 +290,7 @@ class Step(Healing, Moving):
         if kind in ("throttled", "transient") and not self._has_waited(alone=alone):
             return self._wait(kind, reason, {}, at_least_s=error.retry_after or 0.0, counts=not error.is_unsent)
         if kind == "capacity" and alone and self._is_queue(attempt):
-            return self._wait(kind, reason, {"launched": None})  # nothing was got: this waiting costs nothing
+            return self._wait(kind, reason, {"launched": None}, "queue")  # nothing was got: this waiting costs nothing
         changes: dict[str, Any] = {"cause": kind, "scope": error.scope, "hints": list(error.hints)}
         if kind in _SHUT_OUT:
             changes |= nothing  # so nothing of it runs: see _release()
@@ -301,7 +319,7 @@ class Step(Healing, Moving):
         """This machine is waited for within one attempt: its GPUs come free one by one, and it costs nothing to ask."""
         patience = self._job.policy.capacity_s
         over = patience is not None and self._now - attempt.created >= patience
-        return attempt.offer["cloud"] == "local" and not over and self._allocation(attempt) is None
+        return attempt.offer["cloud"] in QUEUES and not over and self._allocation(attempt) is None
 
     # -- running
 

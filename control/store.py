@@ -20,6 +20,7 @@ from . import rows, states
 from .errors import ControlError, DamagedRowError, StoreError
 from .failover import Refused
 from .model import Attempt, Event, JobRow
+from .queue import QUEUES, Waiting
 from .schema import connect
 from .tables import attempts, events, jobs, stores
 
@@ -70,6 +71,7 @@ class Changes(NamedTuple):
 
 _IDS_PER_QUERY = 500
 """Databases limit the parameters of a query."""
+_WAITING_STATES = ("queued", "recovering")
 _NEWEST = and_(attempts.c.job_id == jobs.c.id, attempts.c.number == jobs.c.attempt)
 _WITH_TARGET = select(jobs.c.id, jobs.c.updated, jobs.c.goal, jobs.c.ended, attempts.c.offer).outerjoin_from(
     jobs, attempts, _NEWEST
@@ -180,6 +182,24 @@ class Store:
         mine = and_(jobs.c.id == attempts.c.job_id, jobs.c.owner == but.owner)
         query = select(attempts).join(jobs, mine).where(theirs, recent).order_by(attempts.c.created)
         return [Refused.of(attempt) for attempt in _undamaged(rows.decode_attempt, self._read(query))]
+
+    def waiting(self, before: float) -> list[Waiting]:
+        """Return the jobs that wait for GPUs of this machine, in the order of the queue; not those whose next try is
+        after `before`, in epoch seconds."""
+        wanted = and_(jobs.c.ended.is_(None), jobs.c.goal == "run", jobs.c.state.in_(_WAITING_STATES))
+        between = or_(attempts.c.state.is_(None), attempts.c.state.in_(("launching", "ended")))
+        query = (
+            select(jobs.c.id, jobs.c.offers, attempts.c.state, attempts.c.offer)
+            .outerjoin_from(jobs, attempts, _NEWEST)
+            .where(wanted, between, jobs.c.not_before <= before)
+            .order_by(jobs.c.created, jobs.c.id)
+        )
+        found = []
+        for row in self._read(query):
+            target, needs = rows.wanted_gpus(row["offer"] if row["state"] == "launching" else row["offers"])
+            if target in QUEUES and needs:
+                found.append(Waiting(row["id"], needs))
+        return found
 
     def events(self, job_id: str, after: int = 0) -> list[Event]:
         query = select(events).where(events.c.job_id == job_id, events.c.seq > after).order_by(events.c.seq)

@@ -278,6 +278,7 @@ class Supervisor:
         self._due_times.remove(job_id)
         self._leases.forget(job_id)
         self._tools.seen.forget(job_id)
+        self._tools.queue.restore(job_id)
 
     def _rows(self, job_id: str, watched: _Watched) -> tuple[JobRow, Attempt | None] | None:
         """Return the job and its newest attempt, read anew where they may have changed; None: it has ended."""
@@ -331,7 +332,9 @@ class Supervisor:
         if lane is Lane.LOOK and (needed := lane_of(job, attempt, watched.memory.time.now())) is not lane:
             return self._rest(watched), needed
         step = Step(self._tools, watched.memory, job, attempt)
+        watched.memory.pause_s = 0.0
         changed = step.take()
+        self._tools.queue.restore(job.id)
         watched.trouble = None
         if not changed and job.not_before <= watched.memory.time.now() and step.note_login(""):
             watched.expire()
@@ -357,6 +360,8 @@ class Supervisor:
 
     def _rest(self, watched: _Watched) -> float:
         """Return when a job is due that has not changed."""
+        if watched.memory.pause_s:
+            return self._clock.monotonic() + watched.memory.pause_s
         first, most = _QUIET_S.get(watched.target, _QUIET_CLOUD_S)
         watched.quiet_s = min(max(watched.quiet_s * 1.2, first), most)
         return self._clock.monotonic() + watched.quiet_s
@@ -404,6 +409,7 @@ class Supervisor:
             log.warning("%s: %s", job.id, message)
             self._store.add_event(job, "trouble", message, watched.memory.time.now())
         trouble.times += 1
+        self._tools.queue.skip(job.id)
         if by_job_dir:
             watched.memory.reopen_dirs()
         pause = min(_PAUSE_S[0] * 2.0 ** min(trouble.times - 1, 30), LOGIN_S if by_login else _PAUSE_S[1])

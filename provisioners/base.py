@@ -266,6 +266,17 @@ class Explainer(Protocol):
         nothing. Raises ProvisionError."""
 
 
+@runtime_checkable
+class Shared(Protocol):
+    """What a target's provisioner may be beside: its machines are given, and jobs wait for one another there."""
+
+    def shortage(self, nodes: Sequence[NodeRequest], ahead: Mapping[str, int]) -> str:
+        """Return why launch() could not start the nodes now; "": nothing is short. Costs little, and changes nothing.
+
+        `ahead`: accelerator -> GPUs that are kept for other jobs. Raises ProvisionError.
+        """
+
+
 def launch_token(job_id: str, attempt: int, region: str, zone: str | None) -> str:
     """32 hex digits, the same for the same (job, attempt, place): a repeated call finds its own machines."""
     text = "\0".join((job_id, str(attempt), region, zone or ""))

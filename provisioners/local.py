@@ -16,14 +16,14 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 
 from ..jobspecs.home import home, private
 from ..jobspecs.plan import LocalMachine, Offer
 from .base import Allocation, LaunchRequest, NodeRequest, NodeState, Owner, ProvisionError
-from .local_gpus import find_gpus, hold
+from .local_gpus import find_gpus, hold, shortage
 from .local_machine import Machine, guard, kill_marked, marked, reap_agents
 
 TARGET = "local"
@@ -98,6 +98,11 @@ class LocalProvisioner:
             left = [pid for node in nodes for pid in kill_marked(f"{allocation.token}/{node}", _KILL_S)]
         if left:
             raise _undying(left)
+
+    def shortage(self, nodes: Sequence[NodeRequest], ahead: Mapping[str, int]) -> str:
+        """Return which GPUs the nodes lack, after those that jobs ahead wait for; "": none."""
+        with _told("look at the GPUs"):
+            return shortage(nodes, ahead)
 
     def find(self, owner: Owner) -> list[Allocation]:
         """Launches that have not been terminated, from the folders; a damaged one is told by its processes only."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import fcntl
 import hashlib
 import os
 import shlex
@@ -24,6 +23,7 @@ from cloudgpu.provisioners import get_provisioner
 from cloudgpu.provisioners.base import Allocation, LaunchRequest, NodeRequest, Owner, ProvisionError, launch_token
 from cloudgpu.provisioners.local import LocalProvisioner, inspect_machine
 from cloudgpu.provisioners.local_gpus import find_gpus, visible
+from cloudgpu.provisioners.local_locks import FOLDER_VARIABLE, lock_gpu
 from cloudgpu.provisioners.local_machine import MARKER, kill_marked, marked
 from cloudgpu.runtime.jobdir import (
     JOB_KEY,
@@ -355,7 +355,16 @@ def test_gpus_that_are_not_there_are_refused(world: World, count: int | str) -> 
 
 
 @pytest.fixture
-def gpus(monkeypatch: pytest.MonkeyPatch) -> tuple[LocalGpu, ...]:
+def locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of lock files: other tests have the same GPUs."""
+    folder = tmp_path / "locks"
+    folder.mkdir()
+    monkeypatch.setenv(FOLDER_VARIABLE, str(folder))
+    return folder
+
+
+@pytest.fixture
+def gpus(locks: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[LocalGpu, ...]:
     """This machine's GPUs; where it has none, two L4 and a T4 of a driver's stand-in."""
     if not find_gpus():
         install_driver(GPUS, monkeypatch)
@@ -370,8 +379,7 @@ def test_a_gpu_is_handed_out_once_and_freed_by_death(world: World, gpus: tuple[L
     allocation = world.target.launch(request)
     until(world.texts)
     assert world.texts() == [",".join(mine)]
-    with (world.root / "gpus" / f"{mine[0]}.lock").open() as lock, pytest.raises(BlockingIOError):
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    assert lock_gpu(mine[0]) is None
     assert world.target.launch(request) == allocation, "needs none: its machine runs"
     other = World(world.folder / "other").request(run, accelerator=name, count=len(mine))  # its job has not begun
     with pytest.raises(ProvisionError, match="0 are free on this machine") as caught:
@@ -383,6 +391,50 @@ def test_a_gpu_is_handed_out_once_and_freed_by_death(world: World, gpus: tuple[L
     again = world.target.launch(other)
     assert world.phases(again) == ["running"]
     world.target.terminate(again)
+
+
+def test_two_state_directories_never_get_the_same_gpu(world: World, gpus: tuple[LocalGpu, ...]) -> None:
+    name = accelerator_of(gpus[0])
+    mine = [gpu.uuid for gpu in gpus if accelerator_of(gpu) == name]
+    one, other = (World(world.folder / home) for home in ("one", "other"))
+    run = "echo $CUDA_VISIBLE_DEVICES; sleep 300"
+    allocation = one.target.launch(one.request(run, accelerator=name, count=len(mine)))
+    until(one.texts)
+    request = other.request(run, accelerator=name, count=1)
+    with pytest.raises(ProvisionError, match="0 are free on this machine") as caught:
+        other.target.launch(request)
+    assert caught.value.error_class == "capacity"
+    one.target.terminate(allocation)
+    allocation = other.target.launch(request)
+    until(other.texts)
+    other.target.terminate(allocation)
+
+
+def test_a_gpu_that_a_foreign_process_uses_is_not_handed_out(
+    world: World, locks: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processes: dict[str, list[int] | None] = {"GPU-aa1": [4711, 4712], "GPU-ab2": None}
+    install_driver(GPUS, monkeypatch, processes)
+    both = world.request("echo $CUDA_VISIBLE_DEVICES; sleep 300", accelerator="L4", count=2)
+    with pytest.raises(ProvisionError) as caught:
+        world.target.launch(both)
+    assert caught.value.error_class == "capacity"
+    message = "worker-0.1 needs L4:2, 1 are free on this machine; GPU-aa1 is used by process 4711, 4712"
+    assert str(caught.value) == message
+    assert lock_is_free("GPU-ab2"), "what was got of a launch that failed is given back"
+    processes.clear()
+    allocation = world.target.launch(both)
+    until(world.texts)
+    assert world.texts() == ["GPU-aa1,GPU-ab2"]
+    world.target.terminate(allocation)
+    assert sorted(path.name for path in locks.iterdir()) == [f"cloudgpu-gpu-GPU-a{n}.lock" for n in ("a1", "b2")]
+
+
+def lock_is_free(uuid: str) -> bool:
+    descriptor = lock_gpu(uuid)
+    if descriptor is not None:
+        os.close(descriptor)
+    return descriptor is not None
 
 
 def test_more_gpus_than_there_are_or_of_another_name(world: World, gpus: tuple[LocalGpu, ...]) -> None:

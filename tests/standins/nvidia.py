@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pytest
 
@@ -15,10 +15,31 @@ class NvmlError(Exception):
     """As pynvml.NVMLError."""
 
 
-def install_driver(gpus: Sequence[LocalGpu], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Put a stand-in in the place of pynvml, for this process."""
+class NotSupportedError(NvmlError):
+    """As pynvml.NVMLError_NotSupported."""
+
+
+def install_driver(
+    gpus: Sequence[LocalGpu],
+    monkeypatch: pytest.MonkeyPatch,
+    processes: Mapping[str, Sequence[int] | None] | None = None,
+) -> None:
+    """Put a stand-in in the place of pynvml, for this process.
+
+    `processes`: UUID of a GPU -> ids of its compute processes; None: this GPU's driver does not list them. It is read
+    at each call.
+    """
+
+    def compute_processes(gpu: LocalGpu) -> list[types.SimpleNamespace]:
+        found = (processes or {}).get(gpu.uuid, ())
+        if found is None:
+            raise NotSupportedError
+        return [types.SimpleNamespace(pid=pid) for pid in found]
+
     driver = types.ModuleType("pynvml")
     driver.NVMLError = NvmlError  # type: ignore[attr-defined]
+    driver.NVMLError_NotSupported = NotSupportedError  # type: ignore[attr-defined]
+    driver.nvmlDeviceGetComputeRunningProcesses = compute_processes  # type: ignore[attr-defined]
     driver.nvmlInit = driver.nvmlShutdown = lambda: None  # type: ignore[attr-defined]
     driver.nvmlDeviceGetCount = lambda: len(gpus)  # type: ignore[attr-defined]
     driver.nvmlDeviceGetHandleByIndex = lambda index: gpus[index]  # type: ignore[attr-defined]
