@@ -135,7 +135,7 @@ def _scope(searched: Sequence[str], skipped: Mapping[str, str]) -> str:
 
 
 def _confirm_alive(doubtful: Sequence[Judged], *, expired_only: bool, yes: bool) -> list[Judged]:
-    """What still writes heartbeats, if somebody at a terminal says that it may go all the same."""
+    """Ask at the terminal about launches that still write heartbeats; return those to remove."""
     asked = [one for one in doubtful if one.is_expired or not expired_only]
     if not asked:
         return []

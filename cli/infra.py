@@ -124,7 +124,7 @@ def preview(
     cloudgpu infra preview --cloud azure --region eastus --json
     cloudgpu infra preview --cloud aws --region us-east-1 --expect-no-changes
 
-    The second is for CI: it fails when somebody has changed the stack by hand. Exit code 4: a check refuses it; 1: with
+    The second is for CI: it fails when the stack was changed by hand. Exit code 4: a check refuses it; 1: with
     --expect-no-changes, something would be changed.
     """
     stack, settings_of = _prepared(cloud, region, bucket)

@@ -21,7 +21,7 @@ LINGER_S = 60.0
 
 
 _DIGITS = 9
-"""Of an incarnation, at most; other folders are not a node's."""
+"""Most digits of an incarnation; a folder with more is not a node's."""
 
 
 _COUNT = re.compile(r"\d{1,6}(/\d{1,6}|\.\d{1,6})?", re.ASCII)

@@ -25,7 +25,7 @@ class NodeView:
     heartbeat: Heartbeat | None
     result: Result | None
     is_readable: bool = True
-    """What it wrote last could be read."""
+    """Its newest records could be read."""
 
     @property
     def phase(self) -> str:

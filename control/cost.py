@@ -1,6 +1,8 @@
-"""What a job costs: the price frozen when an attempt was made, times the hours from launch() until all is gone.
+"""Compute the cost of jobs: the price recorded when an attempt began, times the hours from launch() to the end of its
+machines.
 
-Until launch() has answered nothing is charged: there may be no machine. What it was is known when the attempt ends.
+Nothing is charged before launch() has answered, because there may be no machine. The cost is final when the attempt
+ends.
 """
 
 from __future__ import annotations
@@ -22,8 +24,7 @@ def charge(price: Decimal, seconds: float) -> Decimal:
 
 
 def attempt_cost(attempt: Attempt, now: float) -> Decimal | None:
-    """Of an attempt up to its end, or up to now; 0 if no machine was ever asked for, or none was got yet; None: price
-    unknown."""
+    """Return the cost of an attempt up to its end, or up to now; 0 if it had no machine yet; None: price unknown."""
     if attempt.cost is not None:
         return attempt.cost
     if attempt.launched is None or _is_unanswered(attempt):
@@ -43,12 +44,12 @@ def paid_seconds(attempt: Attempt, now: float) -> float:
 
 
 def _is_unanswered(attempt: Attempt) -> bool:
-    """Whether launch() has not answered: its time is charged when the attempt ends, if there was a machine."""
+    """Return whether launch() has not answered. Its time is charged when the attempt ends, if there was a machine."""
     return attempt.allocation is None and attempt.ended is None
 
 
 def was_free(attempt: Attempt, *, has_started: bool | None, grouped: bool = False) -> bool:
-    """Whether nothing was paid for although machines were asked for.
+    """Return whether an attempt that requested machines cost nothing.
 
     `has_started`: whether any machine was started before launch() failed; None: not known, then only the clear refusal
     of a single machine was free. What was refused after launch() had answered was in the provider's queue until then

@@ -21,7 +21,7 @@ from .supervisor import Supervisor, Tick
 log = logging.getLogger("cloudgpu.supervisor")
 
 THREADS: Mapping[Lane, int] = {Lane.LOOK: 16, Lane.LAUNCH: 16, Lane.END: 64}
-"""Of a target, at most; they are started as they are needed. Ends mostly wait: for machines that shut down."""
+"""Most threads per target, started on demand. Terminations mostly wait for machines to shut down, so they have more."""
 
 
 class Crew:

@@ -34,7 +34,7 @@ class Refused:
     kind: str
     """The class of the error: a key of REACTIONS."""
     scope: str
-    """Where it holds: "zone", "region", "market", "cloud", or "attempt": see provisioners/base.py."""
+    """Scope of the error: "zone", "region", "market", "cloud" or "attempt" (provisioners/base.py)."""
     reason: str
     """The provider's words."""
     time: float
@@ -154,7 +154,7 @@ def opening(offer: Offer, refusals: Sequence[Refused], begun: float = math.inf) 
 
 
 def _leave_zones(partial: Sequence[Refused]) -> bool:
-    """Whether attempts that broke off in one zone of their offer have left zones that none of them has tried."""
+    """Return whether zones of the offer are left that none of the partly refused attempts has tried."""
     newest = max((refusal.time for refusal in partial), default=0.0)
     left = [frozenset(refusal.hints) for refusal in partial if newest - refusal.time < DRY_S]
     return bool(left) and bool(frozenset.intersection(*left))

@@ -1,4 +1,4 @@
-"""Whether a launch that this store needs no more is needed by another one: its nodes still write heartbeats.
+"""Check whether an orphaned launch still belongs to another store: its nodes write heartbeats.
 
 Two stores may be copies of each other (an image of a machine, a restored backup), and know the same jobs.
 """

@@ -1,4 +1,4 @@
-"""What a job's reason says while its cloud does not accept the credentials: which login to renew.
+"""Add to a job's reason which login to renew while its cloud refuses the credentials.
 
 It is a line of its own, after the reason that the job has otherwise, and goes as soon as a step succeeds.
 """

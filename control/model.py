@@ -112,9 +112,9 @@ class Attempt:
     """The machines, once launch() has answered."""
     cause: str
     """Why it stops: a key of decisions.GRACE_S, or the class of the error that refused the launch, or "user": the
-    program says that running it again is of no use."""
+    program asks not to be run again."""
     scope: str
-    """Where that error holds: "zone", "region", "market", "cloud"."""
+    """Scope of that error: "zone", "region", "market", "cloud"."""
     deadline: float | None
     """While stopping: when what still runs is terminated."""
     outcome: str

@@ -31,7 +31,7 @@ LONGEST_SILENCE_S = 900.0
 """Seconds of silence, at most, whatever a machine promises."""
 
 GAVE_UP = "gave_up.json"
-"""Of a node: why its machine ended itself without a result; written by provisioners/boot/bootstrap.py."""
+"""Record of a node: why its machine ended itself without a result (written by provisioners/boot/bootstrap.py)."""
 _REASON = 1_000
 """Limits the characters of such a reason."""
 _MOST_GAVE_UP = 64 << 10
@@ -50,8 +50,8 @@ then taken to be this long after their last heartbeat."""
 
 
 SETTLED_READ_S = 60.0
-"""In an object store each request is paid for: while an attempt's programs run and the target says that all machines
-are there, heartbeats and results are read so often. A machine that leaves `running` is read at once."""
+"""Seconds between two reads of heartbeats and results from an object store, where requests cost money, while all
+machines of an attempt run. A machine that leaves `running` is read at once."""
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""What ends a machine that hangs while no supervisor runs, so that nothing on it or beside it can end it."""
+"""Name what terminates a machine that hangs while no supervisor runs."""
 
 from __future__ import annotations
 

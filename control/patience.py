@@ -1,7 +1,7 @@
-"""What is done about a job whose steps fail: the limit of every wait, whatever the failures are.
+"""Handle jobs whose steps fail: bound every retry, whatever the failures are.
 
-A step reads a job dir, which others may write, and asks a cloud. Neither may keep machines alive that nobody wants any
-more: a job that was cancelled, or has reached a limit, ends without either being read.
+A step reads a job dir, which others may write, and calls a cloud. Neither may keep unwanted machines alive: a job that
+was cancelled, or has reached a limit, ends without reading either.
 """
 
 from __future__ import annotations

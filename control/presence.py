@@ -1,4 +1,4 @@
-"""Whether a supervisor is there (a lock), and how to wake it (a FIFO). Imports nothing of what it works with."""
+"""Detect a running supervisor (by a lock) and wake it (by a FIFO). Imports none of the supervisor's own modules."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ class Running:
     pid: int | None = None
     """None: unknown."""
     version: str = ""
-    """Of cloudgpu; "": one that did not write it yet."""
+    """Version of cloudgpu; "": a version that did not record it."""
     started: float | None = None
     """Epoch seconds."""
     by_command: bool = False
     """A command has started it in the background; else it is a service, or runs in a terminal."""
     space: str = ""
-    """As process_space(): where `pid` means this process."""
+    """Result of process_space(): where `pid` identifies this process."""
     salt: bytes = b""
     settings: Mapping[str, str] = field(default_factory=dict)
-    """As settings.hashes()."""
+    """Result of settings.hashes()."""
 
     @property
     def is_replaceable(self) -> bool:
-        """Whether a command may end it and start another one."""
+        """Return whether a command may stop it and start another one."""
         return self.pid is not None and self.by_command and self.space == process_space()
 
 
@@ -81,7 +81,7 @@ def _held() -> Running | None:
 
 
 def _read(content: bytes) -> Running:
-    """What cannot be read is unknown: it is being written, or an older version has written its process id alone."""
+    """Decode a lock file; Running() if that fails: it is being written, or damaged. Older versions wrote a pid only."""
     try:
         value = json.loads(content)
         if isinstance(value, int):

@@ -14,7 +14,7 @@ from .errors import DamagedRowError
 from .model import Attempt, Event, JobRow, Policy
 
 _DAMAGE = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError)
-"""What comes of values that nothing of cloudgpu has written."""
+"""Raised when a stored value that cloudgpu did not write is decoded."""
 
 
 def _dump_json(value: Any) -> str:  # noqa: ANN401 - any JSON value

@@ -1,4 +1,4 @@
-"""What the supervisor has read of running attempts, on its way into the store in batches."""
+"""Write the observed state of running attempts to the store in batches."""
 
 from __future__ import annotations
 

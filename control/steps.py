@@ -199,7 +199,7 @@ class Step(Healing, Moving):
         return self._write("waiting", f"waiting: {short}", job={"cause": "capacity", "reason": short})
 
     def _is_unwanted(self) -> bool:
-        """Whether the job was cancelled, or reached a limit, since the step began. Asked within launch()."""
+        """Return whether the job was cancelled, or reached a limit, since the step began. Called within launch()."""
         with contextlib.suppress(StoreError):
             job = self._tools.store.job(self._job.id)
             return job is not None and wanted_end(job, self._attempt, self._memory.time.now()) is not None
@@ -297,7 +297,7 @@ class Step(Healing, Moving):
         return self._conclude(attempt, Verdict("refused", reason, None, None), changes)
 
     def _waits_for_login(self, attempt: Attempt, error: ProvisionError, *, may_exist: bool) -> bool:
-        """Whether the launch stays as it is until somebody renews the credentials, within retry.capacity.
+        """Return whether the launch waits for renewed credentials, within retry.capacity.
 
         What may have been made can only be found with them. Credentials that never worked are no reason to wait, nor
         are those of one cloud where the job may go to another.
@@ -309,7 +309,8 @@ class Step(Healing, Moving):
         return may_exist or (worked and not elsewhere)
 
     def _has_waited(self, *, alone: bool) -> bool:
-        """Whether a place that gives no answer is left: after IN_PLACE_S, or, if there is no other, with the search."""
+        """Return whether to leave a place that does not answer: after IN_PLACE_S, or, if there is no other place, at
+        the end of retry.capacity."""
         return self._now >= self._patience_ends() if alone else self._waited_s() >= IN_PLACE_S
 
     def _patience_ends(self) -> float:
@@ -415,7 +416,7 @@ class Step(Healing, Moving):
         return False
 
     def _is_only_queued(self, nodes: Sequence[NodeView]) -> bool:
-        """Whether all machines wait in the provider's queue. A listing may be some seconds old: a node that has
+        """Return whether all machines wait in the provider's queue. A listing may be some seconds old: a node that has
         reported has a machine."""
         return self._memory.queued and not any(node.reported for node in nodes)
 
@@ -519,7 +520,7 @@ class Step(Healing, Moving):
 
 
 _UNKNOWN = Ended(has_started=False)
-"""Of a target that does not say what it has ended."""
+"""Result for a target whose terminate() reports nothing."""
 
 
 def _unseen(error: JobDirError | ProvisionError) -> str:

@@ -283,7 +283,7 @@ class Store:
             return list(connection.execute(select(jobs.c.id).where(held)).scalars())
 
     def release_lease(self, job: JobRow, owner: str) -> None:
-        """Of one job."""
+        """Release the lease of one job."""
         held = and_(jobs.c.id == job.id, jobs.c.lease_owner == owner)
         with self._transaction() as connection:
             connection.execute(update(jobs).where(held).values(lease_owner=None))

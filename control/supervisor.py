@@ -52,9 +52,9 @@ _QUIET_S = {"local": (0.1, 2.0)}
 _QUIET_CLOUD_S = (1.0, 3.0)
 """Likewise in a cloud, where each look is paid for, and a hundred jobs are looked at as often as one."""
 _ASK_S = 1.0
-"""The store is asked for changed jobs so often, at most, unless a command names a job."""
+"""Seconds between two queries for changed jobs, unless a command names a job."""
 _LIST_S = 30.0
-"""All active jobs are listed so often: changes without an event, and those that a database shows out of order."""
+"""Seconds between two lists of all active jobs: finds changes without an event, or that became visible out of order."""
 
 
 @dataclass(slots=True)

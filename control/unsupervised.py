@@ -1,4 +1,4 @@
-"""What a job's reason says while its machines are in another account than the supervisor's credentials."""
+"""Add to a job's reason that its machines are in another account than the supervisor's credentials."""
 
 from __future__ import annotations
 

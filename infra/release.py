@@ -73,7 +73,7 @@ def _read(url: str) -> str:
 
 
 def _download(url: str, file: IO[bytes]) -> str:
-    """Write what is there into the file; return its sha256. Raises OSError."""
+    """Write the response of a URL to the file; return its sha256. Raises OSError."""
     digest, size = hashlib.sha256(), 0
     with urllib.request.urlopen(url, timeout=_SILENCE_S) as answer:  # noqa: S310 - https, but in a test
         while block := answer.read(_BLOCK):

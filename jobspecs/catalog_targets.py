@@ -29,7 +29,7 @@ class Target(NamedTuple):
     heals: bool
     """Its machines take lost ones' places by themselves, whoever looks."""
     ended_outside: bool
-    """A machine that hangs is ended at its lifetime all the same, by the provider or by whoever owns it."""
+    """A machine that hangs is terminated at the end of its lifetime by the provider, or by its owner."""
     groups: frozenset[str]
     """Markets in which the machines of a job can be a group of its own, which replaces lost ones (`recover: fleet`)."""
     launchers: frozenset[str]

@@ -14,7 +14,7 @@ from .suggest import closest
 MASK = "…"
 _KEY = re.compile(r"""(?<![\w-])["']?([\w-]+)["']?\s*:""")
 _ENVIRONMENT = ("env", "envs", "env_vars", "environment", "environment_variables", "secrets")
-"""What cloudgpu and the dialects that it reads call the environment of a program."""
+"""Names of the mapping of environment variables in job files and in the dialects."""
 _ENTRY = re.compile(r"""(\s*(?:-\s+)?["']?[\w.-]+["']?\s*:)""")
 _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"|' + r"'(?:[^']|'')*'")
 

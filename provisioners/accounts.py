@@ -26,7 +26,7 @@ class Accounts:
     advice: str
     """How to get credentials of an account."""
     older_key: str = ""
-    """Where an older version kept the id in Allocation.details."""
+    """Key of Allocation.details under which older versions stored the id."""
 
     def of(self, allocation: Allocation) -> str:
         """Return the account that an allocation is in; "": unknown."""

@@ -12,10 +12,10 @@ from typing import Any, Literal, Protocol, runtime_checkable
 from ..jobspecs.plan import Offer
 
 ErrorClass = Literal["capacity", "quota", "auth", "expired", "invalid", "throttled", "transient", "not_offered"]
-"""auth: the account may not do this. expired: its credentials are not taken any more until somebody renews them."""
+"""auth: the account lacks a permission. expired: the credentials are refused until they are renewed."""
 Scope = Literal["zone", "region", "market", "cloud", "attempt"]
-"""Where an error holds. market: everywhere in the cloud, for offers of the refused one's market. attempt: only in what
-this attempt tried; `hints` are the zones of its offer that it did not try."""
+"""Scope of an error. market: all offers of the same market in the cloud. attempt: only the zones that it tried;
+`hints` are the zones of its offer that it did not try."""
 _UNAUTHENTICATED = 401
 """HTTP status: the credentials are not accepted (RFC 9110, 15.5.2)."""
 
@@ -111,8 +111,8 @@ class Allocation:
     machines: dict[str, str]
     """node -> the target's id of its machine."""
     details: dict[str, str] = field(default_factory=dict)
-    """What else the target must know; of a launch whose answer was lost: `region`, `owner` as in Owner.name, and
-    `account` (provisioners/accounts.py)."""
+    """Further data of the target. If the answer of the launch was lost: `region`, `owner` (Owner.name) and `account`
+    (provisioners/accounts.py)."""
     is_fresh: bool = field(default=False, compare=False)
     """All machines were started by the call of launch() that has returned it, none by an earlier one whose answer was
     lost: they are paid for from the beginning of that call on."""
@@ -173,7 +173,7 @@ class ProvisionError(Exception):
         self.status = status
         """HTTP status of the answer; None: there was none, or it is not known."""
         self.advice = advice
-        """What the user can do, which the message says as well; "": nothing is known."""
+        """Advice to the user, which is part of the message; "": none."""
         self.is_unsent = is_unsent
         """The call was held back here, for the provider would only have refused it before `retry_after`."""
         self.may_have_created = False
@@ -199,19 +199,19 @@ class ProvisionError(Exception):
 
     @property
     def is_login(self) -> bool:
-        """Whether the credentials were not accepted, as opposed to a permission that is missing."""
+        """Return whether the credentials were refused, as opposed to a missing permission."""
         return self.error_class == "expired" or (self.error_class == "auth" and self.status == _UNAUTHENTICATED)
 
     @property
     def is_final(self) -> bool:
-        """Whether the same call would be refused again. Otherwise what a launch has made stays: launch() is repeated
-        with the same token and finds it."""
+        """Return whether a retry would be refused too. Otherwise the resources of a launch stay: launch() is retried
+        with the same token and finds them."""
         return self.error_class not in ("throttled", "transient") and not self.is_login
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """What terminate() has found of a launch."""
+    """Result of terminate()."""
 
     has_started: bool
     """A machine was there, or may have been."""

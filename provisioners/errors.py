@@ -27,7 +27,7 @@ _OPERATION = "operation"
 
 
 class Answer(NamedTuple):
-    """What a provider says of an error."""
+    """Error response of a provider."""
 
     cloud: str
     code: str
@@ -44,7 +44,7 @@ class Rule(NamedTuple):
 
     cloud: str
     codes: frozenset[str]
-    """As they are documented; empty: any."""
+    """Documented codes; empty: any."""
     folded: frozenset[str]
     """The same without case: Azure's own lists spell some codes in two ways."""
     status: str

@@ -174,7 +174,7 @@ def _stack_for(request: LaunchRequest, cloud: str) -> Infrastructure:
     why = infrastructure.group_obstacle(cloud, request.region, (request.job_dir, *request.reads, *request.writes))
     stack = None if why else infrastructure.load(cloud, request.region)
     if stack is None:
-        message = "the infra stack is gone" if why is None else ": ".join(filter(None, why))
+        message = "the infra stack is gone" if why is None else ": ".join(filter(None, (why.message, why.allowed)))
         raise ProvisionError("invalid", message, scope="region")
     return stack
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from .clock import Clock
 
 SLOW_S = 10.0
-"""For this many seconds after a refusal the rate is halved: somebody else calls the provider as well."""
+"""Seconds after a refusal for which the rate is halved, because other processes call the provider as well."""
 LATE_S = 5.0
 """A caller that is this many seconds late does not hold up those behind it; it keeps its place."""
 FORGOTTEN_S = 600.0
@@ -20,7 +20,7 @@ FORGOTTEN_S = 600.0
 
 
 class Rate(NamedTuple):
-    """What a provider takes."""
+    """Rate limit of a provider."""
 
     per_s: float
     """Calls a second, in the long run."""
@@ -87,6 +87,6 @@ class Bucket:
         self._filled = now
 
     def _until(self, missing: float, now: float) -> float:
-        """Seconds until so many tokens have come."""
+        """Return the seconds until `missing` tokens have been added."""
         seconds, slow = missing / self.rate.per_s, max(0.0, self._slow_until - now)
         return seconds + min(seconds, slow / 2)

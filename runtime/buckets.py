@@ -29,9 +29,9 @@ Kind = Literal["small", "download", "upload"]
 _SMALL: ClientConfig = {"timeout": "30s", "read_timeout": "10s", "connect_timeout": "5s", "allow_http": True}
 _CLIENTS: dict[Kind, ClientConfig] = {
     "small": _SMALL,
-    # The ranges that many threads read at a time share a slow link.
+    # Many threads read ranges of one object over one slow link.
     "download": _SMALL | {"timeout": "90s"},
-    # Likewise the parts of uploads; while one of them is being sent the server says nothing: there is no read_timeout.
+    # The server sends nothing while it receives a part of an upload, so there is no read_timeout.
     "upload": {"timeout": "90s", "connect_timeout": "5s", "allow_http": True},
 }
 _RETRY_S: dict[Kind, int] = {"small": 30, "download": 120, "upload": 120}

@@ -374,7 +374,7 @@ class Stop(Record):
 
 
 EXIT_CODES = range(-(1 << 31), 1 << 31)
-"""What the store's column holds; Windows' exit codes do not occur."""
+"""Range of the store's column. Exit codes of Windows do not occur."""
 
 
 @dataclass(frozen=True, slots=True)

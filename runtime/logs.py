@@ -29,11 +29,11 @@ Stream = Literal["stdout", "stderr", "agent"]
 CHUNK_BYTES = 128 << 10
 """Compressed; an object this long is not added to any more."""
 MEMBER_BYTES = 256 << 10
-"""Of JSON per gzip member at most (one line more): bounds the memory of both ends."""
+"""Most bytes of JSON per gzip member (plus one line); bounds the memory of writer and reader."""
 GATHERED_BYTES = 2 << 20
-"""Of JSON that are written at once in the steady state, however soon they have come."""
+"""Bytes of JSON that are written without waiting for the interval of the steady state."""
 BUFFER_BYTES = 8 << 20
-"""Of JSON that wait to be written at most."""
+"""Most bytes of JSON in the queue."""
 
 _GATHER_S = 0.05  # a line waits so long for others to go with it
 _INTERVAL_S = (0.15, 1.0)  # between two writes: at first, and when the output goes on and on
@@ -93,7 +93,7 @@ class LogWriter:
         self._closing = False
         self._pace = pace or Pace(free=True)
         self._urgent = False
-        """What waits is to be written soon, also in the steady state."""
+        """Queued lines are to be written soon, also in the steady state."""
         self._changed = threading.Condition()
         self._chunk, self._content = chunk, b""
         self._members = b""  # on their way; kept until written: a write may have worked though its answer was lost
@@ -177,7 +177,7 @@ class LogWriter:
         return MEMBER_BYTES if self._is_quick else GATHERED_BYTES
 
     def _next_members(self) -> bytes:
-        """As many as wait, up to GATHERED_BYTES: each write is paid for."""
+        """Return queued lines as gzip members, up to GATHERED_BYTES, because each write costs money."""
         packed, size = b"", 0
         while not packed or (self._lines and size < GATHERED_BYTES):
             packed += self._next_member()

@@ -103,7 +103,7 @@ class MissingError(JobDirError):
 
 
 class RecordError(JobDirError):
-    """What lies under a key is not what belongs there: it says nothing about the rest of the job dir."""
+    """An object is not a valid record. The rest of the job dir is not affected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -470,7 +470,7 @@ class JobDir:
         if self._bucket is not None:
             return self._connection("small")
         store = self._open_folder()
-        # What lies where the folder was, such as a file, has none of its objects.
+        # A file in the folder's place holds none of its objects.
         if store is None or (self._folder is not None and not self._folder.is_dir()):
             raise FileNotFoundError(self.url)
         return store

@@ -22,7 +22,7 @@ LONGEST_WATCH_S = 600.0
 
 
 class Pace:
-    """Whether this node writes often. Thread-safe."""
+    """Decide whether this node writes often. Thread-safe."""
 
     def __init__(self, *, free: bool, clock: Callable[[], float] = time.monotonic) -> None:
         """`free`: writing costs nothing, so it is always done often."""

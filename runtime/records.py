@@ -1,8 +1,8 @@
 """Read JSON objects of the job dir as typed records. Standard library and obstore only.
 
-Whoever may write into a job dir may write anything there. So a record is checked, by the annotations of its fields,
-before anything is done with it: its size before it is held in memory, then the types, that numbers are finite and of a
-size that can be calculated with, and how long texts are and how deep values are nested.
+Every program with write access to a job dir may write any bytes there. A record is therefore validated by the
+annotations of its fields before it is used: its size before it is held in memory, then types, finite and bounded
+numbers, the length of texts and the depth of nesting.
 """
 
 from __future__ import annotations
@@ -137,10 +137,10 @@ def _fields(kind: type[Record], value: object) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Shape:
-    """What a class of records consists of."""
+    """Fields of a record class."""
 
     checks: Mapping[str, Check]
-    """By field."""
+    """Field -> check."""
     required: tuple[str, ...]
     """Fields without a default."""
 

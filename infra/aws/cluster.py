@@ -49,7 +49,7 @@ class GpuClusterArgs(TypedDict):
     protect: NotRequired[bool]
     """Pulumi refuses to delete the bucket that is made; omitted: it does."""
     boundary: NotRequired[pulumi.Input[str]]
-    """As in MachineRoleArgs."""
+    """ARN of the permissions boundary of the machines' role."""
     owner: NotRequired[str]
     """As in GpuNetworkArgs."""
     tags: NotRequired[dict[str, pulumi.Input[str]]]

@@ -26,7 +26,7 @@ class OrphanReaperArgs(TypedDict):
     keep_log_days: NotRequired[int]
     """Omitted: 30."""
     boundary: NotRequired[pulumi.Input[str]]
-    """As in MachineRoleArgs, of the function's role."""
+    """ARN of the permissions boundary of the function's role."""
     owner: NotRequired[str]
     """As in GpuNetworkArgs. What it ends may be of any owner: it says so itself by its time."""
     tags: NotRequired[dict[str, pulumi.Input[str]]]

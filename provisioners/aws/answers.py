@@ -1,4 +1,4 @@
-"""What is asked about a region once for all jobs of a process: its zones, its subnets, its Spot prices.
+"""Cache of a region's zones, subnets and Spot prices, shared by all jobs of a process.
 
 None of it decides whether a machine runs or bills. What a launch was refused for is asked again: see forget().
 """
@@ -15,13 +15,13 @@ from . import network, prices
 from .clients import Clients, told
 
 PLACES_S = 600.0
-"""Seconds for which zones and subnets are taken as they were."""
+"""Seconds for which zones and subnets are cached."""
 PRICES_S = 60.0
-"""Likewise, Spot prices."""
+"""Seconds for which Spot prices are cached."""
 
 
 class Answers:
-    """By region. Any thread may use it."""
+    """Cached answers by region. Thread-safe."""
 
     def __init__(self, clients: Clients) -> None:
         self._clients = clients
@@ -40,8 +40,8 @@ class Answers:
         return self._subnets.at(region)
 
     def spot_prices(self, region: str, machine_types: Iterable[str]) -> list[prices.SpotPrice]:
-        """Of all machine types that the tables know as Spot, and of these: one call for all jobs of a minute. Raises
-        ProvisionError."""
+        """Return the Spot prices of these machine types and of all that the tables list as Spot: one call a minute for
+        all jobs. Raises ProvisionError."""
         return self._prices.at((region, _sold_as_spot() | frozenset(machine_types)))
 
     def forget(self, region: str) -> None:

@@ -23,7 +23,7 @@ from ..pacing import Bucket, Rate
 PATIENCE_S = 30.0
 """A call is repeated for this many seconds; one that hangs until its timeout is sent once more."""
 IN_PLACE_S = 5.0
-"""A turn that comes within this many seconds is waited for; one that comes later is told, with the time."""
+"""Longest wait in seconds for a turn within a call; for a later one ProvisionError is raised with `retry_after`."""
 _RATES: tuple[tuple[str, str, Rate], ...] = (
     ("ec2", "RunInstances", Rate(2, 4)),
     ("ec2", "TerminateInstances", Rate(5, 100)),
@@ -107,14 +107,14 @@ class Calling:
 
 
 def _key(operation: str, params: Mapping[str, Any]) -> str:
-    """Of a call: the same for the same call that is repeated later."""
+    """Return the key of a call; a retry of the same call has the same key."""
     token = params.get("ClientToken")
     return str(token) if token else hashlib.sha256(repr((operation, sorted(params.items()))).encode()).hexdigest()
 
 
 def _passing(error: Exception, clock: Clock) -> ProvisionError | None:
-    """What an error means that the same call may not meet again; None: it will. What is only not known everywhere yet,
-    or still in use, is for the caller to wait for."""
+    """Return the error of a call that a retry may not meet again; None if a retry would fail too. Eventual consistency
+    and resources still in use are left to the caller."""
     from botocore.exceptions import ClientError
 
     from .clients import understand

@@ -153,7 +153,7 @@ def terminate(clients: Clients, region: str, instances: Collection[str]) -> set[
 
 
 def _is_there(clients: Clients, region: str, instances: Collection[str]) -> bool:
-    """Whether EC2 knows any of these instances, and it has not ended."""
+    """Return whether EC2 lists any of these instances as not terminated."""
     with told(f"look for {', '.join(instances)} in {region}", clients.clock), tolerate(_UNKNOWN):
         found = clients.ec2(region).describe_instances(InstanceIds=list(instances))["Reservations"]
         return any(not sighting(one).is_gone for reservation in found for one in reservation.get("Instances", ()))

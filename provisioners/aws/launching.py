@@ -90,7 +90,7 @@ class Launch:
 
     @property
     def is_fresh(self) -> bool:
-        """Whether this call has started all machines, as Allocation.is_fresh says."""
+        """Return whether this call has started all machines (Allocation.is_fresh)."""
         return len(self.started) == len(self.request.nodes)
 
     def _forget(self, error: ProvisionError) -> None:

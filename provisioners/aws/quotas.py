@@ -109,7 +109,7 @@ class Quotas:
                 begun[request.token] = (vcpus + seen[request.token], self._clients.clock.monotonic())
 
     def are_known_to_suffice(self, request: LaunchRequest) -> bool:
-        """Whether all limits are large enough for the whole launch, so that only their use can stand in its way."""
+        """Return whether every quota is large enough for the whole launch, so that only present use can exceed it."""
         whole = _needed([node.machine_type for node in request.nodes], request.market)
         limits = {quota: self._limits.at((request.region, quota)) for quota in whole}
         return bool(limits) and all(

@@ -25,7 +25,7 @@ _PHASES: dict[str, Literal["pending", "running", "gone"]] = {
     "terminated": "gone",
 }
 _MARKETS = {"spot": "spot", "capacity-block": "reservation"}
-"""By the instance's life cycle."""
+"""Instance life cycle (EC2) -> market."""
 _TAKEN = frozenset({"Server.SpotInstanceTermination", "Server.SpotInstanceShutdown", "Server.ScheduledStop"})
 """Of the StateReason: the provider took the machine back. Source: EC2 API reference, StateReason."""
 _REFUSALS = (
@@ -39,8 +39,8 @@ _REFUSALS = (
     "Client.VolumeLimitExceeded",
 )
 """Beginnings of the StateReasons with which EC2 ends an instance that is still `pending`. Source: EC2 user guide,
-"Instance terminates immediately". Server.InternalError also ends instances that run: who has heard of the machine
-ignores the refusal."""
+"Instance terminates immediately". Server.InternalError also ends instances that run: the caller ignores the refusal
+of a machine that has reported."""
 _LASTING = "Client.InternalError"
 """Mostly a right on the key of the disk that is missing: no zone changes that."""
 _LASTING_LAUNCHES = 2
@@ -63,7 +63,7 @@ class Sighting:
     """AZ name: an instance does not tell the id."""
     machine_type: str
     market: str
-    """As in offers."""
+    """Market as in offers."""
 
     @property
     def token(self) -> str:
@@ -81,7 +81,7 @@ class Sighting:
 
     @property
     def was_refused(self) -> bool:
-        """Whether EC2 ended it instead of starting it. EC2 bills nothing before `running`."""
+        """Return whether EC2 terminated it instead of starting it. EC2 bills nothing before `running`."""
         return self.is_gone and self.reason.startswith(_REFUSALS)
 
     def as_node(self, node: str, others: Iterable[Sighting] = ()) -> NodeState:

@@ -178,7 +178,7 @@ class GroupedLaunch:
     # -- what was refused
 
     def _clean_refused(self) -> None:
-        """As _clean(). A scale set that could not be removed has its name: no other zone is tried then."""
+        """Remove the refused scale set. If that fails its name stays taken, and no other zone is tried."""
         cleaned = False
         with cleaning_up(self.request.job_id):
             self._clean()

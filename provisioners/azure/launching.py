@@ -98,7 +98,7 @@ class Launch:
 
     @property
     def is_fresh(self) -> bool:
-        """Whether this call has started all machines, as Allocation.is_fresh says."""
+        """Return whether this call has started all machines (Allocation.is_fresh)."""
         return len(self.started) == len(self.request.nodes) and not self._was_begun
 
     # -- what there is
@@ -274,7 +274,7 @@ class Launch:
         self._some_have_begun = True
 
     def _clean_refused(self, nodes: Sequence[str]) -> None:
-        """As _clean(). A machine that could not be removed has its name: no other zone is tried then."""
+        """Remove the refused machines. If that fails a name stays taken, and no other zone is tried."""
         cleaned = False
         with cleaning_up(self.request.job_id):
             self._clean(nodes)

@@ -18,7 +18,7 @@ NAMES = {
     WRITER: "Storage Blob Data Contributor",
     SWITCH_OFF: "Desktop Virtualization Power On Off Contributor",
 }
-"""As the portal and Azure's documentation call them."""
+"""Display names of roles in the portal and in Azure's documentation."""
 LEAVING = (
     "Microsoft.Compute/virtualMachineScaleSets/delete/action",
     "Microsoft.Compute/virtualMachines/deallocate/action",

@@ -67,7 +67,7 @@ class Ending:
         return Ended(has_started or self._was_started(), at)
 
     def _was_started(self) -> bool:
-        """Whether a machine was made under this token that is gone by now."""
+        """Return whether a machine was created under this token, and is deleted by now."""
         done = operations.of_instances(self.clients, f"{instance_prefix(self.token)}.*", self.region)
         return any(one.verb == "insert" and one.error is None for one in done)
 

@@ -127,7 +127,7 @@ class Sightings:
         return [one for one in seen.values() if one.token == token]
 
     def _of(self, label: str, value: str, since: float | None, region: str) -> Mapping[str, Sighting]:
-        """By one look at all zones, which all jobs share; if that fails, by one at the zones of the region."""
+        """Return instances by one list of all zones, which all jobs share, or by lists of the region's zones."""
         everywhere = (label, value, "")
         if not region:
             return insist(lambda: self._looks.at(everywhere, since=since), self._clients.clock, PATIENCE_S).of("")

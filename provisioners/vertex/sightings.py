@@ -120,7 +120,7 @@ class Sighting:
         if self.state != "FAILED" or not self.code or _RAN.search(self.message):
             return None
         doing = f"run a job in {self.region}"
-        # What is unknown of a job that ran is not taken for a lack of capacity.
+        # An unknown error of a job that ran is not a lack of capacity.
         code, is_operation = str(self.code), not self.started
         return classify("vertex", code=code, message=self.message, doing=doing, is_operation=is_operation)
 

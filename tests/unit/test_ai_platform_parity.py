@@ -97,7 +97,7 @@ def test_both_targets_have_offers_of_the_same_cluster(spec: JobSpec) -> None:
 
 def tf_configs(spec: JobSpec, offer: Offer) -> list[dict[str, Any]]:
     """TF_CONFIG of every machine, in rank order."""
-    record = _job_record("census-x7k2", spec, _program(spec), None, None)
+    record = _job_record("census-x7k2", spec, _program(spec), None)
     nodes = node_records(node_requests(offer))
     assert choose_launcher(record, nodes, Path("/")).launcher == "tensorflow"
     places = [

@@ -1,4 +1,4 @@
-"""What the supervisor last read of a running attempt, so that lists of jobs need not read job dirs."""
+"""Add a column for the newest state of a running attempt, so that lists of jobs need not read job dirs."""
 
 from __future__ import annotations
 
