@@ -1,4 +1,4 @@
-"""What `cloudgpu catalog show` lists: which tables are used, from where, and of what days their rows are."""
+"""Collect the rows of `cloudgpu catalog show`: the tables in use, their origin and the dates of their rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Entry(NamedTuple):
 
     table: str
     origin: str
-    """`shipped`, `refreshed`, or `none`: a refreshed table that is not used and stands for no shipped one."""
+    """`shipped`, `refreshed`, or `none`: a refreshed table that is not used and replaces no shipped one."""
     written: str
     """When it was refreshed; "" if it was not."""
     oldest: str

@@ -58,13 +58,13 @@ class Cheapest:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What was asked for: clouds, the day to look at, and perhaps a region, a memory size and a number of GPUs."""
+    """Query of `cloudgpu gpus`: clouds, a date, and optionally a region, a memory size and a number of GPUs."""
 
     clouds: tuple[str, ...]
     region: str | None
     today: str
     memory: SizeRange | None = None
-    """Of one GPU, or of the part of one."""
+    """Memory of one GPU, or of the part of one."""
     gpus: CountRange | None = None
     """GPUs per machine."""
 

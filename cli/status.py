@@ -74,7 +74,7 @@ def _list(*, active: bool, limit: int | None, as_json: bool) -> bool:
 
 
 def _none_listed(*, stored: int) -> str:
-    """Return what stands for an empty list of active jobs."""
+    """Return the text for an empty list of active jobs."""
     if not stored:
         return NO_JOBS
     have = "1 stored job has" if stored == 1 else f"all {stored:,} stored jobs have"

@@ -1,6 +1,6 @@
 """The order in which jobs that wait for this machine's GPUs get them: first in, first out.
 
-A job may start if, after all jobs ahead of it have been given what they wait for, enough is left. So a large job is not
+A job may start if, after all jobs ahead of it have been given what they wait for, enough is left: a large job is not
 overtaken by small ones that want the same GPUs, and jobs that want other GPUs do not wait for it.
 """
 

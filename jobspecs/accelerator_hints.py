@@ -24,7 +24,7 @@ def accelerator_hint(text: str) -> str:
 
 
 def meant_accelerators(text: str) -> list[str]:
-    """Return the accelerators that a name without its vendor and variant stands for."""
+    """Return the accelerators that match a name without its vendor and variant."""
     plain = _VENDORS.sub("", text.strip())
     return _of_model(plain) or _of_model(_VARIANT.sub("", plain))
 

@@ -56,7 +56,7 @@ _MAX_LIST = 64
 _MAX_ENV = 1_000
 _MAX_WORD = 64
 """Characters of a wrong word for which a hint is looked for."""
-# What clouds and other tools call markets, clouds and roles.
+# Names of markets, clouds and roles in clouds and other tools.
 _OTHERS_WORDS = {
     "preemptible": "spot",
     "low-priority": "spot",
@@ -104,7 +104,7 @@ def _choice(options: tuple[str, ...]) -> BeforeValidator:
 
 
 def _meant(word: str, options: tuple[str, ...]) -> str:
-    """Return the option that a word of another tool stands for; "" if there is none."""
+    """Return the option that a word of another tool means; "" if there is none."""
     plain = word.strip()
     meant = plain if plain in options else _OTHERS_WORDS.get(plain.lower().replace("_", "-").replace(" ", "-"), "")
     return meant if meant in options else ""

@@ -1,4 +1,4 @@
-"""What `validate` reports of a job that nothing can run: one problem for each cause, at the key that it is about.
+"""Turn the refusals of a job that nothing can run into problems: one for each cause, at the key that it is about.
 
 The planner refuses a job once for every cloud. Clouds that refuse a key for the same reason are one problem; where the
 reasons differ, those of the clouds that come closest to an offer are reported. This machine is reported by itself.
@@ -56,7 +56,7 @@ def _closeness(refusal: Refusal) -> int:
 
 
 def _template(refusal: Refusal) -> str:
-    """What a refusal says, whatever the cloud."""
+    """Content of a refusal without its cloud."""
     return re.sub(rf"\b{re.escape(refusal.cloud or '')}\b", _CLOUD, f"{refusal.subject}: {refusal.message}")
 
 

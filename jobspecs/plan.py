@@ -50,7 +50,7 @@ class Offer(NamedTuple):
     price_at_most: bool = False
     """`price` is an upper bound: on-demand's, where that of Spot is unknown."""
     price_from: Decimal | None = None
-    """What the whole job costs at least, where `price` is unknown. No limit is held by it."""
+    """Lower bound of the price of the whole job, where `price` is unknown. It satisfies no limit."""
 
     @property
     def nodes(self) -> int:

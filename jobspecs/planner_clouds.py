@@ -214,7 +214,7 @@ class CloudPlanner:
     # --- machines and prices ---------------------------------------------------------------------------------------
 
     def _ways(self, roles: tuple[Way, ...], region: str, market: str) -> Iterator[_Priced]:
-        """Of each kind of option the cheapest; with several roles their best combinations."""
+        """Return the cheapest option of each kind; with several roles, their best combinations."""
         choices = [self._cheapest(options, region, market) for options in roles]
         ways = product(*choices) if len(choices) == 1 else self._combined(choices, region, market)
         for way in ways:
@@ -238,7 +238,7 @@ class CloudPlanner:
         return dict.fromkeys(ways)
 
     def _most_for_machines(self, region: str) -> Decimal | None:
-        """What the machines may cost by the job's limits, of which limits.cost needs a known price; None: no limit."""
+        """Return the highest price within the job's limits, where limits.cost needs a known price; None: no limit."""
         limits = self._spec.limits
         if limits.price is None:
             return None if limits.cost is None else Decimal("Infinity")

@@ -47,7 +47,7 @@ Left = tuple[int, ...]
 def plan_local(
     spec: JobSpec, cloud: str, order: int, machine: LocalMachine | None
 ) -> tuple[list[Ranked], list[Refusal]]:
-    """Offers on the machine at hand; refused with what is there if it lacks the GPUs, or if that is unknown."""
+    """Plan offers on this machine; refuse with its GPUs if it lacks those asked for, or if they are unknown."""
     asks = [Ask(cloud, "", market=market) for market in spec.resources.market]
     refusals = [refusal for ask in asks if (refusal := refusal_by("market-supported", ask))]
     if MARKET not in spec.resources.market:
@@ -101,7 +101,7 @@ def _ways(choices: Sequence[Sequence[_Choice]], nodes: Sequence[int], have: Coun
     kinds = list(have)
 
     def take(left: Left, choice: _Choice, role: int) -> Left | None:
-        """Return what is left of each kind; None: too few."""
+        """Return the GPUs of each kind that remain; None: too few."""
         rest = tuple(
             count - choice.gpus * nodes[role] if kind == choice.accelerator else count
             for kind, count in zip(kinds, left, strict=True)
@@ -134,7 +134,7 @@ def _ways(choices: Sequence[Sequence[_Choice]], nodes: Sequence[int], have: Coun
 
 
 def _fits(way: Way, nodes: Sequence[int], have: Counter[str]) -> bool:
-    """Whether the GPUs are there: each is handed out once."""
+    """Return whether the machine has the GPUs; each is used once."""
     wanted: Counter[str] = Counter()
     for choice, count in zip(way, nodes, strict=True):
         if choice.accelerator is not None:

@@ -151,7 +151,7 @@ def _at(preference: int, key: Loc = ("resources", "accelerator")) -> Loc:
 def _has_memory(
     request: AcceleratorRequest, accelerator: Accelerator, machine: MachineType, gpus: Fraction | None = None
 ) -> bool:
-    """Whether GPUs of an x86-64 machine, so many or any count asked for, have memory within the range."""
+    """Return whether the GPUs of an x86-64 machine, in a count asked for, have memory within the range."""
     counts = [count for count in machine.counts if count in request.count] if gpus is None else [gpus]
     parts = {min(count, Fraction(1)) for count in counts}
     return (

@@ -15,15 +15,15 @@ _MICRO = Decimal("0.000001")
 
 
 class Quote(NamedTuple):
-    """What the tables know of a machine's price per hour, GPUs included."""
+    """Price per hour of a machine in the tables, GPUs included."""
 
     price: Price | None
     """None: unknown. Where only on-demand's is known, Spot costs at most that (`upper_bound`)."""
     least: Price | None = None
-    """What it costs at least, where `price` is unknown."""
+    """Lower bound, where `price` is unknown."""
 
     def key(self, nodes: int = 1) -> PriceKey:
-        """Return what so many machines are sorted by."""
+        """Return the sort key of this number of machines."""
         return price_key(_times(self.price, nodes), _times(self.least, nodes))
 
 
@@ -43,7 +43,7 @@ class Total(NamedTuple):
     at_most: bool = False
     """`price` is an upper bound, for a machine's is."""
     least: Decimal | None = None
-    """What all costs at least, where `price` is unknown; None: that is unknown too."""
+    """Lower bound of the total, where `price` is unknown; None: unknown as well."""
 
 
 def quote(machine: MachineType, gpus: Fraction, region: str, market: str) -> Quote:

@@ -10,7 +10,7 @@ from .plan import Offer
 
 Key = tuple[object, ...]
 PriceKey = tuple[int, Decimal]
-"""What prices are sorted by: how far the price is known, then US dollars per hour."""
+"""Sort key of prices: how far the price is known, then US dollars per hour."""
 KNOWN, AT_LEAST, UNKNOWN = 0, 1, 2
 
 

@@ -22,12 +22,12 @@ whose worst preference is `worst`."""
 
 
 class Choice(NamedTuple, Generic[T]):
-    """What one role may get."""
+    """One option of a role."""
 
     preference: int
     """Place in the role's list."""
     price: PriceKey
-    """Of all nodes of the role."""
+    """Price of all nodes of the role."""
     item: T
 
 
@@ -76,11 +76,14 @@ def _by_preference(choices: Sequence[Choice[T]]) -> dict[int, list[Choice[T]]]:
 
 
 def _within(lowest: Sequence[Mapping[int, Decimal]], most: Decimal | None) -> CanEnd:
-    """Whether some way begins so and costs at most `most` (None: whatever it costs). `lowest`: of each preference."""
+    """Return a check whether a beginning can become a way that costs at most `most` (None: no limit).
+
+    `lowest`: least price of each preference, by role.
+    """
 
     @cache
     def rest(role: int, worst: int, reached: bool) -> Decimal | None:
-        """The least that the roles from this one on cost; None: none of them can have the worst preference."""
+        """Return the least price of the roles from this one on; None: none of them can have the worst preference."""
         if role == len(lowest):
             return Decimal(0) if reached else None
         sums = []
@@ -99,7 +102,7 @@ def _within(lowest: Sequence[Mapping[int, Decimal]], most: Decimal | None) -> Ca
 
 
 def _cheapest_first(groups: Sequence[Sequence[Choice[T]]], count: int, most: Decimal | None) -> list[tuple[T, ...]]:
-    """The cheapest ways to take one of each group; a way is among them only if its beginning is."""
+    """Return the cheapest ways to take one of each group; a way is among them only if its beginning is."""
     sums: list[tuple[PriceKey, tuple[T, ...]]] = [((KNOWN, Decimal(0)), ())]
     for group in groups:
         longer = (

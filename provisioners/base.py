@@ -268,7 +268,7 @@ class Explainer(Protocol):
 
 @runtime_checkable
 class Shared(Protocol):
-    """What a target's provisioner may be beside: its machines are given, and jobs wait for one another there."""
+    """Optional protocol of provisioners whose machines are fixed, so that jobs wait for one another."""
 
     def shortage(self, nodes: Sequence[NodeRequest], ahead: Mapping[str, int]) -> str:
         """Return why launch() could not start the nodes now; "": nothing is short. Costs little, and changes nothing.

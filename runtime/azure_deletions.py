@@ -29,7 +29,7 @@ _METADATA = "http://169.254.169.254/metadata/identity/oauth2/token"
 _METADATA_ENDPOINT = "AZURE_MSI_ENDPOINT"
 """obstore's variable for another address of the metadata service."""
 _VERSION = "2023-11-03"
-"""Of Blob Storage's REST API."""
+"""Version of Blob Storage's REST API."""
 _TIMEOUT_S = 10.0
 _SIGNED = datetime.timedelta(minutes=15)
 """How long an address that is signed with the account's key is good; clocks differ by minutes."""

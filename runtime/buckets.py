@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from obstore.store import ClientConfig, ObjectStore, RetryConfig
 
 Kind = Literal["small", "download", "upload"]
-"""What a connection carries: small objects, or large ones one way."""
+"""Use of a connection: small objects, or large ones in one direction."""
 
 # `timeout` is of one request, from its connecting to the last byte of its answer; `read_timeout` is how long the server
 # may send nothing. `retry_timeout` counts from the first try, and no try begins after it: it must exceed the timeouts,

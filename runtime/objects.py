@@ -160,7 +160,7 @@ class JobDir:
         self._deletions: azure_deletions.Deletions | None = None
         """How blobs are deleted where the store has refused a batch."""
         self._local: ObjectStore | None = None
-        """Of a local folder, once it is there."""
+        """Store of a local folder, once it exists."""
         self._bucket: Bucket | None = None
         self._inside = ""
         """How all keys of this folder begin in the bucket."""

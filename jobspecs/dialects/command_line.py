@@ -66,7 +66,7 @@ def convert(
     today: datetime.date | None = None,
     needs_program: bool = True,
 ) -> tuple[Conversion, Overrides]:
-    """The job file that a document of another tool stands for, and the overrides which are still to act on it.
+    """Convert a document of another tool to a job file; return it with the overrides that are still to be applied.
 
     `needs_program` as in load_source().
     """

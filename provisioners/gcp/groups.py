@@ -78,9 +78,9 @@ class Kind(NamedTuple):
     """How things of a kind are listed and deleted."""
 
     pages: Callable[[Clients, str], Iterator[tuple[Any, Any]]]
-    """By a filter: what lists of all regions tell of each: it, and what it holds."""
+    """(clients, filter) -> pages of the lists of all regions: each thing, and its parts."""
     of_region: Callable[[Clients, str, str], Iterator[Any]]
-    """By a filter and a region: what the list of this region holds."""
+    """(clients, filter, region) -> those in the list of one region."""
     delete: Callable[[Clients, Part], compute_v1.Operation]
 
 
