@@ -52,7 +52,7 @@ def test_with_another_account_s_credentials_nothing_changes_until_the_first_ones
     jobs.control.belong(OTHERS_KEY, OTHER)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", OTHERS_KEY)
     assert cloudgpu("cancel", job.id).returncode == 0
-    jobs.wait_for(lambda: "waiting for credentials" in job.refresh().reason, job)
+    jobs.wait_for(lambda: "not supervised" in job.refresh().reason, job)
     shown = " ".join(cloudgpu("status", job.id).stdout.split())
     assert f"its machines are in AWS account 123456789012, these credentials are of {OTHER}" in shown, shown
     assert "cancel and limits do not act on its machines" in shown

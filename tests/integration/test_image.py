@@ -42,9 +42,11 @@ hog = []
 for step in ckpt.steps(int(sys.argv[1])):
     model.weights[step % 64] += random.random()
     print("step", step + 1, flush=True)
-    if len(sys.argv) > 2 and step + 1 == int(sys.argv[2]):
+    if f"memory={step + 1}" in sys.argv:
         while True:
             hog.append(bytearray(16 << 20))
+    if f"linger={step + 1}" in sys.argv:
+        time.sleep(600)
     time.sleep(0.01)
 print("end", sum(model.weights).hex(), flush=True)
 """
@@ -123,8 +125,12 @@ def test_what_is_in_it(image: str) -> None:
 def test_killed_it_resumes(image: str, place: Path) -> None:
     undisturbed = finish(start(image, place, "60"))[-1]
     shutil.rmtree(place / "checkpoints")
-    process = start(image, place, "60")
+    process = start(image, place, "60", "linger=23")
     run_until(process, 23)
+    until = time.monotonic() + 180
+    while not list((place / "checkpoints").glob("000000[12]*/COMMIT.json")):
+        assert time.monotonic() < until, "step 10 is not committed"
+        time.sleep(0.05)
     podman("kill", "--signal=KILL", container(image))
     process.communicate(timeout=180)
     assert process.returncode == 137
@@ -147,7 +153,7 @@ def test_stopped_it_saves_first(image: str, place: Path) -> None:
 
 
 def test_out_of_memory_it_is_killed_and_resumes(image: str, place: Path) -> None:
-    process = start(image, place, "60", "30", options=("--memory", "256m"))
+    process = start(image, place, "60", "memory=30", options=("--memory", "256m"))
     _, err = process.communicate(timeout=120)
     assert process.returncode == 137, err
     lines = finish(start(image, place, "60", options=("--memory", "256m")))
