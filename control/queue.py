@@ -1,4 +1,4 @@
-"""The order in which jobs that wait for this machine's GPUs get them: first in, first out.
+"""The order in which jobs that wait for this machine's GPUs get them: by priority, then first in, first out.
 
 A job may start if, after all jobs ahead of it have been given what they wait for, enough is left. So a large job is not
 overtaken by small ones that want the same GPUs, and jobs that want other GPUs do not wait for it.
@@ -33,6 +33,8 @@ class Waiting(NamedTuple):
     job_id: str
     needs: Mapping[str, int]
     """Accelerator -> GPUs of all nodes together."""
+    priority: int = 0
+    """Higher first."""
 
 
 class Place(NamedTuple):
@@ -50,11 +52,11 @@ class Place(NamedTuple):
 
 
 def places(waiting: Sequence[Waiting]) -> dict[str, Place]:
-    """Return the place of each job; `waiting` is in the order of the queue."""
+    """Return the place of each job; `waiting` is in the order of submission."""
     found: dict[str, Place] = {}
     ahead: Counter[str] = Counter()
     jobs: Counter[str] = Counter()
-    for job in waiting:
+    for job in sorted(waiting, key=lambda job: -job.priority):
         number = 1 + max((jobs[name] for name in job.needs), default=0)
         found[job.job_id] = Place(number, {name: ahead[name] for name in job.needs})
         ahead.update(job.needs)

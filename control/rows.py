@@ -105,6 +105,14 @@ def wanted_gpus(text: str) -> tuple[str, dict[str, int]]:
         return "", {}
 
 
+def priority(policy: str) -> int:
+    """Return the priority of a policy as the tables hold it; 0 if it has none, or cannot be read."""
+    try:
+        return int(json.loads(policy).get("priority", 0))
+    except _DAMAGE:
+        return 0
+
+
 def plain(text: str) -> str:
     """Text that every database takes, for programs write what they like, and a job must end all the same: halves of
     characters (lone surrogates) are spelled out, and NUL, which PostgreSQL refuses."""

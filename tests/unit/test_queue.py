@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from cloudgpu.cli.status_view import job_text
 from cloudgpu.control.jobs import Job
 from cloudgpu.control.queue import Place, Waiting, places
 from cloudgpu.jobspecs.plan import LocalGpu
@@ -17,7 +18,7 @@ from cloudgpu.provisioners.base import Allocation, Ended, LaunchRequest, NodeReq
 from cloudgpu.provisioners.local_gpus import hold, shortage
 from cloudgpu.provisioners.local_locks import FOLDER_VARIABLE
 from cloudgpu.tests.standins.cloud import Life
-from cloudgpu.tests.standins.control import StoringCloud, World, make_offer
+from cloudgpu.tests.standins.control import StoringCloud, World, make_offer, make_policy
 from cloudgpu.tests.standins.nvidia import install_driver
 
 GPUS = [LocalGpu(f"GPU-{number}", "NVIDIA L4", 24.0) for number in range(2)]
@@ -88,6 +89,16 @@ def test_places() -> None:
     }
 
 
+def test_places_by_priority() -> None:
+    waiting = [Waiting("a", {"L4": 1}), Waiting("b", {"L4": 2}, 9), Waiting("c", {"L4": 1}, 9), Waiting("d", {"T4": 1})]
+    assert places(waiting) == {
+        "b": Place(1, {"L4": 0}),
+        "c": Place(2, {"L4": 2}),
+        "a": Place(3, {"L4": 3}),
+        "d": Place(1, {"T4": 0}),
+    }
+
+
 def test_first_in_first_out_and_the_gpu_is_never_idle_for_a_second(own: World) -> None:
     jobs = []
     for _ in range(6):
@@ -99,6 +110,19 @@ def test_first_in_first_out_and_the_gpu_is_never_idle_for_a_second(own: World) -
     idle = [after.launched - before.ended for before, after in itertools.pairwise(spans)]
     assert max(idle) < 1.0
     assert all(len(own.attempts(job)) == 1 for job in jobs)
+
+
+def test_a_higher_priority_goes_first(own: World) -> None:
+    first = own.submit(make_offer(gpus=2), policy=make_policy(priority=1))
+    supervisor = own.supervisor()
+    own.drive(supervisor, until=lambda: own.job(first).state == "running")
+    asked = [0, 50, 0, 100, 50]
+    jobs = []
+    for priority in asked:
+        own.clock.advance(1.0)
+        jobs.append(own.submit(make_offer(gpus=2), policy=make_policy(priority=priority)))
+    own.finish(first, *jobs)
+    assert begun(own) == [first, jobs[3], jobs[1], jobs[4], jobs[0], jobs[2]]
 
 
 def test_small_jobs_do_not_overtake_a_large_one_for_ever(own: World) -> None:
@@ -143,12 +167,13 @@ def test_order_and_exclusivity_hold_when_supervisors_are_killed(own: World, seed
 
 
 def test_the_place_that_is_shown(own: World) -> None:
-    jobs = [own.submit(make_offer(gpus=2)) for _ in range(3)]
+    jobs = [own.submit(make_offer(gpus=2), policy=make_policy(priority=3)) for _ in range(3)]
     supervisor = own.supervisor()
     own.drive(supervisor, until=lambda: own.job(jobs[0]).state == "running")
     own.clock.advance(1.0)
     own.drive(supervisor, until=lambda: own.job(jobs[2]).reason != "")
     assert [Job(own.store, own.job(job)).queue_place for job in jobs] == [None, 1, 2]
+    assert "  queue      place 2, priority 3\n" in job_text(Job(own.store, own.job(jobs[2])))
     assert own.job(jobs[1]).reason == "needs L4:2 of this machine, 0 of 2 are free"
     assert own.job(jobs[2]).reason == "needs L4:2 of this machine; jobs ahead of it in the queue wait for L4 as well"
     own.finish(*jobs)
