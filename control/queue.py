@@ -1,7 +1,7 @@
-"""The order in which jobs that wait for this machine's GPUs get them: by priority, then first in, first out.
+"""The order in which jobs that wait for this machine are started: by priority, then first in, first out.
 
 A job may start if, after all jobs ahead of it have been given what they wait for, enough is left. So a large job is not
-overtaken by small ones that want the same GPUs, and jobs that want other GPUs do not wait for it.
+overtaken by small ones that want the same GPUs, and jobs that want other GPUs, or none, do not wait for it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Waiting(NamedTuple):
 
     job_id: str
     needs: Mapping[str, int]
-    """Accelerator -> GPUs of all nodes together."""
+    """Accelerator -> GPUs of all nodes together; CPU -> nodes of a job without GPUs."""
     priority: int = 0
     """Higher first."""
 
@@ -41,9 +41,9 @@ class Place(NamedTuple):
     """A job's place in the queue."""
 
     number: int
-    """From 1, among the jobs that wait for the same GPUs."""
+    """From 1, among the jobs that wait for the same."""
     ahead: Mapping[str, int]
-    """Accelerator -> GPUs that the jobs ahead wait for."""
+    """The same of the jobs ahead, as far as they wait for what this one wants."""
 
     @property
     def pause_s(self) -> float:

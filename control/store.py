@@ -184,7 +184,7 @@ class Store:
         return [Refused.of(attempt) for attempt in _undamaged(rows.decode_attempt, self._read(query))]
 
     def waiting(self, before: float) -> list[Waiting]:
-        """Return the jobs that wait for GPUs of this machine, oldest first; not those whose next try is after
+        """Return the jobs that wait for this machine, oldest first; not those whose next try is after
         `before`, in epoch seconds."""
         wanted = and_(jobs.c.ended.is_(None), jobs.c.goal == "run", jobs.c.state.in_(_WAITING_STATES))
         between = or_(attempts.c.state.is_(None), attempts.c.state.in_(("launching", "ended")))
@@ -196,8 +196,8 @@ class Store:
         )
         found = []
         for row in self._read(query):
-            target, needs = rows.wanted_gpus(row["offer"] if row["state"] == "launching" else row["offers"])
-            if target in QUEUES and needs:
+            target, needs = rows.wanted(row["offer"] if row["state"] == "launching" else row["offers"])
+            if target in QUEUES:
                 found.append(Waiting(row["id"], needs, rows.priority(row["policy"])))
         return found
 
