@@ -525,5 +525,5 @@ def test_two_supervisors_started_at_once(home: Path, tmp_path: Path) -> None:
             process.wait(END_S)
     assert (bench.job.refresh().state, (bench.folder / "journal").read_text()) == ("succeeded", "begin\n")
     gc = subprocess.run([CLOUDGPU, "gc", "--json"], capture_output=True, text=True, check=True, timeout=180)
-    assert not any(json.loads(line) for line in gc.stdout.splitlines())
+    assert json.loads(gc.stdout)["leftovers"] == []
     assert not presence.is_running()
