@@ -25,6 +25,8 @@ _FRESH_S = 0.2
 _PAUSE_S = (0.25, 30.0)
 """Between two looks of a waiting job: at least, and at most."""
 _PAUSE_PER_PLACE_S = 0.1
+_WANTED_S = 2.0
+"""The queue is taken to be empty if no job has asked for its place for this many seconds."""
 
 
 class Waiting(NamedTuple):
@@ -83,6 +85,11 @@ class Queue:
                 self._places = places([job for job in waiting if job.job_id not in self._skipped - {job_id}])
                 self._read = steady
             return self._places.get(job_id) or Place(1, {})
+
+    def is_waited_for(self) -> bool:
+        """Return whether jobs have asked for their places lately: what others hold is wanted as soon as it is free."""
+        with self._lock:
+            return bool(self._places) and self._clock.monotonic() - self._read < _WANTED_S
 
     def skip(self, job_id: str) -> None:
         """Let other jobs pass one whose steps fail, until its next step succeeds."""
