@@ -103,6 +103,7 @@ def status_json(job: Job) -> dict[str, Any]:
     return {
         **_json(seen),
         "queue_place": job.queue_place,
+        "priority": job.row.policy.priority,
         "nodes": [
             {
                 "node": node.node,
@@ -152,10 +153,10 @@ def _head(seen: JobView) -> str:
     state = style(job.state, STATE_TONES[job.state]) if job.state in STATE_TONES else job.state
     reason = f": {clean(job.reason)}" if job.reason else ""
     ended = f", ended {ago(job.ended, seen.now)}, lasted {duration(seen.lasted)}" if job.ended is not None else ""
-    then = job.next_try
+    then, place = job.next_try, job.queue_place
     facts = [
         *([] if then is None else [("next try", f"in {duration(then - seen.now)}, at {clock(then)}")]),
-        *([] if (place := job.queue_place) is None else [("queue", f"place {place}")]),
+        *([] if place is None else [("queue", f"place {place}, priority {job.row.policy.priority}")]),
         ("submitted", f"{ago(job.created, seen.now)}{ended}"),
         ("where", seen.job.offer.place),
         ("cost", money(seen.cost) + ("" if job.done else " so far")),

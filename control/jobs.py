@@ -99,8 +99,8 @@ class Job:
 
     @property
     def queue_place(self) -> int | None:
-        """Place in the queue for this machine's GPUs, from 1, among the jobs that want the same GPUs; None: the job is
-        not in the queue. Raises StoreError."""
+        """Place in the queue of this machine, from 1, among the jobs that want the same GPUs, or none; None: it is not
+        in the queue. Raises StoreError."""
         if self.row.state not in ("queued", "recovering"):
             return None
         place = places(self._store.waiting(time.time() + SOON_S)).get(self.id)

@@ -39,6 +39,8 @@ class Policy:
     """The machines of each attempt are a group of their own, which replaces lost ones (`recover: fleet`)."""
     job_dirs: dict[str, str] | None = None
     """Cloud -> URL of the job's folder there, where each has its own; None: JobRow.job_dir is that of all."""
+    priority: int = 0
+    """In the queue of a target: higher first; from 0 to 100."""
     accounts: dict[str, str] | None = None
     """Cloud -> the account its submitter's credentials belong to (provisioners/accounts.py), where that is known."""
 

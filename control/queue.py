@@ -1,7 +1,7 @@
-"""The order in which jobs that wait for this machine's GPUs get them: first in, first out.
+"""The order in which jobs that wait for this machine are started: by priority, then first in, first out.
 
 A job may start if, after all jobs ahead of it have been given what they wait for, enough is left: a large job is not
-overtaken by small ones that want the same GPUs, and jobs that want other GPUs do not wait for it.
+overtaken by small ones that want the same GPUs, and jobs that want other GPUs, or none, do not wait for it.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ _FRESH_S = 0.2
 _PAUSE_S = (0.25, 30.0)
 """Between two looks of a waiting job: at least, and at most."""
 _PAUSE_PER_PLACE_S = 0.1
+_WANTED_S = 2.0
+"""The queue is taken to be empty if no job has asked for its place for this many seconds."""
 
 
 class Waiting(NamedTuple):
@@ -32,16 +34,18 @@ class Waiting(NamedTuple):
 
     job_id: str
     needs: Mapping[str, int]
-    """Accelerator -> GPUs of all nodes together."""
+    """Accelerator -> GPUs of all nodes together; CPU -> nodes of a job without GPUs."""
+    priority: int = 0
+    """Higher first."""
 
 
 class Place(NamedTuple):
     """A job's place in the queue."""
 
     number: int
-    """From 1, among the jobs that wait for the same GPUs."""
+    """From 1, among the jobs that wait for the same."""
     ahead: Mapping[str, int]
-    """Accelerator -> GPUs that the jobs ahead wait for."""
+    """The same of the jobs ahead, as far as they wait for what this one wants."""
 
     @property
     def pause_s(self) -> float:
@@ -50,11 +54,11 @@ class Place(NamedTuple):
 
 
 def places(waiting: Sequence[Waiting]) -> dict[str, Place]:
-    """Return the place of each job; `waiting` is in the order of the queue."""
+    """Return the place of each job; `waiting` is in the order of submission."""
     found: dict[str, Place] = {}
     ahead: Counter[str] = Counter()
     jobs: Counter[str] = Counter()
-    for job in waiting:
+    for job in sorted(waiting, key=lambda job: -job.priority):
         number = 1 + max((jobs[name] for name in job.needs), default=0)
         found[job.job_id] = Place(number, {name: ahead[name] for name in job.needs})
         ahead.update(job.needs)
@@ -81,6 +85,11 @@ class Queue:
                 self._places = places([job for job in waiting if job.job_id not in self._skipped - {job_id}])
                 self._read = steady
             return self._places.get(job_id) or Place(1, {})
+
+    def is_waited_for(self) -> bool:
+        """Return whether jobs have asked for their places lately: what others hold is wanted as soon as it is free."""
+        with self._lock:
+            return bool(self._places) and self._clock.monotonic() - self._read < _WANTED_S
 
     def skip(self, job_id: str) -> None:
         """Let other jobs pass one whose steps fail, until its next step succeeds."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
 from typing import Any
 
+from ..jobspecs.plan import CPU
 from .errors import DamagedRowError
 from .model import Attempt, Event, JobRow, Policy
 
@@ -90,9 +91,9 @@ def target(offer: str | None) -> str:
         return ""
 
 
-def wanted_gpus(text: str) -> tuple[str, dict[str, int]]:
+def wanted(text: str) -> tuple[str, dict[str, int]]:
     """Return the cloud of an offer, or of the first of several, as the tables hold them, and accelerator -> GPUs of all
-    its nodes; ("", {}) if it cannot be read."""
+    its nodes, or CPU -> nodes if it has no GPU; ("", {}) if it cannot be read."""
     try:
         value = json.loads(text)
         offer = value[0] if isinstance(value, list) else value
@@ -100,9 +101,17 @@ def wanted_gpus(text: str) -> tuple[str, dict[str, int]]:
         for role in offer["roles"]:
             if name := role["accelerator"]:
                 needs[name] = needs.get(name, 0) + int(role["nodes"]) * int(role["count"])
-        return str(offer["cloud"]), needs
+        return str(offer["cloud"]), needs or {CPU: sum(int(role["nodes"]) for role in offer["roles"])}
     except _DAMAGE:
         return "", {}
+
+
+def priority(policy: str) -> int:
+    """Return the priority of a policy as the tables hold it; 0 if it has none, or cannot be read."""
+    try:
+        return int(json.loads(policy).get("priority", 0))
+    except _DAMAGE:
+        return 0
 
 
 def plain(text: str) -> str:

@@ -191,7 +191,7 @@ class Step(Healing, Moving):
         short = provisioner.shortage(wanted_nodes(attempt), turn.ahead)
         if not short:
             return None
-        if len(self._job.offers) > 1 or not self._is_queue(attempt):
+        if not self._waits_in_queue(attempt):
             return self._refused(attempt, ProvisionError("capacity", short), first=True)
         self._memory.pause_s = turn.pause_s
         if self._job.reason == short:
@@ -289,7 +289,7 @@ class Step(Healing, Moving):
         alone = len(self._job.offers) == 1
         if kind in ("throttled", "transient") and not self._has_waited(alone=alone):
             return self._wait(kind, reason, {}, at_least_s=error.retry_after or 0.0, counts=not error.is_unsent)
-        if kind == "capacity" and alone and self._is_queue(attempt):
+        if kind == "capacity" and self._waits_in_queue(attempt):
             return self._wait(kind, reason, {"launched": None}, "queue")  # nothing was got: this waiting costs nothing
         changes: dict[str, Any] = {"cause": kind, "scope": error.scope, "hints": list(error.hints)}
         if kind in _SHUT_OUT:
@@ -316,11 +316,18 @@ class Step(Healing, Moving):
     def _patience_ends(self) -> float:
         return patience_ends(self._job, self._tools.store.attempts(self._job.id))
 
-    def _is_queue(self, attempt: Attempt) -> bool:
-        """This machine is waited for within one attempt: its GPUs come free one by one, and it costs nothing to ask."""
+    def _waits_in_queue(self, attempt: Attempt) -> bool:
+        """Return whether this machine is waited for within one attempt: asking it costs nothing.
+
+        A job that needs GPUs and may run elsewhere does not wait here. One that needs none waits for cores: they come
+        free soon, and other machines may cost money.
+        """
         patience = self._job.policy.capacity_s
         over = patience is not None and self._now - attempt.created >= patience
-        return attempt.offer["cloud"] in QUEUES and not over and self._allocation(attempt) is None
+        if attempt.offer["cloud"] not in QUEUES or over or self._allocation(attempt) is not None:
+            return False
+        waits_for_cores = not any(node.accelerator for node in wanted_nodes(attempt))
+        return len(self._job.offers) == 1 or (waits_for_cores and isinstance(self._provisioner(attempt), Shared))
 
     # -- running
 

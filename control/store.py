@@ -184,21 +184,21 @@ class Store:
         return [Refused.of(attempt) for attempt in _undamaged(rows.decode_attempt, self._read(query))]
 
     def waiting(self, before: float) -> list[Waiting]:
-        """Return the jobs that wait for GPUs of this machine, in the order of the queue; not those whose next try is
-        after `before`, in epoch seconds."""
+        """Return the jobs that wait for this machine, oldest first; not those whose next try is after
+        `before`, in epoch seconds."""
         wanted = and_(jobs.c.ended.is_(None), jobs.c.goal == "run", jobs.c.state.in_(_WAITING_STATES))
         between = or_(attempts.c.state.is_(None), attempts.c.state.in_(("launching", "ended")))
         query = (
-            select(jobs.c.id, jobs.c.offers, attempts.c.state, attempts.c.offer)
+            select(jobs.c.id, jobs.c.offers, jobs.c.policy, attempts.c.state, attempts.c.offer)
             .outerjoin_from(jobs, attempts, _NEWEST)
             .where(wanted, between, jobs.c.not_before <= before)
             .order_by(jobs.c.created, jobs.c.id)
         )
         found = []
         for row in self._read(query):
-            target, needs = rows.wanted_gpus(row["offer"] if row["state"] == "launching" else row["offers"])
-            if target in QUEUES and needs:
-                found.append(Waiting(row["id"], needs))
+            target, needs = rows.wanted(row["offer"] if row["state"] == "launching" else row["offers"])
+            if target in QUEUES:
+                found.append(Waiting(row["id"], needs, rows.priority(row["policy"])))
         return found
 
     def events(self, job_id: str, after: int = 0) -> list[Event]:

@@ -240,6 +240,7 @@ def _row(
             reads=sorted({url for url in spec.inputs.values() if isinstance(url, str)}),
             reads_on=_reads(spec, urls),
             images=_images(spec),
+            priority=spec.priority,
             grouped=spec.recover == "fleet",
             job_dirs=urls if len(set(urls.values())) > 1 else None,
             accounts=_accounts(offers),

@@ -26,6 +26,7 @@ from .lanes import Lane, lane_of
 from .leases import LEASE_S, Leases, new_owner
 from .model import Attempt, JobRow
 from .patience import Patience
+from .queue import QUEUES
 from .steps import Step
 from .store import ActiveJob, LostRaceError, Store
 from .unsupervised import is_unsupervised, unsupervised_reason
@@ -49,6 +50,8 @@ _UNTRIED_S = 300.0
 meanwhile (a laptop was shut, or there was other trouble), and might have been of use."""
 _QUIET_S = {"local": (0.1, 2.0)}
 """By target, between two looks at a job while nothing changes: at first, and at most."""
+_QUIET_WANTED_S = 0.4
+"""Between two looks at a job of a target with a queue, at most, while others wait there: its end is to be seen soon."""
 _QUIET_CLOUD_S = (1.0, 3.0)
 """Likewise in a cloud, where each look is paid for, and a hundred jobs are looked at as often as one."""
 _ASK_S = 1.0
@@ -363,6 +366,8 @@ class Supervisor:
         if watched.memory.pause_s:
             return self._clock.monotonic() + watched.memory.pause_s
         first, most = _QUIET_S.get(watched.target, _QUIET_CLOUD_S)
+        if watched.target in QUEUES and self._tools.queue.is_waited_for():
+            most = _QUIET_WANTED_S
         watched.quiet_s = min(max(watched.quiet_s * 1.2, first), most)
         return self._clock.monotonic() + watched.quiet_s
 

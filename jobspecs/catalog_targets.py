@@ -30,6 +30,8 @@ class Target(NamedTuple):
     """Its machines take lost ones' places by themselves, whoever looks."""
     ended_outside: bool
     """A machine that hangs is terminated at the end of its lifetime by the provider, or by its owner."""
+    priority: bool
+    """Jobs wait in a queue that honours their priority."""
     groups: frozenset[str]
     """Markets in which the machines of a job can be a group of its own, which replaces lost ones (`recover: fleet`)."""
     launchers: frozenset[str]
@@ -48,6 +50,7 @@ def targets() -> dict[str, Target]:
         "replaces_nodes",
         "heals",
         "ended_outside",
+        "priority",
     )
     found = {}
     words = ("markets", "groups", "launchers")

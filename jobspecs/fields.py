@@ -50,6 +50,7 @@ RECOVERS: tuple[RecoverName, ...] = get_args(RecoverName)
 ON_DAMAGE: tuple[OnDamageName, ...] = get_args(OnDamageName)
 MAX_NODES = 1_000
 MAX_RETRIES = 10_000
+MAX_PRIORITY = 100
 JOB_DIR_SCHEMES = ("file", "s3", "gs", "az")
 
 _MAX_LIST = 64
@@ -297,6 +298,7 @@ NodeCount = Annotated[int, *whole(1, MAX_NODES)]
 ElasticNodes = Annotated[NodeRange, *node_range(MAX_NODES)]
 KeepCount = Annotated[int, *whole(1, 1_000)]
 RetryCount = Annotated[int, *whole(0, MAX_RETRIES)]
+Priority = Annotated[int, *whole(0, MAX_PRIORITY)]
 Cloud = Annotated[CloudName, _choice(CLOUDS)]
 RoleKey = Annotated[RoleName, _choice(ROLES)]
 Launcher = Annotated[LauncherName, _choice(LAUNCHERS)]

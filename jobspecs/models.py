@@ -227,6 +227,9 @@ class JobSpec(_Model):
     checkpoint: CheckpointPolicy = Field(
         default=CheckpointPolicy.model_construct(), description="When to save, and what to keep"
     )
+    priority: fields.Priority = Field(
+        default=0, description="Among the jobs that wait in the target's queue: higher ones start first"
+    )
     recover: fields.Recover = Field(
         default="supervisor",
         description="Who replaces lost machines: the supervisor on this computer; fleet: a group of the job's own, in "

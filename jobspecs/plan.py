@@ -10,6 +10,9 @@ from typing import Any, NamedTuple
 
 from .diagnostics import Loc
 
+CPU = "cpu"
+"""Stands among accelerators for the nodes of jobs without GPUs, where what jobs want is counted."""
+
 
 @dataclass(frozen=True, slots=True)
 class RoleOffer:

@@ -121,6 +121,16 @@ def own_group(spec: JobSpec, target: Target) -> Verdict | None:
     return None
 
 
+def priority(spec: JobSpec, target: Target) -> Verdict | None:
+    """Column priority: jobs wait in a queue that honours their priority; 0 is what every job has."""
+    if target.priority or spec.priority == 0:
+        return None
+    return Verdict(
+        f"{target.name} has no queue that honours priority: {spec.priority}",
+        "leave out `priority:`" + _others("priority"),
+    )
+
+
 def launcher(spec: JobSpec, target: Target) -> Verdict | None:
     """Column launchers: who starts the program's processes; `auto` chooses among those."""
     if spec.launcher == "auto" or spec.launcher in target.launchers:
@@ -176,6 +186,7 @@ TARGET_RULES = (
     TargetRule("container-image", container_image, ("image",)),
     TargetRule("gpu-idle-limit", idle_gpus, ("limits", "gpu_idle")),
     TargetRule("own-group", own_group, ("recover",)),
+    TargetRule("priority", priority, ("priority",)),
     TargetRule("launcher", launcher, ("launcher",)),
     TargetRule("parts-of-gpus", parts_of_gpus, ("resources", "accelerator")),
     TargetRule("zone-choice", zone, ("resources", "zone")),

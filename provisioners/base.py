@@ -273,7 +273,8 @@ class Shared(Protocol):
     def shortage(self, nodes: Sequence[NodeRequest], ahead: Mapping[str, int]) -> str:
         """Return why launch() could not start the nodes now; "": nothing is short. Costs little, and changes nothing.
 
-        `ahead`: accelerator -> GPUs that are kept for other jobs. Raises ProvisionError.
+        `ahead`: accelerator -> GPUs that are kept for other jobs; CPU -> nodes of others without GPUs. Raises
+        ProvisionError.
         """
 
 

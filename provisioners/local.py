@@ -3,9 +3,10 @@
     <home>/local/<token>/allocation.json      what was launched, for whom
     <home>/local/<token>/<node>/              the machine: lock, started, agent.log, code/, state/
     <home>/local/<token>/ending, ended        terminate() has begun, is done: launch() starts nothing here any more
-    <home>/local/guards/<token>, gpus/        locks
+    <home>/local/guards/<token>, gpus/, slots/    locks
 
-What is true is what the kernel says: an agent holds its machine's lock and its GPUs' locks for as long as it lives.
+What is true is what the kernel says: an agent holds the locks of its machine, its GPUs and its job's slots for as long
+as it lives.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ from decimal import Decimal, InvalidOperation
 from pathlib import Path
 
 from ..jobspecs.home import home, private
-from ..jobspecs.plan import LocalMachine, Offer
+from ..jobspecs.plan import CPU, LocalMachine, Offer
 from .base import Allocation, LaunchRequest, NodeRequest, NodeState, Owner, ProvisionError
 from .local_gpus import find_gpus, hold, shortage
 from .local_machine import Machine, guard, kill_marked, marked, reap_agents
+from .local_slots import cores, hold_slots, slot_shortage, slots_of
 
 TARGET = "local"
 PRICE_VARIABLE = "CLOUDGPU_LOCAL_PRICE"
@@ -46,7 +48,10 @@ class LocalProvisioner:
         self._agent_options = agent_options
 
     def launch(self, request: LaunchRequest) -> Allocation:
-        """Start an agent per node, all or none as far as GPUs go. Idempotent; an ended machine is not started again."""
+        """Start an agent per node, all or none as far as GPUs and slots go. Idempotent.
+
+        An ended machine is not started again.
+        """
         allocation = Allocation(
             TARGET,
             request.job_id,
@@ -63,10 +68,14 @@ class LocalProvisioner:
                 stack.callback(_forget_unborn, folder)
                 waiting = self._to_start(request, stack)
                 gpus = stack.enter_context(hold([node for node, *_ in waiting], request.nodes, self._root / "gpus"))
+                # Of a launch that was begun before, or that replaces lost nodes, other agents hold the slots.
+                count = slots_of(request.nodes) if len(waiting) == len(request.nodes) else 0
+                slots = stack.enter_context(hold_slots(count, self._root / "slots"))
                 _write(folder / "allocation.json", {"owner": request.owner.name, "allocation": allocation.to_json()})
                 for node, machine, lock in waiting:
                     held = gpus[node.node]
-                    machine.start(request, node.node, held.uuids, [lock, *held.descriptors], self._agent_options)
+                    inherited = [lock, *held.descriptors, *slots]
+                    machine.start(request, node.node, held.uuids, inherited, self._agent_options)
         return allocation
 
     def observe(self, allocation: Allocation) -> list[NodeState]:
@@ -100,9 +109,9 @@ class LocalProvisioner:
             raise _undying(left)
 
     def shortage(self, nodes: Sequence[NodeRequest], ahead: Mapping[str, int]) -> str:
-        """Return which GPUs the nodes lack, after those that jobs ahead wait for; "": none."""
-        with _told("look at the GPUs"):
-            return shortage(nodes, ahead)
+        """Return which GPUs or slots the nodes lack, after those that jobs ahead wait for; "": none."""
+        with _told("look at the GPUs and slots"):
+            return shortage(nodes, ahead) or slot_shortage(nodes, ahead.get(CPU, 0), self._root / "slots")
 
     def find(self, owner: Owner) -> list[Allocation]:
         """Launches that have not been terminated, from the folders; a damaged one is told by its processes only."""
@@ -178,7 +187,7 @@ def _undying(processes: Sequence[int]) -> ProvisionError:
 def inspect_machine() -> LocalMachine:
     """What this machine has: CPUs this process may use, memory, GPUs, and what an hour of it costs."""
     return LocalMachine(
-        cpus=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        cpus=cores(),
         memory_gb=round(_memory_bytes() / 1e9, 1),
         gpus=find_gpus(),
         price=_price(),

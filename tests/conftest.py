@@ -18,6 +18,8 @@ from cloudgpu.tests.standins.turns import turn
 # Users do not have these set: the one hides what is never flushed, with the other each process compiles all it imports.
 for name in ("PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE"):
     os.environ.pop(name, None)
+# Tests run several jobs at once on this machine, which may have few cores. Supervisors inherit it.
+os.environ["CLOUDGPU_LOCAL_SLOTS"] = "64"
 # GNU readline, which pytest imports, sets these for child processes: there is no terminal.
 for name in ("COLUMNS", "LINES"):
     os.environ.pop(name, None)

@@ -83,7 +83,7 @@ def _obstacles(spec: JobSpec, cluster: Cluster) -> Iterator[tuple[str, str]]:
             yield f"{name} needs {role.machine_type}, the cluster's machines are {fleet.machine_type}", "leave it out"
     if spec.image is not None or any(role.image for role in roles.values()):
         yield "a cluster's machines run programs in their own image only", "leave out image"
-    for rule in (rules_targets.idle_gpus, rules_targets.launcher):
+    for rule in (rules_targets.idle_gpus, rules_targets.priority, rules_targets.launcher):
         verdict = rule(spec, catalog.targets()[TARGET])
         if verdict is not None:
             yield verdict.message, verdict.allowed

@@ -141,8 +141,9 @@ def test_a_failure_is_reported_once_and_not_run_again_in_vain(cloudgpu: Shell, t
 def test_look_at_jobs(cloudgpu: Shell, tmp_path: Path) -> None:
     assert "no jobs" in cloudgpu("status").stdout
     assert "no jobs" in cloudgpu("cost").stdout
-    job = cloudgpu("submit", job_file(tmp_path, "exit 0"), "--detach").stdout.strip()
+    job = cloudgpu("submit", job_file(tmp_path, "exit 0", priority=7), "--detach").stdout.strip()
     assert cloudgpu("wait", job).stdout.startswith(f"{job} succeeded")
+    assert json.loads(cloudgpu("status", job, "--json").stdout)["priority"] == 7
     listed = cloudgpu("status").stdout
     assert job in listed
     assert "succeeded" in listed

@@ -393,6 +393,41 @@ def test_a_gpu_is_handed_out_once_and_freed_by_death(world: World, gpus: tuple[L
     world.target.terminate(again)
 
 
+def test_cores_are_freed_by_the_death_of_all_agents_of_a_job(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CLOUDGPU_LOCAL_SLOTS", "2")
+    request = world.request("sleep 300", nodes=3)
+    allocation = world.target.launch(request)
+    until(lambda: len(world.agents()) == 3)
+    other = World(world.folder / "other")
+    other.target, other.root = world.target, world.root
+    short = "needs 1 of this machine's 2 slots for jobs without GPUs, 0 are free"
+    asked = other.request("sleep 300")
+    assert world.target.shortage(asked.nodes, {}) == short
+    with pytest.raises(ProvisionError, match=short) as caught:
+        world.target.launch(asked)
+    assert caught.value.error_class == "capacity"
+    assert world.target.launch(request) == allocation, "needs none: its machines run"
+    first, second, last = world.agents()
+    for agent in (first, second):
+        os.kill(agent, signal.SIGKILL)
+    until(lambda: world.phases(allocation).count("gone") == 2)
+    lost = {state.node for state in world.target.observe(allocation) if state.phase == "gone"}
+    nodes = tuple(
+        dataclasses.replace(one, node=one.node.replace(".1", ".2")) if one.node in lost else one
+        for one in request.nodes
+    )
+    replaced = world.target.launch(dataclasses.replace(request, nodes=nodes))
+    assert world.phases(replaced) == ["running"] * 3, "the job has its slots"
+    assert world.target.shortage(asked.nodes, {}) == short
+    os.kill(last, signal.SIGKILL)
+    world.target.terminate(replaced)
+    assert world.target.shortage(asked.nodes, {}) == ""
+    assert world.target.shortage(asked.nodes, {"cpu": 2}) != ""
+    again = world.target.launch(asked)
+    assert world.phases(again) == ["running"]
+    world.target.terminate(again)
+
+
 def test_two_state_directories_never_get_the_same_gpu(world: World, gpus: tuple[LocalGpu, ...]) -> None:
     name = accelerator_of(gpus[0])
     mine = [gpu.uuid for gpu in gpus if accelerator_of(gpu) == name]

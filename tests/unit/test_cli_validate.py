@@ -63,6 +63,7 @@ def test_the_worst_file_decides(good: str, bad: str, tmp_path: Path, capsys: pyt
         ("{cloud: azure, accelerator: 'GB200:4'}\nrun: x\n", "2:27: error: azure GB200:4: the tables name no region"),
         ("{cloud: local, disk: 200GB}\nrun: x\n", "2:27: error: local job: local is one given machine"),
         ("{cloud: gcp}\nrun: x\nroles: {chief: {accelerator: 'L4:3'}}\n", "4:17: error: gcp L4:3: no machine"),
+        ("{cloud: gcp}\nrun: x\npriority: 7\n", "4:1: error: gcp job: gcp has no queue that honours priority: 7"),
         ("{cloud: local}\nrun: x\nrecover: fleet\n", "4:1: error: local job: local has no groups"),
         (
             "{cloud: aws, accelerator: L4}\nrun: x\nimage: docker.io/x\n",

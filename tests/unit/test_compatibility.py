@@ -238,6 +238,10 @@ def refused(target: str, **fields: Any) -> set[str]:
         ),
         ("own-group", "aws", {"recover": "fleet", "resources": {"accelerator": "L4", "nodes": "2..4"}}),
         ("own-group", "azure", {"recover": "fleet", "roles": {"chief": {"accelerator": "T4"}, "worker": {}}}),
+        ("priority", "aws", {"priority": 1}),
+        ("priority", "gcp", {"priority": 100}),
+        ("priority", "vertex", {"priority": 1, "resources": {"accelerator": "L4"}}),
+        ("priority", "azure", {"priority": 1}),
         ("given-machine", "local", {"resources": {"region": "us-central1"}}),
         ("given-machine", "local", {"resources": {"machine_type": "n1-standard-4"}}),
         ("given-machine", "local", {"resources": {"disk": "200GB"}}),
@@ -246,6 +250,12 @@ def refused(target: str, **fields: Any) -> set[str]:
 )
 def test_a_field_the_target_cannot_honour_is_refused(rule: str, target: str, fields: dict[str, Any]) -> None:
     assert rule in refused(target, **fields)
+
+
+@pytest.mark.parametrize("target", [*catalog.targets()])
+def test_who_honours_priority(target: str) -> None:
+    assert refused(target, priority=0) == refused(target) == set()
+    assert refused(target, priority=50) == (set() if target == "local" else {"priority"})
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,7 @@ HEAD = "name: job\nrun: python train.py\ncode: null\n"
             "there is no key `1` here",
             (
                 "known here: name, resources, roles, image, code, inputs, outputs, setup, run, args, env, launcher, "
-                "job_dir, checkpoint, recover, retry, limits"
+                "job_dir, checkpoint, priority, recover, retry, limits"
             ),
         ),
         # values out of their domain
@@ -146,6 +146,10 @@ HEAD = "name: job\nrun: python train.py\ncode: null\n"
             "expected a whole number from 1 to 1000, not `123456789012345678901234567890`",
             "",
         ),
+        ("priority: 101", "4:11 bad-value", "expected a whole number from 0 to 100, not `101`", ""),
+        ("priority: -1", "4:11 bad-value", "expected a whole number from 0 to 100, not `-1`", ""),
+        ("priority: 0.5", "4:11 bad-value", "expected a whole number from 0 to 100, not `0.5`", ""),
+        ("priority: high", "4:11 bad-value", "expected a whole number from 0 to 100, not `high`", ""),
         ("resources: {nodes: }", "4:20 bad-value", "expected a whole number from 1 to 1000, not nothing", ""),
         (
             "resources: {disk: 100}",

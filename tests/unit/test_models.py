@@ -75,6 +75,7 @@ FULL: dict[str, Any] = {
     "env": {"LR": "0.01", "EMPTY": ""},
     "job_dir": "gs://bucket/jobs",
     "checkpoint": {"every": "1h30m", "keep": "5"},
+    "priority": "50",
     "retry": {"preemption": "7", "failure": "0"},
     "limits": {"duration": "12h", "cost": "50.25 USD", "price": "5 USD/h", "gpu_idle": "1h"},
 }

@@ -412,6 +412,16 @@ def test_the_day_decides() -> None:
     assert not plan(spec, machine=None, today=datetime.date(2027, 8, 1)).offers
 
 
+def test_clouds_without_a_queue_are_refused_a_priority_and_the_others_offered() -> None:
+    wanted = {"cloud": ["gcp", "local", "aws"], "accelerator": "L4"}
+    machine = LocalMachine(8, 32.0, gpus=(L4,))
+    found = planned(wanted, machine, priority=3)[1]
+    assert {offer.cloud for offer in found.offers} == {"local"}
+    assert [(refusal.rule, refusal.cloud) for refusal in found.refusals] == [("priority", "gcp"), ("priority", "aws")]
+    found = planned(wanted, machine, priority=0)[1]
+    assert {offer.cloud for offer in found.offers} == {"gcp", "local", "aws"}
+
+
 def test_a_cloud_there_is_not() -> None:
     with pytest.raises(ValueError, match="no such cloud: mars; expected some of local, aws"):
         plan(job(), machine=None, today=TODAY, clouds=["gcp", "mars"])
