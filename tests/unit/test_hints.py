@@ -25,7 +25,6 @@ QUOTES = 'put quotes around a text that contains ": "'
         # their names
         ("resources: {accelerator: NVIDIA_TESLA_L4}", "4:26", "did you mean L4?"),
         ("resources: {accelerator: NVIDIA_TESLA_H100}", "4:26", "did you mean H100-80GB or H100-NVL-94GB?"),
-        ("resources: {accelerator: H100-PCIE}", "4:26", "did you mean H100-80GB or H100-NVL-94GB?"),
         ("resources: {accelerator: A100-SXM}", "4:26", "did you mean A100-40GB or A100-80GB?"),
         (
             "resources: {accelerator: А100}",
