@@ -54,7 +54,7 @@ TRAINING_INPUT: Fields = {
 SCHEDULING: Fields = {
     "maxRunningTime": None,
     "maxWaitTime": Lost("cloudgpu tries every offer of the plan instead of waiting in a queue"),
-    "priority": Lost("there is no queue in which a priority would count"),
+    "priority": Lost("Compute Engine and Vertex AI have no queue that honours a priority"),
 }
 REPLICA_CONFIG: Fields = {
     **dict.fromkeys(("acceleratorConfig", "imageUri", "containerCommand", "containerArgs", "diskConfig")),
