@@ -29,13 +29,15 @@ from obstore.exceptions import (
 )
 from obstore.store import AzureStore, LocalStore
 
-from . import azure_blob, azure_deletions, gcs, local_listing, s3
+from . import azure_blob, gcs, local_listing, s3
 from .access import CredentialsError, code_of, is_lost
 from .buckets import Bucket, Kind, folder_of
 
 if TYPE_CHECKING:
     from obstore import GetOptions, ObjectMeta
     from obstore.store import ObjectStore
+
+    from . import azure_deletions
 
 log = logging.getLogger("cloudgpu.job_dir")
 
@@ -398,7 +400,11 @@ class JobDir:
             try:
                 obstore.delete(store, self._at(key))
             except BaseError as error:
-                if not isinstance(store, AzureStore) or not azure_deletions.is_batch_refused(str(error)):
+                if not isinstance(store, AzureStore):
+                    raise
+                from . import azure_deletions  # loads http
+
+                if not azure_deletions.is_batch_refused(str(error)):
                     raise
                 deletions = azure_deletions.Deletions(self.url, store)
                 deletions.delete(self._at(key))
