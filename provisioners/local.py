@@ -68,7 +68,7 @@ class LocalProvisioner:
                 stack.callback(_forget_unborn, folder)
                 waiting = self._to_start(request, stack)
                 gpus = stack.enter_context(hold([node for node, *_ in waiting], request.nodes, self._root / "gpus"))
-                # Of a launch that was begun before, or that replaces lost nodes, other agents hold the slots.
+                # Other agents hold the slots of a launch that continues, or that replaces lost nodes.
                 count = slots_of(request.nodes) if len(waiting) == len(request.nodes) else 0
                 slots = stack.enter_context(hold_slots(count, self._root / "slots"))
                 _write(folder / "allocation.json", {"owner": request.owner.name, "allocation": allocation.to_json()})

@@ -149,7 +149,7 @@ def _quiet_rows(made: Counter[str], used: Usage, how: str) -> list[Row]:
 
 @dataclass
 class Usage:
-    """What the supervisor has used in a while."""
+    """CPU time and requests of the supervisor over an interval."""
 
     seconds: float = 0.0
     cores: float = 0.0

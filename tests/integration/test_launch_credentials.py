@@ -70,7 +70,7 @@ class Cloud:
     looks: tuple[str, ...]
     """Ends of actions that make nothing."""
     prepare: Callable[[], object] = lambda: None
-    """Makes what is there before a launch."""
+    """Create the resources that exist before a launch."""
 
     def calls(self) -> list[Call]:
         return self.control.calls()

@@ -16,7 +16,7 @@ class NvmlError(Exception):
 
 
 class NotSupportedError(NvmlError):
-    """As pynvml.NVMLError_NotSupported."""
+    """Stand-in for pynvml.NVMLError_NotSupported."""
 
 
 def install_driver(

@@ -1,4 +1,4 @@
-"""What comes of a job whose bucket fails while it is submitted, and while the supervisor launches it."""
+"""Test jobs whose bucket fails while they are submitted, and while the supervisor launches them."""
 
 from __future__ import annotations
 

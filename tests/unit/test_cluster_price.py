@@ -1,4 +1,4 @@
-"""What `cluster up` counts for machines whose Spot price is unknown."""
+"""Test the price that `cluster up` uses for machines whose Spot price is unknown."""
 
 from __future__ import annotations
 
