@@ -1,4 +1,4 @@
-"""What the program says of itself to the agent: steps done, saved and restored, and where the time went."""
+"""Progress that the program reports to its agent: steps done, saved and restored, and where the time went."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ProgressFile:
 
     path: str | None
     schedule: Schedule | None = None
-    """What it has measured is told too."""
+    """Its measurements are reported too."""
     restored_step: int | None = None
     step: int = 0
     saved_step: int | None = None
@@ -39,7 +39,7 @@ class ProgressFile:
         return cls(os.environ.get("CLOUDGPU_PROGRESS") if local_rank == 0 else None, schedule)
 
     def staged(self) -> None:
-        """The state as of now is copied: if it becomes `saved_step`, what was trained up to now is safe."""
+        """Note that the state of now is copied: if it becomes `saved_step`, training up to now is safe."""
         self._staged[self.step] = self.step_seconds
 
     def write(self, *, force: bool = False) -> None:
@@ -47,17 +47,17 @@ class ProgressFile:
         if self.path is None or not (force or now - self._written >= WRITE_INTERVAL):
             return
         self._written = now
-        new = Path(f"{self.path}.new")
+        new = Path(f"{self.path}.{os.getpid()}")  # a job may run two trainings at once
         try:
             new.write_bytes(self.record().to_bytes())
             new.replace(self.path)
         except OSError as error:
             if not self._warned:
-                logger().warning(f"the agent cannot be told of progress: {self.path}: {error.strerror}")
+                logger().warning(f"progress cannot be reported to the agent: {self.path}: {error.strerror}")
             self._warned = True
 
     def record(self) -> Progress:
-        told = Progress(
+        progress = Progress(
             restored_step=self.restored_step,
             step=self.step,
             saved_step=self.saved_step,
@@ -67,8 +67,8 @@ class ProgressFile:
             saved_seconds=self._saved_seconds(),
         )
         if self.schedule is None:
-            return told
-        return dataclasses.replace(told, **self.schedule.measured())
+            return progress
+        return dataclasses.replace(progress, **self.schedule.measured())
 
     def _saved_seconds(self) -> float | None:
         if self.saved_step is None:

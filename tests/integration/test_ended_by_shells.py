@@ -29,7 +29,9 @@ if how == "evaluates":
 def train():
     for step in ckpt.steps(steps):
         if step == 2:
-            print(f"trains in {os.path.basename(folder)} as {os.getpid()}", flush=True)
+            # One write: unbuffered, print() writes the end of the line apart, and another training may come between.
+            sys.stdout.write(f"trains in {os.path.basename(folder)} as {os.getpid()}\\n")
+            sys.stdout.flush()
         if step > 2 and os.environ["CLOUDGPU_ATTEMPT"] == "1":
             time.sleep(0.02)
         if how == "breaks" and step == 4:

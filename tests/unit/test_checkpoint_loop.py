@@ -479,7 +479,7 @@ def test_progress_that_cannot_be_told_is_no_reason_to_stop(
 ) -> None:
     monkeypatch.setenv("CLOUDGPU_PROGRESS", "/dev/null/progress.json")
     assert train(7)[0].step == 7
-    assert caplog.text.count("the agent cannot be told of progress") == 1
+    assert caplog.text.count("progress cannot be reported to the agent") == 1
 
 
 def test_within_a_job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
