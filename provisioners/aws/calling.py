@@ -9,9 +9,10 @@ bucket of its own). IAM publishes none; its calls are of the account, and kept t
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -24,7 +25,10 @@ PATIENCE_S = 30.0
 """A call is repeated for this many seconds; one that hangs until its timeout is sent once more."""
 IN_PLACE_S = 5.0
 """Longest wait in seconds for a turn within a call; for a later one ProvisionError is raised with `retry_after`."""
+_LAUNCH = "launch"
+"""Stands for an action of EC2: a whole launch, at the rate of its slowest call."""
 _RATES: tuple[tuple[str, str, Rate], ...] = (
+    ("ec2", _LAUNCH, Rate(2, 4)),
     ("ec2", "RunInstances", Rate(2, 4)),
     ("ec2", "TerminateInstances", Rate(5, 100)),
     ("ec2", "Describe*", Rate(20, 100)),
@@ -36,6 +40,8 @@ _RATES: tuple[tuple[str, str, Rate], ...] = (
 """Service, action, rate: the first that fits. Others are sent as they come. EC2 takes 5 RunInstances at once: one token
 is left over, as calls do not arrive as evenly as they are sent."""
 _GLOBAL = frozenset({"iam"})
+_IN_LINE = "InLine"
+"""Code of the error of a call whose turn is far off."""
 _SERVER_ERROR = 500
 
 
@@ -46,6 +52,31 @@ class Calling:
         self._clock = clock
         self._lock = threading.Lock()
         self._buckets: dict[tuple[str, str, str], Bucket] = {}
+        self._begun: set[tuple[str, str]] = set()
+        """Region and token of the launches that have had their turn and are not complete."""
+
+    @contextlib.contextmanager
+    def launch_turn(self, region: str, token: str) -> Iterator[None]:
+        """Wait for the turn of a launch before it makes anything. Raises ProvisionError if it is far off.
+
+        Launches that stopped at RunInstances instead would have made security groups and roles hundreds of seconds too
+        early, and come back for their turn behind others that do the same. A launch keeps its turn while single calls
+        of it are in line.
+        """
+        launch = region, token
+        bucket = self._bucket("ec2", region, _LAUNCH)
+        if bucket is not None and launch not in self._begun:
+            self._await_turn(bucket, token, "RunInstances", region)
+        self._begun.add(launch)
+        is_in_line = False
+        try:
+            yield
+        except ProvisionError as error:
+            is_in_line = error.code == _IN_LINE
+            raise
+        finally:
+            if not is_in_line:
+                self._begun.discard(launch)
 
     def through(self, client: Any, service: str, region: str) -> None:  # noqa: ANN401 - a client of any service
         """Send all calls of a client through here."""
@@ -91,7 +122,7 @@ class Calling:
                     f"{bucket.waiting} wait, and the turn of this one comes in {wait:.0f} s"
                 )
                 raise ProvisionError(
-                    "throttled", message, scope="region", code="InLine", retry_after=wait, is_unsent=True
+                    "throttled", message, scope="region", code=_IN_LINE, retry_after=wait, is_unsent=True
                 )
             pause(self._clock, wait)
 

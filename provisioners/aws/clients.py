@@ -10,6 +10,7 @@ import contextlib
 import importlib.util
 import os
 import threading
+from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -58,6 +59,10 @@ class Clients:
     def ec2(self, region: str) -> EC2Client:
         """All of its calls are idempotent, but RunInstances: see launcher()."""
         return cast("EC2Client", self._client("ec2", region))
+
+    def launch_turn(self, region: str, token: str) -> AbstractContextManager[None]:
+        """Wait for the turn of a launch. Raises ProvisionError: see Calling.launch_turn."""
+        return self._calling.launch_turn(region, token)
 
     def launcher(self, region: str) -> EC2Client:
         """For RunInstances only, with a client token: an answer may take a minute."""

@@ -74,6 +74,10 @@ class Launch:
         After a final refusal nothing of this call is left; what was there before it stays. After any other error
         everything stays: the next launch() with this token finds it, as does terminate().
         """
+        with self.clients.launch_turn(self.request.region, self.request.token):
+            self._run()
+
+    def _run(self) -> None:
         self._find()
         missing = [node for node in self.request.nodes if node.node not in self.machines]
         if not missing:

@@ -53,19 +53,46 @@ def test_launches_at_once_are_not_refused_by_amazons_buckets(aws: Aws) -> None:
     assert len(calls) <= 24, "calls may be late, and meet the next ones; unpaced, four of five are refused"
 
 
-def test_a_launch_whose_turn_is_far_off_is_told_when_to_come_back(aws: Aws) -> None:
-    provisioner = AwsProvisioner(session(), FastClock())
-    calling = provisioner._clients._calling
-    bucket = calling._bucket("ec2", "us-east-1", "RunInstances")
+def fill(provisioner: AwsProvisioner, action: str) -> None:
+    """Put 300 others in line for an action."""
+    bucket = provisioner._clients._calling._bucket("ec2", "us-east-1", action)
     assert bucket is not None
     for number in range(300):
         bucket.take(f"another {number}")
+
+
+def refusal(provisioner: AwsProvisioner) -> ProvisionError:
     with pytest.raises(ProvisionError) as caught:
         provisioner.launch(REQUEST)
-    assert (caught.value.error_class, caught.value.scope) == ("throttled", "region")
-    assert caught.value.retry_after is not None and 60 < caught.value.retry_after < 200
-    assert "2 RunInstances calls a second in us-east-1" in str(caught.value)
+    return caught.value
+
+
+def test_a_launch_whose_turn_is_far_off_makes_nothing_until_then(aws: Aws) -> None:
+    clock = FastClock()
+    provisioner = AwsProvisioner(session(), clock)
+    fill(provisioner, "launch")
+    error = refusal(provisioner)
+    assert (error.error_class, error.scope, error.is_unsent) == ("throttled", "region", True)
+    assert error.retry_after is not None and 60 < error.retry_after < 200
+    assert "2 RunInstances calls a second in us-east-1" in str(error)
+    assert not error.may_have_created
+    assert not [call for call in aws.control.calls() if call.service == "ec2" and call.action != "DescribeRegions"]
+    clock.sleep(error.retry_after)
+    assert provisioner.launch(REQUEST).machines
+
+
+def test_a_launch_that_has_begun_keeps_its_turn(aws: Aws) -> None:
+    clock = FastClock()
+    provisioner = AwsProvisioner(session(), clock)
+    fill(provisioner, "RunInstances")
+    first = refusal(provisioner)
+    assert first.retry_after is not None and 60 < first.retry_after < 200
     assert not aws.control.calls("RunInstances")
+    fill(provisioner, "launch")
+    clock.sleep(first.retry_after)
+    assert provisioner.launch(REQUEST).machines
+    assert len(aws.control.calls("CreateSecurityGroup")) == 1
+    assert provisioner._clients._calling._begun == set()
 
 
 @pytest.mark.parametrize("action", ["RunInstances", "CreateRole", "DescribeSubnets", "TerminateInstances"])

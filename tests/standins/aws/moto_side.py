@@ -50,6 +50,7 @@ def application() -> Callable[..., Any]:
     settings.ENABLE_AMI_VALIDATION = True
     _groups_only_keep_their_size()
     _copies_share_their_content()
+    _lookups_do_not_scan()
     return DomainDispatcherApplication(create_backend_app)
 
 
@@ -81,6 +82,25 @@ def _copies_share_their_content() -> None:
             one.dispose = lambda garbage=False: None  # type: ignore[method-assign]
 
     S3Backend.copy_object = copy_object  # type: ignore[assignment,method-assign]
+
+
+def _lookups_do_not_scan() -> None:
+    """moto reads all tags of the region for those of one resource, and a folder for the names of its services."""
+    from moto import backends
+    from moto.ec2.models.core import TaggedEC2Resource
+    from moto.ec2.utils import EC2_PREFIX_TO_RESOURCE, get_prefix
+
+    def get_tags(resource: Any) -> list[dict[str, str]]:
+        identity = resource.id
+        tags = resource.ec2_backend.tags.get(identity) if identity else None
+        if not tags:
+            return []
+        kind = EC2_PREFIX_TO_RESOURCE.get(get_prefix(identity), "")
+        return [{"resource_id": identity, "key": key, "value": tags[key], "resource_type": kind} for key in tags]
+
+    TaggedEC2Resource.get_tags = get_tags  # type: ignore[method-assign]
+    services = frozenset(backends.list_of_moto_modules())
+    backends.list_of_moto_modules = lambda: services
 
 
 def reset() -> None:
