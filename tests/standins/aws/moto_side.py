@@ -98,7 +98,7 @@ def _lookups_do_not_scan() -> None:
         kind = EC2_PREFIX_TO_RESOURCE.get(get_prefix(identity), "")
         return [{"resource_id": identity, "key": key, "value": tags[key], "resource_type": kind} for key in tags]
 
-    TaggedEC2Resource.get_tags = get_tags  # type: ignore[method-assign]
+    TaggedEC2Resource.get_tags = get_tags  # type: ignore[assignment,method-assign]
     services = frozenset(backends.list_of_moto_modules())
     backends.list_of_moto_modules = lambda: services
 
