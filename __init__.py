@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .control.jobs import Job, get_job, list_jobs, submit
     from .jobspecs.diagnostics import SpecError
-    from .jobspecs.loader import LoadedSpec
-    from .jobspecs.loader import load_file as load
+    from .jobspecs.loading.loader import LoadedSpec
+    from .jobspecs.loading.loader import load_file as load
     from .jobspecs.models import JobSpec
     from .jobspecs.plan import Offer, Plan, Refusal
-    from .jobspecs.planner import plan
-    from .provisioners.local import inspect_machine
+    from .jobspecs.planner.planner import plan
+    from .provisioners.local.provisioner import inspect_machine
     from .runtime.checkpoint.checkpointer import Checkpointer
 
 __version__ = "0.1.0"
@@ -49,16 +49,16 @@ _HOMES = {
     "Checkpointer": (".runtime.checkpoint.checkpointer", "Checkpointer"),
     "Job": (".control.jobs", "Job"),
     "JobSpec": (".jobspecs.models", "JobSpec"),
-    "LoadedSpec": (".jobspecs.loader", "LoadedSpec"),
+    "LoadedSpec": (".jobspecs.loading.loader", "LoadedSpec"),
     "Offer": (".jobspecs.plan", "Offer"),
     "Plan": (".jobspecs.plan", "Plan"),
     "Refusal": (".jobspecs.plan", "Refusal"),
     "SpecError": (".jobspecs.diagnostics", "SpecError"),
     "get_job": (".control.jobs", "get_job"),
-    "inspect_machine": (".provisioners.local", "inspect_machine"),
+    "inspect_machine": (".provisioners.local.provisioner", "inspect_machine"),
     "list_jobs": (".control.jobs", "list_jobs"),
-    "load": (".jobspecs.loader", "load_file"),
-    "plan": (".jobspecs.planner", "plan"),
+    "load": (".jobspecs.loading.loader", "load_file"),
+    "plan": (".jobspecs.planner.planner", "plan"),
     "submit": (".control.jobs", "submit"),
 }
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
-from .jobref import find_job, jobs_argument, watch
-from .options import yes_option
-from .output import can_ask, remark
+from .shared.jobref import find_job, jobs_argument, watch
+from .shared.options import yes_option
+from .shared.output import can_ask, remark
 
 
 @click.command()

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .errors import CommandError
 from .exits import Exit
-from .gcloud import GcloudCommand, gcloud_options, take_flags
-from .output import clean, remark, warning
-from .specfile import STDIN, load_spec, overrides, plan_spec, say_remarks, spec_options
+from .shared.errors import CommandError
+from .shared.gcloud import GcloudCommand, gcloud_options, take_flags
+from .shared.output import clean, remark, warning
+from .shared.specfile import STDIN, load_spec, overrides, plan_spec, say_remarks, spec_options
 
 if TYPE_CHECKING:
-    from ..jobspecs.loader import LoadedSpec
+    from ..jobspecs.loading.loader import LoadedSpec
     from ..jobspecs.models import JobSpec
 
 
@@ -80,7 +80,7 @@ def _say_what_changed(loaded: LoadedSpec) -> Exit:
     say_remarks(loaded)
     if not loaded.notes:  # it was a job file already: `cloudgpu plan` shows where it can run
         return Exit.OK
-    from .plan_view import offer_text, refusals_text
+    from .shared.plan_view import offer_text, refusals_text
 
     plan = plan_spec(loaded)
     if plan.best is None:

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .jobref import NO_JOBS, find_job, job_argument
-from .options import json_option
-from .output import Column, echo_json, echo_table, remark
-from .text import duration, money
+from .shared.jobref import NO_JOBS, find_job, job_argument
+from .shared.options import json_option
+from .shared.output import Column, echo_json, echo_table, remark
+from .shared.text import duration, money
 
 if TYPE_CHECKING:
-    from .job_view import JobView
+    from .shared.job_view import JobView
 
 _JOBS = (
     Column("job"),
@@ -46,7 +46,7 @@ def command(job: str | None, as_json: bool) -> None:
     of them are gone. A price that is unknown makes the sum unknown; it never counts as 0.
     """
     from ..control.jobs import list_jobs
-    from .job_view import view
+    from .shared.job_view import view
 
     if job is not None:
         seen = view(find_job(job, newest=True), machines=False)
@@ -74,8 +74,8 @@ def command(job: str | None, as_json: bool) -> None:
 
 
 def _show(seen: JobView) -> None:
-    from ..control.cost import attempt_cost
-    from .job_view import attempt_place, attempt_seconds
+    from ..control.accounting.cost import attempt_cost
+    from .shared.job_view import attempt_place, attempt_seconds
 
     rows = [
         [
@@ -93,8 +93,8 @@ def _show(seen: JobView) -> None:
 
 
 def _json(seen: JobView) -> dict[str, Any]:
-    from ..control.cost import attempt_cost
-    from .job_view import attempt_seconds
+    from ..control.accounting.cost import attempt_cost
+    from .shared.job_view import attempt_seconds
 
     return {
         "job": seen.job.id,
@@ -114,7 +114,7 @@ def _json(seen: JobView) -> dict[str, Any]:
 
 
 def _paid(seen: JobView) -> float:
-    from .job_view import attempt_seconds
+    from .shared.job_view import attempt_seconds
 
     return sum(attempt_seconds(attempt, seen.now) or 0.0 for attempt in seen.attempts)
 

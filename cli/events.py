@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .jobref import find_job, job_argument, watch
-from .options import json_option
-from .output import clean, echo_json_line, shorten, style
-from .text import clock, iso
+from .shared.jobref import find_job, job_argument, watch
+from .shared.options import json_option
+from .shared.output import clean, echo_json_line, shorten, style
+from .shared.text import clock, iso
 
 if TYPE_CHECKING:
-    from ..control.model import Event
+    from ..control.store.model import Event
 
 _POLL_S = 0.5
 

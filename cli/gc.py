@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .errors import CommandError
 from .exits import Exit
-from .options import json_option, yes_option
-from .output import Column, can_ask, echo_json, echo_table, remark, warning
-from .text import duration, money
+from .shared.errors import CommandError
+from .shared.options import json_option, yes_option
+from .shared.output import Column, can_ask, echo_json, echo_table, remark, warning
+from .shared.text import duration, money
 
 if TYPE_CHECKING:
     from ..control.leftovers import Judged

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .errors import CommandError
 from .exits import Exit
-from .follow import Follower, Interrupts, LineFormat, LogFilter
-from .jobref import find_job, job_argument, watch
-from .options import DURATION
-from .output import remark
+from .shared.errors import CommandError
+from .shared.follow import Follower, Interrupts, LineFormat, LogFilter
+from .shared.jobref import find_job, job_argument, watch
+from .shared.options import DURATION
+from .shared.output import remark
 
 if TYPE_CHECKING:
     from ..control.jobs import Job
@@ -39,7 +39,7 @@ def command(
 
     JOB may be the URL of a job's folder, s3://bucket/jobs/digits-a1b2c3d4: then all that is needed is access to it.
     """
-    from ..runtime.jobdir import JOB_KEY
+    from ..protocol.jobdir import JOB_KEY
 
     chosen = LogFilter(attempt, node, None if since is None else time.time() - since)
     if "://" in job:
@@ -66,7 +66,7 @@ def command(
 
 def _print_from(url: str, chosen: LogFilter, *, follow: bool, timestamps: bool) -> Exit | None:
     """The log of a job that no store here knows."""
-    from .job_at_url import JobAtUrl
+    from .shared.job_at_url import JobAtUrl
 
     found = JobAtUrl(url)
     follower = Follower(found, LineFormat(found, timestamps=timestamps), chosen)
@@ -85,7 +85,7 @@ def _print_from(url: str, chosen: LogFilter, *, follow: bool, timestamps: bool) 
 
 def _check_there(job: Job, node: str | None, attempt: int | None) -> None:
     """What will never come shall not look like a program that writes nothing."""
-    from ..control.members import names_ever
+    from ..control.reconcile.members import names_ever
 
     attempts = job.attempts()
     if attempt is not None and attempt > len(attempts):

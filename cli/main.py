@@ -1,7 +1,7 @@
 """The `cloudgpu` command: a table of commands, each imported when it runs, and one way out for every error.
 
-Names and one-line descriptions are data here, so that `--help` imports no command. A module `cli/<name>.py` exports its
-click command as `command`; what its function returns is the exit code (None: 0).
+Names and one-line descriptions are data here, so that `--help` imports no command. A module `cli/<name>.py`, or
+`cli/<name>/command.py`, exports its click command as `command`; what its function returns is the exit code (None: 0).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn, cast
 import click
 
 from .. import __version__
-from . import errors
 from .exits import Exit
+from .shared import errors
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -66,8 +66,13 @@ COMMANDS: dict[str, Entry] = {
 }
 
 
+_FOLDERS = frozenset({"catalog", "cluster", "goodput", "gpus", "image", "infra", "status", "verify-resume"})
+"""Commands of several modules: the command is in `command.py` of a folder of its name."""
+
+
 def _module(command: str) -> str:
-    return command.replace("-", "_")
+    name = command.replace("-", "_")
+    return f"{name}.command" if command in _FOLDERS else name
 
 
 class LazyGroup(click.Group):

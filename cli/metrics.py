@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .errors import CommandError
 from .exits import Exit
-from .jobref import find_job, job_argument
-from .options import json_option
-from .output import Column, clean, columns, echo_json_line, echo_table, is_terminal, remark
+from .shared.errors import CommandError
+from .shared.jobref import find_job, job_argument
+from .shared.options import json_option
+from .shared.output import Column, clean, columns, echo_json_line, echo_table, is_terminal, remark
 
 if TYPE_CHECKING:
-    from ..runtime.jobdir import JobDir
-    from ..runtime.metrics import Row
+    from ..protocol.jobdir import JobDir
+    from ..protocol.metrics import Row
 
 _HEADS = (
     Column("metric"),
@@ -74,7 +74,7 @@ _NOTHING = (
 def _of_folder(folder: str, node: str | None) -> list[Row]:
     from pathlib import Path
 
-    from ..runtime.jobdir import JobDir, local_url
+    from ..protocol.jobdir import JobDir, local_url
 
     if "://" not in folder and not Path(folder).is_dir():
         raise CommandError(f"{folder} is no folder", exit_code=Exit.USAGE)
@@ -82,7 +82,7 @@ def _of_folder(folder: str, node: str | None) -> list[Row]:
 
 
 def _read(job_dir: JobDir, folder: str, node: str | None) -> list[Row]:
-    from ..runtime.metrics import read_metrics, trainings
+    from ..protocol.metrics import read_metrics, trainings
 
     found = trainings(job_dir, folder)
     if node is None and len(found) > 1:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .exits import Exit
-from .gcloud import GcloudCommand, gcloud_options, take_flags
-from .launch_view import say_launcher
-from .options import json_option
-from .output import echo_json, remark, style
-from .specfile import (
+from .shared.gcloud import GcloudCommand, gcloud_options, take_flags
+from .shared.launch_view import say_launcher
+from .shared.options import json_option
+from .shared.output import echo_json, remark, style
+from .shared.specfile import (
     load_spec,
     overrides,
     plan_spec,
@@ -25,7 +25,7 @@ from .specfile import (
 )
 
 if TYPE_CHECKING:
-    from ..jobspecs.loader import LoadedSpec
+    from ..jobspecs.loading.loader import LoadedSpec
 
 
 @click.command(cls=GcloudCommand)
@@ -57,7 +57,7 @@ def command(
     FILE - is standard input. Without a FILE the flags of `gcloud ai-platform jobs submit training` describe the job
     alone; a program may be named later.
     """
-    from .plan_view import plan_json, plan_text
+    from .shared.plan_view import plan_json, plan_text
 
     flags = take_flags(ctx, gcloud, has_file=file is not None)
     written = load_spec(file, overrides(ctx), flags, needs_program=False)
@@ -81,7 +81,7 @@ def command(
 
 def _say_obstacle(cloud: str, loaded: LoadedSpec) -> None:
     """A plan may be for a cloud that `submit` cannot use from here; whether credentials are there is not looked at."""
-    from ..control.usable import obstacle
+    from ..control.submit.usable import obstacle
 
     why = obstacle(loaded.spec, cloud, look=False)
     if why:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
-from .jobref import find_job, job_argument, watch
-from .options import DURATION
-from .text import duration
+from .shared.jobref import find_job, job_argument, watch
+from .shared.options import DURATION
+from .shared.text import duration
 
 
 @click.command()

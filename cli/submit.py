@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..jobspecs.dialects.gcloud_flags import take
-from .errors import CommandError
 from .exits import Exit
-from .follow import Follower, Interrupts, LineFormat, LogFilter
-from .gcloud import GcloudCommand, gcloud_options
-from .job_view import job_json
-from .jobref import OUTCOMES, watch
-from .launch_view import say_launcher
-from .options import json_option, yes_option
-from .output import ProgressLine, can_ask, echo_json, remark, warning
-from .plan_view import offer_text, plan_json, plan_text, refusals_text
-from .specfile import (
+from .shared.errors import CommandError
+from .shared.follow import Follower, Interrupts, LineFormat, LogFilter
+from .shared.gcloud import GcloudCommand, gcloud_options
+from .shared.job_view import job_json
+from .shared.jobref import OUTCOMES, watch
+from .shared.launch_view import say_launcher
+from .shared.options import json_option, yes_option
+from .shared.output import ProgressLine, can_ask, echo_json, remark, warning
+from .shared.plan_view import offer_text, plan_json, plan_text, refusals_text
+from .shared.specfile import (
     STDIN,
     load_spec,
     overrides,
@@ -36,7 +36,7 @@ from .specfile import (
 
 if TYPE_CHECKING:
     from ..control.jobs import Job
-    from ..jobspecs.loader import LoadedSpec
+    from ..jobspecs.loading.loader import LoadedSpec
     from ..jobspecs.plan import Offer, Plan
 
 
@@ -106,7 +106,7 @@ def command(
 def _plan(loaded: LoadedSpec, cluster: str | None) -> tuple[LoadedSpec, Plan]:
     """The job with a job_dir, and where it can run."""
     if cluster is not None:
-        from .on_cluster import onto_cluster
+        from .cluster.on_cluster import onto_cluster
 
         return onto_cluster(loaded, cluster)
     plan = plan_spec(loaded)
@@ -144,7 +144,7 @@ def _first_offer(plan: Plan, loaded: LoadedSpec, *, as_json: bool) -> Offer:
             echo_json(plan_json(plan, loaded.spec))
         click.echo(refusals_text(plan), err=True)
         raise CommandError("nothing can run this job", hint=_HINT_ALL, exit_code=Exit.IMPOSSIBLE)
-    from ..control.usable import usable_offers
+    from ..control.submit.usable import usable_offers
 
     return usable_offers(loaded.spec, plan)[0]
 
@@ -215,7 +215,7 @@ def _follow(job: Job, *, interrupted: bool) -> Exit:
                 remark(f"detached: {job.id} goes on")
                 _say_how_to_go_on(job)
                 return Exit.INTERRUPTED
-    from .report_view import summary
+    from .shared.report_view import summary
 
     sys.stdout.flush()  # the log's last line comes before the summary
     click.echo(summary(job, said=follower.said_reason), err=True)
@@ -224,7 +224,7 @@ def _follow(job: Job, *, interrupted: bool) -> Exit:
 
 def _followed(follower: Follower, interrupts: Interrupts) -> bool:
     """Whether the job has ended; a second Ctrl-C, where a step takes too long for the first, counts as the first."""
-    from ..runtime.jobdir import JobDirError
+    from ..protocol.jobdir import JobDirError
 
     try:
         return follower.follow(interrupts)

@@ -8,8 +8,8 @@ import sys
 import click
 
 from .exits import Exit
-from .options import DURATION
-from .output import remark
+from .shared.options import DURATION
+from .shared.output import remark
 
 
 @click.command()
@@ -20,7 +20,7 @@ def command(idle_exit: float | None) -> Exit:
     Ctrl-C or SIGTERM ends it after the step under way. Jobs go on: their machines need no supervisor to train, only to
     be replaced and to be ended; the next one finds them.
     """
-    from ..control.daemon import run
+    from ..control.supervisor.daemon import run
 
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     for library in ("botocore", "boto3", "urllib3"):  # they tell where they found each setting, for every client

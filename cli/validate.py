@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from .exits import Exit
-from .gcloud import GcloudCommand, gcloud_options, take_flags
-from .specfile import STDIN, STDIN_NAME, load_spec, overrides, spec_options
+from .shared.gcloud import GcloudCommand, gcloud_options, take_flags
+from .shared.specfile import STDIN, STDIN_NAME, load_spec, overrides, spec_options
 
 if TYPE_CHECKING:
     from ..jobspecs.diagnostics import Diagnostic
-    from ..jobspecs.loader import LoadedSpec, Overrides
+    from ..jobspecs.loading.loader import LoadedSpec, Overrides
     from ..jobspecs.plan import LocalMachine, Refusal
 
 Format = Literal["text", "json", "sarif"]
@@ -82,7 +82,7 @@ def _check(file: str | None, changes: Overrides, flags: Mapping[str, str]) -> tu
         loaded = load_spec(file, changes, flags, needs_program=False)
     except SpecError as error:
         return error.diagnostics, Exit.INVALID
-    from ..jobspecs.rules_stores import unreachable
+    from ..jobspecs.rules.stores import unreachable
 
     stores = unreachable(loaded.spec)
     if stores:
@@ -90,7 +90,7 @@ def _check(file: str | None, changes: Overrides, flags: Mapping[str, str]) -> tu
     refusals = _refusals(loaded)
     if refusals is None:
         return list(loaded.warnings), Exit.OK
-    from ..jobspecs.findings import problems_of
+    from ..jobspecs.rules.findings import problems_of
 
     found = [loaded.diagnose(problem) for problem in problems_of(loaded.spec, refusals)]
     rules = {diagnostic.code for diagnostic in found}
@@ -107,7 +107,7 @@ def _refusals(loaded: LoadedSpec) -> list[Refusal] | None:
     import datetime
 
     from ..jobspecs.models import CLOUDS
-    from ..jobspecs.planner import plan
+    from ..jobspecs.planner.planner import plan
 
     today = datetime.datetime.now(datetime.UTC).date()
     refusals: list[Refusal] = []
@@ -121,15 +121,15 @@ def _refusals(loaded: LoadedSpec) -> list[Refusal] | None:
 
 
 def _this_machine() -> LocalMachine:
-    from ..provisioners.local import inspect_machine
+    from ..provisioners.local.provisioner import inspect_machine
 
     return inspect_machine()
 
 
 def _print_text(file: str, diagnostics: list[Diagnostic], exit_code: Exit) -> None:
     from ..jobspecs.diagnostics import MAX_PROBLEMS
-    from ..jobspecs.reports import to_text
-    from .output import clean, paint_diagnostic
+    from ..jobspecs.loading.reports import to_text
+    from .shared.output import clean, paint_diagnostic
 
     if diagnostics:
         click.echo(to_text(diagnostics, paint_diagnostic))
@@ -147,7 +147,7 @@ def _print_data(form: Format, found: list[Diagnostic], results: Sequence[tuple[s
     import json
 
     from .. import __version__
-    from ..jobspecs.reports import to_json, to_sarif
+    from ..jobspecs.loading.reports import to_json, to_sarif
 
     if form == "sarif":
         value: object = to_sarif(found, __version__)

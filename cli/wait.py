@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import click
 
 from .exits import Exit
-from .job_view import job_json
-from .jobref import OUTCOMES, find_job, job_argument, watch
-from .options import DURATION, json_option
-from .output import ProgressLine, clean, echo_json, remark
-from .text import ago
+from .shared.job_view import job_json
+from .shared.jobref import OUTCOMES, find_job, job_argument, watch
+from .shared.options import DURATION, json_option
+from .shared.output import ProgressLine, clean, echo_json, remark
+from .shared.text import ago
 
 if TYPE_CHECKING:
     from ..control.jobs import Job

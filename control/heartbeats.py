@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ..runtime.jobdir import Heartbeat, JobDir, JobDirError, RecordError, attempt_key, is_permanent, local_url
+from ..protocol.jobdir import Heartbeat, JobDir, JobDirError, RecordError, attempt_key, is_permanent, local_url
 from . import paths
 
 if TYPE_CHECKING:
     from ..provisioners.leftovers import Leftover
-    from .store import Store
+    from .store.store import Store
 
 FRESH_S = 600.0
 """How old a heartbeat may be, by two computers' clocks, that says that a node is alive."""

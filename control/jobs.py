@@ -1,7 +1,7 @@
 """Jobs for the command line and for Python programs: submit, look, wait, cancel, preempt.
 
 Everything here returns at once except `submit` (ships the code) and `Job.wait`. Errors: ControlError (errors.py),
-JobDirError (runtime/jobdir.py), ProvisionError (provisioners/base.py).
+JobDirError (protocol/jobdir.py), ProvisionError (provisioners/base.py).
 """
 
 from __future__ import annotations
@@ -14,24 +14,26 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from ..jobspecs.plan import Offer
-from . import cost, paths, states
+from . import paths
+from .accounting import cost
 from .errors import ControlError, NoSuchJobError, NotRunningError, SubmitError
-from .model import Attempt, Event, JobRow
-from .moving import worked_dirs
-from .queue import SOON_S, places
-from .spawn import ensure_supervisor
-from .store import Store
+from .reconcile.moving import worked_dirs
+from .reconcile.queue import SOON_S, places
+from .store import states
+from .store.model import Attempt, Event, JobRow
+from .store.store import Store
+from .supervisor.spawn import ensure_supervisor
 
 if TYPE_CHECKING:
-    from ..jobspecs.loader import LoadedSpec
+    from ..jobspecs.loading.loader import LoadedSpec
     from ..jobspecs.models import JobSpec
     from ..jobspecs.plan import Plan
+    from ..protocol.attempt_signal import WatchMark
+    from ..protocol.jobdir import Heartbeat, JobDir
+    from ..protocol.logs import LogReader
     from ..provisioners.base import Allocation
-    from ..runtime.attempt_signal import WatchMark
-    from ..runtime.jobdir import Heartbeat, JobDir
-    from ..runtime.logs import LogReader
-    from .report import Report
-    from .shipping import ProgressCallback
+    from .accounting.report import Report
+    from .submit.shipping import ProgressCallback
 
 __all__ = ["Job", "count_jobs", "ensure_supervisor", "get_job", "list_jobs", "orphans", "submit", "terminate_orphan"]
 
@@ -162,9 +164,9 @@ class Job:
 
     def preempt(self, after_s: float, node: str | None = None) -> list[str]:
         """Give the machines a notice that they go in `after_s` seconds; returns the nodes. Raises NotRunningError."""
-        from ..runtime.attempt_signal import send_signal
-        from ..runtime.jobdir import JobDirError, Notice, node_key
-        from .members import every_node
+        from ..protocol.attempt_signal import send_signal
+        from ..protocol.jobdir import JobDirError, Notice, node_key
+        from .reconcile.members import every_node
 
         self.refresh()
         current = self._current()
@@ -206,7 +208,7 @@ class Job:
 
     def open_dir(self, attempt: Attempt | None = None) -> JobDir:
         """That of an attempt, or else `job_dir`."""
-        from ..runtime.jobdir import JobDir
+        from ..protocol.jobdir import JobDir
 
         return JobDir(self.job_dir if attempt is None else self.job_dir_of(attempt), make=False)
 
@@ -216,13 +218,13 @@ class Job:
         if current is None or current.state != "running":
             return
         if self._watch_mark is None:
-            from ..runtime.attempt_signal import WatchMark
+            from ..protocol.attempt_signal import WatchMark
 
             self._watch_mark = WatchMark()
         self._watch_mark.renew(self.open_dir(current), current.number)
 
     def logs(self) -> LogReader:
-        from ..runtime.logs import LogReader
+        from ..protocol.logs import LogReader
 
         if not self.row.policy.job_dirs:
             return LogReader(self.open_dir())
@@ -238,7 +240,7 @@ class Job:
 
     def report(self) -> Report:
         """As of now. Raises JobDirError if the job runs and its dir cannot be read."""
-        from .report import make_report
+        from .accounting.report import make_report
 
         attempts = self.attempts()
         running = bool(attempts) and attempts[-1].state in ("running", "stopping")
@@ -273,7 +275,7 @@ class Job:
         return self._attempts[-1] if self._attempts else None
 
     def _furthest(self, attempt: Attempt) -> Heartbeat | None:
-        from .nodes import read_furthest
+        from .reconcile.nodes import read_furthest
 
         return read_furthest(self.open_dir(attempt), attempt)
 
@@ -282,10 +284,10 @@ def submit(
     loaded: LoadedSpec, plan: Plan, *, on_progress: ProgressCallback | None = None, supervise: bool = True
 ) -> Job:
     """Ship the code, store the job, and see to it that a supervisor runs. Raises SubmitError."""
-    from .running import settle
-    from .submission import prepare
-    from .tried import place
-    from .usable import usable_offers
+    from .reconcile.tried import place
+    from .submit.submission import prepare
+    from .submit.usable import usable_offers
+    from .supervisor.running import settle
 
     store, offers = _store(paths.database_url()), usable_offers(loaded.spec, plan)
     if supervise and settle({offer.cloud for offer in offers}):
@@ -336,7 +338,7 @@ def orphans() -> list[Allocation]:
     """Machines tagged as ours whose job or attempt has ended, or is unknown. Raises ProvisionError."""
     from ..provisioners import get_provisioner, is_set_up, launchable
     from ..provisioners.base import Owner
-    from .submission import owner_name
+    from .submit.submission import owner_name
 
     store = open_store()
     found = [

@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from . import states
+from .store import states
 
 if TYPE_CHECKING:
     from ..provisioners.leftovers import Leftover
-    from .model import Attempt
-    from .store import Store
+    from .store.model import Attempt
+    from .store.store import Store
 
 Verdict = Literal["in use", "orphaned", "alive", "expired", "another's"]
 """in use: an attempt of this store needs it. orphaned: its job is this store's, or it carries this store's name, and no

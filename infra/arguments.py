@@ -16,7 +16,7 @@ from typing import Any
 import pulumi
 from pydantic import ValidationError
 
-from ..jobspecs.catalog_machines import machine_types
+from ..jobspecs.catalog.machines import machine_types
 from ..jobspecs.fleets import FleetSpec
 from ..jobspecs.suggest import did_you_mean
 from ..provisioners.base import ProvisionError

@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 from pulumi import automation
 from pulumi.automation.errors import CommandError, ConcurrentUpdateError, StackNotFoundError
 
-from ..provisioners.locks import try_lock
+from ..provisioners.shared.locks import try_lock
 from .arguments import ArgumentError
 from .backend import Backend, environment
 from .engine import Engine

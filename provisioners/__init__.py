@@ -38,7 +38,7 @@ __all__ = [
 
 # target -> "module:what makes its provisioner"; imported on first use: no cloud's SDK is loaded for another's job.
 _REGISTRY = {
-    "local": ".local:LocalProvisioner",
+    "local": ".local.provisioner:LocalProvisioner",
     "aws": ".aws.provisioner:shared",
     "gcp": ".gcp.provisioner:shared",
     "azure": ".azure.provisioner:shared",

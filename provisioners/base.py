@@ -89,10 +89,10 @@ class LaunchRequest:
     images: Mapping[str, str] = field(default_factory=dict)
     """Role -> container image in which its program runs, of roles whose job file names one."""
     grouped: bool = False
-    """The machines are a group of their own, which replaces lost ones by itself: provisioners/grouping.py. All nodes
+    """The machines are a group of their own, which replaces lost ones by itself: provisioners/stacks/grouping.py. All nodes
     have the same machine type then."""
     account: str = ""
-    """The account it is to be made in (provisioners/accounts.py): credentials of another one are refused; "": any."""
+    """The account it is to be made in (provisioners/shared/accounts.py): credentials of another one are refused; "": any."""
     repeated: bool = field(default=False, compare=False)
     """Somebody may have asked for the same before, and had no answer. For targets that cannot tell by the token."""
 
@@ -112,7 +112,7 @@ class Allocation:
     """node -> the target's id of its machine."""
     details: dict[str, str] = field(default_factory=dict)
     """Further data of the target. If the answer of the launch was lost: `region`, `owner` (Owner.name) and `account`
-    (provisioners/accounts.py)."""
+    (provisioners/shared/accounts.py)."""
     is_fresh: bool = field(default=False, compare=False)
     """All machines were started by the call of launch() that has returned it, none by an earlier one whose answer was
     lost: they are paid for from the beginning of that call on."""

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, NamedTuple, Protocol, cast
 
-from . import get_provisioner, tags
+from . import get_provisioner
 from .base import Allocation, Owner
+from .shared import tags
 
 # cloud -> module that is a Collector; imported on first use. Other targets have machines only: find() tells all.
 _COLLECTORS = {"aws": ".aws.collect", "gcp": ".gcp.collect", "vertex": ".vertex.collect", "azure": ".azure.collect"}

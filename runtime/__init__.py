@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .checkpoint.checkpointer import Checkpointer
+    from .checkpoint.data.seeded import SeededDataset
     from .checkpoint.errors import CheckpointError
-    from .checkpoint.seeded import SeededDataset
     from .outputs import write_output
 
 __all__ = ["CheckpointError", "Checkpointer", "SeededDataset", "write_output"]

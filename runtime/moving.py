@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from ..protocol.jobdir import JOB_KEY, JobDir, JobDirError, JobRecord
+from ..protocol.metrics import trainings
+from ..storage.copying import Copier, InterruptedCopyError
 from .checkpoint.errors import AllDamagedError
-from .checkpoint.transfer import Damaged, Transferred, transfer
-from .copying import Copier, InterruptedCopyError
-from .jobdir import JOB_KEY, JobDir, JobDirError, JobRecord
-from .metrics import trainings
+from .checkpoint.restore.transfer import Damaged, Transferred, transfer
 
 __all__ = ["AllDamagedError", "InterruptedCopyError", "Moved", "Transferred", "move"]
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
-from .jobdir import JobDir, JobDirError, attempt_key, local_url
+from ..protocol.jobdir import JobDir, JobDirError, attempt_key, local_url
 
 AT_A_TIME = 8
 """Files under way; a large one goes in several parts at a time (objects.py)."""

@@ -5,7 +5,7 @@ from typing import Any
 
 import pulumi
 
-from ...provisioners import tags
+from ...provisioners.shared import tags
 from ..components import expiry_of, owner_of
 
 TYPES = "cloudgpu-aws:index"

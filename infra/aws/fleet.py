@@ -8,7 +8,6 @@ import pulumi
 import pulumi_aws as aws
 
 from ...jobspecs.fleets import FleetSpec
-from ...provisioners import tags
 from ...provisioners.aws.images import parameter_for
 from ...provisioners.aws.machine import disk_gib
 from ...provisioners.aws.reservations import Reservation
@@ -23,6 +22,7 @@ from ...provisioners.aws.template import (
     template,
 )
 from ...provisioners.boot.user_data import MAX_BYTES
+from ...provisioners.shared import tags
 from ..arguments import ArgumentError, check_arguments, check_fleet_name, check_size, fleet_spec
 from ..components import child_of
 from ..wire import keywords

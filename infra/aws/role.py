@@ -6,9 +6,9 @@ from typing import Any, NotRequired, TypedDict
 import pulumi
 import pulumi_aws as aws
 
-from ...provisioners import tags
 from ...provisioners.aws.identity import PATH, policy, reach, trust_policy
 from ...provisioners.aws.network import PROFILE_TAG
+from ...provisioners.shared import tags
 from ..arguments import check_arguments
 from ..components import child_of
 from .children import TYPES, tags_of

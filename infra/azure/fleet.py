@@ -7,13 +7,13 @@ import pulumi
 from pulumi_azure_native import compute, managedidentity, network
 
 from ...jobspecs.fleets import FleetSpec
-from ...provisioners import tags
 from ...provisioners.azure.images import image_of
 from ...provisioners.azure.names import SHARED, part_of
 from ...provisioners.azure.rights import LEAVING
 from ...provisioners.azure.rules import security_rules
 from ...provisioners.azure.template import Standing, check_fleet, is_close, profile, scale_set, zones_of
 from ...provisioners.boot.user_data import MAX_BYTES
+from ...provisioners.shared import tags
 from ..arguments import check_arguments, check_fleet_name, check_size, fleet_spec
 from ..components import child_of
 from ..wire import keywords

@@ -6,8 +6,8 @@ from typing import Any
 import pulumi
 from pulumi_azure_native import authorization, resources
 
-from ...provisioners import tags
 from ...provisioners.azure.names import assignment_name, group_id
+from ...provisioners.shared import tags
 from ..components import child_of, expiry_of, owner_of
 
 TYPES = "cloudgpu-azure:index"

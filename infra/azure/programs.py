@@ -7,7 +7,7 @@ import pulumi
 from ...provisioners.azure.containers import Container, split_url
 from ...provisioners.azure.names import leaving_role
 from ...provisioners.azure.template import check_fleet
-from ...provisioners.infrastructure import Infrastructure
+from ...provisioners.shared.infrastructure import Infrastructure
 from ..settings import OUTPUT, FleetOutputs, FleetSettings, InfraSettings
 from .bucket import CONTAINER, PREFIX, JobBucket, JobBucketArgs
 from .fleet import GpuFleet, GpuFleetArgs, arguments_of

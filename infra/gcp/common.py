@@ -7,8 +7,8 @@ from typing import Any
 
 import pulumi
 
-from ...provisioners import tags
 from ...provisioners.gcp.labels import MAX_VALUE, to_labels
+from ...provisioners.shared import tags
 from ..components import expiry_of, owner_of
 from ..wire import keywords
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ..accelerator_hints import meant_accelerators
 from ..diagnostics import Loc, quote
+from ..rules.accelerator_hints import meant_accelerators
 from ..suggest import closest, one_of
 from .cluster import Group, Machine
 from .conversion import Conversion, Reader

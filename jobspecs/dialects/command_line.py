@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..diagnostics import Diagnostic, Loc, SpecError
-from ..overrides import Override, check_seen, parse_overrides
+from ..loading.overrides import Override, check_seen, parse_overrides
 from . import DIALECTS, Conversion, detect
 from . import convert as convert_file
 from .program import NO_PROGRAM
@@ -15,8 +15,8 @@ from .program import NO_PROGRAM
 if TYPE_CHECKING:
     import datetime
 
-    from ..loader import LoadedSpec, Overrides
-    from ..source import Source
+    from ..loading.loader import LoadedSpec, Overrides
+    from ..loading.source import Source
 
 SHARED: dict[Loc, str] = {("resources", "region"): "--region", ("job_dir",): "--job-dir"}
 """Overrides of a job file that are flags of gcloud as well. In an AI Platform file they must act before it is
@@ -40,8 +40,8 @@ def load(
     working directory. An override of `args` is what follows `--` on the command line.
     `today` and `needs_program` as in load_source().
     """
-    from ..loader import load_conversion, load_source
-    from ..yaml_reader import read_yaml
+    from ..loading.loader import load_conversion, load_source
+    from ..loading.yaml_reader import read_yaml
 
     for flag, text in {**flags, "JOB": job or ""}.items():
         check_seen(text, flag)

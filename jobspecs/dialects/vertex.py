@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..accelerator_hints import meant_accelerators
 from ..diagnostics import Loc, quote
+from ..rules.accelerator_hints import meant_accelerators
 from ..suggest import closest, one_of
 from .cluster import Group, Machine, put_groups, put_place
 from .conversion import Conversion, Fields, Lost, Reader, job_name

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 
 from ...jobspecs import catalog
 from ..base import ProvisionError
-from ..sharing import Looks
+from ..shared.sharing import Looks
 from . import network, prices
 from .clients import Clients, told
 

@@ -17,9 +17,9 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from ..base import ProvisionError
-from ..calls import UNKNOWN, insist, pause
-from ..clock import Clock
-from ..pacing import Bucket, Rate
+from ..shared.calls import UNKNOWN, insist, pause
+from ..shared.clock import Clock
+from ..shared.pacing import Bucket, Rate
 
 PATIENCE_S = 30.0
 """A call is repeated for this many seconds; one that hangs until its timeout is sent once more."""

@@ -16,9 +16,8 @@ from fractions import Fraction
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ...jobspecs import catalog_read as read
-from ...jobspecs.catalog import accelerators, find_accelerator
-from ..asking import (
+from ...jobspecs.catalog import accelerators, find_accelerator, read
+from ..shared.asking import (
     MACHINE_TYPES,
     PLACES,
     PRICES,
@@ -30,7 +29,7 @@ from ..asking import (
     published,
     shipped_rows,
 )
-from ..refresh import Outcome, Progress, Update
+from ..shared.refresh import Outcome, Progress, Update
 from .clients import Clients, told
 from .prices import OddPriceError, on_demand_prices, spot_prices, zone_ids
 from .quotas import Quota, limit, quota_of

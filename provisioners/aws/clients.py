@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from ...jobspecs.suggest import did_you_mean
-from .. import calls
 from ..base import ErrorClass, ProvisionError
 from ..boot.record import is_loopback
-from ..clock import Clock, SystemClock
-from ..errors import classify
+from ..shared import calls
+from ..shared.clock import Clock, SystemClock
+from ..shared.errors import classify
 from .calling import Calling
 
 if TYPE_CHECKING:

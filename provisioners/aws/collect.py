@@ -13,9 +13,9 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from ...jobspecs import catalog
-from .. import tags
 from ..base import ProvisionError
 from ..leftovers import Found, Leftover, Tagged, Thing, launches
+from ..shared import tags
 from . import groups
 from .clients import HOME_REGION, Clients, told, tolerate
 from .ending import Ending

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..consoles import end_of
+from ..shared.consoles import end_of
 from .clients import Clients, told
 
 

@@ -6,8 +6,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .. import tags
 from ..base import Ended, ProvisionError
+from ..shared import tags
 from . import groups, network
 from .clients import Clients, told, tolerate
 from .identity import remove_identity

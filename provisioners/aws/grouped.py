@@ -15,11 +15,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...jobspecs.fleets import FleetSpec
-from .. import grouping, tags
 from ..base import Allocation, NodeState, ProvisionError
-from ..calls import insist
-from ..grouping import GroupState, Prepared
-from ..sharing import Looks
+from ..shared import tags
+from ..shared.calls import insist
+from ..shared.sharing import Looks
+from ..stacks import grouping
+from ..stacks.grouping import GroupState, Prepared
 from . import groups, network
 from .answers import Answers
 from .clients import Clients, told

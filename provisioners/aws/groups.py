@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..base import ProvisionError
-from ..errors import classify
+from ..shared.errors import classify
 from .clients import Clients, told, tolerate
 from .network import Group, name_of
 

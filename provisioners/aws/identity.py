@@ -11,9 +11,9 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .. import tags
 from ..base import LaunchRequest, ProvisionError
-from ..infrastructure import Infrastructure
+from ..shared import tags
+from ..shared.infrastructure import Infrastructure
 from .clients import tolerate
 from .network import name_of
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..base import LaunchRequest, NodeRequest, ProvisionError, node_token
-from ..calls import all_or_none, cleaning_up, first_with_room, insist, pause
-from ..infrastructure import Infrastructure, load
+from ..shared.calls import all_or_none, cleaning_up, first_with_room, insist, pause
+from ..shared.infrastructure import Infrastructure, load
 from . import network
 from .answers import Answers
 from .clients import Clients, told

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from .. import tags
 from ..base import LaunchRequest, ProvisionError
-from ..infrastructure import Infrastructure
+from ..shared import tags
+from ..shared.infrastructure import Infrastructure
 from .clients import tolerate
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 
-from ..clock import Clock
+from ..shared.clock import Clock
 
 FIRST_S = 5.0
 """Pause after the first refusal, in seconds; it doubles with the profile's age."""

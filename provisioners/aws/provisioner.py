@@ -17,11 +17,12 @@ from decimal import Decimal
 from typing import TYPE_CHECKING
 
 from ...jobspecs.plan import Offer
-from .. import grouping, tags
-from ..accounts import ACCOUNT, Accounts
 from ..base import Allocation, Ended, LaunchRequest, NodeState, Owner, ProvisionError
-from ..calls import last_of, renewing
-from ..sharing import PerSettings
+from ..shared import tags
+from ..shared.accounts import ACCOUNT, Accounts
+from ..shared.calls import last_of, renewing
+from ..shared.sharing import PerSettings
+from ..stacks import grouping
 from . import network, prices
 from .answers import Answers
 from .clients import Clients, told
@@ -38,7 +39,7 @@ from .sightings import Sighting, Sightings
 if TYPE_CHECKING:
     from boto3.session import Session
 
-    from ..clock import Clock
+    from ..shared.clock import Clock
 
 log = logging.getLogger("cloudgpu.provisioners.aws")
 

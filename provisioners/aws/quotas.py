@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ...jobspecs import catalog
 from ..base import ErrorClass, LaunchRequest, ProvisionError
-from ..clock import SystemClock
-from ..sharing import Looks
+from ..shared.clock import SystemClock
+from ..shared.sharing import Looks
 from .clients import Clients, told
 from .sightings import Sightings
 

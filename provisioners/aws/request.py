@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .. import tags
 from ..base import LaunchRequest, NodeRequest, ProvisionError
 from ..boot import user_data
-from ..booting import check_agent, told_at_boot
+from ..shared import tags
+from ..shared.booting import check_agent, told_at_boot
 from .images import Image, architecture_of
 from .machine import TAGGED, Attachment, cards_of, disk_gib, interfaces, machine, root_disk, tagged
 from .network import Subnet, efa_cards

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from ...runtime.fleet import BLOCK_ENDS_EARLY_S
+from ...protocol.fleet import BLOCK_ENDS_EARLY_S
 from ..base import ProvisionError
-from ..clock import Clock
+from ..shared.clock import Clock
 
 if TYPE_CHECKING:
     from types_boto3_ec2 import EC2Client

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from .. import tags
 from ..base import NodeState, ProvisionError
-from ..errors import classify
-from ..sharing import Looks
+from ..shared import tags
+from ..shared.errors import classify
+from ..shared.sharing import Looks
 from .clients import Clients, told
 
 if TYPE_CHECKING:

@@ -18,9 +18,9 @@ from urllib.parse import urlsplit
 
 from ..base import ProvisionError
 from ..boot.record import is_loopback
-from ..calls import check_encrypted, clock_is_off, known_name, retry_after_s, told
-from ..clock import Clock
-from ..errors import classify
+from ..shared.calls import check_encrypted, clock_is_off, known_name, retry_after_s, told
+from ..shared.clock import Clock
+from ..shared.errors import classify
 
 if TYPE_CHECKING:
     from azure.core.credentials import TokenCredential

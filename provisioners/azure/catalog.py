@@ -17,7 +17,8 @@ from fractions import Fraction
 from itertools import chain
 from typing import Any, NamedTuple
 
-from ..asking import (
+from ..base import ProvisionError
+from ..shared.asking import (
     MACHINE_TYPES,
     PLACES,
     PRICES,
@@ -29,8 +30,7 @@ from ..asking import (
     published,
     shipped_rows,
 )
-from ..base import ProvisionError
-from ..refresh import Outcome, Progress, Update
+from ..shared.refresh import Outcome, Progress, Update
 from . import quotas
 from .clients import Clients, Json
 from .prices import MARKETS, PriceList

@@ -14,8 +14,8 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from .. import calls
-from ..clock import Clock, SystemClock
+from ..shared import calls
+from ..shared.clock import Clock, SystemClock
 from .account import Account, code_of, need_sdk, understand
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ from functools import partial
 from typing import Any
 
 from ...jobspecs import catalog
-from .. import tags
 from ..base import ProvisionError
 from ..leftovers import Found, Leftover, Tagged, Thing, launches
+from ..shared import tags
 from .clients import Clients, Json, answer_of, gone_is_fine, plain
 from .ending import Ending
 from .groups import Group, groups_of

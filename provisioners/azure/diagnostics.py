@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from ..base import ProvisionError
-from ..consoles import end_of
+from ..shared.consoles import end_of
 from .clients import Clients, answer_of
 
 log = logging.getLogger("cloudgpu.provisioners.azure")

@@ -1,5 +1,5 @@
 """A launch whose machines are a scale set of their own (`recover: fleet`): Azure replaces those that are lost, and the
-machines share the job's nodes out among themselves, whether or not anybody looks (runtime/fleet_member.py).
+machines share the job's nodes out among themselves, whether or not anybody looks (runtime/fleet/member.py).
 
 What it makes, in this order: a resource group, the right of its machines to leave what is in it, an application and a
 network security group, a proximity placement group, and the scale set: of the template of which `cloudgpu cluster up`
@@ -17,9 +17,10 @@ from functools import partial
 from typing import NamedTuple, cast
 
 from ...jobspecs.fleets import FleetSpec
-from .. import grouping, tags
 from ..base import Allocation, LaunchRequest, ProvisionError
-from ..calls import cleaning_up, first_with_room, pause
+from ..shared import tags
+from ..shared.calls import cleaning_up, first_with_room, pause
+from ..stacks import grouping
 from . import network, operations, parts, quotas, template
 from .account import refusal
 from .clients import Clients, Json, answer_of, gone_is_fine

@@ -11,8 +11,8 @@ from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 from typing import Any, NamedTuple, cast
 
-from .. import tags
 from ..base import LaunchRequest, ProvisionError
+from ..shared import tags
 from .clients import Clients, answer_of, gone_is_fine, plain
 from .names import ACCESS, IDENTITY, STARTED, group_id, group_name, token_of
 from .operations import delete, ordered, wait_for

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, NamedTuple, cast
 
 from ..base import LaunchRequest, ProvisionError
-from ..infrastructure import Infrastructure
+from ..shared.infrastructure import Infrastructure
 from .clients import Clients, Json, answer_of, gone_is_fine, plain
 from .containers import Container, split_url
 from .groups import Group

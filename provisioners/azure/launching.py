@@ -12,8 +12,8 @@ from typing import Any, cast
 
 from ..base import LaunchRequest, NodeRequest, ProvisionError
 from ..boot.record import is_loopback
-from ..calls import all_or_none, cleaning_up, first_with_room, with_context
-from ..infrastructure import Infrastructure, load
+from ..shared.calls import all_or_none, cleaning_up, first_with_room, with_context
+from ..shared.infrastructure import Infrastructure, load
 from . import network, operations, quotas
 from .account import Account
 from .clients import Clients, answer_of

@@ -16,9 +16,9 @@ import os
 from functools import partial
 from typing import Any, NamedTuple, cast
 
-from .. import tags
 from ..base import LaunchRequest, NodeRequest, ProvisionError
-from ..infrastructure import Infrastructure
+from ..shared import tags
+from ..shared.infrastructure import Infrastructure
 from . import operations, parts
 from .clients import Clients, Json, answer_of, gone_is_fine
 from .names import SHARED, SUBNET, group_id, group_name, node_name, part_of, resource_id

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
-from .. import tags
 from ..base import LaunchRequest, ProvisionError
+from ..shared import tags
 from .clients import Clients, Json, gone_is_fine
 from .groups import find_group
 from .names import group_name, token_of

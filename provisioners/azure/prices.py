@@ -19,8 +19,8 @@ from urllib.parse import parse_qsl, urlsplit
 from ...jobspecs.plan import Offer
 from ..base import ProvisionError
 from ..boot.record import is_loopback
-from ..calls import insist
-from ..clock import Clock
+from ..shared.calls import insist
+from ..shared.clock import Clock
 from .account import Account, need_sdk
 from .clients import told
 

@@ -15,11 +15,12 @@ from decimal import Decimal
 from typing import TYPE_CHECKING
 
 from ...jobspecs.plan import Offer
-from .. import grouping, tags
-from ..accounts import ACCOUNT, Accounts
 from ..base import Allocation, Ended, LaunchRequest, NodeState, Owner, ProvisionError
-from ..calls import UNKNOWN, renewing
-from ..sharing import PerSettings
+from ..shared import tags
+from ..shared.accounts import ACCOUNT, Accounts
+from ..shared.calls import UNKNOWN, renewing
+from ..shared.sharing import PerSettings
+from ..stacks import grouping
 from . import network, operations, prices
 from .account import need_sdk, refusal
 from .clients import Clients
@@ -35,7 +36,7 @@ from .sightings import Restarts, Sighting, Sightings
 from .sizes import Sizes
 
 if TYPE_CHECKING:
-    from ..clock import Clock
+    from ..shared.clock import Clock
 
 log = logging.getLogger("cloudgpu.provisioners.azure")
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .. import tags
 from ..base import LaunchRequest, NodeRequest, ProvisionError
 from ..boot import user_data
-from ..booting import check_agent, told_at_boot
+from ..shared import tags
+from ..shared.booting import check_agent, told_at_boot
 from . import parts
 from .images import Image
 from .names import node_name

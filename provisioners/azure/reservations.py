@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 from ..base import ProvisionError
-from ..clock import Clock
+from ..shared.clock import Clock
 from .clients import Clients, Json, answer_of, plain
 from .names import part_of
 

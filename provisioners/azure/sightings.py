@@ -7,9 +7,9 @@ from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from .. import tags
 from ..base import NodeState
-from ..sharing import Looks
+from ..shared import tags
+from ..shared.sharing import Looks
 from .clients import Clients, Json, gone_is_fine, plain
 from .names import group_name
 from .operations import look_at, state_of

@@ -29,6 +29,8 @@ ARCHITECTURES = {"x86_64": "x86_64", "arm64": "aarch64"}
 """As the tables of machine types say it -> as wheels and Linux do."""
 
 _PACKAGE = Path(__file__).parents[2]
+_FOLDERS = ("runtime", "protocol", "storage")
+"""Folders of the package that run on machines."""
 _GLIBCS = (17, 24, 26, 27, 28, 31, 34)  # minor versions for which wheels are made; Ubuntu 24.04 has 2.39
 _KEPT_S = 30 * 86_400.0
 _PIP_S = 600.0
@@ -106,7 +108,7 @@ def _content(architecture: str, wheels: Path) -> dict[str, bytes]:
     """Every file in the agent file by its name there."""
     content = {"__main__.py": Path(__file__).with_name("agent_main.py").read_bytes()}
     content["lib/cloudgpu/__init__.py"] = (_PACKAGE / "__init__.py").read_bytes() + _FIND_NEEDS
-    for path in (_PACKAGE / "runtime").rglob("*.py"):
+    for path in sorted(path for folder in _FOLDERS for path in (_PACKAGE / folder).rglob("*.py")):
         content[f"lib/cloudgpu/{path.relative_to(_PACKAGE).as_posix()}"] = path.read_bytes()
     own = f"{sys.version_info.major}.{sys.version_info.minor}"
     is_own = platform.system() == "Linux" and platform.machine() == ARCHITECTURES[architecture]

@@ -1,6 +1,6 @@
 """What an agent file does when it is run, as its `__main__`: unpack itself, once, and become the agent.
 
-python3 -I <sha256>.pyz --home DIR <options of cloudgpu.runtime.agent, or of cloudgpu.runtime.fleet_member>
+python3 -I <sha256>.pyz --home DIR <options of cloudgpu.runtime.agent, or of cloudgpu.runtime.fleet.member>
 
 <home>/agent-<sha256>/lib     cloudgpu: on the PYTHONPATH of the agent and of the user's program
 <home>/agent-<sha256>/needs   what cloudgpu needs: found after everything else, so a program's own versions win
@@ -30,7 +30,7 @@ def main(argv: list[str]) -> None:
     venv = make_venv(home / "venv")
     if venv is not None:
         environment |= {"PATH": f"{venv}/bin{os.pathsep}{path}", "VIRTUAL_ENV": str(venv)}
-    module = "fleet_member" if "--fleet-dir" in argv else "agent"
+    module = "fleet.member" if "--fleet-dir" in argv else "agent"
     command = [sys.executable, "-P", "-m", f"cloudgpu.runtime.{module}", *argv]
     os.execve(sys.executable, command, environment)  # noqa: S606
 

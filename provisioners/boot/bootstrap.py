@@ -30,12 +30,12 @@ else:
 
 LAST_PATIENCE_S = 60.0
 AGENT_TRIES = 3  # an agent that dies goes on where it was
-# Exit codes of the agent (runtime/agent.py): those with which it has ended, one of these because of the job dir, and
+# Exit codes of the agent (runtime/agent/agent.py): those with which it has ended, one of these because of the job dir, and
 # one with which it is to go on.
 JOB_DIR_LOST = 4
 ENDED = {0, 3, JOB_DIR_LOST, 5, 6}
 AGAIN = 7
-LEAVES, UNREACHABLE = 8, 9  # of runtime/fleet_member.py
+LEAVES, UNREACHABLE = 8, 9  # of runtime/fleet/member.py
 LEAVE_S = 120.0
 LEAVE_AGAIN_S = 15.0
 REPLACED = 8  # so often machines of one job's group that cannot be used are replaced by others

@@ -1,6 +1,6 @@
 """What the machines of a fleet boot with: all of them the same, for they are made from one template.
 
-Such a machine asks its fleet's folder for what to do (runtime/fleet_member.py), one job after the other.
+Such a machine asks its fleet's folder for what to do (runtime/fleet/member.py), one job after the other.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ class Host:
 
 
 def serving(nodes: list[str]) -> set[str]:
-    """Those that serve others and never end by themselves, as in control/outcomes.py."""
+    """Those that serve others and never end by themselves, as in control/reconcile/outcomes.py."""
     roles = {node: node.rpartition("-")[0] for node in nodes}
     kinds = {"parameter_server"}
     if {"chief", "parameter_server"} <= set(roles.values()):

@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from decimal import Decimal
 from fractions import Fraction
 
-from ...jobspecs import catalog, rules_targets
+from ...jobspecs import catalog
 from ...jobspecs.fleets import FleetSpec
 from ...jobspecs.models import AcceleratorRequest, JobSpec, Resources, Role
 from ...jobspecs.plan import Offer, Plan, Refusal, RoleOffer
-from ..clusters import Cluster
+from ...jobspecs.rules import targets as rules_targets
+from ..stacks.clusters import Cluster
 
 TARGET = "cluster"
 

@@ -1,7 +1,7 @@
 """The target `cluster`: a launch is an order in the fleet's folder, which its machines fill by themselves.
 
 Nothing is created and nothing billed that was not there before. Lost machines are the fleet's own matter: it replaces
-them whether or not anybody looks (runtime/fleet_member.py).
+them whether or not anybody looks (runtime/fleet/member.py).
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Collection
 from decimal import Decimal
 
 from ...jobspecs.plan import Offer
-from ...runtime.fleet import Order, OrderView, View, place_of
-from .. import clusters
+from ...protocol.fleet import Order, OrderView, View, place_of
 from ..base import Allocation, Ended, LaunchRequest, NodeState, Owner, ProvisionError
-from ..calls import asking_for_machines
-from ..orders import Orders, gone, node_states, told
+from ..shared.calls import asking_for_machines
+from ..stacks import clusters
+from ..stacks.orders import Orders, gone, node_states, told
 from .offer import TARGET
 
 LET_GO_S = 60.0

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ...runtime.fleet import OrderView, View
-from ..clusters import Cluster
-from ..orders import Orders, told
+from ...protocol.fleet import OrderView, View
+from ..stacks.clusters import Cluster
+from ..stacks.orders import Orders, told
 
 
 @dataclass(frozen=True, slots=True)

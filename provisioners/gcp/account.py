@@ -15,11 +15,11 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..accounts import Accounts
 from ..base import ProvisionError
-from ..calls import Understand, check_encrypted, clock_is_off, known_name, retry_after_s, told
-from ..clock import Clock
-from ..errors import classify
+from ..shared.accounts import Accounts
+from ..shared.calls import Understand, check_encrypted, clock_is_off, known_name, retry_after_s, told
+from ..shared.clock import Clock
+from ..shared.errors import classify
 
 if TYPE_CHECKING:
     from google.api_core.exceptions import GoogleAPICallError

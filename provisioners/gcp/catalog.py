@@ -15,10 +15,11 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any, NamedTuple, TypeVar
 
-from ...jobspecs import catalog_read
 from ...jobspecs.catalog import find_accelerator
+from ...jobspecs.catalog import read as catalog_read
 from ...jobspecs.suggest import did_you_mean
-from ..asking import (
+from ..base import ProvisionError
+from ..shared.asking import (
     MACHINE_TYPES,
     PLACES,
     PRICES,
@@ -30,9 +31,8 @@ from ..asking import (
     published,
     shipped_rows,
 )
-from ..base import ProvisionError
-from ..clock import Clock, SystemClock
-from ..refresh import Outcome, Progress, Update
+from ..shared.clock import Clock, SystemClock
+from ..shared.refresh import Outcome, Progress, Update
 from . import prices, quotas
 from .account import Account
 from .rest import Rest, items, last_part

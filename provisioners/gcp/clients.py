@@ -14,9 +14,9 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from .. import calls
 from ..base import ProvisionError
-from ..clock import Clock, SystemClock
+from ..shared import calls
+from ..shared.clock import Clock, SystemClock
 from .account import Account, could_be_used, understand_as
 from .rest import Rest
 

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from ...jobspecs import catalog
 from ...jobspecs.suggest import did_you_mean
-from .. import tags
 from ..base import ProvisionError
 from ..leftovers import Found, Leftover, Tagged, Thing, launches
+from ..shared import tags
 from . import groups, network
 from .clients import READ_S, WRITE_S, Clients, gone_is_fine, need_sdk
 from .ending import Ending, delete

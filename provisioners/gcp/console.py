@@ -3,7 +3,7 @@ instances.getSerialPortOutput."""
 
 from __future__ import annotations
 
-from ..consoles import end_of
+from ..shared.consoles import end_of
 from .clients import READ_S, Clients
 
 

@@ -6,8 +6,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .. import tags
 from ..base import Ended, ProvisionError
+from ..shared import tags
 from . import groups, network, operations
 from .clients import READ_S, WRITE_S, Clients, gone_is_fine
 from .labels import instance_prefix, with_label

@@ -1,4 +1,4 @@
-"""A launch whose machines are a group of their own (`recover: fleet`): see provisioners/grouping.py.
+"""A launch whose machines are a group of their own (`recover: fleet`): see provisioners/stacks/grouping.py.
 
 In this order: for several nodes a firewall rule, a placement policy where the machine type takes one, an instance
 template, and the managed instance group, which then makes the machines by itself. All of it is made of the functions
@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...jobspecs.fleets import FleetSpec
-from .. import tags
 from ..base import Allocation, LaunchRequest, NodeState, ProvisionError
-from ..calls import asking_for_machines, cleaning_up, insist
-from ..for_stacks import reserved_for
-from ..grouping import GroupState, Prepared, allocation, prepare, states
+from ..shared import tags
+from ..shared.calls import asking_for_machines, cleaning_up, insist
+from ..stacks.for_stacks import reserved_for
+from ..stacks.grouping import GroupState, Prepared, allocation, prepare, states
 from . import groups, network, operations, quotas
 from .clients import PATIENCE_S, WRITE_S, Clients
 from .ending import Ending

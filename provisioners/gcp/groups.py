@@ -12,11 +12,11 @@ import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .. import tags
 from ..base import ProvisionError
-from ..calls import UNKNOWN
-from ..errors import classify
-from ..sharing import Looks
+from ..shared import tags
+from ..shared.calls import UNKNOWN
+from ..shared.errors import classify
+from ..shared.sharing import Looks
 from . import operations
 from .clients import READ_S, WRITE_S, Clients, gone_is_fine
 from .labels import PREFIX, from_description, launch_name, region_of

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..base import LaunchRequest, ProvisionError
-from ..infrastructure import Infrastructure, load
+from ..shared.infrastructure import Infrastructure, load
 from .clients import Clients
 
 

@@ -12,8 +12,8 @@ import json
 import re
 from collections.abc import Mapping
 
-from .. import tags
 from ..base import ProvisionError
+from ..shared import tags
 
 MAX_VALUE = 63
 PREFIX = "cloudgpu"

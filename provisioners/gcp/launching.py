@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..base import LaunchRequest, NodeRequest, ProvisionError
-from ..calls import all_or_none, cleaning_up, first_with_room, insist
+from ..shared.calls import all_or_none, cleaning_up, first_with_room, insist
 from . import network, operations, quotas
 from .clients import PATIENCE_S, WRITE_S, Clients
 from .ending import Ending, delete, ended_id

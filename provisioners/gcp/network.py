@@ -14,9 +14,9 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .. import tags
 from ..base import LaunchRequest, ProvisionError
-from ..infrastructure import Infrastructure
+from ..shared import tags
+from ..shared.infrastructure import Infrastructure
 from .clients import READ_S, WRITE_S, Clients, gone_is_fine
 from .labels import PREFIX, from_description, launch_name, to_description
 from .operations import make, remove

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..base import ProvisionError
-from ..calls import insist, pause
-from ..errors import classify
+from ..shared.calls import insist, pause
+from ..shared.errors import classify
 from .clients import PATIENCE_S, READ_S, Clients, told
 from .listing import ask_everywhere, list_everywhere
 from .rest import last_part

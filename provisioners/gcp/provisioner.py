@@ -15,12 +15,12 @@ from decimal import Decimal
 from typing import TYPE_CHECKING
 
 from ...jobspecs.plan import Offer
-from .. import tags
-from ..accounts import ACCOUNT
 from ..base import Allocation, Ended, LaunchRequest, NodeState, Owner
-from ..calls import renewing
-from ..grouping import dismiss, is_grouped
-from ..sharing import PerSettings
+from ..shared import tags
+from ..shared.accounts import ACCOUNT
+from ..shared.calls import renewing
+from ..shared.sharing import PerSettings
+from ..stacks.grouping import dismiss, is_grouped
 from . import grouped, groups, network
 from .account import ACCOUNTS
 from .clients import Clients, need_sdk
@@ -33,7 +33,7 @@ from .request import check_request
 from .sightings import Sighting, Sightings, look_at, look_back, will_return
 
 if TYPE_CHECKING:
-    from ..clock import Clock
+    from ..shared.clock import Clock
 
 log = logging.getLogger("cloudgpu.provisioners.gcp")
 

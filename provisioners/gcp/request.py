@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .. import tags
 from ..base import LaunchRequest, NodeRequest, ProvisionError, node_token
 from ..boot.startup_script import startup_script
-from ..booting import check_agent, told_at_boot
+from ..shared import tags
+from ..shared.booting import check_agent, told_at_boot
 from .images import Image
 from .labels import instance_name, launch_name, to_labels
 from .machines import architecture_of

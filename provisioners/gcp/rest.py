@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..base import ProvisionError
-from ..calls import insist, told
-from ..clock import Clock
+from ..shared.calls import insist, told
+from ..shared.clock import Clock
 from .account import Account, understand_as
 
 if TYPE_CHECKING:

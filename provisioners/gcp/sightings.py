@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from .. import tags
 from ..base import NodeState, ProvisionError
-from ..calls import UNKNOWN, insist
-from ..sharing import Looks
+from ..shared import tags
+from ..shared.calls import UNKNOWN, insist
+from ..shared.sharing import Looks
 from . import operations
 from .clients import PATIENCE_S, READ_S, Clients, gone_is_fine
 from .labels import from_labels, region_of, with_label

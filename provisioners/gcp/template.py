@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...jobspecs.fleets import FleetSpec
-from .. import tags
 from ..base import ProvisionError
+from ..shared import tags
 from .images import Image, family_for
 from .labels import PREFIX
 from .network import CLOSED_TAG, Attachment

@@ -13,13 +13,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 from urllib.parse import urlsplit
 
-from ...jobspecs.catalog_read import rows
-from .. import calls
+from ...jobspecs.catalog.read import rows
 from ..base import ProvisionError
 from ..boot.record import is_loopback
-from ..clock import Clock, SystemClock
 from ..gcp import clients as gcp
 from ..gcp.account import Account, understand_as
+from ..shared import calls
+from ..shared.clock import Clock, SystemClock
 
 if TYPE_CHECKING:
     from google.cloud import aiplatform_v1

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..base import LaunchRequest, ProvisionError
-from ..calls import UNKNOWN, asking_for_machines, insist, pause
 from ..gcp import quotas
+from ..shared.calls import UNKNOWN, asking_for_machines, insist, pause
 from .clients import PATIENCE_S, WRITE_S, Clients, told
 from .ending import keep_one
 from .request import custom_job, read_settings

@@ -15,18 +15,18 @@ from decimal import Decimal
 from typing import TYPE_CHECKING
 
 from ...jobspecs.plan import Offer
-from .. import calls, tags
-from ..accounts import ACCOUNT
 from ..base import Allocation, Ended, LaunchRequest, NodeState, Owner, ProvisionError
 from ..gcp.account import ACCOUNTS
-from ..sharing import PerSettings
+from ..shared import calls, tags
+from ..shared.accounts import ACCOUNT
+from ..shared.sharing import PerSettings
 from .clients import Clients, regions
 from .ending import Ending, cancel, keep_one
 from .launching import DOUBT_S, UNSEEN_S, Launch
 from .sightings import Sighting, Sightings
 
 if TYPE_CHECKING:
-    from ..clock import Clock
+    from ..shared.clock import Clock
 
 log = logging.getLogger("cloudgpu.provisioners.vertex")
 

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...jobspecs.catalog_machines import MachineType, find_machine_type
-from .. import tags
+from ...jobspecs.catalog.machines import MachineType, find_machine_type
 from ..base import LaunchRequest, NodeRequest, ProvisionError
 from ..boot import container_command
-from ..booting import check_agent, told_at_boot
 from ..gcp import labels
+from ..shared import tags
+from ..shared.booting import check_agent, told_at_boot
 from . import pools
 from .images import default_image
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
-from .. import tags
 from ..base import NodeState, ProvisionError
-from ..errors import classify
 from ..gcp import labels
-from ..sharing import Looks
+from ..shared import tags
+from ..shared.errors import classify
+from ..shared.sharing import Looks
 from . import pools
 from .clients import READ_S, Clients
 from .request import MARKET
@@ -43,7 +43,7 @@ _REFUSALS = frozenset({"capacity", "quota", "not_offered", "auth", "invalid"})
 _RAN = re.compile(r"\breplicas?\b.*\b(exited|ran)\b|non-zero status", re.IGNORECASE)
 """A program's end. Containers may run before all machines are there, and with them the job's start."""
 _NO_PLACE = re.compile(r"non-zero status of 3\b")
-"""The agent ends so where another machine has its node's place in the job dir: runtime/agent.py, CLAIMED."""
+"""The agent ends so where another machine has its node's place in the job dir: runtime/agent/agent.py, CLAIMED."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from ..checkpoint import random_state
-from ..checkpoint.data_position import DataPosition, length
+from ..checkpoint.data import random_state
+from ..checkpoint.data.data_position import DataPosition, length
 from .drawn import Drawn
 
 if TYPE_CHECKING:

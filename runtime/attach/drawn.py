@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from ..checkpoint import loaders
+from ..checkpoint.data import loaders
 from .frames import Code
 from .graph import Graph, Record
 from .variables import Restore, UnsavableError, digests

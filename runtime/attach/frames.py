@@ -11,7 +11,8 @@ from types import FrameType
 from typing import Any
 
 _FOREIGN = ("site-packages", "dist-packages")
-_RUNTIME = str(Path(__file__).parents[1])
+_PACKAGE = Path(__file__).parents[2]
+_RUNTIME = tuple(f"{_PACKAGE / name}/" for name in ("runtime", "protocol", "storage"))
 
 
 class Code:
@@ -27,7 +28,7 @@ class Code:
         if file not in self._known:
             path = str(Path(file).resolve())
             own = path.startswith(self._folder.rstrip("/") + "/") and not any(part in path for part in _FOREIGN)
-            library = path.startswith((_RUNTIME + "/", str(Path(linecache.__file__).parent) + "/"))
+            library = path.startswith((*_RUNTIME, str(Path(linecache.__file__).parent) + "/"))
             self._known[file] = own and not library
         return self._known[file]
 
@@ -50,7 +51,7 @@ class Code:
 
 def is_of_runtime(file: str) -> bool:
     """Return whether a file is part of this package's runtime, but for what every program under `run` is called by."""
-    return file.startswith(_RUNTIME + "/") and not file.endswith(("/attach/execute.py", "/attach/loops.py"))
+    return file.startswith(_RUNTIME) and not file.endswith(("/attach/execute.py", "/attach/loops.py"))
 
 
 def _stack() -> Iterator[FrameType]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from ..checkpoint import random_state
+from ..checkpoint.data import random_state
 from ..checkpoint.errors import EXIT_DONE, EXIT_NONE, EXIT_OLDER, EXIT_USER, CheckpointError, logger
 from ..checkpoint.outcome import Outcome, OutcomeRecord
 from ..checkpoint.rendezvous import find_world

@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from .data_position import length
+from .data.data_position import length
 from .errors import CheckpointError
 from .session import Session
 

@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..jobdir import JobDirError
-from ..metrics import Number, Row, Segment, find_segment
+from ...protocol.jobdir import JobDirError
+from ...protocol.metrics import Number, Row, Segment, find_segment
 from .errors import CheckpointError, OutOfReachError, logger
 
 SEGMENT = 256 << 10

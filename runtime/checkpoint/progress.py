@@ -8,9 +8,9 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..jobdir import Progress
+from ...protocol.jobdir import Progress
 from .errors import logger
-from .schedule import Schedule
+from .schedule.schedule import Schedule
 
 WRITE_INTERVAL = 0.5
 """Seconds between two writes of the file, but for those at a save, a restore or the end."""

@@ -8,13 +8,13 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from ..jobdir import JobDirError
+from ...protocol.checkpoint_names import Name
+from ...protocol.jobdir import JobDirError
 from .errors import FencedError, PassingError, UnusableError, logger
-from .loading import Files
-from .manifest import RankManifest, chunk_hash
-from .names import Name
+from .format.manifest import RankManifest, chunk_hash
+from .restore.loading import Files
+from .restore.verified import confirmed, open_data
 from .store import CheckpointStore, Condition
-from .verified import confirmed, open_data
 
 if TYPE_CHECKING:
     from .ranks import Ranks

@@ -9,10 +9,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-from . import random_state
-from .accumulation import Accumulation
-from .buckets import BucketOrders
-from .data_position import DataPosition
+from ...protocol.checkpoint_names import Name
+from .data import random_state
+from .data.data_position import DataPosition
 from .errors import (
     EXIT_DONE,
     EXIT_FENCED,
@@ -24,20 +23,21 @@ from .errors import (
     logger,
 )
 from .folder_hold import FolderHold
-from .interruption import Interruption, Notice
+from .format.strides import StateAlignment
 from .metrics import MetricRows
-from .names import Name
 from .outcome import Outcome, OutcomeRecord
 from .progress import ProgressFile
 from .ranks import Ranks
-from .resume import Attempt, begin_attempt, restore_objects, starts_since
+from .restore.resume import Attempt, begin_attempt, restore_objects, starts_since
 from .room import check_room
-from .saver import Content, Saver
+from .save.accumulation import Accumulation
+from .save.buckets import BucketOrders
+from .save.saver import Content, Saver
+from .save.state_size import state_to_come
+from .schedule.interruption import Interruption, Notice
 from .settings import Policy, check_objects, find_store, start_patience_s
-from .state_size import state_to_come
 from .store import CheckpointStore
-from .strides import StateAlignment
-from .writer_client import WriterClient
+from .writer.client import WriterClient
 
 PATIENCE = 10.0
 """Seconds that a loop which was broken off waits for what is staged: an orphaned writer goes on after that."""

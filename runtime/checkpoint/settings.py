@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..jobdir import JobDir, JobDirError, local_url
+from ...protocol.jobdir import JobDir, JobDirError, local_url
 from .errors import CheckpointError
-from .interval import History
-from .schedule import Schedule
+from .schedule.interval import History
+from .schedule.schedule import Schedule
 from .store import CheckpointStore
 
 _ON_DAMAGE = "CLOUDGPU_CHECKPOINT_ON_DAMAGE"

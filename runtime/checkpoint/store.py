@@ -19,13 +19,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from ..jobdir import JobDir, JobDirError, MissingError, Record
-from ..metrics import Segment, closed_key
-from ..records import read_json
-from . import durable
+from ...protocol.checkpoint_names import Name
+from ...protocol.jobdir import JobDir, JobDirError, MissingError, Record
+from ...protocol.metrics import Segment, closed_key
+from ...protocol.records import read_json
+from ...storage import durable
 from .errors import FencedError, UnusableError
-from .manifest import CHUNK, FORMAT, RankManifest, chunk_hash, chunk_hashes, data_file, manifest_file
-from .names import Name
+from .format.manifest import CHUNK, FORMAT, RankManifest, chunk_hash, chunk_hashes, data_file, manifest_file
 
 COMMIT = "COMMIT.json"
 DAMAGED = "DAMAGED.json"

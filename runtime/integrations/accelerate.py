@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ..checkpoint.checkpointer import STEPS_WITH_LOADER, Checkpointer
-from ..checkpoint.data_position import length
+from ..checkpoint.data.data_position import length
 from ..checkpoint.errors import CheckpointError
 from .gradients import Gradients
 from .late import Late

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from ..checkpoint.strides import align
+from ..checkpoint.format.strides import align
 from .late import misfit
 
 

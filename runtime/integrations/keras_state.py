@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ..checkpoint import random_state
+from ..checkpoint.data import random_state
 from ..checkpoint.errors import CheckpointError
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ..checkpoint import random_state
-from ..checkpoint.data_position import DataPosition
+from ..checkpoint.data import random_state
+from ..checkpoint.data.data_position import DataPosition
+from ..checkpoint.data.generators import Generators
 from ..checkpoint.errors import CheckpointError
-from ..checkpoint.generators import Generators
 
 _END = object()
 

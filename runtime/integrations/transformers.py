@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoint.checkpointer import Checkpointer
-from ..checkpoint.data_position import length
+from ..checkpoint.data.data_position import length
 from ..checkpoint.errors import CheckpointError
 from .late import Late
 from .loader_place import LoaderPlace

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from ...protocol.jobdir import JobRecord, NodeRecord
 from ..autolaunch import Choice, Shape, choose
-from ..jobdir import JobRecord, NodeRecord
-from ..program import Process
+from ..processes.program import Process
 from . import mpi, none, tensorflow, torchrun
 from .place import (
     LOOPBACK,

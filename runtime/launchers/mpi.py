@@ -18,8 +18,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from ..jobdir import NodeRecord
-from ..program import Process
+from ...protocol.jobdir import NodeRecord
+from ..processes.program import Process
 from . import torchrun
 from .place import LOOPBACK, Addresses, Place, environment, program_process
 from .torchrun import Layout

@@ -17,8 +17,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..jobdir import JobDir, JobDirError
-from ..records import MOST_BYTES, read_json
+from ...protocol.jobdir import JobDir, JobDirError
+from ...protocol.records import MOST_BYTES, read_json
 from .mpi_rsh import order_key
 
 _POLL_S = 0.05

@@ -14,7 +14,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 
-from ..jobdir import JobDir, JobDirError, node_key
+from ...protocol.jobdir import JobDir, JobDirError, node_key
 
 
 def order_key(node: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..program import Process
+from ..processes.program import Process
 from .place import Addresses, Place, program_process
 
 

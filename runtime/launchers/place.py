@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..jobdir import Address, JobRecord, NodeRecord
-from ..program import MARKER, Process
+from ...protocol.jobdir import Address, JobRecord, NodeRecord
+from ..processes.program import MARKER, Process
 
 _PORTS = range(20_000, 30_000)  # below those which the kernel hands out by itself, so that nobody takes one meanwhile
 _MOST_TURNS = 100  # more nodes than that are not on one machine

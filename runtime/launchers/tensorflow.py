@@ -9,8 +9,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..jobdir import JobRecord, NodeRecord
-from ..program import Process
+from ...protocol.jobdir import JobRecord, NodeRecord
+from ..processes.program import Process
 from .place import Addresses, LauncherError, Place, program_process
 
 CHIEF_NAME = "CLOUDGPU_TF_CHIEF"

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ..jobdir import Address, NodeRecord
-from ..program import Process
+from ...protocol.jobdir import Address, NodeRecord
+from ..processes.program import Process
 from .place import Addresses, LauncherError, Place, program_process
 
 

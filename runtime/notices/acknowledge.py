@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ..jobdir import AttemptRecord, JobDirError, NodeRecord, Record, attempt_key, node_key
+from ...protocol.jobdir import AttemptRecord, JobDirError, NodeRecord, Record, attempt_key, node_key
 from .docket import ProviderNotice
 from .job_dir import NodeDir
 from .metadata import MetadataError

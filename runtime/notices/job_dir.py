@@ -9,10 +9,20 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..attempt_signal import signal_key
-from ..jobdir import JobDir, JobDirError, MissingError, Notice, Signal, Stop, StopReason, attempt_key, node_key
-from ..pace import Pace
-from ..records import MOST_BYTES
+from ...protocol.attempt_signal import signal_key
+from ...protocol.jobdir import (
+    JobDir,
+    JobDirError,
+    MissingError,
+    Notice,
+    Signal,
+    Stop,
+    StopReason,
+    attempt_key,
+    node_key,
+)
+from ...protocol.pace import Pace
+from ...protocol.records import MOST_BYTES
 from .docket import Docket, ProviderNotice
 from .orders import Order, Orders
 

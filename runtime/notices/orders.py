@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from ..jobdir import Outcome
+from ...protocol.jobdir import Outcome
 
 Action = Literal["stop", "save"]
 

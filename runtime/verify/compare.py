@@ -15,13 +15,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ...protocol.jobdir import JobDir, JobDirError, local_url
+from ...protocol.metrics import Row, read_metrics
 from ..checkpoint.errors import CheckpointError, UnusableError
-from ..checkpoint.loading import Files, load
-from ..checkpoint.placement import Placements
+from ..checkpoint.format.placement import Placements
+from ..checkpoint.format.tree import flatten
+from ..checkpoint.restore.loading import Files, load
 from ..checkpoint.settings import find_store
-from ..checkpoint.tree import flatten
-from ..jobdir import JobDir, JobDirError, local_url
-from ..metrics import Row, read_metrics
 from .files import compare_files
 from .trace import HELD, Moment, digests_of, read_trace
 

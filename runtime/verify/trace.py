@@ -67,7 +67,7 @@ def read_trace(path: Path) -> Iterator[Moment]:
 
 def digests_of(snapshot: Mapping[str, Any]) -> dict[str, str]:
     """Of each tensor, and of each plain value."""
-    from ..checkpoint.tree import flatten
+    from ..checkpoint.format.tree import flatten
 
     tree, leaves = flatten({key: value for key, value in snapshot.items() if key not in _NOT_COMPARED}, "")
     found = {key: _digest(_bytes_of(leaf)) for key, leaf in leaves.items()}

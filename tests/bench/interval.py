@@ -9,7 +9,7 @@ import argparse
 from collections.abc import Sequence
 from itertools import groupby
 
-from cloudgpu.runtime.checkpoint.interval import PRIORS, UNKNOWN
+from cloudgpu.runtime.checkpoint.schedule.interval import PRIORS, UNKNOWN
 from cloudgpu.tests.standins.interruptions import GRID, HOUR, World, compare, enough_trainings, with_lag
 
 

@@ -22,12 +22,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import cloudgpu
-from cloudgpu.control import presence
 from cloudgpu.control.jobs import Job
-from cloudgpu.control.store import Store
-from cloudgpu.jobspecs.loader import load_text
-from cloudgpu.runtime.buckets import Buckets
-from cloudgpu.runtime.jobdir import Heartbeat, JobDir, JobDirError, node_key
+from cloudgpu.control.store.store import Store
+from cloudgpu.control.supervisor import presence
+from cloudgpu.jobspecs.loading.loader import load_text
+from cloudgpu.protocol.jobdir import Heartbeat, JobDir, JobDirError, node_key
+from cloudgpu.storage.buckets import Buckets
 from cloudgpu.tests.standins.agent_files import OWN_PYTHON
 from cloudgpu.tests.standins.aws.control import AwsControl
 from cloudgpu.tests.standins.aws.control import environ as aws_environ

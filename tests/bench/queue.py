@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 
 import cloudgpu
-from cloudgpu.control import daemon
-from cloudgpu.control.presence import running
-from cloudgpu.jobspecs.loader import load_text
+from cloudgpu.control.supervisor import daemon
+from cloudgpu.control.supervisor.presence import running
+from cloudgpu.jobspecs.loading.loader import load_text
 from cloudgpu.jobspecs.plan import LocalGpu
-from cloudgpu.provisioners.local import inspect_machine
+from cloudgpu.provisioners.local.provisioner import inspect_machine
 from cloudgpu.tests.standins.nvidia import install_driver
 
 from .measure import Row

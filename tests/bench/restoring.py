@@ -52,7 +52,7 @@ def _load(path: Path, training: Training) -> None:
 
 def _restore(folder: Path, training: Training) -> None:
     from cloudgpu.runtime.checkpoint.ranks import Ranks
-    from cloudgpu.runtime.checkpoint.restore import restore
+    from cloudgpu.runtime.checkpoint.restore.restore import restore
     from cloudgpu.runtime.checkpoint.settings import find_store
 
     objects: dict[str, Any] = {"model": training.model, "optimizer": training.optimizer}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cloudgpu.jobspecs.loader import load_text
+from cloudgpu.jobspecs.loading.loader import load_text
 
 from .measure import Row, seconds
 

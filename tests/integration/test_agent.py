@@ -16,15 +16,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cloudgpu.runtime import agent as agent_module
-from cloudgpu.runtime.jobdir import (
-    JOB_KEY,
-    AttemptRecord,
-    Heartbeat,
-    JobRecord,
-    attempt_key,
-    node_key,
-)
+from cloudgpu.protocol.jobdir import JOB_KEY, AttemptRecord, Heartbeat, JobRecord, attempt_key, node_key
+from cloudgpu.runtime.agent import agent as agent_module
 from cloudgpu.tests.standins.agents import World, until, world
 from cloudgpu.tests.standins.processes import stopped
 

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from cloudgpu.control import paths, presence
+from cloudgpu.control import paths
 from cloudgpu.control.jobs import Job
+from cloudgpu.control.supervisor import presence
 from cloudgpu.tests.standins.aws.control import KEY
 from cloudgpu.tests.standins.aws.jobs import TYPE, AwsJobs, agents, aws_jobs
 from cloudgpu.tests.standins.local_jobs import stop_supervisor

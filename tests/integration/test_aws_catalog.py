@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from cloudgpu.jobspecs import catalog_read, refreshed
+from cloudgpu.jobspecs.catalog import read as catalog_read
+from cloudgpu.jobspecs.catalog import refreshed
 from cloudgpu.jobspecs.plan import Offer, RoleOffer
 from cloudgpu.provisioners.aws import catalog as asked
 from cloudgpu.provisioners.aws import quotas

@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 
-from cloudgpu.control.submission import owner_name
-from cloudgpu.provisioners import leftovers, tags
+from cloudgpu.control.submit.submission import owner_name
+from cloudgpu.provisioners import leftovers
 from cloudgpu.provisioners.aws import collect
 from cloudgpu.provisioners.aws.clients import Clients
 from cloudgpu.provisioners.base import Owner
+from cloudgpu.provisioners.shared import tags
 from cloudgpu.tests.standins.aws import Aws
 from cloudgpu.tests.standins.aws.sessions import session
 from cloudgpu.tests.standins.clocks import FastClock

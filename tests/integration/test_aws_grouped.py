@@ -15,23 +15,15 @@ from typing import Any
 import boto3
 import pytest
 
-from cloudgpu.provisioners import (
-    AgentFile,
-    Allocation,
-    LaunchRequest,
-    NodeRequest,
-    NodeState,
-    Owner,
-    ProvisionError,
-    grouping,
-    infrastructure,
-)
+from cloudgpu.protocol.fleet import Fleet
+from cloudgpu.protocol.jobdir import JobDir
+from cloudgpu.provisioners import AgentFile, Allocation, LaunchRequest, NodeRequest, NodeState, Owner, ProvisionError
 from cloudgpu.provisioners.aws import collect, groups, network
 from cloudgpu.provisioners.aws.clients import Clients
 from cloudgpu.provisioners.aws.network import name_of
 from cloudgpu.provisioners.aws.provisioner import AwsProvisioner
-from cloudgpu.runtime.fleet import Fleet
-from cloudgpu.runtime.jobdir import JobDir
+from cloudgpu.provisioners.shared import infrastructure
+from cloudgpu.provisioners.stacks import grouping
 from cloudgpu.tests.standins.aws import Aws
 from cloudgpu.tests.standins.aws.account import Told
 from cloudgpu.tests.standins.aws.process import Remains

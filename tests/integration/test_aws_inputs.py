@@ -7,7 +7,7 @@ import json
 import boto3
 import pytest
 
-from cloudgpu.runtime.jobdir import JobDir
+from cloudgpu.protocol.jobdir import JobDir
 from cloudgpu.tests.standins.aws.jobs import BUCKET, TYPE, AwsJobs, agents, jobs
 from cloudgpu.tests.standins.cloud_jobs import PATIENT_S
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.timeout(600)
 RESOURCES = f"resources: {{cloud: aws, machine_type: {TYPE}, accelerator: T4, region: us-east-1, market: spot}}\n"
 PROGRAM = """
 import pathlib
-from cloudgpu.runtime.jobdir import JobDir, JobDirError
+from cloudgpu.protocol.jobdir import JobDir, JobDirError
 
 print(pathlib.Path("data/train/a").read_text(), pathlib.Path("weights.pt").read_text())
 pathlib.Path("results").mkdir()

@@ -16,13 +16,13 @@ from pathlib import Path
 
 import pytest
 
-from cloudgpu.control.crew import Crew
-from cloudgpu.control.model import JobRow
-from cloudgpu.control.store import Store
-from cloudgpu.control.supervisor import Supervisor
+from cloudgpu.control.store.model import JobRow
+from cloudgpu.control.store.store import Store
+from cloudgpu.control.supervisor.crew import Crew
+from cloudgpu.control.supervisor.supervisor import Supervisor
 from cloudgpu.jobspecs.plan import Offer
-from cloudgpu.provisioners.sharing import WINDOW_S
-from cloudgpu.runtime.jobdir import JOB_KEY, Heartbeat, JobDir, JobRecord, Result, node_key
+from cloudgpu.protocol.jobdir import JOB_KEY, Heartbeat, JobDir, JobRecord, Result, node_key
+from cloudgpu.provisioners.shared.sharing import WINDOW_S
 from cloudgpu.tests.standins.aws.control import AwsControl
 from cloudgpu.tests.standins.aws.control import environ as aws_environ
 from cloudgpu.tests.standins.aws.jobs import BUCKET

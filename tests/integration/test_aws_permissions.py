@@ -22,22 +22,14 @@ import pytest
 
 import cloudgpu
 from cloudgpu.jobspecs.plan import Offer, RoleOffer
-from cloudgpu.provisioners import (
-    AgentFile,
-    Allocation,
-    LaunchRequest,
-    NodeRequest,
-    Owner,
-    ProvisionError,
-    infrastructure,
-    tags,
-)
+from cloudgpu.protocol.jobdir import JobDir, JobDirError
+from cloudgpu.provisioners import AgentFile, Allocation, LaunchRequest, NodeRequest, Owner, ProvisionError
 from cloudgpu.provisioners.aws import catalog, collect, quotas
 from cloudgpu.provisioners.aws.clients import Clients
 from cloudgpu.provisioners.aws.identity import machine_policy
 from cloudgpu.provisioners.aws.provisioner import AwsProvisioner
-from cloudgpu.provisioners.infrastructure import Infrastructure
-from cloudgpu.runtime.jobdir import JobDir, JobDirError
+from cloudgpu.provisioners.shared import infrastructure, tags
+from cloudgpu.provisioners.shared.infrastructure import Infrastructure
 from cloudgpu.tests.standins.aws import Aws
 from cloudgpu.tests.standins.aws.sessions import session
 from cloudgpu.tests.standins.aws.stacks import stand

@@ -13,10 +13,11 @@ import boto3
 import pytest
 
 from cloudgpu.infra.aws.role import fleet_policy
-from cloudgpu.provisioners import AgentFile, LaunchRequest, NodeRequest, Owner, ProvisionError, infrastructure
+from cloudgpu.provisioners import AgentFile, LaunchRequest, NodeRequest, Owner, ProvisionError
 from cloudgpu.provisioners.aws.network import find_subnets, list_subnets, name_of
 from cloudgpu.provisioners.aws.provisioner import AwsProvisioner
-from cloudgpu.provisioners.infrastructure import Infrastructure
+from cloudgpu.provisioners.shared import infrastructure
+from cloudgpu.provisioners.shared.infrastructure import Infrastructure
 from cloudgpu.tests.standins.aws import Aws
 from cloudgpu.tests.standins.aws.sessions import session
 from cloudgpu.tests.standins.aws.stacks import OF_STACK, PROFILE, stand

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from cloudgpu.jobspecs import catalog_read, refreshed
+from cloudgpu.jobspecs.catalog import read as catalog_read
+from cloudgpu.jobspecs.catalog import refreshed
 from cloudgpu.jobspecs.plan import Offer, RoleOffer
 from cloudgpu.provisioners.azure import prices, quotas
 from cloudgpu.provisioners.azure.clients import Clients

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from cloudgpu.runtime.checkpoint.writer_client import finish_earlier
-from cloudgpu.runtime.jobdir import JOB_KEY, JobDir, JobDirError, JobRecord
-from cloudgpu.runtime.logs import LogReader
+from cloudgpu.protocol.jobdir import JOB_KEY, JobDir, JobDirError, JobRecord
+from cloudgpu.protocol.logs import LogReader
+from cloudgpu.runtime.checkpoint.writer.client import finish_earlier
 
 from ..standins.agents import World, until, world
 from ..standins.azurite import ACCOUNT, Azurite

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from cloudgpu.control.submission import owner_name
+from cloudgpu.control.submit.submission import owner_name
 from cloudgpu.provisioners import AgentFile, LaunchRequest, NodeRequest, Owner, ProvisionError, leftovers
 from cloudgpu.provisioners.azure import collect, groups, identity, operations, rights
 from cloudgpu.provisioners.azure.clients import Clients

@@ -11,22 +11,15 @@ from typing import Any
 
 import pytest
 
-from cloudgpu.provisioners import (
-    AgentFile,
-    Allocation,
-    LaunchRequest,
-    NodeRequest,
-    Owner,
-    ProvisionError,
-    grouping,
-    infrastructure,
-)
+from cloudgpu.protocol.fleet import Fleet
+from cloudgpu.protocol.jobdir import JobDir
+from cloudgpu.provisioners import AgentFile, Allocation, LaunchRequest, NodeRequest, Owner, ProvisionError
 from cloudgpu.provisioners.azure import collect
 from cloudgpu.provisioners.azure.clients import Clients
 from cloudgpu.provisioners.azure.provisioner import AzureProvisioner
 from cloudgpu.provisioners.base import launch_token
-from cloudgpu.runtime.fleet import Fleet
-from cloudgpu.runtime.jobdir import JobDir
+from cloudgpu.provisioners.shared import infrastructure
+from cloudgpu.provisioners.stacks import grouping
 from cloudgpu.tests.standins.azure import SUBMITTER, AzureControl
 from cloudgpu.tests.standins.azure.jobs import CONTAINER, azure_with_blobs
 from cloudgpu.tests.standins.azure.machines import Told

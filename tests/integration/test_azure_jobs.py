@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cloudgpu.control.jobs import ensure_supervisor
-from cloudgpu.provisioners import tags
+from cloudgpu.provisioners.shared import tags
 from cloudgpu.tests.standins.azure.capacity import HOW
 from cloudgpu.tests.standins.azure.jobs import AzureJobs, agents, jobs
 from cloudgpu.tests.standins.cloud_jobs import after, console_of, counting, counting_together, total

@@ -19,8 +19,8 @@ from dataclasses import replace
 import pytest
 
 from cloudgpu.control.jobs import Job
-from cloudgpu.provisioners import tags
-from cloudgpu.runtime.fleet import Beat, End, Fleet, Freed, Holding, member_key, order_key
+from cloudgpu.protocol.fleet import Beat, End, Fleet, Freed, Holding, member_key, order_key
+from cloudgpu.provisioners.shared import tags
 from cloudgpu.tests.standins.azure import SUBMITTER
 from cloudgpu.tests.standins.azure.capacity import HOW
 from cloudgpu.tests.standins.azure.jobs import CONTAINER, AzureJobs, azure_jobs

@@ -18,7 +18,7 @@ from cloudgpu.provisioners import AgentFile, Allocation, LaunchRequest, NodeRequ
 from cloudgpu.provisioners.azure import diagnostics
 from cloudgpu.provisioners.azure.clients import Clients
 from cloudgpu.provisioners.azure.provisioner import AzureProvisioner
-from cloudgpu.provisioners.for_stacks import Reserved, reserved_for
+from cloudgpu.provisioners.stacks.for_stacks import Reserved, reserved_for
 from cloudgpu.tests.standins.azure import Azure, AzureControl
 from cloudgpu.tests.standins.clocks import FastClock, StillClock
 from cloudgpu.tests.standins.faults import HANG, HTML, LOSE, RESET, Call, Fault, error

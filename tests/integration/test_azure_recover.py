@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cloudgpu.control.jobs import Job, ensure_supervisor
-from cloudgpu.provisioners import tags
+from cloudgpu.provisioners.shared import tags
 from cloudgpu.tests.standins.azure.jobs import AzureJobs, agents, azure_jobs
 from cloudgpu.tests.standins.azure.machines import Told
 from cloudgpu.tests.standins.azure.stacks import stand

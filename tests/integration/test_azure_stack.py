@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from cloudgpu.provisioners import AgentFile, LaunchRequest, NodeRequest, Owner, ProvisionError, infrastructure
+from cloudgpu.provisioners import AgentFile, LaunchRequest, NodeRequest, Owner, ProvisionError
 from cloudgpu.provisioners.azure.provisioner import AzureProvisioner
-from cloudgpu.provisioners.infrastructure import Infrastructure
+from cloudgpu.provisioners.shared import infrastructure
+from cloudgpu.provisioners.shared.infrastructure import Infrastructure
 from cloudgpu.tests.standins.azure import SUBSCRIPTION, Azure, AzureControl
 from cloudgpu.tests.standins.azure.stacks import put_network, stand
 from cloudgpu.tests.standins.clocks import FastClock

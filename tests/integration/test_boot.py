@@ -24,22 +24,13 @@ from botocore.auth import S3SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
+from cloudgpu.protocol.jobdir import JOB_KEY, AttemptRecord, Heartbeat, JobDir, JobRecord, Result, attempt_key, node_key
+from cloudgpu.protocol.logs import LogReader
 from cloudgpu.provisioners.boot import MAX_BYTES, BootRecord, user_data
 from cloudgpu.provisioners.boot.agent_file import Built
 from cloudgpu.provisioners.boot.files import MODULES, boot_files
 from cloudgpu.provisioners.boot.record import STORES
 from cloudgpu.provisioners.boot.service import SERVICE, unit
-from cloudgpu.runtime.jobdir import (
-    JOB_KEY,
-    AttemptRecord,
-    Heartbeat,
-    JobDir,
-    JobRecord,
-    Result,
-    attempt_key,
-    node_key,
-)
-from cloudgpu.runtime.logs import LogReader
 
 from ..standins import s3
 from ..standins.agent_files import own_agent_file

@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
+from cloudgpu.protocol.jobdir import JOB_KEY, AttemptRecord, JobDir, JobRecord, Result, attempt_key, node_key
+from cloudgpu.protocol.logs import LogReader
 from cloudgpu.provisioners.boot import MAX_BYTES, BootRecord, user_data
 from cloudgpu.provisioners.boot.agent_file import Built
 from cloudgpu.provisioners.boot.service import SERVICE
-from cloudgpu.runtime.jobdir import JOB_KEY, AttemptRecord, JobDir, JobRecord, Result, attempt_key, node_key
-from cloudgpu.runtime.logs import LogReader
 
 from ..standins.agent_files import own_agent_file
 from ..standins.azure.imds import InstanceMetadata

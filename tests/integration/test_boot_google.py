@@ -19,12 +19,12 @@ from typing import Any
 
 import pytest
 
+from cloudgpu.protocol.jobdir import JOB_KEY, AttemptRecord, JobDir, JobRecord, Result, attempt_key, node_key
+from cloudgpu.protocol.logs import LogReader
 from cloudgpu.provisioners.boot import BootRecord, container_command, startup_script
 from cloudgpu.provisioners.boot.agent_file import Built
 from cloudgpu.provisioners.boot.service import SERVICE
 from cloudgpu.provisioners.boot.startup_script import MAX_SCRIPT_BYTES
-from cloudgpu.runtime.jobdir import JOB_KEY, AttemptRecord, JobDir, JobRecord, Result, attempt_key, node_key
-from cloudgpu.runtime.logs import LogReader
 
 from ..standins.agent_files import own_agent_file
 from ..standins.boots import StartupScript

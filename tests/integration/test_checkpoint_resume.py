@@ -24,10 +24,10 @@ pytest.importorskip("torch")
 pytest.importorskip("numpy")
 psutil = pytest.importorskip("psutil")
 
-from cloudgpu.runtime.checkpoint.manifest import RankManifest  # noqa: E402
-from cloudgpu.runtime.jobdir import JobDir, local_url  # noqa: E402
+from cloudgpu.protocol.jobdir import JobDir, local_url  # noqa: E402
+from cloudgpu.protocol.metrics import read_metrics  # noqa: E402
+from cloudgpu.runtime.checkpoint.format.manifest import RankManifest  # noqa: E402
 from cloudgpu.runtime.launchers import free_port  # noqa: E402
-from cloudgpu.runtime.metrics import read_metrics  # noqa: E402
 from cloudgpu.tests.standins.zygote import Forked, Zygote  # noqa: E402
 
 Process = subprocess.Popen[str] | Forked

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from cloudgpu.control.jobs import Job, get_job, list_jobs
-from cloudgpu.provisioners import clusters
+from cloudgpu.protocol.fleet import Failure, member_key
 from cloudgpu.provisioners.boot.agent_file import PYTHONS_VARIABLE
 from cloudgpu.provisioners.cluster.provisioner import shared
-from cloudgpu.runtime.fleet import Failure, member_key
+from cloudgpu.provisioners.stacks import clusters
 from cloudgpu.tests.standins import ddp
 from cloudgpu.tests.standins.agent_files import OWN_PYTHON
 from cloudgpu.tests.standins.fleets import Machines, known_cluster

@@ -22,8 +22,8 @@ import pytest
 torch = pytest.importorskip("torch")
 np = pytest.importorskip("numpy")
 
+from cloudgpu.protocol.checkpoint_names import Name  # noqa: E402
 from cloudgpu.runtime.checkpoint.errors import CheckpointError  # noqa: E402
-from cloudgpu.runtime.checkpoint.names import Name  # noqa: E402
 from cloudgpu.tests.standins.checkpoints import local_store, restore_all, save  # noqa: E402
 
 WORLD = 2

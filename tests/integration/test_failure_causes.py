@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from cloudgpu.runtime import failure_causes
-from cloudgpu.runtime.failure_causes import OutOfMemoryCounter
-from cloudgpu.runtime.jobdir import Result
+from cloudgpu.protocol.jobdir import Result
+from cloudgpu.runtime.processes import failure_causes
+from cloudgpu.runtime.processes.failure_causes import OutOfMemoryCounter
 from cloudgpu.tests.standins.agents import World, world
 
 __all__ = ["world"]

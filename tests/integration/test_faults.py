@@ -22,15 +22,16 @@ from urllib.parse import unquote
 import psutil
 import pytest
 
-from cloudgpu.control import paths, presence
+from cloudgpu.control import paths
 from cloudgpu.control.clock import SystemClock
 from cloudgpu.control.errors import StoreError
 from cloudgpu.control.jobs import Job, list_jobs, orphans
-from cloudgpu.control.store import Store
-from cloudgpu.control.submission import owner_name
-from cloudgpu.control.supervisor import Supervisor
+from cloudgpu.control.store.store import Store
+from cloudgpu.control.submit.submission import owner_name
+from cloudgpu.control.supervisor import presence
+from cloudgpu.control.supervisor.supervisor import Supervisor
 from cloudgpu.provisioners.base import Owner, ProvisionError
-from cloudgpu.provisioners.local import LocalProvisioner
+from cloudgpu.provisioners.local.provisioner import LocalProvisioner
 from cloudgpu.tests.standins.disk import Disk, mounted
 from cloudgpu.tests.standins.local_jobs import start_supervisor, stop_supervisor, submit_text
 

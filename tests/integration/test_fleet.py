@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from cloudgpu.runtime.fleet import End, order_key
-from cloudgpu.runtime.jobdir import JobDir
+from cloudgpu.protocol.fleet import End, order_key
+from cloudgpu.protocol.jobdir import JobDir
 from cloudgpu.tests.standins import s3
 from cloudgpu.tests.standins.ddp import TRAIN, beginnings
 from cloudgpu.tests.standins.fleets import FleetJob, Machines

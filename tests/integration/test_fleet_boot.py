@@ -17,12 +17,12 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
 from cloudgpu.jobspecs.fleets import FleetSpec
+from cloudgpu.protocol.fleet import FLEET_KEY, Settings
+from cloudgpu.protocol.jobdir import JobDir
 from cloudgpu.provisioners import AgentFile
 from cloudgpu.provisioners.boot import MAX_BYTES, BootRecord, fleet_boot
 from cloudgpu.provisioners.boot.files import GROUPS, MODULES, boot_files
 from cloudgpu.provisioners.cluster import files
-from cloudgpu.runtime.fleet import FLEET_KEY, Settings
-from cloudgpu.runtime.jobdir import JobDir
 from cloudgpu.tests.standins import s3
 from cloudgpu.tests.standins.agent_files import own_agent_file
 from cloudgpu.tests.standins.aws import Aws

@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from cloudgpu.jobspecs import catalog_read, refreshed
+from cloudgpu.jobspecs.catalog import read as catalog_read
+from cloudgpu.jobspecs.catalog import refreshed
 from cloudgpu.provisioners.base import NodeRequest, ProvisionError
-from cloudgpu.provisioners.clock import SystemClock
 from cloudgpu.provisioners.gcp import prices, quotas, rest
 from cloudgpu.provisioners.gcp.account import Account
 from cloudgpu.provisioners.gcp.rest import Rest
+from cloudgpu.provisioners.shared.clock import SystemClock
 from cloudgpu.tests.standins.clocks import FastClock, today
 from cloudgpu.tests.standins.faults import HANG, HTML, RESET, error
 from cloudgpu.tests.standins.gcp import Gcp

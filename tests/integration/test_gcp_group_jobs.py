@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from cloudgpu.control.jobs import Job, ensure_supervisor
-from cloudgpu.provisioners.grouping import FLEET_DIR
-from cloudgpu.runtime.fleet import FLEET_KEY, Fleet, Settings
-from cloudgpu.runtime.jobdir import JobDir
+from cloudgpu.protocol.fleet import FLEET_KEY, Fleet, Settings
+from cloudgpu.protocol.jobdir import JobDir
+from cloudgpu.provisioners.stacks.grouping import FLEET_DIR
 from cloudgpu.tests.standins.cloud_jobs import counting, counting_together, total
 from cloudgpu.tests.standins.gcp.jobs import GcpJobs, agents, gcp_jobs
 from cloudgpu.tests.standins.gcp.stacks import REGION, stand

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from cloudgpu.control.jobs import Job
-from cloudgpu.provisioners import tags
+from cloudgpu.provisioners.shared import tags
 from cloudgpu.tests.integration.test_gcp_leaks import IMPORTS, SWEEPS, GcpAgents
 from cloudgpu.tests.standins.faults import KILL_AFTER, LOSE, Fault
 from cloudgpu.tests.standins.gcp import SUBMITTER

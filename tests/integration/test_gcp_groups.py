@@ -14,24 +14,16 @@ import pytest
 
 from cloudgpu.infra.gcp.programs import fleet_program
 from cloudgpu.infra.settings import FleetSettings
-from cloudgpu.provisioners import (
-    AgentFile,
-    Allocation,
-    LaunchRequest,
-    NodeRequest,
-    NodeState,
-    Owner,
-    ProvisionError,
-    infrastructure,
-)
+from cloudgpu.protocol.fleet import Fleet
+from cloudgpu.protocol.jobdir import JobDir
+from cloudgpu.provisioners import AgentFile, Allocation, LaunchRequest, NodeRequest, NodeState, Owner, ProvisionError
 from cloudgpu.provisioners.gcp import collect, groups
 from cloudgpu.provisioners.gcp.clients import Clients
 from cloudgpu.provisioners.gcp.images import Images
 from cloudgpu.provisioners.gcp.provisioner import GcpProvisioner
-from cloudgpu.provisioners.grouping import fleet_of
-from cloudgpu.provisioners.infrastructure import Infrastructure
-from cloudgpu.runtime.fleet import Fleet
-from cloudgpu.runtime.jobdir import JobDir
+from cloudgpu.provisioners.shared import infrastructure
+from cloudgpu.provisioners.shared.infrastructure import Infrastructure
+from cloudgpu.provisioners.stacks.grouping import fleet_of
 from cloudgpu.tests.standins.clocks import FastClock
 from cloudgpu.tests.standins.faults import LOSE, error
 from cloudgpu.tests.standins.gce.control import GceControl

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cloudgpu.control.jobs import ensure_supervisor
-from cloudgpu.provisioners import tags
+from cloudgpu.provisioners.shared import tags
 from cloudgpu.tests.standins.cloud_jobs import after, console_of, counting, counting_together, total
 from cloudgpu.tests.standins.gcp.jobs import GcpJobs, agents, jobs, tags_of
 from cloudgpu.tests.standins.local_jobs import stop_supervisor

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 import pytest
 
 from cloudgpu.control.jobs import Job
-from cloudgpu.provisioners import tags
+from cloudgpu.provisioners.shared import tags
 from cloudgpu.tests.standins.faults import KILL_AFTER, LOSE, Fault, error
 from cloudgpu.tests.standins.gcp import SUBMITTER
 from cloudgpu.tests.standins.gcp.jobs import BUCKET, GcpJobs, gcp_jobs, tags_of

@@ -19,6 +19,7 @@ import pytest
 import yaml
 
 import cloudgpu
+from cloudgpu.protocol.jobdir import JobDir, JobDirError
 from cloudgpu.provisioners import AgentFile, Allocation, LaunchRequest, NodeRequest, Owner, ProvisionError
 from cloudgpu.provisioners.gcp import catalog, collect, quotas
 from cloudgpu.provisioners.gcp.account import Account
@@ -26,7 +27,6 @@ from cloudgpu.provisioners.gcp.clients import Clients
 from cloudgpu.provisioners.gcp.provisioner import GcpProvisioner
 from cloudgpu.provisioners.gcp.rest import Rest
 from cloudgpu.provisioners.vertex.provisioner import VertexProvisioner
-from cloudgpu.runtime.jobdir import JobDir, JobDirError
 from cloudgpu.tests.standins.clocks import FastClock
 from cloudgpu.tests.standins.faults import error
 from cloudgpu.tests.standins.gce.control import GceControl

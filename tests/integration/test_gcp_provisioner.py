@@ -13,18 +13,10 @@ from typing import Any
 
 import pytest
 
-from cloudgpu.provisioners import (
-    AgentFile,
-    Allocation,
-    LaunchRequest,
-    NodeRequest,
-    NodeState,
-    Owner,
-    ProvisionError,
-    infrastructure,
-)
+from cloudgpu.provisioners import AgentFile, Allocation, LaunchRequest, NodeRequest, NodeState, Owner, ProvisionError
 from cloudgpu.provisioners.gcp.provisioner import GcpProvisioner
-from cloudgpu.provisioners.infrastructure import Infrastructure
+from cloudgpu.provisioners.shared import infrastructure
+from cloudgpu.provisioners.shared.infrastructure import Infrastructure
 from cloudgpu.tests.standins.clocks import FastClock, StillClock
 from cloudgpu.tests.standins.faults import HANG, HTML, LOSE, RESET, Call, Fault, error
 from cloudgpu.tests.standins.gce.control import GceControl

@@ -10,11 +10,11 @@ import pytest
 
 from cloudgpu.control import paths
 from cloudgpu.control.jobs import Job, submit
-from cloudgpu.control.store import Store
-from cloudgpu.control.supervisor import Supervisor
-from cloudgpu.jobspecs.loader import load_text
+from cloudgpu.control.store.store import Store
+from cloudgpu.control.supervisor.supervisor import Supervisor
+from cloudgpu.jobspecs.loading.loader import load_text
 from cloudgpu.jobspecs.plan import LocalGpu, Plan
-from cloudgpu.provisioners.local_gpus import find_gpus
+from cloudgpu.provisioners.local.gpus import find_gpus
 from cloudgpu.tests.standins.control import make_offer
 from cloudgpu.tests.standins.nvidia import install_driver
 

@@ -29,11 +29,12 @@ from cloudgpu.infra.backend import backend_of
 from cloudgpu.infra.errors import InfraError
 from cloudgpu.infra.settings import FleetOutputs, FleetSettings, InfraSettings
 from cloudgpu.jobspecs.fleets import FleetSpec
-from cloudgpu.provisioners import AgentFile, LaunchRequest, NodeRequest, Owner, infrastructure
+from cloudgpu.provisioners import AgentFile, LaunchRequest, NodeRequest, Owner
 from cloudgpu.provisioners.aws import collect
 from cloudgpu.provisioners.aws.clients import Clients
 from cloudgpu.provisioners.aws.provisioner import AwsProvisioner
-from cloudgpu.provisioners.infrastructure import Infrastructure
+from cloudgpu.provisioners.shared import infrastructure
+from cloudgpu.provisioners.shared.infrastructure import Infrastructure
 from cloudgpu.tests.standins.aws import Aws
 from cloudgpu.tests.standins.clocks import FastClock
 from cloudgpu.tests.standins.faults import error

@@ -11,7 +11,7 @@ import pytest
 
 from cloudgpu.infra.aws.reaper import reaper_policy
 from cloudgpu.infra.aws.reaper_handler import handler, is_expired
-from cloudgpu.provisioners import tags
+from cloudgpu.provisioners.shared import tags
 from cloudgpu.tests.standins.aws import Aws
 from cloudgpu.tests.standins.faults import error
 

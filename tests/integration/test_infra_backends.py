@@ -18,7 +18,7 @@ from typing import NamedTuple
 import boto3
 import pytest
 
-from cloudgpu.runtime.objects import JobDir
+from cloudgpu.storage.objects import JobDir
 from cloudgpu.tests.standins.aws import Aws
 from cloudgpu.tests.standins.azurite import ACCOUNT, KEY, Azurite
 from cloudgpu.tests.standins.gcp import Gcp

@@ -17,13 +17,14 @@ from typing import Any
 
 import pytest
 
-from cloudgpu.cli import cluster_expiry
-from cloudgpu.cli.stack_run import CLOUDS
+from cloudgpu.cli.cluster import expiry as cluster_expiry
+from cloudgpu.cli.infra.stack_run import CLOUDS
 from cloudgpu.control.jobs import list_jobs, open_store
 from cloudgpu.jobspecs.fleets import FLEET_CLOUDS
 from cloudgpu.jobspecs.plan import Offer
-from cloudgpu.provisioners import clusters, infrastructure
-from cloudgpu.runtime.fleet import Fleet
+from cloudgpu.protocol.fleet import Fleet
+from cloudgpu.provisioners.shared import infrastructure
+from cloudgpu.provisioners.stacks import clusters
 from cloudgpu.tests.standins.commands import Commands, in_a_process, stacks_can_be_made
 from cloudgpu.tests.standins.control import make_job
 from cloudgpu.tests.standins.faults import error

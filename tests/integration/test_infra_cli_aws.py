@@ -15,8 +15,9 @@ import boto3
 import pytest
 
 from cloudgpu.control.jobs import list_jobs
-from cloudgpu.provisioners import clusters, infrastructure
-from cloudgpu.runtime.fleet import Fleet
+from cloudgpu.protocol.fleet import Fleet
+from cloudgpu.provisioners.shared import infrastructure
+from cloudgpu.provisioners.stacks import clusters
 from cloudgpu.tests.standins.aws import Aws
 from cloudgpu.tests.standins.aws.process import Remains
 from cloudgpu.tests.standins.commands import Commands, in_a_process, stacks_can_be_made

@@ -13,8 +13,9 @@ import pytest
 
 from cloudgpu.control.jobs import list_jobs
 from cloudgpu.infra.azure.bucket import CONTAINER, account_name
-from cloudgpu.provisioners import clusters, infrastructure
 from cloudgpu.provisioners.azure.names import group_id
+from cloudgpu.provisioners.shared import infrastructure
+from cloudgpu.provisioners.stacks import clusters
 from cloudgpu.tests.standins.azure import SUBSCRIPTION, Azure, AzureControl
 from cloudgpu.tests.standins.azurite import Azurite
 from cloudgpu.tests.standins.commands import Commands, in_a_process, stacks_can_be_made

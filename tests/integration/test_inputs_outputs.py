@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from cloudgpu.runtime import agent as agent_module
-from cloudgpu.runtime.jobdir import AttemptRecord, attempt_key
+from cloudgpu.protocol.jobdir import AttemptRecord, attempt_key
+from cloudgpu.runtime.agent import agent as agent_module
 
 from ..standins import s3
 from ..standins.agents import World, until, world
@@ -81,7 +81,7 @@ def test_a_machine_that_was_superseded_copies_nothing(world: World) -> None:
 def test_outputs_that_take_too_long_do_not_cost_the_result(
     world: World, store: s3.S3, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from cloudgpu.runtime.jobdir import JobDir
+    from cloudgpu.protocol.jobdir import JobDir
 
     world.dir = JobDir(store.url)
     store.fail("PUT", "outputs/", hang=True)

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from cloudgpu.control.jobs import Job
-from cloudgpu.runtime.job_environment import KEPT_S, content_of, remove_unused
+from cloudgpu.runtime.agent.job_environment import KEPT_S, content_of, remove_unused
 from cloudgpu.tests.standins.local_jobs import state_directory, stop_supervisor, submit_text
 
 WAIT_S = 180.0

@@ -20,15 +20,16 @@ from urllib.parse import unquote
 import psutil
 import pytest
 
-from cloudgpu.control import paths, presence
+from cloudgpu.control import paths
 from cloudgpu.control.errors import NoSuchJobError, NotRunningError, SubmitError
 from cloudgpu.control.jobs import Job, ensure_supervisor, get_job, list_jobs, orphans, submit, terminate_orphan
-from cloudgpu.control.running import settle
-from cloudgpu.control.submission import owner_name
-from cloudgpu.jobspecs.loader import load_text
+from cloudgpu.control.submit.submission import owner_name
+from cloudgpu.control.supervisor import presence
+from cloudgpu.control.supervisor.running import settle
+from cloudgpu.jobspecs.loading.loader import load_text
 from cloudgpu.jobspecs.plan import Plan
+from cloudgpu.protocol.jobdir import JobDir
 from cloudgpu.provisioners import LaunchRequest, NodeRequest, Owner, get_provisioner
-from cloudgpu.runtime.jobdir import JobDir
 from cloudgpu.tests.standins.control import make_offer
 from cloudgpu.tests.standins.local_jobs import home_processes, state_directory, stop_supervisor, submit_text
 

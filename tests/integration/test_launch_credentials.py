@@ -24,12 +24,12 @@ from typing import Any
 
 import pytest
 
-from cloudgpu.control.supervisor import Supervisor
+from cloudgpu.control.supervisor.supervisor import Supervisor
 from cloudgpu.jobspecs.plan import Offer, RoleOffer
+from cloudgpu.protocol.jobdir import JOB_KEY, JobDir, JobRecord, local_url
 from cloudgpu.provisioners import Allocation, LaunchRequest, ProvisionError
 from cloudgpu.provisioners.azure.provisioner import AzureProvisioner
 from cloudgpu.provisioners.base import Provisioner
-from cloudgpu.runtime.jobdir import JOB_KEY, JobDir, JobRecord, local_url
 from cloudgpu.tests.standins.aws import Aws
 from cloudgpu.tests.standins.azure import Azure
 from cloudgpu.tests.standins.azure.jobs import azure_with_blobs

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from cloudgpu.runtime import agent as agent_module
+from cloudgpu.runtime.agent import agent as agent_module
 from cloudgpu.tests.standins.agents import World, until, world
 
 __all__ = ["world"]

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from cloudgpu.cli.specfile import plan_spec
+from cloudgpu.cli.shared.specfile import plan_spec
 from cloudgpu.control.jobs import Job, submit
-from cloudgpu.jobspecs.loader import load_text
+from cloudgpu.jobspecs.loading.loader import load_text
 from cloudgpu.tests.standins.local_jobs import home
 
 pytestmark = pytest.mark.skipif(

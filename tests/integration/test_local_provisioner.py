@@ -18,14 +18,8 @@ import psutil
 import pytest
 
 from cloudgpu.jobspecs.plan import LocalGpu
-from cloudgpu.jobspecs.planner_local import accelerator_of
-from cloudgpu.provisioners import get_provisioner
-from cloudgpu.provisioners.base import Allocation, LaunchRequest, NodeRequest, Owner, ProvisionError, launch_token
-from cloudgpu.provisioners.local import LocalProvisioner, inspect_machine
-from cloudgpu.provisioners.local_gpus import find_gpus, visible
-from cloudgpu.provisioners.local_locks import FOLDER_VARIABLE, lock_gpu
-from cloudgpu.provisioners.local_machine import MARKER, kill_marked, marked
-from cloudgpu.runtime.jobdir import (
+from cloudgpu.jobspecs.planner.local import accelerator_of
+from cloudgpu.protocol.jobdir import (
     JOB_KEY,
     AttemptRecord,
     JobDir,
@@ -35,8 +29,14 @@ from cloudgpu.runtime.jobdir import (
     local_url,
     node_key,
 )
-from cloudgpu.runtime.logs import LogReader
-from cloudgpu.runtime.program import MARKER as AGENTS_MARKER
+from cloudgpu.protocol.logs import LogReader
+from cloudgpu.provisioners import get_provisioner
+from cloudgpu.provisioners.base import Allocation, LaunchRequest, NodeRequest, Owner, ProvisionError, launch_token
+from cloudgpu.provisioners.local.gpus import find_gpus, visible
+from cloudgpu.provisioners.local.locks import FOLDER_VARIABLE, lock_gpu
+from cloudgpu.provisioners.local.machine import MARKER, kill_marked, marked
+from cloudgpu.provisioners.local.provisioner import LocalProvisioner, inspect_machine
+from cloudgpu.runtime.processes.program import MARKER as AGENTS_MARKER
 from cloudgpu.tests.standins.nvidia import install_driver
 
 ME = Owner("test")
@@ -213,7 +213,7 @@ def test_what_an_agent_and_its_keeper_leave_is_killed_on_sight(world: World) -> 
 
 LAUNCHER = """
 import pickle, sys
-from cloudgpu.provisioners.local import LocalProvisioner
+from cloudgpu.provisioners.local.provisioner import LocalProvisioner
 root, request = pickle.load(open(sys.argv[1], "rb"))
 print("ready", flush=True)
 LocalProvisioner(root).launch(request)

@@ -13,14 +13,8 @@ from pathlib import Path
 import pytest
 
 from cloudgpu.cli import main
-from cloudgpu.cli.job_at_url import LINGER_S, JobAtUrl
-from cloudgpu.runtime.jobdir import (
-    AttemptRecord,
-    JobDir,
-    Result,
-    attempt_key,
-    node_key,
-)
+from cloudgpu.cli.shared.job_at_url import LINGER_S, JobAtUrl
+from cloudgpu.protocol.jobdir import AttemptRecord, JobDir, Result, attempt_key, node_key
 
 from ..standins import s3
 from ..standins.agents import World, world

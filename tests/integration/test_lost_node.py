@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from cloudgpu.control.jobs import Job, submit
-from cloudgpu.control.nodes import read_furthest
-from cloudgpu.jobspecs.loader import load_text
+from cloudgpu.control.reconcile.nodes import read_furthest
+from cloudgpu.jobspecs.loading.loader import load_text
 from cloudgpu.jobspecs.plan import Plan
-from cloudgpu.provisioners.local_machine import marked
+from cloudgpu.provisioners.local.machine import marked
 from cloudgpu.tests.standins.control import make_offer
 from cloudgpu.tests.standins.ddp import TRAIN, beginnings
 from cloudgpu.tests.standins.local_jobs import home

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from cloudgpu.protocol.checkpoint_names import Name
+from cloudgpu.protocol.jobdir import JOB_KEY, JobDir, JobDirError, JobRecord
 from cloudgpu.runtime.checkpoint.errors import AllDamagedError
-from cloudgpu.runtime.checkpoint.manifest import RankManifest, data_file
-from cloudgpu.runtime.checkpoint.names import Name
-from cloudgpu.runtime.copying import InterruptedCopyError
-from cloudgpu.runtime.jobdir import JOB_KEY, JobDir, JobDirError, JobRecord
+from cloudgpu.runtime.checkpoint.format.manifest import RankManifest, data_file
 from cloudgpu.runtime.moving import Moved, move
-from cloudgpu.runtime.objects import PART
+from cloudgpu.storage.copying import InterruptedCopyError
+from cloudgpu.storage.objects import PART
 
 from ..standins import s3 as s3_standin
 from ..standins.azurite import ACCOUNT, Azurite

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from cloudgpu.runtime import agent as agent_module
+from cloudgpu.runtime.agent import agent as agent_module
 from cloudgpu.tests.standins.agents import World, until, world
 
 pytest.importorskip("numpy")
@@ -149,7 +149,7 @@ def test_no_program_of_the_job_decides_what_the_writer_runs(world: World) -> Non
 AGENT = """
 import os, signal, sys, time
 from pathlib import Path
-from cloudgpu.runtime.node_writer import NodeWriter
+from cloudgpu.runtime.agent.node_writer import NodeWriter
 
 writer = NodeWriter(Path(sys.argv[1]), os.environ, print)
 writer.begin()

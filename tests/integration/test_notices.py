@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from cloudgpu.runtime.jobdir import JobDir, Notice, local_url, node_key
+from cloudgpu.protocol.jobdir import JobDir, Notice, local_url, node_key
 from cloudgpu.runtime.notices import CloudNotices, NodeDir, Order, Orders, Watcher, aws, azure, gcp
 from cloudgpu.runtime.notices.docket import Docket
 from cloudgpu.runtime.notices.metadata import Look, MetadataError

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from cloudgpu.runtime.jobdir import AttemptRecord, JobDir, Result, attempt_key, local_url, node_key
+from cloudgpu.protocol.jobdir import AttemptRecord, JobDir, Result, attempt_key, local_url, node_key
 from cloudgpu.runtime.notices import CloudNotices, NodeDir, Orders
 from cloudgpu.tests.standins.agents import until
 from cloudgpu.tests.standins.metadata_azure import AzureMetadata

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from cloudgpu.runtime import agent as agent_module
+from cloudgpu.runtime.agent import agent as agent_module
 from cloudgpu.tests.standins.agents import World, until, world
 from cloudgpu.tests.standins.metadata import MetadataServer
 from cloudgpu.tests.standins.metadata_aws import AwsMetadata

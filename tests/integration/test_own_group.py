@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from cloudgpu.runtime.fleet import BOOT_S, order_key
-from cloudgpu.runtime.fleet_member import LEAVES, UNREACHABLE
+from cloudgpu.protocol.fleet import BOOT_S, order_key
+from cloudgpu.runtime.fleet.member import LEAVES, UNREACHABLE
 from cloudgpu.tests.standins.ddp import TRAIN, beginnings
 from cloudgpu.tests.standins.fleets import FleetJob, Machines
 from cloudgpu.tests.standins.processes import stopped
@@ -113,7 +113,7 @@ def test_a_folder_that_cannot_be_used_keeps_nobody(
 ) -> None:
     """Such a machine is of no use, and says so to its bootstrap, in less than half an hour here."""
     place = tmp_path / "clusters" / "big"
-    program = "import cloudgpu.runtime.fleet_member as it, sys; it.UNREACHABLE_S = 3.0; sys.exit(it.main())"
+    program = "import cloudgpu.runtime.fleet.member as it, sys; it.UNREACHABLE_S = 3.0; sys.exit(it.main())"
     line = [sys.executable, "-c", program, "--fleet-dir", machines.url, "--member", "a", "--home", str(tmp_path / "a")]
 
     def cut_off() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from cloudgpu.runtime.jobdir import Generation, NodeRecord, attempt_key, generation_key, node_key
+from cloudgpu.protocol.jobdir import Generation, NodeRecord, attempt_key, generation_key, node_key
 from cloudgpu.tests.standins.agents import World, until, world
 
 __all__ = ["world"]

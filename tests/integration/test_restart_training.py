@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cloudgpu.runtime.jobdir import Generation, generation_key
+from cloudgpu.protocol.jobdir import Generation, generation_key
 from cloudgpu.tests.standins.agents import World, until, world
 from cloudgpu.tests.standins.ddp import TRAIN, beginnings
 

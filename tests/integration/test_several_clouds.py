@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from cloudgpu.cli.job_view import node_views
+from cloudgpu.cli.shared.job_view import node_views
 from cloudgpu.control.jobs import Job
-from cloudgpu.runtime.jobdir import JobDir
+from cloudgpu.protocol.jobdir import JobDir
 from cloudgpu.tests.standins.cloud_jobs import agents, counting, total
 from cloudgpu.tests.standins.several_clouds import SeveralClouds, several_clouds
 

@@ -9,8 +9,8 @@ import sys
 import psutil
 import pytest
 
-from cloudgpu.runtime import agent as agent_module
-from cloudgpu.runtime.jobdir import Result, node_key
+from cloudgpu.protocol.jobdir import Result, node_key
+from cloudgpu.runtime.agent import agent as agent_module
 from cloudgpu.tests.standins.agents import World, until, world
 
 pytest.importorskip("numpy")
@@ -23,7 +23,7 @@ TRAIN = """\
 import contextlib, os, time
 import numpy as np
 from cloudgpu.runtime import Checkpointer, write_output
-from cloudgpu.runtime.jobdir import JobDirError
+from cloudgpu.protocol.jobdir import JobDirError
 
 class Box:
     def __init__(self): self.data = np.zeros(1 << 20, np.uint8)
@@ -114,8 +114,8 @@ def test_an_agent_alone_that_was_given_up_ends_its_program(world: World) -> None
 
 
 def test_an_output_of_an_older_attempt_is_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    from cloudgpu.protocol.jobdir import JobDirError
     from cloudgpu.runtime import write_output
-    from cloudgpu.runtime.jobdir import JobDirError
 
     world.job("true")
     monkeypatch.setenv("CLOUDGPU_JOB_DIR", world.dir.url)

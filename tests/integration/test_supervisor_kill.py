@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from cloudgpu.control.jobs import Job
-from cloudgpu.control.store import Store
+from cloudgpu.control.store.store import Store
 from cloudgpu.tests.standins.local_jobs import home, start_supervisor, submit_text
 
 pytestmark = pytest.mark.timeout(1_800)
@@ -39,8 +39,8 @@ exit 0
 # Tells every tick, and hardly waits between two: so kills fall into every part of a job's life, not into waiting only.
 TICKER = """
 import time
-from cloudgpu.control.store import Store
-from cloudgpu.control.supervisor import Supervisor
+from cloudgpu.control.store.store import Store
+from cloudgpu.control.supervisor.supervisor import Supervisor
 supervisor = Supervisor(Store.open())
 while (tick := supervisor.tick()).active:
     print("tick", flush=True)

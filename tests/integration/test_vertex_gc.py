@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from cloudgpu.control.submission import owner_name
+from cloudgpu.control.submit.submission import owner_name
 from cloudgpu.provisioners import AgentFile, LaunchRequest, NodeRequest, Owner, ProvisionError
 from cloudgpu.provisioners.vertex import collect
 from cloudgpu.provisioners.vertex.clients import Clients, regions

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from cloudgpu.control.jobs import Job
-from cloudgpu.provisioners import tags
+from cloudgpu.provisioners.shared import tags
 from cloudgpu.provisioners.vertex.pools import from_labels as nodes_of
 from cloudgpu.tests.standins.faults import KILL_AFTER, LOSE, Fault, error
 from cloudgpu.tests.standins.gcp import SUBMITTER

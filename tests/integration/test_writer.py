@@ -18,10 +18,11 @@ from pathlib import Path
 
 import pytest
 
+from cloudgpu.protocol.jobdir import local_url
 from cloudgpu.runtime.checkpoint.errors import FencedError
-from cloudgpu.runtime.checkpoint.manifest import manifest_file
-from cloudgpu.runtime.checkpoint.writer_client import finish_earlier
-from cloudgpu.runtime.checkpoint.writer_protocol import (
+from cloudgpu.runtime.checkpoint.format.manifest import manifest_file
+from cloudgpu.runtime.checkpoint.writer.client import finish_earlier
+from cloudgpu.runtime.checkpoint.writer.protocol import (
     ClosedError,
     SaveResult,
     close_all,
@@ -31,7 +32,6 @@ from cloudgpu.runtime.checkpoint.writer_protocol import (
     send,
     wait_until_durable,
 )
-from cloudgpu.runtime.jobdir import local_url
 from cloudgpu.tests.standins.staging import (
     Training,
     content,
@@ -529,7 +529,7 @@ def test_a_dead_node_writer_is_waited_for_and_given_everything_again(
 
 def test_a_node_writer_that_does_not_come_back_is_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CLOUDGPU_WRITER", str(tmp_path / "nobody"))
-    monkeypatch.setattr("cloudgpu.runtime.checkpoint.writer_link.AGENT_PATIENCE_S", 0.3)
+    monkeypatch.setattr("cloudgpu.runtime.checkpoint.writer.link.AGENT_PATIENCE_S", 0.3)
     with training(tmp_path) as one:
         assert one.save(1).committed
 
@@ -573,7 +573,7 @@ def test_a_stranger_at_our_address_is_not_asked(tmp_path: Path) -> None:
     url = local_url(tmp_path)
     code = f"""
 import os, time
-from cloudgpu.runtime.checkpoint.writer_protocol import listen_at_one_of
+from cloudgpu.runtime.checkpoint.writer.protocol import listen_at_one_of
 os.setuid(65534)
 listener = listen_at_one_of([{own_addresses(url, "checkpoints", 0)[0]!r}])
 print(listener is not None, flush=True)

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from cloudgpu.runtime.checkpoint.manifest import RankManifest
-from cloudgpu.runtime.checkpoint.names import Name
+from cloudgpu.protocol.checkpoint_names import Name
+from cloudgpu.protocol.jobdir import JobDirError, local_url
+from cloudgpu.runtime.checkpoint.format.manifest import RankManifest
 from cloudgpu.runtime.checkpoint.store import CheckpointStore
-from cloudgpu.runtime.checkpoint.writer_client import SaveResult, finish_earlier
-from cloudgpu.runtime.jobdir import JobDirError, local_url
+from cloudgpu.runtime.checkpoint.writer.client import SaveResult, finish_earlier
 from cloudgpu.tests.standins import s3
 from cloudgpu.tests.standins.disk import mounted
 from cloudgpu.tests.standins.staging import Training, open_store, start, verified_steps, verify

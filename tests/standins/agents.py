@@ -16,9 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from cloudgpu.runtime import agent as agent_module
-from cloudgpu.runtime.archive import pack
-from cloudgpu.runtime.jobdir import (
+from cloudgpu.protocol.jobdir import (
     JOB_KEY,
     AttemptRecord,
     Heartbeat,
@@ -33,7 +31,9 @@ from cloudgpu.runtime.jobdir import (
     local_url,
     node_key,
 )
-from cloudgpu.runtime.logs import LogLine, LogReader
+from cloudgpu.protocol.logs import LogLine, LogReader
+from cloudgpu.runtime.agent import agent as agent_module
+from cloudgpu.runtime.archive import pack
 
 MARKER = "CLOUDGPU_MACHINE"
 

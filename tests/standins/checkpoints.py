@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from cloudgpu.protocol.checkpoint_names import Name
+from cloudgpu.protocol.jobdir import JobDir, local_url
 from cloudgpu.runtime.checkpoint.checkpointer import Checkpointer
-from cloudgpu.runtime.checkpoint.manifest import RankManifest
-from cloudgpu.runtime.checkpoint.names import Name
-from cloudgpu.runtime.checkpoint.restore import Restored, restore
-from cloudgpu.runtime.checkpoint.stage import Stager
+from cloudgpu.runtime.checkpoint.format.manifest import RankManifest
+from cloudgpu.runtime.checkpoint.format.tree import flatten
+from cloudgpu.runtime.checkpoint.restore.restore import Restored, restore
+from cloudgpu.runtime.checkpoint.save.stage import Stager
 from cloudgpu.runtime.checkpoint.store import CheckpointStore
-from cloudgpu.runtime.checkpoint.tree import flatten
-from cloudgpu.runtime.jobdir import JobDir, local_url
 from cloudgpu.tests.standins.ranks import on_ranks
 
 

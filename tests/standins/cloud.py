@@ -14,12 +14,8 @@ from decimal import Decimal
 from typing import Any, Literal
 
 from cloudgpu.jobspecs.plan import Offer
-from cloudgpu.provisioners.accounts import ACCOUNT, Accounts
-from cloudgpu.provisioners.base import Allocation, Ended, LaunchRequest, NodeState, Owner, ProvisionError
-from cloudgpu.runtime.checkpoint.manifest import RankManifest
-from cloudgpu.runtime.checkpoint.names import Name
-from cloudgpu.runtime.checkpoint.store import CheckpointStore
-from cloudgpu.runtime.jobdir import (
+from cloudgpu.protocol.checkpoint_names import Name
+from cloudgpu.protocol.jobdir import (
     Generation,
     GenerationKind,
     Heartbeat,
@@ -36,6 +32,10 @@ from cloudgpu.runtime.jobdir import (
     node_key,
     read_generation,
 )
+from cloudgpu.provisioners.base import Allocation, Ended, LaunchRequest, NodeState, Owner, ProvisionError
+from cloudgpu.provisioners.shared.accounts import ACCOUNT, Accounts
+from cloudgpu.runtime.checkpoint.format.manifest import RankManifest
+from cloudgpu.runtime.checkpoint.store import CheckpointStore
 
 ACCOUNTS = Accounts("account", "log in there")
 

@@ -17,9 +17,9 @@ from typing import Any, Generic, Protocol, TypeVar
 import pytest
 
 from cloudgpu.control.jobs import Job, get_job
+from cloudgpu.protocol.jobdir import JobDir
 from cloudgpu.provisioners import Allocation, get_provisioner
 from cloudgpu.provisioners.base import Explainer
-from cloudgpu.runtime.jobdir import JobDir
 
 from .local_jobs import state_directory
 

@@ -11,12 +11,12 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from cloudgpu.control.model import Attempt, JobRow, Policy
-from cloudgpu.control.states import JOB_END
-from cloudgpu.control.store import Store
-from cloudgpu.control.supervisor import Supervisor
+from cloudgpu.control.store.model import Attempt, JobRow, Policy
+from cloudgpu.control.store.states import JOB_END
+from cloudgpu.control.store.store import Store
+from cloudgpu.control.supervisor.supervisor import Supervisor
 from cloudgpu.jobspecs.plan import Offer, RoleOffer
-from cloudgpu.runtime.jobdir import JOB_KEY, JobDir, JobRecord, local_url
+from cloudgpu.protocol.jobdir import JOB_KEY, JobDir, JobRecord, local_url
 
 from .cloud import FakeClock, StoringCloud
 

@@ -15,11 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from cloudgpu.jobspecs.fleets import FleetSpec
-from cloudgpu.provisioners import AgentFile, clusters
-from cloudgpu.provisioners.clusters import Cluster
-from cloudgpu.provisioners.infrastructure import Infrastructure
-from cloudgpu.provisioners.local_machine import marked
-from cloudgpu.runtime.fleet import (
+from cloudgpu.protocol.fleet import (
     FLEET_KEY,
     WATCH_KEY,
     Beat,
@@ -34,7 +30,7 @@ from cloudgpu.runtime.fleet import (
     member_key,
     order_key,
 )
-from cloudgpu.runtime.jobdir import (
+from cloudgpu.protocol.jobdir import (
     JOB_KEY,
     AttemptRecord,
     Generation,
@@ -47,7 +43,12 @@ from cloudgpu.runtime.jobdir import (
     local_url,
     node_key,
 )
-from cloudgpu.runtime.logs import LogReader
+from cloudgpu.protocol.logs import LogReader
+from cloudgpu.provisioners import AgentFile
+from cloudgpu.provisioners.local.machine import marked
+from cloudgpu.provisioners.shared.infrastructure import Infrastructure
+from cloudgpu.provisioners.stacks import clusters
+from cloudgpu.provisioners.stacks.clusters import Cluster
 
 WAIT_S = 300.0
 SILENT_S = 12.0
@@ -85,7 +86,7 @@ class Machines:
         machine = self.machine(name)
         home = self.folder / "machines" / name
         home.mkdir(parents=True, exist_ok=True)
-        line = [sys.executable, "-m", "cloudgpu.runtime.fleet_member", "--fleet-dir", self.url, "--member", machine]
+        line = [sys.executable, "-m", "cloudgpu.runtime.fleet.member", "--fleet-dir", self.url, "--member", machine]
         line += ["--home", str(home), "--patience-s", "20", *options]
         with (home / "member.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(

@@ -8,8 +8,8 @@ from __future__ import annotations
 import importlib
 import sys
 
-from cloudgpu.control.store import Store
-from cloudgpu.control.supervisor import Supervisor
+from cloudgpu.control.store.store import Store
+from cloudgpu.control.supervisor.supervisor import Supervisor
 from cloudgpu.tests.standins.clocks import FastClock
 
 PROVISIONERS = {

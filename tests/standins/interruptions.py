@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from cloudgpu.runtime.checkpoint.interval import History
-from cloudgpu.runtime.checkpoint.schedule import Schedule
+from cloudgpu.runtime.checkpoint.schedule.interval import History
+from cloudgpu.runtime.checkpoint.schedule.schedule import Schedule
 from cloudgpu.runtime.goodput import daly_interval
 
 MINUTE, HOUR = 60.0, 3600.0

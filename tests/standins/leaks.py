@@ -24,10 +24,10 @@ from typing import Any, Generic, Self, TypeVar
 import pytest
 
 from cloudgpu.control.jobs import Job, submit
-from cloudgpu.control.store import Store
-from cloudgpu.jobspecs.loader import load_text
-from cloudgpu.jobspecs.planner import plan
-from cloudgpu.runtime.jobdir import JobDir, JobDirError, Result, node_key
+from cloudgpu.control.store.store import Store
+from cloudgpu.jobspecs.loading.loader import load_text
+from cloudgpu.jobspecs.planner.planner import plan
+from cloudgpu.protocol.jobdir import JobDir, JobDirError, Result, node_key
 
 from .cloud_jobs import CloudJobs
 from .faults import HTML, KILL_AFTER, KILL_BEFORE, LOSE, RESET, Call, Control, Fault

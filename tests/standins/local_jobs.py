@@ -14,9 +14,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cloudgpu.control import presence
 from cloudgpu.control.jobs import Job, list_jobs, submit
-from cloudgpu.jobspecs.loader import load_text
+from cloudgpu.control.supervisor import presence
+from cloudgpu.jobspecs.loading.loader import load_text
 from cloudgpu.jobspecs.plan import Offer, Plan, RoleOffer
 from cloudgpu.tests.standins.control import make_offer
 

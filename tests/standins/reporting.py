@@ -10,14 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
 
-from cloudgpu.runtime import heartbeat, logs, pace
-from cloudgpu.runtime.heartbeat import Heart
-from cloudgpu.runtime.jobdir import JOB_KEY, JobDir, node_key
-from cloudgpu.runtime.logs import LogWriter
+from cloudgpu.protocol import logs, pace
+from cloudgpu.protocol.jobdir import JOB_KEY, JobDir, node_key
+from cloudgpu.protocol.logs import LogWriter
+from cloudgpu.protocol.pace import Pace
+from cloudgpu.runtime.agent import heartbeat
+from cloudgpu.runtime.agent.heartbeat import Heart
+from cloudgpu.runtime.agent.timeline import History
 from cloudgpu.runtime.notices import Orders, Watcher
 from cloudgpu.runtime.notices import job_dir as orders_module
-from cloudgpu.runtime.pace import Pace
-from cloudgpu.runtime.timeline import History
 
 from . import s3
 

@@ -30,15 +30,15 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from cloudgpu.runtime.checkpoint import random_state
-from cloudgpu.runtime.checkpoint.manifest import RankManifest
-from cloudgpu.runtime.checkpoint.names import Name
+from cloudgpu.protocol.checkpoint_names import Name
+from cloudgpu.protocol.jobdir import JobDir, local_url
+from cloudgpu.runtime.checkpoint.data import random_state
+from cloudgpu.runtime.checkpoint.format.manifest import RankManifest
+from cloudgpu.runtime.checkpoint.format.tree import flatten
 from cloudgpu.runtime.checkpoint.ranks import Ranks
-from cloudgpu.runtime.checkpoint.restore import restore
-from cloudgpu.runtime.checkpoint.stage import Stager
+from cloudgpu.runtime.checkpoint.restore.restore import restore
+from cloudgpu.runtime.checkpoint.save.stage import Stager
 from cloudgpu.runtime.checkpoint.store import CheckpointStore
-from cloudgpu.runtime.checkpoint.tree import flatten
-from cloudgpu.runtime.jobdir import JobDir, local_url
 
 
 def make(mode: str, world: int) -> tuple[nn.Module, torch.optim.Optimizer]:

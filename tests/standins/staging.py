@@ -13,11 +13,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from cloudgpu.runtime.checkpoint.manifest import RankManifest, chunk_hashes, data_file, manifest_file
-from cloudgpu.runtime.checkpoint.names import Name, run_nonce
+from cloudgpu.protocol.checkpoint_names import Name, run_nonce
+from cloudgpu.protocol.jobdir import JobDir
+from cloudgpu.runtime.checkpoint.format.manifest import RankManifest, chunk_hashes, data_file, manifest_file
 from cloudgpu.runtime.checkpoint.store import CheckpointStore
-from cloudgpu.runtime.checkpoint.writer_client import Save, SaveResult, WriterClient, finish_earlier
-from cloudgpu.runtime.jobdir import JobDir
+from cloudgpu.runtime.checkpoint.writer.client import Save, SaveResult, WriterClient, finish_earlier
 
 KEEP = 3
 MARK = os.environ.setdefault("CLOUDGPU_TEST_MARK", os.urandom(8).hex())

@@ -87,7 +87,7 @@ def _program(count: int, size: int, shape: str, *, keep: bool) -> Any:
 
 
 def main() -> int:
-    os.environ["GRPC_VERBOSITY"] = "ERROR"  # as in cli/stack_run.py
+    os.environ["GRPC_VERBOSITY"] = "ERROR"  # as in cli/infra/stack_run.py
     parser = argparse.ArgumentParser()
     parser.add_argument("verb")
     parser.add_argument("--count", type=int, default=2)
@@ -95,7 +95,7 @@ def main() -> int:
     parser.add_argument("--shape", default="round")
     parser.add_argument("--keep", action="store_true", help="The first one is protected.")
     given = parser.parse_args()
-    from cloudgpu.cli import errors
+    from cloudgpu.cli.shared import errors
 
     try:
         print(json.dumps(_do(given)))
@@ -105,7 +105,7 @@ def main() -> int:
 
 
 def _do(given: argparse.Namespace) -> Any:
-    from cloudgpu.cli.stack_view import step_text
+    from cloudgpu.cli.infra.stack_view import step_text
     from cloudgpu.infra import engine
     from cloudgpu.infra.automation import Say, opened
     from cloudgpu.infra.backend import backend_of

@@ -10,7 +10,7 @@ import venv
 from functools import cache
 from pathlib import Path
 
-from cloudgpu.cli.image_build import own_wheel
+from cloudgpu.cli.image.build import own_wheel
 
 ROOT = Path(__file__).parents[2]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cloudgpu.control.supervisor import Supervisor
+from cloudgpu.control.supervisor.supervisor import Supervisor
 from cloudgpu.provisioners.base import Allocation, ProvisionError
 from cloudgpu.tests.standins.cloud import Life
 from cloudgpu.tests.standins.control import World, make_policy

@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 
 import cloudgpu
-from cloudgpu.control.members import node_records, node_requests
-from cloudgpu.control.submission import _job_record, _program
-from cloudgpu.control.usable import usable_offers
+from cloudgpu.control.reconcile.members import node_records, node_requests
+from cloudgpu.control.submit.submission import _job_record, _program
+from cloudgpu.control.submit.usable import usable_offers
 from cloudgpu.jobspecs.dialects.gcloud_flags import apply
-from cloudgpu.jobspecs.loader import load_file
+from cloudgpu.jobspecs.loading.loader import load_file
 from cloudgpu.jobspecs.models import JobSpec
 from cloudgpu.jobspecs.plan import Offer
-from cloudgpu.jobspecs.planner import plan
-from cloudgpu.runtime.jobdir import Address
+from cloudgpu.jobspecs.planner.planner import plan
+from cloudgpu.protocol.jobdir import Address
 from cloudgpu.runtime.launchers import Place, choose_launcher, needs_addresses, processes
 
 TODAY = datetime.date(2026, 11, 22)

@@ -15,8 +15,8 @@ import pytest
 from cloudgpu.runtime.attach.drawn import Drawn, put_back
 from cloudgpu.runtime.attach.frames import Code
 from cloudgpu.runtime.attach.variables import UnsavableError, Variables, digests
-from cloudgpu.runtime.checkpoint.rebuild import rebuild
-from cloudgpu.runtime.checkpoint.tree import flatten
+from cloudgpu.runtime.checkpoint.format.tree import flatten
+from cloudgpu.runtime.checkpoint.restore.rebuild import rebuild
 
 torch = pytest.importorskip("torch")
 

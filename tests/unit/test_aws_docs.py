@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 
 import cloudgpu
-from cloudgpu.provisioners import errors, tags
 from cloudgpu.provisioners.aws import quotas
+from cloudgpu.provisioners.shared import errors, tags
 
 ROOT = Path(cloudgpu.__file__).parent
 PAGE = (ROOT / "docs" / "aws.md").read_text()

@@ -17,8 +17,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from cloudgpu.runtime.azure_blob import _login
-from cloudgpu.runtime.jobdir import JobDir, JobDirError, MissingError, portable_url
+from cloudgpu.protocol.jobdir import JobDir, JobDirError, MissingError, portable_url
+from cloudgpu.storage.azure_blob import _login
 
 from ..standins.azurite import ACCOUNT, KEY, Azurite, a_token
 from ..standins.tls import server_context

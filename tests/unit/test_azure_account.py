@@ -16,7 +16,7 @@ from azure.identity import CredentialUnavailableError
 
 from cloudgpu.provisioners import ProvisionError
 from cloudgpu.provisioners.azure import account
-from cloudgpu.provisioners.clock import SystemClock
+from cloudgpu.provisioners.shared.clock import SystemClock
 
 
 @pytest.fixture(autouse=True)

@@ -10,8 +10,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from cloudgpu.runtime.azure_blob import _login
-from cloudgpu.runtime.jobdir import JobDir, JobDirError
+from cloudgpu.protocol.jobdir import JobDir, JobDirError
+from cloudgpu.storage.azure_blob import _login
 
 from ..standins.azurite import KEY
 from .test_azure_access import Authority

@@ -10,15 +10,16 @@ import pytest
 
 import cloudgpu
 from cloudgpu.jobspecs import catalog
-from cloudgpu.provisioners import ProvisionError, errors, tags
+from cloudgpu.provisioners import ProvisionError
 from cloudgpu.provisioners.azure import account, identity, images, names, network, quotas
+from cloudgpu.provisioners.shared import errors, tags
 
 ROOT = Path(cloudgpu.__file__).parent
 PAGE = (ROOT / "docs" / "azure.md").read_text()
 SOURCES = [
     *(ROOT / "provisioners").rglob("*.py"),
     *(ROOT / "control").glob("*.py"),
-    ROOT / "jobspecs" / "rules_targets.py",
+    ROOT / "jobspecs" / "rules/targets.py",
     ROOT / "runtime" / "azure_blob.py",
 ]
 

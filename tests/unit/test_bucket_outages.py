@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cloudgpu.control.jobs import Job, list_jobs
-from cloudgpu.runtime.jobdir import JobDirError
+from cloudgpu.protocol.jobdir import JobDirError
 from cloudgpu.tests.standins import s3
 from cloudgpu.tests.standins.cloud import SUCCEED, lives
 from cloudgpu.tests.standins.control import World

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from cloudgpu.control.supervisor import _opener
-from cloudgpu.runtime.buckets import Bucket, Buckets
-from cloudgpu.runtime.jobdir import JobDir, JobDirError
+from cloudgpu.control.supervisor.supervisor import _opener
+from cloudgpu.protocol.jobdir import JobDir, JobDirError
+from cloudgpu.storage.buckets import Bucket, Buckets
 
 from ..standins import s3
 

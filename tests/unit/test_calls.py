@@ -9,9 +9,10 @@ from functools import partial
 
 import pytest
 
-from cloudgpu.provisioners import ProvisionError, calls
-from cloudgpu.provisioners.clock import SystemClock
-from cloudgpu.provisioners.sharing import PAUSE, STALE_S, WINDOW_S, Looks, PerSettings
+from cloudgpu.provisioners import ProvisionError
+from cloudgpu.provisioners.shared import calls
+from cloudgpu.provisioners.shared.clock import SystemClock
+from cloudgpu.provisioners.shared.sharing import PAUSE, STALE_S, WINDOW_S, Looks, PerSettings
 
 
 class Clock:

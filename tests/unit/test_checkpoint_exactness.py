@@ -198,7 +198,7 @@ def test_resumed_again_and_again(tmp_path: Path) -> None:
 
 
 def test_without_numpy_in_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from cloudgpu.runtime.checkpoint import random_state
+    from cloudgpu.runtime.checkpoint.data import random_state
 
     monkeypatch.delitem(__import__("sys").modules, "numpy")
     state = random_state.capture()

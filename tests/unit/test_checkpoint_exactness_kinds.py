@@ -16,8 +16,8 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
-from cloudgpu.runtime.checkpoint.manifest import RankManifest  # noqa: E402
-from cloudgpu.runtime.checkpoint.tree import flatten  # noqa: E402
+from cloudgpu.runtime.checkpoint.format.manifest import RankManifest  # noqa: E402
+from cloudgpu.runtime.checkpoint.format.tree import flatten  # noqa: E402
 from cloudgpu.tests.standins.checkpoints import restarted  # noqa: E402
 
 torch.set_num_threads(1)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from cloudgpu.runtime.jobdir import JobDir, Progress, local_url
-from cloudgpu.runtime.metrics import read_metrics
+from cloudgpu.protocol.jobdir import JobDir, Progress, local_url
+from cloudgpu.protocol.metrics import read_metrics
 
 Run = Callable[[int], subprocess.CompletedProcess[str]]
 

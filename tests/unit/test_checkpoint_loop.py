@@ -353,7 +353,7 @@ def test_in_a_thread_signals_are_left_alone() -> None:
 
 
 def test_notice_with_a_full_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("cloudgpu.runtime.checkpoint.saver.LAST_PAUSE", 0)
+    monkeypatch.setattr("cloudgpu.runtime.checkpoint.save.saver.LAST_PAUSE", 0)
     monkeypatch.setenv("CLOUDGPU_NOTICE", str(tmp_path / "notice.json"))
     for stop, code in ((7, 76), (3, 77)):  # after the save of step 5, before any
         with pytest.raises(SystemExit) as end:
@@ -393,7 +393,7 @@ def test_full_disk_then_room_again(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_the_end_that_cannot_be_saved_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("cloudgpu.runtime.checkpoint.saver.LAST_PAUSE", 0)
+    monkeypatch.setattr("cloudgpu.runtime.checkpoint.save.saver.LAST_PAUSE", 0)
     monkeypatch.setenv("CLOUDGPU_OUTCOME", str(tmp_path / "outcome.json"))
     ckpt = restarted(model=Model(), every=2)
     with pytest.raises(SystemExit) as end:

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
-from cloudgpu.runtime.checkpoint.overlap import Overlap  # noqa: E402
+from cloudgpu.runtime.checkpoint.save.overlap import Overlap  # noqa: E402
 from cloudgpu.tests.standins.checkpoints import restarted  # noqa: E402
 
 

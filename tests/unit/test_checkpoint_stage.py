@@ -13,9 +13,9 @@ import pytest
 torch = pytest.importorskip("torch")
 np = pytest.importorskip("numpy")
 
-from cloudgpu.runtime.checkpoint.manifest import ALIGN, ITEM_SIZE  # noqa: E402
-from cloudgpu.runtime.checkpoint.stage import Stager  # noqa: E402
-from cloudgpu.runtime.checkpoint.tree import flatten  # noqa: E402
+from cloudgpu.runtime.checkpoint.format.manifest import ALIGN, ITEM_SIZE  # noqa: E402
+from cloudgpu.runtime.checkpoint.format.tree import flatten  # noqa: E402
+from cloudgpu.runtime.checkpoint.save.stage import Stager  # noqa: E402
 
 
 def stage(stager: Stager, leaves: dict[str, Any], slot: int = 0, memory: Any = None) -> dict[str, bytes]:
@@ -118,7 +118,7 @@ def test_without_torch() -> None:
         import sys
         sys.modules["torch"] = None
         import numpy as np
-        from cloudgpu.runtime.checkpoint.stage import Stager
+        from cloudgpu.runtime.checkpoint.save.stage import Stager
         stager, memory = Stager(), memoryview(bytearray(256))
         layout, sources = stager.lay_out({"a": np.arange(3.0), "b": np.float32([1])})
         stager.copy(layout, sources, 0, memory)
@@ -134,8 +134,8 @@ def test_dtensors_by_their_local_parts() -> None:
         import torch.distributed as dist
         from torch.distributed.tensor import DTensor, Replicate, Shard, init_device_mesh
         from torch.testing._internal.distributed.fake_pg import FakeStore
-        from cloudgpu.runtime.checkpoint.stage import Stager
-        from cloudgpu.runtime.checkpoint.tree import flatten
+        from cloudgpu.runtime.checkpoint.save.stage import Stager
+        from cloudgpu.runtime.checkpoint.format.tree import flatten
         for rank in range(4):
             dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=4)
             mesh = init_device_mesh("cpu", (2, 2))

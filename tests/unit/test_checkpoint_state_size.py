@@ -8,9 +8,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from cloudgpu.runtime.checkpoint.stage import Stager  # noqa: E402
-from cloudgpu.runtime.checkpoint.state_size import _PER_PARAMETER, state_to_come  # noqa: E402
-from cloudgpu.runtime.checkpoint.tree import flatten  # noqa: E402
+from cloudgpu.runtime.checkpoint.format.tree import flatten  # noqa: E402
+from cloudgpu.runtime.checkpoint.save.stage import Stager  # noqa: E402
+from cloudgpu.runtime.checkpoint.save.state_size import _PER_PARAMETER, state_to_come  # noqa: E402
 
 OPTIONS: list[tuple[str, dict[str, Any]]] = [
     *((name, {}) for name in _PER_PARAMETER if name != "SparseAdam"),

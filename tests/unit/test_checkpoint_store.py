@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
+from cloudgpu.protocol.checkpoint_names import Name
+from cloudgpu.protocol.jobdir import JobDir, JobDirError, MissingError, local_url
+from cloudgpu.protocol.metrics import Segment, closed_key, find_segment, open_key
 from cloudgpu.runtime.checkpoint.errors import FencedError, UnusableError
-from cloudgpu.runtime.checkpoint.manifest import CHUNK, Piece, RankManifest, chunk_hashes
-from cloudgpu.runtime.checkpoint.names import Name
+from cloudgpu.runtime.checkpoint.format.manifest import CHUNK, Piece, RankManifest, chunk_hashes
 from cloudgpu.runtime.checkpoint.store import CheckpointStore
-from cloudgpu.runtime.jobdir import JobDir, JobDirError, MissingError, local_url
-from cloudgpu.runtime.metrics import Segment, closed_key, find_segment, open_key
 
 CONTENT = bytes(range(256)) * 40
 

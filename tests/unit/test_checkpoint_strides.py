@@ -17,8 +17,8 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
-from cloudgpu.runtime.checkpoint.manifest import RankManifest  # noqa: E402
-from cloudgpu.runtime.checkpoint.strides import StateAlignment, align  # noqa: E402
+from cloudgpu.runtime.checkpoint.format.manifest import RankManifest  # noqa: E402
+from cloudgpu.runtime.checkpoint.format.strides import StateAlignment, align  # noqa: E402
 from cloudgpu.tests.standins.checkpoints import local_store, restarted, restore_all, save  # noqa: E402
 
 torch.set_num_threads(1)

@@ -17,9 +17,9 @@ np = pytest.importorskip("numpy")
 from torch import nn  # noqa: E402
 
 from cloudgpu.runtime import CheckpointError  # noqa: E402
-from cloudgpu.runtime.checkpoint.rebuild import rebuild  # noqa: E402
-from cloudgpu.runtime.checkpoint.stage import Stager  # noqa: E402
-from cloudgpu.runtime.checkpoint.tree import flatten  # noqa: E402
+from cloudgpu.runtime.checkpoint.format.tree import flatten  # noqa: E402
+from cloudgpu.runtime.checkpoint.restore.rebuild import rebuild  # noqa: E402
+from cloudgpu.runtime.checkpoint.save.stage import Stager  # noqa: E402
 from cloudgpu.tests.standins.checkpoints import restarted  # noqa: E402
 
 

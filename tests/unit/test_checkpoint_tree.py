@@ -18,11 +18,11 @@ np = pytest.importorskip("numpy")
 
 from torch import nn  # noqa: E402
 
-from cloudgpu.runtime.checkpoint import random_state  # noqa: E402
+from cloudgpu.runtime.checkpoint.data import random_state  # noqa: E402
 from cloudgpu.runtime.checkpoint.errors import CheckpointError  # noqa: E402
-from cloudgpu.runtime.checkpoint.manifest import ITEM_SIZE  # noqa: E402
-from cloudgpu.runtime.checkpoint.rebuild import rebuild  # noqa: E402
-from cloudgpu.runtime.checkpoint.tree import flatten  # noqa: E402
+from cloudgpu.runtime.checkpoint.format.manifest import ITEM_SIZE  # noqa: E402
+from cloudgpu.runtime.checkpoint.format.tree import flatten  # noqa: E402
+from cloudgpu.runtime.checkpoint.restore.rebuild import rebuild  # noqa: E402
 
 
 def there_and_back(value: Any) -> Any:
@@ -244,8 +244,8 @@ def test_without_torch() -> None:
         import sys, json
         sys.modules["torch"] = None
         import numpy as np
-        from cloudgpu.runtime.checkpoint.rebuild import rebuild
-        from cloudgpu.runtime.checkpoint.tree import flatten
+        from cloudgpu.runtime.checkpoint.restore.rebuild import rebuild
+        from cloudgpu.runtime.checkpoint.format.tree import flatten
         tree, leaves = flatten({"w": np.arange(3.0), "n": (1, {2})}, "m")
         result = rebuild(json.loads(json.dumps(tree)), leaves.__getitem__)
         assert result["w"].tolist() == [0, 1, 2] and result["n"] == (1, {2}), result

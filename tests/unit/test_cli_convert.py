@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cloudgpu.cli.main import main
-from cloudgpu.jobspecs.loader import load_file, load_text
+from cloudgpu.jobspecs.loading.loader import load_file, load_text
 
 CONFIG = """\
 # A job of 2019.

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from cloudgpu.cli import gpus
-from cloudgpu.cli.gpus_data import Scope, Summary
-from cloudgpu.cli.gpus_view import accelerator_text, summaries_text
+from cloudgpu.cli.gpus import command as gpus
+from cloudgpu.cli.gpus.data import Scope, Summary
+from cloudgpu.cli.gpus.view import accelerator_text, summaries_text
 from cloudgpu.cli.main import main
 from cloudgpu.jobspecs import catalog
 from cloudgpu.jobspecs.models import JobSpec
-from cloudgpu.jobspecs.planner import plan
+from cloudgpu.jobspecs.planner.planner import plan
 from cloudgpu.jobspecs.units import CountRange
 
 TODAY = "2026-11-20"

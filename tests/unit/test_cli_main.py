@@ -13,8 +13,8 @@ import click
 import pytest
 
 import cloudgpu
-from cloudgpu.cli import errors
 from cloudgpu.cli.exits import MEANINGS, Exit
+from cloudgpu.cli.shared import errors
 
 cli_main = importlib.import_module("cloudgpu.cli.main")  # the package's attribute of that name is the function
 ROOT = Path(cloudgpu.__file__).parent

@@ -7,8 +7,8 @@ from decimal import Decimal
 
 import pytest
 
-from cloudgpu.cli import output, text
-from cloudgpu.cli.output import Column, clean, shorten, table, text_width
+from cloudgpu.cli.shared import output, text
+from cloudgpu.cli.shared.output import Column, clean, shorten, table, text_width
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,12 @@ import click
 import pytest
 
 from cloudgpu.cli import main, submit
-from cloudgpu.cli.errors import CommandError
 from cloudgpu.cli.exits import Exit
-from cloudgpu.cli.plan_view import offer_text
-from cloudgpu.cli.specfile import FLAGS
+from cloudgpu.cli.shared.errors import CommandError
+from cloudgpu.cli.shared.plan_view import offer_text
+from cloudgpu.cli.shared.specfile import FLAGS
 from cloudgpu.jobspecs.diagnostics import SpecError
-from cloudgpu.jobspecs.loader import LoadedSpec, load_text
+from cloudgpu.jobspecs.loading.loader import LoadedSpec, load_text
 from cloudgpu.jobspecs.models import JobSpec
 from cloudgpu.jobspecs.plan import Offer, RoleOffer
 

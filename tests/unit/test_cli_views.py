@@ -13,17 +13,18 @@ from pathlib import Path
 
 import pytest
 
-from cloudgpu.cli import job_view, report_view, status_view
 from cloudgpu.cli import submit as submit_command
-from cloudgpu.cli.follow import Follower, Interrupts, LineFormat, LogFilter
+from cloudgpu.cli.shared import job_view, report_view
+from cloudgpu.cli.shared.follow import Follower, Interrupts, LineFormat, LogFilter
+from cloudgpu.cli.status import view as status_view
 from cloudgpu.control import jobs
+from cloudgpu.control.accounting.report import AttemptReport, Report
 from cloudgpu.control.jobs import Job
-from cloudgpu.control.report import AttemptReport, Report
-from cloudgpu.jobspecs.loader import load_text
+from cloudgpu.jobspecs.loading.loader import load_text
 from cloudgpu.jobspecs.plan import LocalMachine
-from cloudgpu.jobspecs.planner import plan
-from cloudgpu.runtime.jobdir import Heartbeat, JobDir, JobDirError, Result, node_key
-from cloudgpu.runtime.logs import LogLine, LogReader
+from cloudgpu.jobspecs.planner.planner import plan
+from cloudgpu.protocol.jobdir import Heartbeat, JobDir, JobDirError, Result, node_key
+from cloudgpu.protocol.logs import LogLine, LogReader
 from cloudgpu.tests.standins.cloud import Life, lives
 from cloudgpu.tests.standins.control import World
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cloudgpu.runtime.jobdir import JobDir, Notice, Stop, attempt_key, local_url, node_key
+from cloudgpu.protocol.jobdir import JobDir, Notice, Stop, attempt_key, local_url, node_key
 from cloudgpu.runtime.notices import Order, Orders, Watcher
 from cloudgpu.tests.standins.cloud import Life, lives
 from cloudgpu.tests.standins.control import World, make_policy

@@ -6,8 +6,8 @@ import types
 
 import pytest
 
-from cloudgpu.cli import cluster_expiry
-from cloudgpu.cli.cluster_expiry import expiry_cell, renewed
+from cloudgpu.cli.cluster import expiry as cluster_expiry
+from cloudgpu.cli.cluster.expiry import expiry_cell, renewed
 from cloudgpu.jobspecs.diagnostics import MistakesError
 from cloudgpu.jobspecs.fleets import parse_expiry
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from cloudgpu.jobspecs.cluster_file import LoadedCluster, load_cluster, load_cluster_source
 from cloudgpu.jobspecs.diagnostics import SpecError
 from cloudgpu.jobspecs.fleets import ClusterFile
-from cloudgpu.jobspecs.source import Source
+from cloudgpu.jobspecs.loading.cluster_file import LoadedCluster, load_cluster, load_cluster_source
+from cloudgpu.jobspecs.loading.source import Source
 
 GOOD = "name: big\nresources: {accelerator: 'L4:1', cloud: aws, market: spot, nodes: 2}\non_demand: 1\n"
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from cloudgpu.cli.cluster_plan import choose
-from cloudgpu.jobspecs.cluster_file import load_cluster
-from cloudgpu.provisioners import infrastructure
-from cloudgpu.provisioners.infrastructure import Infrastructure
+from cloudgpu.cli.cluster.plan import choose
+from cloudgpu.jobspecs.loading.cluster_file import load_cluster
+from cloudgpu.provisioners.shared import infrastructure
+from cloudgpu.provisioners.shared.infrastructure import Infrastructure
 
 
 def test_a_bound_is_said_to_be_one(

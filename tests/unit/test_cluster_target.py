@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from cloudgpu.jobspecs.loader import load_text
+from cloudgpu.jobspecs.loading.loader import load_text
 from cloudgpu.jobspecs.models import JobSpec
+from cloudgpu.protocol.fleet import BOOT_S, FLEET_KEY, Failure, Settings, member_key, order_key
 from cloudgpu.provisioners import Allocation, LaunchRequest, NodeRequest, Owner, ProvisionError, leftovers
-from cloudgpu.provisioners import clusters as known
 from cloudgpu.provisioners.cluster.offer import plan_on
 from cloudgpu.provisioners.cluster.provisioner import LATELY_S, ClusterProvisioner, architecture_of, shared
-from cloudgpu.provisioners.clusters import Cluster
-from cloudgpu.runtime.fleet import BOOT_S, FLEET_KEY, Failure, Settings, member_key, order_key
+from cloudgpu.provisioners.stacks import clusters as known
+from cloudgpu.provisioners.stacks.clusters import Cluster
 from cloudgpu.tests.standins.fleets import FleetFolder, cluster_at
 
 

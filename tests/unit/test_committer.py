@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from cloudgpu.runtime.checkpoint.committer import Committer
-from cloudgpu.runtime.checkpoint.manifest import RankManifest
-from cloudgpu.runtime.checkpoint.names import Name
-from cloudgpu.runtime.checkpoint.rank_writer import Staged
+from cloudgpu.protocol.checkpoint_names import Name
+from cloudgpu.protocol.jobdir import JobDir, local_url
+from cloudgpu.runtime.checkpoint.format.manifest import RankManifest
 from cloudgpu.runtime.checkpoint.store import CheckpointStore
-from cloudgpu.runtime.jobdir import JobDir, local_url
+from cloudgpu.runtime.checkpoint.writer.committer import Committer
+from cloudgpu.runtime.checkpoint.writer.rank_writer import Staged
 
 
 class Saves:

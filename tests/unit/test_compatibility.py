@@ -9,7 +9,11 @@ from typing import Any
 import pytest
 
 from cloudgpu.jobspecs import catalog
-from cloudgpu.jobspecs.compatibility import (
+from cloudgpu.jobspecs.diagnostics import Loc
+from cloudgpu.jobspecs.fleets import FLEET_CLOUDS
+from cloudgpu.jobspecs.models import JobSpec
+from cloudgpu.jobspecs.rules.base import Rule, listing
+from cloudgpu.jobspecs.rules.compatibility import (
     JOB_RULES,
     RULES,
     TARGET_RULES,
@@ -19,11 +23,7 @@ from cloudgpu.jobspecs.compatibility import (
     first_refusal,
     target_refusals,
 )
-from cloudgpu.jobspecs.diagnostics import Loc
-from cloudgpu.jobspecs.fleets import FLEET_CLOUDS
-from cloudgpu.jobspecs.models import JobSpec
-from cloudgpu.jobspecs.rules_base import Rule, listing
-from cloudgpu.jobspecs.rules_machines import built_in, carriers, closest_living, is_attached, within_limits
+from cloudgpu.jobspecs.rules.machines import built_in, carriers, closest_living, is_attached, within_limits
 from cloudgpu.jobspecs.units import CountRange
 
 TODAY = "2026-11-20"

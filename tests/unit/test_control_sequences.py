@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from cloudgpu.cli.control_sequences import ControlSequenceFilter
+from cloudgpu.cli.shared.control_sequences import ControlSequenceFilter
 
 ESC, ST = "\x1b", "\x1b\\"
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from cloudgpu.control import cost
-from cloudgpu.control.model import Attempt
-from cloudgpu.control.report import make_report
+from cloudgpu.control.accounting import cost
+from cloudgpu.control.accounting.report import make_report
+from cloudgpu.control.store.model import Attempt
 from cloudgpu.tests.standins.control import make_offer
 
 BASE = Attempt(

@@ -7,7 +7,7 @@ import sqlite3
 
 import pytest
 
-from cloudgpu.cli import status_view
+from cloudgpu.cli.status import view as status_view
 from cloudgpu.control.errors import DamagedRowError
 from cloudgpu.control.jobs import Job
 from cloudgpu.tests.standins.control import World

@@ -24,8 +24,8 @@ from torch.utils.data import (  # noqa: E402
 from torch.utils.data.distributed import DistributedSampler  # noqa: E402
 
 from cloudgpu.runtime import SeededDataset  # noqa: E402
-from cloudgpu.runtime.checkpoint import random_state  # noqa: E402
-from cloudgpu.runtime.checkpoint.data_position import DataPosition  # noqa: E402
+from cloudgpu.runtime.checkpoint.data import random_state  # noqa: E402
+from cloudgpu.runtime.checkpoint.data.data_position import DataPosition  # noqa: E402
 from cloudgpu.runtime.checkpoint.errors import CheckpointError  # noqa: E402
 
 SIZE = 50

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from cloudgpu.control.default_job_dir import with_job_dir
 from cloudgpu.control.errors import StoreError
-from cloudgpu.jobspecs.loader import LoadedSpec, load_text
+from cloudgpu.control.submit.default_job_dir import with_job_dir
+from cloudgpu.jobspecs.loading.loader import LoadedSpec, load_text
 from cloudgpu.jobspecs.plan import Offer, Plan
-from cloudgpu.provisioners import infrastructure
-from cloudgpu.provisioners.infrastructure import Infrastructure
+from cloudgpu.provisioners.shared import infrastructure
+from cloudgpu.provisioners.shared.infrastructure import Infrastructure
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ from cloudgpu.jobspecs.diagnostics import Loc
 from cloudgpu.jobspecs.dialects import Conversion, ai_platform, convert, detect
 from cloudgpu.jobspecs.dialects.conversion import Fields
 from cloudgpu.jobspecs.dialects.successors import SUCCESSORS
-from cloudgpu.jobspecs.loader import load_file
+from cloudgpu.jobspecs.loading.loader import load_file
 from cloudgpu.jobspecs.models import JobSpec
 
 GPU = {"acceleratorConfig": {"type": "NVIDIA_TESLA_T4", "count": "1"}}

@@ -12,9 +12,9 @@ import pytest
 from cloudgpu.jobspecs.diagnostics import SpecError
 from cloudgpu.jobspecs.dialects import ai_platform, command_line
 from cloudgpu.jobspecs.dialects.gcloud_flags import BY_NAME, FLAGS, Flag, apply, click_options, take
-from cloudgpu.jobspecs.loader import LoadedSpec, Overrides, load_file
+from cloudgpu.jobspecs.loading.loader import LoadedSpec, Overrides, load_file
+from cloudgpu.jobspecs.loading.source import read_source
 from cloudgpu.jobspecs.models import JobSpec
-from cloudgpu.jobspecs.source import read_source
 
 CUSTOM = {"--scale-tier": "custom", "--master-machine-type": "n1-standard-8", "--region": "us-central1"}
 PROGRAM = {"--module-name": "trainer.task", "--package-path": "./trainer/"}

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from cloudgpu.runtime import ending as module
+from cloudgpu.runtime.agent import ending as module
+from cloudgpu.runtime.agent.ending import CODES, RULES, Ending, ReportedOutcome, Rule, judge, read_outcome
+from cloudgpu.runtime.agent.heartbeat import read_progress
 from cloudgpu.runtime.checkpoint.outcome import SEVERITY, TRAINING, UNFINISHED, WORDS
-from cloudgpu.runtime.ending import CODES, RULES, Ending, ReportedOutcome, Rule, judge, read_outcome
-from cloudgpu.runtime.heartbeat import read_progress
 from cloudgpu.runtime.notices import Order
-from cloudgpu.runtime.program import Exit
+from cloudgpu.runtime.processes.program import Exit
 
 PAGE = Path(module.__file__).parents[1] / "docs" / "runtime.md"
 STOP = Order("stopped", "cancel", "cancelled", 0.0)

@@ -9,7 +9,7 @@ from typing import NamedTuple, get_args
 import pytest
 
 from cloudgpu.provisioners.base import ErrorClass, Scope
-from cloudgpu.provisioners.errors import COLUMNS, Answer, classify, matching_rule, rules
+from cloudgpu.provisioners.shared.errors import COLUMNS, Answer, classify, matching_rule, rules
 
 TABLE = Path(__file__).parents[2] / "provisioners" / "errors.csv"
 ANSWERS = Path(__file__).with_name("error_answers.csv")

@@ -12,10 +12,10 @@ from typing import get_args
 
 import pytest
 
-from cloudgpu.control import failover
-from cloudgpu.control.decisions import SPREAD_S, End, Later, Start, decide
-from cloudgpu.control.failover import DRY_S, REACTIONS, Refused, choose, opening
-from cloudgpu.control.model import Attempt, JobRow
+from cloudgpu.control.reconcile import failover
+from cloudgpu.control.reconcile.decisions import SPREAD_S, End, Later, Start, decide
+from cloudgpu.control.reconcile.failover import DRY_S, REACTIONS, Refused, choose, opening
+from cloudgpu.control.store.model import Attempt, JobRow
 from cloudgpu.jobspecs.plan import Offer, RoleOffer
 from cloudgpu.provisioners.base import ErrorClass
 from cloudgpu.tests.standins.control import make_job, make_policy

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from cloudgpu.protocol.fleet import FLEET_KEY, WATCH_KEY, Beat, Fleet, Order, View, member_key, order_key
 from cloudgpu.provisioners import Allocation
-from cloudgpu.provisioners import clusters as known
 from cloudgpu.provisioners.cluster.provisioner import ClusterProvisioner
-from cloudgpu.runtime.fleet import FLEET_KEY, WATCH_KEY, Beat, Fleet, Order, View, member_key, order_key
-from cloudgpu.runtime.fleet_contact import Contact
+from cloudgpu.provisioners.stacks import clusters as known
+from cloudgpu.runtime.fleet.contact import Contact
 from cloudgpu.tests.standins.fleets import FleetFolder, cluster_at
 
 ODD_KEYS = [

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cloudgpu.runtime.fleet import FLEET_KEY, KEPT_S, WATCH_KEY, Beat, Failure, Settings, member_key, order_key
+from cloudgpu.protocol.fleet import FLEET_KEY, KEPT_S, WATCH_KEY, Beat, Failure, Settings, member_key, order_key
 from cloudgpu.tests.standins.fleets import FleetFolder
 
 

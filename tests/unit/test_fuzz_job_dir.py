@@ -22,37 +22,19 @@ from urllib.parse import unquote
 
 import pytest
 
-from cloudgpu.cli import goodput_view
-from cloudgpu.cli.errors import CommandError
-from cloudgpu.cli.follow import LineFormat
-from cloudgpu.cli.job_at_url import JobAtUrl
-from cloudgpu.cli.job_view import _node_view
+from cloudgpu.cli.goodput import view as goodput_view
 from cloudgpu.cli.metrics import curve
-from cloudgpu.control import nodes
-from cloudgpu.control.members import cure, every_node, forgiven
-from cloudgpu.control.model import Attempt
-from cloudgpu.control.outcomes import judge, must_stop_peers
-from cloudgpu.control.report import make_report
-from cloudgpu.provisioners.base import NodeState
-from cloudgpu.runtime.checkpoint.errors import UnusableError
-from cloudgpu.runtime.checkpoint.manifest import Piece, RankManifest, manifest_file
-from cloudgpu.runtime.checkpoint.store import CheckpointStore, Commit
-from cloudgpu.runtime.fleet import (
-    FLEET_KEY,
-    Beat,
-    End,
-    Failure,
-    Fleet,
-    Freed,
-    Holding,
-    Order,
-    Settings,
-    member_key,
-)
-from cloudgpu.runtime.fleet_work import Task
-from cloudgpu.runtime.generations import Ledger
-from cloudgpu.runtime.heartbeat import read_progress
-from cloudgpu.runtime.jobdir import (
+from cloudgpu.cli.shared.errors import CommandError
+from cloudgpu.cli.shared.follow import LineFormat
+from cloudgpu.cli.shared.job_at_url import JobAtUrl
+from cloudgpu.cli.shared.job_view import _node_view
+from cloudgpu.control.accounting.report import make_report
+from cloudgpu.control.reconcile import nodes
+from cloudgpu.control.reconcile.members import cure, every_node, forgiven
+from cloudgpu.control.reconcile.outcomes import judge, must_stop_peers
+from cloudgpu.control.store.model import Attempt
+from cloudgpu.protocol.fleet import FLEET_KEY, Beat, End, Failure, Fleet, Freed, Holding, Order, Settings, member_key
+from cloudgpu.protocol.jobdir import (
     JOB_KEY,
     Address,
     AttemptRecord,
@@ -76,14 +58,21 @@ from cloudgpu.runtime.jobdir import (
     local_url,
     node_key,
 )
-from cloudgpu.runtime.logs import LogReader
-from cloudgpu.runtime.members import _Sign
-from cloudgpu.runtime.metrics import Row, Segment, read_metrics
-from cloudgpu.runtime.node_program import _read_address
+from cloudgpu.protocol.logs import LogReader
+from cloudgpu.protocol.metrics import Row, Segment, read_metrics
+from cloudgpu.provisioners.base import NodeState
+from cloudgpu.runtime.agent.generations import Ledger
+from cloudgpu.runtime.agent.heartbeat import read_progress
+from cloudgpu.runtime.agent.members import _Sign
+from cloudgpu.runtime.agent.node_program import _read_address
+from cloudgpu.runtime.agent.restart import Budget
+from cloudgpu.runtime.agent.resume import look_back
+from cloudgpu.runtime.checkpoint.errors import UnusableError
+from cloudgpu.runtime.checkpoint.format.manifest import Piece, RankManifest, manifest_file
+from cloudgpu.runtime.checkpoint.store import CheckpointStore, Commit
+from cloudgpu.runtime.fleet.work import Task
 from cloudgpu.runtime.notices.acknowledge import Acknowledger, MachineName, Saved
 from cloudgpu.runtime.notices.job_dir import NodeDir, simulated_notice, stop_order
-from cloudgpu.runtime.restart import Budget
-from cloudgpu.runtime.resume import look_back
 from cloudgpu.tests.standins.cloud import Life, lives
 from cloudgpu.tests.standins.control import World, make_offer, make_policy
 from cloudgpu.tests.standins.fleets import FleetFolder

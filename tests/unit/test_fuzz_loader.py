@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cloudgpu.jobspecs.diagnostics import Diagnostic, SpecError
-from cloudgpu.jobspecs.loader import LoadedSpec, load_bytes, load_text
+from cloudgpu.jobspecs.loading.loader import LoadedSpec, load_bytes, load_text
+from cloudgpu.jobspecs.loading.reports import to_json, to_sarif, to_text
 from cloudgpu.jobspecs.models import JobSpec, Resources
-from cloudgpu.jobspecs.reports import to_json, to_sarif, to_text
 from cloudgpu.tests.standins.clocks import soon
 
 VALID = """\

@@ -10,8 +10,8 @@ import pytest
 
 import cloudgpu
 from cloudgpu.jobspecs import catalog
-from cloudgpu.provisioners import errors, tags
 from cloudgpu.provisioners.gcp import account, labels, network, prices, quotas
+from cloudgpu.provisioners.shared import errors, tags
 
 ROOT = Path(cloudgpu.__file__).parent
 PAGE = (ROOT / "docs" / "gcp.md").read_text()

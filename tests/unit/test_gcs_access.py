@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from cloudgpu.runtime.jobdir import JobDir, JobDirError, MissingError, is_login
+from cloudgpu.protocol.jobdir import JobDir, JobDirError, MissingError, is_login
 
 from ..standins.faults import HTML, LOSE, error
 from ..standins.gcp import MACHINE, SUBMITTER, Gcp

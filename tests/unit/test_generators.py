@@ -19,8 +19,8 @@ np = pytest.importorskip("numpy")
 from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, Dataset, IterableDataset, Subset  # noqa: E402
 
 from cloudgpu.runtime import CheckpointError  # noqa: E402
-from cloudgpu.runtime.checkpoint import random_state  # noqa: E402
-from cloudgpu.runtime.checkpoint.generators import Generators  # noqa: E402
+from cloudgpu.runtime.checkpoint.data import random_state  # noqa: E402
+from cloudgpu.runtime.checkpoint.data.generators import Generators  # noqa: E402
 from cloudgpu.tests.standins.checkpoints import restarted  # noqa: E402
 
 SIZE, EPOCHS, BATCHES = 20, 3, 5

@@ -12,13 +12,14 @@ from xml.etree import ElementTree
 
 import pytest
 
-from cloudgpu.cli import goodput_plot, goodput_view
-from cloudgpu.cli.report_view import report_json
-from cloudgpu.control.earlier import earlier_history
-from cloudgpu.control.model import Attempt
-from cloudgpu.control.report import Report, make_report
-from cloudgpu.control.times import Times
-from cloudgpu.runtime.jobdir import Progress, Span, Timeline
+from cloudgpu.cli.goodput import plot as goodput_plot
+from cloudgpu.cli.goodput import view as goodput_view
+from cloudgpu.cli.shared.report_view import report_json
+from cloudgpu.control.accounting.report import Report, make_report
+from cloudgpu.control.accounting.times import Times
+from cloudgpu.control.reconcile.earlier import earlier_history
+from cloudgpu.control.store.model import Attempt
+from cloudgpu.protocol.jobdir import Progress, Span, Timeline
 from cloudgpu.tests.standins.control import make_offer
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from cloudgpu.runtime.checkpoint.interval import PRIORS, UNKNOWN, History, Seen
-from cloudgpu.runtime.checkpoint.schedule import Schedule
+from cloudgpu.runtime.checkpoint.schedule.interval import PRIORS, UNKNOWN, History, Seen
+from cloudgpu.runtime.checkpoint.schedule.schedule import Schedule
 from cloudgpu.runtime.goodput import goodput
 from cloudgpu.tests.bench import interval as bench
 from cloudgpu.tests.standins.interruptions import COLD_GOAL, GRID, LEARNT_GOAL, with_lag

@@ -11,15 +11,17 @@ from typing import Any
 import pytest
 
 from cloudgpu.control.errors import SubmitError
-from cloudgpu.control.own_group import with_groups
-from cloudgpu.control.usable import usable_offers
+from cloudgpu.control.submit.own_group import with_groups
+from cloudgpu.control.submit.usable import usable_offers
 from cloudgpu.jobspecs.models import JobSpec
 from cloudgpu.jobspecs.plan import Offer, Plan
-from cloudgpu.provisioners import AgentFile, LaunchRequest, NodeRequest, Owner, ProvisionError, grouping, infrastructure
-from cloudgpu.provisioners.grouping import GroupState
-from cloudgpu.provisioners.infrastructure import Infrastructure
-from cloudgpu.runtime.fleet import BOOT_S, FLEET_KEY, Fleet, Settings, member_key, order_key
-from cloudgpu.runtime.jobdir import JobDir
+from cloudgpu.protocol.fleet import BOOT_S, FLEET_KEY, Fleet, Settings, member_key, order_key
+from cloudgpu.protocol.jobdir import JobDir
+from cloudgpu.provisioners import AgentFile, LaunchRequest, NodeRequest, Owner, ProvisionError
+from cloudgpu.provisioners.shared import infrastructure
+from cloudgpu.provisioners.shared.infrastructure import Infrastructure
+from cloudgpu.provisioners.stacks import grouping
+from cloudgpu.provisioners.stacks.grouping import GroupState
 from cloudgpu.tests.standins import s3
 from cloudgpu.tests.standins.control import make_offer
 from cloudgpu.tests.standins.fleets import FleetFolder

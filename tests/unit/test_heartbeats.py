@@ -15,12 +15,12 @@ from cloudgpu.cli import gc
 from cloudgpu.control import leftovers, paths
 from cloudgpu.control.heartbeats import is_alive
 from cloudgpu.control.jobs import open_store
-from cloudgpu.control.store import Store
-from cloudgpu.control.submission import owner_name
+from cloudgpu.control.store.store import Store
+from cloudgpu.control.submit.submission import owner_name
+from cloudgpu.protocol.jobdir import Heartbeat, JobDir, Result, local_url, node_key
 from cloudgpu.provisioners import get_provisioner
 from cloudgpu.provisioners.base import Owner
 from cloudgpu.provisioners.leftovers import Leftover
-from cloudgpu.runtime.jobdir import Heartbeat, JobDir, Result, local_url, node_key
 from cloudgpu.tests.standins import s3
 from cloudgpu.tests.standins.control import make_job, make_offer
 

@@ -6,7 +6,7 @@ import pytest
 
 from cloudgpu.jobspecs import catalog
 from cloudgpu.jobspecs.diagnostics import SpecError
-from cloudgpu.jobspecs.loader import load_text
+from cloudgpu.jobspecs.loading.loader import load_text
 
 HEAD = "name: job\nrun: python train.py\ncode: null\n"
 QUOTES = 'put quotes around a text that contains ": "'

@@ -30,7 +30,7 @@ from cloudgpu.provisioners.aws.network import Subnet
 from cloudgpu.provisioners.aws.request import Place, run_instances
 from cloudgpu.provisioners.aws.reservations import Reservation
 from cloudgpu.provisioners.aws.template import Surroundings, buying, check_fleet, template
-from cloudgpu.provisioners.infrastructure import Infrastructure
+from cloudgpu.provisioners.shared.infrastructure import Infrastructure
 from cloudgpu.tests.standins.pulumi.mocks import Registered, StrictError, exports, only, run_strict
 
 OWNER, REGION = "cloudgpu-tester", "us-east-1"

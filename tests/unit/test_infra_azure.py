@@ -28,7 +28,7 @@ from cloudgpu.provisioners.azure.grouped import Parts, scale_set_body
 from cloudgpu.provisioners.azure.images import image_of
 from cloudgpu.provisioners.azure.request import Place, machine
 from cloudgpu.provisioners.azure.sizes import is_accelerated
-from cloudgpu.provisioners.infrastructure import Infrastructure
+from cloudgpu.provisioners.shared.infrastructure import Infrastructure
 from cloudgpu.tests.standins.azure import schema
 from cloudgpu.tests.standins.pulumi.azure import VirtualMachineScaleSet
 from cloudgpu.tests.standins.pulumi.mocks import Registered, StrictError, exports, only, run_strict

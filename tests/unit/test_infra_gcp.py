@@ -24,7 +24,7 @@ from cloudgpu.provisioners.gcp.images import Image, family_for
 from cloudgpu.provisioners.gcp.network import Attachment, closed_name
 from cloudgpu.provisioners.gcp.request import Place, instance
 from cloudgpu.provisioners.gcp.reservations import Reservation
-from cloudgpu.provisioners.infrastructure import Infrastructure
+from cloudgpu.provisioners.shared.infrastructure import Infrastructure
 from cloudgpu.tests.standins.gcp.discovery import discovery
 from cloudgpu.tests.standins.pulumi.gcp import KINDS, instance_properties
 from cloudgpu.tests.standins.pulumi.mocks import Registered, exports, only, run_strict

@@ -17,7 +17,7 @@ from cloudgpu.infra.events import Change
 from cloudgpu.infra.policy import check_down, check_up, price_of
 from cloudgpu.infra.settings import FleetSettings, InfraSettings, read_output
 from cloudgpu.jobspecs.fleets import FleetSpec
-from cloudgpu.provisioners.infrastructure import Infrastructure
+from cloudgpu.provisioners.shared.infrastructure import Infrastructure
 from cloudgpu.tests.standins.pulumi.mocks import run_strict
 
 GROUP, VPC, BUCKET = "aws:autoscaling/group:Group", "aws:ec2/vpc:Vpc", "aws:s3/bucket:Bucket"

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from cloudgpu.runtime.inputs import PART, InputsError, fetch_inputs
-from cloudgpu.runtime.jobdir import JobDir, JobDirError, local_url
+from cloudgpu.protocol.jobdir import JobDir, JobDirError, local_url
+from cloudgpu.runtime.agent.inputs import PART, InputsError, fetch_inputs
 
 from ..standins import s3
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from cloudgpu.runtime.checkpoint.interval import (
+from cloudgpu.runtime.checkpoint.schedule.interval import (
     FIRST_MEAN,
     PRIORS,
     UNKNOWN,

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from cloudgpu.runtime.checkpoint.interval import PRIORS
+from cloudgpu.runtime.checkpoint.schedule.interval import PRIORS
 from cloudgpu.runtime.goodput import daly_interval, goodput
 from cloudgpu.tests.standins.interruptions import (
     COLD_GOAL,

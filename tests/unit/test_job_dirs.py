@@ -11,15 +11,15 @@ import jsonschema
 import pytest
 
 from cloudgpu.control.errors import SubmitError
-from cloudgpu.control.submission import _job_dir_urls, _portable, _reads
-from cloudgpu.control.usable import obstacle, usable_offers
+from cloudgpu.control.submit.submission import _job_dir_urls, _portable, _reads
+from cloudgpu.control.submit.usable import obstacle, usable_offers
 from cloudgpu.jobspecs.diagnostics import SpecError
 from cloudgpu.jobspecs.job_file import to_text
-from cloudgpu.jobspecs.loader import load_text
+from cloudgpu.jobspecs.loading.loader import load_text
 from cloudgpu.jobspecs.models import JobSpec
 from cloudgpu.jobspecs.plan import Plan
 from cloudgpu.jobspecs.schema import job_schema
-from cloudgpu.runtime.jobdir import JobRecord
+from cloudgpu.protocol.jobdir import JobRecord
 from cloudgpu.tests.standins.control import make_offer
 
 S3, GS, AZ = "s3://bucket/jobs", "gs://bucket/jobs", "az://jobs@account/jobs"

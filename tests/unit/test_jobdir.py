@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cloudgpu.runtime.jobdir import (
+from cloudgpu.protocol.jobdir import (
     Claim,
     JobDir,
     JobDirError,

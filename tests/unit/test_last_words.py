@@ -6,10 +6,10 @@ import threading
 from pathlib import Path
 from typing import cast
 
-from cloudgpu.control.last_words import LastWords
+from cloudgpu.control.reconcile.last_words import LastWords
 from cloudgpu.provisioners.base import Allocation, Explainer, Provisioner, ProvisionError
-from cloudgpu.provisioners.consoles import end_of
-from cloudgpu.provisioners.local import LocalProvisioner
+from cloudgpu.provisioners.local.provisioner import LocalProvisioner
+from cloudgpu.provisioners.shared.consoles import end_of
 
 THERE = Allocation("azure", "digits", 1, "0" * 32, {"worker-0.1": "a", "worker-1.1": "b"})
 

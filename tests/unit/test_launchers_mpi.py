@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from cloudgpu.runtime.jobdir import Address, JobDir, JobRecord, NodeRecord, local_url, node_key
+from cloudgpu.protocol.jobdir import Address, JobDir, JobRecord, NodeRecord, local_url, node_key
 from cloudgpu.runtime.launchers import Place, mpi, mpi_daemon, mpi_rsh, processes
-from cloudgpu.runtime.program import Process
+from cloudgpu.runtime.processes.program import Process
 
 ADDRESS = {"worker-0.1": Address("10.0.0.1", 20_123)}
 

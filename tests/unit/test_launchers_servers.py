@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cloudgpu.control.outcomes import NodeEnd, NodeView, judge, must_stop_peers
+from cloudgpu.control.reconcile.outcomes import NodeEnd, NodeView, judge, must_stop_peers
 
 DONE, FAILED, THERE = NodeEnd("succeeded", "", 0), NodeEnd("failed", "exit code 1", 1), None
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cloudgpu.runtime.jobdir import Address, JobRecord, NodeRecord
+from cloudgpu.protocol.jobdir import Address, JobRecord, NodeRecord
 from cloudgpu.runtime.launchers import LauncherError, Place, needs_addresses, processes
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cloudgpu.runtime.jobdir import Address, JobRecord, NodeRecord
+from cloudgpu.protocol.jobdir import Address, JobRecord, NodeRecord
 from cloudgpu.runtime.launchers import Place, processes
 
 DUMP = """

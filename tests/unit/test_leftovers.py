@@ -8,9 +8,9 @@ from decimal import Decimal
 import pytest
 
 from cloudgpu.control.leftovers import judge
-from cloudgpu.control.model import Attempt
-from cloudgpu.provisioners import tags
+from cloudgpu.control.store.model import Attempt
 from cloudgpu.provisioners.leftovers import Leftover, Tagged, Thing, launches
+from cloudgpu.provisioners.shared import tags
 from cloudgpu.tests.standins.control import make_offer
 
 NOW = 1_000.0

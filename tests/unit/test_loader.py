@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from cloudgpu.jobspecs.diagnostics import Diagnostic, Problem, SpecError
-from cloudgpu.jobspecs.loader import load_bytes, load_file, load_text
-from cloudgpu.jobspecs.overrides import Override
-from cloudgpu.jobspecs.source import MAX_BYTES
+from cloudgpu.jobspecs.loading.loader import load_bytes, load_file, load_text
+from cloudgpu.jobspecs.loading.overrides import Override
+from cloudgpu.jobspecs.loading.source import MAX_BYTES
 from cloudgpu.tests.standins.clocks import soon
 
 HEAD = "name: job\nrun: python train.py\ncode: null\n"
@@ -394,10 +394,10 @@ def test_mistakes_in_a_foreign_file_have_places_in_that_file() -> None:
 WITHOUT_LIBYAML = """
 import sys
 sys.modules["yaml._yaml"] = None  # as where PyYAML was built without libyaml
-from cloudgpu.jobspecs import yaml_reader
+from cloudgpu.jobspecs.loading import yaml_reader
 from cloudgpu.jobspecs.diagnostics import SpecError
-from cloudgpu.jobspecs.loader import load_text
-from cloudgpu.jobspecs.overrides import Override
+from cloudgpu.jobspecs.loading.loader import load_text
+from cloudgpu.jobspecs.loading.overrides import Override
 assert yaml_reader._Parser.__module__ == "yaml.loader"
 print(load_text(sys.argv[1]).spec.env)
 for text in sys.argv[2:]:

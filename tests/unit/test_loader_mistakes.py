@@ -6,7 +6,7 @@ import pytest
 
 from cloudgpu.jobspecs.diagnostics import MAX_PROBLEMS, SpecError
 from cloudgpu.jobspecs.dialects import convert
-from cloudgpu.jobspecs.loader import load_text
+from cloudgpu.jobspecs.loading.loader import load_text
 
 HEAD = "name: job\nrun: python train.py\ncode: null\n"
 """Three correct lines: what is added begins in line 4."""

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from cloudgpu.provisioners.base import ProvisionError
-from cloudgpu.provisioners.local_locks import FOLDER_VARIABLE, lock_gpu
+from cloudgpu.provisioners.local.locks import FOLDER_VARIABLE, lock_gpu
 
 UUID = "GPU-1"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cloudgpu.provisioners.base import NodeRequest, ProvisionError
-from cloudgpu.provisioners.local_slots import SLOTS_VARIABLE, cores, hold_slots, slot_shortage, slots, slots_of
+from cloudgpu.provisioners.local.slots import SLOTS_VARIABLE, cores, hold_slots, slot_shortage, slots, slots_of
 
 ALLOWED = len(os.sched_getaffinity(0))
 

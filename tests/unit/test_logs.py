@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from cloudgpu.cli.text import clock
-from cloudgpu.runtime import logs
-from cloudgpu.runtime.jobdir import JobDir, local_url, node_key
-from cloudgpu.runtime.logs import Cursor, LogLine, LogReader, LogWriter
+from cloudgpu.cli.shared.text import clock
+from cloudgpu.protocol import logs
+from cloudgpu.protocol.jobdir import JobDir, local_url, node_key
+from cloudgpu.protocol.logs import Cursor, LogLine, LogReader, LogWriter
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cloudgpu.jobspecs import catalog
-from cloudgpu.jobspecs.machine_names import machine_type_hint
+from cloudgpu.jobspecs.rules.machine_names import machine_type_hint
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cloudgpu.runtime.checkpoint.manifest import (
+from cloudgpu.runtime.checkpoint.format.manifest import (
     CHUNK,
     ITEM_SIZE,
     Piece,
@@ -108,7 +108,7 @@ def test_sizes_of_elements_are_torchs() -> None:
 
 def test_writer_needs_neither_torch_nor_numpy() -> None:
     check = (
-        "import sys, cloudgpu.runtime.checkpoint.manifest as m; m.chunk_hash(b'x'); "
+        "import sys, cloudgpu.runtime.checkpoint.format.manifest as m; m.chunk_hash(b'x'); "
         "sys.exit(any(name in sys.modules for name in ('torch', 'numpy')))"
     )
     assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0

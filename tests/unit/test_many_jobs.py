@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from cloudgpu.control.due_times import DueTimes
-from cloudgpu.control.lanes import Lane
-from cloudgpu.control.presence import woken_jobs
-from cloudgpu.control.store import Store
-from cloudgpu.control.supervisor import Supervisor
+from cloudgpu.control.store.store import Store
+from cloudgpu.control.supervisor.due_times import DueTimes
+from cloudgpu.control.supervisor.lanes import Lane
+from cloudgpu.control.supervisor.presence import woken_jobs
+from cloudgpu.control.supervisor.supervisor import Supervisor
+from cloudgpu.protocol.jobdir import Heartbeat
 from cloudgpu.provisioners.base import Allocation, NodeState
-from cloudgpu.runtime.jobdir import Heartbeat
 from cloudgpu.tests.standins.cloud import FakeClock
 from cloudgpu.tests.standins.control import make_job, make_offer
 from cloudgpu.tests.unit.test_crew import FOREVER, PATIENCE_S, Many, cloudy
@@ -92,9 +92,9 @@ class Thousand:
         """All rows in two statements: a thousand transactions take longer than the whole test."""
         from sqlalchemy import insert
 
-        from cloudgpu.control import rows
-        from cloudgpu.control.model import Attempt
-        from cloudgpu.control.tables import attempts, events, jobs
+        from cloudgpu.control.store import rows
+        from cloudgpu.control.store.model import Attempt
+        from cloudgpu.control.store.tables import attempts, events, jobs
 
         offer, now = make_offer()._replace(cloud="aws"), self.clock.now()
         jobs_rows, attempt_rows, event_rows = [], [], []
@@ -195,7 +195,7 @@ def test_a_full_launch_lane_delays_no_cancel_and_no_look(tmp_path: Path, templat
 
 _HEAPS = """
 import ctypes, sys, threading
-from cloudgpu.control.daemon import _share_heaps
+from cloudgpu.control.supervisor.daemon import _share_heaps
 if sys.argv[1] == "share":
     _share_heaps()
 enough = threading.Barrier(9)

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from cloudgpu.cli import crash, main
-from cloudgpu.cli.hidden_values import hide
+from cloudgpu.cli import main
+from cloudgpu.cli.shared import crash
+from cloudgpu.cli.shared.hidden_values import hide
 
 SECRET = "s3cr3t"
 FILES = {

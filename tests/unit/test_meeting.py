@@ -9,13 +9,13 @@ from typing import Any, cast
 
 import pytest
 
+from cloudgpu.protocol.jobdir import JobDir, JobRecord, NodeRecord
 from cloudgpu.provisioners.vertex.provisioner import PENDING_S
-from cloudgpu.runtime.generations import Ledger
-from cloudgpu.runtime.jobdir import JobDir, JobRecord, NodeRecord
+from cloudgpu.runtime.agent.generations import Ledger
+from cloudgpu.runtime.agent.members import FLEET_S, LeftOutError
+from cloudgpu.runtime.agent.node_program import NodeProgram
+from cloudgpu.runtime.agent.restart import Budget
 from cloudgpu.runtime.launchers import Place
-from cloudgpu.runtime.members import FLEET_S, LeftOutError
-from cloudgpu.runtime.node_program import NodeProgram
-from cloudgpu.runtime.restart import Budget
 
 
 class Impatient:

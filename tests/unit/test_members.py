@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cloudgpu.control.members import (
+from cloudgpu.control.reconcile.members import (
     FRUITLESS,
     JOIN_GRACE_S,
     Regroup,
@@ -22,9 +22,9 @@ from cloudgpu.control.members import (
     stored,
     wanted_nodes,
 )
-from cloudgpu.control.model import Attempt
-from cloudgpu.control.outcomes import NodeEnd, NodeView
-from cloudgpu.runtime.jobdir import NodeRecord
+from cloudgpu.control.reconcile.outcomes import NodeEnd, NodeView
+from cloudgpu.control.store.model import Attempt
+from cloudgpu.protocol.jobdir import NodeRecord
 from cloudgpu.tests.standins.control import make_offer
 
 W0, W1, W2 = "worker-0.1", "worker-1.1", "worker-2.1"

@@ -13,11 +13,11 @@ import pytest
 
 from cloudgpu.cli import main
 from cloudgpu.cli.metrics import curve
+from cloudgpu.protocol.checkpoint_names import Name
+from cloudgpu.protocol.jobdir import JobDir, JobDirError, local_url
+from cloudgpu.protocol.metrics import closed_key, key_of, open_key, read_metrics, trainings
 from cloudgpu.runtime.checkpoint.errors import CheckpointError
 from cloudgpu.runtime.checkpoint.metrics import MetricRows
-from cloudgpu.runtime.checkpoint.names import Name
-from cloudgpu.runtime.jobdir import JobDir, JobDirError, local_url
-from cloudgpu.runtime.metrics import closed_key, key_of, open_key, read_metrics, trainings
 
 FOLDER = "checkpoints"
 

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 import cloudgpu
 from cloudgpu.jobspecs.diagnostics import SpecError
-from cloudgpu.jobspecs.loader import load_text
+from cloudgpu.jobspecs.loading.loader import load_text
 from cloudgpu.jobspecs.models import CheckpointPolicy, JobSpec, Limits, Resources, Retry, Role
 from cloudgpu.jobspecs.schema import job_schema
 

@@ -15,16 +15,16 @@ from typing import Any
 import pytest
 import torch
 
+from cloudgpu.protocol.checkpoint_names import Name
+from cloudgpu.protocol.jobdir import JOB_KEY, JobDir, JobDirError, JobRecord, code_key, local_url
+from cloudgpu.protocol.metrics import read_metrics
 from cloudgpu.runtime.checkpoint.errors import AllDamagedError, CheckpointError, FencedError
-from cloudgpu.runtime.checkpoint.manifest import data_file
+from cloudgpu.runtime.checkpoint.format.manifest import data_file
 from cloudgpu.runtime.checkpoint.metrics import MetricRows
-from cloudgpu.runtime.checkpoint.names import Name
 from cloudgpu.runtime.checkpoint.store import CheckpointStore, Condition
-from cloudgpu.runtime.copying import READS, STREAMS, Copier, InterruptedCopyError
-from cloudgpu.runtime.jobdir import JOB_KEY, JobDir, JobDirError, JobRecord, code_key, local_url
-from cloudgpu.runtime.metrics import read_metrics
 from cloudgpu.runtime.moving import Moved, Transferred, move
-from cloudgpu.runtime.objects import PART
+from cloudgpu.storage.copying import READS, STREAMS, Copier, InterruptedCopyError
+from cloudgpu.storage.objects import PART
 from cloudgpu.tests.standins.checkpoints import restore_all, save, save_as
 
 FOLDER = "checkpoints"

@@ -9,13 +9,13 @@ from typing import Literal
 
 import pytest
 
-from cloudgpu.control.members import node_requests
-from cloudgpu.control.nodes import BOOT_S, GAVE_UP, SILENT_S, Watches, look
-from cloudgpu.control.outcomes import NodeEnd
+from cloudgpu.control.reconcile.members import node_requests
+from cloudgpu.control.reconcile.nodes import BOOT_S, GAVE_UP, SILENT_S, Watches, look
+from cloudgpu.control.reconcile.outcomes import NodeEnd
 from cloudgpu.jobspecs.plan import Offer, RoleOffer
+from cloudgpu.protocol.jobdir import Heartbeat, JobDir, Result, node_key
 from cloudgpu.provisioners.base import NodeState, ProvisionError
-from cloudgpu.runtime.jobdir import Heartbeat, JobDir, Result, node_key
-from cloudgpu.runtime.objects import local_url
+from cloudgpu.storage.objects import local_url
 
 
 def role(name: str, nodes: int) -> RoleOffer:

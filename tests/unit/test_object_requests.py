@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from cloudgpu.runtime.objects import JobDir, JobDirError, MissingError
+from cloudgpu.storage.objects import JobDir, JobDirError, MissingError
 
 from ..standins import s3
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import random
 
-from cloudgpu.provisioners.pacing import FORGOTTEN_S, LATE_S, SLOW_S, Bucket, Rate
+from cloudgpu.provisioners.shared.pacing import FORGOTTEN_S, LATE_S, SLOW_S, Bucket, Rate
 
 
 class Hand:

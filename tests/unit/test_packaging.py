@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cloudgpu.cli.image_build import own_wheel
+from cloudgpu.cli.image.build import own_wheel
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())

@@ -7,10 +7,10 @@ from urllib.parse import unquote
 
 import pytest
 
-from cloudgpu.control.decisions import GRACE_S
-from cloudgpu.control.patience import ENDING_S, UNEXPECTED_S
+from cloudgpu.control.reconcile.decisions import GRACE_S
+from cloudgpu.control.reconcile.patience import ENDING_S, UNEXPECTED_S
+from cloudgpu.protocol.jobdir import node_key
 from cloudgpu.provisioners.base import ProvisionError
-from cloudgpu.runtime.jobdir import node_key
 from cloudgpu.tests.standins.cloud import Life, lives
 from cloudgpu.tests.standins.control import World, make_offer, make_policy
 

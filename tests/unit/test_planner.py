@@ -16,13 +16,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cloudgpu.jobspecs import catalog
-from cloudgpu.jobspecs.compatibility import JOB_RULES, RULES, TARGET_RULES, Ask, all_refusals
 from cloudgpu.jobspecs.models import CLOUDS, JobSpec
 from cloudgpu.jobspecs.plan import LocalGpu, LocalMachine, Offer, Plan, RoleOffer
-from cloudgpu.jobspecs.planner import plan
-from cloudgpu.jobspecs.planner_local import accelerator_of
-from cloudgpu.jobspecs.planner_prices import Quote, total_price
-from cloudgpu.jobspecs.rules_base import exactly
+from cloudgpu.jobspecs.planner.local import accelerator_of
+from cloudgpu.jobspecs.planner.planner import plan
+from cloudgpu.jobspecs.planner.prices import Quote, total_price
+from cloudgpu.jobspecs.rules.base import exactly
+from cloudgpu.jobspecs.rules.compatibility import JOB_RULES, RULES, TARGET_RULES, Ask, all_refusals
 
 TODAY = datetime.date(2026, 11, 20)
 TABLES = Path(catalog.__file__).parent / "tables"

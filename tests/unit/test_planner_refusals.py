@@ -14,7 +14,7 @@ import pytest
 from cloudgpu.jobspecs import catalog
 from cloudgpu.jobspecs.models import JobSpec
 from cloudgpu.jobspecs.plan import Plan
-from cloudgpu.jobspecs.planner import plan
+from cloudgpu.jobspecs.planner.planner import plan
 
 LONG = os.environ.get("CLOUDGPU_LONG") == "1"
 TODAY = datetime.date(2026, 11, 20)

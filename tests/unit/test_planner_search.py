@@ -14,12 +14,12 @@ from typing import Any
 from cloudgpu.jobspecs import catalog
 from cloudgpu.jobspecs.models import JobSpec
 from cloudgpu.jobspecs.plan import LocalGpu, LocalMachine, Offer, Plan
-from cloudgpu.jobspecs.planner import plan
-from cloudgpu.jobspecs.planner_local import MAX_WAYS
-from cloudgpu.jobspecs.planner_ranking import UNKNOWN, price_key
-from cloudgpu.jobspecs.planner_search import Choice, best_ways
-from cloudgpu.jobspecs.rules_machines import carriers, is_attached, is_sensible
-from cloudgpu.jobspecs.rules_places import zone_regions
+from cloudgpu.jobspecs.planner.local import MAX_WAYS
+from cloudgpu.jobspecs.planner.planner import plan
+from cloudgpu.jobspecs.planner.ranking import UNKNOWN, price_key
+from cloudgpu.jobspecs.planner.search import Choice, best_ways
+from cloudgpu.jobspecs.rules.machines import carriers, is_attached, is_sensible
+from cloudgpu.jobspecs.rules.places import zone_regions
 
 TODAY = datetime.date(2026, 11, 20)
 SPECS = 1_000 if os.environ.get("CLOUDGPU_LONG") == "1" else 100

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from cloudgpu.cli.status_view import job_text
+from cloudgpu.cli.status.view import job_text
 from cloudgpu.control.jobs import Job
-from cloudgpu.control.queue import Place, Waiting, places
+from cloudgpu.control.reconcile.queue import Place, Waiting, places
 from cloudgpu.jobspecs.plan import CPU, LocalGpu
 from cloudgpu.provisioners.base import Allocation, Ended, LaunchRequest, NodeRequest
-from cloudgpu.provisioners.local_gpus import hold, shortage
-from cloudgpu.provisioners.local_locks import FOLDER_VARIABLE
-from cloudgpu.provisioners.local_slots import SLOTS_VARIABLE, hold_slots, slot_shortage, slots_of
-from cloudgpu.provisioners.locks import try_lock
+from cloudgpu.provisioners.local.gpus import hold, shortage
+from cloudgpu.provisioners.local.locks import FOLDER_VARIABLE
+from cloudgpu.provisioners.local.slots import SLOTS_VARIABLE, hold_slots, slot_shortage, slots_of
+from cloudgpu.provisioners.shared.locks import try_lock
 from cloudgpu.tests.standins.cloud import Life, StoringCloud
 from cloudgpu.tests.standins.control import World, make_offer, make_policy
 from cloudgpu.tests.standins.nvidia import install_driver

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cloudgpu.runtime import fleet_work
-from cloudgpu.runtime.jobdir import (
+from cloudgpu.protocol.jobdir import (
     Address,
     Generation,
     Heartbeat,
@@ -26,6 +25,7 @@ from cloudgpu.runtime.jobdir import (
     node_key,
     read_generation,
 )
+from cloudgpu.runtime.fleet import work as fleet_work
 from cloudgpu.runtime.notices import acknowledge
 
 BEAT = b'{"sequence":1,"time":2.5,"phase":"running"%s}'

@@ -12,11 +12,11 @@ from pathlib import Path
 import platformdirs
 import pytest
 
-from cloudgpu.jobspecs import catalog_read, refreshed
-from cloudgpu.jobspecs.catalog import CLOUDS, host_cloud
+from cloudgpu.jobspecs.catalog import CLOUDS, host_cloud, refreshed
+from cloudgpu.jobspecs.catalog import read as catalog_read
 from cloudgpu.jobspecs.home import home
 from cloudgpu.provisioners.base import ProvisionError
-from cloudgpu.provisioners.refresh import OddTableError, Update, alone, check, publish, refreshable, reset
+from cloudgpu.provisioners.shared.refresh import OddTableError, Update, alone, check, publish, refreshable, reset
 
 CLOUDGPU = str(Path(sys.executable).with_name("cloudgpu"))
 NOW = datetime.datetime(2026, 11, 21, 23, 50, tzinfo=datetime.UTC)
@@ -156,7 +156,7 @@ def test_the_state_directory_is_that_of_platformdirs(monkeypatch: pytest.MonkeyP
 
 
 def test_the_command_offers_the_clouds_that_can_be_refreshed() -> None:
-    from cloudgpu.cli import catalog
+    from cloudgpu.cli.catalog import command as catalog
 
     assert catalog._CLOUDS == CLOUDS
     assert {host_cloud(cloud) for cloud in CLOUDS} == set(refreshable())

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from cloudgpu.runtime.attempt_signal import WatchMark, send_signal, signal_key
-from cloudgpu.runtime.jobdir import Heartbeat, JobDir, Notice, Stop, attempt_key, local_url, node_key
-from cloudgpu.runtime.logs import LogReader
-from cloudgpu.runtime.pace import BEAT_S, LOG_S, SETTLE_S, Pace
+from cloudgpu.protocol.attempt_signal import WatchMark, send_signal, signal_key
+from cloudgpu.protocol.jobdir import Heartbeat, JobDir, Notice, Stop, attempt_key, local_url, node_key
+from cloudgpu.protocol.logs import LogReader
+from cloudgpu.protocol.pace import BEAT_S, LOG_S, SETTLE_S, Pace
 
 from ..standins import s3
 from ..standins.reporting import FASTER, NODE, ReportingNode, reporting_node

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from cloudgpu.jobspecs.diagnostics import Diagnostic, quote
-from cloudgpu.jobspecs.reports import to_json, to_sarif, to_text
+from cloudgpu.jobspecs.loading.reports import to_json, to_sarif, to_text
 
 IN_FILE = Diagnostic(
     "jobs/a job.yaml", 3, 5, "unknown-key", "there is no key `x` here", "did you mean y?", source="    x: 1"

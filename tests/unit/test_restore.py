@@ -15,13 +15,13 @@ import pytest
 torch = pytest.importorskip("torch")
 np = pytest.importorskip("numpy")
 
-from cloudgpu.runtime.checkpoint import verified  # noqa: E402
+from cloudgpu.protocol.checkpoint_names import Name  # noqa: E402
+from cloudgpu.protocol.jobdir import JobDir, JobDirError  # noqa: E402
 from cloudgpu.runtime.checkpoint.errors import CheckpointError, UnusableError  # noqa: E402
-from cloudgpu.runtime.checkpoint.manifest import RankManifest, chunk_hashes  # noqa: E402
-from cloudgpu.runtime.checkpoint.names import Name  # noqa: E402
+from cloudgpu.runtime.checkpoint.format.manifest import RankManifest, chunk_hashes  # noqa: E402
+from cloudgpu.runtime.checkpoint.restore import verified  # noqa: E402
+from cloudgpu.runtime.checkpoint.restore.verified import LocalFile, Memory, Target, read_verified  # noqa: E402
 from cloudgpu.runtime.checkpoint.store import CheckpointStore, Commit  # noqa: E402
-from cloudgpu.runtime.checkpoint.verified import LocalFile, Memory, Target, read_verified  # noqa: E402
-from cloudgpu.runtime.jobdir import JobDir, JobDirError  # noqa: E402
 from cloudgpu.tests.standins import s3  # noqa: E402
 from cloudgpu.tests.standins.checkpoints import local_store, restore_all, save, stage  # noqa: E402
 
@@ -297,7 +297,7 @@ def test_tied_weights_stay_tied_and_arrays_are_arrays(tmp_path: Path) -> None:
 
 
 def test_more_and_fewer_ranks_take_the_first_ones_state(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    from cloudgpu.runtime.checkpoint import random_state
+    from cloudgpu.runtime.checkpoint.data import random_state
 
     store = local_store(tmp_path)
     random.seed(5)

@@ -17,11 +17,12 @@ from pathlib import Path
 import pytest
 
 from cloudgpu import __version__
-from cloudgpu.control import paths, presence, running, spawn
+from cloudgpu.control import paths
 from cloudgpu.control.errors import ControlError
-from cloudgpu.control.presence import Running
 from cloudgpu.control.settings import differing, hashes
-from cloudgpu.control.spawn import ensure_supervisor
+from cloudgpu.control.supervisor import presence, running, spawn
+from cloudgpu.control.supervisor.presence import Running
+from cloudgpu.control.supervisor.spawn import ensure_supervisor
 
 SECRET = "wJalrXUtnFEMI"
 
@@ -36,7 +37,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 # Holds the lock as a supervisor does, and says that it is of another version.
 _HOLDER = """
 import sys, time
-from cloudgpu.control import presence
+from cloudgpu.control.supervisor.supervisor import presence
 presence.__version__ = sys.argv[1]
 lock = presence.take_lock(by_command=sys.argv[2] == "command")
 print("locked", flush=True)

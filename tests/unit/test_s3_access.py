@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from cloudgpu.runtime.jobdir import JobDir, JobDirError, MissingError
-from cloudgpu.runtime.objects import PART, PARTS
-from cloudgpu.runtime.s3 import explain
+from cloudgpu.protocol.jobdir import JobDir, JobDirError, MissingError
+from cloudgpu.storage.objects import PART, PARTS
+from cloudgpu.storage.s3 import explain
 
 from ..standins import s3
 from ..standins.metadata_aws import AwsMetadata

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from cloudgpu.protocol.jobdir import Progress
 from cloudgpu.runtime.checkpoint.errors import CheckpointError
-from cloudgpu.runtime.checkpoint.interval import History, Seen
 from cloudgpu.runtime.checkpoint.progress import ProgressFile
-from cloudgpu.runtime.checkpoint.schedule import FIRST, HURRY, Schedule
+from cloudgpu.runtime.checkpoint.schedule.interval import History, Seen
+from cloudgpu.runtime.checkpoint.schedule.schedule import FIRST, HURRY, Schedule
 from cloudgpu.runtime.goodput import daly_interval
-from cloudgpu.runtime.jobdir import Progress
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("30s", 30), ("1h30m", 5400), ("10m", 600), ("2.5", 2.5), (45.0, 45)])

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from cloudgpu.control.errors import SubmitError
-from cloudgpu.control.shipping import Shipper, agent_for, architectures
+from cloudgpu.control.submit.shipping import Shipper, agent_for, architectures
 from cloudgpu.jobspecs.plan import Offer, RoleOffer
+from cloudgpu.protocol.jobdir import JobDir, JobDirError, agent_key, code_key, local_url
 from cloudgpu.provisioners.boot.agent_file import PYTHONS_VARIABLE
-from cloudgpu.runtime.jobdir import JobDir, JobDirError, agent_key, code_key, local_url
 
 from ..standins import s3
 from ..standins.gcp import Gcp

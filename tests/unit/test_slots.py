@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from cloudgpu.runtime.checkpoint import slots
-from cloudgpu.runtime.checkpoint.memory import available
-from cloudgpu.runtime.checkpoint.slots import Slot, anonymous_file, content_file, read_content
+from cloudgpu.runtime.checkpoint.writer import slots
+from cloudgpu.runtime.checkpoint.writer.memory import available
+from cloudgpu.runtime.checkpoint.writer.slots import Slot, anonymous_file, content_file, read_content
 
 
 def descriptors_of_slots() -> list[str]:
@@ -30,8 +30,8 @@ def test_two_processes_share_it() -> None:
     slot = Slot.make(10_000)
     slot.view[:5] = b"hello"
     code = f"""
-from cloudgpu.runtime.checkpoint.memory import available
-from cloudgpu.runtime.checkpoint.slots import Slot
+from cloudgpu.runtime.checkpoint.writer.memory import available
+from cloudgpu.runtime.checkpoint.writer.slots import Slot
 slot = Slot({slot.descriptor})
 assert bytes(slot.view[:5]) == b"hello"
 slot.view[-5:] = b"world"
@@ -76,8 +76,8 @@ def test_it_goes_with_its_last_reference() -> None:
 def test_a_forked_child_does_not_have_it() -> None:
     code = """
 import os
-from cloudgpu.runtime.checkpoint.memory import available
-from cloudgpu.runtime.checkpoint.slots import Slot
+from cloudgpu.runtime.checkpoint.writer.memory import available
+from cloudgpu.runtime.checkpoint.writer.slots import Slot
 slot = Slot.make(100_000)
 view = slot.view
 if (child := os.fork()) == 0:
@@ -121,8 +121,8 @@ import errno, os, sys
 def forbidden(*_):
     raise OSError(errno.ENOSYS, "not here")
 os.memfd_create = forbidden
-from cloudgpu.runtime.checkpoint.memory import available
-from cloudgpu.runtime.checkpoint.slots import Slot
+from cloudgpu.runtime.checkpoint.writer.memory import available
+from cloudgpu.runtime.checkpoint.writer.slots import Slot
 slot = Slot.make(100_000)
 slot.allocate()
 slot.view[:3] = b"abc"

@@ -12,14 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from cloudgpu.cli.crash import write_report
-from cloudgpu.control import paths, presence
+from cloudgpu.cli.shared.crash import write_report
+from cloudgpu.control import paths
 from cloudgpu.control.errors import StoreError
-from cloudgpu.control.schema import connect
+from cloudgpu.control.store.schema import connect
+from cloudgpu.control.supervisor import presence
 from cloudgpu.infra.backend import backend_of
-from cloudgpu.provisioners import refresh
 from cloudgpu.provisioners.boot import agent_file
-from cloudgpu.provisioners.local_machine import guard
+from cloudgpu.provisioners.local.machine import guard
+from cloudgpu.provisioners.shared import refresh
 
 
 def _refresh(_home: Path) -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from cloudgpu.control import states
-from cloudgpu.control.decisions import _AFTER
-from cloudgpu.control.states import ATTEMPT_STATES, ATTEMPT_TRANSITIONS, JOB_STATES, JOB_TRANSITIONS, OUTCOMES
+from cloudgpu.control.reconcile.decisions import _AFTER
+from cloudgpu.control.store import states
+from cloudgpu.control.store.states import ATTEMPT_STATES, ATTEMPT_TRANSITIONS, JOB_STATES, JOB_TRANSITIONS, OUTCOMES
 
 PAGE = Path(states.__file__).parents[1] / "docs" / "control.md"
 MACHINES = {

@@ -18,11 +18,11 @@ from pathlib import Path
 
 import pytest
 
-from cloudgpu.control import tables
 from cloudgpu.control.errors import StoreError
-from cloudgpu.control.leases import Leases, is_dead, new_owner
-from cloudgpu.control.states import IllegalTransitionError
-from cloudgpu.control.store import Change, LostRaceError, Store
+from cloudgpu.control.store import tables
+from cloudgpu.control.store.states import IllegalTransitionError
+from cloudgpu.control.store.store import Change, LostRaceError, Store
+from cloudgpu.control.supervisor.leases import Leases, is_dead, new_owner
 from cloudgpu.tests.standins.cloud import FakeClock
 from cloudgpu.tests.standins.control import World, make_offer, make_policy
 
@@ -55,7 +55,7 @@ def test_revisions_are_those_of_the_migrations() -> None:
 def test_an_up_to_date_store_opens_without_alembic(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'store.db'}"
     Store.open(url).close()
-    code = f"import sys; from cloudgpu.control.store import Store; Store.open({url!r}); print('alembic' in sys.modules)"
+    code = f"import sys; from cloudgpu.control.store.store import Store; Store.open({url!r}); print('alembic' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
 
 
@@ -69,7 +69,9 @@ def test_a_newer_store_is_refused(tmp_path: Path) -> None:
 
 
 def test_processes_that_open_an_empty_store_at_once_agree(tmp_path: Path) -> None:
-    code = f"from cloudgpu.control.store import Store; Store.open('sqlite:///{tmp_path / 'store.db'}').active_jobs()"
+    code = (
+        f"from cloudgpu.control.store.store import Store; Store.open('sqlite:///{tmp_path / 'store.db'}').active_jobs()"
+    )
     processes = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(4)]
     assert [process.wait(180) for process in processes] == [0, 0, 0, 0]
 
@@ -225,7 +227,7 @@ def test_writers_wait_for_each_other(world: World) -> None:
 def test_a_lease_owner_is_dead_when_its_process_is(world: World) -> None:
     mine = new_owner()
     assert not is_dead(mine)
-    code = "from cloudgpu.control.leases import new_owner; print(new_owner())"
+    code = "from cloudgpu.control.supervisor.leases import new_owner; print(new_owner())"
     theirs = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
     assert is_dead(theirs)
     assert not is_dead("elsewhere/1/abcd")

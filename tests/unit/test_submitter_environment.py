@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from cloudgpu.control import submitter_environment
-from cloudgpu.control.submitter_environment import NAMES, PREFIXES, SET_BY_THE_MACHINE, choose
+from cloudgpu.control.submit import submitter_environment
+from cloudgpu.control.submit.submitter_environment import NAMES, PREFIXES, SET_BY_THE_MACHINE, choose
 
 
 def test_secrets_are_left_out_and_named() -> None:

@@ -12,9 +12,9 @@ from urllib.parse import unquote
 
 import pytest
 
-from cloudgpu.control.leases import LEASE_S
+from cloudgpu.control.supervisor.leases import LEASE_S
+from cloudgpu.protocol.jobdir import JOB_KEY, AttemptRecord, JobDir, Result, attempt_key, node_key
 from cloudgpu.provisioners.base import ProvisionError
-from cloudgpu.runtime.jobdir import JOB_KEY, AttemptRecord, JobDir, Result, attempt_key, node_key
 from cloudgpu.tests.standins.cloud import FAIL, SUCCEED, TAKEN, VANISH, Life, lives
 from cloudgpu.tests.standins.control import World, make_offer, make_policy
 

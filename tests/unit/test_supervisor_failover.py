@@ -7,15 +7,15 @@ from decimal import Decimal
 
 import pytest
 
-from cloudgpu.control.decisions import IN_PLACE_S
-from cloudgpu.control.failover import DRY_S
-from cloudgpu.control.job_step import EXPIRY_S, LONGEST_S, QUEUE_S
-from cloudgpu.control.steps import FREE_S
-from cloudgpu.control.supervisor import PATIENCE_S, TRAINING_PATIENCE_S
+from cloudgpu.control.reconcile.decisions import IN_PLACE_S
+from cloudgpu.control.reconcile.failover import DRY_S
+from cloudgpu.control.reconcile.job_step import EXPIRY_S, LONGEST_S, QUEUE_S
+from cloudgpu.control.reconcile.steps import FREE_S
+from cloudgpu.control.supervisor.supervisor import PATIENCE_S, TRAINING_PATIENCE_S
 from cloudgpu.jobspecs.plan import Offer
-from cloudgpu.provisioners import calls
+from cloudgpu.protocol.jobdir import JobDir, JobDirError, attempt_key
 from cloudgpu.provisioners.base import Allocation, LaunchRequest, NodeState, ProvisionError
-from cloudgpu.runtime.jobdir import JobDir, JobDirError, attempt_key
+from cloudgpu.provisioners.shared import calls
 from cloudgpu.tests.standins.cloud import TAKEN, Life, lives
 from cloudgpu.tests.standins.control import World, make_offer, make_policy
 

@@ -7,10 +7,10 @@ from decimal import Decimal
 
 import pytest
 
-from cloudgpu.control.decisions import GRACE_S
-from cloudgpu.control.model import Attempt
+from cloudgpu.control.reconcile.decisions import GRACE_S
+from cloudgpu.control.store.model import Attempt
+from cloudgpu.protocol.jobdir import Heartbeat, node_key
 from cloudgpu.provisioners.base import Allocation, Ended, NodeState, ProvisionError
-from cloudgpu.runtime.jobdir import Heartbeat, node_key
 from cloudgpu.tests.standins.cloud import FakeClock, Life, Machine, StoringCloud, lives
 from cloudgpu.tests.standins.control import World, make_offer, make_policy
 

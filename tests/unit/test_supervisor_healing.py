@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from cloudgpu.control.model import Attempt
-from cloudgpu.control.report import make_report
-from cloudgpu.runtime.jobdir import Generation, JobDir, generation_key
+from cloudgpu.control.accounting.report import make_report
+from cloudgpu.control.store.model import Attempt
+from cloudgpu.protocol.jobdir import Generation, JobDir, generation_key
 from cloudgpu.tests.standins.cloud import Life, lives
 from cloudgpu.tests.standins.control import World, make_offer, make_policy
 

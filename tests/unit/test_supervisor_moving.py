@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from cloudgpu.control.errors import StoreError
-from cloudgpu.control.moving import LOOK_S, worked_dirs
-from cloudgpu.control.supervisor import PATIENCE_S, TRAINING_PATIENCE_S
+from cloudgpu.control.reconcile.moving import LOOK_S, worked_dirs
+from cloudgpu.control.supervisor.supervisor import PATIENCE_S, TRAINING_PATIENCE_S
 from cloudgpu.jobspecs.plan import Offer
-from cloudgpu.runtime.jobdir import JOB_KEY, AttemptRecord, JobDir, JobDirError, attempt_key
+from cloudgpu.protocol.jobdir import JOB_KEY, AttemptRecord, JobDir, JobDirError, attempt_key
 from cloudgpu.tests.standins.cloud import TAKEN, Life, lives
 from cloudgpu.tests.standins.control import World, make_offer, make_policy
 

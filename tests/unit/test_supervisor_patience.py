@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from cloudgpu.control.supervisor import PATIENCE_S, TRAINING_PATIENCE_S
-from cloudgpu.runtime.agent import patience_s
-from cloudgpu.runtime.jobdir import JobDirError
+from cloudgpu.control.supervisor.supervisor import PATIENCE_S, TRAINING_PATIENCE_S
+from cloudgpu.protocol.jobdir import JobDirError
+from cloudgpu.runtime.agent.agent import patience_s
 from cloudgpu.tests.standins import s3
 from cloudgpu.tests.standins.cloud import SUCCEED, VANISH, lives
 from cloudgpu.tests.standins.control import World

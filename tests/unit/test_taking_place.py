@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from cloudgpu.runtime.generations import FRUITLESS, Ledger
-from cloudgpu.runtime.jobdir import Generation, Heartbeat, JobDir, JobRecord, NodeRecord, generation_key, node_key
+from cloudgpu.protocol.jobdir import Generation, Heartbeat, JobDir, JobRecord, NodeRecord, generation_key, node_key
+from cloudgpu.runtime.agent.generations import FRUITLESS, Ledger
+from cloudgpu.runtime.agent.members import LeftOutError, take_place
+from cloudgpu.runtime.agent.restart import Budget
 from cloudgpu.runtime.launchers import Place
-from cloudgpu.runtime.members import LeftOutError, take_place
-from cloudgpu.runtime.restart import Budget
 
 NODES = [NodeRecord(f"worker-{rank}.1", "worker", rank, rank, 0) for rank in range(2)]
 

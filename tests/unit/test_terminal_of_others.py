@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from cloudgpu.cli.output import json_text
-from cloudgpu.runtime.jobdir import JOB_KEY, AttemptRecord, JobDir, JobRecord, Result, attempt_key, local_url, node_key
-from cloudgpu.runtime.metrics import Row, Segment
+from cloudgpu.cli.shared.output import json_text
+from cloudgpu.protocol.jobdir import JOB_KEY, AttemptRecord, JobDir, JobRecord, Result, attempt_key, local_url, node_key
+from cloudgpu.protocol.metrics import Row, Segment
 from cloudgpu.tests.standins.control import make_offer
 
 ESC = "\x1b"

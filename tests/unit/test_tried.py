@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from cloudgpu.cli import status_view
-from cloudgpu.control.failover import Refused
+from cloudgpu.cli.status import view as status_view
 from cloudgpu.control.jobs import Job
-from cloudgpu.control.tried import group, lines, message
+from cloudgpu.control.reconcile.failover import Refused
+from cloudgpu.control.reconcile.tried import group, lines, message
 from cloudgpu.jobspecs.plan import Offer
 from cloudgpu.provisioners.base import ProvisionError
 from cloudgpu.tests.standins.cloud import Life, lives

@@ -12,14 +12,14 @@ import pytest
 
 import cloudgpu
 from cloudgpu import provisioners
-from cloudgpu.control import usable
 from cloudgpu.control.errors import SubmitError
-from cloudgpu.control.submission import CAPACITY_S, _capacity_s
-from cloudgpu.control.usable import MAX_WAYS, keep, obstacle, usable_offers
+from cloudgpu.control.submit import usable
+from cloudgpu.control.submit.submission import CAPACITY_S, _capacity_s
+from cloudgpu.control.submit.usable import MAX_WAYS, keep, obstacle, usable_offers
 from cloudgpu.jobspecs.models import JobSpec
 from cloudgpu.jobspecs.plan import Offer, Plan
-from cloudgpu.jobspecs.planner import plan
-from cloudgpu.jobspecs.rules_stores import REACHES
+from cloudgpu.jobspecs.planner.planner import plan
+from cloudgpu.jobspecs.rules.stores import REACHES
 from cloudgpu.provisioners import is_set_up
 from cloudgpu.tests.standins.control import make_offer
 

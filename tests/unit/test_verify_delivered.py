@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from cloudgpu.cli.errors import CommandError
-from cloudgpu.cli.verify_copy import WorkingCopies
+from cloudgpu.cli.shared.errors import CommandError
+from cloudgpu.cli.verify_resume.copy import WorkingCopies
 from cloudgpu.runtime.verify.files import WORKING_COPY, Files, compare_files
 from cloudgpu.runtime.verify.held import saved_parts
 from cloudgpu.runtime.verify.values import Walk

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import cloudgpu
-from cloudgpu.provisioners import errors, tags
+from cloudgpu.provisioners.shared import errors, tags
 from cloudgpu.provisioners.vertex import clients, launching, pools, provisioner, request
 
 ROOT = Path(cloudgpu.__file__).parent

@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 from cloudgpu.infra.aws.role import fleet_policy
-from cloudgpu.provisioners import infrastructure, tags
-from cloudgpu.provisioners.infrastructure import Infrastructure
+from cloudgpu.provisioners.shared import infrastructure, tags
+from cloudgpu.provisioners.shared.infrastructure import Infrastructure
 
 PROFILE = "cloudgpu-machines"
 OF_STACK = [{"Key": key, "Value": value} for key, value in tags.stack_tags("cloudgpu-tester", "infra").items()]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cloudgpu.control.jobs import Job
-from cloudgpu.provisioners import tags
+from cloudgpu.provisioners.shared import tags
 
 from ..azurite import ACCOUNT, Azurite
 from ..cloud_jobs import CloudJobs, agents, settled

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from cloudgpu.provisioners import infrastructure
 from cloudgpu.provisioners.azure.names import assignment_name, leaving_role
 from cloudgpu.provisioners.azure.rights import LEAVING
-from cloudgpu.provisioners.infrastructure import Infrastructure
+from cloudgpu.provisioners.shared import infrastructure
+from cloudgpu.provisioners.shared.infrastructure import Infrastructure
 
 from ..pulumi.azure import Cloud
 from .control import AzureControl

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from cloudgpu.control.jobs import Job
-from cloudgpu.provisioners import tags
 from cloudgpu.provisioners.gcp.labels import from_labels
+from cloudgpu.provisioners.shared import tags
 
 from ..cloud_jobs import CloudJobs, agents, settled
 from ..gce.control import GceControl

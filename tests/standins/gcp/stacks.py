@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from cloudgpu.provisioners import infrastructure
-from cloudgpu.provisioners.infrastructure import Infrastructure
+from cloudgpu.provisioners.shared import infrastructure
+from cloudgpu.provisioners.shared.infrastructure import Infrastructure
 
 from ..gce.control import GceControl
 from .project import PROJECT, account

@@ -1,0 +1,98 @@
+"""Collect the rows of `cloudgpu catalog show`: the tables in use, their origin and the dates of their rows."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from ...jobspecs.catalog import read as catalog_read
+from ...jobspecs.catalog import refreshed
+from ..exits import Exit
+from ..shared.errors import CommandError
+
+_DATES = "table_dates"
+"""The shipped table that dates those whose rows have no day of their own."""
+
+
+class Entry(NamedTuple):
+    """A table."""
+
+    table: str
+    origin: str
+    """`shipped`, `refreshed`, or `none`: a refreshed table that is not used and replaces no shipped one."""
+    written: str
+    """When it was refreshed; "" if it was not."""
+    oldest: str
+    """Day of the oldest row (YYYY-MM-DD): the figures are as old as that, whenever the table was compiled."""
+    newest: str
+    rows: int
+    regions: tuple[str, ...]
+    """Those that the provider was asked about."""
+    remark: str
+    """What is wrong with a refreshed table that is not used; ""."""
+
+
+def tables() -> list[Entry]:
+    """Return the tables whose facts have a day. A damaged one is listed with a remark, not raised."""
+    shipped = set(catalog_read.shipped()) - {_DATES}
+    names = {name for name in shipped if any(_days(name, catalog_read.shipped_text(name), None))}
+    names |= {path.stem for path in refreshed.folder().glob("*.csv")}
+    return [_entry(name) for name in sorted(names)]
+
+
+def _entry(name: str) -> Entry:
+    remark = ""
+    try:
+        newer = refreshed.load(refreshed.path_of(name))
+    except refreshed.TableError as error:
+        newer, remark = None, str(error)
+    if newer is not None and refreshed.find(name) is None:
+        remark = f"the one refreshed {newer.written} is older than cloudgpu's own, and not used"
+        newer = None
+    if newer is None and name not in catalog_read.shipped():
+        return Entry(name, "none", "", "", "", 0, (), remark)
+    text = catalog_read.shipped_text(name) if newer is None else newer.text
+    days = sorted(_days(name, text, newer)) or [""]
+    origin, written, regions = ("shipped", "", ()) if newer is None else ("refreshed", newer.written, newer.regions)
+    return Entry(name, origin, written, days[0], days[-1], text.count("\n") - 1, regions, remark)
+
+
+def _days(name: str, text: str, newer: refreshed.Refreshed | None) -> Iterator[str]:
+    """Yield the day of each row; where rows have none, that of the refresh, or of the source of the whole table.
+
+    Rows of retired machine types are left out: nothing is planned with them, and they change no more.
+    """
+    columns = text.partition("\n")[0].split(",")
+    if "date" in columns:
+        status = "status" if "status" in columns else "date"
+        yield from (day for day, state in catalog_read.parse(text, "date", status) if state != "retired")
+        return
+    dates = catalog_read.parse(catalog_read.shipped_text(_DATES), "table", "date")
+    shipped = next((day for table, day in dates if table == name), None)
+    if newer is not None:
+        for (region,) in catalog_read.parse(text, "region"):
+            yield newer.written[:10] if region in newer.regions or shipped is None else shipped
+    elif shipped is not None:
+        yield shipped
+
+
+def rows(table: str) -> tuple[list[str], list[tuple[str, ...]]]:
+    """Columns and rows of the table in use. Raises CommandError for one that there is not, TableError."""
+    newer = refreshed.find(table)
+    if newer is None and table not in catalog_read.shipped():
+        from ...jobspecs.suggest import did_you_mean
+
+        known = [entry.table for entry in tables()]
+        hint = did_you_mean(table, known) or "cloudgpu catalog show lists them"
+        raise CommandError(f"there is no table {table!r}", hint=hint, exit_code=Exit.USAGE)
+    text = catalog_read.shipped_text(table) if newer is None else newer.text
+    columns = text.partition("\n")[0].split(",")
+    return columns, list(catalog_read.parse(text, *columns))
+
+
+def age(date: str, now: datetime.datetime) -> str:
+    """`3 h`, `12 days`, of a day or a moment."""
+    then = datetime.datetime.fromisoformat(date)
+    hours = (now - (then if then.tzinfo else then.replace(tzinfo=datetime.UTC))) / datetime.timedelta(hours=1)
+    return f"{max(0, hours):.0f} h" if hours < 36 else f"{hours / 24:.0f} days"

@@ -1,0 +1,106 @@
+"""What a cluster's machines are made of and boot with: the newest image, the agent, where they look for work."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from ..shared.output import warning
+from .expiry import is_over, moment
+
+if TYPE_CHECKING:
+    from ...infra.settings import FleetSettings
+    from ...jobspecs.fleets import FleetSpec
+    from ...provisioners.shared.infrastructure import Infrastructure
+
+
+_KIND = ("cloud", "region", "market", "machine_type", "accelerator", "gpus")
+"""What of a fleet says which machines they are."""
+
+
+def are_alike(one: FleetSpec, other: FleetSpec) -> bool:
+    """Whether their machines are of one kind."""
+    return all(getattr(one, key) == getattr(other, key) for key in _KIND)
+
+
+def is_reserved_elsewhere(fleet: FleetSpec, before: FleetSettings) -> bool:
+    """Whether it needs another reservation than it has: that one is of other machines, or over. Raises
+    ProvisionError."""
+    if fleet.market != "reservation":
+        return False
+    is_fit = are_alike(fleet, before.fleet) and fleet.zones == before.fleet.zones
+    return not is_fit or (fleet.size > 0 and is_over(_reserved_until(before)))
+
+
+def ending_with_reservation(settings: FleetSettings) -> FleetSettings:
+    """A cluster expires when the provider begins to end its machines, if not before. Asked anew each time: a Capacity
+    Block can be extended. Raises ProvisionError."""
+    until = _reserved_until(settings) if settings.fleet.size else None
+    if until is None or (settings.expires is not None and settings.expires <= until):
+        return settings
+    warning(f"the Capacity Block {settings.reservation} ends its machines {moment(until)}: the cluster expires then")
+    return dataclasses.replace(settings, expires=until)
+
+
+def _reserved_until(settings: FleetSettings) -> float | None:
+    from ...provisioners.stacks.for_stacks import reserved_until
+
+    if settings.fleet.market != "reservation" or settings.reservation is None:
+        return None
+    return reserved_until(settings.fleet, settings.reservation)
+
+
+def settings_for(
+    stack: str, fleet: FleetSpec, stands_in: Infrastructure, before: FleetSettings | None = None
+) -> FleetSettings:
+    """Of machines that are new from image to agent; nothing is made yet. Of market reservation, they stay in that of
+    `before`, whose room its machines take; else they get one with room for all. Raises InfraError, ProvisionError.
+    """
+    from ...control.submit.submission import owner_name
+    from ...infra.errors import InfraError
+    from ...infra.settings import FleetSettings
+    from ...protocol.jobdir import agent_key
+    from ...provisioners import AgentFile, architecture_of
+    from ...provisioners.boot import fleet_boot
+    from ...provisioners.boot.agent_file import AgentFileError, build_agent_file
+    from ...provisioners.stacks.for_stacks import Reserved, account_of, endpoints_of, image_of, reserved_for
+
+    reserved = Reserved(None, None)
+    if fleet.market == "reservation":
+        if before is not None:
+            reserved = Reserved(None, before.reservation, before.capacity_block)
+        else:
+            reserved = reserved_for(fleet)
+            fleet = fleet.model_copy(update={"zones": () if reserved.zone is None else (reserved.zone,)})
+    fleet_dir = f"{stands_in.job_dir.rstrip('/')}/fleets/{fleet.name}"
+    account, image = account_of(fleet.cloud, fleet.region), image_of(fleet)
+    try:
+        built = build_agent_file(architecture_of(fleet.cloud, fleet.machine_type) or "x86_64")
+        agent = AgentFile(agent_key(built.sha256), built.sha256, built.architecture)
+        store, api = endpoints_of(fleet.cloud, fleet.region)
+        identity = stands_in.machine_role_id or None
+        user_data = fleet_boot(fleet, fleet_dir, agent, identity=identity, endpoint=store, api_endpoint=api)
+    except (AgentFileError, ValueError) as error:
+        raise InfraError(f"no machine could start from {fleet_dir}: {error}") from error
+    return FleetSettings(
+        stack=stack,
+        owner=owner_name(),
+        fleet=fleet,
+        infrastructure=stands_in,
+        user_data=user_data,
+        image=image,
+        fleet_dir=fleet_dir,
+        account=account,
+        reservation=reserved.name,
+        capacity_block=reserved.is_block,
+    )
+
+
+def put_files(settings: FleetSettings, *, agent: bool) -> None:
+    """What machines find in the fleet's folder: what they are to know, also those that run already, and their agent,
+    where these settings name one that may not be there yet. Raises JobDirError."""
+    from ...provisioners.cluster.files import put_agent, put_settings
+
+    if agent:
+        put_agent(settings.fleet, settings.fleet_dir)
+    put_settings(settings.fleet, settings.fleet_dir, settings.expires)

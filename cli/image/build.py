@@ -1,0 +1,88 @@
+"""What goes into the image: the Containerfile, and wheels of cloudgpu and its dependencies for the base's Python."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from importlib import metadata, resources
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import unquote, urlsplit
+
+from ..exits import Exit
+from ..shared.errors import CommandError
+from .containers import ask
+
+_GLIBC = ("_2_28", "_2_17", "2014", "2010", "_2_5", "1")
+"""Platform tags of Linux wheels that run on the distributions bases are made of, newest first."""
+_PROBE = 'import platform, sys; print("%d.%d" % sys.version_info[:2], platform.machine())'
+_IGNORED = (".*", "build", "dist", "*.egg-info", "__pycache__")
+
+
+class Base(NamedTuple):
+    """What an image to build upon has."""
+
+    python: str
+    """`3.11`"""
+    machine: str
+    """`x86_64`, `aarch64`"""
+
+
+def probe(engine: str, base: str, python: str) -> Base:
+    """Ask the base itself; this fetches it where it is not here yet."""
+    command = [engine, "run", "--rm", "--network=none", "--entrypoint", python, base, "-c", _PROBE]
+    words = ask(command, f"looking for {python} in {base}").split()
+    if len(words) != 2:
+        raise CommandError(f"{base}: {python} did not tell its version", exit_code=Exit.FAILED)
+    return Base(*words)
+
+
+def make_context(folder: Path, base: Base) -> None:
+    """Containerfile and wheels/, all that the build reads."""
+    containerfile = resources.files("cloudgpu.runtime.image") / "Containerfile"
+    (folder / "Containerfile").write_text(containerfile.read_text())
+    wheels = folder / "wheels"
+    wheels.mkdir()
+    own = own_wheel(wheels)
+    platforms = [f"--platform=manylinux{glibc}_{base.machine}" for glibc in _GLIBC]
+    _pip("download", "--only-binary=:all:", f"--python-version={base.python}", "--implementation=cp", *platforms,
+         "--dest", str(wheels), str(own))  # fmt: skip
+
+
+def own_wheel(folder: Path) -> Path:
+    """cloudgpu itself, as it is installed here: built from its source tree, or the release from the package index."""
+    source = _source_tree()
+    if source is None:
+        _pip("download", "--no-deps", "--dest", str(folder), f"cloudgpu=={metadata.version('cloudgpu')}")
+    else:  # from a copy: nothing is left in the tree, and nothing stale in the tree gets in
+        copy = folder / "source"
+        shutil.copytree(source, copy, ignore=shutil.ignore_patterns(*_IGNORED))
+        _pip("wheel", "--no-deps", "--wheel-dir", str(folder), str(copy))
+        shutil.rmtree(copy)
+    (wheel,) = folder.glob("cloudgpu-*.whl")
+    return wheel
+
+
+def _source_tree() -> Path | None:
+    """The folder that an editable installation points to."""
+    # All there are: in the tree itself, what a build leaves behind is found first, and does not say where it is from.
+    for found in metadata.distributions(name="cloudgpu"):
+        origin = json.loads(found.read_text("direct_url.json") or "{}")
+        if origin.get("dir_info", {}).get("editable"):
+            return Path(unquote(urlsplit(origin["url"]).path))
+    return None
+
+
+def _pip(*arguments: str) -> None:
+    verb, *rest = arguments
+    command = [sys.executable, "-m", "pip", verb, "--quiet", "--disable-pip-version-check", *rest]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or done.stderr.splitlines()
+        raise CommandError(
+            f"the packages for the image cannot be got: {lines[0] if lines else 'pip failed'}",
+            hint="the image's Python must have wheels of every dependency; is the package index reachable?",
+            exit_code=Exit.UNAVAILABLE,
+        )

@@ -1,0 +1,69 @@
+"""The program that builds and runs container images: found, chosen, called."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import click
+
+from ..exits import Exit
+from ..shared.errors import CommandError
+
+
+class Engine(NamedTuple):
+    """What a container program can do."""
+
+    name: str
+    runs: bool
+
+
+ENGINES = (Engine("podman", True), Engine("docker", True), Engine("buildah", False))
+"""In order of preference: podman needs no daemon."""
+
+engine_option = click.option(
+    "--engine",
+    type=click.Choice([engine.name for engine in ENGINES]),
+    envvar="CLOUDGPU_ENGINE",
+    help="Default: the first of these that is installed.",
+)
+
+
+def find_engine(name: str | None, *, to_run: bool) -> str:
+    """The program to call. Raises CommandError if there is none that can do it."""
+    able = [engine.name for engine in ENGINES if engine.runs or not to_run]
+    if name is not None and name not in able:
+        raise CommandError(f"{name} cannot run containers", hint=f"use {' or '.join(able)}", exit_code=Exit.USAGE)
+    for candidate in [name] if name else able:
+        if shutil.which(candidate):
+            return candidate
+    wanted = name or ", ".join(able)
+    raise CommandError(
+        f"no container program is installed: looked for {wanted}",
+        hint="apt install podman, or see podman.io",
+        exit_code=Exit.UNAVAILABLE,
+    )
+
+
+def call(command: Sequence[str], doing: str) -> None:
+    """Run it, its output to the terminal. Raises CommandError if it fails."""
+    code = subprocess.run(command, check=False).returncode
+    if code:
+        raise CommandError(f"{doing} failed: {command[0]} ended with {code}", hint="see above", exit_code=Exit.FAILED)
+
+
+def ask(command: Sequence[str], doing: str) -> str:
+    """Run it and return what it prints. Raises CommandError with its last line if it fails."""
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    if done.returncode:
+        said = (done.stderr.strip().splitlines() or [f"{command[0]} ended with {done.returncode}"])[-1]
+        raise CommandError(f"{doing} failed: {said}", exit_code=Exit.FAILED)
+    return done.stdout
+
+
+def become(command: Sequence[str]) -> None:
+    """Turn into that program: its signals and its exit code are ours."""
+    os.execvp(command[0], list(command))  # noqa: S606 - no shell is what is wanted

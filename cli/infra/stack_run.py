@@ -1,0 +1,142 @@
+"""What `infra` and `cluster` share: their options, the engine, a stack held while its steps are shown."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from ..exits import Exit
+from ..shared.errors import CommandError
+from ..shared.output import ProgressLine, can_ask, echo_json, remark, warning
+from .stack_view import step_text
+
+if TYPE_CHECKING:
+    from ...infra.automation import Stack
+    from ...infra.events import Step
+    from ...infra.policy import Report
+    from ...provisioners.shared.infrastructure import Infrastructure
+    from ...provisioners.stacks.clusters import Cluster
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+CLOUDS = ("aws", "gcp", "azure")
+"""jobspecs.fleets.FLEET_CLOUDS, which is not imported for --help; a test compares them."""
+
+
+def stack_options(function: _F) -> _F:
+    """Decorator: the options of every command that runs the engine."""
+    function = click.option(
+        "--install-pulumi", is_flag=True, help="Where there is no `pulumi`, download one into the state directory."
+    )(function)
+    return click.option(
+        "--backend",
+        metavar="URL",
+        help="Where stacks are: file://, s3://, gs:// or azblob://; else where it is known to be, "
+        "CLOUDGPU_INFRA_BACKEND, or here.",
+    )(function)
+
+
+@contextlib.contextmanager
+def held(name: str, backend: str | None, *, install: bool) -> Iterator[Stack]:
+    """The stack of this name, for this command alone; its steps are shown on stderr. Raises InfraError."""
+    _need_sdk()
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else it tells of every connection that an engine closes
+    from ...infra.automation import Say, opened
+    from ...infra.backend import backend_of
+
+    where = backend_of(backend, os.environ)
+    with ProgressLine() as progress:
+        engine = _engine(progress, install=install)
+
+        def step(one: Step) -> None:
+            text = step_text(one)
+            if one.state == "begun":
+                progress(text)
+            else:
+                progress.clear()
+                remark(text)
+
+        def say(text: str) -> None:
+            progress.clear()
+            remark(text)
+
+        with opened(name, where, engine, Say(step, say, progress)) as stack:
+            yield stack
+
+
+def _need_sdk() -> None:
+    if importlib.util.find_spec("pulumi") is None:
+        hint = " or ".join(f"pip install 'cloudgpu[infra-{cloud}]'" for cloud in CLOUDS)
+        raise CommandError("stacks need Pulumi's SDK", hint=hint, exit_code=Exit.UNAVAILABLE)
+
+
+def _engine(progress: ProgressLine, *, install: bool) -> Any:  # noqa: ANN401 - infra.engine.Engine, imported late
+    from ...infra import engine
+
+    found = engine.find()
+    if found is not None:
+        return found
+    if not install:
+        if not can_ask():
+            raise engine.missing()
+        question = "stacks need Pulumi's engine, some 100 MB: download it from get.pulumi.com into the state directory?"
+        if not click.confirm(question, default=False, err=True):
+            raise engine.missing()
+    progress("installing Pulumi")
+    return engine.install()
+
+
+def known_backend(load: Callable[[], Cluster | Infrastructure | None]) -> str | None:
+    """Where a stack is of which this computer knows; None: it does not. What is known need not be readable: `status`
+    writes it anew."""
+    try:
+        known = load()
+    except ValueError as error:
+        warning(str(error))
+        return None
+    return known.backend or None if known else None
+
+
+@contextlib.contextmanager
+def readable() -> Iterator[None]:
+    """For what is known here of stacks: a file that cannot be read becomes an InfraError, which names it."""
+    from ...infra.errors import InfraError
+
+    try:
+        yield
+    except ValueError as error:
+        raise InfraError(str(error)) from error
+
+
+def check_account(stack: str, cloud: str, region: str, account: str) -> None:
+    """Before a stack is compared with its cloud: asked with the credentials of another account than it was brought up
+    in, the cloud knows nothing of it, and all that bills would be forgotten. Raises RefusedError, ProvisionError."""
+    from ...infra.errors import RefusedError
+    from ...provisioners.stacks.for_stacks import account_of
+
+    if account and (own := account_of(cloud, region)) != account:
+        message = f"{stack} is of the account {account}, and these are the credentials of {own}"
+        raise RefusedError(message, "use the credentials of that account, or another --backend for this one")
+
+
+def settle(
+    report: Report, told: Mapping[str, Any], *, as_json: bool, yes: bool, question: str, default: bool = True
+) -> None:
+    """Go on only where no check refuses, and where somebody said so: --yes, or an answer on the terminal, `default`
+    being that of just Enter. With --json a report that refuses is the command's result: it is printed beside `told`."""
+    from ...infra.errors import RefusedError
+
+    if report.refusals:
+        if as_json:
+            echo_json({**told, **report.to_json()})
+        first = report.refusals[0]
+        raise RefusedError("; ".join(finding.message for finding in report.refusals), first.hint)
+    if yes or not report.changes_anything:
+        return
+    if not can_ask():
+        raise CommandError("nothing was done: there is no terminal to ask at", hint="add --yes", exit_code=Exit.USAGE)
+    click.confirm(question, default=default, err=True, abort=True)

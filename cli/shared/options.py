@@ -1,0 +1,29 @@
+"""Options and parameter types that several commands share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+
+class DurationType(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions of click only
+    """`90s`, `30m`, `12h`, `1h30m` as seconds."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:  # noqa: ANN401
+        if isinstance(value, int | float):  # converted already
+            return value
+        from ...jobspecs.units import parse_duration
+
+        try:
+            return parse_duration(value)
+        except ValueError as error:
+            self.fail(f"{value!r}: {error}", param, ctx)
+
+
+DURATION = DurationType()
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")
+yes_option = click.option("-y", "--yes", is_flag=True, help="Do not ask.")

@@ -1,0 +1,247 @@
+"""The runs of `cloudgpu verify-resume`: processes, each with a folder of its own, and what they come to."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+from ..exits import Exit
+from ..shared.errors import CommandError
+from ..shared.output import remark
+from .copy import WorkingCopies
+
+Outcome = Literal["agree", "not-all-saved", "differ", "not-deterministic", "nothing-saved", "program-failed", "timeout"]
+_EXITS: dict[Outcome, str] = {
+    "agree": "OK",
+    "not-all-saved": "INCOMPLETE",
+    "differ": "FAILED",
+    "not-deterministic": "IMPOSSIBLE",
+    "nothing-saved": "IMPOSSIBLE",
+    "program-failed": "IMPOSSIBLE",
+    "timeout": "STOPPED",
+}
+_MARK = "CLOUDGPU_VERIFICATION"
+_INTERRUPTED = 75
+_TAIL = 20
+"""Lines of a program's output that are shown when it fails."""
+_NAMED = 6
+"""Files and variables that the verdict's sentence names."""
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What a verification came to."""
+
+    outcome: Outcome
+    text: str
+    """One sentence."""
+    comparison: dict[str, Any] | None = None
+    """As `runtime compare` prints it."""
+    ended_at: list[int] = field(default_factory=list)
+    """The steps at which the program was ended."""
+    tail: str = ""
+    """The program's last lines, if it failed."""
+
+    @property
+    def exit(self) -> str:
+        """Name of the exit code."""
+        return _EXITS[self.outcome]
+
+
+class _Stop(Exception):  # noqa: N818 - not an error
+    """A verdict before the end."""
+
+    def __init__(self, verdict: Verdict) -> None:
+        super().__init__(verdict.text)
+        self.verdict = verdict
+
+
+class Verification:
+    """A context: when it ends, no process of it is left, nor its folder."""
+
+    def __init__(self, program: Sequence[str], timeout: float) -> None:
+        self._python, self._program = _interpreter(program)
+        self._deadline = time.monotonic() + timeout
+        self._mark = uuid.uuid4().hex
+
+    def __enter__(self) -> Verification:
+        self._folder = Path(tempfile.mkdtemp(prefix="cloudgpu-verify-"))
+        self._copies = WorkingCopies(Path.cwd(), self._folder)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        _kill_marked(self._mark)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def verify(self, step: int | None, how: str, runs: int) -> Verdict:
+        """step: where to end it; None: anywhere."""
+        try:
+            return self._verify(step, how, runs)
+        except _Stop as stop:
+            return stop.verdict
+
+    def _verify(self, step: int | None, how: str, runs: int) -> Verdict:
+        first = self._undisturbed("first")
+        second = self._undisturbed("second")
+        steps = self._check_deterministic(first, second)
+        if step is not None and not 0 < step < steps:
+            raise CommandError(
+                f"--at {step}: the program makes {steps} steps; give one from 1 to {steps - 1}", exit_code=Exit.USAGE
+            )
+        ended: list[int] = []
+        found = Verdict("agree", "")
+        for number in range(runs):
+            at = step if step is not None else random.SystemRandom().randrange(1, steps)
+            ended.append(at)
+            remark(f"run {number + 3}: to be ended at step {at} of {steps} ({how}) and resumed")
+            comparison = self._compare(first, self._disturbed(f"disturbed-{number}", at, how), second)
+            if not comparison["agree"]:
+                return Verdict("differ", comparison["problem"] or _where(comparison), comparison, ended)
+            if found.outcome == "agree":
+                found = _judge(comparison)
+        found.ended_at = ended
+        return found
+
+    def _undisturbed(self, name: str) -> Path:
+        remark(f"run {1 if name == 'first' else 2}: undisturbed")
+        folder = self._make(name)
+        self._expect(folder, {"folder": str(folder)}, {0})
+        if not (folder / "trace.jsonl").exists() or not (folder / "checkpoints").exists():
+            raise _Stop(Verdict("nothing-saved", _why_nothing(folder)))
+        return folder
+
+    def _check_deterministic(self, first: Path, second: Path) -> int:
+        """The number of steps."""
+        comparison = self._compare(first, second)
+        steps = int(comparison["steps"])
+        if comparison["problem"]:
+            raise _Stop(Verdict("nothing-saved", comparison["problem"], comparison))
+        if not comparison["agree"]:
+            text = f"not deterministic by itself: two undisturbed runs differ. {_where(comparison)}"
+            raise _Stop(Verdict("not-deterministic", text, comparison))
+        if steps < 2:
+            raise _Stop(Verdict("nothing-saved", f"only {steps + 1} steps are made: there is no step to end it at"))
+        return steps
+
+    def _disturbed(self, name: str, at: int, how: str) -> Path:
+        folder = self._make(name)
+        plan = {"folder": str(folder), "save_at": max(0, at - 2), "end_at": at, "how": how}
+        self._expect(folder, plan, {-signal.SIGKILL} if how == "kill" else {_INTERRUPTED})
+        (folder / "notice.json").unlink(missing_ok=True)
+        self._expect(folder, {"folder": str(folder)}, {0})
+        return folder
+
+    def _make(self, name: str) -> Path:
+        folder = self._folder / name
+        folder.mkdir()
+        (folder / "cwd").symlink_to(self._copies.make(folder / "root"))
+        return folder
+
+    def _expect(self, folder: Path, plan: dict[str, Any], codes: set[int]) -> None:
+        """One process of the program; it must end with one of the codes."""
+        path = folder / "plan.json"
+        path.write_text(json.dumps(plan))
+        log = folder / "output"
+        code = self._call(["drill", str(path), "--", *self._program], log, cwd=(folder / "cwd").resolve())
+        if code not in codes:
+            ending = f"signal {-code}" if code < 0 else f"exit code {code}"
+            tail = "\n".join(log.read_text(errors="replace").splitlines()[-_TAIL:])
+            raise _Stop(Verdict("program-failed", f"the program failed by itself: {ending}", tail=tail))
+
+    def _compare(self, *runs: Path) -> dict[str, Any]:
+        """Compare an undisturbed run with another; a third one is undisturbed as well."""
+        b = runs[1]
+        out = b / "comparison"
+        code = self._call(["compare", *map(str, runs)], out, errors=b / "comparison-errors", cwd=Path.cwd())
+        if code not in (0, 1):
+            raise CommandError((b / "comparison-errors").read_text()[-2000:], exit_code=Exit.UNAVAILABLE)
+        found: dict[str, Any] = json.loads(out.read_text())
+        return found
+
+    def _call(self, words: Sequence[str], output: Path, errors: Path | None = None, *, cwd: Path) -> int:
+        left = self._deadline - time.monotonic()
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("CLOUDGPU_")}
+        environment |= {_MARK: self._mark, "CLOUDGPU_CHECKPOINTS": str(output.parent / "checkpoints"), "PWD": str(cwd)}
+        with contextlib.ExitStack() as files:
+            out = files.enter_context(output.open("wb"))
+            err = files.enter_context(errors.open("wb")) if errors else subprocess.STDOUT
+            try:
+                done = subprocess.run(
+                    [self._python, "-m", f"{__package__.partition('.')[0]}.runtime", *words],
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=err,
+                    cwd=cwd,
+                    env=environment,
+                    timeout=max(0.1, left),
+                    check=False,
+                )
+            except subprocess.TimeoutExpired:
+                raise _Stop(Verdict("timeout", "out of time: see --timeout, or make the program shorter")) from None
+        return done.returncode
+
+
+def _interpreter(program: Sequence[str]) -> tuple[str, list[str]]:
+    """A Python that is named is the one to use; else our own."""
+    name = Path(program[0]).name
+    if name.startswith("python") and not Path(name).suffix.endswith("py") and len(program) > 1:
+        found = shutil.which(program[0])
+        if found is None:
+            raise CommandError(f"{program[0]} is not on the PATH", exit_code=Exit.USAGE)
+        return os.path.abspath(found), list(program[1:])  # noqa: PTH100 - a link, as in a venv, is not resolved
+    return sys.executable, list(program)
+
+
+def _why_nothing(folder: Path) -> str:
+    try:
+        reason = json.loads((folder / "report.json").read_text())["reason"]
+    except (OSError, ValueError, KeyError):
+        reason = "it makes no Checkpointer, and its training loop was not found"
+    return f"the program saves nothing: {reason}"
+
+
+def _judge(comparison: dict[str, Any]) -> Verdict:
+    """Return the verdict on a run whose final checkpoint and metrics agree with the undisturbed one's."""
+    steps, files = comparison["steps"], comparison["files"]
+    same = f"{comparison['compared']} tensors and values, after {steps} steps"
+    if not files and not comparison["held"]:
+        also = f", and {comparison['files_compared']} files" if comparison["files_compared"] else ""
+        return Verdict("agree", f"bit for bit the same: {same}{also}", comparison)
+    names = [*(f"file {one['name']}" for one in files), *comparison["held"]]
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    text = f"What is saved is the same, bit for bit ({same}), but not: {', '.join(names[:_NAMED])}{more}."
+    return Verdict("not-all-saved", text, comparison)
+
+
+def _where(comparison: dict[str, Any]) -> str:
+    if comparison["first_step"] is not None:
+        return f"They part after {comparison['first_step']} steps, in {comparison['first_keys'][0]}."
+    if comparison["final"]:
+        return f"They part at the end, in {comparison['final'][0]['key']}."
+    return f"Their metrics differ: {comparison['metrics'][0]}."
+
+
+def _kill_marked(mark: str) -> None:
+    """What is left of the program: its loader workers, its writer."""
+    import psutil
+
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get(_MARK) == mark:
+                process.kill()

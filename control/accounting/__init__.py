@@ -1,0 +1,1 @@
+"""The cost of jobs, and where their paid time went."""

@@ -1,0 +1,87 @@
+"""Compute the cost of jobs: the price recorded when an attempt began, times the hours from launch() to the end of its
+machines.
+
+Nothing is charged before launch() has answered, because there may be no machine. The cost is final when the attempt
+ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from decimal import Decimal
+
+from ..store.model import Attempt, JobRow
+
+_HOUR = Decimal(3600)
+_CENT_PART = Decimal("0.000001")
+_RESERVE_PART = Decimal("0.2")
+
+
+def charge(price: Decimal, seconds: float) -> Decimal:
+    """US dollars for so many seconds at a price per hour; a clock that went back charges nothing."""
+    hours = Decimal(repr(max(0.0, seconds))) / _HOUR
+    return (price * hours).quantize(_CENT_PART)
+
+
+def attempt_cost(attempt: Attempt, now: float) -> Decimal | None:
+    """Return the cost of an attempt up to its end, or up to now; 0 if it had no machine yet; None: price unknown."""
+    if attempt.cost is not None:
+        return attempt.cost
+    if attempt.launched is None or _is_unanswered(attempt):
+        return Decimal(0)
+    if attempt.price is None:
+        return None
+    return charge(attempt.price, paid_seconds(attempt, now))
+
+
+def paid_seconds(attempt: Attempt, now: float) -> float:
+    """For how long an attempt has been paid for, up to its end, or up to now. What costs nothing counts likewise."""
+    if attempt.launched is None or _is_unanswered(attempt):
+        return 0.0
+    if attempt.cost and attempt.price:
+        return float(attempt.cost / attempt.price * _HOUR)
+    return max(0.0, (now if attempt.ended is None else attempt.ended) - attempt.launched)
+
+
+def _is_unanswered(attempt: Attempt) -> bool:
+    """Return whether launch() has not answered. Its time is charged when the attempt ends, if there was a machine."""
+    return attempt.allocation is None and attempt.ended is None
+
+
+def was_free(attempt: Attempt, *, has_started: bool | None, grouped: bool = False) -> bool:
+    """Return whether an attempt that requested machines cost nothing.
+
+    `has_started`: whether any machine was started before launch() failed; None: not known, then only the clear refusal
+    of a single machine was free. What was refused after launch() had answered was in the provider's queue until then
+    (NodeState.refused). Of a group, machines may have waited for others, or have been useless: while it had none, time
+    was not counted (Step._note_queue).
+    """
+    machines = sum(role["nodes"] for role in attempt.offer["roles"])
+    clear = attempt.outcome == "refused" and attempt.cause not in ("throttled", "transient", "expired")
+    if attempt.allocation is not None:
+        return clear and not grouped
+    return clear and machines == 1 if has_started is None else not has_started
+
+
+def total(attempts: Iterable[Attempt], now: float) -> Decimal | None:
+    """Of all; None as soon as one is unknown, for a sum that leaves something out would be a lie."""
+    costs = [attempt_cost(attempt, now) for attempt in attempts]
+    known = [cost for cost in costs if cost is not None]
+    return sum(known, Decimal(0)) if len(known) == len(costs) else None
+
+
+def spent(job: JobRow, current: Attempt | None, now: float) -> Decimal | None:
+    """Of a job, from its row and its newest attempt alone."""
+    running = current is not None and current.state != "ended"
+    cost = attempt_cost(current, now) if current is not None and running else Decimal(0)
+    return None if cost is None or job.spent is None else job.spent + cost
+
+
+def reserve(limit: Decimal, price: Decimal, grace_s: float) -> Decimal:
+    """Kept back for the time that stopping takes, so that the limit holds; at most a fifth of the limit."""
+    return min(charge(price, grace_s), limit * _RESERVE_PART)
+
+
+def seconds_left(limit: Decimal, already: Decimal, price: Decimal) -> float | None:
+    """How long the rest of the limit lasts at a price; None: for ever."""
+    return None if price <= 0 else max(0.0, float((limit - already) / price * _HOUR))

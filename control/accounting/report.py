@@ -1,0 +1,168 @@
+"""What became of a job's time and money: attempts, steps, goodput, cost. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from decimal import Decimal
+from statistics import median
+from typing import Any
+
+from ...protocol.jobdir import Progress, Timeline
+from ...runtime.goodput import possible_goodput
+from ..store.model import Attempt
+from . import cost
+from .times import NOTHING, Run, Times, read_runs, read_timeline, settle, spend
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptReport:
+    """One attempt. Steps are those of the training, as the Checkpointer counts them; None: it said nothing of them."""
+
+    number: int
+    outcome: str
+    """"" while it lasts."""
+    reason: str
+    place: str
+    """Region or zone, as the offer has it."""
+    seconds: float
+    """Paid time."""
+    cost: Decimal | None
+    """US dollars; None: unknown."""
+    restored_step: int | None
+    """Steps done in the checkpoint it started from; None: from nothing."""
+    step: int | None
+    """Steps done when it ended, those before the restore included."""
+    saved_step: int | None
+    """Steps done in its newest checkpoint."""
+    redone: int
+    """Steps it did that a later attempt had to do again."""
+    useful_seconds: float
+    """Of training steps that counted."""
+    times: Times = NOTHING
+    """What the paid time went into; its parts add up to it."""
+    starts: int = 1
+    """How often the program was started in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Optimum:
+    """What a job could have come to with the interruptions that it had, and what that follows from. Seconds."""
+
+    goodput: float
+    interval: float | None
+    """Between two saves, the best one; None: nothing was interrupted, or nothing is known of saves."""
+    cost: float
+    """C: a save blocks for so long; 0: unknown."""
+    restart: float
+    """R: from asking for machines, or the end of a run, to its first step; the mean of all starts."""
+    mean: float | None
+    """M: paid time over interruptions; None: there was none."""
+    lag: float
+    """L: from a save's copy until it is durable; 0: unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A job as a whole. `goodput` is useful over paid time; None where there is nothing to divide."""
+
+    attempts: tuple[AttemptReport, ...]
+    interruptions: int
+    """Attempts that ended by the machines' doing, not by the program's."""
+    steps: int | None
+    """Done, each counted once."""
+    redone: int
+    paid_seconds: float
+    useful_seconds: float
+    lost_seconds: float
+    """Paid, but not useful: start-up, saving, restoring, steps redone."""
+    goodput: float | None
+    cost: Decimal | None
+    """US dollars; None: unknown."""
+    wasted_cost: Decimal | None
+    """What the lost seconds cost; None: unknown."""
+    times: Times = NOTHING
+    """What the paid time went into; its parts add up to it."""
+    starts: int = 0
+    """Of the program, in all attempts."""
+    optimum: Optimum | None = None
+    """None: no step is known to have been done."""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self, dict_factory=lambda pairs: {k: str(v) if isinstance(v, Decimal) else v for k, v in pairs})
+
+
+INTERRUPTED = frozenset({"preempted", "lost", "again"})
+"""Outcomes of attempts that ended by the machines' doing."""
+
+
+def make_report(
+    attempts: Sequence[Attempt],
+    now: float,
+    live: dict[str, Any] | None = None,
+    timeline: dict[str, Any] | None = None,
+) -> Report:
+    """From a job's attempts; `live` and `timeline` are what the one that still runs tells."""
+    launched = [attempt for attempt in attempts if attempt.launched is not None]
+    timelines = [read_timeline(one, timeline if one.ended is None else None) for one in launched]
+    told = [
+        read_runs(one, seen, live if one.ended is None else None) for one, seen in zip(launched, timelines, strict=True)
+    ]
+    settled = iter(settle([run for runs in told for run in runs]))
+    runs = [[next(settled) for _ in one] for one in told]
+    lines = tuple(_line(one, spent, now, seen) for one, spent, seen in zip(launched, runs, timelines, strict=True))
+    return _sum(lines, [run for one in runs for run in one], cost.total(launched, now))
+
+
+def _line(attempt: Attempt, runs: Sequence[Run], now: float, timeline: Timeline | None) -> AttemptReport:
+    paid = cost.paid_seconds(attempt, now)
+    told = [run.progress for run in runs if run.progress is not None]
+    times = spend(paid, attempt, timeline, runs)
+    return AttemptReport(
+        number=attempt.number,
+        outcome=attempt.outcome,
+        reason=attempt.reason,
+        place=attempt.offer["zone"] or attempt.offer["region"],
+        seconds=paid,
+        cost=cost.attempt_cost(attempt, now),
+        restored_step=told[0].restored_step if told else None,
+        step=told[-1].step if told else None,
+        saved_step=told[-1].saved_step if told else None,
+        redone=sum(run.redone for run in runs),
+        useful_seconds=times.productive,
+        times=times,
+        starts=len(runs),
+    )
+
+
+def _sum(lines: tuple[AttemptReport, ...], runs: Sequence[Run], total: Decimal | None) -> Report:
+    paid = sum(line.seconds for line in lines)
+    times = sum((line.times for line in lines), NOTHING)
+    useful = times.productive
+    steps = max((line.step for line in lines if line.step is not None), default=None)
+    told = [run.progress for run in runs if run.progress is not None]
+    return Report(
+        attempts=lines,
+        interruptions=sum(line.outcome in INTERRUPTED for line in lines),
+        steps=steps,
+        redone=sum(line.redone for line in lines),
+        paid_seconds=paid,
+        useful_seconds=useful,
+        lost_seconds=max(0.0, paid - useful),
+        goodput=min(1.0, useful / paid) if paid > 0 and steps else None,
+        cost=total,
+        wasted_cost=None if total is None or not paid else total * Decimal(repr(1 - min(1.0, useful / paid))),
+        times=times,
+        starts=len(runs),
+        optimum=_optimum(times, told, len(runs)) if steps else None,
+    )
+
+
+def _optimum(times: Times, told: Sequence[Progress], starts: int) -> Optimum:
+    """By the equations of runtime.goodput, with what was measured; starts but the first follow upon interruptions."""
+    save = median([one.cost for one in told if one.cost is not None] or [0.0])
+    lag = median([one.lag for one in told if one.lag is not None] or [0.0])
+    restart = (times.restart + times.ending) / starts
+    mean = times.total / (starts - 1) if starts > 1 else None
+    goodput, interval = possible_goodput(times.productive, starts, cost=save, restart=restart, mean=mean, lag=lag)
+    return Optimum(goodput, interval, save, restart, mean, lag)

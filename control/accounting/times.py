@@ -1,0 +1,182 @@
+"""Where the paid seconds of an attempt went. Pure.
+
+The machine's clock and the supervisor's may differ, and a machine that is taken away has no time to say when. So what
+is told is counted in order of its weight, never more than is left, and what nobody accounts for is `other`: the parts
+always add up to the paid time.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import pairwise
+from typing import Any, TypeVar
+
+from ...protocol.jobdir import Progress, Record, Span, Timeline
+from ..store.model import Attempt
+
+_R = TypeVar("_R", bound=Record)
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Seconds; they add up to the paid time."""
+
+    productive: float = 0.0
+    """In training steps that count."""
+    redone: float = 0.0
+    """In training steps that were lost, and done again later."""
+    blocked: float = 0.0
+    """Training stood still for a save."""
+    boot: float = 0.0
+    """From asking for machines until one of them reported: queue, boot, installation of the agent."""
+    setup: float = 0.0
+    """Fetching the code, and the job file's `setup`."""
+    start: float = 0.0
+    """From the start of the program to its first step, without the restore: imports, compilation, data."""
+    restore: float = 0.0
+    """Reading a checkpoint, and finding the place in the data."""
+    pause: float = 0.0
+    """Between the end of a program and its next start on the same machines."""
+    ending: float = 0.0
+    """From the program's end, or its last word, until all machines were gone: detection, last writes, termination."""
+    other: float = 0.0
+    """The program ran outside of its steps, or told nothing of itself."""
+
+    @property
+    def restart(self) -> float:
+        """What starting costs, all starts together."""
+        return self.boot + self.setup + self.start + self.restore + self.pause
+
+    @property
+    def total(self) -> float:
+        return float(sum(getattr(self, field.name) for field in fields(self)))
+
+    def __add__(self, more: Times) -> Times:
+        return Times(**{field.name: getattr(self, field.name) + getattr(more, field.name) for field in fields(self)})
+
+
+NOTHING = Times()
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One start of the program, and what became of its steps."""
+
+    span: Span
+    progress: Progress | None
+    """None: it told nothing."""
+    redone: int = 0
+    """Steps that a later run had to do again."""
+    lost: float = 0.0
+    """Seconds of those."""
+
+
+def read_timeline(attempt: Attempt, live: dict[str, Any] | None = None) -> Timeline | None:
+    """None: no machine of the attempt reported, or an older version of the agent ran there."""
+    told = attempt.timeline or live
+    return None if told is None else _record(Timeline, told)
+
+
+def merge_timelines(told: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Those of several nodes, of which some have come late or were lost early, as one: each generation is told by the
+    node that got furthest in it, what was before by the first node there was."""
+    spans: dict[int, Any] = {}
+    for span in (span for timeline in told for span in timeline.get("spans") or ()):
+        number = span["generation"]
+        if number not in spans or _steps(span) > _steps(spans[number]):
+            spans[number] = span
+    first = min(told, key=lambda timeline: timeline["claimed"])
+    ended = max((timeline.get("ended") or 0.0 for timeline in told), default=0.0) or None
+    return {**first, "spans": [spans[number] for number in sorted(spans)], "ended": ended}
+
+
+def _steps(span: Mapping[str, Any]) -> int:
+    return int((span.get("progress") or {}).get("step") or 0)
+
+
+def read_runs(attempt: Attempt, timeline: Timeline | None, live: dict[str, Any] | None = None) -> list[Run]:
+    """Every start of the program in this attempt, oldest first."""
+    spans = [_record(Span, span) for span in timeline.spans] if timeline is not None else []
+    last = attempt.progress or live
+    if not spans:
+        return [Run(Span(1, attempt.launched or 0.0), _record(Progress, last))] if last else []
+    told = [*(span.progress for span in spans[:-1]), last or spans[-1].progress]
+    return [
+        Run(span, _record(Progress, progress) if progress else None) for span, progress in zip(spans, told, strict=True)
+    ]
+
+
+def settle(runs: Sequence[Run]) -> list[Run]:
+    """All runs of a job, each with the steps that the next run which told anything had to do again."""
+    settled: list[Run] = []
+    following: Progress | None = None
+    for run in reversed(runs):
+        settled.append(run if run.progress is None or following is None else _settled(run, run.progress, following))
+        following = run.progress or following
+    return settled[::-1]
+
+
+def _settled(run: Run, mine: Progress, following: Progress) -> Run:
+    begun, resumed = mine.restored_step or 0, following.restored_step or 0
+    done, redone = mine.step - begun, max(0, mine.step - max(begun, resumed))
+    if resumed == mine.saved_step and mine.saved_seconds is not None and redone:
+        lost = mine.step_seconds - mine.saved_seconds
+    else:
+        lost = mine.step_seconds * redone / done if done > 0 else 0.0
+    return replace(run, redone=redone, lost=min(max(0.0, lost), mine.step_seconds))
+
+
+def spend(paid: float, attempt: Attempt, timeline: Timeline | None, runs: Sequence[Run]) -> Times:
+    """The parts of an attempt's paid seconds."""
+    told = [run.progress for run in runs if run.progress is not None]
+    lost = sum(run.lost for run in runs)
+    claims = {
+        "productive": sum(one.step_seconds for one in told) - lost,
+        "redone": lost,
+        "blocked": sum(one.blocked_seconds for one in told),
+        "restore": sum(one.restore_seconds for one in told),
+        **_starting(paid, attempt, timeline, runs),
+    }
+    left = max(0.0, paid)
+    parts: dict[str, float] = {}
+    for name, seconds in claims.items():
+        parts[name] = min(max(0.0, seconds), left)
+        left -= parts[name]
+    silent = attempt.ended is not None and bool(told) and runs[-1].span.ended is None
+    rest = "ending" if silent else "other"
+    parts[rest] = parts.get(rest, 0.0) + left
+    return Times(**parts)
+
+
+def _starting(paid: float, attempt: Attempt, timeline: Timeline | None, runs: Sequence[Run]) -> dict[str, float]:
+    """What the timeline tells, in the order of its events."""
+    launched = attempt.launched or 0.0
+    if timeline is None:
+        return {} if runs else {"boot": paid}
+    boot = timeline.claimed - launched
+    # Until the setup is done, all that is left is the setup's.
+    setup = paid if timeline.ready is None and not runs else (timeline.ready or timeline.claimed) - timeline.claimed
+    pause = sum(max(0.0, b.span.started - (a.span.ended or b.span.started)) for a, b in pairwise(runs))
+    ending = 0.0
+    if runs and attempt.ended is not None and (last := runs[-1].span.ended) is not None:
+        ending = paid - max(0.0, boot) - (last - timeline.claimed)
+    return {"boot": boot, "setup": setup, "start": sum(map(_start, runs)), "pause": pause, "ending": ending}
+
+
+def _start(run: Run) -> float:
+    """From the program's start to its first step; all that is left, if it has not come to that."""
+    if run.progress is None:
+        return 0.0
+    if run.span.first_step is None:
+        return 0.0 if run.progress.step_seconds else (run.span.ended or math.inf) - run.span.started
+    done = run.progress.step - (run.progress.restored_step or 0)
+    first = run.progress.step_seconds / done if done > 0 else 0.0  # a step is seen when it is over
+    return max(0.0, run.span.first_step - run.span.started - first - run.progress.restore_seconds)
+
+
+def _record(kind: type[_R], value: dict[str, Any]) -> _R:
+    """Lenient, as every reading of records: fields of another version are dropped."""
+    return kind.from_bytes(json.dumps(value).encode())

@@ -1,0 +1,292 @@
+"""What comes next for a job that has no attempt under way: another attempt, or its end. Pure."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+
+from ...jobspecs.plan import Offer
+from ..accounting import cost
+from ..store.model import Attempt, JobRow, Policy
+from . import logins
+from .failover import Refused, choose, concerns, search
+from .outcomes import NodeView
+from .tried import CLASSES, message, place, utc
+
+GRACE_S = {"cancel": 30.0, "peer": 30.0, "duration": 120.0, "cost": 120.0, "gpu_idle": 120.0}
+"""How long programs may take to save and end, by the cause of the stop."""
+
+FRUITLESS_LIMIT = 5
+"""So many interruptions in a row without a new checkpoint are borne; one more, and the job fails."""
+
+IN_PLACE_S = 120.0
+"""A place that answers with passing errors is asked again for this long, in seconds since the first of them, if there
+are others."""
+
+_BACKOFF_S = {
+    "lost": (1.0, 60.0),
+    "failed": (1.0, 60.0),
+    "round": (15.0, 600.0),
+    "wait": (0.5, 30.0),
+    "queue": (0.2, 0.4),
+    "login": (2.0, 24.0),
+}
+"""First and longest pause; each is twice the one before. Renewed credentials are found within 30 s, jitter included."""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The job ends."""
+
+    state: str
+    cause: str
+    reason: str
+    exit_code: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A new attempt is made."""
+
+    offer: Offer
+    round: int
+    """How often the same was asked for in vain since machines were last got."""
+    pause_s: float
+    reason: str
+    """Why there is another one; "" for the first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Later:
+    """Every place is closed for now."""
+
+    until: float
+    """Epoch seconds. Then it is decided anew, with what other jobs have learnt meanwhile."""
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Again:
+    """The job goes on, wherever there are machines for it."""
+
+    pause_s: float
+    reason: str
+
+
+def backoff(kind: str, tries: int) -> float:
+    """Seconds to wait before the try after `tries` (from 1) in vain."""
+    first, most = _BACKOFF_S[kind]
+    return float(min(most, first * 2.0 ** min(tries - 1, 30)))
+
+
+def jitter(most_s: float, *seed: object) -> float:
+    """Seconds from 0 up to `most_s`, the same for the same seed: many that were refused together come back apart."""
+    digest = hashlib.sha256("\0".join(map(str, seed)).encode()).digest()
+    return most_s * int.from_bytes(digest[:4], "big") / 2**32
+
+
+def wanted_end(job: JobRow, current: Attempt | None, now: float) -> End | None:
+    """Whether the job shall end although nothing is wrong: its user's wish, or a limit."""
+    policy = job.policy
+    if job.state == "stopping":
+        return End(_STOPPED_AS[job.cause], job.cause, logins.plain(job.reason))
+    if job.goal == "cancel":
+        return End("cancelled", "cancel", "cancelled by its user")
+    if policy.duration_s is not None and now - job.created >= policy.duration_s:
+        limit = datetime.timedelta(seconds=policy.duration_s)
+        return End("stopped", "duration", f"limits.duration reached: {limit} since it was submitted")
+    if policy.cost_usd is not None:
+        already = cost.spent(job, current, now)
+        price = current.price if current is not None and current.state != "ended" else Decimal(0)
+        if already is None or price is None:
+            return End("stopped", "cost", "limits.cost is set and the price is unknown")
+        if already + cost.reserve(policy.cost_usd, price, GRACE_S["cost"]) >= policy.cost_usd:
+            return End("stopped", "cost", f"limits.cost reached: {already:.2f} of {policy.cost_usd} USD spent")
+    return None
+
+
+def idle_end(job: JobRow, nodes: Sequence[NodeView]) -> End | None:
+    """Whether the job shall end because none of its GPUs does anything. What is not known is no reason to end."""
+    limit = job.policy.gpu_idle_s
+    idle = [node.gpu_idle_s for node in nodes if node.has_gpus and node.end is None]
+    if limit is None or not idle or any(seconds is None or seconds < limit for seconds in idle):
+        return None
+    return End("stopped", "gpu_idle", f"limits.gpu_idle reached: no GPU did anything for {_duration(limit)}")
+
+
+_STOPPED_AS = {"cancel": "cancelled", "duration": "stopped", "cost": "stopped", "gpu_idle": "stopped"}
+
+
+def decide(
+    job: JobRow, attempts: Sequence[Attempt], now: float, elsewhere: Sequence[Refused] = ()
+) -> End | Start | Later:
+    """What follows upon the newest of the attempts, all of which have ended.
+
+    `elsewhere`: where other jobs found no capacity of late, see Store.dry_places().
+    """
+    last = attempts[-1] if attempts else None
+    if last is not None and last.outcome == "succeeded":
+        return End("succeeded", "", "", 0)
+    end = wanted_end(job, last, now)
+    if end is not None:
+        return end
+    follows = _AFTER[last.outcome](job, attempts) if last is not None else _Again(0.0, "")
+    return follows if isinstance(follows, End) else _where(job, attempts, elsewhere, now, follows)
+
+
+def _after_failure(job: JobRow, attempts: Sequence[Attempt]) -> End | _Again:
+    last = attempts[-1]
+    failures = used(attempts).failures
+    if last.cause == "user":
+        return End("failed", "user", last.reason, last.exit_code)
+    if failures > job.policy.failures:
+        return End("failed", "failed", last.reason, last.exit_code)
+    reason = f"retry {failures} of {job.policy.failures} after: {last.reason}"
+    return _Again(backoff("failed", failures), reason)
+
+
+def _after_error(_job: JobRow, attempts: Sequence[Attempt]) -> End | _Again:
+    return End("failed", "error", attempts[-1].reason, attempts[-1].exit_code)
+
+
+def _after_interruption(job: JobRow, attempts: Sequence[Attempt]) -> End | _Again:
+    last, policy = attempts[-1], job.policy
+    interruptions = used(attempts).interruptions
+    if policy.preemptions is not None and interruptions > policy.preemptions:
+        reason = f"interrupted {interruptions} times, and retry.preemption is {policy.preemptions}: {last.reason}"
+        return End("failed", last.outcome, reason, last.exit_code)
+    fruitless = fruitless_in_a_row(attempts)
+    if fruitless > FRUITLESS_LIMIT:
+        reason = f"interrupted {fruitless} times in a row without a new checkpoint; the last time: {last.reason}"
+        return End("failed", last.outcome, reason, last.exit_code)
+    # After the first one at once; when it happens again and again, ever more slowly.
+    pause = backoff("lost", fruitless - 1) if fruitless > 1 else 0.0
+    return _Again(pause, f"interrupted: {last.reason}")
+
+
+def _after_refusal(_job: JobRow, attempts: Sequence[Attempt]) -> End | _Again:
+    """The provider's words are the attempt's own reason, and told with it: once."""
+    last = attempts[-1]
+    return _Again(0.0, f"{CLASSES.get(last.cause, last.cause)}: {place(Offer.from_json(last.offer))}")
+
+
+@dataclass(frozen=True, slots=True)
+class Tries:
+    """How often a program was, or may be, started again."""
+
+    failures: int
+    interruptions: int
+
+
+@dataclass(frozen=True, slots=True)
+class TriesLeft:
+    """As Tries; None: without limit."""
+
+    failures: int
+    interruptions: int | None
+
+
+def used(attempts: Sequence[Attempt]) -> Tries:
+    """Of both budgets: by attempts that ended, and within attempts, where the program was started again in place."""
+    in_place = [(attempt.generations or [{}])[-1] for attempt in attempts]
+    return Tries(
+        sum(last.get("failures", 0) for last in in_place) + sum(one.outcome == "failed" for one in attempts),
+        sum(last.get("interruptions", 0) for last in in_place) + sum(one.outcome in _INTERRUPTIONS for one in attempts),
+    )
+
+
+def left_in_place(policy: Policy, attempts: Sequence[Attempt]) -> TriesLeft:
+    """What the machines of a new attempt may use of the budgets by themselves."""
+    so_far, limit = used(attempts), policy.preemptions
+    interruptions = None if limit is None else max(0, limit - so_far.interruptions)
+    return TriesLeft(max(0, policy.failures - so_far.failures), interruptions)
+
+
+_AFTER = {
+    "failed": _after_failure,
+    "error": _after_error,
+    "preempted": _after_interruption,
+    "again": _after_interruption,
+    "lost": _after_interruption,
+    "stopped": _after_interruption,
+    "refused": _after_refusal,
+}
+_INTERRUPTIONS = frozenset({"preempted", "again", "lost", "stopped"})
+
+
+def fruitless_in_a_row(attempts: Sequence[Attempt]) -> int:
+    """Newest attempts that were lost, or asked to be run again, and left no newer checkpoint than there was.
+
+    Preemptions with a notice are the provider's doing and do not count, but do not break the row either.
+    """
+    count = 0
+    ran = [attempt for attempt in attempts if attempt.outcome != "refused"]
+    for index in range(len(ran) - 1, -1, -1):
+        attempt = ran[index]
+        before = max((saved_step(earlier) for earlier in ran[:index]), default=0)
+        if attempt.outcome not in _INTERRUPTIONS or saved_step(attempt) > before:
+            return count
+        count += attempt.outcome != "preempted"
+    return count
+
+
+def saved_step(attempt: Attempt) -> int:
+    """Of the newest checkpoint that any generation of its program told of; 0: none."""
+    spans = (attempt.timeline or {}).get("spans") or []
+    told = [attempt.progress, *(span.get("progress") for span in spans)]
+    return max(int((progress or {}).get("saved_step") or 0) for progress in told)
+
+
+# -- where
+
+SPREAD_S = 30.0
+"""Jobs that wait for the same places ask again within so long of each other: the first one's answer is for all."""
+
+
+def _where(
+    job: JobRow, attempts: Sequence[Attempt], elsewhere: Sequence[Refused], now: float, again: _Again
+) -> End | Start | Later:
+    """The best offer that no refusal closes; when all are closed, a pause, unless there is no hope or no more time."""
+    offers = [Offer.from_json(offer) for offer in job.offers]
+    asked = [Refused.of(attempt) for attempt in search(attempts)]
+    found = choose(offers, attempts, elsewhere, now)
+    deadline = patience_ends(job, attempts)
+    if isinstance(found, Offer) and (now < deadline or not asked):
+        return Start(found, sum(one.offer == found for one in asked), again.pause_s, again.reason)
+    if found is None:
+        return _no_hope(asked or [Refused.of(one) for one in attempts if one.outcome == "refused"])
+    opens = now if isinstance(found, Offer) else found
+    told = [*asked, *(one for one in elsewhere if any(concerns(one, offer) for offer in offers))]
+    if now >= deadline or (asked and opens > deadline):
+        waited = f"no machines within retry.capacity of {_duration(job.policy.capacity_s or 0)}"
+        return End("failed", "capacity", message(told, waited))
+    until = min(opens + jitter(SPREAD_S, job.id), deadline)
+    return Later(until, message(told, f"no machines anywhere for now, asked again at {utc(until)}"))
+
+
+def patience_ends(job: JobRow, attempts: Sequence[Attempt]) -> float:
+    """Return when looking for machines is given up, in epoch seconds. `attempts`: all of the job; a newest one that is
+    still launching belongs to the search."""
+    if job.policy.capacity_s is None:
+        return math.inf
+    before = attempts[:-1] if attempts and attempts[-1].outcome == "" else attempts
+    before = before[: len(before) - len(search(before))]
+    begun = before[-1].ended if before else None
+    return (job.created if begun is None else begun) + job.policy.capacity_s
+
+
+def _no_hope(asked: Sequence[Refused]) -> End:
+    """Waiting is of no use: the cause is the class of the errors if there is one that decided."""
+    kinds = [refusal.kind for refusal in asked] or ["no-machines"]
+    decisive = kinds[-1] in ("auth", "invalid") or len(set(kinds)) == 1
+    return End("failed", kinds[-1] if decisive else "no-machines", message(asked))
+
+
+def _duration(seconds: float) -> str:
+    from ...jobspecs.units import format_duration  # here, for it loads Pydantic, which nothing else of a tick needs
+
+    return format_duration(seconds)

@@ -1,0 +1,34 @@
+"""Sum up a job's earlier attempts: how long their machines ran, and how often they were interrupted. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..store.model import Attempt
+
+
+def earlier_history(attempts: Sequence[Attempt]) -> dict[str, Any]:
+    """Return runtime.checkpoint.interval.History as JSON, of all attempts that had machines and have ended.
+
+    Each start of the program that was followed by another counts as one interruption, whether or not it saved.
+    """
+    markets: dict[str, list[float]] = {}
+    cost: float | None = None
+    for attempt in attempts:
+        if attempt.launched is None or attempt.ended is None or attempt.outcome == "refused":
+            continue
+        machines = sum(role["nodes"] for role in attempt.offer["roles"])
+        seen = markets.setdefault(attempt.offer["market"], [0.0, 0])
+        seen[0] += machines * _seconds(attempt.launched, attempt.ended, attempt.timeline)
+        seen[1] += 1 + len(attempt.generations or [])
+        cost = (attempt.progress or {}).get("cost") or cost
+    return {"markets": markets, "cost": cost}
+
+
+def _seconds(launched: float, ended: float, timeline: dict[str, Any] | None) -> float:
+    """Return how long the machines ran: without the time in the provider's queue, if one reported a plausible time."""
+    claimed = (timeline or {}).get("claimed")
+    if isinstance(claimed, int | float) and launched <= claimed <= ended:
+        return float(ended - claimed)
+    return max(0.0, ended - launched)

@@ -1,0 +1,265 @@
+"""Where machines are asked for next: which places a refusal closes, and for how long. Pure.
+
+A refusal closes the places that it speaks of: those within its scope, for machines that would be refused as well. What
+closes for a while (no capacity) opens again by itself; what closes for good (no quota, not offered) does not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from ...jobspecs.plan import Offer, RoleOffer
+from ..store.model import Attempt
+
+DRY_S = 600.0
+"""A place without capacity is not asked again for so long, by no job of the store."""
+_DRY_S = {"local": 30.0}
+"""Instead, by target: to ask this machine costs nothing, and its GPUs come free one by one."""
+WEARY_S = 3_600.0
+WEARY_FACTOR = 3
+"""A job that has looked for so long in vain leaves each place alone for so many times as long: each try is a launch
+that is prepared and undone, and a day has many."""
+
+Lasts = Literal["dry", "search", "ever"]
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A place that was asked for machines in vain."""
+
+    offer: Offer
+    kind: str
+    """The class of the error: a key of REACTIONS."""
+    scope: str
+    """Scope of the error: "zone", "region", "market", "cloud" or "attempt" (provisioners/base.py)."""
+    reason: str
+    """The provider's words."""
+    time: float
+    """Epoch seconds."""
+    hints: tuple[str, ...] = ()
+    """Zones that the provider named as having capacity, as offers spell them."""
+    job_id: str = ""
+    """Who asked."""
+
+    @classmethod
+    def of(cls, attempt: Attempt) -> Refused:
+        """Of an attempt whose outcome is `refused`."""
+        return cls(
+            offer=Offer.from_json(attempt.offer),
+            kind=attempt.cause,
+            scope=attempt.scope,
+            reason=attempt.reason,
+            time=attempt.created if attempt.ended is None else attempt.ended,
+            hints=tuple(attempt.hints or ()),
+            job_id=attempt.job_id,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Reaction:
+    """What a class of errors says of other offers."""
+
+    lasts: Lasts
+    """dry: for DRY_S; search: until machines were got somewhere; ever: as long as the job lives."""
+    concerns: Callable[[Offer, Offer], bool]
+    """(an offer, the refused one): whether it would be refused as well, were it in the same place."""
+    reach: Mapping[str, str]
+    """Its scope -> how far it reaches."""
+
+
+_AS_SAID = {"attempt": "zone", "zone": "zone", "region": "region", "market": "cloud", "cloud": "cloud"}
+_PARTS = {"cloud": 1, "region": 2, "zone": 3}
+
+
+def _same_machines(offer: Offer, refused: Offer) -> bool:
+    return offer.market == refused.market and _types(offer) == _types(refused)
+
+
+def _as_many_machines(offer: Offer, refused: Offer) -> bool:
+    """Who was refused eight machines may well get one: but who wants as many, and perhaps more, will not."""
+    ours, theirs = _machines(offer), _machines(refused)
+    return offer.market == refused.market and all(_covers(ours.get(key), asked) for key, asked in theirs.items())
+
+
+def _as_much_of_a_quota(offer: Offer, refused: Offer) -> bool:
+    """Quotas are of a market, and of a family of machines: by the GPUs, as near as it can be told for every cloud."""
+    ours, theirs = _sizes(offer), _sizes(refused)
+    if ours is None or theirs is None:
+        return _as_many_machines(offer, refused)
+    return offer.market == refused.market and all(_covers(ours.get(key), asked) for key, asked in theirs.items())
+
+
+def _any_machines(_offer: Offer, _refused: Offer) -> bool:
+    return True
+
+
+REACTIONS = {
+    "capacity": Reaction("dry", _as_many_machines, _AS_SAID),
+    "quota": Reaction("search", _as_much_of_a_quota, _AS_SAID),
+    "not_offered": Reaction("ever", _same_machines, _AS_SAID),
+    # Credentials are a cloud's, not a zone's.
+    "auth": Reaction("search", _any_machines, {**_AS_SAID, "zone": "cloud"}),
+    # Asked again a little later, where the job could go on elsewhere meanwhile.
+    "expired": Reaction("dry", _any_machines, dict.fromkeys(_AS_SAID, "cloud")),
+    # A bug, or a wrong job file: a cloud that refuses a request does so in each of its zones.
+    "invalid": Reaction("ever", _any_machines, {**_AS_SAID, "zone": "cloud"}),
+    # They were waited out in place without success: machines may be got elsewhere.
+    "throttled": Reaction("dry", _any_machines, _AS_SAID),
+    "transient": Reaction("dry", _any_machines, _AS_SAID),
+}
+
+
+def search(attempts: Sequence[Attempt]) -> Sequence[Attempt]:
+    """The newest attempts, all refused, since machines were last got."""
+    begin = len(attempts)
+    while begin and attempts[begin - 1].outcome == "refused":
+        begin -= 1
+    return attempts[begin:]
+
+
+def choose(
+    offers: Sequence[Offer], attempts: Sequence[Attempt], elsewhere: Sequence[Refused], now: float
+) -> Offer | float | None:
+    """The offer to ask for now; else the time when one of them may be asked again; None: there is no hope for any.
+
+    `offers`: in order of preference. `attempts`: all of the job, all of which have ended. `elsewhere`: what other jobs
+    of the store were refused for lack of capacity within the last DRY_S.
+    """
+    newest = search(attempts)
+    known = [
+        *(Refused.of(one) for one in attempts[: len(attempts) - len(newest)] if _outlives_search(one)),
+        *(Refused.of(one) for one in newest),
+        *elsewhere,
+    ]
+    begun = newest[0].created if newest else now
+    opens = [(opening(offer, known, begun), offer) for offer in offers]
+    now_open = [offer for when, offer in opens if when <= now]
+    if now_open:
+        return _ordered(now_open, offers, known, attempts, now)[0]
+    soonest = min((when for when, _ in opens), default=math.inf)
+    return None if soonest == math.inf else soonest
+
+
+def opening(offer: Offer, refusals: Sequence[Refused], begun: float = math.inf) -> float:
+    """Return the epoch seconds from which the offer may be asked for; math.inf: never. `begun`: when the job began to
+    look."""
+    speaking = [refusal for refusal in refusals if concerns(refusal, offer)]
+    partial = [refusal for refusal in speaking if refusal.scope == "attempt"]
+    if _leave_zones(partial):
+        speaking = [refusal for refusal in speaking if refusal.scope != "attempt"]
+    return max((_until(refusal, begun) for refusal in speaking), default=0.0)
+
+
+def _leave_zones(partial: Sequence[Refused]) -> bool:
+    """Return whether zones of the offer are left that none of the partly refused attempts has tried."""
+    newest = max((refusal.time for refusal in partial), default=0.0)
+    left = [frozenset(refusal.hints) for refusal in partial if newest - refusal.time < DRY_S]
+    return bool(left) and bool(frozenset.intersection(*left))
+
+
+def concerns(refusal: Refused, offer: Offer) -> bool:
+    """Whether a refusal speaks of this offer too."""
+    if refusal.scope == "market" and refusal.offer.market != offer.market:
+        return False
+    reaction = REACTIONS[refusal.kind]
+    parts = _PARTS[reaction.reach[refusal.scope]]
+    return _place(refusal.offer)[:parts] == _place(offer)[:parts] and reaction.concerns(offer, refusal.offer)
+
+
+def _until(refusal: Refused, begun: float) -> float:
+    if REACTIONS[refusal.kind].lasts != "dry":
+        return math.inf
+    dry_s = _DRY_S.get(refusal.offer.cloud, DRY_S)
+    return refusal.time + (dry_s if refusal.time - begun < WEARY_S else dry_s * WEARY_FACTOR)
+
+
+def _outlives_search(attempt: Attempt) -> bool:
+    """Quotas and credentials may have changed since machines were got; what is not offered, or was dry, may not."""
+    return attempt.outcome == "refused" and REACTIONS[attempt.cause].lasts != "search"
+
+
+# -- order
+
+
+def _ordered(
+    now_open: Sequence[Offer],
+    offers: Sequence[Offer],
+    refusals: Sequence[Refused],
+    attempts: Sequence[Attempt],
+    now: float,
+) -> list[Offer]:
+    """The plan's order. Of offers that differ by place and price only, first those in zones which the provider named
+    as having capacity, last those where a machine of this job has just been taken away."""
+    kinds = list(dict.fromkeys(map(_kind, offers)))
+    named = {
+        (*_place(refusal.offer)[:2], zone, _kind(refusal.offer))
+        for refusal in refusals
+        if now - refusal.time < DRY_S
+        if refusal.scope != "attempt"
+        for zone in refusal.hints
+    }
+    lost_at = [Offer.from_json(one.offer) for one in attempts if one.outcome in _TAKEN and _is_fresh(one, now)]
+    lost = {(*_place(offer), _kind(offer)) for offer in lost_at}
+
+    def rank(offer: Offer) -> tuple[int, bool, bool]:
+        here = (*_place(offer), _kind(offer))
+        return kinds.index(_kind(offer)), here not in named, here in lost
+
+    return sorted(now_open, key=rank)  # stable: what is equal stays in the plan's order
+
+
+_TAKEN = frozenset({"preempted", "lost"})
+
+
+def _is_fresh(attempt: Attempt, now: float) -> bool:
+    return attempt.ended is not None and now - attempt.ended < DRY_S
+
+
+def _kind(offer: Offer) -> tuple[object, ...]:
+    """What the user's wishes are about but for place and price: market and GPUs."""
+    return offer.market, tuple((role.accelerator, role.count) for role in offer.roles)
+
+
+# -- places and machines
+
+Place = tuple[str, str, str]
+
+
+def _place(offer: Offer) -> Place:
+    return (offer.cloud, offer.region, offer.zone or "")
+
+
+def _types(offer: Offer) -> tuple[str, ...]:
+    return tuple(role.machine_type for role in offer.roles)
+
+
+_Amounts = tuple[float, float]
+
+
+def _machines(offer: Offer) -> dict[object, _Amounts]:
+    """(machine type, accelerator) -> (machines, GPUs)."""
+    return _sums(offer.roles, lambda role: (role.machine_type, role.accelerator), lambda _role: 1.0)
+
+
+def _sizes(offer: Offer) -> dict[object, _Amounts] | None:
+    """Accelerator -> (vCPUs, GPUs); None: some machine's vCPUs are not known."""
+    if any(role.vcpus is None for role in offer.roles):
+        return None
+    return _sums(offer.roles, lambda role: role.accelerator, lambda role: float(role.vcpus or 0))
+
+
+def _sums(
+    roles: Sequence[RoleOffer], key: Callable[[RoleOffer], object], size: Callable[[RoleOffer], float]
+) -> dict[object, _Amounts]:
+    sums: dict[object, _Amounts] = {}
+    for role in roles:
+        of, gpus = sums.get(key(role), (0.0, 0.0))
+        sums[key(role)] = of + role.nodes * size(role), gpus + float(role.nodes * role.count)
+    return sums
+
+
+def _covers(ours: _Amounts | None, asked: _Amounts) -> bool:
+    return ours is not None and ours[0] >= asked[0] and ours[1] >= asked[1]

@@ -1,0 +1,55 @@
+"""Write the observed state of running attempts to the store in batches."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from ..store.model import Attempt
+from ..store.store import Store
+from .outcomes import NodeView
+
+
+class Sightings:
+    """Steps and heartbeat times of attempts that are not written yet. Threads may share it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._unwritten: dict[tuple[str, int], dict[str, Any]] = {}
+        self._newest: dict[str, tuple[int, dict[str, Any]]] = {}
+        """Job id -> attempt and what is known of it."""
+
+    def note(self, attempt: Attempt, nodes: Sequence[NodeView]) -> None:
+        """Keep what the nodes say, if it is new."""
+        times = [node.told_at for node in nodes if node.told_at is not None]
+        if not times:
+            return
+        steps = [node.progress["step"] for node in nodes if node.progress and _is_step(node.progress.get("step"))]
+        seen = {"step": max(steps, default=None), "time": max(times)}
+        with self._lock:
+            if self._newest.get(attempt.job_id) != (attempt.number, seen):
+                self._newest[attempt.job_id] = attempt.number, seen
+                self._unwritten[attempt.job_id, attempt.number] = seen
+
+    def forget(self, job_id: str) -> None:
+        """Drop what is kept of a job that has ended."""
+        with self._lock:
+            self._newest.pop(job_id, None)
+
+    def write(self, store: Store) -> None:
+        """Write all that is new in one transaction. Raises StoreError; what was not written is kept."""
+        with self._lock:
+            batch, self._unwritten = self._unwritten, {}
+        if not batch:
+            return
+        try:
+            store.write_seen(batch)
+        except Exception:
+            with self._lock:
+                self._unwritten = batch | self._unwritten
+            raise
+
+
+def _is_step(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

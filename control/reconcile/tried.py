@@ -1,0 +1,127 @@
+"""Every place that was asked for machines in vain, when, and why: told so that forty of them can be read. Pure."""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ...jobspecs.plan import Offer
+from .failover import Refused
+
+CLASSES = {
+    "capacity": "no capacity",
+    "quota": "no quota",
+    "not_offered": "not offered",
+    "auth": "not permitted",
+    "expired": "login expired",
+    "invalid": "request refused",
+    "throttled": "too many requests",
+    "transient": "no answer that helps",
+}
+"""What the classes of errors are called in a message."""
+
+# Providers write places, numbers and ids into their messages: without these the same reason reads the same everywhere.
+_NAMES = re.compile(r"[\w.:/-]*\d[\w.:/-]*|\bhttps?://\S+")
+_SEVERAL = re.compile(r"…(?:[,\s]+(?:and\s+|or\s+)?…)+")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One place, and how often it was asked."""
+
+    offer: Offer
+    times: int
+    last: float
+    """Epoch seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Places that were refused for the same reason, in the order in which they were first asked."""
+
+    kind: str
+    reason: str
+    """The provider's words, the newest."""
+    places: tuple[Asked, ...]
+
+
+def group(refusals: Sequence[Refused]) -> list[Group]:
+    """By class and reason; places that differ only by name have the same reason. Each place once in its group."""
+    groups: dict[tuple[str, str], list[Refused]] = {}
+    for refusal in refusals:
+        groups.setdefault((refusal.kind, _alike(refusal)), []).append(refusal)
+    return [Group(kind, found[-1].reason, _asked(found)) for (kind, _), found in groups.items()]
+
+
+def lines(groups: Sequence[Group], clock: Callable[[float], str]) -> list[str]:
+    """One line for each reason, one below it for each region and kind of machine."""
+    found = []
+    for one in groups:
+        count = len(one.places)
+        where = f"{count} places" if count > 1 else "1 place"
+        found.append(f"{CLASSES.get(one.kind, one.kind)}, {where}: {one.reason}")
+        for region, places in _by_region(one.places).items():
+            asked = ", ".join(_zone(place, clock) for place in places)
+            found.append(f"  {region}: {asked}")
+    return found
+
+
+def message(refusals: Sequence[Refused], headline: str = "no machines") -> str:
+    """A job's reason: one line that says how much was tried, then lines() with times in UTC."""
+    if not refusals:
+        return headline
+    groups = group(refusals)
+    places = len({_name(asked.offer) for one in groups for asked in one.places})
+    first, last = utc(min(one.time for one in refusals)), utc(max(one.time for one in refusals))
+    day = last[:11]
+    tries = f"{len(refusals)} tries at {places} place{'s' * (places > 1)}" if len(refusals) > 1 else "1 try"
+    span = f"at {last}" if first == last else f"from {first.removesuffix(' UTC')} to {last.removeprefix(first[:11])}"
+    whys = ", ".join(dict.fromkeys(CLASSES.get(one.kind, one.kind) for one in groups))
+    told = lines(groups, lambda moment: utc(moment).removeprefix(day).removesuffix(" UTC"))
+    return "\n".join([f"{headline}: {tries} {span}: {whys}", *(f"  {line}" for line in told)])
+
+
+def place(offer: Offer) -> str:
+    """`gcp us-central1-a spot n1-standard-8`; `this machine`."""
+    types = "" if offer.cloud == "local" else "+".join(dict.fromkeys(role.machine_type for role in offer.roles))
+    return f"{offer.place} {types}".rstrip()
+
+
+def utc(moment: float) -> str:
+    """`2026-05-01 14:03 UTC`."""
+    return datetime.datetime.fromtimestamp(moment, tz=datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def _alike(refused: Refused) -> str:
+    plain = _NAMES.sub("…", refused.reason.replace(refused.offer.market, "…"))
+    return _SEVERAL.sub("…", plain)
+
+
+def _asked(refusals: Sequence[Refused]) -> tuple[Asked, ...]:
+    found: dict[tuple[str, str], Asked] = {}
+    for refusal in refusals:
+        name = _name(refusal.offer)
+        times = found[name].times if name in found else 0
+        found[name] = Asked(refusal.offer, times + 1, refusal.time)
+    return tuple(found.values())
+
+
+def _name(offer: Offer) -> tuple[str, str]:
+    return offer.region, place(offer)
+
+
+def _by_region(places: Sequence[Asked]) -> dict[str, list[Asked]]:
+    regions: dict[str, list[Asked]] = {}
+    for one in places:
+        offer = one.offer
+        regional = offer if offer.cloud == "local" else offer._replace(zone=None)
+        regions.setdefault(place(regional), []).append(one)
+    return regions
+
+
+def _zone(asked: Asked, clock: Callable[[float], str]) -> str:
+    """`use1-az1 14:03`, `use1-az1 3 × until 14:03`."""
+    when = clock(asked.last) if asked.times == 1 else f"{asked.times} × until {clock(asked.last)}"
+    return f"{asked.offer.zone} {when}" if asked.offer.zone else when

@@ -1,0 +1,1 @@
+"""The store of jobs, attempts and events: its rows, tables, migrations and states."""

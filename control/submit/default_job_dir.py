@@ -1,0 +1,49 @@
+"""Where a job is that names no job_dir: in the bucket of the cloud's infra stack, if one is known here."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ...provisioners.shared import infrastructure
+from .. import paths
+from ..errors import StoreError
+
+if TYPE_CHECKING:
+    from ...jobspecs.loading.loader import LoadedSpec
+    from ...jobspecs.plan import Plan
+    from ...provisioners.shared.infrastructure import Infrastructure
+
+_STACK_OF = {"aws": "aws", "gcp": "gcp", "vertex": "gcp", "azure": "azure"}
+"""Target -> whose stacks its machines can use."""
+
+
+def with_job_dir(loaded: LoadedSpec, plan: Plan) -> tuple[LoadedSpec, str]:
+    """The same job with the job dirs of the stacks known here, and a sentence that says so; "": it is as it was.
+
+    One for each cloud that has a stack: that of the best offer's region, else of any region. This machine, if the job
+    may run here too, keeps its folder. Raises StoreError if what is known of a stack cannot be read.
+    """
+    if loaded.spec.job_dir is not None:
+        return loaded, ""
+    regions: dict[str, str] = {}
+    for offer in plan.offers:
+        regions.setdefault(offer.cloud, offer.region)
+    dirs = {cloud: stack.job_dir for cloud, region in regions.items() if (stack := _stack(cloud, region))}
+    if not dirs:
+        return loaded, ""
+    said = f"job_dir is that of the infra stack: {', '.join(dict.fromkeys(dirs.values()))}"
+    if "local" in regions:
+        dirs["local"] = paths.default_job_dir().as_uri()
+    one = set(dirs.values()) if len(dirs) == len(regions) else set()
+    job_dir = one.pop() if len(one) == 1 else dirs
+    return loaded._replace(spec=loaded.spec.model_copy(update={"job_dir": job_dir})), said
+
+
+def _stack(cloud: str, region: str) -> Infrastructure | None:
+    if cloud not in _STACK_OF:
+        return None
+    try:
+        found = [one for one in infrastructure.known(_STACK_OF[cloud]) if one.job_dir]
+    except ValueError as error:
+        raise StoreError(str(error)) from error
+    return min(found, key=lambda one: one.region != region, default=None)

@@ -1,0 +1,196 @@
+"""Threads that advance jobs: a call that takes its time, or hangs, keeps no other job waiting.
+
+Each target has threads of its own, for what hangs is mostly a target, and each of its lanes (lanes.py), for what takes
+long are launches and ends; each job has one thread at a time. A thread more keeps the leases, so that no other process
+takes a job over in the middle of a long step. A step may be abandoned between any two of its calls, as by a kill of
+the process.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping
+
+from ..errors import StoreError
+from .lanes import Lane
+from .supervisor import Supervisor, Tick
+
+log = logging.getLogger("cloudgpu.supervisor")
+
+THREADS: Mapping[Lane, int] = {Lane.LOOK: 16, Lane.LAUNCH: 16, Lane.END: 64}
+"""Most threads per target, started on demand. Terminations mostly wait for machines to shut down, so they have more."""
+
+
+class Crew:
+    """Does what Supervisor.tick() does, without waiting for the steps. All methods are for one thread."""
+
+    def __init__(self, supervisor: Supervisor, on_done: Callable[[], None], *, threads: int | None = None) -> None:
+        """`on_done` is called, in some thread, whenever tick() has something new to find.
+
+        `threads`: of each lane of a target; None: as in THREADS.
+        """
+        self._supervisor = supervisor
+        self._on_done = on_done
+        self._threads = THREADS if threads is None else dict.fromkeys(Lane, threads)
+        self._lock = threading.Lock()
+        self._busy: dict[str, bool] = {}
+        """Jobs that are being advanced, or will be as soon as a thread is free; True: look again at once afterwards."""
+        self._teams: dict[tuple[str, Lane], _Team] = {}
+        self._lines: dict[tuple[str, Lane], dict[str, None]] = {}
+        """Jobs that wait for a lane other than LOOK, in turn. They are still looked at, and so may be cancelled."""
+        self._failed: StoreError | None = None
+        self._closed = threading.Event()
+        threading.Thread(target=self._keep_leases, name="leases", daemon=True).start()
+
+    def tick(self, *, woken: Collection[str] | None = None) -> Tick:
+        """Have every job advanced that is due; `woken` as in Supervisor.due(). Raises StoreError, also of a step."""
+        failed, self._failed = self._failed, None
+        if failed is not None:
+            raise failed
+        for due in self._supervisor.due(woken=woken):
+            if not self._hand(due.job_id, due.target, Lane.LOOK):
+                with self._lock:
+                    if due.job_id in self._busy:
+                        self._busy[due.job_id] = True
+                        continue
+                self._supervisor.hurry(due.job_id)  # it has ended a moment ago
+        self._admit()
+        return self._supervisor.outlook()
+
+    def _hand(self, job_id: str, target: str, lane: Lane) -> bool:
+        """Give a job to the threads of a lane; False: it has one already."""
+        with self._lock:
+            if job_id in self._busy:
+                return False
+            self._busy[job_id] = False
+        self._team(target, lane).hand(job_id)
+        return True
+
+    def _team(self, target: str, lane: Lane) -> _Team:
+        team = self._teams.get((target, lane))
+        if team is None:
+
+            def work(job_id: str) -> None:
+                self._work(job_id, lane)
+
+            team = self._teams[target, lane] = _Team(work, self._threads[lane], f"{lane.value}-{target}")
+        return team
+
+    def _admit(self) -> None:
+        """Hand the first of each line to its lane, as many as there are free threads."""
+        for (target, lane), line in list(self._lines.items()):
+            room = self._team(target, lane).room
+            with self._lock:
+                waiting = [job_id for job_id in line if job_id not in self._busy][: max(0, room)]
+                for job_id in waiting:
+                    del line[job_id]
+            for job_id in waiting:
+                self._hand(job_id, target, lane)
+
+    @property
+    def busy(self) -> int:
+        """How many jobs are being advanced, or wait for a thread."""
+        with self._lock:
+            return len(self._busy)
+
+    def close(self, grace_s: float, *, release: bool = True) -> bool:
+        """Begin nothing more; whether every step under way has ended within `grace_s`.
+
+        Leases are released, but for those of jobs in the middle of a step: an abandoned one may still go on.
+        """
+        self._closed.set()
+        end = time.monotonic() + grace_s
+        while (left := self._in_step()) and time.monotonic() < end:
+            time.sleep(_CLOSE_POLL_S)
+        if left:
+            log.warning("steps were abandoned, the next supervisor goes on with them: %s", ", ".join(left))
+        if release:
+            try:
+                self._supervisor.release(left)
+            except StoreError as error:
+                log.warning("%s", error)
+        return not left
+
+    def _in_step(self) -> list[str]:
+        return [job_id for team in list(self._teams.values()) for job_id in team.in_hand()]
+
+    def _work(self, job_id: str, lane: Lane) -> None:
+        needed: Lane | None = None
+        try:
+            if not self._closed.is_set():
+                needed = self._supervisor.advance(job_id, lane)
+        except StoreError as error:
+            self._failed = error
+        except Exception:  # a bug outside of the step itself: the job's next look will meet it again
+            log.exception("%s: a look failed", job_id)
+        finally:
+            with self._lock:
+                again = self._busy.pop(job_id)
+                if needed is not None:
+                    self._lines.setdefault((self._supervisor.target(job_id), needed), {}).setdefault(job_id)
+            if again:
+                self._supervisor.hurry(job_id)
+            if not self._closed.is_set():
+                self._on_done()
+
+    def _keep_leases(self) -> None:
+        while not self._closed.wait(self._supervisor.lease_s / 3):
+            try:
+                self._supervisor.renew()
+            except StoreError as error:  # who takes over then cannot write either
+                log.warning("leases were not renewed: %s", error)
+            except Exception:
+                log.exception("leases were not renewed")
+
+
+_CLOSE_POLL_S = 0.02
+
+
+class _Team:
+    """The threads of one lane of a target; they are started as they are needed."""
+
+    def __init__(self, work: Callable[[str], None], most: int, name: str) -> None:
+        self._work = work
+        self._name = name
+        self._most = most
+        self._waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._size = 0
+        self._handed = 0
+        """Jobs that wait or are in hand."""
+        self._in_hand: set[str] = set()
+
+    def hand(self, job_id: str) -> None:
+        """In turn: whoever waited first is served first."""
+        with self._lock:
+            self._handed += 1
+            grow = self._handed > self._size < self._most
+            self._size += grow
+        self._waiting.put(job_id)
+        if grow:
+            threading.Thread(target=self._run, name=f"{self._name}-{self._size}", daemon=True).start()
+
+    @property
+    def room(self) -> int:
+        """How many more jobs would begin at once."""
+        with self._lock:
+            return self._most - self._handed
+
+    def in_hand(self) -> list[str]:
+        with self._lock:
+            return sorted(self._in_hand)
+
+    def _run(self) -> None:
+        while True:
+            job_id = self._waiting.get()
+            with self._lock:
+                self._in_hand.add(job_id)
+            try:
+                self._work(job_id)
+            finally:
+                with self._lock:
+                    self._in_hand.discard(job_id)
+                    self._handed -= 1

@@ -1,0 +1,170 @@
+"""The supervisor's process: one per state directory, woken through a FIFO, gone when there is nothing to do.
+
+No job is ever left with nobody: whoever stores a job looks at the lock afterwards, and the supervisor looks for jobs
+again after it has let the lock go.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import select
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import IO
+
+from .. import paths
+from ..errors import StoreError
+from ..store.store import Store
+from .crew import Crew
+from .presence import WAKE_BYTES, is_asked_for, take_lock, wake, wake_pipe, woken_jobs
+from .supervisor import Supervisor
+
+log = logging.getLogger("cloudgpu.supervisor")
+
+CLOSE_S = 10.0
+"""When it is told to stop, steps under way have so long to end; then they are abandoned, as by a kill."""
+
+_STORE_PAUSE_S = (0.5, 30.0)
+_LONGEST_WAIT_S = 5.0
+_GONE = "the state directory is gone: ending"
+
+
+def run(*, idle_exit_s: float | None = None) -> bool:
+    """Supervise until told to stop (SIGINT, SIGTERM), or until no job was active for `idle_exit_s`.
+
+    False: another process is the supervisor already. Raises StoreError if the store cannot be opened.
+    """
+    paths.state_dir()
+    _share_heaps()
+    with _stop_signals() as stop, wake_pipe() as pipe:
+        while True:
+            lock = take_lock(by_command=idle_exit_s is not None)
+            if lock is None:
+                return False
+            with lock:
+                try:
+                    store = Store.open()
+                except StoreError:
+                    if is_asked_for(lock):
+                        raise
+                    log.warning(_GONE)
+                    return True
+                again = _Loop(store, stop, pipe, lock, idle_exit_s).run()
+                if not again:
+                    return True
+            # The lock is free now. A job stored before that, whose submitter saw it held, is ours to find.
+            if not store.has_active():
+                return True
+
+
+def _share_heaps() -> None:
+    """Have glibc use one heap for all threads: with one each, every thread keeps memory that it has freed."""
+    with suppress(AttributeError, OSError):  # another C library
+        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
+
+
+_M_ARENA_MAX = -8
+"""mallopt(3)."""
+
+
+class _Stop:
+    """Set by a signal."""
+
+    def __init__(self) -> None:
+        self.wanted = False
+
+
+class _Bell:
+    """Ends a wait of this process, from any of its threads."""
+
+    def __init__(self) -> None:
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._read, False)
+        os.set_blocking(self._write, False)
+
+    def fileno(self) -> int:
+        return self._read
+
+    def ring(self) -> None:
+        with suppress(BlockingIOError):  # full: it will be heard
+            os.write(self._write, b".")
+
+
+class _Loop:
+    """Ticks while holding the lock."""
+
+    def __init__(self, store: Store, stop: _Stop, pipe: int, lock: IO[str], idle_exit_s: float | None) -> None:
+        self._store = store
+        self._stop = stop
+        self._pipe = pipe
+        self._lock = lock
+        self._idle_exit_s = idle_exit_s
+        self._bell = _Bell()  # never closed: an abandoned step may still ring it
+        self._crew = Crew(Supervisor(store), self._bell.ring)
+
+    def run(self) -> bool:
+        """True: ended for idleness; False: told to stop, or the state directory is gone and nobody can tell us more."""
+        try:
+            return self._run()
+        finally:
+            self._crew.close(CLOSE_S, release=is_asked_for(self._lock))
+
+    def _run(self) -> bool:
+        idle_since: float | None = None
+        failures = 0
+        woken: set[str] | None = None
+        while not self._stop.wanted:
+            if not is_asked_for(self._lock):
+                log.warning(_GONE)
+                return False
+            try:
+                tick = self._crew.tick(woken=woken)
+                failures = 0
+            except StoreError as error:
+                failures += 1
+                log.warning("%s", error)
+                woken = self._wait(min(_STORE_PAUSE_S[0] * 2.0**failures, _STORE_PAUSE_S[1]), steps=False)
+                continue
+            idle_since = None if tick.active else (idle_since or time.monotonic())
+            if idle_since is not None and self._idle_exit_s is not None:
+                left = idle_since + self._idle_exit_s - time.monotonic()
+                if left <= 0:
+                    return True
+                woken = self._wait(min(left, _LONGEST_WAIT_S))
+            else:
+                woken = self._wait(min(tick.wait_s, _LONGEST_WAIT_S))
+        return False
+
+    def _wait(self, seconds: float, *, steps: bool = True) -> set[str] | None:
+        """Return the jobs that commands named before the time was over; None: there was no wake.
+
+        With `steps`, a step that has ended ends the wait too.
+        """
+        ready, _, _ = select.select([self._pipe, *([self._bell.fileno()] if steps else [])], [], [], seconds)
+        woken: set[str] | None = None
+        for descriptor in ready:
+            with suppress(BlockingIOError):
+                data = os.read(descriptor, WAKE_BYTES)
+                woken = woken_jobs(data) if descriptor == self._pipe else woken
+        return woken
+
+
+@contextmanager
+def _stop_signals() -> Iterator[_Stop]:
+    """SIGINT and SIGTERM end the loop."""
+    stop = _Stop()
+
+    def on_signal(_number: int, _frame: object) -> None:
+        stop.wanted = True
+        wake()
+
+    before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,460 @@
+"""The supervisor: looks at every active job again and again, and takes one step for each (steps.py).
+
+Nothing is decided upon what is only remembered: whoever holds a job's lease comes to the same step.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from ...protocol.jobdir import JobDir, JobDirError
+from ...provisioners import get_provisioner
+from ...provisioners.base import Provisioner, ProvisionError
+from ...provisioners.shared.accounts import OTHER_ACCOUNT
+from ...storage.buckets import Buckets
+from ..clock import Clock, JobTime, SystemClock
+from ..errors import DamagedRowError, StoreError
+from ..reconcile import logins
+from ..reconcile.job_step import Memory, Tools
+from ..reconcile.patience import Patience
+from ..reconcile.queue import QUEUES
+from ..reconcile.steps import Step
+from ..store.model import Attempt, JobRow
+from ..store.store import ActiveJob, LostRaceError, Store
+from .due_times import DueTimes
+from .lanes import Lane, lane_of
+from .leases import LEASE_S, Leases, new_owner
+from .unsupervised import is_unsupervised, unsupervised_reason
+
+log = logging.getLogger("cloudgpu.supervisor")
+
+TRAINING_PATIENCE_S = 3_600.0
+"""A job whose dir cannot be used for this many seconds is given up once its machines ran: they may go on training, or
+have ended and cost nothing. The same while its checkpoint is being copied: nothing is paid for meanwhile."""
+PATIENCE_S = 900.0
+"""The same before its machines run: longer than an outage of some minutes."""
+
+_UNRECORDED = 15
+"""How many tries, a second apart, a job of another account may be left to another supervisor without a word."""
+_PAUSE_S = (1.0, 60.0)
+"""After a failed step: at first, and at most."""
+LOGIN_S = 30.0
+"""After a failed step whose credentials were not accepted, in seconds at most: renewed ones are found within it."""
+_UNTRIED_S = 300.0
+"""Between two failures of a job dir: longer than the longest pause and the slowest try together. So it was not tried
+meanwhile (a laptop was shut, or there was other trouble), and might have been of use."""
+_QUIET_S = {"local": (0.1, 2.0)}
+"""By target, between two looks at a job while nothing changes: at first, and at most."""
+_QUIET_WANTED_S = 0.4
+"""Between two looks at a job of a target with a queue, at most, while others wait there: its end is to be seen soon."""
+_QUIET_CLOUD_S = (1.0, 3.0)
+"""Likewise in a cloud, where each look is paid for, and a hundred jobs are looked at as often as one."""
+_ASK_S = 1.0
+"""Seconds between two queries for changed jobs, unless a command names a job."""
+_LIST_S = 30.0
+"""Seconds between two lists of all active jobs: finds changes without an event, or that became visible out of order."""
+
+
+@dataclass(slots=True)
+class _Trouble:
+    """Steps of a job that failed in a row. Times are steady."""
+
+    message: str = ""
+    times: int = 0
+    dir_since: float = -math.inf
+    """Since then the job dir could not be used, as often as that was tried."""
+    dir_tried: float = -math.inf
+    """When it was, the last time."""
+    patience: Patience = field(default_factory=Patience)
+
+    def without_dir(self, now: float, copied: float) -> float:
+        """For how long the job dir, which has failed just now, has been of no use; `copied` as in Memory."""
+        if now - self.dir_tried > _UNTRIED_S:
+            self.dir_since = now
+        self.dir_since = max(self.dir_since, copied)  # what gets on, however often it is cut off, is used
+        self.dir_tried = now
+        return now - self.dir_since
+
+
+@dataclass(slots=True)
+class _Watched:
+    """The memory of one job: its rows as they were read last, and when it is due."""
+
+    memory: Memory
+    target: str
+    """Of the newest attempt; "" before there is one."""
+    job: JobRow | None = None
+    """None: it must be read, for it may have changed. A stale row only loses a race: see Store.apply()."""
+    attempt: Attempt | None = None
+    changes: int = 0
+    """Counts the changes that were heard of: rows that were read before one are not kept."""
+    quiet_s: float = 0.0
+    """The last pause while nothing changed; 0: something did."""
+    trouble: _Trouble | None = None
+    damage: str = ""
+    """Why its row in the store cannot be read; "": it can."""
+
+    def expire(self) -> None:
+        """Have the rows read again by the next step."""
+        self.changes += 1
+        self.job = None
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """A job that is to be looked at."""
+
+    job_id: str
+    target: str
+    """Whose calls the look may make; "": none's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """What a tick found."""
+
+    active: int
+    """Jobs that have not ended."""
+    wait_s: float
+    """The next tick is of no use sooner, unless somebody asks for something."""
+
+
+def _opener() -> Callable[[str], JobDir]:
+    """Return what opens the dirs of jobs that were submitted: one that is gone is not made again, and all in a bucket
+    share its connections."""
+    buckets = Buckets()
+    return lambda url: JobDir(url, make=False, bucket=buckets.of(url))
+
+
+class Supervisor:
+    """Advances all jobs of a store.
+
+    tick() does it alone. Or several threads do (crew.py): then due() and outlook() are for one of them, advance() is
+    for one at a time for each job, and the rest is for any.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        clock: Clock | None = None,
+        provisioner: Callable[[str], Provisioner] = get_provisioner,
+        open_dir: Callable[[str], JobDir] | None = None,
+        owner: str | None = None,
+        patience_s: float = PATIENCE_S,
+        lease_s: float = LEASE_S,
+    ) -> None:
+        self._clock = clock or SystemClock()
+        self._store = store
+        self._leases = Leases(store, self._clock, owner or new_owner(), lease_s)
+        self._tools = Tools(store, self._clock, self._leases.owner, provisioner, open_dir or _opener())
+        self._watched: dict[str, _Watched] = {}
+        self._lock = threading.Lock()
+        """For the keys of `_watched`."""
+        self._due_times = DueTimes()
+        self._asked = self._listed = -math.inf
+        """Steady times: when the store was asked for changes, and for all active jobs."""
+        self._last_event = 0
+        self._patience_s = patience_s
+
+    @property
+    def lease_s(self) -> float:
+        """renew() is to be called about three times within it."""
+        return self._leases.lease_s
+
+    def tick(self, *, woken: Collection[str] | None = None) -> Tick:
+        """Take one step for each job that is due; `woken` as in due(). Raises StoreError only."""
+        if self._leases.renew_if_old():
+            self._tools.seen.write(self._store)
+        for due in self.due(woken=woken):
+            self.advance(due.job_id)
+        return self.outlook()
+
+    def due(self, *, woken: Collection[str] | None = None) -> list[Due]:
+        """Return the jobs that are due, the earliest first, and those that changed. Raises StoreError.
+
+        `woken`: ids of jobs that a command has changed; empty: the store is to be asked at once; None: no wake.
+        """
+        now = self._clock.monotonic()
+        named = set(woken or ())
+        if now - self._listed >= _LIST_S:
+            self._list_all(now)
+        elif (woken is not None and not named <= self._watched.keys()) or now - self._asked >= _ASK_S:
+            self._ask(now)
+        for job_id in named:
+            watched = self._watched.get(job_id)
+            if watched is not None:
+                watched.expire()
+                self.hurry(job_id)
+        return [
+            Due(job_id, watched.target)
+            for job_id in self._due_times.take(self._clock.monotonic())
+            if (watched := self._watched.get(job_id)) is not None
+        ]
+
+    def outlook(self) -> Tick:
+        """Return how many jobs there are, and when the next tick has something to do. Jobs in hand are not due."""
+        now = self._clock.monotonic()
+        wait_s = min(self._due_times.next(), self._asked + _ASK_S) - now
+        return Tick(active=len(self._watched), wait_s=max(0.0, wait_s))
+
+    def advance(self, job_id: str, lane: Lane | None = None) -> Lane | None:
+        """Take one step of a job that is watched, if the lease is ours. Raises StoreError only.
+
+        `lane`: of this thread; None: any step may be taken here. Returns the lane that the step has to be taken in,
+        where it was not taken for this reason: the job stays due, for its goal or a limit may end it meanwhile.
+        """
+        watched = self._watched.get(job_id)
+        if watched is None:
+            return None
+        due = self._clock.monotonic() + _PAUSE_S[0]  # whatever happens now, it does not happen without a pause
+        needed = None
+        try:
+            rows = self._rows(job_id, watched)
+            if rows is None:
+                self._forget(job_id)
+            else:
+                due, needed = self._advance(*rows, watched, lane)
+        except DamagedRowError as error:  # a person must mend it, and the other jobs go on
+            if watched.damage != str(error):
+                log.warning("%s", error)
+            watched.damage, due = str(error), self._clock.monotonic() + _PAUSE_S[1]
+        finally:
+            if job_id in self._watched:
+                self._due_times.put(job_id, due)
+        return needed
+
+    def target(self, job_id: str) -> str:
+        """Return the target of the job's newest attempt; "" before there is one."""
+        watched = self._watched.get(job_id)
+        return "" if watched is None else watched.target
+
+    def hurry(self, job_id: str) -> None:
+        """Make a job due at once, unless its steps fail: then it has its pause."""
+        watched = self._watched.get(job_id)
+        if watched is not None and watched.trouble is None:
+            self._due_times.put(job_id, self._clock.monotonic())
+
+    def _list_all(self, now: float) -> None:
+        """Read all active jobs: at the beginning, and now and then to find changes of which there is no event."""
+        last = self._store.last_event()
+        active = self._store.active_jobs()
+        for gone in self._watched.keys() - {job.id for job in active}:
+            self._forget(gone)
+        for job in active:
+            self._note(job)
+        self._asked = self._listed = now
+        self._last_event = last
+
+    def _ask(self, now: float) -> None:
+        """Read the jobs that have changed since the store was asked the last time."""
+        changes = self._store.changes(self._last_event)
+        for gone in changes.ended:
+            self._forget(gone)
+        for job in changes.active:
+            self._note(job)
+        self._asked, self._last_event = now, changes.last
+
+    def _note(self, job: ActiveJob) -> None:
+        """Watch a job from now on; one that is watched is due if its row is not as it was read."""
+        watched = self._watched.get(job.id)
+        if watched is None:
+            with self._lock:
+                self._watched[job.id] = _Watched(Memory(JobTime(self._clock, job.updated)), job.target)
+            self._due_times.put(job.id, self._clock.monotonic())
+            return
+        watched.target = job.target
+        if watched.job is None:
+            watched.changes += 1  # it is being read: what comes of that may be older
+        elif (watched.job.updated, watched.job.goal) != (job.updated, job.goal):
+            watched.expire()
+            self.hurry(job.id)
+
+    def _forget(self, job_id: str) -> None:
+        with self._lock:
+            self._watched.pop(job_id, None)
+        self._due_times.remove(job_id)
+        self._leases.forget(job_id)
+        self._tools.seen.forget(job_id)
+        self._tools.queue.restore(job_id)
+
+    def _rows(self, job_id: str, watched: _Watched) -> tuple[JobRow, Attempt | None] | None:
+        """Return the job and its newest attempt, read anew where they may have changed; None: it has ended."""
+        if watched.job is not None:
+            return watched.job, watched.attempt
+        changes = watched.changes
+        job = self._store.job(job_id)
+        if job is None or job.ended is not None:
+            return None
+        attempt = self._store.current_attempts([job]).get(job_id) if job.attempt else None
+        if attempt is not None:
+            watched.target = _target_of(attempt)
+        if changes == watched.changes:
+            watched.attempt, watched.job = attempt, job
+        return job, attempt
+
+    def renew(self) -> None:
+        """Keep the leases of all jobs that this process holds, and write what was read of them. Raises StoreError."""
+        self._leases.renew()
+        self._tools.seen.write(self._store)
+
+    def release(self, but: Collection[str] = ()) -> None:
+        """Give up all leases, `but` those of jobs in the middle of a step: another process may go on at once."""
+        self._leases.release(but)
+
+    def _advance(
+        self, job: JobRow, attempt: Attempt | None, watched: _Watched, lane: Lane | None
+    ) -> tuple[float, Lane | None]:
+        """Return when the job is due again, and the lane it needs instead of this one.
+
+        An error in one job is written to its events and never stops the others.
+        """
+        try:
+            return self._step(job, attempt, watched, lane)
+        except LostRaceError:
+            return self._changed(watched), None
+        except DamagedRowError as error:
+            return self._troubled(job, attempt, watched, error), None
+        except StoreError:
+            raise
+        except Exception as error:  # noqa: BLE001 - one job's bug must not leave the machines of others alone
+            return self._failed(job, attempt, watched, error), None
+
+    def _step(
+        self, job: JobRow, attempt: Attempt | None, watched: _Watched, lane: Lane | None
+    ) -> tuple[float, Lane | None]:
+        if not self._leases.hold(job):
+            watched.memory.unasked = 0  # another process may ask
+            watched.expire()
+            return self._rest(watched), None
+        if lane is Lane.LOOK and (needed := lane_of(job, attempt, watched.memory.time.now())) is not lane:
+            return self._rest(watched), needed
+        step = Step(self._tools, watched.memory, job, attempt)
+        watched.memory.pause_s = 0.0
+        changed = step.take()
+        self._tools.queue.restore(job.id)
+        watched.trouble = None
+        if not changed and job.not_before <= watched.memory.time.now() and step.note_login(""):
+            watched.expire()
+        if is_unsupervised(job):
+            self._store.set_reason(job, "", self._leases.owner)
+            watched.expire()
+        return self._changed(watched) if changed else self._rest(watched), None
+
+    def _changed(self, watched: _Watched) -> float:
+        """Return when a job is due whose rows have changed: at once."""
+        watched.trouble, watched.quiet_s = None, 0.0
+        watched.expire()
+        return self._clock.monotonic()
+
+    def _failed(self, job: JobRow, attempt: Attempt | None, watched: _Watched, error: Exception) -> float:
+        """Return when to try again after a step has failed."""
+        if isinstance(error, ProvisionError) and error.code == OTHER_ACCOUNT:
+            return self._locked_out(job, attempt, watched, error)
+        self._note_login(job, attempt, watched, error)
+        if not isinstance(error, (JobDirError, ProvisionError)):
+            log.error("%s: a step failed", job.id, exc_info=error)
+        return self._troubled(job, attempt, watched, error)
+
+    def _rest(self, watched: _Watched) -> float:
+        """Return when a job is due that has not changed."""
+        if watched.memory.pause_s:
+            return self._clock.monotonic() + watched.memory.pause_s
+        first, most = _QUIET_S.get(watched.target, _QUIET_CLOUD_S)
+        if watched.target in QUEUES and self._tools.queue.is_waited_for():
+            most = _QUIET_WANTED_S
+        watched.quiet_s = min(max(watched.quiet_s * 1.2, first), most)
+        return self._clock.monotonic() + watched.quiet_s
+
+    def _locked_out(self, job: JobRow, attempt: Attempt | None, watched: _Watched, error: ProvisionError) -> float:
+        """Return when to try again; record in the job's reason that its machines are in another account.
+
+        A supervisor that has credentials of that account may take the lease: nothing is recorded at once where it is
+        yet to launch the job.
+        """
+        tries = watched.trouble.times if watched.trouble else 0
+        has_machines = attempt is not None and attempt.launched is not None
+        if not has_machines and tries < _UNRECORDED:
+            watched.trouble = watched.trouble or _Trouble()
+            watched.trouble.times += 1
+            watched.expire()
+            due = self._clock.monotonic() + _PAUSE_S[0]
+        else:
+            reason = unsupervised_reason(error, has_machines=has_machines)
+            if reason != job.reason:
+                self._store.set_reason(job, reason, self._leases.owner)
+            due = self._troubled(job, attempt, watched, error)
+        self._leases.give_back(job)
+        return due
+
+    def _note_login(self, job: JobRow, attempt: Attempt | None, watched: _Watched, error: Exception) -> None:
+        """Say in the job's reason which credentials must be renewed, if they have caused the error."""
+        if said := logins.trouble(error):
+            has_machines = attempt is not None and attempt.launched is not None
+            said = f"{said}. {logins.consequence(watched.target, has_machines=has_machines)}"
+            with suppress(LostRaceError):
+                Step(self._tools, watched.memory, job, attempt).note_login(said)
+                watched.expire()
+
+    def _troubled(self, job: JobRow, attempt: Attempt | None, watched: _Watched, error: Exception) -> float:
+        """Return when to try again after a step has failed; after too long without a job dir give the job up."""
+        is_expected, by_job_dir = isinstance(error, (JobDirError, ProvisionError)), isinstance(error, JobDirError)
+        is_ours = is_expected or isinstance(error, StoreError)
+        message = str(error) if is_ours else f"{type(error).__name__}: {error}"
+        by_login = logins.trouble(error) != ""
+        now = self._clock.monotonic()
+        trouble = watched.trouble = watched.trouble or _Trouble()
+        if trouble.message != message:
+            trouble.message = message
+            log.warning("%s: %s", job.id, message)
+            self._store.add_event(job, "trouble", message, watched.memory.time.now())
+        trouble.times += 1
+        self._tools.queue.skip(job.id)
+        if by_job_dir:
+            watched.memory.reopen_dirs()
+        pause = min(_PAUSE_S[0] * 2.0 ** min(trouble.times - 1, 30), LOGIN_S if by_login else _PAUSE_S[1])
+        runs = attempt is not None and attempt.state == "running"
+        # Machines that are gone cost nothing, and a store comes back; a local folder that they lost does not.
+        gone = watched.memory.machines_gone and job.dir_on(watched.target).startswith("file:")
+        moves = attempt is not None and attempt.state == "launching" and watched.memory.moving == attempt.number
+        patience = TRAINING_PATIENCE_S if (runs and not gone) or moves else self._patience_s
+        reason = ""
+        if not _is_out_of_reach(error):  # concluding it would only hide why its machines run on
+            reason = trouble.patience.reason_to_end(
+                job, attempt, now=now, job_now=watched.memory.time.now(), message=message, is_expected=is_expected
+            )
+        if by_job_dir and not by_login and trouble.without_dir(now, watched.memory.copied) >= patience:
+            reason = f"given up after {patience:.0f} s: {message}"
+        if reason:
+            self._give_up(Step(self._tools, watched.memory, job, attempt), job, reason)
+        watched.expire()
+        return now + pause
+
+    @staticmethod
+    def _give_up(step: Step, job: JobRow, reason: str) -> None:
+        try:
+            step.give_up(reason)
+        except LostRaceError:
+            return
+        except StoreError:
+            raise
+        except Exception:
+            log.exception("%s: it could not be given up", job.id)
+
+
+def _is_out_of_reach(error: Exception) -> bool:
+    """Return whether other credentials than these are needed: of another account, or renewed ones."""
+    return isinstance(error, ProvisionError) and (error.code == OTHER_ACCOUNT or error.error_class == "expired")
+
+
+def _target_of(attempt: Attempt) -> str:
+    """Return the target of an attempt; "" if its row is damaged, which its next step reports."""
+    try:
+        return str(attempt.offer["cloud"])
+    except (LookupError, TypeError):
+        return ""

@@ -1,0 +1,67 @@
+"""What exists: accelerators, machine types, places, prices, limits and targets, from the tables in jobspecs/tables.
+
+Every table is parsed on its first use and then kept; importing this module reads nothing. Unknown names give None or
+an empty value, never an exception: the caller knows what the user wrote and can say more. Where a figure is not known
+the value is None, never 0. Sources, dates and licences: jobspecs/tables/SOURCES.md; meaning of every column:
+docs/tables.md.
+"""
+
+from __future__ import annotations
+
+from .accelerators import Accelerator, accelerators, find_accelerator, fold
+from .legacy import (
+    LegacyMachine,
+    ai_platform_counts,
+    ai_platform_legacy,
+    ai_platform_legacy_names,
+    ai_platform_machine_types,
+    ai_platform_regions,
+)
+from .machines import (
+    CLOUDS,
+    MachineType,
+    N1Limits,
+    Status,
+    accelerator_status,
+    find_machine_type,
+    host_cloud,
+    machine_types,
+    n1_limits,
+    places,
+    regions,
+    zones,
+)
+from .prices import HOURS_PER_MONTH, Price, billed_disk_gb, disk_price, price
+from .targets import Target, targets
+
+__all__ = [
+    "CLOUDS",
+    "HOURS_PER_MONTH",
+    "Accelerator",
+    "LegacyMachine",
+    "MachineType",
+    "N1Limits",
+    "Price",
+    "Status",
+    "Target",
+    "accelerator_status",
+    "accelerators",
+    "ai_platform_counts",
+    "ai_platform_legacy",
+    "ai_platform_legacy_names",
+    "ai_platform_machine_types",
+    "ai_platform_regions",
+    "billed_disk_gb",
+    "disk_price",
+    "find_accelerator",
+    "find_machine_type",
+    "fold",
+    "host_cloud",
+    "machine_types",
+    "n1_limits",
+    "places",
+    "price",
+    "regions",
+    "targets",
+    "zones",
+]

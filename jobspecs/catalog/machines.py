@@ -1,0 +1,215 @@
+"""Machine types of the clouds: what they carry, in which markets and places they are sold, and until when."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from fractions import Fraction
+from functools import cache
+from typing import Literal, NamedTuple
+
+from . import read
+from .targets import targets
+
+CLOUDS = ("aws", "gcp", "vertex", "azure")
+"""Clouds with tables, in the order in which they are shown."""
+
+_HOSTS = {"vertex": "gcp"}
+"""Cloud -> the cloud on whose machines it runs."""
+
+
+def host_cloud(cloud: str) -> str:
+    """Return the cloud whose machines these are: sizes, places and prices without a fee are in that cloud's tables."""
+    return _HOSTS.get(cloud, cloud)
+
+
+Status = Literal["active", "deprecated", "retired"]
+
+_STATUS_ORDER: tuple[Status, ...] = ("active", "deprecated", "retired")
+_STATUS: dict[str, Status] = {status: status for status in _STATUS_ORDER}
+
+
+class MachineType(NamedTuple):
+    """A machine type with one accelerator it may carry, or with none: the unit that is offered."""
+
+    cloud: str
+    name: str
+    vcpus: int | None
+    memory_gb: float | None
+    """As the provider counts, which is GiB everywhere."""
+    arch: str
+    """`x86_64` or `arm64`; an image must fit it."""
+    accelerator: str | None
+    """Canonical name; None: the machine without any."""
+    counts: tuple[Fraction, ...]
+    """GPUs a machine may have, ascending; empty without accelerator."""
+    markets: frozenset[str]
+    """Empty once it is retired."""
+    status: Status
+    ends: str | None
+    """First day (YYYY-MM-DD) on which it can no longer be had: past if retired, announced if deprecated."""
+    offering: str
+    """Key of the places table, shared by machine types that are sold in the same places; "": no place is known."""
+    provider_accelerator: str
+    """The accelerator as the provider's API spells it, e.g. `nvidia-tesla-t4`; "" where the API has no name for it."""
+    note: str
+
+    def is_gone(self, today: str) -> bool:
+        """Whether it can no longer be had on this day (YYYY-MM-DD)."""
+        return self.status == "retired" or (self.ends is not None and self.ends <= today)
+
+
+class N1Limits(NamedTuple):
+    """What a Compute Engine N1 machine may have with a number of GPUs; both ends included."""
+
+    min_vcpus: int
+    max_vcpus: int
+    min_memory_gb: float
+    max_memory_gb: float
+
+
+@cache
+def machine_types(cloud: str) -> dict[str, tuple[MachineType, ...]]:
+    """name -> one entry per accelerator it may carry; retired ones are included. Empty for a cloud without tables."""
+    if cloud not in CLOUDS:
+        return {}
+    groups: dict[str, list[MachineType]] = {}
+    for machine in _read_vertex() if cloud == "vertex" else _read(cloud):
+        groups.setdefault(machine.name, []).append(machine)
+    return {name: tuple(group) for name, group in groups.items()}
+
+
+def find_machine_type(cloud: str, name: str, accelerator: str | None) -> MachineType | None:
+    """The machine type with this accelerator (None: without any)."""
+    for machine in machine_types(cloud).get(name, ()):
+        if machine.accelerator == accelerator:
+            return machine
+    return None
+
+
+def accelerator_status(accelerator: str) -> Mapping[str, Status]:
+    """cloud -> the best status among the machine types that carry it there; a cloud that never sold it is absent."""
+    return _accelerator_status().get(accelerator, {})
+
+
+def _read(cloud: str) -> Iterator[MachineType]:
+    columns = ("machine_type", "accelerator", "counts", "vcpus", "memory_gb", "arch", "markets", "status", "ends")
+    more = ("offering", "provider_accelerator", "note")
+    for name, accelerator, counts, vcpus, memory, arch, markets, status, ends, *rest in read.rows(
+        f"machine_types_{cloud}", *columns, *more
+    ):
+        offering, provider_accelerator, note = rest
+        yield MachineType(
+            cloud=cloud,
+            name=name,
+            vcpus=read.integer(vcpus),
+            memory_gb=read.number(memory),
+            arch=arch,
+            accelerator=accelerator or None,
+            counts=read.counts(counts),
+            markets=read.word_set(markets),
+            status=_STATUS[status],
+            ends=ends or None,
+            offering=offering,
+            provider_accelerator=provider_accelerator,
+            note=note,
+        )
+
+
+def _read_vertex() -> Iterator[MachineType]:
+    """Vertex AI's own counts and markets on Compute Engine's machines: size, processor and places are theirs."""
+    columns = ("machine_type", "accelerator", "counts", "markets", "status", "ends", "provider_accelerator", "note")
+    hosts = {(m.name, m.accelerator or ""): m for group in machine_types("gcp").values() for m in group}
+    for name, accelerator, counts, markets, status, ends, provider_accelerator, note in read.rows(
+        "machine_types_vertex", *columns
+    ):
+        host = hosts[name, accelerator]
+        yield MachineType(
+            cloud="vertex",
+            name=name,
+            vcpus=host.vcpus,
+            memory_gb=host.memory_gb,
+            arch=host.arch,
+            accelerator=host.accelerator,
+            counts=read.counts(counts),
+            markets=read.word_set(markets),
+            status=_STATUS[status],
+            ends=ends or None,
+            offering=host.offering,
+            provider_accelerator=provider_accelerator,
+            note=note,
+        )
+
+
+@cache
+def _accelerator_status() -> dict[str, dict[str, Status]]:
+    found: dict[str, dict[str, Status]] = {}
+    for machine in _all(CLOUDS):
+        if machine.accelerator is not None:
+            status = found.setdefault(machine.accelerator, {})
+            status[machine.cloud] = min(status.get(machine.cloud, "retired"), machine.status, key=_STATUS_ORDER.index)
+    return found
+
+
+def _all(clouds: Iterable[str]) -> Iterator[MachineType]:
+    return (machine for cloud in clouds for group in machine_types(cloud).values() for machine in group)
+
+
+# --- places -----------------------------------------------------------------------------------------------------------
+
+
+@cache
+def regions(cloud: str) -> frozenset[str]:
+    """Regions in which anything of the tables is offered."""
+    return frozenset(region for where in _places(cloud).values() for region in where)
+
+
+@cache
+def zones(cloud: str) -> frozenset[str]:
+    """Zones by the names the tables use: Compute Engine's zones, AWS's AZ ids (AZ names differ between accounts).
+
+    None of a cloud whose zones a job does not choose: Azure's are called 1, 2 and 3 in every region.
+    """
+    if cloud not in targets() or not targets()[cloud].zones:
+        return frozenset()
+    return frozenset(zone for where in _places(cloud).values() for names in where.values() for zone in names)
+
+
+def places(cloud: str, machine_type: str, accelerator: str | None) -> Mapping[str, tuple[str, ...]]:
+    """region -> zones where it is offered; no zones: the provider places by region, or the zones are not known."""
+    machine = find_machine_type(cloud, machine_type, accelerator)
+    return {} if machine is None else _places(cloud).get(machine.offering, {})
+
+
+@cache
+def _places(cloud: str) -> dict[str, dict[str, tuple[str, ...]]]:
+    """offering -> region -> zones."""
+    if cloud == "vertex":  # no list of accelerators by Vertex region is published: where both are, they are together
+        served = {region for (region,) in read.rows("regions_vertex", "region")}
+        return {
+            offering: {region: () for region in where if region in served} for offering, where in _places("gcp").items()
+        }
+    found: dict[str, dict[str, tuple[str, ...]]] = {}
+    if cloud in CLOUDS:
+        for offering, region, names in read.rows(f"places_{cloud}", "offering", "region", "zones"):
+            found.setdefault(offering, {})[region] = read.words(names)
+    return found
+
+
+# --- limits of Compute Engine's N1 ------------------------------------------------------------------------------------
+
+
+def n1_limits(accelerator: str, count: Fraction | int, zone: str | None = None) -> N1Limits | None:
+    """Limits on vCPUs and memory with so many GPUs; a few zones have lower ones. None: no such count."""
+    limits = _n1_limits()
+    return limits.get((accelerator, Fraction(count), zone or "")) or limits.get((accelerator, Fraction(count), ""))
+
+
+@cache
+def _n1_limits() -> dict[tuple[str, Fraction, str], N1Limits]:
+    columns = ("accelerator", "count", "zones", "min_vcpus", "max_vcpus", "min_memory_gb", "max_memory_gb")
+    found = {}
+    for accelerator, count, exceptions, low, high, least, most in read.rows("gcp_n1_limits", *columns):
+        limits = N1Limits(int(low), int(high), float(least), float(most))
+        for zone in read.words(exceptions) or ("",):
+            found[accelerator, Fraction(count), zone] = limits
+    return found

@@ -1,0 +1,107 @@
+"""List prices of machines and disks, each with its date and source. What is not known is None, never 0."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from fractions import Fraction
+from functools import cache
+from typing import NamedTuple
+
+from . import read, refreshed
+from .machines import find_machine_type, places
+
+HOURS_PER_MONTH = 730
+"""Disks are quoted per month; providers count 730 hours (365 days * 24 h / 12)."""
+
+_PRICED_CLOUDS = ("aws", "gcp", "azure")
+"""Vertex AI adds a fee to Compute Engine's prices which no table has: its prices are unknown."""
+_COLUMN = {"on-demand": 0, "spot": 1}
+PRICED_MARKETS = frozenset(_COLUMN)
+"""Markets with published prices; what a flex-start or reserved machine costs is not in the tables."""
+
+
+class Price(NamedTuple):
+    """US dollars."""
+
+    amount: Decimal
+    date: str
+    """The day the figure is of (YYYY-MM-DD); of a sum, its oldest part's."""
+    source: str
+    """Id in tables/SOURCES.md; `a + b` for a sum."""
+    upper_bound: bool = False
+    """The true price is at most this."""
+
+
+def price(  # noqa: PLR0917 - the coordinates of one price, in the order of an offer
+    cloud: str, machine_type: str, accelerator: str | None, count: Fraction, region: str, market: str
+) -> Price | None:
+    """Per hour of one machine with its GPUs, disk not included; None: unknown, or not sold there or so."""
+    machine = find_machine_type(cloud, machine_type, accelerator)
+    if machine is None or market not in machine.markets or region not in places(cloud, machine_type, accelerator):
+        return None
+    host = _sku_price(cloud, machine_type, region, market)
+    if host is None or accelerator is None or find_machine_type(cloud, machine_type, None) is None:
+        return host
+    # A machine type that is also sold without GPUs: they are attached, and each has a price of its own.
+    gpu = _sku_price(cloud, machine.provider_accelerator, region, market)
+    if gpu is None:
+        return None
+    amount = host.amount + gpu.amount * count.numerator / count.denominator
+    return Price(amount, min(host.date, gpu.date), f"{host.source} + {gpu.source}")
+
+
+def _sku_price(cloud: str, sku: str, region: str, market: str) -> Price | None:
+    newer = _spot(cloud).get((sku, region)) if market == "spot" else None
+    if newer is not None:
+        amount, source, date = newer
+        return Price(Decimal(amount), date, source)
+    row = _prices(cloud).get((sku, region))
+    if row is None or market not in _COLUMN:
+        return None
+    amount, source, date = row[_COLUMN[market]], row[2], row[3]
+    return Price(Decimal(amount), date, source) if amount else None
+
+
+@cache
+def _prices(cloud: str) -> dict[tuple[str, str], tuple[str, ...]]:
+    """(SKU, region) -> on-demand, spot, source, date; as text, for few of a thousand rows are ever looked at."""
+    if cloud not in _PRICED_CLOUDS:
+        return {}
+    table = read.rows(f"prices_{cloud}", "sku", "region", "on_demand_usd_h", "spot_usd_h", "source", "date")
+    return {(row[0], row[1]): row[2:] for row in table}
+
+
+@cache
+def _spot(cloud: str) -> dict[tuple[str, str], tuple[str, ...]]:
+    """(SKU, region) -> price, source, date: a table of its own, which only `cloudgpu catalog refresh` makes.
+
+    The price is that of the region's dearest zone.
+    """
+    table = refreshed.find(f"spot_{cloud}")
+    if table is None:
+        return {}
+    columns = ("sku", "region", "spot_usd_h", "source", "date")
+    return {(row[0], row[1]): row[2:] for row in read.parse(table.text, *columns)}
+
+
+@cache
+def disk_price(cloud: str, region: str) -> Price | None:
+    """Per GB-hour of the SSD a machine boots from; a region without a row gets the cloud's dearest as a bound."""
+    row = _disk_prices().get((cloud, region)) or _disk_prices().get((cloud, "*"))
+    if row is None:
+        return None
+    amount, bound, source, date = row
+    return Price(Decimal(amount) / HOURS_PER_MONTH, date, source, upper_bound=bound == "upper")
+
+
+@cache
+def billed_disk_gb(cloud: str, disk_gb: float) -> float:
+    """What a disk of this size is billed as: in steps, where a cloud sells disks of certain sizes only."""
+    sizes = next((words for name, words in read.rows("disk_prices", "cloud", "sizes_gb") if name == cloud), "")
+    return next((float(size) for size in sizes.split() if float(size) >= disk_gb), disk_gb)
+
+
+@cache
+def _disk_prices() -> dict[tuple[str, str], tuple[str, ...]]:
+    table = read.rows("disk_prices", "cloud", "region", "usd_gb_month", "bound", "source", "date")
+    return {(row[0], row[1]): row[2:] for row in table}

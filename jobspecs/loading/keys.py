@@ -1,0 +1,133 @@
+"""Unknown keys of a job file: what was meant, and where it belongs."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator
+from functools import cache
+from typing import Any, NamedTuple, get_args
+
+from pydantic import BaseModel
+
+from ..diagnostics import Loc
+from ..models import JobSpec
+from ..suggest import closest, looks_like, odd_character, one_of
+
+# What the same thing is called elsewhere -> what to write here. Keys as `_plain()` makes them.
+_OTHER_NAMES = {
+    "acceleratorcount": "resources.accelerator: NAME:COUNT",
+    "acceleratortype": "resources.accelerator",
+    "backend": "resources.cloud",
+    "backends": "resources.cloud",
+    "budget": "limits.cost",
+    "command": "run",
+    "commands": "run",
+    "container": "image",
+    "containerimage": "image",
+    "cpus": "resources.machine_type",
+    "disksize": "resources.disk",
+    "docker": "image",
+    "entrypoint": "run",
+    "environment": "env",
+    "envs": "env",
+    "gpu": "resources.accelerator",
+    "gpus": "resources.accelerator",
+    "imageid": "image",
+    "infra": "resources.cloud",
+    "instancetype": "resources.machine_type",
+    "instances": "resources.nodes",
+    "jobname": "name",
+    "maxduration": "limits.duration",
+    "maxhourlycost": "limits.price",
+    "maxprice": "limits.price",
+    "numnodes": "resources.nodes",
+    "project": "name",
+    "provider": "resources.cloud",
+    "regions": "resources.region",
+    "replicas": "resources.nodes",
+    "script": "run",
+    "secrets": "env",
+    "spot": "resources.market: spot",
+    "spotpolicy": "resources.market: spot",
+    "timeout": "limits.duration",
+    "usespot": "resources.market: spot",
+    "vmsize": "resources.machine_type",
+    "workdir": "code",
+    "workingdir": "code",
+    "zones": "resources.zone",
+}
+
+
+class Meaning(NamedTuple):
+    """What an unknown key was meant to be."""
+
+    hint: str
+    """Sentence for the user."""
+    path: tuple[str, ...] = ()
+    """Of the key that was meant; () if that is not certain."""
+
+
+def meaning(loc: Loc, present: Container[str]) -> Meaning:
+    """What to write instead of the unknown key at the end of `loc`, beside the keys that are `present` there."""
+    key, parent = str(loc[-1]), _pattern(loc[:-1])
+    known = list(_model_at(loc[:-1]).model_fields)
+    near = closest(key, [name for name in known if name not in present])
+    likely = (*parent, near[0]) if near else ()
+    if near and not key.isascii() and looks_like(key).strip() == near[0]:
+        return Meaning(f"write `{near[0]}`; there is {odd_character(key)}", likely)
+    homes = [home for home in _homes().get(looks_like(key), ()) if home[:-1] != parent]
+    if homes:
+        return Meaning(f"write it as {one_of(['.'.join(home) for home in homes])}")
+    other = _OTHER_NAMES.get(_plain(key))
+    if near and (other is None or _plain(near[0]) == _plain(key)):
+        return Meaning(f"did you mean {one_of(near)}?", likely)
+    if other is not None:
+        return Meaning(f"write it as {other}", tuple(other.split(".")))
+    elsewhere = closest(key, _homes())
+    if elsewhere:
+        return Meaning(f"did you mean {one_of(['.'.join(_homes()[name][0]) for name in elsewhere])}?")
+    return Meaning(f"known here: {', '.join(known)}")
+
+
+def _plain(key: str) -> str:
+    return "".join(char for char in key.lower() if char not in "-_ ")
+
+
+def _model_at(loc: Loc) -> type[BaseModel]:
+    """The model which describes the mapping at a place; names of roles and indices of lists stand between."""
+    model: type[BaseModel] = JobSpec
+    for step in loc:
+        field = model.model_fields.get(str(step))
+        if field is not None:
+            model = next(_models_in(field.annotation), model)
+    return model
+
+
+def _pattern(loc: Loc) -> tuple[str, ...]:
+    """The place with ROLE for the name of a role, and without indices, as `_homes()` has it."""
+    names = [str(step) for step in loc if not isinstance(step, int)]
+    return tuple("ROLE" if names[0] == "roles" and place == 1 else name for place, name in enumerate(names))
+
+
+@cache
+def _homes() -> dict[str, list[tuple[str, ...]]]:
+    """Every key of the job file -> the places where it may stand."""
+    homes: dict[str, list[tuple[str, ...]]] = {}
+    for path in _paths(JobSpec, ()):
+        homes.setdefault(path[-1], []).append(path)
+    return homes
+
+
+def _paths(model: type[BaseModel], prefix: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    for name, field in model.model_fields.items():
+        path = (*prefix, name)
+        yield path
+        for inner in _models_in(field.annotation):
+            yield from _paths(inner, (*path, "ROLE") if name == "roles" else path)
+
+
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:  # noqa: ANN401 - any type
+    """The models within a type such as `tuple[Model, ...] | None`."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in get_args(annotation):
+        yield from _models_in(argument)

@@ -1,0 +1,123 @@
+"""Values from the command line that win over the job file's: `--set resources.region=us-east1`.
+
+A value is the text as it stands; one that begins with a quote, [ or { is read as YAML, and `null` or `~` is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ..diagnostics import Diagnostic, Loc, SpecError, quote, shorten
+from .source import UNSEEN, Source
+
+_MAX_STEPS = 16
+_YAML_STARTS = ("'", '"', "[", "{")
+
+
+class Override(NamedTuple):
+    """One value to put into the document."""
+
+    path: Loc
+    value: Any
+    """Text, None, or lists and mappings of them."""
+    label: str
+    """Where the user wrote it, as diagnostics name it: `--set resources.region`, `--region`."""
+
+
+def parse_override(text: str) -> Override:
+    """The override of `KEY=VALUE`, KEY being a path with dots; raises SpecError."""
+    key, equals, value = text.partition("=")
+    label = f"--set {shorten(key.strip())}"
+    path = tuple(key.strip().split("."))
+    if not equals or not all(path) or len(path) > _MAX_STEPS:
+        raise _refused(label, "expected KEY=VALUE", "as in --set resources.region=us-east1")
+    return Override(path, _value(value, label), label)
+
+
+def parse_overrides(given: Mapping[str, Any] | Sequence[str | Override]) -> list[Override]:
+    """Overrides of whatever form; raises SpecError with every one that cannot be read."""
+    if isinstance(given, Mapping):
+        given = [Override(tuple(key.split(".")), value, f"--set {shorten(key)}") for key, value in given.items()]
+    overrides: list[Override] = []
+    diagnostics: list[Diagnostic] = []
+    for item in given:
+        try:
+            override = item if isinstance(item, Override) else parse_override(item)
+            check_seen([override.path, override.value], override.label)
+            overrides.append(override)
+        except SpecError as error:
+            diagnostics += error.diagnostics
+    if diagnostics:
+        raise SpecError(diagnostics)
+    return overrides
+
+
+def check_seen(value: object, label: str) -> None:
+    """Raise SpecError if a text, or one in a list or mapping, holds a character that a job file may not hold."""
+    if isinstance(value, str):
+        found = UNSEEN.search(value)
+        if found is not None:
+            message = f"there is a character that cannot be seen (U+{ord(found[0]):04X})"
+            raise _refused(label, message, "delete it, or save what it comes from as UTF-8")
+    elif isinstance(value, Mapping):
+        check_seen([*value.keys(), *value.values()], label)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            check_seen(item, label)
+
+
+def apply_overrides(document: dict[str, Any], overrides: Sequence[Override]) -> dict[str, Any]:
+    """A copy of the document with the values put in, mappings made where there are none; raises SpecError."""
+    diagnostics = []
+    for override in overrides:
+        try:
+            document = _put(document, override.path, override)
+        except SpecError as error:
+            diagnostics += error.diagnostics
+    if diagnostics:
+        raise SpecError(diagnostics)
+    return document
+
+
+def _put(container: Any, path: Loc, override: Override) -> Any:  # noqa: ANN401 - a value of the document
+    """A copy of the mapping, list or None with the value at the path: a copy, for aliases share what they repeat."""
+    if not path:
+        return override.value
+    step, *rest = path
+    if container is None or isinstance(container, Mapping):
+        inside = {} if container is None else container
+        return {**inside, str(step): _put(inside.get(str(step)), tuple(rest), override)}
+    if isinstance(container, list | tuple):
+        index = int(step) if str(step).isascii() and str(step).isdecimal() and len(str(step)) < 6 else len(container)
+        if index >= len(container):
+            hint = f"the list has the entries 0 to {len(container) - 1}" if container else "the list is empty"
+            raise _refused(override.label, f"there is no entry {quote(step)} in this list", hint)
+        return [*container[:index], _put(container[index], tuple(rest), override), *container[index + 1 :]]
+    inside_what = "this value" if override.path[0] == "env" else quote(container)
+    raise _refused(override.label, f"there are no keys inside {inside_what}", "set the whole value")
+
+
+def _value(text: str, label: str) -> Any:  # noqa: ANN401
+    if text in ("null", "~"):
+        return None
+    if not text.startswith(_YAML_STARTS):
+        return text
+    from .yaml_reader import read_yaml
+
+    try:
+        # The value begins a line, so that what its quotes and brackets enclose may go on in the next ones.
+        document = read_yaml(Source(label, f"value:\n {text}"))
+        if document.diagnostics:
+            raise SpecError(document.diagnostics)
+        return document.value["value"]
+    except SpecError as error:
+        raise SpecError([_elsewhere(found, label) for found in error.diagnostics]) from None
+
+
+def _elsewhere(found: Diagnostic, label: str) -> Diagnostic:
+    return Diagnostic(label, 0, 0, found.code, found.message, found.hint)
+
+
+def _refused(label: str, message: str, hint: str = "") -> SpecError:
+    return SpecError([Diagnostic(label, 0, 0, "bad-override", message, hint)])

@@ -1,0 +1,109 @@
+"""The planner: every way to run a job, in the user's order of preference, then by price; and why others cannot be.
+
+Pure: no network, no clock, no SDK. What exists comes from the tables (catalog.py), what is allowed from the rules
+(compatibility.py); docs/planning.md tells the user what is decided here.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+from decimal import ROUND_CEILING, Decimal
+
+from .. import catalog
+from ..catalog.prices import PRICED_MARKETS
+from ..models import CLOUDS, JobSpec
+from ..plan import LocalMachine, Offer, Plan, Refusal
+from ..rules.base import refresh_command
+from ..rules.compatibility import target_refusals
+from .clouds import CloudPlanner
+from .local import plan_local
+from .ranking import Ranked
+
+_CAP = ("limits", "price")
+_CENT = Decimal("0.01")
+
+
+def plan(
+    spec: JobSpec, *, machine: LocalMachine | None, today: datetime.date, clouds: Sequence[str] | None = None
+) -> Plan:
+    """All offers for the job on these clouds (omitted: those the job names, or else every one) and all refusals.
+
+    `machine` is what the target `local` has, None if nobody looked. `today` decides what is retired and which prices
+    are called old. Raises ValueError for a cloud there is not.
+    """
+    day = today.isoformat()
+    ranked: list[Ranked] = []
+    refusals: list[Refusal] = []
+    asked = list(dict.fromkeys(clouds or spec.resources.cloud or CLOUDS))
+    unknown = [cloud for cloud in asked if cloud not in CLOUDS]
+    if unknown:
+        raise ValueError(f"no such cloud: {', '.join(unknown)}; expected some of {', '.join(CLOUDS)}")
+    for order, cloud in enumerate(asked):
+        unable = list(target_refusals(spec, cloud))
+        refusals += unable
+        if unable:
+            continue
+        if cloud in catalog.CLOUDS:
+            found, refused = CloudPlanner(spec, cloud, order, day).plan()
+        else:
+            found, refused = plan_local(spec, cloud, order, machine)
+        ranked += found
+        refusals += refused
+    ranked, capped = _cap(ranked, spec.limits.price)
+    ranked.sort(key=lambda one: one.key)
+    return Plan(tuple(one.offer for one in ranked), grouped([*capped, *refusals]))
+
+
+def _cap(ranked: list[Ranked], cap: Decimal | None) -> tuple[list[Ranked], list[Refusal]]:
+    """The offers whose whole price is known and within the cap; the others as refusals with their prices."""
+    if cap is None:
+        return ranked, []
+    within = [one for one in ranked if one.offer.price is not None and one.offer.price <= cap]
+    # Of one way in many places, the cheapest place speaks for all.
+    beyond: dict[str, list[Offer]] = {}
+    for one in ranked:
+        if one.offer.price is None or one.offer.price > cap:
+            beyond.setdefault(subject(one.offer), []).append(one.offer)
+    return within, [_above(name, offers, cap) for name, offers in beyond.items()]
+
+
+def _above(name: str, offers: list[Offer], cap: Decimal) -> Refusal:
+    regions = len({offer.region for offer in offers})
+    known = [(offer.price, offer.region, offer.price_at_most) for offer in offers if offer.price is not None]
+    if not known:
+        return _unknown(name, offers, cap)
+    price, region, at_most = min(known)
+    where = f"in {region}, the cheapest of {regions} regions," if regions > 1 else f"in {region}"
+    allowed = f"limits.price: {price.quantize(_CENT, rounding=ROUND_CEILING)} USD/h"
+    message = f"the whole job {where} is above limits.price of {cap} USD/h"
+    if at_most:
+        message = f"the whole job {where} may cost more than limits.price of {cap} USD/h: its Spot price is unknown"
+        allowed = f"{allowed}, the price on demand; or {refresh_command(offers[0].cloud)}"
+    return Refusal("price-cap", offers[0].cloud, name, message, allowed, None if at_most else price, _CAP)
+
+
+def _unknown(name: str, offers: Sequence[Offer], cap: Decimal) -> Refusal:
+    """A way of which no place has a known price."""
+    cloud, market = offers[0].cloud, offers[0].market
+    least = min((offer.price_from for offer in offers if offer.price_from is not None), default=None)
+    price = "its price is unknown" if least is None else f"its price is unknown, from {least:.4f} USD/h"
+    message = f"{price}: it cannot be held to limits.price of {cap} USD/h"
+    can_be_asked = market in PRICED_MARKETS and catalog.host_cloud(cloud) == cloud
+    ways = [refresh_command(cloud)] if can_be_asked else []
+    return Refusal("price-cap", cloud, name, message, "; or ".join([*ways, "leave out limits.price"]), key=_CAP)
+
+
+def subject(offer: Offer) -> str:
+    """`gcp 2 × g2-standard-4 + L4:1, spot`: an offer without its place."""
+    parts = []
+    for role in offer.roles:
+        several = f"{role.nodes} × " if role.nodes > 1 else ""
+        gpus = f" + {role.accelerator}:{role.count}" if role.accelerator else ""
+        parts.append(f"{several}{role.machine_type}{gpus}")
+    return f"{offer.cloud} {', '.join(parts)}, {offer.market}"
+
+
+def grouped(refusals: Sequence[Refusal]) -> tuple[Refusal, ...]:
+    """Each way and reason once, in the order found."""
+    return tuple({refusal._replace(key=()): refusal for refusal in reversed(refusals)}.values())[::-1]

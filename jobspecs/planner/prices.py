@@ -1,0 +1,89 @@
+"""The price of a whole job per hour: machines with their GPUs, and disks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from decimal import Decimal
+from fractions import Fraction
+from typing import NamedTuple
+
+from .. import catalog
+from ..catalog import MachineType, Price
+from .ranking import PriceKey, price_key
+
+_MICRO = Decimal("0.000001")
+
+
+class Quote(NamedTuple):
+    """Price per hour of a machine in the tables, GPUs included."""
+
+    price: Price | None
+    """None: unknown. Where only on-demand's is known, Spot costs at most that (`upper_bound`)."""
+    least: Price | None = None
+    """Lower bound, where `price` is unknown."""
+
+    def key(self, nodes: int = 1) -> PriceKey:
+        """Return the sort key of this number of machines."""
+        return price_key(_times(self.price, nodes), _times(self.least, nodes))
+
+
+class Total(NamedTuple):
+    """US dollars per hour of all machines and disks of a job."""
+
+    price: Decimal | None
+    """None: a part of it is unknown. Never 0 for that."""
+    disks: Decimal | None
+    """Of all disks."""
+    date: str | None
+    """The oldest date among the machines' prices, of which a disk's is a small addition; None with an unknown price."""
+    machines: tuple[Price, ...]
+    """Their prices, as far as they are known."""
+    bound: bool
+    """The disks' price is an upper bound."""
+    at_most: bool = False
+    """`price` is an upper bound, for a machine's is."""
+    least: Decimal | None = None
+    """Lower bound of the total, where `price` is unknown; None: unknown as well."""
+
+
+def quote(machine: MachineType, gpus: Fraction, region: str, market: str) -> Quote:
+    """Return what the tables know of the price of one machine with its GPUs.
+
+    A Spot machine costs at most what it costs on demand: that is the maximum price where a launch names none (EC2), or
+    -1 (Azure), and Compute Engine's Spot prices are discounts on it.
+    """
+    price = _listed(machine.cloud, machine, gpus, region, market)
+    if price is None and market == "spot" and market in machine.markets:
+        most = _listed(machine.cloud, machine, gpus, region, "on-demand")
+        price = None if most is None else most._replace(upper_bound=True)
+    host = catalog.host_cloud(machine.cloud)
+    if price is None and host != machine.cloud:
+        return Quote(None, _listed(host, machine, gpus, region, market))
+    return Quote(price)
+
+
+def _listed(cloud: str, machine: MachineType, gpus: Fraction, region: str, market: str) -> Price | None:
+    return catalog.price(cloud, machine.name, machine.accelerator, gpus, region, market)
+
+
+def total_price(machines: Sequence[Quote], nodes: Sequence[int], disk_gb: float, disk: Price | None) -> Total:
+    """The sum over the roles: a machine's price times its nodes, and a disk for each node; to 0.000001 dollars."""
+    disks = disks_price(sum(nodes), disk_gb, disk)
+    known = tuple(machine.price for machine in machines if machine.price is not None)
+    bound = disk is not None and disk.upper_bound
+    if disks is None or len(known) < len(machines):
+        least = [_times(machine.least, count) for machine, count in zip(machines, nodes, strict=True)]
+        at_least = None if None in least else sum(filter(None, least), Decimal(0) if bound or disks is None else disks)
+        return Total(None, disks, None, known, bound, least=at_least)
+    price = disks + sum(filter(None, map(_times, known, nodes)))
+    at_most = any(machine.upper_bound for machine in known)
+    return Total(price, disks, min(machine.date for machine in known), known, bound, at_most)
+
+
+def _times(machine: Price | None, nodes: int) -> Decimal | None:
+    return None if machine is None else (machine.amount * nodes).quantize(_MICRO)
+
+
+def disks_price(nodes: int, disk_gb: float, disk: Price | None) -> Decimal | None:
+    """Return what a disk for each node costs; None: unknown."""
+    return None if disk is None else (disk.amount * Decimal(str(disk_gb)) * nodes).quantize(_MICRO)

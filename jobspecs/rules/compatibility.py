@@ -1,0 +1,91 @@
+"""Compatibility: which asks cannot be, by which rule, and what would be allowed instead.
+
+Every rule of the planner stands in one of the lists here: RULES look at what one role asks of one cloud, TARGET_RULES
+at whether a target honours the job's fields, JOB_RULES name what only the whole job shows (the planner applies those).
+A name that exists nowhere is a mistake in the file (check_names(); `validate` exits with 3); a combination that cannot
+be is a refusal (of the planner; exit code 4 if no offer is left).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from . import machines, places
+from .base import Ask, Rule, Verdict
+from .names import check_names
+from .targets import TARGET_RULES, TargetRule, target_refusals
+
+if TYPE_CHECKING:
+    from ..plan import Refusal
+
+__all__ = [
+    "JOB_RULES",
+    "RULES",
+    "TARGET_RULES",
+    "Ask",
+    "Rule",
+    "TargetRule",
+    "Verdict",
+    "all_refusals",
+    "check_names",
+    "first_refusal",
+    "refusal_by",
+    "target_refusals",
+]
+
+RULES = (
+    Rule("accelerator-known", ("accelerator",), machines.accelerator_known),
+    Rule("machine-type-known", ("machine_type",), machines.machine_type_known, "machine_type"),
+    Rule("machine-type-retired", ("machine_type",), machines.machine_type_retired, "machine_type"),
+    Rule("accelerator-offered", ("accelerator",), machines.accelerator_offered),
+    Rule("accelerator-retired", ("accelerator",), machines.accelerator_retired),
+    Rule("cpu-machines", (), machines.cpu_machines),
+    Rule(
+        "accelerator-on-machine-type",
+        ("accelerator", "machine_type"),
+        machines.accelerator_on_machine_type,
+        "machine_type",
+    ),
+    Rule("vcpus-and-memory", ("accelerator", "gpus", "machine_type"), machines.vcpus_and_memory, "machine_type"),
+    Rule("count-on-machine-type", ("accelerator", "gpus", "machine_type"), machines.count_on_machine_type),
+    Rule("count-offered", ("accelerator", "gpus"), machines.count_offered),
+    Rule("market-supported", ("market",), places.market_supported, "market"),
+    Rule("market-sold", ("market",), places.market_sold, "market"),
+    Rule("place-known", (), places.place_known),
+    Rule("region-known", ("region",), places.region_known, "region"),
+    Rule("zone-known", ("zone",), places.zone_known, "zone"),
+    Rule("zone-in-region", ("region", "zone"), places.zone_in_region, "zone"),
+    Rule("offered-in-region", ("region",), places.offered_in_region, "region"),
+    Rule("offered-in-zone", ("zone",), places.offered_in_zone, "zone"),
+)
+"""In the order in which they explain: the first one broken is the reason given, a later one is closer to an offer."""
+
+JOB_RULES = {
+    "accelerator-memory": "some accelerator of the cloud has memory within the range asked for",
+    "one-zone": "the machines of all roles are offered in one zone, for they work as one",
+    "price-cap": "the price of the whole job is known and not above limits.price",
+    "local-machine": "this machine was looked at, and has the GPUs",
+}
+"""Rules on the whole job: name -> what must hold."""
+
+
+_BY_NAME = {rule.name: rule for rule in RULES}
+
+
+def refusal_by(rule: str, ask: Ask) -> Refusal | None:
+    """What one rule says of the ask, whatever the others do."""
+    return _BY_NAME[rule].refuse(ask)
+
+
+def first_refusal(ask: Ask) -> Refusal | None:
+    """The first rule that forbids the ask, of those whose fields it has."""
+    for rule in RULES:
+        refusal = rule.refuse(ask)
+        if refusal is not None:
+            return refusal
+    return None
+
+
+def all_refusals(ask: Ask) -> list[Refusal]:
+    """Every rule that forbids the ask."""
+    return [refusal for rule in RULES if (refusal := rule.refuse(ask)) is not None]

@@ -1,0 +1,75 @@
+"""Turn the refusals of a job that nothing can run into problems: one for each cause, at the key that it is about.
+
+The planner refuses a job once for every cloud. Clouds that refuse a key for the same reason are one problem; where the
+reasons differ, those of the clouds that come closest to an offer are reported. This machine is reported by itself.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from ..diagnostics import Loc, Problem
+from ..models import JobSpec
+from ..plan import Refusal
+from .base import listing
+from .compatibility import RULES, TARGET_RULES
+
+_ORDER = {name: place for place, name in enumerate((*(r.name for r in TARGET_RULES), *(r.name for r in RULES)))}
+"""Rule -> how close a cloud that it refuses comes to an offer; rules on the whole job, which are not here, are last."""
+_NAMES = {"machine-type-known", "region-known", "zone-known"}
+"""Rules by which a cloud lacks a name of the job file."""
+_CLOUD = "{cloud}"
+
+
+def problems_of(spec: JobSpec, refusals: Sequence[Refusal]) -> list[Problem]:
+    """Return what keeps the job from every cloud, in the order of the refusals."""
+    by_key: dict[tuple[Loc, bool], list[Refusal]] = {}
+    for refusal in _meant(spec, refusals):
+        by_key.setdefault((refusal.key, refusal.cloud == "local"), []).append(refusal)
+    found: list[Problem] = []
+    for (key, _), about in by_key.items():
+        closest = max(map(_closeness, about))
+        alike: dict[tuple[str, str], list[Refusal]] = {}
+        for refusal in about:
+            if _closeness(refusal) == closest:
+                alike.setdefault((refusal.rule, _template(refusal)), []).append(refusal)
+        found += [_problem(key, group) for group in alike.values()]
+    return found
+
+
+def _meant(spec: JobSpec, refusals: Sequence[Refusal]) -> list[Refusal]:
+    """The refusals of the clouds that the job can mean, and of those by price the cheapest way's.
+
+    A job that names no cloud does not mean one that lacks its region or machine type, nor this machine's few GPUs.
+    """
+    strangers = {refusal.cloud for refusal in refusals if refusal.rule in _NAMES} | {"local"}
+    meant = [refusal for refusal in refusals if refusal.cloud not in strangers]
+    kept = meant if meant and spec.resources.cloud is None else refusals
+    capped = [refusal for refusal in kept if refusal.rule == "price-cap"]
+    lowest = min(capped, key=lambda one: (one.price is None, one.price or 0), default=None)
+    return [refusal for refusal in kept if refusal.rule != "price-cap" or refusal is lowest]
+
+
+def _closeness(refusal: Refusal) -> int:
+    return _ORDER.get(refusal.rule, len(_ORDER))
+
+
+def _template(refusal: Refusal) -> str:
+    """Content of a refusal without its cloud."""
+    return re.sub(rf"\b{re.escape(refusal.cloud or '')}\b", _CLOUD, f"{refusal.subject}: {refusal.message}")
+
+
+def _problem(key: Loc, alike: Sequence[Refusal]) -> Problem:
+    """One problem of refusals that differ by their cloud only, and by what each allows."""
+    first = alike[0]
+    clouds = list(dict.fromkeys(refusal.cloud or "" for refusal in alike))
+    message = f"{first.subject}: {first.message}"
+    if len(clouds) > 1:
+        message = _template(first).removeprefix(f"{_CLOUD} ").replace(_CLOUD, listing(clouds))
+    allowed = dict.fromkeys(refusal.allowed for refusal in alike if refusal.allowed)
+    if len(allowed) > 1:
+        hint = "; ".join(f"{refusal.cloud}: {refusal.allowed}" for refusal in alike if refusal.allowed)
+    else:
+        hint = "".join(allowed)
+    return Problem(key, first.rule, message, hint, in_key=True)

@@ -1,0 +1,48 @@
+"""Names of machine types that no table has: what may be meant, and whether asking the provider can help."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from .. import catalog
+from ..suggest import did_you_mean
+from .base import refresh_command
+
+_CUSTOM = r"(?a)(?:[a-z0-9]+-)?custom-\d+-\d+(?:-ext)?"
+"""Compute Engine's custom machine types: `n1-custom-8-30720`, `custom-8-30720`, `n2-custom-4-65536-ext`."""
+_ACCELERATED = {
+    "aws": r"(?a)(?:p|g|gr|trn|inf|dl)\d[a-z0-9-]*\.[a-z0-9-]+",
+    "gcp": r"(?a)(?:[ag]\d|n1-)[a-z0-9-]+",
+    "azure": r"standard_n[a-z0-9_]+",
+}
+"""Cloud -> names, in lower case, of the families that `catalog refresh` asks about: those with accelerators, and N1."""
+_ONLY = "the tables list machine types with accelerators, and Compute Engine's N1, only"
+
+
+def machine_type_hint(name: str, clouds: Sequence[str]) -> str:
+    """Return what to write instead of a name that the tables of these clouds lack, or how to have it looked up."""
+    lower = name.lower()
+    if re.fullmatch(_CUSTOM, lower) and not {"gcp", "vertex"}.isdisjoint(clouds):
+        return "custom machine types are not supported; write a predefined one, such as n1-standard-8"
+    known = spelt_otherwise(name, clouds)
+    if known is not None:
+        return f"did you mean {known}?"
+    refreshed = [cloud for cloud in clouds if cloud in _ACCELERATED and re.fullmatch(_ACCELERATED[cloud], lower)]
+    why = f"if it is newer than the tables, {refresh_command(refreshed[0])}" if refreshed else _ONLY
+    meant = did_you_mean(name, _names(clouds))
+    return f"{meant} {why[0].upper()}{why[1:]}" if meant else why
+
+
+def spelt_otherwise(name: str, clouds: Sequence[str]) -> str | None:
+    """Return the machine type whose name differs by case, separators or `Standard_` only; None: there is none."""
+    return next((known for known in _names(clouds) if _fold(known) == _fold(name)), None)
+
+
+def _names(clouds: Sequence[str]) -> list[str]:
+    return sorted({name for cloud in clouds for name in catalog.machine_types(cloud)})
+
+
+def _fold(name: str) -> str:
+    """Return the form in which spellings are compared: `Standard_NC4as_T4_v3` is also written NC4as T4 v3."""
+    return catalog.fold(name).removeprefix("standard")

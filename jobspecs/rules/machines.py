@@ -1,0 +1,311 @@
+"""Rules on accelerators and machine types: what exists, what is gone, and which counts a machine type may carry.
+
+Each rule says why something cannot be and what would be allowed. Their figures come from the tables (see SOURCES.md
+there); the docstrings name the providers' rule behind each.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from fractions import Fraction
+from functools import cache, lru_cache
+
+from .. import catalog
+from ..catalog import Accelerator, MachineType
+from ..suggest import did_you_mean
+from .base import Ask, Verdict, listing
+from .machine_names import machine_type_hint
+
+
+@cache
+def carriers(cloud: str, accelerator: str | None) -> tuple[MachineType, ...]:
+    """Every machine type of the cloud that has carried this accelerator (None: any without one), gone ones included."""
+    return _by_accelerator(cloud).get(accelerator, ())
+
+
+@cache
+def _by_accelerator(cloud: str) -> dict[str | None, tuple[MachineType, ...]]:
+    found: dict[str | None, list[MachineType]] = {}
+    for group in catalog.machine_types(cloud).values():
+        for machine in group:
+            found.setdefault(machine.accelerator, []).append(machine)
+    return {accelerator: tuple(machines) for accelerator, machines in found.items()}
+
+
+def candidates(ask: Ask) -> list[MachineType]:
+    """The machine types meant by the ask which can be had on its day, whatever their counts."""
+    return [m for m in _meant(ask) if not m.is_gone(ask.today)]
+
+
+def fitting(ask: Ask) -> tuple[MachineType, ...]:
+    """The candidates that carry a count asked for."""
+    return _fitting(ask._replace(region=None, zone=None, market=None))
+
+
+@lru_cache(maxsize=1024)
+def _fitting(ask: Ask) -> tuple[MachineType, ...]:
+    """Several rules ask this of the same machines, and comparing rational numbers is slow."""
+    return tuple(m for m in candidates(ask) if ask.gpus is None or any(count in ask.gpus for count in m.counts))
+
+
+def _meant(ask: Ask) -> list[MachineType]:
+    if ask.machine_type is None:
+        return list(carriers(ask.cloud, ask.accelerator))
+    group = catalog.machine_types(ask.cloud).get(ask.machine_type, ())
+    return [m for m in group if m.accelerator == ask.accelerator]
+
+
+def accelerator_known(ask: Ask) -> Verdict | None:
+    """The accelerator's name or alias is in the accelerator table."""
+    name = ask.accelerator or ""
+    if catalog.find_accelerator(name) is not None:
+        return None
+    return Verdict(f"there is no accelerator named {name!r}", did_you_mean(name, accelerator_names()))
+
+
+def accelerator_names() -> list[str]:
+    """What may be written for an accelerator: canonical names, then aliases."""
+    found = catalog.accelerators()
+    return [*found, *(alias for accelerator in found.values() for alias in accelerator.aliases)]
+
+
+def accelerator_offered(ask: Ask) -> Verdict | None:
+    """Some machine type of the cloud carries the accelerator (providers' lists of machine types)."""
+    if carriers(ask.cloud, ask.accelerator):
+        return None
+    allowed = [_where_alive(ask), _on_siblings(ask)]
+    return Verdict(f"{ask.cloud} has no machine with {ask.accelerator}", "; ".join(filter(None, allowed)))
+
+
+def accelerator_retired(ask: Ask) -> Verdict | None:
+    """Some machine type that carries the accelerator can still be had (providers' retirement notices)."""
+    machines = carriers(ask.cloud, ask.accelerator)
+    if not machines or not all(m.is_gone(ask.today) for m in machines):
+        return None
+    return Verdict(f"{ask.accelerator} is no longer to be had on {ask.cloud}{_since(machines)}", _instead(ask))
+
+
+def machine_type_known(ask: Ask) -> Verdict | None:
+    """The machine type is in the cloud's table."""
+    name = ask.machine_type or ""
+    if name in catalog.machine_types(ask.cloud):
+        return None
+    elsewhere = [cloud for cloud in catalog.CLOUDS if name in catalog.machine_types(cloud)]
+    hint = f"it is a machine type of {listing(elsewhere)}" if elsewhere else machine_type_hint(name, [ask.cloud])
+    return Verdict(f"{ask.cloud} has no machine type {name!r} in the tables", hint)
+
+
+def machine_type_retired(ask: Ask) -> Verdict | None:
+    """The machine type can still be had (providers' retirement notices; absence from their APIs)."""
+    machines = catalog.machine_types(ask.cloud).get(ask.machine_type or "", ())
+    if not machines or not all(m.is_gone(ask.today) for m in machines):
+        return None
+    lost = next((m for m in machines if m.accelerator == ask.accelerator), machines[0])
+    ask = ask._replace(accelerator=lost.accelerator)
+    return Verdict(f"{ask.machine_type} is no longer to be had on {ask.cloud}{_since(machines)}", _instead(ask))
+
+
+def accelerator_on_machine_type(ask: Ask) -> Verdict | None:
+    """The machine type carries the accelerator: most have theirs built in, N1 takes the older ones only."""
+    group = catalog.machine_types(ask.cloud).get(ask.machine_type or "", ())
+    if not group or any(m.accelerator == ask.accelerator and not m.is_gone(ask.today) for m in group):
+        return None
+    carried = sorted({f"{m.accelerator}:{_counts([m])}" for m in group if m.accelerator and not m.is_gone(ask.today)})
+    allowed = [f"{ask.machine_type} takes {'; '.join(carried)}" if carried else "", _on_others(ask)]
+    return Verdict(f"{ask.machine_type} does not take {ask.accelerator}", "; ".join(filter(None, allowed)))
+
+
+def count_on_machine_type(ask: Ask) -> Verdict | None:
+    """The machine type may carry that many GPUs; Compute Engine and Vertex AI have separate tables of counts."""
+    machines = candidates(ask)
+    if not machines or fitting(ask):
+        return None
+    allowed = [_on_this(ask, machines), _on_others(ask)]
+    return Verdict(
+        f"{ask.machine_type} cannot have {ask.gpus} {ask.accelerator} on {ask.cloud}", "; ".join(filter(None, allowed))
+    )
+
+
+def count_offered(ask: Ask) -> Verdict | None:
+    """Some machine type of the cloud carries that many of the accelerator; a part of a GPU is a count of its own."""
+    if ask.machine_type is not None:
+        return None
+    machines = candidates(ask)
+    if not machines or fitting(ask):
+        return None
+    allowed = [f"{ask.accelerator}:{_counts(machines)}", _on_siblings(ask)]
+    return Verdict(f"no machine of {ask.cloud} has {ask.gpus} {ask.accelerator}", "; ".join(filter(None, allowed)))
+
+
+def vcpus_and_memory(ask: Ask) -> Verdict | None:
+    """On N1, each count of GPUs limits the machine's vCPUs and memory, in some zones more than in others (GPU docs)."""
+    machine = next(iter(candidates(ask)), None)
+    if machine is None or ask.gpus is None or not is_attached(ask.cloud, machine.name):
+        return None
+    sold = {count for m in carriers(ask.cloud, ask.accelerator) for count in m.counts}
+    counts = sorted(count for count in sold if count in ask.gpus)
+    if not counts or any(within_limits(machine, count, ask.zone) for count in counts):
+        return None
+    limits = catalog.n1_limits(machine.accelerator or "", counts[-1], ask.zone)
+    if limits is None:
+        return None
+    where = f" in {ask.zone}" if ask.zone else ""
+    allowed = (
+        f"{ask.accelerator}:{counts[-1]}{where} allows {limits.min_vcpus} to {limits.max_vcpus} vCPU"
+        f" and {limits.min_memory_gb:g} to {limits.max_memory_gb:g} GB"
+    )
+    return Verdict(
+        f"{machine.name} has {machine.vcpus} vCPU and {machine.memory_gb:g} GB",
+        f"{allowed}; {_on_this(ask, [machine])}",
+    )
+
+
+def within_limits(machine: MachineType, count: Fraction, zone: str | None) -> bool:
+    """Whether an N1 machine's size is within the limits for so many GPUs in the zone; True where there are none."""
+    limits = catalog.n1_limits(machine.accelerator or "", count, zone)
+    if limits is None or machine.vcpus is None or machine.memory_gb is None:
+        return True
+    return (
+        limits.min_vcpus <= machine.vcpus <= limits.max_vcpus
+        and limits.min_memory_gb <= machine.memory_gb <= limits.max_memory_gb
+    )
+
+
+def is_attached(cloud: str, machine_type: str) -> bool:
+    """Whether the machine type is sold without GPUs too, so that GPUs are attached to it (N1)."""
+    return catalog.find_machine_type(cloud, machine_type, None) is not None
+
+
+def built_in(cloud: str, machine_type: str) -> MachineType | None:
+    """The machine type with its built-in GPUs; None: it has none, or a choice of them."""
+    group = catalog.machine_types(cloud).get(machine_type, ())
+    return group[0] if len(group) == 1 and group[0].accelerator and len(group[0].counts) == 1 else None
+
+
+def cpu_machines(ask: Ask) -> Verdict | None:
+    """A job without accelerator needs a machine type without; the tables have Compute Engine's and Vertex AI's only."""
+    if ask.accelerator is not None or ask.machine_type is not None or carriers(ask.cloud, None):
+        return None
+    have = [cloud for cloud in catalog.CLOUDS if carriers(cloud, None)]
+    return Verdict(
+        f"cloudgpu knows no machine types of {ask.cloud} without GPUs: a job there needs an accelerator",
+        f"accelerator: T4:1, or cloud: local, {listing(have)}",
+    )
+
+
+# --- what would be allowed --------------------------------------------------------------------------------------------
+
+
+def _on_this(ask: Ask, machines: Iterable[MachineType]) -> str:
+    return f"{ask.machine_type} takes {ask.accelerator}:{_counts(machines)}"
+
+
+def _on_others(ask: Ask) -> str:
+    others = [machine.name for machine in fitting(ask._replace(machine_type=None))]
+    return f"{ask.accelerator}:{ask.gpus} is on {listing(others)}" if others else ""
+
+
+def _on_siblings(ask: Ask) -> str:
+    """`A100-80GB:1 is on …`: the same model with another memory, that many of which the cloud has."""
+    found = []
+    for other in siblings(ask.accelerator or ""):
+        machines = fitting(ask._replace(accelerator=other, machine_type=None))
+        found += [f"{other}:{ask.gpus} is on {listing([machine.name for machine in machines], 3)}"] if machines else []
+    return "; ".join(found)
+
+
+def siblings(accelerator: str) -> list[str]:
+    """Return the other accelerators of the same model, which differ by their memory: `A100-80GB` of `A100-40GB`."""
+    models = {name: found[1] for name in catalog.accelerators() if (found := _MODEL.match(name))}
+    return [name for name, model in models.items() if name != accelerator and model == models.get(accelerator)]
+
+
+_MODEL = re.compile(r"(\w+)-(?:\w+-)?\d+GB$")
+"""A canonical name that ends with the memory: `A100-40GB`, `H100-NVL-94GB`."""
+
+
+def _counts(machines: Iterable[MachineType]) -> str:
+    return listing([str(count) for count in sorted({count for m in machines for count in m.counts})])
+
+
+def _since(machines: Iterable[MachineType]) -> str:
+    ends = max((m.ends for m in machines if m.ends), default=None)
+    return f" since {ends}" if ends else ""
+
+
+def _where_alive(ask: Ask) -> str:
+    clouds = [
+        cloud
+        for cloud in catalog.CLOUDS
+        if any(not machine.is_gone(ask.today) for machine in carriers(cloud, ask.accelerator))
+    ]
+    return f"{ask.accelerator} is on {listing(clouds)}" if clouds else ""
+
+
+def _instead(ask: Ask) -> str:
+    found = closest_living(ask)
+    if found is None:
+        return ""
+    machine, count = found
+    name = f"{machine.name} with " if machine.accelerator else machine.name
+    return f"the closest there today is {name}{machine.accelerator}:{count}"
+
+
+def closest_living(ask: Ask) -> tuple[MachineType, Fraction] | None:
+    """What to take for something gone: the cheapest living machine of the cloud whose GPUs are no worse.
+
+    No worse: of the same vendor, with no less memory, no fewer FP16 TFLOPS (where its are known), and at least as many.
+    Deprecated ones, those to be had by reservation only, and arm64 hosts come last. The price is the lowest of all
+    regions; unknown ones come last.
+    """
+    gone = catalog.find_accelerator(ask.accelerator or "")
+    if gone is None:
+        return None
+    least = ask.gpus.least if ask.gpus else Fraction(1)
+    found = []
+    for other in catalog.accelerators().values():
+        if other.name == gone.name and ask.machine_type is None:
+            continue
+        if not _no_worse(other, gone):
+            continue
+        for machine in carriers(ask.cloud, other.name):
+            count = next((c for c in machine.counts if c >= least), None)
+            if count is not None and not machine.is_gone(ask.today) and _roomy(machine, count):
+                found.append((*_closeness(machine, count), machine, count))
+    best = min(found, key=lambda item: item[:-2], default=None)
+    return None if best is None else best[-2:]
+
+
+def _no_worse(other: Accelerator, gone: Accelerator) -> bool:
+    slower = gone.fp16_tflops is not None and (other.fp16_tflops or 0.0) < gone.fp16_tflops
+    return other.vendor == gone.vendor and other.memory_gb >= gone.memory_gb and not slower
+
+
+def _closeness(machine: MachineType, count: Fraction) -> tuple[bool, bool, bool, float, str]:
+    priced = catalog.host_cloud(machine.cloud)  # Vertex's fee is unknown, but the order is the same
+    prices = (
+        catalog.price(priced, machine.name, machine.accelerator, count, region, "on-demand")
+        for region in catalog.places(machine.cloud, machine.name, machine.accelerator)
+    )
+    lowest = min((float(price.amount) for price in prices if price), default=float("inf"))
+    readily = bool(machine.markets - {"reservation"})
+    return (machine.status != "active", not readily, machine.arch != "x86_64", lowest, machine.name)
+
+
+LEAST_VCPUS_PER_GPU = 4
+LEAST_MEMORY_GB_PER_GPU = 15
+"""Where GPUs are attached to a machine of any size, a chosen one has at least this much for each GPU (or in all,
+without any): n1-standard-4's share, enough to keep a GPU fed with data by a few loader processes."""
+
+
+def _roomy(machine: MachineType, count: Fraction) -> bool:
+    return not is_attached(machine.cloud, machine.name) or is_sensible(machine, count)
+
+
+def is_sensible(machine: MachineType, count: Fraction) -> bool:
+    """Whether an attached-GPU machine is big enough to be chosen for so many GPUs (0: for none)."""
+    gpus = max(count, Fraction(1))
+    return (machine.vcpus or 0) >= LEAST_VCPUS_PER_GPU * gpus and (
+        machine.memory_gb or 0
+    ) >= LEAST_MEMORY_GB_PER_GPU * gpus

@@ -1,0 +1,130 @@
+"""Rules on places and markets: regions, zones, what is offered where, and how it is sold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+
+from .. import catalog
+from ..catalog import MachineType
+from ..suggest import did_you_mean
+from .base import Ask, Verdict, listing, refresh_command
+from .machines import fitting
+
+
+def place_known(ask: Ask) -> Verdict | None:
+    """The tables name a region for a machine type that fits; a few sizes are on no list of their provider's regions."""
+    machines = _sold(ask)
+    if not machines or any(map(where, machines)):
+        return None
+    names = listing(sorted({machine.name for machine in machines}), 3)
+    return Verdict(f"the tables name no region that has {names}", refresh_command(ask.cloud))
+
+
+def region_known(ask: Ask) -> Verdict | None:
+    """The region is one in which the cloud offers anything of the tables."""
+    region = ask.region or ""
+    if region in catalog.regions(ask.cloud):
+        return None
+    elsewhere = clouds_with_region(region)
+    hint = f"it is a region of {listing(elsewhere)}" if elsewhere else ""
+    return Verdict(
+        f"{ask.cloud} has no region {region!r} with GPUs", hint or did_you_mean(region, catalog.regions(ask.cloud))
+    )
+
+
+def clouds_with_region(region: str) -> list[str]:
+    return [cloud for cloud in catalog.CLOUDS if region in catalog.regions(cloud)]
+
+
+def zone_known(ask: Ask) -> Verdict | None:
+    """The zone is in the cloud's table (Compute Engine's zones; AWS's AZ ids, for AZ names differ between accounts)."""
+    zone = ask.zone or ""
+    if zone in catalog.zones(ask.cloud):
+        return None
+    elsewhere = [cloud for cloud in catalog.CLOUDS if zone in catalog.zones(cloud)]
+    hint = f"it is a zone of {listing(elsewhere)}" if elsewhere else zone_hint(zone)
+    return Verdict(f"{ask.cloud} has no zone {zone!r} with GPUs", hint or did_you_mean(zone, catalog.zones(ask.cloud)))
+
+
+def zone_hint(zone: str) -> str:
+    """What to write for an AWS availability zone by name, such as us-east-1a; "" for other text."""
+    if zone[:-1] not in catalog.regions("aws"):
+        return ""
+    ids = sorted(name for name, region in zone_regions("aws").items() if region == zone[:-1])
+    return f"AWS means another zone by that name in each account: write an AZ id, {listing(ids)}"
+
+
+@cache
+def zone_regions(cloud: str) -> Mapping[str, str]:
+    """zone -> its region, for every zone of the cloud's tables."""
+    return {
+        zone: region
+        for group in catalog.machine_types(cloud).values()
+        for machine in group
+        for region, zones in where(machine).items()
+        for zone in zones
+        if zone in catalog.zones(cloud)
+    }
+
+
+def zone_in_region(ask: Ask) -> Verdict | None:
+    """The zone belongs to the region."""
+    region = zone_regions(ask.cloud).get(ask.zone or "")
+    if region is None or region == ask.region:
+        return None
+    return Verdict(f"{ask.zone} is a zone of {region}, not of {ask.region}", f"region: {region}")
+
+
+def offered_in_region(ask: Ask) -> Verdict | None:
+    """A machine type that fits is offered in the region (providers' lists of regions by machine type)."""
+    machines = _sold(ask)
+    if not machines or any(ask.region in where(m) for m in machines):
+        return None
+    return _not_offered(ask.region, "regions", {region for m in machines for region in where(m)})
+
+
+def offered_in_zone(ask: Ask) -> Verdict | None:
+    """A machine type that fits is offered in the zone; where the tables know its region only, no zone is refused."""
+    machines = _sold(ask)
+    home = zone_regions(ask.cloud).get(ask.zone or "", "")
+    for machine in machines:
+        zones = where(machine).get(home)
+        if zones is not None and (not zones or ask.zone in zones):
+            return None
+    have = {zone for machine in machines for zones in where(machine).values() for zone in zones}
+    return _not_offered(ask.zone, "zones", have) if machines else None
+
+
+def _sold(ask: Ask) -> list[MachineType]:
+    """The machine types that fit and, if the ask names a market, are sold there."""
+    return [machine for machine in fitting(ask) if ask.market is None or ask.market in machine.markets]
+
+
+def _not_offered(place: str | None, kind: str, have: set[str]) -> Verdict:
+    return Verdict(f"not offered in {place}", f"{kind} that have it: {listing(sorted(have))}" if have else "")
+
+
+def where(machine: MachineType) -> Mapping[str, tuple[str, ...]]:
+    """region -> zones in which the machine type is offered; no zones: the provider places by region."""
+    return catalog.places(machine.cloud, machine.name, machine.accelerator)
+
+
+def market_supported(ask: Ask) -> Verdict | None:
+    """cloudgpu can buy on that market of the target (table of targets)."""
+    target = catalog.targets()[ask.cloud]
+    if ask.market in target.markets:
+        return None
+    return Verdict(
+        f"cloudgpu has no market {ask.market!r} on {ask.cloud}", f"market: {listing(sorted(target.markets))}"
+    )
+
+
+def market_sold(ask: Ask) -> Verdict | None:
+    """The machine type is sold on that market: some are sold by Spot, Flex-start or reservation only."""
+    machines = fitting(ask)
+    if not machines or any(ask.market in m.markets for m in machines):
+        return None
+    names = ask.machine_type or listing(sorted({m.name for m in machines}), 3)
+    markets = sorted({market for m in machines for market in m.markets})
+    return Verdict(f"{names} is not sold as {ask.market}", f"market: {listing(markets)}" if markets else "")

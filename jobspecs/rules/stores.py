@@ -1,0 +1,75 @@
+"""Rules on the stores that a job file names.
+
+Variables in a URL are not expanded, and machines reach the store of their own cloud only.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+from ..diagnostics import Loc, Problem, quote
+from ..models import CloudName, JobSpec
+from ..suggest import one_of
+
+REACHES: Mapping[str, tuple[str, ...]] = {
+    "local": ("file", "s3", "gs", "az"),
+    "aws": ("s3",),
+    "gcp": ("gs",),
+    "vertex": ("gs",),
+    "azure": ("az",),
+    "cluster": ("s3", "gs", "az", "file"),  # which of them is said by the cluster: provisioners/cluster/offer.py
+}
+"""Schemes that a target's machines reach with nothing but what they are given.
+
+Those of a cloud have a role there, which no other cloud knows; this machine uses the credentials of the submitter.
+"""
+_VARIABLE = r"\$(?:\{\w*\}?|[A-Za-z_]\w*)"
+_OWN_CONTAINERS = re.compile(r"az://\$(?:web|root|logs)(?=[@/]|$)")
+"""Containers of Azure whose names begin with $."""
+
+
+def reaches(cloud: str, where: str | None) -> bool:
+    """Return whether machines of the cloud can use a URL or path; None, a folder of this computer, is a path."""
+    scheme = where.partition("://")[0] if where and "://" in where else "file"
+    return scheme in REACHES[cloud]
+
+
+def check_variables(spec: JobSpec) -> Iterator[Problem]:
+    """Yield the URLs and paths of stores that hold `$NAME` or `${NAME}`."""
+    for loc, where in _stores(spec):
+        found = re.search(_VARIABLE, _OWN_CONTAINERS.sub("", where)) if "$" in where else None
+        if found is not None:
+            key = ".".join(map(str, loc))
+            message = f"{quote(found[0])} is not expanded in a job file"
+            yield Problem(loc, "variable-in-url", message, f'write the value, or let the shell do it: --set "{key}=…"')
+
+
+def unreachable(spec: JobSpec) -> list[Problem]:
+    """Return the stores that machines of no cloud which the job names can reach."""
+    clouds = spec.resources.cloud or ()
+    problems = []
+    wanted: list[tuple[Loc, list[str | None]]] = []
+    if spec.job_dir is not None:
+        wanted.append((("job_dir",), [spec.job_dir_on(cloud) for cloud in clouds]))
+    wanted += [(("inputs", path), [spec.inputs_on(cloud).get(path) for cloud in clouds]) for path in spec.inputs]
+    for loc, places in wanted:
+        if clouds and not any(where and reaches(cloud, where) for cloud, where in zip(clouds, places, strict=True)):
+            schemes = dict.fromkeys(f"{scheme}://" for cloud in clouds for scheme in REACHES[cloud])
+            message = f"machines of {one_of(clouds)} cannot reach it"
+            problems.append(Problem(loc, "unreachable-store", message, f"they use {one_of(list(schemes))}"))
+    return problems
+
+
+def _stores(spec: JobSpec) -> Iterator[tuple[Loc, str]]:
+    """Yield every URL or path of a store and its place."""
+    yield from _urls(("job_dir",), spec.job_dir)
+    for path, urls in spec.inputs.items():
+        yield from _urls(("inputs", path), urls)
+
+
+def _urls(loc: Loc, urls: str | Mapping[CloudName, str] | None) -> Iterator[tuple[Loc, str]]:
+    if isinstance(urls, str):
+        yield loc, urls
+    elif urls is not None:
+        yield from (((*loc, cloud), url) for cloud, url in urls.items())

@@ -1,0 +1,208 @@
+"""Rules on what a target honours: a field of the job file that it cannot honour is refused, never ignored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from typing import TYPE_CHECKING, NamedTuple
+
+from .. import catalog
+from ..catalog import Target
+from ..diagnostics import Loc
+from ..models import CLOUDS, JobSpec, Resources, Role
+from .base import Verdict, listing, refusal
+from .machines import built_in
+
+if TYPE_CHECKING:
+    from ..plan import Refusal
+
+
+def role_key(spec: JobSpec, role: str) -> Loc:
+    """Return the path of the mapping that holds what the role asks for."""
+    return ("resources",) if spec.roles is None else ("roles", role)
+
+
+class TargetRule(NamedTuple):
+    """A check of a whole job against what the table of targets says of one; its docstring says what it reads there."""
+
+    name: str
+    check: Callable[[JobSpec, Target], Verdict | None]
+    key: Loc
+    """Path of the key of the job file that it is about."""
+
+    def refuse(self, spec: JobSpec, target: Target) -> Refusal | None:
+        verdict = self.check(spec, target)
+        if verdict is None:
+            return None
+        return refusal(self.name, target.name, f"{target.name} {spec.name}", verdict, self.key)
+
+
+def several_nodes(spec: JobSpec, target: Target) -> Verdict | None:
+    """Column multi_node: several machines that work as one."""
+    nodes = sum(role.nodes for role in spec.effective_roles().values())
+    if target.multi_node or nodes == 1:
+        return None
+    key: Loc = ("resources", "nodes") if spec.roles is None else ("roles",)
+    return Verdict(f"{target.name} runs one node, the job wants {nodes}", "nodes: 1" + _others("multi_node"), key)
+
+
+def fewer_nodes(spec: JobSpec, target: Target) -> Verdict | None:
+    """Column replaces_nodes: when one of several machines is lost the others go on, with fewer if need be."""
+    if target.replaces_nodes or spec.least_nodes is None:
+        return None
+    nodes = spec.resources.nodes
+    return Verdict(
+        f"{target.name} starts and ends all nodes together: it cannot go on with {nodes.least} of {nodes.most}",
+        f"nodes: {nodes.most}" + _others("replaces_nodes"),
+    )
+
+
+def several_roles(spec: JobSpec, target: Target) -> Verdict | None:
+    """Column roles: roles with machine types of their own."""
+    if target.roles or spec.roles is None:
+        return None
+    return Verdict(f"{target.name} runs one role only", "leave out `roles:`" + _others("roles"))
+
+
+def container_image(spec: JobSpec, target: Target) -> Verdict | None:
+    """Column image: the program runs in a container image of the user's."""
+    images: list[tuple[Loc, str | None]] = [(("image",), spec.image)]
+    images += [(("roles", name, "image"), role.image) for name, role in (spec.roles or {}).items()]
+    key, asked = next(((key, image) for key, image in images if image), ((), None))
+    if target.image or asked is None:
+        return None
+    return Verdict(f"{target.name} cannot run the image {asked}", "leave out `image:`" + _others("image"), key)
+
+
+def idle_gpus(spec: JobSpec, target: Target) -> Verdict | None:
+    """Column gpu_idle: a job whose GPUs do nothing is stopped. NVIDIA's driver alone is asked."""
+    if spec.limits.gpu_idle is None:
+        return None
+    leave_out = "leave out `limits.gpu_idle`"
+    if not target.gpu_idle:
+        return Verdict(f"{target.name} cannot tell that GPUs idle yet", leave_out + _others("gpu_idle"))
+    names = [name for role in spec.effective_roles().values() for name in _accelerators(role, target)]
+    if not names:
+        return Verdict("the job has no GPU that could be idle", f"{leave_out}, or ask for GPUs: `accelerator: L4`")
+    known = [found for name in names if name and (found := catalog.find_accelerator(name))]
+    strange = next((found for found in known if found.vendor != "NVIDIA"), None)
+    if strange is None:
+        return None
+    return Verdict(
+        f"whether {strange.vendor}'s {strange.name} is idle cannot be told", f"{leave_out}, or NVIDIA's GPUs"
+    )
+
+
+def _accelerators(role: Role, target: Target) -> list[str | None]:
+    """What each machine of a role may carry; None: any that has memory enough."""
+    if role.accelerator or role.machine_type is None:
+        return [request.name for request in role.accelerator]
+    machine = built_in(target.name, role.machine_type)
+    return [machine.accelerator] if machine else []
+
+
+def own_group(spec: JobSpec, target: Target) -> Verdict | None:
+    """Column groups: the job's machines are a group of its own, all of one type, which is kept at its size."""
+    if spec.recover == "supervisor":
+        return None
+    if not target.groups:
+        return Verdict(f"{target.name} has no groups that replace machines", "recover: supervisor" + _others("groups"))
+    other: list[str] = [market for market in spec.resources.market if market not in target.groups]
+    if other:
+        message = f"a group of {target.name} that replaces machines cannot be bought as {listing(other)}"
+        return Verdict(message, f"market: {listing(sorted(target.groups))}")
+    if spec.least_nodes is not None:
+        whole = f"nodes: {spec.resources.nodes.most}"
+        return Verdict("with recover: fleet every lost machine is replaced: a range of nodes says nothing", whole)
+    kinds = {(role.accelerator, role.machine_type) for role in spec.effective_roles().values()}
+    if len(kinds) > 1:
+        message = "with recover: fleet all machines are of one type, the roles ask for several"
+        return Verdict(message, "the same accelerator and machine_type in every role")
+    return None
+
+
+def priority(spec: JobSpec, target: Target) -> Verdict | None:
+    """Column priority: jobs wait in a queue that honours their priority; 0 is what every job has."""
+    if target.priority or spec.priority == 0:
+        return None
+    return Verdict(
+        f"{target.name} has no queue that honours priority: {spec.priority}",
+        "leave out `priority:`" + _others("priority"),
+    )
+
+
+def launcher(spec: JobSpec, target: Target) -> Verdict | None:
+    """Column launchers: who starts the program's processes; `auto` chooses among those."""
+    if spec.launcher == "auto" or spec.launcher in target.launchers:
+        return None
+    return Verdict(
+        f"{target.name} cannot start a program by {spec.launcher} yet",
+        f"launcher: {listing(['auto', *sorted(target.launchers)])}",
+    )
+
+
+def parts_of_gpus(spec: JobSpec, target: Target) -> Verdict | None:
+    """Column fractional: parts of a GPU."""
+    roles = {name: role for name, role in spec.effective_roles().items() if role.accelerator}
+    requests = [request for role in roles.values() for request in role.accelerator]
+    if target.fractional or not requests or any(_may_be_whole(request.count.most) for request in requests):
+        return None
+    key = (*role_key(spec, next(iter(roles))), "accelerator")
+    return Verdict(f"{target.name} hands out whole GPUs only", "a whole number of GPUs" + _others("fractional"), key)
+
+
+def _may_be_whole(most: Fraction | None) -> bool:
+    return most is None or most >= 1
+
+
+def zone(spec: JobSpec, target: Target) -> Verdict | None:
+    """Column zones: the caller chooses the zone; otherwise the provider places machines within the region."""
+    if target.zones or spec.resources.zone is None:
+        return None
+    return Verdict(f"{target.name} does not let a job choose its zone", "leave out `zone:`" + _others("zones"))
+
+
+_PLACE_FIELDS = ("region", "machine_type", "disk")
+
+
+def this_machine_only(spec: JobSpec, target: Target) -> Verdict | None:
+    """A target without tables of machine types is the machine at hand: it has no region, no type, no disk to add."""
+    if target.name in catalog.CLOUDS:
+        return None
+    defaults, asked = Resources(), spec.resources
+    keys: list[Loc] = [("resources", name) for name in _PLACE_FIELDS if getattr(asked, name) != getattr(defaults, name)]
+    keys += [("roles", name, "machine_type") for name, role in (spec.roles or {}).items() if role.machine_type]
+    if not keys:
+        return None
+    fields = listing([".".join(map(str, key)) for key in keys])
+    message = f"{target.name} is one given machine: it cannot honour {fields}"
+    return Verdict(message, f"leave it out for {target.name}", keys[0])
+
+
+TARGET_RULES = (
+    TargetRule("several-nodes", several_nodes, ("resources", "nodes")),
+    TargetRule("fewer-nodes", fewer_nodes, ("resources", "nodes")),
+    TargetRule("several-roles", several_roles, ("roles",)),
+    TargetRule("container-image", container_image, ("image",)),
+    TargetRule("gpu-idle-limit", idle_gpus, ("limits", "gpu_idle")),
+    TargetRule("own-group", own_group, ("recover",)),
+    TargetRule("priority", priority, ("priority",)),
+    TargetRule("launcher", launcher, ("launcher",)),
+    TargetRule("parts-of-gpus", parts_of_gpus, ("resources", "accelerator")),
+    TargetRule("zone-choice", zone, ("resources", "zone")),
+    TargetRule("given-machine", this_machine_only, ("resources",)),
+)
+
+
+def target_refusals(spec: JobSpec, target: str) -> Iterator[Refusal]:
+    """Every field of the job that the target cannot honour."""
+    for rule in TARGET_RULES:
+        refused = rule.refuse(spec, catalog.targets()[target])
+        if refused is not None:
+            yield refused
+
+
+def _others(capability: str) -> str:
+    """`, or one of aws, gcp`: targets that can."""
+    names: list[str] = [name for name in CLOUDS if getattr(catalog.targets()[name], capability)]
+    return f", or the target {listing(names)}" if names else ""

@@ -1,0 +1,205 @@
+"""What a training logged, each step once, however often it was interrupted: the format of rows, and their reader.
+
+Rows are kept in segments, files of JSON lines. They belong to checkpoints: a segment is written before its checkpoint's
+COMMIT.json, and names the segment that it goes on from. So whoever begins with the newest checkpoint and follows these
+names meets exactly the rows of the history that led there: steps that were done again, and what a zombie or a save that
+failed has written, are on no such path.
+
+    <checkpoint>/metrics.jsonl      rows since the last closed segment; goes when the checkpoint goes
+    metrics/<checkpoint>.jsonl      a closed segment: full, so the next one begins empty; stays
+
+    {"format": "cloudgpu-metrics/1", "name": "<checkpoint>", "parent": "<checkpoint>" or null, "closed": false}
+    {"step": 12, "time": 1767225600.125, "values": {"loss": 0.25, "grad_norm": "NaN"}}
+
+JSON has no NaN and no infinities: they are the strings "NaN", "Infinity" and "-Infinity".
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from .checkpoint_names import Name
+from .jobdir import JobDir, JobDirError
+from .records import MOST_INTEGER, MOST_NUMBER
+
+FORMAT = "cloudgpu-metrics/1"
+_MOST_BYTES = 256 << 20
+"""Size of a segment."""
+_TRIES = 5
+"""A training that runs may remove the checkpoint that is just being read: then there is a newer one."""
+
+Number = int | float
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What was logged in one step."""
+
+    step: int
+    """As ckpt.step in the loop's body: from 0."""
+    time: float
+    """Epoch seconds of the first log() of the step, by the machine's clock."""
+    values: Mapping[str, Number]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"step": self.step, "time": self.time, "values": {k: _to_json(v) for k, v in self.values.items()}}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Row:
+        """Raises KeyError, TypeError, ValueError or AttributeError if the value is no row."""
+        step, moment = int(value["step"]), float(value["time"])
+        if not (abs(step) <= MOST_INTEGER and abs(moment) <= MOST_NUMBER):
+            raise ValueError("its step or its time cannot be")
+        return cls(step, moment, {str(k): _from_json(v) for k, v in value["values"].items()})
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Rows between two points of a history."""
+
+    name: str
+    """Of the checkpoint it was written with."""
+    parent: str | None
+    """The closed segment before it; None: it is the first."""
+    closed: bool
+    lines: list[bytes] = field(default_factory=list)
+    """Rows as they are stored."""
+
+    @property
+    def key(self) -> str:
+        """Where it is stored, in the folder of the checkpoints."""
+        return closed_key(self.name) if self.closed else open_key(self.name)
+
+    def rows(self) -> Iterator[Row]:
+        return (Row.from_json(json.loads(line)) for line in self.lines)
+
+    def to_bytes(self) -> bytes:
+        head = {"format": FORMAT, "name": self.name, "parent": self.parent, "closed": self.closed}
+        return b"".join([json.dumps(head).encode(), b"\n", *(line + b"\n" for line in self.lines)])
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Segment:
+        """Raises ValueError if the bytes are no segment."""
+        try:
+            first, *lines = data.splitlines()
+            head = json.loads(first)
+            if head["format"] != FORMAT:
+                raise ValueError(f"it has another format, {head['format']!r:.80}, than {FORMAT}")
+            parent = head["parent"]
+            return cls(str(head["name"]), None if parent is None else str(parent), bool(head["closed"]), lines)
+        except (LookupError, TypeError, RecursionError) as error:
+            raise ValueError(f"not a segment of metrics: {error}") from error
+
+
+def open_key(checkpoint: str) -> str:
+    return f"{checkpoint}/metrics.jsonl"
+
+
+def closed_key(checkpoint: str) -> str:
+    return f"metrics/{checkpoint}.jsonl"
+
+
+def key_of(data: bytes) -> str:
+    """Where a segment is to be stored, in the folder of the checkpoints; raises ValueError if the bytes are none."""
+    return Segment.from_bytes(data.partition(b"\n")[0]).key
+
+
+def find_segment(find: Callable[[str], bytes | None], checkpoint: str) -> Segment | None:
+    """The segment written with a checkpoint; None: nothing had been logged. `find` reads a key; raises ValueError."""
+    data = find(open_key(checkpoint)) or find(closed_key(checkpoint))
+    return None if data is None else Segment.from_bytes(data)
+
+
+def trainings(job_dir: JobDir, folder: str = "checkpoints") -> list[str]:
+    """The folders of checkpoints in a job dir: one, or one per node where each node trains for itself."""
+    names = job_dir.folders(folder)
+    if any(map(Name.parse, names)):
+        return [folder]
+    within = [f"{folder}/{name}".lstrip("/") for name in names if name not in ("fences", "metrics")]
+    return [inner for inner in within if any(map(Name.parse, job_dir.folders(inner)))]
+
+
+def read_metrics(job_dir: JobDir, folder: str = "checkpoints") -> list[Row]:
+    """Every step's row once, oldest first, up to the newest checkpoint; empty if nothing was logged.
+
+    Raises JobDirError if the job dir cannot be read, or a segment is missing or damaged.
+    """
+
+    def find(key: str) -> bytes | None:
+        return job_dir.find(f"{folder}/{key}".lstrip("/"), _MOST_BYTES)
+
+    for _ in range(_TRIES):
+        newest = _newest(job_dir, folder)
+        if newest is None:
+            return []
+        try:
+            segment = find_segment(find, newest)
+            if segment is None and newest != _newest(job_dir, folder):
+                continue
+            return [] if segment is None else list(_merged(_history(find, segment)))
+        except ValueError as error:
+            raise JobDirError(f"{job_dir.url}: the metrics of {newest} cannot be read: {error}") from error
+    raise JobDirError(f"{job_dir.url}: checkpoints come and go faster than they can be read")
+
+
+def _newest(job_dir: JobDir, folder: str) -> str | None:
+    names = sorted(filter(None, map(Name.parse, job_dir.folders(folder))), key=lambda name: name.age, reverse=True)
+    for name in names:
+        inside = job_dir.files(f"{folder}/{name}".lstrip("/"))
+        if "COMMIT.json" in inside and "DAMAGED.json" not in inside:
+            return str(name)
+    return None
+
+
+def _history(find: Callable[[str], bytes | None], newest: Segment) -> Iterator[Row]:
+    """The rows of a segment and of all before it, oldest first."""
+    chain, seen = [newest], {newest.name}
+    while (parent := chain[-1].parent) is not None:
+        if parent in seen:
+            raise ValueError(f"{closed_key(parent)} goes on from itself")
+        seen.add(parent)
+        data = find(closed_key(parent))
+        if data is None:
+            raise ValueError(f"{closed_key(parent)} is missing")
+        chain.append(Segment.from_bytes(data))
+    try:
+        for segment in reversed(chain):
+            yield from segment.rows()
+    except (LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
+        raise ValueError(f"a row is damaged: {error!r}") from error
+
+
+def _merged(rows: Iterable[Row]) -> Iterator[Row]:
+    """What was logged of one step at different moments, in one row; the later of two values of one name counts."""
+    last: Row | None = None
+    for row in rows:
+        if last is not None and row.step == last.step:
+            last = Row(last.step, last.time, {**last.values, **row.values})
+            continue
+        if last is not None:
+            yield last
+        last = row
+    if last is not None:
+        yield last
+
+
+_WORDS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
+def _to_json(value: Number) -> Number | str:
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def _from_json(value: Number | str) -> Number:
+    if isinstance(value, str):
+        return _WORDS[value]
+    if not isinstance(value, int | float):
+        raise TypeError(f"{value!r:.80} is no number")
+    float(value)  # an integer may be too large for what is done with it
+    return value

@@ -1,0 +1,1 @@
+"""The target `local`: jobs on this machine."""

@@ -1,0 +1,101 @@
+"""Orders in a fleet's folder, as those see them who write them: clusters and jobs' own groups have them in common."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+
+from ...protocol.fleet import WATCH_KEY, Beat, End, Fleet, Order, OrderView, Place, View, order_key
+from ...protocol.jobdir import JobDirError, is_login
+from ..base import ErrorClass, LaunchRequest, NodeState, ProvisionError
+
+_MARK_S = 30.0
+
+
+class Orders:
+    """Keeps nothing but what is the same for ever; may be used by several threads. Its methods raise JobDirError."""
+
+    def __init__(self) -> None:
+        self._fleets: dict[str, Fleet] = {}
+        self._marked: dict[str, float] = {}
+
+    def fleet(self, url: str) -> Fleet:
+        return self._fleets.get(url) or self._fleets.setdefault(url, Fleet(url))
+
+    def place(self, url: str, request: LaunchRequest) -> tuple[int, Order]:
+        """Stand in the queue; the order and its number, the same however often it is repeated."""
+        order = Order(
+            job_id=request.job_id,
+            attempt=request.attempt,
+            token=request.token,
+            owner=request.owner.name,
+            job_dir=request.job_dir,
+            job_sha256=request.job_sha256,
+            agent_key="" if request.agent is None else request.agent.key,
+            agent_sha256="" if request.agent is None else request.agent.sha256,
+            nodes=[node.node for node in request.nodes],
+            lifetime_s=request.lifetime_s,
+            time=time.time(),
+        )
+        return self.fleet(url).order(order), order
+
+    def look(self, url: str, *, at_once: bool = False) -> View:
+        """Whether machines live is told by the store's clock, which is read by writing: not at every look."""
+        now = time.monotonic()
+        if at_once or now - self._marked.get(url, -_MARK_S) >= _MARK_S:
+            self.fleet(url).mark(WATCH_KEY, Beat(time.time()))
+            self._marked[url] = now
+        return self.fleet(url).view()
+
+    def end(
+        self, url: str, token: str, reason: str, *, unserved: bool = False, number: int | None = None
+    ) -> OrderView | None:
+        """End an order, so that nothing of it runs any more; return it as it is then. None: there is none.
+
+        `number`: of the order, where it is known: it is ended also if it cannot be read any more.
+        """
+        fleet = self.fleet(url)
+        view = fleet.view()
+        one = view.of_token(token)
+        if one is not None:
+            number = one.number if one.end is None else None
+        elif view.unreadable.get(number or 0, 0.0) is not None:
+            number = None
+        if number is None:
+            return one
+        fleet.create(order_key(number, "end.json"), End(reason, "submitter", time.time(), unserved=unserved))
+        return fleet.view().of_token(token)
+
+
+Waiting = Callable[[str, Place], NodeState]
+"""What is to be said of a node whose place waits for a machine."""
+
+
+def node_states(one: OrderView, waiting: Waiting, refused: ProvisionError | None) -> Iterator[NodeState]:
+    """Of every incarnation there was of every place; one that was lost waits for the next, as long as there will be
+    one. `refused`: why there were no machines for it, where the order ended unserved."""
+    unserved = refused if one.end is not None and one.end.unserved else None
+    for place in one.places:
+        for incarnation in range(1, max(1, place.incarnation) + 1):
+            node = f"{place.name}.{incarnation}"
+            if incarnation == place.incarnation and place.state == "held":
+                yield NodeState(node, "running", place.machine)
+            elif one.is_over or one.is_failing or place.state == "done":
+                yield NodeState(node, "gone", one.end.reason if one.end else "", refused=unserved)
+            else:
+                yield waiting(node, place)
+
+
+def gone(node: str, why: str) -> NodeState:
+    return NodeState(node, "gone", why)
+
+
+@contextlib.contextmanager
+def told(what: str) -> Iterator[None]:
+    """Raise ProvisionError in the place of the store's errors."""
+    try:
+        yield
+    except JobDirError as error:
+        error_class: ErrorClass = "expired" if is_login(error) else "transient"
+        raise ProvisionError(error_class, f"{what}: {error}", scope="cloud") from error

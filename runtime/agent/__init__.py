@@ -1,0 +1,1 @@
+"""The agent: it runs one node of one attempt."""

@@ -1,0 +1,15 @@
+"""`python -m cloudgpu.runtime.agent`: run one node of one attempt."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+
+from .agent import main
+
+if __name__ == "__main__":
+    code = main()
+    with contextlib.suppress(OSError):
+        sys.stderr.flush()
+    os._exit(code)  # threads that hang in a dead job dir must not keep the machine alive

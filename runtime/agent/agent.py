@@ -1,0 +1,526 @@
+"""The agent: what runs on every machine, and runs the user's program there. See docs/runtime.md.
+
+    python -m cloudgpu.runtime.agent --job-dir URL --attempt N --node worker-0.1 --job-sha256 HEX --home DIR
+
+Standard library and obstore only. The main thread starts, waits and kills; other threads read the output, write the
+log, beat, and watch for orders: so a job dir that hangs never delays a deadline.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import hashlib
+import os
+import sys
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn, TypeVar
+
+from ...protocol.jobdir import (
+    JOB_KEY,
+    AttemptRecord,
+    JobDir,
+    JobDirError,
+    JobRecord,
+    MissingError,
+    NodeRecord,
+    Result,
+    attempt_key,
+    code_key,
+    node_key,
+)
+from ...protocol.logs import LogWriter
+from ...protocol.pace import Pace
+from ..archive import ArchiveError, unpack
+from ..launchers import LauncherError, Place, choose_launcher, environment, machine_environment, setup_process
+from ..notices import CLOUDS, CloudNotices, NodeDir, Order, Orders, Watcher
+from ..processes.program import MARKER, Process, adopt_orphans
+from ..processes.runner import PEER_S, POLL_S, Conduct, Interrupted, Runner, Vanished, Wakeup
+from .ending import Ending, failed_setup, judge
+from .generations import Ledger
+from .heartbeat import Heart, read_progress
+from .members import LeftOutError
+from .node_program import Node, NodeProgram
+from .restart import Budget, scope
+from .resume import Before, OwnClaim, look_back
+from .timeline import History
+
+DONE, BUG, CLAIMED, JOB_DIR_LOST, VANISHED, SUPERSEDED, STAYED = 0, 1, 3, 4, 5, 6, 7
+"""Exit codes of the agent: result written; unforeseen error; another agent has this node; no result could be written;
+the machine was taken away; a newer attempt has begun; the machine was to be restarted and was not, so the agent is to
+be started again, which goes on with its node."""
+
+REBOOTING = "rebooting"
+"""A file of this name in the machine's folder says that it comes back: provisioners/boot/bootstrap.py makes it."""
+PATIENCE_S = 300.0
+"""Seconds for which a job dir that fails is tried again before the program has begun."""
+TRAINING_PATIENCE_S = 3_600.0
+"""The same from the program's start on: training needs no job dir, and the supervisor bears as much."""
+FENCED_PATIENCE_S = 60.0
+"""The same where others may take this node's place without seeing that its machine has ended, and in a local folder."""
+_LAST_LINES_S = 30.0
+_OUTPUTS_S = 6 * 3_600.0  # for outputs, where no order ends the node before
+_BUILD_POLL_S = 0.2  # between two looks whether another job has built the environment
+_RESULT_S = 2.0  # of a deadline, for the last lines and the result
+_SUPERSEDED = "superseded"
+RESTART_LATE_S = 900.0
+_ACKNOWLEDGE_S = 30.0  # what the first node of an attempt waits for the others, to tell the provider that all are saved
+
+_T = TypeVar("_T")
+
+
+class _ErrorEnd(Exception):  # noqa: N818 - an end, carried up
+    """cloudgpu itself cannot go on; the message is the reason."""
+
+
+class Agent:
+    """One node's run, from claim to result."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._attempt: int = options.attempt
+        self._node: str = options.node
+        self._sha256: str = options.job_sha256
+        self._home = Path(options.home).absolute()
+        self._host: str | None = options.host
+        self._given_patience_s: float | None = options.patience_s
+        self._restart_late_s: float = options.restart_late_s
+        self._notices_of: str = options.notices
+        self._of_fleet: bool = options.of_fleet
+        self._capacity_block_end: float | None = options.capacity_block_end
+        self._job_dir = JobDir(options.job_dir, make=False)
+        self._started = time.time()
+        self._pace = Pace(free=self._job_dir.folder is not None)
+        self._has_begun = False
+        """The program has been started, by this run of the agent or an earlier one."""
+        self._marker = os.environ.get(MARKER) or uuid.uuid4().hex
+        self._lost = False
+        self._state = self._home / "state"
+        self._wakeup = Wakeup()
+        self._orders = Orders(self._wakeup.wake)
+        self._runner = Runner(self._wakeup, self._orders, self._state, self._marker, options.lifetime_s)
+
+    def run(self) -> int:
+        """The whole life of the node; returns the agent's exit code."""
+        self._wakeup.listen_to_signals()
+        self._state.mkdir(parents=True, exist_ok=True)
+        job_data = self._insist(lambda: self._job_dir.get(JOB_KEY, JobRecord.MOST_BYTES))
+        claim = OwnClaim(self._home, self._marker)
+        if not claim.is_held or not self._insist(lambda: self._job_dir.create(self._key("claim"), claim.content)):
+            note(f"{self._node} of attempt {self._attempt} is run by another agent")
+            return CLAIMED
+        before = self._insist(lambda: look_back(self._job_dir, self._attempt, self._node)) if claim.is_old else Before()
+        if before.has_ended:
+            return DONE
+        self._come_alive(before)
+        try:
+            ending = self._work(job_data)
+        except _ErrorEnd as error:
+            ending = Ending("error", None, str(error))
+        except Interrupted:
+            ending = judge([], self._orders.deciding, asked=False, listening=False)
+        except Vanished as gone:
+            note(gone.order.reason)
+            return SUPERSEDED if gone.order.word == _SUPERSEDED else VANISHED
+        return self._end(ending)
+
+    def _come_alive(self, before: Before) -> None:
+        """From here on the node is heard of, and hears what is wanted of it."""
+        self._history = History(before.heartbeat)
+        self._log = LogWriter(self._job_dir, self._attempt, self._node, before.chunk, self._pace)
+        self._watcher = Watcher(self._job_dir, self._attempt, self._node, self._orders, self._log.say, pace=self._pace)
+        self._cloud = CloudNotices(
+            self._notices_of,
+            NodeDir(self._job_dir, self._attempt, self._node),
+            self._orders,
+            self._tell,
+            environ=os.environ,
+            capacity_block_end=self._capacity_block_end,
+            of_fleet=self._of_fleet,
+        )
+        self._heart = Heart(
+            self._job_dir,
+            self._key("heartbeat.json"),
+            self._state / "progress.json",
+            self._history,
+            attempt=self._attempt,
+            on_lost=self._on_lost,
+            on_superseded=self._on_superseded,
+            patience_s=lambda: self._patience_s,
+            pace=self._pace,
+            sequence=before.sequence,
+        )
+
+    def _end(self, ending: Ending) -> int:
+        """The program has ended: so has the node, unless its machine comes back."""
+        order = self._orders.deciding
+        if ending.outcome == "preempted" and order is not None and order.returns:
+            order = self._await_restart(order)
+            if order is None:
+                return self._pause("the machine was not restarted; the program goes on here", STAYED)
+            ending = dataclasses.replace(ending, outcome=order.outcome, reason=order.reason)
+        if ending.outcome == "preempted" and self._is_rebooting():
+            return self._pause("the machine reboots", VANISHED)
+        return self._finish(ending)
+
+    # --- the steps -----------------------------------------------------------------------------------------------
+
+    def _work(self, job_data: bytes) -> Ending:
+        if hashlib.sha256(job_data).hexdigest() != self._sha256:
+            raise _ErrorEnd(f"{JOB_KEY} is not the one this machine was started for: its sha256 differs")
+        place, budget, heals = self._place(job_data)
+        self._fetch_code(place.job)
+        try:
+            choice = choose_launcher(place.job, place.nodes, self._code)
+        except LauncherError as error:
+            raise _ErrorEnd(str(error)) from error
+        if place.job.launcher == "auto" and choice.launcher != "none":
+            self._log.say(f"launcher: {choice.launcher}; {choice.reason}")
+        launcher = choice.launcher
+        self._history.setup_begins()
+        self._fetch_inputs(place.job.inputs_on(str(place.offer.get("cloud", "local"))))
+        place, failure = self._set_up(place)
+        if failure is not None:
+            return failure
+        self._history.is_ready()
+        reach = scope(launcher, place.nodes, place.node)
+        ledger = Ledger(
+            self._job_dir, self._attempt, self._node, budget, reach, heals=heals, comes_back=self._is_rebooting
+        )
+        program = NodeProgram(self._parts(), place, launcher, ledger)
+        self._has_begun = True
+        try:
+            ending = program.run()
+            self._ship_outputs(program.place)
+        except Interrupted:
+            self._ship_outputs(program.place)
+            raise
+        except LeftOutError as error:
+            return Ending("again", None, str(error))
+        except (OSError, ValueError, LauncherError) as error:  # ValueError: a NUL in an argument or a variable
+            raise _ErrorEnd(f"the program cannot be started: {error}") from error
+        return ending
+
+    def _parts(self) -> Node:
+        return Node(
+            job_dir=self._job_dir,
+            attempt=self._attempt,
+            name=self._node,
+            home=self._home,
+            marker=self._marker,
+            host=self._host,
+            wakeup=self._wakeup,
+            orders=self._orders,
+            runner=self._runner,
+            log=self._log,
+            heart=self._heart,
+            history=self._history,
+            insist=self._insist,
+            of_fleet=self._of_fleet,
+        )
+
+    def _place(self, job_data: bytes) -> tuple[Place, Budget, bool]:
+        attempt_data = self._insist(lambda: self._job_dir.find(attempt_key(self._attempt), AttemptRecord.MOST_BYTES))
+        try:
+            job = JobRecord.from_bytes(job_data)
+            attempt = AttemptRecord.from_bytes(attempt_data or b"")
+            if attempt.offer.get("cloud", "local") != "local":  # where the submitter's programs are says nothing here
+                job = dataclasses.replace(job, search_path=None, submitter_env=None)
+            nodes = sorted((NodeRecord.from_value(node) for node in attempt.nodes), key=lambda node: node.rank)
+            own = next(node for node in nodes if _place_of(node.node) == _place_of(self._node))
+        except JobDirError as error:
+            raise _ErrorEnd(f"the job dir holds no usable description of attempt {self._attempt}: {error}") from error
+        except StopIteration:
+            raise _ErrorEnd(f"{self._node} is no node of attempt {self._attempt}") from None
+        place = Place(
+            job,
+            self._job_dir.url,
+            self._attempt,
+            dataclasses.replace(own, node=self._node),
+            nodes,
+            self._state,
+            market=str(attempt.offer.get("market") or ""),
+            offer=attempt.offer,
+            max_failures=attempt.failures_left,
+            earlier=attempt.earlier,
+        )
+        return place, Budget(attempt.failures_left, attempt.interruptions_left), attempt.heals
+
+    @property
+    def _code(self) -> Path:
+        return self._home / "code"
+
+    def _fetch_code(self, job: JobRecord) -> None:
+        self._runner.check()
+        if self._code.is_dir():  # this machine has run an earlier incarnation
+            return
+        try:
+            if job.code is None:
+                self._code.mkdir(parents=True)
+                return
+            packed, sha256 = self._home / "code.tar.gz", job.code
+            self._insist(lambda: self._job_dir.download(code_key(sha256), packed))
+            unpack(packed, self._code, sha256)
+            packed.unlink()
+            if self._notices_of != "none":  # a cloud's machine may be reset, and then this folder is not looked into
+                os.sync()
+        except MissingError as error:
+            raise _ErrorEnd(f"the code archive is missing: {error}") from error
+        except (ArchiveError, OSError) as error:
+            raise _ErrorEnd(f"the code cannot be unpacked: {error}") from error
+
+    def _fetch_inputs(self, inputs: Mapping[str, str]) -> None:
+        if not inputs:
+            return
+        from .inputs import InputsError, fetch_inputs
+
+        try:
+            fetch_inputs(inputs, self._code, self._home / "inputs.done", self._runner.check, self._log.say)
+        except (InputsError, JobDirError) as error:
+            raise _ErrorEnd(str(error)) from error
+        except OSError as error:
+            raise _ErrorEnd(f"the inputs cannot be written: {error}") from error
+
+    def _ship_outputs(self, place: Place) -> None:
+        if not place.job.outputs:
+            return
+        from ..outputs import upload_outputs
+
+        upload_outputs(
+            place.job.outputs,
+            self._code,
+            self._job_dir,
+            attempt=self._attempt,
+            prefix="outputs" if place.node.rank == 0 else f"outputs/nodes/{_place_of(self._node)}",
+            seconds_left=lambda: self._runner.seconds_left(_OUTPUTS_S) - _RESULT_S,
+            say=self._log.say,
+        )
+
+    def _set_up(self, place: Place) -> tuple[Place, Ending | None]:
+        """Run the setup, on the submitter's machine in an environment of the job's own, which the program then has too.
+
+        Returns the place with that environment, and how the node ends if the setup has failed.
+        """
+        machine_env = machine_environment(os.environ, self._marker)
+        if place.job.setup is None or place.job.submitter_env is None:
+            return place, self._run_setup(setup_process(place, machine_env))
+        from .job_environment import JobEnvironmentError, inside, prepare
+
+        try:
+            prepared = prepare(
+                place.job.setup,
+                self._code,
+                self._home,
+                environment(place, machine_env),
+                wait=lambda: self._runner.pause(_BUILD_POLL_S),
+            )
+        except (JobEnvironmentError, OSError) as error:
+            raise _ErrorEnd(f"the environment for `setup` cannot be created: {error}") from error
+        place = inside(place, prepared.folder)
+        if prepared.is_complete:
+            self._log.say("setup: its packages are in the cache")
+            return place, None
+        failure = self._run_setup(setup_process(place, machine_env))
+        if failure is None:
+            prepared.finish()
+        return place, failure
+
+    def _run_setup(self, process: Process | None) -> Ending | None:
+        done = self._home / "setup.done"
+        if process is None or done.exists():
+            return None
+        self._log.say("setup begins")
+        begun = time.monotonic()
+        try:
+            exits, _ = self._runner.run([process], self._code, Conduct(), self._log, self._heart)
+        except (OSError, ValueError) as error:  # ValueError: a NUL in a variable
+            raise _ErrorEnd(f"the setup cannot be started: {error}") from error
+        if self._orders.deciding is not None:
+            raise Interrupted
+        if [end.code for end in exits] != [0]:
+            return failed_setup(exits)
+        self._log.say(f"setup done in {time.monotonic() - begun:.1f} s")
+        with contextlib.suppress(OSError):  # a full disk is the program's to meet
+            done.touch()
+        return None
+
+    # --- the job dir -----------------------------------------------------------------------------------------------
+
+    def _key(self, name: str) -> str:
+        return node_key(self._attempt, self._node, name)
+
+    def _on_lost(self, why: str) -> None:
+        """Called by the heartbeat's thread."""
+        note(why)
+        self._lost = True
+        self._orders.add(Order("error", "error", f"the job dir is lost: {why}", time.monotonic() + PEER_S))
+
+    def _on_superseded(self) -> None:
+        """Called by the heartbeat's thread."""
+        reason = f"attempt {self._attempt + 1} has begun: this machine is of no more use"
+        self._orders.add(Order("error", _SUPERSEDED, reason, time.monotonic(), vanishes=True))
+
+    @property
+    def _patience_s(self) -> float:
+        """Seconds for which a job dir that fails is tried again."""
+        if self._given_patience_s is not None:
+            return self._given_patience_s
+        is_fenced = self._of_fleet or self._job_dir.folder is not None
+        return patience_s(is_fenced=is_fenced, has_begun=self._has_begun)
+
+    def _insist(self, call: Callable[[], _T]) -> _T:
+        """Call again while the job dir fails, as long as patience lasts. MissingError is an answer, no failure."""
+        begun, pause = time.monotonic(), 0.2
+        while True:
+            try:
+                return call()
+            except MissingError:
+                raise
+            except JobDirError:
+                if time.monotonic() + pause > begun + self._patience_s or self._lost:
+                    raise
+                time.sleep(pause)
+                pause = min(pause * 2, 5.0)
+
+    @property
+    def _last_lines_s(self) -> float:
+        """Seconds to wait until the log is written, once the program has ended: less where an order ends the node."""
+        return self._patience_s if self._orders.deciding is None else min(_LAST_LINES_S, self._patience_s)
+
+    def _is_rebooting(self) -> bool:
+        return (self._home / REBOOTING).exists()
+
+    def _await_restart(self, announced: Order) -> Order | None:
+        """The program has saved and ended; the machine is yet to go down. The word with which it does, or with which
+        the job ends meanwhile; None: nothing has come, long after the announced time."""
+        self._tell("waiting for the machine's restart")
+        self._cloud.saved()
+        until = announced.deadline + self._restart_late_s
+        while time.monotonic() < until:
+            self._wakeup.wait(POLL_S)
+            self._runner.seconds_left(0.0)  # takes the signals that have come
+            order = self._orders.deciding
+            if order is not None and not order.returns:
+                return order
+        return None
+
+    def _pause(self, why: str, code: int) -> int:
+        """The node goes on here, later: it has no result yet."""
+        self._heart.stop()
+        self._watcher.stop()
+        self._cloud.stop()
+        self._tell(why)
+        self._log.close(self._last_lines_s)
+        return code
+
+    def _finish(self, ending: Ending) -> int:
+        """The last lines first, the result last: whoever sees the result sees all."""
+        self._heart.stop()
+        self._watcher.stop()
+        self._cloud.stop()
+        if ending.outcome != "succeeded":
+            self._log.say(f"{ending.outcome}: {ending.reason}")
+        progress = read_progress(self._state / "progress.json")
+        if not self._log.close(0.0 if self._lost else self._last_lines_s):
+            note("the last lines of the log could not be written")
+        note(f"{ending.outcome}: {ending.reason}")
+        self._history.finish()
+        result = Result(
+            ending.outcome,
+            ending.exit_code,
+            ending.reason,
+            self._started,
+            time.time(),
+            progress,
+            ending.final,
+            self._history.to_json(),
+        )
+        if self._lost:
+            return JOB_DIR_LOST
+        self._insist(lambda: self._job_dir.create(self._key("result.json"), result.to_bytes()))
+        self._cloud.finish(_ACKNOWLEDGE_S)
+        return DONE
+
+    def _tell(self, text: str) -> None:
+        """A line in the job's log and in the machine's own."""
+        note(text)
+        self._log.say(text)
+
+
+def patience_s(*, is_fenced: bool, has_begun: bool) -> float:
+    """Return for how many seconds a job dir that fails is tried again.
+
+    A machine may train on without the job dir only where nothing takes its node before the machine is seen to have
+    ended. On a cluster other machines take it after a silence, so there it ends itself in time (`is_fenced`).
+    """
+    if is_fenced:
+        return FENCED_PATIENCE_S
+    return TRAINING_PATIENCE_S if has_begun else PATIENCE_S
+
+
+def _place_of(node: str) -> str:
+    """`worker-0` of `worker-0.2`, which came to replace `worker-0.1`."""
+    return node.rpartition(".")[0]
+
+
+def note(text: str) -> None:
+    """A line in agent.log, on the machine; a full disk must not end the agent."""
+    line = f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} {text}\n"
+    with contextlib.suppress(OSError):
+        os.write(2, line.encode(errors="replace"))  # past Python's buffer, which would be tried again at the end
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m cloudgpu.runtime.agent", description="Runs one node of a job.")
+    parser.add_argument("--job-dir", required=True, metavar="URL", help="of this job's own folder")
+    parser.add_argument("--attempt", required=True, type=int, metavar="N")
+    parser.add_argument("--node", required=True, metavar="NAME", help="e.g. worker-0.1")
+    parser.add_argument("--job-sha256", required=True, metavar="HEX", help="of job.json")
+    parser.add_argument("--home", required=True, metavar="DIR", help="this machine's own folder")
+    parser.add_argument("--host", metavar="NAME", help="by which the other nodes reach this one")
+    parser.add_argument("--of-fleet", action="store_true", help="a lost node's place is taken without a supervisor")
+    parser.add_argument("--lifetime-s", type=float, metavar="S", help="the machine ends itself after so long")
+    parser.add_argument(
+        "--notices",
+        choices=(*CLOUDS, "none"),
+        default=os.environ.get("CLOUDGPU_NOTICES", "none"),
+        help="whose metadata server is watched",
+    )
+    parser.add_argument(
+        "--capacity-block-end",
+        type=float,
+        metavar="EPOCH",
+        default=os.environ.get("CLOUDGPU_CAPACITY_BLOCK_END"),
+        help="when the capacity block (AWS) ends that this machine is of, in epoch seconds",
+    )
+    parser.add_argument(
+        "--patience-s", type=float, metavar="S", help="how long a failing job dir is tried again; default: by phase"
+    )
+    parser.add_argument(
+        "--restart-late-s",
+        type=float,
+        default=RESTART_LATE_S,
+        metavar="S",
+        help="how much later than announced a restart of this machine by its provider may come",
+    )
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the agent; returns its exit code."""
+    options = parse(argv)
+    home = Path(options.home)
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        (home / "started").touch()  # first of all: a machine is started once only
+        adopt_orphans()
+        return Agent(options).run()
+    except JobDirError as error:
+        note(str(error))
+        return JOB_DIR_LOST
+    except OSError as error:
+        note(f"{error.filename or home}: {error.strerror or error}")
+        return BUG

@@ -1,0 +1,165 @@
+"""Which nodes an attempt's program runs on, as one of them finds out: who comes late, is left over, or is left out."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from ...protocol.attempt_signal import send_signal
+from ...protocol.jobdir import Generation, Heartbeat, JobDir, JobDirError, Record, RecordError, Result, node_key
+from ..launchers import Place
+from ..processes.runner import Runner
+from .generations import Ledger
+
+_R = TypeVar("_R", bound=Record)
+
+SILENT_S = 8.0
+"""A peer that tells nothing for so long may be lost; whether it is, says the supervisor."""
+AGAIN_S = 20.0
+"""How often to look whether the lost one has come back."""
+WORD_S = 3_600.0
+"""How long to wait for the supervisor's word: it may be getting a machine that takes long to boot."""
+FLEET_S = 86_400.0
+"""How long to wait for a fleet's machine in a lost one's place: a group may be short of capacity for hours."""
+
+
+class LeftOutError(Exception):
+    """This node is no member any more: another one has taken its place, or the others do without it."""
+
+
+def adopt(place: Place, ledger: Ledger) -> Place:
+    """The place among the members there are now. Raises LeftOutError."""
+    if not is_member(place, ledger):
+        raise LeftOutError(f"{place.node.node} is no member of the attempt any more")
+    if ledger.members is None or ledger.scope == "lone":  # alone, it keeps its rank whoever else is there
+        return place
+    own = next(node for node in ledger.members if node.node == place.node.node)
+    return dataclasses.replace(place, nodes=list(ledger.members), node=own)
+
+
+def is_member(place: Place, ledger: Ledger) -> bool:
+    """Whether this node is among those that the newest generation names."""
+    return place.node.node in [node.node for node in ledger.members or place.nodes]
+
+
+def take_place(ledger: Ledger, job_dir: JobDir, attempt: int, place: Place) -> Generation:
+    """Become a member in the place of the lost one: so where no supervisor is needed to say so. Raises LeftOutError,
+    JobDirError.
+    """
+    own = place.node
+    while not is_member(place, ledger):
+        members = ledger.members or place.nodes
+        lost = next(node for node in members if _position(node.node) == _position(own.node))
+        if int(lost.node.rpartition(".")[2]) > int(own.node.rpartition(".")[2]):
+            raise LeftOutError(f"{lost.node} is in its place")
+        nodes = [dataclasses.replace(node, node=own.node) if node is lost else node for node in members]
+        beats = {node.node: _Sign.read(job_dir, attempt, node.node) for node in members}
+        saved = max(sign.saved_step for sign in beats.values())
+        if ledger.take_place(nodes, lost.node, beats[lost.node].generation, saved).kind == "closed":
+            raise LeftOutError("the program is not to be started again")
+    if ledger.newest is None:
+        raise LeftOutError(f"{own.node} was a member from the beginning")
+    return ledger.newest
+
+
+def _position(node: str) -> str:
+    """`worker-0` of `worker-0.2`."""
+    return node.rpartition(".")[0]
+
+
+def wait_for(ledger: Ledger, runner: Runner, wanted: Callable[[Generation], bool], limit_s: float) -> Generation | None:
+    """The first new generation that is wanted, or that closes the row; None: nobody wrote one. Raises Interrupted."""
+
+    def look() -> Generation | None:
+        try:
+            record = ledger.look(ledger.following)
+        except JobDirError:  # whether it is lost for good is judged by the heartbeat
+            return None
+        if record is not None:
+            ledger.follow(record)
+        return record if record is not None and (record.kind == "closed" or wanted(record)) else None
+
+    return runner.insist(look, limit_s, ledger.every_s)
+
+
+def lost_peer(job_dir: JobDir, attempt: int, place: Place, runner: Runner) -> str | None:
+    """Another node that is being taken, or tells nothing new for SILENT_S; None: all live, or ended by themselves.
+
+    Raises JobDirError, Interrupted.
+    """
+    others = [node.node for node in place.nodes if node.node != place.node.node]
+    send_signal(job_dir, attempt, watch_s=2 * SILENT_S)  # else those that live may be silent for longer
+    until, first = time.monotonic() + SILENT_S, dict.fromkeys(others, -1)
+    while True:
+        signs = {name: _Sign.read(job_dir, attempt, name) for name in others}
+        leaving = next((name for name, sign in signs.items() if sign.leaves), None)
+        if leaving is not None:
+            return leaving
+        first = {name: signs[name].pulse if pulse < 0 else pulse for name, pulse in first.items()}
+        silent = [name for name, sign in signs.items() if sign.outcome is None and sign.pulse == first[name]]
+        if not silent or time.monotonic() >= until:
+            return silent[0] if silent else None
+        runner.pause(1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sign:
+    """What another node tells of itself."""
+
+    pulse: int
+    """0: nothing yet."""
+    phase: str
+    outcome: str | None
+    generation: int = 0
+    """Of its program; 0: none yet."""
+    saved_step: int = 0
+
+    @classmethod
+    def read(cls, job_dir: JobDir, attempt: int, node: str) -> _Sign:
+        told = _read(Heartbeat, job_dir, node_key(attempt, node, "heartbeat.json"))
+        end = _read(Result, job_dir, node_key(attempt, node, "result.json"))
+        outcome = None if end is None else end.outcome
+        if told is None:
+            return cls(0, "", outcome)
+        spans = (told.timeline or {}).get("spans") or [{}]
+        saved = int((told.progress or {}).get("saved_step") or 0)
+        return cls(told.sequence, told.phase, outcome, int(spans[-1].get("generation") or 0), saved)
+
+    @property
+    def leaves(self) -> bool:
+        """It was ordered to end, and this one was not: its machine goes."""
+        return self.outcome == "preempted" or (self.outcome is None and self.phase == "stopping")
+
+
+def _read(kind: type[_R], job_dir: JobDir, key: str) -> _R | None:
+    """Return another node's record; one that cannot be read is as good as none. Raises JobDirError."""
+    try:
+        return kind.read(job_dir, key)
+    except RecordError:
+        return None
+
+
+class Begun:
+    """Remembers on this machine's disk which generation of the program it has begun last: a machine that was restarted
+    finds it there."""
+
+    def __init__(self, state: Path) -> None:
+        self._path = state / "begun"
+
+    @property
+    def generation(self) -> int:
+        """0: none yet. Raises OSError."""
+        try:
+            return int(self._path.read_text())
+        except FileNotFoundError:
+            return 0
+        except ValueError:  # the machine was reset while it was written
+            return 1
+
+    def note(self, generation: int) -> None:
+        """Raises OSError."""
+        self._path.write_text(str(generation))

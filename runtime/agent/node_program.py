@@ -1,0 +1,369 @@
+"""The user's program on one node, from its first start to its end: generation after generation of its processes."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from ...protocol.jobdir import Address, Generation, JobDir, Record, RecordError, node_key
+from ...protocol.logs import LogWriter
+from ..checkpoint.schedule import interval
+from ..launchers import LOOPBACK, Place, free_port, machine_environment, needs_addresses, own_host, processes
+from ..notices import Order, Orders
+from ..processes.program import Exit, Process, kill_leftovers
+from ..processes.runner import PEER_S, POLL_S, Conduct, Runner, Wakeup
+from .ending import INTERRUPTED_EXIT, Ending, judge
+from .generations import Ledger, Lookout
+from .gpu_idle import VISIBLE, IdleWatch, read_utilisation
+from .heartbeat import Heart, read_progress
+from .members import (
+    AGAIN_S,
+    FLEET_S,
+    WORD_S,
+    Begun,
+    LeftOutError,
+    adopt,
+    is_member,
+    lost_peer,
+    take_place,
+    wait_for,
+)
+from .node_writer import NodeWriter, writer_environment
+from .outcome_watch import OutcomeWatch
+from .restart import fruitless_in_a_row, wish
+from .timeline import History
+
+SETTLE_S = 1.0
+"""For the other processes of a group that will start again: to say why, should it have been their doing."""
+LEAVE_S = 60.0
+"""Likewise, when one has left because all were asked to: they may still be saving."""
+DRAIN_S = 300.0
+"""What was staged is waited for so long, where no deadline comes before."""
+_WRITE_S = 3.0  # as long as the program has not told how long a write takes
+_SAFETY = 1.5
+_END_S = 2.0  # to kill the program, and for the result
+
+_T = TypeVar("_T")
+
+
+class Insist(Protocol):
+    """Calls again while the job dir fails, as long as patience lasts."""
+
+    def __call__(self, call: Callable[[], _T]) -> _T: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """What everything on this node works with."""
+
+    job_dir: JobDir
+    attempt: int
+    name: str
+    home: Path
+    marker: str
+    host: str | None
+    """By which others reach it; None: found out."""
+    wakeup: Wakeup
+    orders: Orders
+    runner: Runner
+    log: LogWriter
+    heart: Heart
+    history: History
+    insist: Insist
+    of_fleet: bool = False
+    """Its machines take lost ones' places by themselves, without a supervisor's word."""
+
+    @property
+    def code(self) -> Path:
+        return self.home / "code"
+
+    @property
+    def state(self) -> Path:
+        return self.home / "state"
+
+    def key(self, name: str) -> str:
+        return node_key(self.attempt, self.name, name)
+
+
+class NodeProgram:
+    """Runs the program until nothing follows any more."""
+
+    def __init__(self, node: Node, place: Place, launcher: str, ledger: Ledger) -> None:
+        self._node, self._launcher, self._ledger = node, launcher, ledger
+        self._machine_env = machine_environment(os.environ, node.marker)
+        env = writer_environment(self._machine_env, place.job.env)
+        self._writer = NodeWriter(node.state / "writer.sock", env, node.log.say)
+        self.place = dataclasses.replace(place, writer=str(self._writer.path))
+        """Where the program runs, or ran last."""
+        self._known: dict[str, Address] = {}
+        """Addresses of the last rendezvous."""
+        self._begun = Begun(node.state)
+        told = place.job.env.get(INTERRUPTED_EXIT, "")
+        self._interrupted_exit = int(told) if told.isdecimal() else None
+
+    def run(self) -> Ending:
+        """Raises LeftOutError, Interrupted, Vanished, JobDirError, LauncherError, OSError, ValueError."""
+        try:
+            generation = self._enter()
+            while True:
+                addresses = self._meet(dataclasses.replace(self.place, generation=generation))
+                if isinstance(addresses, Generation):
+                    generation = self._prepare(addresses)
+                    continue
+                ending, following = self._run_generation(generation, addresses)
+                if following is None:
+                    return ending
+                generation = self._prepare(following)
+        finally:
+            self._writer.drain(self._seconds_left, self._node.wakeup.wait, self._node.wakeup.wake)
+            self._writer.end()
+            kill_leftovers(self._node.marker)
+            self._node.runner.raise_if_vanished()
+
+    def _seconds_left(self) -> float:
+        return self._node.runner.seconds_left(DRAIN_S)
+
+    def _enter(self) -> int:
+        """The generation to begin with: the first, or, on a machine that comes late or was restarted, a later one.
+
+        Raises LeftOutError, Interrupted, JobDirError.
+        """
+        node, ledger = self._node, self._ledger
+        newest = node.insist(ledger.catch_up)
+        following: Generation | None = None
+        if newest is not None and newest.kind == "closed" and not self._is_merely_late(newest):
+            raise LeftOutError("the program has ended on the other nodes")
+        if not is_member(self.place, ledger):
+            node.heart.set_phase("waiting")
+            node.log.say("ready to take a lost node's place")
+            if node.of_fleet:
+                following = node.insist(lambda: take_place(ledger, node.job_dir, node.attempt, self.place))
+            else:
+                following = wait_for(ledger, node.runner, lambda _: is_member(self.place, ledger), WORD_S)
+        elif self._begun.generation:
+            following = ledger.awaits(self._begun.generation) or node.insist(
+                lambda: ledger.rejoin(f"{node.name} was restarted")
+            )
+        else:
+            self.place = adopt(self.place, ledger)
+            return ledger.newest_of_group
+        if following is None or following.kind == "closed":
+            raise LeftOutError(f"the others do not go on with {node.name}")
+        return self._prepare(following)
+
+    def _is_merely_late(self, end: Generation) -> bool:
+        """Return whether this node still owes its part: the others have done theirs, and so did not need it."""
+        return end.reason == "succeeded" and not self._begun.generation and is_member(self.place, self._ledger)
+
+    def _prepare(self, following: Generation) -> int:
+        """Raises LeftOutError, Interrupted."""
+        self.place = adopt(self.place, self._ledger)
+        where = "all processes start" if following.group else "it starts"
+        pause = f" in {following.pause_s:.0f} s" if following.pause_s else ""
+        self._node.log.say(f"{following.reason}; {where} again in place{pause} (generation {following.generation})")
+        self._node.runner.pause(following.pause_s)
+        return following.generation
+
+    def _run_generation(self, generation: int, addresses: dict[str, Address]) -> tuple[Ending, Generation | None]:
+        """How it ended, and the generation that follows upon it here."""
+        node = self._node
+        newest = self._ledger.newest
+        place = dataclasses.replace(
+            self.place,
+            generation=generation,
+            failures=newest.failures if newest else 0,
+            earlier=self._earlier(generation),
+        )
+        started = processes(self._launcher, place, self._machine_env, addresses)
+        outcomes = OutcomeWatch({process.rank: node.state / f"outcome-{process.rank}.json" for process in started})
+        outcomes.clear()
+        for path in (place.notice, place.listening, place.progress):
+            path.unlink(missing_ok=True)
+        wanted = [
+            dataclasses.replace(process, env={**process.env, "CLOUDGPU_OUTCOME": outcomes.path(process.rank)})
+            for process in started
+        ]
+        self._begun.note(generation)
+        node.history.begin(generation)
+        node.heart.set_phase("running")
+        exits, asked, elsewhere = self._watch(wanted, place, outcomes)
+        ending = judge(
+            exits,
+            node.orders.deciding,
+            asked=asked,
+            listening=place.listening.exists(),
+            reported=outcomes.reported(),
+            interrupted_exit=self._interrupted_exit,
+        )
+        node.history.see(read_progress(place.progress), generation)
+        node.history.end(ending.reason if elsewhere is None else elsewhere.reason)
+        return ending, self._what_follows(ending, elsewhere, place)
+
+    def _earlier(self, generation: int) -> dict[str, Any]:
+        """Return what the job met before this generation: in earlier attempts, and in this one on this node."""
+        timeline, place = self._node.history, self.place
+        costs = [told["cost"] for told in timeline.told if told and told.get("cost") is not None]
+        before = interval.History.from_json(place.earlier)
+        now = before.plus(place.market, timeline.seconds * len(place.nodes), generation - 1)
+        return {**now.to_json(), "cost": costs[-1] if costs else before.cost}
+
+    def _watch(
+        self, wanted: Sequence[Process], place: Place, outcomes: OutcomeWatch
+    ) -> tuple[list[Exit], bool, Generation | None]:
+        node, conduct = self._node, _ProgramConduct(place, self._writer, self._ledger, outcomes)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self._idle_watch(place))
+            # Where nodes are replaced, others may join, or this one be left out.
+            if self._ledger.heals or (len(place.nodes) > 1 and self._ledger.scope != "lone"):
+                conduct.lookout = stack.enter_context(Lookout(self._ledger, node.orders, node.wakeup.wake))
+            self._writer.begin()
+            exits, asked = node.runner.run(wanted, node.code, conduct, node.log, node.heart)
+        node.log.flush()  # what follows may take hours: writing what was staged, copying outputs
+        return exits, asked, conduct.lookout.found if conduct.lookout else None
+
+    def _what_follows(self, ending: Ending, elsewhere: Generation | None, place: Place) -> Generation | None:
+        """Orders go before everything: what was told to end does not begin again."""
+        node, ledger = self._node, self._ledger
+        order = node.orders.deciding
+        if order is not None and ledger.is_replaced_after(order):
+            return None
+        may_follow = order is None and not ending.final
+        if elsewhere is not None and may_follow:
+            ledger.follow(elsewhere)
+            return elsewhere
+        wanted = None if order is not None else wish(ending, fruitless_in_a_row(node.history.told))
+        if may_follow and ending.outcome != "succeeded" and not ledger.grants(wanted):
+            word = self._word(place)
+            if word is not None:
+                return None if word.kind == "closed" else word
+        return node.insist(lambda: ledger.settle(wanted, ending.outcome, may_follow=may_follow))
+
+    def _word(self, place: Place) -> Generation | None:
+        """What is decided upon another node's loss, of which the program may have died; None: there is none lost."""
+        node, ledger = self._node, self._ledger
+        if not ledger.heals or ledger.scope != "group" or len(place.nodes) == 1:
+            return None
+        until, said = time.monotonic() + (FLEET_S if node.of_fleet else WORD_S), ""
+        while time.monotonic() < until:
+            peer = node.insist(lambda: lost_peer(node.job_dir, node.attempt, place, node.runner))
+            if peer is None:
+                return None
+            if peer != said:
+                node.log.say(f"{peer} seems to be lost: waiting for what takes its place")
+                said = peer
+            word = wait_for(ledger, node.runner, ledger.concerns, AGAIN_S)
+            if word is not None:
+                return word
+        return None
+
+    def _meet(self, place: Place) -> dict[str, Address] | Generation:
+        """The addresses that this generation's processes need, or the generation that has overtaken it.
+
+        New ports, for the old ones may still be in use.
+        """
+        node = self._node
+        needed = needs_addresses(self._launcher, place.nodes)
+        if not needed:
+            return {node.name: Address(LOOPBACK, free_port())}
+        if self._known and self._ledger.newest is not None and not self._ledger.newest.group:
+            return self._known  # the others go on, and know this node by it
+        own = Address(node.host or own_host(), free_port(place.node.rank, len(place.nodes)))
+        name = "address.json" if place.generation == 1 else f"address-{place.generation:04d}.json"
+        node.insist(lambda: node.job_dir.put(node.key(name), own.to_bytes()))
+        met = {node.name: own}
+        for other in needed:
+            found = self._address(other.node, name)
+            if isinstance(found, Generation):
+                return found
+            met[other.node] = found
+        self._known = met
+        return met
+
+    def _address(self, other: str, name: str) -> Address | Generation:
+        """Where a node can be reached, once it has told; or a newer generation, which may do without it."""
+        node, ledger = self._node, self._ledger
+        key = node_key(node.attempt, other, name)
+
+        def look() -> Record | None:
+            address = node.insist(lambda: _read_address(node.job_dir, key))
+            if address is not None:
+                return address
+            record = None if ledger.scope == "lone" else node.insist(lambda: ledger.look(ledger.following))
+            if record is not None:
+                ledger.follow(record)
+            return record if record is not None and record.group else None
+
+        # On Vertex AI programs begin as their machines come: others may come an hour later (vertex/provisioner.py).
+        limit_s = FLEET_S if node.of_fleet else WORD_S
+        found = node.runner.insist(look, limit_s, ledger.every_s)
+        if isinstance(found, Address) or (isinstance(found, Generation) and found.kind != "closed"):
+            return found
+        never = f"{other} has not told its address in {limit_s:.0f} s"
+        raise LeftOutError(never if found is None else "the program has ended on another node")
+
+    def _idle_watch(self, place: Place) -> contextlib.AbstractContextManager[object]:
+        """While the program runs, beats tell for how long the GPUs have been idle, if the job has a limit on that."""
+        if place.job.gpu_idle_s is None or place.node.gpus == 0:
+            return contextlib.nullcontext()
+        sample = functools.partial(read_utilisation, os.environ.get(VISIBLE))
+        node = self._node
+        return IdleWatch(place.job.gpu_idle_s, sample, report=node.heart.set_gpu_idle, say=node.log.say)
+
+
+class _ProgramConduct(Conduct):
+    """While one generation of the program runs."""
+
+    def __init__(self, place: Place, writer: NodeWriter, ledger: Ledger, outcomes: OutcomeWatch) -> None:
+        self.listening = place.listening
+        self.lookout: Lookout | None = None
+        self._progress, self._writer, self._ledger, self._outcomes = place.progress, writer, ledger, outcomes
+
+    @property
+    def spared(self) -> int | None:  # type: ignore[override]
+        return self._writer.process
+
+    def look(self) -> float:
+        return min(self._writer.keep_up(), POLL_S)
+
+    def is_over(self) -> bool:
+        found = None if self.lookout is None else self.lookout.found
+        return found is not None and found.grace_s == 0.0
+
+    def ended_programs(self) -> Mapping[int | None, int]:
+        return self._outcomes.ended_programs()
+
+    def parting(self) -> Order | None:
+        found = None if self.lookout is None else self.lookout.found
+        if found is None or found.grace_s == 0.0:
+            return None
+        return Order("again", "members", found.reason, time.monotonic() + found.grace_s)
+
+    def write_s(self) -> float:
+        """Only who uses the Checkpointer tells of saves."""
+        progress = read_progress(self._progress)
+        if progress is None or self._writer.process is None:
+            return 0.0
+        return _SAFETY * float(progress.get("lag") or _WRITE_S) + _END_S
+
+    def peers_s(self, ended: Exit) -> float:
+        if ended.code in _LEAVING or self._outcomes.has_left(ended.rank):
+            return LEAVE_S
+        return SETTLE_S if self._ledger.could_restart() else PEER_S
+
+
+_LEAVING = frozenset({75, 76, 77})
+
+
+def _read_address(job_dir: JobDir, key: str) -> Address | None:
+    """Return where another node can be reached; what cannot be read is as good as nothing. Raises JobDirError."""
+    try:
+        return Address.read(job_dir, key)
+    except RecordError:
+        return None

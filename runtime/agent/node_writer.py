@@ -1,0 +1,139 @@
+"""The node's checkpoint writer (checkpoint/writer.py) as the agent sees it: one process beside the program's.
+
+It outlives every process of the program, and so finishes what a dead one had staged; it ends with the agent.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from ..processes.program import KEEPER
+
+START_AFTER_S = 0.3
+"""After the program: its own start goes first, and one that ends sooner has staged nothing."""
+_PAUSE_S = (0.5, 30.0)  # before it is started again: at first, and at most
+_STEADY_S = 60.0  # one that lived so long did not die of its start
+_LOOK_S = 0.5
+
+_FOREIGN = ("PYTHON", "LD_")
+"""Beginnings of variables by which a job changes what its own programs load; the writer is not one of them."""
+
+
+def writer_environment(machine_env: Mapping[str, str], job_env: Mapping[str, str]) -> dict[str, str]:
+    """The job's variables may name the store's endpoint and hold its credentials: what programs read, the writer may.
+
+    Nothing of the job decides what code it runs.
+    """
+    return {**{name: value for name, value in job_env.items() if not name.startswith(_FOREIGN)}, **machine_env}
+
+
+class NodeWriter:
+    """Starts the writer, starts it again when it dies, and waits for what it has to write. For the main thread."""
+
+    def __init__(self, path: Path, env: Mapping[str, str], say: Callable[[str], None]) -> None:
+        self.path = path
+        """Of its socket: CLOUDGPU_WRITER."""
+        self._env, self._say = dict(env), say
+        self._process: int | None = None
+        self._pidfd = -1
+        self._started = 0.0
+        self._due = float("inf")
+        self._pause_s = _PAUSE_S[0]
+
+    @property
+    def process(self) -> int | None:
+        """The agent's child, which must be spared when what the program left is killed; the writer is below it."""
+        return self._process
+
+    def begin(self) -> None:
+        """The program runs: from now on there may be something to write."""
+        self._due = min(self._due, time.monotonic() + START_AFTER_S)
+
+    def keep_up(self) -> float:
+        """Start it if it is due, note if it has died; seconds until there is something to do again."""
+        now = time.monotonic()
+        if self._process is not None and self._has_ended():
+            self._note_death(now)
+        if self._process is None and now >= self._due:
+            self._start(now)
+        return _LOOK_S if self._process is not None else max(0.0, self._due - now)
+
+    def drain(self, seconds_left: Callable[[], float], wait: Callable[[float], None], wake: Callable[[], None]) -> bool:
+        """Wait until all that was staged is durable; False if it could not be in time.
+
+        `seconds_left` is asked again and again, for a deadline may come meanwhile; `wake` ends a `wait`.
+        """
+        if self._process is None or self._has_ended():
+            return True
+        durable, over = threading.Event(), threading.Event()
+
+        def ask() -> None:
+            from ..checkpoint.writer.protocol import wait_until_durable
+
+            while not over.is_set() and not self._has_ended():
+                if wait_until_durable(str(self.path), _LOOK_S):
+                    durable.set()
+                    break
+            wake()
+
+        asking = threading.Thread(target=ask, name="drain", daemon=True)
+        asking.start()
+        begun, told = time.monotonic(), False
+        while asking.is_alive() and (left := seconds_left()) > 0:
+            wait(min(left, _LOOK_S))
+            if not told and asking.is_alive() and time.monotonic() - begun > _LOOK_S:
+                told = True
+                self._say("waiting until what was staged of checkpoints is written")
+        over.set()
+        if not durable.is_set():
+            self._say("what was staged of the last checkpoint could not be written in time; older ones stand")
+        elif told:
+            self._say(f"all that was staged is written, after {time.monotonic() - begun:.1f} s")
+        return durable.is_set()
+
+    def end(self) -> None:
+        """It is not started again, and no longer spared when what is left is killed."""
+        self._due = float("inf")
+        if self._process is not None:
+            self._forget()
+
+    def _start(self, now: float) -> None:
+        me = str(os.getpid())
+        command = [sys.executable, "-I", "-S", KEEPER, me, sys.executable, "-P"]
+        # Told who we are, it ends with us even if we and its keeper are killed while it starts.
+        command += ["-m", "cloudgpu.runtime.checkpoint.writer", "--socket", str(self.path), "--parent", me]
+        try:
+            child = subprocess.Popen(
+                command, env=self._env, stdin=subprocess.DEVNULL, stdout=2, stderr=2, start_new_session=True
+            )
+        except OSError as error:
+            self._say(f"the checkpoint writer cannot be started: {error.strerror or error}")
+            self._wait_longer(now)
+            return
+        child.returncode = 0  # whoever reaps children of the agent reaps this one: Popen must not wait for it
+        self._process, self._pidfd, self._started = child.pid, os.pidfd_open(child.pid), now
+
+    def _has_ended(self) -> bool:
+        return self._pidfd < 0 or bool(select.select([self._pidfd], [], [], 0)[0])
+
+    def _note_death(self, now: float) -> None:
+        if now - self._started > _STEADY_S:
+            self._pause_s = _PAUSE_S[0]
+        self._say(f"the checkpoint writer has died; it is started again in {self._pause_s:g} s")
+        self._forget()
+        self._wait_longer(now)
+
+    def _wait_longer(self, now: float) -> None:
+        self._due = now + self._pause_s
+        self._pause_s = min(2 * self._pause_s, _PAUSE_S[1])
+
+    def _forget(self) -> None:
+        os.close(self._pidfd)
+        self._process, self._pidfd = None, -1

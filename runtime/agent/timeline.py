@@ -1,0 +1,80 @@
+"""What a node did when, for its heartbeats and its result: jobdir.Timeline, written as it happens. Thread-safe."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from typing import Any
+
+from ...protocol.jobdir import Heartbeat, Span, Timeline
+from ...protocol.logs import SteadyClock
+
+
+class History:
+    """Begins when the node is claimed."""
+
+    def __init__(self, earlier: Heartbeat | None = None) -> None:
+        """`earlier`: the last that was told before this machine was restarted; what ran then ended about that time."""
+        self._now = SteadyClock()
+        self._lock = threading.Lock()
+        self._times = Timeline(claimed=self._now())
+        self._spans: list[Span] = []
+        if earlier is not None and earlier.timeline is not None:
+            self._times = Timeline(**earlier.timeline)
+            self._spans = [Span(**span) for span in self._times.spans]
+            if self._spans and self._spans[-1].ended is None:
+                last = dataclasses.replace(self._spans[-1], ended=earlier.time, reason="the machine was restarted")
+                self._spans[-1] = last
+
+    def setup_begins(self) -> None:
+        self._times = dataclasses.replace(self._times, setup=self._times.setup or self._now())
+
+    def is_ready(self) -> None:
+        """The setup is done, or there was none to do."""
+        self._times = dataclasses.replace(self._times, ready=self._times.ready or self._now())
+
+    def begin(self, generation: int) -> None:
+        """A generation of the program is about to be started."""
+        with self._lock:
+            self._spans.append(Span(generation, self._now()))
+
+    @property
+    def generation(self) -> int:
+        """The newest; 0: none has begun."""
+        with self._lock:
+            return self._spans[-1].generation if self._spans else 0
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the node was claimed."""
+        return max(0.0, self._now() - self._times.claimed)
+
+    def see(self, progress: dict[str, Any] | None, generation: int) -> None:
+        """What a generation tells of its progress, as often as it is read."""
+        with self._lock:
+            if progress is None or not self._spans or self._spans[-1].generation != generation:
+                return
+            first = self._spans[-1].first_step
+            if first is None and int(progress.get("step") or 0) > int(progress.get("restored_step") or 0):
+                first = self._now()
+            self._spans[-1] = dataclasses.replace(self._spans[-1], progress=progress, first_step=first)
+
+    def end(self, reason: str) -> None:
+        """None of the generation's processes is left."""
+        with self._lock:
+            self._spans[-1] = dataclasses.replace(self._spans[-1], ended=self._now(), reason=reason)
+
+    def finish(self) -> None:
+        """Nothing follows."""
+        self._times = dataclasses.replace(self._times, ended=self._now())
+
+    @property
+    def told(self) -> list[dict[str, Any] | None]:
+        """The last progress of each generation, oldest first."""
+        with self._lock:
+            return [span.progress for span in self._spans]
+
+    def to_json(self) -> dict[str, Any]:
+        with self._lock:
+            spans = [dataclasses.asdict(span) for span in self._spans]
+            return dataclasses.asdict(dataclasses.replace(self._times, spans=spans))

@@ -1,0 +1,1 @@
+"""Where training stands in its data: loaders, samplers, random generators."""

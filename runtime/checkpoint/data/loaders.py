@@ -1,0 +1,306 @@
+"""What is known of a loader: how it splits an epoch into batches and among ranks, and how to begin in its middle.
+
+A loader is anything that can be iterated once per epoch. Of a torch DataLoader over a map-style dataset the sampler
+alone says which samples come when: the ones that are done are left out there, without reading anything, whatever the
+number of workers. Of any other loader only the loader itself knows, so it is read up to the place.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import CheckpointError
+from .order import Order
+
+_NONE = object()
+_SHELTERED = (signal.SIGTERM, signal.SIGUSR1)
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """How an epoch is split."""
+
+    length: int | None
+    """Batches of this rank; None if the loader does not know."""
+    batch: int | None
+    """Samples per batch, but for the last; None if only the loader knows: then its place is counted in batches."""
+    shards: int
+    """Ranks that share the epoch's data, each taking every n-th sample or batch; 1: each goes through all of it."""
+    data: int | None
+    """Samples of the whole dataset, if it has a length."""
+    workers: int
+    by_index: bool
+    """The order is the sampler's alone: neither workers nor the dataset have a part in it."""
+
+    @classmethod
+    def of(cls, loader: Any) -> Split:  # noqa: ANN401 - any iterable
+        base = _base(loader)
+        indexed = _is_indexed(base)
+        return cls(
+            length=length(loader),
+            batch=_batch_size(base) if indexed else None,
+            shards=next((count for part in _parts(base) if (count := _shards(part)) > 1), 1),
+            data=length(getattr(base, "dataset", None)) if indexed else None,
+            workers=getattr(base, "num_workers", 0),
+            by_index=indexed,
+        )
+
+    @property
+    def unit(self) -> str:
+        return "batches" if self.batch is None else "samples"
+
+
+def length(loader: Any) -> int | None:  # noqa: ANN401
+    """Batches per epoch; None if the loader does not know."""
+    try:
+        return len(loader)
+    except (TypeError, NotImplementedError):  # an iterable dataset has no length
+        return None
+
+
+def has_own_state(loader: Any) -> bool:  # noqa: ANN401
+    """It can say itself where it is, as torchdata's StatefulDataLoader."""
+    own = _base(loader)  # Accelerate's loaders have the methods, and may have nothing behind them
+    return callable(getattr(own, "state_dict", None)) and callable(getattr(own, "load_state_dict", None))
+
+
+def set_epoch(loader: Any, epoch: int) -> None:  # noqa: ANN401
+    """DistributedSampler and its like shuffle by epoch number and rely on being told."""
+    for part in (loader, *_parts(_base(loader)), getattr(loader, "dataset", None)):
+        if callable(method := getattr(part, "set_epoch", None)):
+            method(epoch)
+
+
+@contextmanager
+def sheltered_workers(loader: Any) -> Iterator[None]:  # noqa: ANN401
+    """Workers that are started meanwhile, or later, do not die of a SIGTERM or SIGUSR1 that all processes of a training
+    get, as from torchrun and Slurm: torch lets a training fail whose workers die, and it is to save.
+    """
+    base = _base(loader)
+    init: Any = getattr(base, "worker_init_fn", _NONE)
+    if not getattr(base, "num_workers", 0) or init is _NONE:
+        yield
+        return
+    if not isinstance(init, _Shelter):
+        base.worker_init_fn = _Shelter(init)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SHELTERED)  # from the first: threads of libraries have it so
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@dataclass(frozen=True, slots=True)
+class _Shelter:
+    """What a worker does first; picklable, for workers that are not forked."""
+
+    init: Callable[[int], object] | None
+
+    def __call__(self, worker: int) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SHELTERED)
+        threading.Thread(target=_end_at_its_parents_word, daemon=True).start()
+        if self.init is not None:
+            self.init(worker)
+
+
+def _end_at_its_parents_word() -> None:
+    """The loader itself sends SIGTERM to a worker that does not end when it is to."""
+    while True:
+        received = signal.sigwaitinfo(_SHELTERED)
+        if received.si_signo == signal.SIGTERM and received.si_pid == os.getppid():
+            os._exit(os.EX_OK)
+
+
+def draws_seed(loader: Any) -> bool:  # noqa: ANN401
+    """Opening an epoch draws the workers' seed first: not if the workers have been running since an earlier one."""
+    base = _base(loader)
+    return not (has_persistent_workers(loader) and getattr(base, "_iterator", None) is not None)
+
+
+def has_persistent_workers(loader: Any) -> bool:  # noqa: ANN401
+    base = _base(loader)
+    return bool(getattr(base, "persistent_workers", False)) and getattr(base, "num_workers", 0) > 0
+
+
+def drawn_from(loader: Any) -> list[Any]:  # noqa: ANN401
+    """Return what decides about the order of an epoch: the samplers, and a dataset that has an order of its own."""
+    base = _base(loader)
+    return [*_parts(base), *([] if _is_indexed(base) else [getattr(base, "dataset", None)])]
+
+
+def can_follow(loader: Any) -> bool:  # noqa: ANN401
+    """The sampler's indices can be seen while the loader is iterated."""
+    return _base(loader) is loader and _is_indexed(loader)
+
+
+@contextmanager
+def followed(loader: Any, follow: Callable[[Iterator[Any]], Iterator[Any]]) -> Iterator[None]:  # noqa: ANN401
+    """Let what the sampler yields pass through `follow`, in iterators of the loader that are made within."""
+    if not can_follow(loader):
+        yield
+        return
+    name = "sampler" if loader.batch_sampler is None else "batch_sampler"
+    sampler = loader.__dict__[name]
+    loader.__dict__[name] = _Followed(sampler, follow)
+    try:
+        yield
+    finally:
+        loader.__dict__[name] = sampler
+
+
+class _Followed:
+    """A sampler whose indices are seen by another."""
+
+    def __init__(self, sampler: Any, follow: Callable[[Iterator[Any]], Iterator[Any]]) -> None:  # noqa: ANN401
+        self._sampler, self._follow = sampler, follow
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._follow(iter(self._sampler))
+
+    def __len__(self) -> int:
+        return len(self._sampler)
+
+
+def open_at(loader: Any, done: int, *, drew_seed: bool, order: Order, batch: int) -> Iterator[Any]:  # noqa: ANN401
+    """Return the rest of an epoch, `done` samples (or batches, see Split) of this rank left out in the sampler.
+
+    The generators must be as they were at the epoch's start. drew_seed: what draws_seed() said then; order: is given
+    all indices from the epoch's start; batch: the number of batches that those left out are.
+    """
+    import torch
+
+    base = _base(loader)
+    if drew_seed:
+        torch.empty((), dtype=torch.int64).random_(generator=base.generator)
+    rest = copy.copy(base)
+    # DataLoader forbids to set these, for its own sake: this one has not been iterated yet, and never will be again.
+    if base.batch_sampler is None:
+        left = _skip(iter(base.sampler), done, order.add)
+    elif _batch_size(base) is None:
+        left = _skip(iter(base.batch_sampler), done, order.add)
+    else:
+        batches = base.batch_sampler
+        indices = _skip(iter(batches.sampler), done, lambda index: order.add([index]))
+        left = _batched(indices, batches.batch_size, drop_last=batches.drop_last)
+    rest.__dict__["sampler" if base.batch_sampler is None else "batch_sampler"] = _Rest(order.follow(left, batch))
+    rest.__dict__.update(_iterator=None, persistent_workers=False)
+    # Now, not when a wrapper comes to it: beginning draws a seed, which must not count as a draw of the training.
+    return iter(rest) if base is loader else _through(loader, _Begun(rest))
+
+
+def batches_left(loader: Any, done: int) -> int | None:  # noqa: ANN401
+    """How many batches follow `done` samples (or batches) of this rank."""
+    split = Split.of(loader)
+    if split.batch is None or split.length is None:
+        return None if split.length is None else split.length - done
+    sampler = _base(loader).sampler if _base(loader).batch_sampler is None else _base(loader).batch_sampler.sampler
+    left = max(0, len(sampler) - done)
+    return left // split.batch if _base(loader).drop_last else -(-left // split.batch)
+
+
+class _Rest:
+    """A sampler that is in its middle, to be iterated once."""
+
+    def __init__(self, indices: Iterator[Any]) -> None:
+        self._indices = indices
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._indices
+
+
+def _base(loader: Any) -> Any:  # noqa: ANN401
+    """The DataLoader inside of a wrapper, such as Accelerate's."""
+    return vars(loader).get("base_dataloader", loader) if hasattr(loader, "__dict__") else loader
+
+
+def _parts(base: Any) -> list[Any]:  # noqa: ANN401
+    """The samplers of a loader, those inside of others included."""
+    batches = getattr(base, "batch_sampler", None)
+    inner = getattr(batches, "batch_sampler", None)
+    found = (
+        getattr(base, "sampler", None),
+        batches,
+        inner,
+        *(getattr(one, "sampler", None) for one in (batches, inner)),
+    )
+    return [part for part in found if part is not None]
+
+
+def _shards(sampler: Any) -> int:  # noqa: ANN401
+    """Ranks that share a sampler's data: torch's DistributedSampler and its like, Accelerate's BatchSamplerShard."""
+    found = getattr(sampler, "num_replicas", None) or getattr(sampler, "num_processes", None)
+    return found if isinstance(found, int) else 1
+
+
+def _is_indexed(base: Any) -> bool:  # noqa: ANN401
+    data: Any = sys.modules.get("torch.utils.data")
+    return (
+        data is not None
+        and isinstance(base, data.DataLoader)
+        and type(base).__iter__ is data.DataLoader.__iter__  # a loader of its own kind may do anything
+        and not isinstance(base.dataset, data.IterableDataset)
+    )
+
+
+def _batch_size(base: Any) -> int | None:  # noqa: ANN401
+    if base.batch_sampler is None:
+        return 1
+    sampler: Any = sys.modules["torch.utils.data"].BatchSampler
+    size: int | None = base.batch_sampler.batch_size if type(base.batch_sampler) is sampler else None
+    return size
+
+
+def _skip(indices: Iterator[Any], count: int, see: Callable[[Any], None]) -> Iterator[Any]:
+    """Skip at once, not when the next index is asked for: the sampler draws its order meanwhile."""
+    skipped = 0
+    for index in itertools.islice(indices, count):
+        see(index)
+        skipped += 1
+    if skipped < count:
+        raise CheckpointError(
+            f"the checkpoint stands after {count} samples or batches of an epoch, but the sampler ended after "
+            f"{skipped}: its data changed. Use what it was saved with, or give another folder to begin anew"
+        )
+    return indices
+
+
+def _batched(indices: Iterator[Any], size: int, *, drop_last: bool) -> Iterator[list[Any]]:
+    while batch := list(itertools.islice(indices, size)):
+        if len(batch) == size or not drop_last:
+            yield batch
+
+
+class _Begun:
+    """A DataLoader whose iteration has begun already."""
+
+    def __init__(self, loader: Any) -> None:  # noqa: ANN401
+        self._loader = loader
+        self._iterator: Iterator[Any] = iter(loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._iterator
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+        return getattr(self._loader, name)
+
+
+def _through(wrapper: Any, rest: _Begun) -> Iterator[Any]:  # noqa: ANN401
+    """Iterate a wrapper over another DataLoader than its own."""
+    own = wrapper.base_dataloader
+    wrapper.base_dataloader = rest
+    try:
+        yield from wrapper
+    finally:
+        wrapper.base_dataloader = own

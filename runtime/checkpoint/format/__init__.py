@@ -1,0 +1,1 @@
+"""The format of a checkpoint: manifest, tree of state, layout of tensors and shards."""

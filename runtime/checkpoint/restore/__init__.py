@@ -1,0 +1,1 @@
+"""Choose a checkpoint, verify it, and rebuild the state."""

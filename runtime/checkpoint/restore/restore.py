@@ -1,0 +1,244 @@
+"""Which checkpoint a run goes on from: the newest of which every rank verified all that it needs.
+
+One that is found damaged, twice, is quarantined (DAMAGED.json) and the next older is taken. One that cannot be read for
+now (a store that does not answer, a permission) is passed over unmarked; if nothing else is left, that is an error:
+beginning anew would throw away what may be readable again in a minute. If nothing else is left than damaged ones, those
+that were marked earlier are verified once more, for what read them may have been mended; and if all are damaged still,
+that is an error too, unless `on_damage` is "restart".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ....protocol.checkpoint_names import Name
+from ....protocol.jobdir import JobDirError
+from ..data import random_state
+from ..errors import AllDamagedError, CheckpointError, OutOfReachError, UnusableError, list_damaged, logger
+from ..format.manifest import RankManifest
+from ..format.placement import Placements
+from ..store import COMMIT
+from .loading import Files, load
+from .verified import confirmed
+
+if TYPE_CHECKING:
+    from ..ranks import Ranks
+    from ..store import Commit
+
+Cached = Callable[[Name], tuple[bytes, memoryview] | None]
+"""WriterClient.cached: what survives on this machine of a checkpoint that this rank staged."""
+
+
+class ReadableStore(Protocol):
+    """What is asked of CheckpointStore here. Every method raises JobDirError where the store cannot be read."""
+
+    def committed(self) -> list[Name]:
+        """Every checkpoint not known to be damaged, newest first."""
+        ...
+
+    def read_commit(self, name: Name) -> Commit:
+        """COMMIT.json, verified; raises UnusableError."""
+        ...
+
+    def get(self, name: Name, file: str) -> bytes:
+        """A whole small file; raises MissingError."""
+        ...
+
+    def get_range(self, name: Name, file: str, start: int, end: int) -> bytes:
+        """Bytes of a file; raises MissingError. Fewer than asked for if the file is shorter, if the store says so."""
+        ...
+
+    def file_size(self, name: Name, file: str) -> int:
+        """Bytes; raises MissingError."""
+        ...
+
+    def local_path(self, name: Name, file: str) -> Path | None:
+        """Where the file lies on a mounted file system; None: in an object store."""
+        ...
+
+    def damaged(self) -> list[Name]:
+        """Return every checkpoint that is marked as damaged, newest first."""
+        ...
+
+    def mark_damaged(self, name: Name, reason: str) -> None:
+        """Have later runs pass over it, and retention leave it alone."""
+        ...
+
+    def unmark_damaged(self, name: Name) -> None:
+        """Make it a checkpoint again."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """A checkpoint as this rank needs it."""
+
+    name: Name
+    commit: Commit
+    snapshot: dict[str, Any]
+    """As it was saved; tensors in memory of our own, as DTensors where the live object has them."""
+
+
+def restore(
+    store: ReadableStore, ranks: Ranks, *, objects: Mapping[str, Any], cached: Cached, on_damage: str = "stop"
+) -> Restored | None:
+    """Return the newest checkpoint that all ranks verified; None if there has never been one.
+
+    objects    the live objects by name: asked for the mesh and placements of DTensors, not changed
+    cached     read instead of the store where its content is what was committed
+    on_damage  "restart": None, too, if all are damaged
+
+    Collective: every rank must call it. Raises CheckpointError if there are checkpoints and none can be used, or if the
+    newest does not fit the objects; OutOfReachError where one of them may be readable later.
+    """
+    search = _Search(store, ranks, objects, cached)
+    if (found := search.among(store.committed)) is not None:
+        return found
+    if (found := search.among(store.damaged)) is not None:
+        ranks.from_first(lambda: _unmark(store, found.name))
+        return found
+    search.check_failures(on_damage)
+    return None
+
+
+class _Search:
+    """Tries checkpoints one after the other and keeps why each could not be used; the same on every rank."""
+
+    def __init__(self, store: ReadableStore, ranks: Ranks, objects: Mapping[str, Any], cached: Cached) -> None:
+        self._store, self._ranks, self._objects, self._cached = store, ranks, objects, cached
+        self._tried: dict[Name, _Verdict] = {}
+
+    def among(self, listing: Callable[[], list[Name]]) -> Restored | None:
+        """Return the first of a listing that can be used."""
+        # Listed again, for an earlier process may have committed its last save meanwhile, and removed what it replaces.
+        while names := [name for name in _listed(listing, self._ranks) if name not in self._tried]:
+            placements = Placements(self._objects)
+            for name in names:
+                found, verdicts = _attempt(self._store, name, self._ranks, placements, self._cached)
+                if not any(verdicts):
+                    return found
+                failures = [one for one in verdicts if one]
+                # That of a rank which can read it later weighs more.
+                self._tried[name] = min(failures, key=lambda one: one.damaged)
+        return None
+
+    def check_failures(self, on_damage: str) -> None:
+        """Raise what follows from finding nothing; nothing does if there are no checkpoints, or all may be given up."""
+        unreadable = [str(name) for name, verdict in self._tried.items() if not verdict.damaged]
+        if unreadable:
+            raise OutOfReachError(
+                f"{self._store}: no checkpoint could be restored ({', '.join(unreadable)}): see above"
+            )
+        if not self._tried:
+            return
+        reasons = [f"{name}: {verdict.reason}" for name, verdict in self._tried.items()]
+        if on_damage == "restart":
+            if self._ranks.rank == 0:
+                logger().warning(
+                    f"{self._store}: every checkpoint is damaged: training begins anew. They are kept for you to look "
+                    f"at; remove them when you have:{list_damaged(reasons)}"
+                )
+            return
+        raise AllDamagedError(str(self._store), reasons)
+
+
+def _attempt(
+    store: ReadableStore, name: Name, ranks: Ranks, placements: Placements, cached: Cached
+) -> tuple[Restored | None, list[_Verdict | None]]:
+    """One checkpoint, and what each rank says of it; None: it can use it. What nobody can help is raised."""
+    found, verdict, error = _try(lambda: _read(store, name, ranks, placements, cached))
+    verdicts = ranks.gather(verdict)
+    if error is not None:
+        raise error
+    if misfit := next((one for one in verdicts if one and one.misfit), None):
+        raise CheckpointError(f"{store}: checkpoint {name} does not fit this program: {misfit.reason}")
+    if not any(verdicts):
+        return found, verdicts
+    if ranks.rank == 0:
+        _report(store, name, verdicts)
+    return None, verdicts  # the memory is needed for the next one
+
+
+@dataclass(frozen=True, slots=True)
+class _Verdict:
+    """Why a rank cannot use a checkpoint."""
+
+    reason: str
+    damaged: bool = False
+    """For good, whoever reads it."""
+    misfit: bool = False
+    """It is whole, but of another program."""
+
+
+def _try(call: Callable[[], Restored]) -> tuple[Restored | None, _Verdict | None, Exception | None]:
+    """What is raised on one rank is told to all before it goes on there: none is left waiting for the others."""
+    try:
+        return call(), None, None
+    except UnusableError as error:
+        return None, _Verdict(str(error), damaged=error.damaged), None
+    except JobDirError as error:
+        return None, _Verdict(str(error)), None
+    except CheckpointError as error:
+        return None, _Verdict(str(error), misfit=True), None
+    except Exception as error:  # noqa: BLE001 - raised there by restore(); no room in memory, say
+        return None, _Verdict(f"{type(error).__name__}: {error}", misfit=True), error
+
+
+def _listed(listing: Callable[[], list[Name]], ranks: Ranks) -> list[Name]:
+    try:
+        return ranks.from_first(listing)
+    except JobDirError as error:
+        raise OutOfReachError(f"checkpoints cannot be read: {error}") from error
+
+
+def _read(store: ReadableStore, name: Name, ranks: Ranks, placements: Placements, cached: Cached) -> Restored:
+    commit = confirmed(lambda: store.read_commit(name), store.local_path(name, COMMIT))
+    files = Files(store, name, commit)
+    snapshot: dict[str, Any] | None = None
+    if ranks.world == files.world and (slot := _surviving(cached(name), files.manifest(ranks.rank))):
+        try:
+            snapshot = load(files, ranks.rank, ranks.world, placements, slot)
+        except UnusableError as error:  # the process died while it overwrote the slot; the store has it whole
+            logger().info(f"checkpoint {name} is read from the store, not from this machine's memory: {error}")
+    if snapshot is None:
+        snapshot = load(files, ranks.rank, ranks.world, placements, None)
+    if ranks.world != files.world:
+        snapshot["random"] = random_state.derive(snapshot["random"], ranks.rank, snapshot["step"])
+        if ranks.rank == 0:
+            logger().info(
+                f"checkpoint {name} was saved by {files.world} ranks, this run has {ranks.world}: rank 0 goes on with "
+                "its random numbers, the others begin new streams derived from them"
+            )
+    return Restored(name, commit, snapshot)
+
+
+def _surviving(found: tuple[bytes, memoryview] | None, manifest: RankManifest) -> memoryview | None:
+    """This machine's copy of what the manifest describes, not verified yet."""
+    if found is None or len(found[1]) < manifest.size:
+        return None
+    return found[1][: manifest.size]
+
+
+def _unmark(store: ReadableStore, name: Name) -> None:
+    logger().info(f"checkpoint {name} was marked as damaged, and every byte of it verifies now: it is used again")
+    try:
+        store.unmark_damaged(name)
+    except JobDirError as error:
+        logger().warning(f"checkpoint {name} is still marked as damaged: {error}")
+
+
+def _report(store: ReadableStore, name: Name, verdicts: Sequence[_Verdict | None]) -> None:
+    """Say once why; what is damaged for good is marked, so that later runs need not look at it again."""
+    rank, verdict = next((rank, verdict) for rank, verdict in enumerate(verdicts) if verdict)
+    logger().warning(f"checkpoint {name} is passed over (rank {rank}): {verdict.reason}")
+    damage = next((one.reason for one in verdicts if one and one.damaged), None)
+    if damage is None:
+        return
+    try:
+        if name in store.committed():  # else it has been removed meanwhile
+            store.mark_damaged(name, damage)
+    except JobDirError as error:
+        logger().warning(f"checkpoint {name} could not be marked as damaged: {error}")

@@ -1,0 +1,1 @@
+"""What a save copies and when: staging, overlap with training, replicated state, checks."""

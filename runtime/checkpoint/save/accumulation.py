@@ -1,0 +1,95 @@
+"""Gradients that are being accumulated: between two steps of an optimizer they, too, are state.
+
+At most step boundaries they are not: the optimizer has just used them. So they are saved only for optimizers that made
+no step in the training's last step, nor after it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ..errors import CheckpointError, logger
+from ..format.strides import align
+
+
+class Accumulation:
+    """Of the torch optimizers among the objects."""
+
+    def __init__(self, objects: Mapping[str, Any]) -> None:
+        self._objects = objects
+        self._hook: Any = None
+        self._stepping: list[Any] = []
+        """Optimizers that stepped since the training's last step was counted."""
+        self._stepped: list[Any] = []
+        """Those that stepped during that step."""
+        self._warned = False
+        self._restored: dict[str, Any] = {}
+
+    def attach(self) -> None:
+        """The loop begins: from now on it is known which optimizers step. Gradients are put back only now: many
+        programs set them to zero before."""
+        parameters, restored = dict(self._numbered()), self._restored
+        self._restored = {}
+        for key, gradient in restored.items():
+            parameter = parameters[key]
+            parameter.grad = align(gradient.to(device=parameter.device), parameter)
+        if self._hook is None and "torch" in sys.modules:
+            from torch.optim.optimizer import register_optimizer_step_post_hook
+
+            self._hook = register_optimizer_step_post_hook(lambda optimizer, *_: self._stepping.append(optimizer))
+
+    def detach(self) -> None:
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
+        self._stepping, self._stepped = [], []
+
+    def count_step(self) -> None:
+        """Begin another step: gradients of the one before stay used or unused until this one is counted."""
+        self._stepping, self._stepped = [], self._stepping
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the gradients that no optimizer has used yet, by its name and the number of the parameter in it."""
+        if self._hook is None:
+            return {}
+        # By parameters: the optimizer that steps may be wrapped in the one that we were given.
+        stepped = [*self._stepped, *self._stepping]
+        used = {id(parameter) for optimizer in stepped for parameter in _parameters(optimizer)}
+        found: dict[str, Any] = {}
+        for key, parameter in self._numbered():
+            if parameter.grad is None or id(parameter) in used:
+                continue
+            if hasattr(parameter, "placements"):
+                self._warn()
+            else:
+                found[key] = parameter.grad
+        return found
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """What attach() is to put back."""
+        parameters = dict(self._numbered())
+        for key, gradient in state.items():
+            if key not in parameters or parameters[key].shape != gradient.shape:
+                raise CheckpointError(f"it was saved with a gradient of {key}, of which there is no such parameter now")
+        self._restored = dict(state)
+
+    def _numbered(self) -> Iterator[tuple[str, Any]]:
+        torch: Any = sys.modules.get("torch")
+        for name, value in self._objects.items() if torch else ():
+            if isinstance(value, torch.optim.Optimizer):
+                yield from ((f"{name} {number}", parameter) for number, parameter in enumerate(_parameters(value)))
+
+    def _warn(self) -> None:
+        if not self._warned:
+            self._warned = True
+            logger().warning(
+                "gradients accumulated in sharded parameters are not saved: resumed from within an accumulation, those "
+                "of the batches before are missing from one step of the optimizer"
+            )
+
+
+def _parameters(optimizer: Any) -> Iterator[Any]:  # noqa: ANN401
+    for group in optimizer.param_groups:
+        yield from group["params"]

@@ -1,0 +1,181 @@
+"""Copying while the next forward and backward pass runs: what only an optimizer changes, and only in its step().
+
+That is the parameters of torch's optimizers and what they keep of them. Everything else (buffers, random state, the
+place in the data, other objects) is copied before training goes on: a BatchNorm's statistics change in the next forward
+pass. The copy is joined before any optimizer of the process begins its step.
+
+Should a program change parameters elsewhere (weights clipped between two steps, say), the copy may be torn: in-place
+operations are seen by the tensors' version counters, changes through `.data` in samples. Then that save fails, which
+costs nothing but this save, and from then on copies block training.
+
+    overlap=True     from the first save on
+    overlap="auto"   measured: not where blocking is less than 1 % of a step; else what costs training less
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from statistics import median
+from typing import Any
+
+from ..format.strides import flatten_memory
+
+SHARE = 0.01
+"""Of a step: a copy that blocks for less is not worth the trouble."""
+SAVES, STEPS = 3, 5
+"""How many of each kind are measured, at least, before "auto" decides: steps vary by more than a copy costs."""
+SAMPLES, ELEMENTS = 16, 32
+"""Tensors, and elements of each, that are compared when the copy is there."""
+
+
+class Overlap:
+    """The copy that is under way, if any; and whether the next one is to be."""
+
+    def __init__(self, objects: Mapping[str, Any], mode: bool | str) -> None:
+        self._objects = objects
+        self._decided: bool | None = None if mode == "auto" else bool(mode)
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+        self._sources: Sequence[Any] = ()
+        self._versions: list[int] = []
+        self._samples: list[tuple[Any, Any]] = []
+        self._hook: Any = None
+        self._blocking: list[float] = []
+        """Seconds of copies that blocked."""
+        self._overlapped: list[float] = []
+        """By how many seconds steps with an overlapped copy were longer than others."""
+        self._steps: deque[float] = deque(maxlen=32)
+        self._last_step: float | None = None
+        self._saved, self._was_overlapped = False, False
+        """Whether there was a save since the last step; and whether its copy was overlapped."""
+
+    # When
+
+    def attach(self, join: Callable[[], None]) -> None:
+        """Have `join` called before any optimizer's step; undone by detach()."""
+        if self._decided is False or self._hook is not None or "torch" not in sys.modules:
+            return
+        from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+        def before_step(*_: object) -> None:
+            join()
+            self._count_step(time.monotonic())
+
+        self._hook = register_optimizer_step_pre_hook(before_step)
+
+    def detach(self) -> None:
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
+        self._last_step = None
+
+    def wanted(self) -> bool:
+        """Return whether the next copy is to be overlapped."""
+        if self._hook is None:
+            return False
+        if self._decided is None:
+            self._decide()
+        if self._decided is not None:
+            return self._decided
+        return len(self._blocking) >= SAVES and len(self._steps) >= STEPS
+
+    def _decide(self) -> None:
+        if len(self._blocking) < SAVES or len(self._steps) < STEPS:
+            return
+        cost = min(self._blocking)
+        if cost < SHARE * median(self._steps):
+            self._decided = False
+        elif len(self._overlapped) >= SAVES:
+            self._decided = min(self._overlapped) < cost
+
+    def count_blocking(self, seconds: float) -> None:
+        """A copy blocked training so long."""
+        self._saved = True
+        self._blocking = [*self._blocking[-SAVES:], seconds]
+
+    def _count_step(self, now: float) -> None:
+        if self._last_step is not None:
+            taken = now - self._last_step
+            if self._was_overlapped and self._steps:
+                self._overlapped.append(taken - median(self._steps))
+            elif not self._saved:
+                self._steps.append(taken)
+        self._last_step, self._saved, self._was_overlapped = now, False, False
+
+    # What
+
+    def choose(self, sources: Sequence[Any]) -> list[bool]:
+        """Of each source, whether it may be copied later."""
+        owned = set(self._owned_by_optimizers())
+        return [hasattr(source, "data_ptr") and _extent(source) in owned for source in sources]
+
+    def _owned_by_optimizers(self) -> Iterator[tuple[int, int]]:
+        """Yield address and bytes of the tensors which only an optimizer of torch's changes."""
+        torch: Any = sys.modules["torch"]
+        plain = (torch.Tensor, torch.nn.Parameter)
+        for value in self._objects.values():
+            if not (isinstance(value, torch.optim.Optimizer) and type(value).__module__.startswith("torch.optim.")):
+                continue
+            owned = [one for group in value.param_groups for one in group["params"] if one.requires_grad]
+            for state in value.state.values():
+                owned += state.values()
+            yield from [_extent(one) for one in owned if type(one) in plain and one.numel() > 1]
+
+    # The copy
+
+    @property
+    def under_way(self) -> bool:
+        return self._thread is not None
+
+    def start(self, copy: Callable[[], None], destinations: Sequence[Any], sources: Sequence[Any]) -> None:
+        """Copy in the background; nothing may change the sources until join()."""
+        self._saved = self._was_overlapped = True
+        self._error = None
+        self._sources, self._versions = sources, [source._version for source in sources]
+        step = max(1, len(sources) // SAMPLES)
+        pairs = zip(destinations[::step], sources[::step], strict=True)
+        self._samples = [(destination, _sample(source)) for destination, source in pairs]
+
+        def run() -> None:
+            try:
+                copy()
+            except BaseException as error:  # noqa: BLE001 - told where the copy is joined
+                self._error = error
+
+        self._thread = threading.Thread(target=run, name="cloudgpu-copy", daemon=True)
+        self._thread.start()
+
+    def join(self) -> str | None:
+        """Wait for the copy; why it is of no use, if it is of none: then there will be no other that is overlapped."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        sources, samples, self._sources, self._samples = self._sources, self._samples, (), []
+        if self._error is not None:
+            self._decided = False
+            return f"copying in the background failed: {self._error!r}"
+        changed = [source._version for source in sources] != self._versions
+        if changed or not all(_sample(copied).equal(sample) for copied, sample in samples):
+            self._decided = False
+            return (
+                "parameters were changed outside of optimizer.step() while they were copied in the background "
+                "(overlap=); from now on copies block training"
+            )
+        return None
+
+
+def _extent(tensor: Any) -> tuple[int, int]:  # noqa: ANN401
+    """Return address and bytes: one leaf for several tensors in its memory begins where one of them does."""
+    return tensor.data_ptr(), tensor.numel() * tensor.element_size()
+
+
+def _sample(tensor: Any) -> Any:  # noqa: ANN401
+    """Some elements, in memory of their own, as bytes: NaN compares as what it is made of."""
+    import torch
+
+    flat = flatten_memory(tensor)
+    return flat[:: max(1, flat.numel() // ELEMENTS)].clone().view(torch.uint8).cpu()

@@ -1,0 +1,182 @@
+"""Two checks of every save: that the state saved is the live one, and that it changes while steps are done.
+
+A program whose state_dict() gives the tensors of long ago (a copy made at the start, a cached structure) saves and
+verifies without a fault, and is found out at the restore. Both checks look at samples, for a save must cost no more
+than a copy; what they find suspicious is made sure of, and told once per object.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ..errors import logger
+from ..format.manifest import Piece, chunk_hash, is_dense
+from ..format.strides import flatten_memory, strides_of
+
+SAMPLES = 16
+"""Pieces of each object that are looked at."""
+STRETCH = 256
+"""Bytes of each piece that are looked at."""
+STILL = 100
+"""Steps for which nothing at all may stay as it is (gradients are accumulated) before that is suspicious."""
+COMPARED = 4
+"""Live tensors of each object that are compared with what was staged, each time others."""
+OFTEN, SELDOM = 3, 8
+"""They are compared at so many saves at first, then at every so manieth: what is no live state never was."""
+
+
+class StaleSaves:
+    """Looks at what was staged. `objects`: the live ones, by name."""
+
+    def __init__(self, objects: Mapping[str, Any]) -> None:
+        self._objects = objects
+        self._seen: dict[str, tuple[int, str]] = {}
+        """Step and fingerprint of the last save in which an object's sample was different."""
+        self._suspects: dict[str, tuple[int, str]] = {}
+        """Step and hash of all bytes of those whose sample has not changed."""
+        self._trained = 0
+        """Step of the last save in which an optimizer was seen to have changed: buffers change without training."""
+        self._told: set[str] = set()
+        self._turn = 0
+        self._grouped: tuple[Sequence[Piece], dict[str, list[Piece]]] = [], {}
+        """The pieces of the last save, and the same by object: mostly they are those of the next as well."""
+
+    def check(self, step: int, pieces: Sequence[Piece], memory: memoryview, *, live: bool) -> None:
+        """A save of this step lies in the slot, before it is handed over. live: nothing has been changed since."""
+        self._turn += 1
+        if self._grouped[0] is not pieces:
+            self._grouped = pieces, _by_object(pieces)
+        mine = self._grouped[1]
+        live = live and (self._turn <= OFTEN or self._turn % SELDOM == 0)
+        for name in [name for name in self._objects if name not in self._told]:
+            own = mine.get(name, [])
+            if own and _should_change(self._objects[name]):
+                self._look_for_change(name, step, own, memory)
+            if live:
+                self._compare_with_live(name, own, memory)
+        self._tell_of_unchanged(step)
+
+    # It changes
+
+    def _look_for_change(self, name: str, step: int, pieces: Sequence[Piece], memory: memoryview) -> None:
+        sample = _fingerprint(pieces, memory)
+        before = self._seen.get(name)
+        if before is not None and before[1] != sample:
+            self._count_change(name, step)
+        if before is None or before[1] != sample or step <= before[0]:
+            self._seen[name] = step, sample
+            self._suspects.pop(name, None)
+            return
+        everything = chunk_hash(b"".join(chunk_hash(memory[p.at : p.at + p.size]).encode() for p in pieces))
+        suspect = self._suspects.setdefault(name, (step, everything))
+        if suspect[1] != everything:  # only what the sample did not hit
+            self._suspects[name] = step, everything
+            self._count_change(name, step)
+
+    def _count_change(self, name: str, step: int) -> None:
+        torch: Any = sys.modules.get("torch")
+        if torch is not None and isinstance(self._objects[name], torch.optim.Optimizer):
+            self._trained = step
+
+    def _tell_of_unchanged(self, step: int) -> None:
+        """Those that stayed as they were while an optimizer changed, or for long."""
+        for name, (since, _) in list(self._suspects.items()):
+            if name not in self._told and step > since and (self._trained > since or step - since >= STILL):
+                self._tell(
+                    name,
+                    f"not one bit of what {name}.state_dict() gives has changed between step {since} and step {step}: "
+                    "if it is trained, it is saved as it was long ago",
+                )
+
+    # It is the live one
+
+    def _compare_with_live(self, name: str, pieces: Sequence[Piece], memory: memoryview) -> None:
+        staged = {piece.key.removeprefix(f"objects/{name}/"): piece for piece in pieces}
+        live = [(key, tensor) for key, tensor in _live_tensors(self._objects[name]) if key in staged]
+        for number in range(min(COMPARED, len(live))):
+            key, tensor = live[(self._turn * COMPARED + number) % len(live)]
+            piece = staged[key]
+            if _comparable(tensor, piece) and not _same(tensor, piece, memory):
+                self._tell(
+                    name,
+                    f"what {name}.state_dict() gives as {key} is not what {name} holds now: it is not the live state "
+                    "that is saved",
+                )
+                return
+
+    def _tell(self, name: str, text: str) -> None:
+        self._told.add(name)
+        logger().warning(f"checkpoints may be of no use: {text}")
+
+
+def _by_object(pieces: Sequence[Piece]) -> dict[str, list[Piece]]:
+    found: dict[str, list[Piece]] = {}
+    for piece in pieces:
+        top, _, rest = piece.key.partition("/")
+        if top == "objects" and piece.size:
+            found.setdefault(rest.partition("/")[0], []).append(piece)
+    return found
+
+
+def _fingerprint(pieces: Sequence[Piece], memory: memoryview) -> str:
+    """Of a stretch in the middle of some pieces, spread evenly."""
+    chosen = pieces[:: max(1, len(pieces) // SAMPLES)]
+    parts = []
+    for piece in chosen:
+        start = piece.at + max(0, piece.size // 2 - STRETCH // 2)
+        parts.append(bytes(memory[start : min(start + STRETCH, piece.at + piece.size)]))
+    return chunk_hash(b"".join(parts))
+
+
+def _should_change(value: Any) -> bool:  # noqa: ANN401 - any object
+    """Not a model that is frozen as a whole: its saves are alike by right."""
+    parameters = getattr(value, "parameters", None)
+    if not callable(parameters):
+        return True
+    try:
+        return any(parameter.requires_grad for parameter in parameters())
+    except (TypeError, AttributeError):  # not what torch means by parameters()
+        return True
+
+
+def _live_tensors(value: Any) -> Iterator[tuple[str, Any]]:  # noqa: ANN401
+    """What a module or an optimizer holds, by the key under which its state_dict() should give it."""
+    torch: Any = sys.modules.get("torch")
+    if torch is None:
+        return
+    if isinstance(value, torch.nn.Module):
+        yield from value.named_parameters()
+    elif isinstance(value, torch.optim.Optimizer):
+        number = 0
+        for group in value.param_groups:
+            for parameter in group["params"]:
+                for key, item in value.state.get(parameter, {}).items():
+                    if isinstance(item, torch.Tensor):
+                        yield f"state/{number}/{key}", item
+                number += 1
+
+
+def _comparable(tensor: Any, piece: Piece) -> bool:  # noqa: ANN401
+    """A plain tensor of the same form, whose numbers can be fetched at no cost worth mentioning."""
+    return type(tensor).__name__ in {"Tensor", "Parameter"} and (
+        tuple(tensor.shape) == piece.shape
+        and str(tensor.dtype).removeprefix("torch.") == piece.dtype
+        and is_dense(tensor.shape, tensor.stride())
+        and strides_of(tensor) == piece.strides
+        and piece.whole is None
+    )
+
+
+def _same(tensor: Any, piece: Piece, memory: memoryview) -> bool:  # noqa: ANN401
+    """A stretch in the middle, bit for bit."""
+    import torch
+
+    flat = flatten_memory(tensor)
+    item = flat.element_size()
+    count = max(1, STRETCH // item)
+    first = max(0, (flat.numel() - count) // 2)
+    live = bytes(flat[first : first + count].view(torch.uint8).tolist())  # of a GPU's, 256 bytes are fetched
+    at = piece.at + first * item
+    return bytes(memory[at : at + len(live)]) == live

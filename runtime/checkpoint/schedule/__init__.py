@@ -1,0 +1,1 @@
+"""When a checkpoint is due: intervals and notices."""

@@ -1,0 +1,196 @@
+"""When a checkpoint is due, and why.
+
+every=500          steps
+every="30s", 30.0  time: "45s", "10m", "1h30m", or seconds
+every="auto"       Daly's interval for the measured cost of a save and the interruptions of this training, but not
+                   shorter than a save takes to be written: see interval.py
+
+An interval that the user asked for is kept to exactly. Only a notice that the machine may go soon, while training goes
+on, makes every kind four times as frequent (hurry()).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+from ..errors import CheckpointError
+from .interval import History, Seen, Typical, best_interval, mean_between, prior_of
+
+FIRST = 90.0
+"""Seconds until the first save of a training: it measures the cost of a save, and shows early if none is possible."""
+HURRY = 4
+NOTICEABLE = 1.5
+"""The interval is explained again when it has changed by this factor."""
+
+_DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s?)?", re.ASCII)
+
+
+class Schedule:
+    """Count from the last save, failed ones included: a full disk is not tried again at every step.
+
+    market   the name of a prior, see interval.PRIORS; any other: unknown
+    nodes    machines, any one of which interrupts the training
+    known    what earlier starts have met, as far as it is known without a checkpoint
+
+    Times (`now`) are seconds of one monotonic clock.
+    """
+
+    def __init__(
+        self, every: int | float | str, *, market: str = "", nodes: int = 1, known: History | None = None
+    ) -> None:
+        self._steps: int | None = None
+        self._seconds: float | None = None
+        self._prior, self._nodes = prior_of(market), max(1, nodes)
+        self._known = self._history = known if known is not None else History()
+        self._cost, self._writing = Typical(), Typical()
+        self._step, self._time = 0, 0.0
+        self._begun: float | None = None
+        """When this process began to train."""
+        self._hurry_until = -math.inf
+        self._explained: float | None = None
+        """The interval that was explained last."""
+        self._best = self._choose()
+        """The interval of "auto"; kept, because due() is asked at every step."""
+        if every == "auto":
+            return
+        if isinstance(every, int) and not isinstance(every, bool):
+            self._steps = every
+        else:
+            self._seconds = every if isinstance(every, float) else _seconds(every)
+        if not (self._steps or self._seconds or 0) > 0:
+            raise CheckpointError(f'every={every!r}: expected steps (500), a duration ("30s", 30.0) or "auto"')
+
+    # What happens
+
+    def resumed(self, saved: object, *, starts: int) -> None:
+        """Continue from a checkpoint that holds the history() `saved`.
+
+        starts  how often the training was started since that checkpoint, this time included; 0: it had ended with it.
+                Each of the runs before was interrupted without another save, on average after half an interval.
+        """
+        self._history = History.from_json(saved)
+        unsaved = (self._choose() + (self._history.cost or 0.0)) / 2
+        self._history = self._history.plus(self._prior.name, starts * unsaved * self._nodes, starts).joined(self._known)
+        self._best = self._choose()
+
+    def count_from(self, step: int, now: float, blocked: float | None = None) -> None:
+        """Count from a save, or from the start; `blocked`: seconds for which training stood still."""
+        if self._begun is None:
+            self._begun = now
+        self._step, self._time = step, now
+        if blocked is not None:
+            self._cost.add(blocked)
+        self._best = self._choose()
+
+    def written(self, seconds: float) -> None:
+        """Add the seconds until a save was durable, while training went on."""
+        self._writing.add(seconds)
+        self._best = self._choose()
+
+    def hurry(self, until: float) -> None:
+        """Save four times as often up to that moment: the machine may go at any time."""
+        self._hurry_until = max(self._hurry_until, until)
+
+    # The answers
+
+    @property
+    def interval(self) -> float | None:
+        """Seconds between two saves; None if steps are counted."""
+        if self._steps is not None:
+            return None
+        return self._seconds if self._seconds is not None else self._best
+
+    def due(self, step: int, now: float) -> bool:
+        """Return whether to save at this step boundary."""
+        factor = HURRY if now < self._hurry_until else 1
+        if self._steps is not None:
+            return step - self._step >= max(1, self._steps // factor)
+        interval, elapsed = self.interval, now - self._time
+        if interval is None or step == self._step:
+            return False
+        interval = max(interval / factor, min(interval, self._writing.value or 0.0))
+        if self._seconds is not None:
+            return elapsed >= interval
+        # The boundary nearest to the computed moment: with steps of 10 s, 12 s are one step rather than two.
+        return elapsed + elapsed / (step - self._step) / 2 >= interval
+
+    def measured(self) -> dict[str, Any]:
+        """Return fields of jobdir.Progress: cost and duration of a save, the interval, and M."""
+        mean = self._mean(self._time)
+        return {"cost": self._known_cost(), "lag": self._writing.value, "interval": self.interval, "mean": mean}
+
+    def history(self, now: float) -> dict[str, Any]:
+        """Return what is saved with the checkpoint, for resumed() of a later run."""
+        markets = self._history.plus(self._prior.name, self._trained(now)).markets
+        return History(markets, self._known_cost()).to_json()
+
+    def explanation(self, now: float) -> str | None:
+        """Return a line for the log: at first, and when the interval has changed by half since the last one."""
+        interval = self.interval
+        if interval is None or self._seconds is not None:
+            first, self._explained = self._explained is None, 0.0
+            every = _words(self._seconds) if self._seconds is not None else f"{self._steps:,} steps"
+            return f"saving every {every}, as asked" if first else None
+        if self._explained is not None and 1 / NOTICEABLE < interval / max(self._explained, 1e-9) < NOTICEABLE:
+            return None
+        self._explained = interval
+        return self._sentence(now)
+
+    # The computation
+
+    def _choose(self) -> float:
+        cost = self._known_cost()
+        if cost is None:
+            return FIRST
+        return best_interval(cost, self._mean(self._time), self._writing.value or 0.0)
+
+    def _known_cost(self) -> float | None:
+        return self._cost.value if self._cost.value is not None else self._history.cost
+
+    def _trained(self, now: float) -> float:
+        """Node-seconds of this process."""
+        return 0.0 if self._begun is None else max(0.0, now - self._begun) * self._nodes
+
+    def _seen(self, now: float) -> Seen:
+        before = self._history.seen(self._prior.name)
+        return Seen(before.node_seconds + self._trained(now), before.interruptions)
+
+    def _mean(self, now: float) -> float:
+        return mean_between(self._prior, self._seen(now), self._nodes)
+
+    def _sentence(self, now: float) -> str:
+        cost, seen = self._known_cost(), self._seen(now)
+        if cost is None:
+            return f"saving after {_words(self._best)}, to measure what a save costs"
+        writing = ", because a save takes that long to be written" if self._best == self._writing.value else ""
+        return (
+            f"saving every {_words(self._best)}{writing}: a save blocks {_words(cost)}, the mean time between "
+            f"interruptions is taken as {_words(self._mean(now))} ({seen.interruptions} seen in "
+            f"{_words(seen.node_seconds / self._nodes)}, prior {self._prior.name})"
+        )
+
+
+def _words(seconds: float) -> str:
+    """Return seconds in a readable unit with two significant digits: `0.05 s`, `38 s`, `4.2 h`."""
+    for size, unit in ((86_400.0, "days"), (3_600.0, "h"), (60.0, "min")):
+        if seconds >= 1.5 * size:
+            return f"{_two_digits(seconds / size)} {unit}"
+    return f"{_two_digits(seconds)} s"
+
+
+def _two_digits(value: float) -> str:
+    if value <= 0:
+        return "0"
+    digits = max(0, 1 - math.floor(math.log10(value)))
+    text = f"{value:.{digits}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def _seconds(text: object) -> float:
+    match = _DURATION.fullmatch(text.replace(" ", "")) if isinstance(text, str) and text.strip() else None
+    if match is None:
+        return 0.0
+    hours, minutes, seconds = (float(part or 0) for part in match.groups())
+    return hours * 3600 + minutes * 60 + seconds

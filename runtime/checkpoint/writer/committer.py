@@ -1,0 +1,164 @@
+"""Rank 0's part of a save: when every rank's part is in the store it becomes a checkpoint, and old ones go."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from ....protocol.checkpoint_names import Name
+from ....protocol.jobdir import JobDirError
+from ..errors import FencedError
+from ..room import make_room
+from ..store import CheckpointStore, NoRoomError
+
+if TYPE_CHECKING:
+    from .rank_writer import Staged
+
+TRIES = 3
+"""Of a commit, in a row, while there is a trainer that can save again."""
+_PAUSES_S = {True: (0.005, 0.5), False: (0.05, 2.0)}
+"""Shortest and longest time between two looks for other ranks' parts: in a local folder, in an object store."""
+
+
+class Finish(Protocol):
+    """Tell what became of a save."""
+
+    def __call__(
+        self, staged: Staged, *, written: bool, committed: bool, error: str | None, fenced: bool = False
+    ) -> None: ...
+
+
+@dataclass(slots=True)
+class _Waiting:
+    staged: Staged
+    patience_s: float
+    """How long other ranks' parts are waited for when the trainer is dead."""
+    until: float = float("inf")
+    """time.monotonic() when they have had that time. While there is a trainer it knows better: it abandons the save if
+    another rank's part has failed, and a later one supersedes it.
+    """
+    missing: str = ""
+    """Why it cannot be committed yet."""
+    failures: int = 0
+
+
+class Committer:
+    """The saves that this rank has written and that are no checkpoints yet, oldest first. For one thread."""
+
+    def __init__(
+        self,
+        store: CheckpointStore,
+        world: int,
+        finish: Finish,
+        may_come: Callable[[int], bool],
+        note: Callable[[str], None],
+    ) -> None:
+        self._store, self._world, self._finish, self._may_come, self._note = store, world, finish, may_come, note
+        self._waiting: list[_Waiting] = []
+        self._dirty = True
+        """There may be parts of saves that failed: a predecessor of this process may have left some."""
+        self._told = False
+        """That they cannot be removed: once in a row."""
+        self._shortest, self._longest = _PAUSES_S[store.job_dir.folder is not None]
+        self._pause = self._shortest
+
+    def add(self, staged: Staged, *, patience_s: float) -> None:
+        self._waiting.append(_Waiting(staged, patience_s))
+        self._pause = self._shortest
+
+    def waiting(self) -> set[Name]:
+        return {waiting.staged.name for waiting in self._waiting}
+
+    def pause(self) -> float | None:
+        """Seconds until the next turn() is of use; None: not before there is something to do."""
+        return self._pause if self._waiting else None
+
+    def fail(self, name: Name, reason: str) -> None:
+        """It will never be a checkpoint."""
+        for waiting in [waiting for waiting in self._waiting if waiting.staged.name == name]:
+            self._give_up(waiting, reason)
+
+    def turn(self, *, impatient: bool) -> None:
+        """Commit what is complete. `impatient`: the trainer is dead; nobody else will try again."""
+        committed = None
+        for waiting in list(self._waiting):
+            if impatient:
+                waiting.until = min(waiting.until, time.monotonic() + waiting.patience_s)
+            if self._commit(waiting, impatient=impatient):
+                committed = waiting
+        self._pause = min(1.5 * self._pause, self._longest)
+        if committed is None:
+            return
+        for waiting in [w for w in self._waiting if w.staged.name.age < committed.staged.name.age]:
+            self._give_up(waiting, f"{waiting.missing}; {committed.staged.name} is complete and has superseded it")
+        self._retain(committed.staged)
+
+    def clean_up(self, coming: Name) -> None:
+        """Before a save: remove what failed ones have left, whoever wrote it. What cannot be removed is in the way of
+        nothing but its room.
+        """
+        if not self._dirty:
+            return
+        waiting = self.waiting()
+        try:
+            self._store.discard_uncommitted(
+                lambda name: name.attempt <= coming.attempt and name.age < coming.age and name not in waiting
+            )
+        except JobDirError as error:
+            if not self._told:
+                self._note(f"what failed saves have left could not be removed: {error}")
+            self._told = True
+        else:
+            self._dirty = self._told = False
+
+    def _commit(self, waiting: _Waiting, *, impatient: bool) -> bool:
+        """Return whether it is a checkpoint now; if it never will be, it is reported and forgotten."""
+        staged = waiting.staged
+        try:
+            if not self._store.is_committed(staged.name):  # it is if a writer was killed right after
+                if absent := self._absent(staged.name):
+                    waiting.missing = f"{len(absent)} of {self._world} ranks have not written their part: {absent[:8]}"
+                    # Looked at again: one may have written its part, and gone, since the first look.
+                    hopeless = impatient and not any(map(self._may_come, absent)) and self._absent(staged.name)
+                    return self._expire(waiting, now=bool(hopeless))
+                digests = self._store.digests(staged.name, self._world)
+                if staged.rows:
+                    self._store.put_rows(staged.rows)
+                self._store.commit(staged.name, digests, finished=staged.finished, time=time.time())
+        except FencedError as error:
+            self._give_up(waiting, str(error), fenced=True)
+            return False
+        except (JobDirError, ValueError) as error:
+            if not (isinstance(error, NoRoomError) and make_room(self._store, staged.name, 0)):
+                waiting.failures += 1
+            waiting.missing = str(error)
+            return self._expire(waiting, now=not impatient and waiting.failures >= TRIES)
+        self._waiting.remove(waiting)
+        self._finish(staged, written=True, committed=True, error=None)
+        return True
+
+    def _absent(self, name: Name) -> list[int]:
+        return sorted(set(range(self._world)) - self._store.ranks_written(name))
+
+    def _expire(self, waiting: _Waiting, *, now: bool) -> bool:
+        if now or time.monotonic() > waiting.until:
+            self._give_up(waiting, waiting.missing)
+        return False
+
+    def _give_up(self, waiting: _Waiting, reason: str, *, fenced: bool = False) -> None:
+        self._waiting.remove(waiting)
+        self._dirty = True
+        try:
+            self._store.discard_failed(waiting.staged.name)
+        except JobDirError as error:
+            reason = f"{reason}; and what was written could not be removed: {error}"
+        self._finish(waiting.staged, written=True, committed=False, error=reason, fenced=fenced)
+
+    def _retain(self, staged: Staged) -> None:
+        self.clean_up(staged.name)
+        try:
+            self._store.retain(staged.name, staged.keep)
+        except JobDirError as error:
+            self._note(f"old checkpoints could not be removed: {error}")

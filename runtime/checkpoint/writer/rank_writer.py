@@ -1,0 +1,226 @@
+"""One rank's saves, written one after the other by a thread of the checkpoint writer; rank 0's are committed too."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ....protocol.checkpoint_names import Name
+from ....protocol.jobdir import JobDirError
+from ..format.manifest import RankManifest
+from ..room import describe_shortage, make_room
+from ..store import CheckpointStore, NoRoomError
+from .committer import Committer
+from .protocol import SaveResult
+from .slots import Slot
+
+PATIENCE_S = 60.0
+"""How long a save that nobody will repeat is tried again, and its other ranks are waited for."""
+_FIRST_PAUSE_S = 0.2
+_LOOKS_FOR_ROOM = 5
+"""Tries of a part that finds no room: another rank may be removing an older checkpoint at this moment."""
+
+
+@dataclass(slots=True)
+class Staged:
+    """A save as the writer knows it."""
+
+    name: Name
+    slot: Slot | None
+    """None: this rank's part was written by a writer that has died since, and only the commit is left to do."""
+    size: int
+    manifest: bytes
+    finished: bool
+    keep: int
+    rows: bytes
+    submitted: float
+    """time.monotonic(), which is the same in all processes of a machine."""
+
+
+@dataclass(slots=True)
+class Written:
+    """The newest part that a rank wrote, and the memory it was written from: a new process may restore from it."""
+
+    name: Name
+    slot: Slot
+    size: int
+    manifest: bytes
+
+
+@dataclass(slots=True)
+class Outbox:
+    """How a RankWriter tells its trainer, if there still is one. Called from its thread."""
+
+    written: Callable[[Name], None]
+    result: Callable[[SaveResult], None]
+    note: Callable[[str], None]
+
+
+@dataclass(slots=True, eq=False)
+class RankWriter:
+    """`start()` it, `stage()` saves, `leave()` when the trainer is gone: it ends when nothing is left to do."""
+
+    store: CheckpointStore
+    rank: int
+    world: int
+    outbox: Outbox
+    may_come: Callable[[int], bool]
+    """Whether another rank may still write its part, as far as this machine knows. Called from its thread."""
+    when_idle: Callable[[], None]
+    """Called from its thread when nothing is left to do for now, and when it ends."""
+    written: Written | None = None
+    busy: int = 0
+    """Saves that are staged and neither durable nor failed."""
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _inbox: queue.SimpleQueue[Staged | None] = field(default_factory=queue.SimpleQueue)
+    _abandoned: set[Name] = field(default_factory=set)
+    _gone: threading.Event = field(default_factory=threading.Event)
+    _gone_at: float = 0.0
+    _working: bool = False
+    _ended: bool = False
+    _leftovers: list[Name] = field(default_factory=list)
+    _committer: Committer | None = None
+    _short_of_room: bool = False
+    """Older checkpoints go earlier than asked for, and that was reported."""
+
+    def start(self) -> None:
+        if self.rank == 0:
+            self._committer = Committer(self.store, self.world, self._finish, self.may_come, self.outbox.note)
+        # A daemon: one that hangs in a store must not keep the process that was told to end.
+        threading.Thread(target=self._run, name=f"rank {self.rank}", daemon=True).start()
+
+    def stage(self, staged: Staged) -> None:
+        with self._lock:
+            self.busy += 1
+        self._inbox.put(staged)
+
+    def abandon(self, name: Name) -> None:
+        if self.busy:  # else it is over already
+            self._abandoned.add(name)
+            self._inbox.put(None)
+
+    def leave(self) -> None:
+        self._gone_at = time.monotonic()
+        self._gone.set()
+        self._inbox.put(None)
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is staged, and what was is tidied up after."""
+        return self.busy == 0 and not self._working
+
+    @property
+    def ended(self) -> bool:
+        return self._ended
+
+    # In its thread
+
+    def _run(self) -> None:
+        while not (self._gone.is_set() and self.idle):
+            self._turn()
+        self._ended = True
+        self.when_idle()
+
+    def _turn(self) -> None:
+        """Wait for something to do, and do it."""
+        committer = self._committer
+        try:
+            staged = self._inbox.get(timeout=committer.pause() if committer else None)
+        except queue.Empty:
+            staged = None
+        self._working = True
+        if staged is not None:
+            self._save(staged)
+        if committer:
+            for name in self._abandoned & committer.waiting():
+                committer.fail(name, "another rank could not write its part")
+            committer.turn(impatient=self._gone.is_set())
+        self._working = False
+        if self.idle:
+            self.when_idle()
+
+    def _save(self, staged: Staged) -> None:
+        begun = time.monotonic()
+        if staged.slot is not None:
+            error = self._write_patiently(staged, staged.slot)
+            staged.slot = None
+            if error is not None:
+                return self._finish(staged, written=False, committed=False, error=error)
+            self.outbox.written(staged.name)
+        if self._committer is None:
+            return self._finish(staged, written=True, committed=False, error=None)
+        self._committer.add(staged, patience_s=max(PATIENCE_S, 10 * (time.monotonic() - begun)))
+        return None
+
+    def _write_patiently(self, staged: Staged, slot: Slot) -> str | None:
+        """Return why it could not be written, None: it is. Retried where room was made, and where the trainer is dead
+        and so cannot save again itself.
+        """
+        pause, looks = _FIRST_PAUSE_S, 0
+        while True:
+            try:
+                self._clean_up(staged.name)
+                self._write(staged, slot)
+            except (JobDirError, OSError, ValueError) as error:
+                self._leftovers.append(staged.name)
+                reason, is_full = str(error), isinstance(error, NoRoomError)
+            else:
+                return None
+            # At once: the next save may need the room, and the next turn may be far away.
+            self._remove_leftovers()
+            if is_full:
+                looks += 1
+                if self._make_room(staged):
+                    continue
+                if self.world > 1 and looks < _LOOKS_FOR_ROOM:
+                    time.sleep(_FIRST_PAUSE_S)
+                    continue
+                reason = f"{reason}: {describe_shortage(self.store, staged.size)}"
+            if staged.name in self._abandoned or not self._gone.is_set():
+                return reason
+            if time.monotonic() - self._gone_at > PATIENCE_S:
+                return reason
+            time.sleep(pause)
+            pause = min(2 * pause, 5.0)
+
+    def _make_room(self, staged: Staged) -> bool:
+        """Remove the oldest checkpoint if that helps; reported once."""
+        if not make_room(self.store, staged.name, staged.size):
+            return False
+        if not self._short_of_room:
+            self.outbox.note(f"{self.store} has no room for keep={staged.keep} checkpoints: fewer are kept from now on")
+        self._short_of_room = True
+        return True
+
+    def _write(self, staged: Staged, slot: Slot) -> None:
+        if slot.size < staged.size:
+            raise ValueError(f"{staged.name}: the slot has {slot.size} bytes, {staged.size} were said to be staged")
+        manifest = RankManifest.from_bytes(staged.manifest)
+        content = self.store.write_rank(manifest, slot.view[: staged.size])
+        self.written = Written(staged.name, slot, staged.size, content)
+
+    def _clean_up(self, name: Name) -> None:
+        self._remove_leftovers()
+        if self._committer:
+            self._committer.clean_up(name)
+
+    def _remove_leftovers(self) -> None:
+        """What cannot be removed now stays on the list."""
+        left, self._leftovers = self._leftovers, []
+        for name in left:
+            try:
+                self.store.discard_rank(name, self.rank)
+            except JobDirError:
+                self._leftovers.append(name)
+
+    def _finish(
+        self, staged: Staged, *, written: bool, committed: bool, error: str | None, fenced: bool = False
+    ) -> None:
+        seconds = time.monotonic() - staged.submitted
+        self.outbox.result(SaveResult(staged.name, written, committed, error, fenced, seconds))
+        self._abandoned.discard(staged.name)
+        with self._lock:
+            self.busy -= 1

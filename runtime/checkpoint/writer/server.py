@@ -1,0 +1,316 @@
+"""What the checkpoint writer's main thread does: it listens to trainers, and never waits for anything else."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+
+from ....protocol.checkpoint_names import Name
+from ....protocol.jobdir import JobDir, JobDirError
+from ..store import CheckpointStore
+from .protocol import (
+    LONGEST_TEXT,
+    VERSION,
+    ClosedError,
+    Message,
+    SaveResult,
+    close_all,
+    is_listened_to,
+    is_ours,
+    own_addresses,
+    peer,
+    receive,
+    send,
+)
+from .rank_writer import Outbox, RankWriter, Staged, Written
+from .slots import Slot, content_file, read_content
+
+_LONG_S = 3600.0
+"""What select() can be asked to wait; it cannot wait for ever in numbers."""
+
+Key = tuple[str, str, int]
+"""A rank of one training: URL, prefix, rank."""
+
+
+@dataclass(slots=True, eq=False)
+class Trainer:
+    """A process that is connected; until it says who it is, and for good if it only wants to ask, without a writer."""
+
+    connection: socket.socket
+    key: Key | None = None
+    writer: RankWriter | None = None
+    slots: dict[int, Slot] = field(default_factory=dict)
+    saves: bool = False
+    """It has staged something: by then it has restored what it wanted."""
+    process: int | None = None
+    """pidfd. A forked worker may hold the connection open when its trainer is dead."""
+    draining: list[Key | None] = field(default_factory=list)
+    """Whose saves it wants to be told the end of; None: everybody's."""
+    asks_only: bool = True
+    """Nobody's end is waited for who never said who it is, unless it is the process that we were made for."""
+
+
+class Server:
+    """Serves until there is nothing left to serve. `lasting`: until stop() besides."""
+
+    def __init__(self, *, lasting: bool) -> None:
+        self._lasting = lasting
+        self._until: float | None = None
+        """time.monotonic() when what is still unwritten is given up; set when stopped."""
+        self._selector = selectors.DefaultSelector()
+        self._trainers: list[Trainer] = []
+        self._writers: dict[RankWriter, Key] = {}
+        self._kept: dict[Key, Written] = {}
+        """The newest part of each rank whose process is dead."""
+        self._worlds: dict[tuple[str, str], int] = {}
+        """How many ranks each training has, by the word of the process that came last."""
+        self._departed: set[Key] = set()
+        """Ranks whose process is dead, and everything written that it had staged."""
+        self.waker, self._woken = socket.socketpair()
+        self.waker.setblocking(False)
+        self._woken.setblocking(False)
+        self._selector.register(self._woken, selectors.EVENT_READ, self._wake_up)
+
+    def listen(self, listener: socket.socket) -> None:
+        """Accept connections there."""
+        self._selector.register(listener, selectors.EVENT_READ, lambda: self._accept(listener))
+
+    def add(self, connection: socket.socket) -> None:
+        """Serve the process at its other end, for which this one was made."""
+        self._serve(Trainer(connection, asks_only=False))
+
+    def watch(self, descriptor: int, call: Callable[[], None]) -> None:
+        """Call it once, when the descriptor becomes readable."""
+
+        def once() -> None:
+            self._selector.unregister(descriptor)
+            call()
+
+        self._selector.register(descriptor, selectors.EVENT_READ, once)
+
+    def stop(self, grace_s: float) -> None:
+        """End when everything is written and no trainer is left, at the latest after `grace_s`."""
+        self._until = min(self._until or float("inf"), time.monotonic() + grace_s)
+        self._lasting = False
+
+    def run(self) -> bool:
+        """Whether nothing was left unwritten."""
+        while not self._is_over():
+            left = None if self._until is None else min(_LONG_S, max(0.0, self._until - time.monotonic()))
+            for event, _ in self._selector.select(left):
+                event.data()
+            self._forget_ended()
+            self._answer_draining()
+        return all(writer.idle for writer in self._writers)
+
+    def wake(self) -> None:
+        """From any thread: something has changed."""
+        with contextlib.suppress(BlockingIOError):  # it is awake already
+            self.waker.send(b"\0")
+
+    def _is_over(self) -> bool:
+        if self._until is not None and time.monotonic() >= self._until:
+            return True
+        return not self._lasting and not self._writers and all(t.asks_only for t in self._trainers)
+
+    # Events
+
+    def _wake_up(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while self._woken.recv(4096):
+                pass
+
+    def _accept(self, listener: socket.socket) -> None:
+        try:
+            connection, _ = listener.accept()
+        except OSError:  # it has hung up already, or there are no descriptors left: it will try again
+            return
+        if is_ours(connection):
+            self._serve(Trainer(connection))
+        else:
+            connection.close()
+
+    def _serve(self, trainer: Trainer) -> None:
+        connection = trainer.connection
+        connection.setblocking(False)
+        self._trainers.append(trainer)
+        self._selector.register(connection, selectors.EVENT_READ, lambda: self._pump(trainer))
+        with contextlib.suppress(OSError):  # in another namespace of processes: its end of the connection must do
+            trainer.process = os.pidfd_open(peer(connection)[0])
+            self._selector.register(trainer.process, selectors.EVENT_READ, lambda: self._died(trainer))
+
+    def _died(self, trainer: Trainer) -> None:
+        self._pump(trainer)  # its last words
+        if trainer in self._trainers:
+            self._drop(trainer)
+
+    def _pump(self, trainer: Trainer) -> None:
+        """Everything that this trainer has said."""
+        while trainer in self._trainers:
+            try:
+                received = receive(trainer.connection)
+                if received is None:
+                    return
+                self._handle(trainer, *received)
+            except ClosedError:
+                self._drop(trainer)
+
+    def _drop(self, trainer: Trainer) -> None:
+        self._trainers.remove(trainer)
+        self._selector.unregister(trainer.connection)
+        trainer.connection.close()
+        if trainer.process is not None:
+            with contextlib.suppress(KeyError):
+                self._selector.unregister(trainer.process)
+            os.close(trainer.process)
+        if trainer.writer:
+            trainer.writer.leave()
+        trainer.slots.clear()
+
+    def _forget_ended(self) -> None:
+        for writer, key in list(self._writers.items()):
+            if writer.ended:
+                del self._writers[writer]
+                self._departed.add(key)
+                if writer.written and self._lasting and self._may_ask(key):
+                    self._kept[key] = writer.written  # of two, the one that wrote last is the newer process's
+                writer.written = None  # it and its committer know each other: memory must not wait for the collector
+
+    def _may_ask(self, key: Key) -> bool:
+        """Whether a process of that rank may still want what an earlier one staged: not once it saves by itself."""
+        followed = any(trainer.key == key and trainer.saves for trainer in self._trainers)
+        return key[2] < self._worlds[key[:2]] and not followed
+
+    def _may_come(self, key: Key, rank: int, local: bool) -> bool:
+        """From any thread. `local`: all ranks of this training are on this machine."""
+        other = (key[0], key[1], rank)
+        if any(key == other for key in list(self._writers.values())):
+            return True
+        if other in self._departed:
+            return False
+        # Its writer may be of its own, as ours.
+        return not local or any(is_listened_to(address) for address in own_addresses(*other))
+
+    def _answer_draining(self) -> None:
+        busy = {key for writer, key in self._writers.items() if not writer.idle}
+        for trainer in self._trainers:
+            for wanted in [key for key in trainer.draining if key not in busy and not (key is None and busy)]:
+                trainer.draining.remove(wanted)
+                self._tell(trainer, {"op": "drained"})
+
+    # Messages
+
+    def _handle(self, trainer: Trainer, message: Message, descriptors: list[int]) -> None:
+        try:
+            if trainer.writer is None and message["op"] not in ("hello", "drain"):
+                raise ValueError("hello comes first")
+            self._HANDLERS[message["op"]](self, trainer, message, descriptors)
+        except (KeyError, TypeError, ValueError, IndexError, OSError) as error:
+            raise ClosedError("it does not speak our language") from error
+        finally:
+            close_all(descriptors)  # those that nobody has taken off the list
+
+    def _hello(self, trainer: Trainer, message: Message, _: list[int]) -> None:
+        if message["version"] != VERSION or trainer.writer:
+            raise ClosedError("it speaks another version of our language, or twice")
+        trainer.asks_only = False
+        trainer.key = key = (message["url"], message["prefix"], message["rank"])
+        try:
+            store = CheckpointStore(JobDir(message["url"], make=message["make"]), message["prefix"])
+        except JobDirError as error:
+            self._tell_note(trainer, str(error))
+            raise ClosedError(str(error)) from error
+        outbox = Outbox(
+            written=lambda name: self._tell(trainer, {"op": "written", "name": str(name)}),
+            result=lambda result: self._tell_result(trainer, result),
+            note=lambda text: self._tell_note(trainer, text),
+        )
+        local = bool(message["local"])
+        trainer.writer = RankWriter(
+            store, message["rank"], message["world"], outbox, lambda rank: self._may_come(key, rank, local), self.wake
+        )
+        self._writers[trainer.writer] = key
+        self._departed.discard(key)
+        self._worlds[key[:2]] = message["world"]
+        for other in [other for other in self._kept if other[:2] == key[:2] and other[2] >= message["world"]]:
+            del self._kept[other]  # of a rank that no longer is: nobody will ask for it
+        trainer.writer.start()
+
+    def _slot(self, trainer: Trainer, message: Message, descriptors: list[int]) -> None:
+        number, slot = message["slot"], Slot(descriptors.pop(0))
+        trainer.slots[number] = slot
+
+        def make_pages() -> None:
+            error = None
+            try:
+                slot.allocate()
+                slot.prefault()
+            except OSError as failure:
+                error = failure.strerror
+            self._tell(trainer, {"op": "ready", "slot": number, "size": slot.size, "error": error})
+
+        threading.Thread(target=make_pages, name="pages", daemon=True).start()
+
+    def _save(self, trainer: Trainer, message: Message, descriptors: list[int]) -> None:
+        assert trainer.writer and trainer.key  # noqa: S101 - _handle() saw to it
+        manifest, rows = read_content(descriptors.pop(0)), read_content(descriptors.pop(0))
+        name, number = Name.parse(message["name"]), message["slot"]
+        if name is None:
+            raise ClosedError("no name of a checkpoint")
+        slot = trainer.slots[number] if number is not None else None
+        trainer.saves = True
+        self._kept.pop(trainer.key, None)
+        trainer.writer.stage(
+            Staged(name, slot, message["size"], manifest, message["finished"], message["keep"], rows, message["since"])
+        )
+
+    def _abandon(self, trainer: Trainer, message: Message, _: list[int]) -> None:
+        assert trainer.writer  # noqa: S101
+        if name := Name.parse(message["name"]):
+            trainer.writer.abandon(name)
+
+    def _cached(self, trainer: Trainer, message: Message, _: list[int]) -> None:
+        found = [writer.written for writer, key in self._writers.items() if key == trainer.key]
+        found.append(self._kept.get(trainer.key) if trainer.key else None)
+        for written in found:
+            if written and str(written.name) == message["name"]:
+                descriptor = content_file("cloudgpu-manifest", written.manifest)
+                self._tell(trainer, {"op": "cached", "size": written.size}, [descriptor, written.slot.descriptor])
+                os.close(descriptor)
+                return
+        self._tell(trainer, {"op": "cached", "size": None})
+
+    def _drain(self, trainer: Trainer, message: Message, _: list[int]) -> None:
+        for other in list(self._trainers):  # what a dead one said last must count
+            if other is not trainer:
+                self._pump(other)
+        of = message["of"]
+        trainer.draining.append((of[0], of[1], of[2]) if of else None)
+
+    _HANDLERS = {  # noqa: RUF012 - a table, never changed
+        "hello": _hello,
+        "slot": _slot,
+        "save": _save,
+        "abandon": _abandon,
+        "cached": _cached,
+        "drain": _drain,
+    }
+
+    # Answers; from any thread
+
+    def _tell_result(self, trainer: Trainer, result: SaveResult) -> None:
+        told = {"name": str(result.name), "error": result.error and result.error[:LONGEST_TEXT]}
+        self._tell(trainer, {"op": "result", **asdict(result), **told})
+
+    def _tell_note(self, trainer: Trainer, text: str) -> None:
+        self._tell(trainer, {"op": "note", "text": text[:LONGEST_TEXT]})
+
+    def _tell(self, trainer: Trainer, message: Message, descriptors: tuple[int, ...] | list[int] = ()) -> None:
+        with contextlib.suppress(ClosedError):  # it is dead; the main thread will notice
+            send(trainer.connection, message, descriptors)

@@ -1,0 +1,369 @@
+"""What runs on every machine of a fleet: one job's node after the other. See docs/clusters.md.
+
+    python -m cloudgpu.runtime.fleet.member --fleet-dir URL --member NAME --home DIR
+
+Standard library and obstore only. The main thread decides, starts and kills; another one beats and looks (Contact).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from ...protocol.fleet import LAST_S, Beat, End, Fleet, Freed, OrderView, View, member_key, order_key, place_of
+from ...protocol.jobdir import JobDirError
+from ..agent.agent import REBOOTING, note
+from ..notices import CLOUDS
+from ..processes.program import adopt_orphans
+from .contact import Contact, boottime
+from .work import LOST, Task, Work, WorkError, clean, remember, remembered
+
+DONE, LEAVES, UNREACHABLE = 0, 8, 9
+"""Exit codes: the machine goes down; nobody needs it, so it is to leave its group; it is of no use, for it does not
+reach its fleet dir (provisioners/boot/bootstrap.py)."""
+POLL_S = 0.1
+FETCH_S = 120.0
+"""How long a job's agent file is tried for."""
+AFTER_NOTICE_S = 180.0
+"""A machine whose program ended upon a notice is about to be taken; if it is not, it takes part again after so long."""
+SPARED_S = 60.0
+"""So long a machine on which jobs fail leaves what is wanted to others that are free."""
+JOB_DIR_S = 300.0
+"""How long a job dir that cannot be used is tried again."""
+UNREACHABLE_S = 1_800.0
+"""A machine that has not reached its fleet dir for so long is of no use."""
+_PRUNE_S = 3_600.0
+
+_T = TypeVar("_T")
+_D = TypeVar("_D")
+
+
+class Member:
+    """One machine of a fleet, on this boot."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._home = Path(options.home).absolute()
+        self._machine: str = options.member
+        life = float("inf") if options.lifetime_s is None else options.lifetime_s
+        self._stops = boottime() + life - min(LAST_S, life / 10)
+        """From then on it runs nothing, on the clock of boottime()."""
+        self._stays: bool = options.stays
+        self._one_job: bool = options.one_job
+        self._options = ["--notices", options.notices]
+        self._options += [] if options.patience_s is None else ["--patience-s", str(options.patience_s)]
+        self._fleet = Fleet(options.fleet_dir)
+        self._path = self._home / "task.json"
+        self._going_down = False
+        self._quiet_until = 0.0
+        self._spared_since: float | None = None
+        self._idle_since = boottime()
+        self._pruned = boottime()
+        self._seen = 0
+        self._looked = time.monotonic()
+        """Steady time of the last look that succeeded; what the machine was suspended does not count."""
+
+    def run(self) -> int:
+        """Until the machine goes down, or is not needed any more; the exit code."""
+        signal.signal(signal.SIGTERM, self._on_sigterm)
+        self._home.mkdir(parents=True, exist_ok=True)
+        self._name = own_name(self._home / "member", self._machine)
+        adopt_orphans()
+        self._insist(lambda: self._fleet.delete(member_key(self._name, "left.json")))
+        self._contact = Contact(self._fleet, self._name, note)
+        try:
+            self._resume()
+            while not self._going_down:
+                view = self._look()
+                if view is None:
+                    continue
+                self._tidy(view)
+                if (self._has_expired and not self._stays) or self._is_needless(view):
+                    return self._leave()
+                if boottime() < self._quiet_until or self._is_ending:
+                    continue
+                if self._is_spared(view):
+                    continue
+                wanted = view.wanted(self._name)
+                if wanted is not None:
+                    one, place = wanted
+                    self._take(one, Task(one.number, place.following, uuid.uuid4().hex, time.time()))
+            return DONE
+        finally:
+            self._contact.stop()
+
+    def _on_sigterm(self, _number: int, _frame: object) -> None:
+        self._going_down = True
+
+    def _look(self) -> View | None:
+        """The next view; None: there is none yet."""
+        time.sleep(POLL_S)
+        if self._contact.looks == self._seen:
+            if time.monotonic() - self._looked > UNREACHABLE_S:
+                sys.exit(UNREACHABLE)
+            return None
+        self._seen, self._looked = self._contact.looks, time.monotonic()
+        return self._contact.view
+
+    def _is_needless(self, view: View) -> bool:
+        """Of one job's group: no order is open, or its own node has ended. Without it the group has as many machines
+        as there are nodes that have not."""
+        if self._stays:
+            return False
+        is_over = all(one.is_over for one in view.orders)
+        if self._one_job:
+            places = [place for one in view.orders for place in one.places]
+            return is_over or any(place.state == "done" and place.machine == self._name for place in places)
+        limit = view.settings.idle_s
+        return is_over and limit is not None and boottime() - self._idle_since >= limit
+
+    def _is_spared(self, view: View) -> bool:
+        """Whether others are to take what is wanted, for jobs fail on this machine. Not for long: they may be free and
+        take nothing, as who waits for its end after a notice."""
+        if not view.spares(self._name):
+            self._spared_since = None
+            return False
+        if self._spared_since is None:
+            self._spared_since = boottime()
+            note("jobs fail on this machine: others that are free go first")
+        return boottime() - self._spared_since < SPARED_S
+
+    def _leave(self) -> int:
+        self._insist(lambda: self._fleet.put(member_key(self._name, "left.json"), Beat(time.time())))
+        return LEAVES
+
+    def _tidy(self, view: View) -> None:
+        """What anybody may do who has the time: end what nobody is left to end, remove what is old."""
+        for one in view.orders:
+            if one.end is None and one.is_over:
+                self._end(one.number, "its nodes have ended")
+        self._take_back(view)
+        if view.old and boottime() - self._pruned > _PRUNE_S:
+            self._pruned = boottime()
+            for key in view.old:
+                self._try(lambda key=key: self._fleet.delete(key))  # type: ignore[misc]
+
+    def _look_after(self) -> None:
+        """While a node runs here: it may wait for others that never come."""
+        view = self._look()
+        if view is not None:
+            self._take_back(view)
+
+    def _take_back(self, view: View) -> None:
+        """As those do who have written the order, should they be there: machines that wait for others are paid for."""
+        for one in view.orders:
+            if why := view.hopeless(one):
+                self._end(one.number, why, unserved=True)
+
+    def _end(self, number: int, reason: str, *, unserved: bool = False) -> None:
+        end = End(reason, self._name, time.time(), unserved=unserved)
+        self._try(lambda: self._fleet.create(order_key(number, "end.json"), end))
+
+    # --- a job -----------------------------------------------------------------------------------------------------
+
+    def _resume(self) -> None:
+        """Go on with what this machine had undertaken before it was restarted, if nobody else has it by now."""
+        task = remembered(self._path)
+        if task is None:
+            clean(self._home)
+            return
+        view = self._insist(self._fleet.view)
+        one = view.find(task.number)
+        if one is not None:
+            work = self._work(one, task)
+            work.kill()
+            if one.end is None and self._is_newest(one, task):
+                self._take(one, task)
+                return
+        clean(self._home)
+        self._path.unlink()
+
+    def _is_newest(self, one: OrderView, task: Task) -> bool:
+        place = one.place(place_of(task.node))
+        return place.incarnation <= int(task.node.rpartition(".")[2]) and place.state != "done"
+
+    def _work(self, one: OrderView, task: Task) -> Work:
+        life = one.order.lifetime_s
+        ends = None if life is None else boottime() + life - one.ran_s
+        return Work(self._home, self._machine, task, one.order, options=self._options, ends=ends)
+
+    def _take(self, one: OrderView, task: Task) -> None:
+        """Claim a node, run it, and let go of it."""
+        self._contact.forgive()
+        self._spared_since = None
+        remember(self._path, task)
+        key = order_key(task.number, f"claims/{task.node}")
+        work = self._work(one, task)
+        if self._insist(lambda: self._fleet.create(key, task.holding(self._name))):
+            self._contact.holds = f"{task.number:08d}/{task.node}"
+            note(f"{task.node} of attempt {one.order.attempt} of {one.order.job_id} runs here")
+            freed = self._run(one, work)
+            if freed is None:
+                return
+            self._let_go(work, freed)
+            self._idle_since = boottime()
+        self._path.unlink()
+        clean(self._home)  # last: that takes long where there is much, and the others wait for the word
+        self._contact.holds = ""
+        self._contact.hurry()
+
+    def _let_go(self, work: Work, freed: Freed) -> None:
+        note(f"{work.task.node}: {freed.outcome}: {freed.reason}")
+        work.kill()
+        if not self._is_over(self._insist(self._fleet.view), work.task):
+            self._patiently(partial(work.dismiss_peers, freed), None)
+        self._insist(lambda: self._fleet.create(order_key(work.task.number, f"freed/{work.task.node}"), freed))
+
+    def _run(self, one: OrderView, work: Work) -> Freed | None:
+        """Until the node has ended, or is not this machine's any more. None: it goes on here after a reboot."""
+        while True:
+            begun = self._begin(work)
+            if begun is not None:
+                return begun
+            told = gives_way = False
+            while work.is_on:
+                self._look_after()
+                gives_way = gives_way or self._gives_way(work.task)
+                if (self._going_down or self._is_ending or gives_way) and not told:
+                    told = True
+                    work.go_down(comes_back=self._comes_back)
+                if self._contact.is_lost:
+                    return Freed(LOST, "the fleet dir could not be written for too long", time.time())
+                if self._is_over(self._contact.view, work.task):
+                    return Freed("stopped", "it is not to be run here any more", time.time())
+            if self._going_down and self._comes_back:
+                return None
+            unknown = Freed("error", f"{one.order.job_dir} cannot be read", time.time())
+            freed = self._patiently(work.ended, unknown)
+            if freed is None and (told or self._going_down):
+                return Freed(LOST, "the machine ends, or is needed elsewhere", time.time())
+            if freed is not None:
+                self._quiet_until = boottime() + AFTER_NOTICE_S if freed.outcome == LOST and not gives_way else 0.0
+                return freed
+
+    def _begin(self, work: Work) -> Freed | None:
+        """Start the agent; how the node has ended, where that is not possible."""
+        until = boottime() + FETCH_S
+        while True:
+            try:
+                work.start()
+            except (WorkError, ValueError) as error:  # ValueError: a NUL in what the agent is to be started with
+                reason = str(error)
+            except (JobDirError, OSError) as error:
+                if boottime() < until and not self._going_down:
+                    time.sleep(1.0)
+                    continue
+                reason = f"the agent cannot be started: {error}"
+            else:
+                return None
+            return self._patiently(partial(work.give_up, reason), Freed("error", reason, time.time()))
+
+    def _gives_way(self, task: Task) -> bool:
+        view = self._contact.view
+        return view is not None and view.gives_way(task.number, place_of(task.node))
+
+    @property
+    def _is_ending(self) -> bool:
+        return boottime() >= self._stops or self._has_expired
+
+    @property
+    def _has_expired(self) -> bool:
+        """The whole fleet, by what was last read of it: it may be put off at any time."""
+        view = self._contact.view
+        return view is not None and view.settings.has_expired
+
+    @property
+    def _comes_back(self) -> bool:
+        return (self._home / REBOOTING).exists()
+
+    @staticmethod
+    def _is_over(view: View | None, task: Task) -> bool:
+        """The order has ended, or another machine has this one's place."""
+        one = None if view is None else view.find(task.number)
+        if one is None:
+            return False
+        return one.end is not None or one.place(place_of(task.node)).incarnation > int(task.node.rpartition(".")[2])
+
+    # --- the fleet dir ---------------------------------------------------------------------------------------------
+
+    def _insist(self, call: Callable[[], _T]) -> _T:
+        """Call again for long: a machine without its fleet dir can do nothing else."""
+        until, pause, said = time.monotonic() + UNREACHABLE_S, 0.2, ""
+        while True:
+            try:
+                return call()
+            except JobDirError as error:
+                if str(error) != said:
+                    note(str(error))
+                said = str(error)
+            if self._going_down:
+                sys.exit(DONE)
+            if time.monotonic() > until:
+                sys.exit(UNREACHABLE)
+            time.sleep(pause)
+            pause = min(pause * 2, 15.0)
+
+    def _patiently(self, call: Callable[[], _T], otherwise: _D) -> _T | _D:
+        """Call again for a while: a job's own folder is no reason to do nothing else any more."""
+        until, pause = boottime() + JOB_DIR_S, 0.2
+        while True:
+            try:
+                return call()
+            except JobDirError as error:
+                note(str(error))
+                if boottime() + pause > until or self._going_down:
+                    return otherwise
+            time.sleep(pause)
+            pause = min(pause * 2, 15.0)
+
+    def _try(self, call: Callable[[], object]) -> None:
+        try:
+            call()
+        except JobDirError as error:
+            note(str(error))
+
+
+def own_name(path: Path, machine: str) -> str:
+    """What the machine is called in the fleet: the same after a reboot, another on another disk. Instance groups of
+    Google Cloud make a lost machine anew under its name: it must not be taken for the one whose claims are there.
+
+    Raises OSError.
+    """
+    if not path.exists():
+        partial = path.with_name(path.name + ".partial")
+        partial.write_text(f"{machine}-{uuid.uuid4().hex[:8]}")
+        partial.replace(path)
+    return path.read_text()
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m cloudgpu.runtime.fleet.member", description="Runs jobs on a machine of a fleet."
+    )
+    parser.add_argument("--fleet-dir", required=True, metavar="URL")
+    parser.add_argument("--member", required=True, metavar="NAME", help="of this machine")
+    parser.add_argument("--home", required=True, metavar="DIR", help="this machine's own folder")
+    parser.add_argument("--lifetime-s", type=float, metavar="S", help="the machine ends itself after so long")
+    parser.add_argument("--stays", action="store_true", help="it does not leave its group, however long it is idle")
+    parser.add_argument("--one-job", action="store_true", help="it leaves as soon as no order is open")
+    parser.add_argument("--notices", choices=(*CLOUDS, "none"), default="none", help="as the agent's")
+    parser.add_argument("--patience-s", type=float, metavar="S", help="as the agent's")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the member; returns its exit code. OSError is of this machine's disk."""
+    return Member(parse(argv)).run()
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stderr.flush()
+    os._exit(code)  # threads that hang in a dead store must not keep the machine alive

@@ -1,0 +1,237 @@
+"""Runs processes to their end under the orders that may come meanwhile: asked first, killed at the deadline."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import select
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from ...protocol.logs import LogWriter
+from ..agent.heartbeat import Heart
+from ..notices import KINDS, Order, Orders, SignalOrders, write_notice
+from .failure_causes import LastLines, OutOfMemoryCounter, find_cause
+from .program import Exit, Process, Program
+
+POLL_S = 0.5
+PEER_S = 5.0
+"""For the other processes of a node when one has failed."""
+_LIFETIME_MARGIN_S = 30.0
+_LAST_LINES_S = 30.0
+
+_T = TypeVar("_T")
+
+
+class Interrupted(Exception):  # noqa: N818 - an end, carried up
+    """An order has come before or between two programs."""
+
+
+class Vanished(Exception):  # noqa: N818
+    """The machine is gone, as an order said: nothing more may be written."""
+
+    def __init__(self, order: Order) -> None:
+        super().__init__(order.reason)
+        self.order = order
+
+
+class Wakeup:
+    """What the main thread waits on: a pipe that signals, ended children and other threads write to."""
+
+    def __init__(self) -> None:
+        self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._signals: list[int] = []
+
+    def wake(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # the pipe is full: that wakes too
+            os.write(self._write, b"\0")
+
+    def wait(self, seconds: float) -> None:
+        ready, _, _ = select.select([self._read], [], [], max(0.0, seconds))
+        if ready:
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._read, 4096)
+
+    def listen_to_signals(self) -> None:
+        """Signals are noted; handlers do nothing else. A closed terminal means nothing to a machine."""
+
+        def note(number: int, _frame: object) -> None:
+            self._signals.append(number)
+
+        signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        for number in KINDS:
+            signal.signal(number, note)
+        signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    def take_signals(self) -> list[int]:
+        """Those that have come since the last call."""
+        taken = self._signals[:]
+        del self._signals[: len(taken)]
+        return taken
+
+
+class Conduct:
+    """How processes are treated while they run. As it is: for those that train nothing, such as the setup."""
+
+    listening: Path | None = None
+    """By this file the program says that it looks for notices."""
+    spared: int | None = None
+    """A child of the agent that is not the program's: the keeper of the checkpoint writer."""
+
+    def look(self) -> float:
+        """Called again and again; returns after how many seconds to call it at the latest."""
+        return POLL_S
+
+    def is_over(self) -> bool:
+        """What still runs is of no more use."""
+        return False
+
+    def ended_programs(self) -> Mapping[int | None, int]:
+        """The exit code of each rank whose program has ended although the shell that started it has not."""
+        return {}
+
+    def parting(self) -> Order | None:
+        """The program is to save and end, for it will start again with other nodes; None: it goes on."""
+        return None
+
+    def write_s(self) -> float:
+        """What must be left before a deadline, after the program's end, to write what it has staged."""
+        return 0.0
+
+    def peers_s(self, _ended: Exit) -> float:
+        """What the other processes of the node have to end by themselves, one having failed."""
+        return PEER_S
+
+
+class Runner:
+    """Runs one program after another on this node."""
+
+    def __init__(self, wakeup: Wakeup, orders: Orders, state: Path, marker: str, lifetime_s: float | None) -> None:
+        self._wakeup, self._orders, self._state, self._marker = wakeup, orders, state, marker
+        self._signal_orders = SignalOrders(orders)
+        self._dies = float("inf") if lifetime_s is None else time.monotonic() + lifetime_s
+        self._last_minute = self._dies - min(_LIFETIME_MARGIN_S, (lifetime_s or 0.0) / 10)
+
+    def run(
+        self, wanted: Sequence[Process], folder: Path, conduct: Conduct, log: LogWriter, heart: Heart
+    ) -> tuple[list[Exit], bool]:
+        """Run processes until all have ended and nothing of them is left.
+
+        Returns how they ended, in the order of time, and whether they were asked to end, by a notice that they listened
+        to or by SIGTERM. Raises Interrupted, Vanished, OSError.
+        """
+        self.check()
+        last_lines, memory = LastLines(log.add), OutOfMemoryCounter()
+        program = Program(folder, last_lines.add)
+        exits: list[Exit] = []
+        try:
+            for process in wanted:
+                program.start(process)
+            asked = self._wait_for(program, exits, conduct, log, heart)
+            by_itself = len(exits)
+        finally:
+            exits += program.kill(self._marker, conduct.spared)
+        program.finish_output(_LAST_LINES_S)
+        self.raise_if_vanished()
+        kills = memory.kills()
+        for index, end in enumerate(exits[:by_itself]):
+            if end.code != 0:
+                cause = find_cause(end.code, last_lines.of(end.rank), kills)
+                exits[index] = dataclasses.replace(end, cause=cause)
+        return exits, asked
+
+    def check(self) -> None:
+        """Between two steps: an order ends the work at once. Raises Interrupted, Vanished."""
+        self.raise_if_vanished()
+        if self._current(time.monotonic()) is not None:
+            raise Interrupted
+
+    def raise_if_vanished(self) -> None:
+        """Nothing may be done any more once the machine is gone. Raises Vanished."""
+        now = time.monotonic()
+        order = self._current(now)
+        if order is not None and order.vanishes and now >= order.deadline:
+            raise Vanished(order)
+
+    def seconds_left(self, patience_s: float) -> float:
+        """Until the nearest deadline, or `patience_s` if there is none."""
+        now = time.monotonic()
+        order = self._current(now)
+        return patience_s if order is None else order.deadline - now
+
+    def pause(self, seconds: float) -> None:
+        """Raises Interrupted, Vanished."""
+        self.insist(lambda: None, seconds)
+
+    def insist(self, call: Callable[[], _T | None], limit_s: float, every_s: float = 0.2) -> _T | None:
+        """Call until there is an answer; None when time is over. Raises Interrupted."""
+        until = time.monotonic() + limit_s
+        while (answer := call()) is None and time.monotonic() < until:
+            self.check()
+            self._wakeup.wait(every_s)
+        return answer
+
+    def _wait_for(self, program: Program, exits: list[Exit], conduct: Conduct, log: LogWriter, heart: Heart) -> bool:
+        """Wait until all have ended, or what is left must be killed; return whether they were asked to end."""
+        signalled = heard = False
+        told: Order | None = None
+        peer: Order | None = None
+        while program.running and not conduct.is_over():
+            now = time.monotonic()
+            peer = peer or conduct.parting()
+            ends, due = self._next_end(now, peer, conduct)
+            if now >= ends:
+                break
+            if due is not None and due is not told:
+                told = due
+                if due is not peer:  # that one is this node's own business
+                    heart.set_phase("stopping")
+                heard = (
+                    self._tell(due, conduct.listening) or heard
+                )  # one that is leaving no longer says that it listens
+                if not heard and not signalled:
+                    signalled = True
+                    program.signal(signal.SIGTERM)
+            save = self._orders.newest_save
+            if due is None and save is not None and save is not told:
+                told = save
+                self._tell(save, conduct.listening)
+            self._wakeup.wait(min(ends - now, conduct.look(), POLL_S))
+            for rank, code in conduct.ended_programs().items():
+                program.end_group(rank, code)
+            exits += (ended := program.reap())
+            failed = next((end for end in ended if end.code != 0), None)
+            if peer is None and program.running and failed is not None:
+                left = conduct.peers_s(failed)
+                log.say(f"{failed.describe()}; the other processes of this node have {left:.0f} s to end")
+                peer = Order("failed", "peer", failed.describe(), time.monotonic() + left)
+        return heard or signalled
+
+    def _next_end(self, now: float, peer: Order | None, conduct: Conduct) -> tuple[float, Order | None]:
+        """When what still runs is killed, and the order that says so; infinity: nothing does."""
+        order = self._current(now)
+        ends = [(peer.deadline, peer)] if peer is not None else []
+        if order is not None:
+            ends.append((order.kill_at(conduct.write_s()), order))
+        return min(ends, key=lambda end: end[0], default=(float("inf"), None))
+
+    def _tell(self, order: Order, listening: Path | None) -> bool:
+        """Write the notice; True if the program has said that it looks for one."""
+        try:
+            write_notice(self._state / "notice.json", order)
+            return listening is not None and listening.exists()
+        except OSError:  # the disk is full: a signal needs none
+            return False
+
+    def _current(self, now: float) -> Order | None:
+        """The order with the earliest deadline, those of signals and of the machine's lifetime included."""
+        if now >= self._last_minute:
+            self._last_minute = float("inf")
+            self._orders.add(Order("stopped", "duration", "the machine's lifetime ends", self._dies))
+        self._signal_orders.take(self._wakeup.take_signals(), now)
+        return self._orders.next_to_expire

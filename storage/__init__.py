@@ -1,0 +1,1 @@
+"""Object stores and local folders: connections, credentials, conditional writes, listings, copies."""

@@ -1,0 +1,107 @@
+"""Files that a power cut leaves whole or absent. Every function raises OSError."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from .objects import NO_LINK_CODES, NO_LINKS
+
+WRITE = 8 << 20
+"""Bytes per write(2)."""
+_NO_FALLOCATE = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+
+
+def flush_folder(folder: Path) -> None:
+    """Make what was created, renamed and removed in a folder survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def flush_file(path: Path) -> None:
+    """Make what was written into a file by others survive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def create(path: Path, data: bytes, *, replace: bool) -> bool:
+    """Write a small file that appears at once, whole and durable; False if it is there and may not be replaced.
+
+    Its temporary name is nobody else's, also on another machine, and one that a listing of the job dir passes over.
+    """
+    temporary = path.with_name(f"{path.name}#{int.from_bytes(os.urandom(6))}")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        if replace:
+            temporary.replace(path)
+        else:
+            try:
+                path.hardlink_to(temporary)
+            except FileExistsError:
+                return False
+            except OSError as error:
+                if error.errno in NO_LINK_CODES:
+                    raise OSError(error.errno, NO_LINKS) from error
+                raise
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+    flush_folder(path.parent)
+    return True
+
+
+def write_data(path: Path, view: memoryview, each: Callable[[memoryview], None]) -> None:
+    """Write a large file and flush it; `each` sees every WRITE bytes, in order, while they are in the CPU's cache.
+
+    What a killed writer left there is no part of it: the file is a new one. One that fails is removed.
+    """
+    path.unlink(missing_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    try:
+        _allocate(descriptor, len(view))
+        for at in range(0, len(view), WRITE):
+            piece = view[at : at + WRITE]
+            each(piece)
+            _write_all(descriptor, piece, at)
+        os.fsync(descriptor)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
+        raise
+    finally:
+        os.close(descriptor)
+
+
+def _write_all(descriptor: int, piece: memoryview, at: int) -> None:
+    while piece:
+        written = os.pwrite(descriptor, piece, at)
+        piece, at = piece[written:], at + written
+
+
+def _allocate(descriptor: int, size: int) -> None:
+    """Reserve the room, so that a full disk is known at once; nothing where the file system cannot.
+
+    Not os.posix_fallocate(): the C library's stand-in for file systems that cannot writes into every block.
+    """
+    if not size:
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    offset = ctypes.c_int64
+    if libc.fallocate(descriptor, 0, offset(0), offset(size)) == 0:
+        return
+    code = ctypes.get_errno()
+    if code not in _NO_FALLOCATE:
+        raise OSError(code, os.strerror(code))
