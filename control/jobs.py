@@ -6,7 +6,6 @@ JobDirError (protocol/jobdir.py), ProvisionError (provisioners/base.py).
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -14,14 +13,13 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from ..jobspecs.plan import Offer
-from . import paths
 from .accounting import cost
 from .errors import ControlError, NoSuchJobError, NotRunningError, SubmitError
 from .reconcile.moving import worked_dirs
 from .reconcile.queue import SOON_S, places
 from .store import states
 from .store.model import Attempt, Event, JobRow
-from .store.store import Store
+from .store.store import Store, open_store
 from .supervisor.spawn import ensure_supervisor
 
 if TYPE_CHECKING:
@@ -284,16 +282,15 @@ def submit(
     loaded: LoadedSpec, plan: Plan, *, on_progress: ProgressCallback | None = None, supervise: bool = True
 ) -> Job:
     """Ship the code, store the job, and see to it that a supervisor runs. Raises SubmitError."""
-    from .reconcile.tried import place
     from .submit.submission import prepare
     from .submit.usable import usable_offers
     from .supervisor.running import settle
 
-    store, offers = _store(paths.database_url()), usable_offers(loaded.spec, plan)
+    store, offers = open_store(), usable_offers(loaded.spec, plan)
     if supervise and settle({offer.cloud for offer in offers}):
         ensure_supervisor()  # at once: somebody else may have stored a job when the one that was ended was still there
     row = prepare(loaded, offers, on_progress or (lambda _what, _done, _total: None))
-    store.insert_job(row, f"submitted; the best offer is {place(Offer.from_json(row.offers[0]))}")
+    store.insert_job(row, f"submitted; the best offer is {Offer.from_json(row.offers[0]).label}")
     if supervise:
         try:
             ensure_supervisor(row.id)
@@ -304,7 +301,7 @@ def submit(
 
 def get_job(ref: str) -> Job:
     """By id, unique beginning of an id, or name (of the only, or the only active, job so named). NoSuchJobError."""
-    store = _store(paths.database_url())
+    store = open_store()
     found = store.find_jobs(ref) if ref else []
     exact = [row for row in found if row.id == ref]
     named = [row for row in found if row.name == ref]
@@ -323,7 +320,7 @@ def list_jobs(active_only: bool = False, limit: int | None = 50) -> list[Job]:
 
     limit: number of jobs to return at most; None: all
     """
-    store = _store(paths.database_url())
+    store = open_store()
     rows = store.list_jobs(active_only=active_only, limit=limit)
     attempts = store.attempts_of([row.id for row in rows])
     return [Job(store, row, attempts.get(row.id, [])) for row in rows]
@@ -331,7 +328,7 @@ def list_jobs(active_only: bool = False, limit: int | None = 50) -> list[Job]:
 
 def count_jobs(active_only: bool = False) -> int:
     """Return the number of stored jobs. Raises StoreError."""
-    return _store(paths.database_url()).count_jobs(active_only=active_only)
+    return open_store().count_jobs(active_only=active_only)
 
 
 def orphans() -> list[Allocation]:
@@ -355,7 +352,7 @@ def terminate_orphan(allocation: Allocation) -> None:
     """Terminate one of orphans(), after looking again that it is one. Raises ProvisionError."""
     from ..provisioners import get_provisioner
 
-    if _is_orphan(_store(paths.database_url()), allocation):
+    if _is_orphan(open_store(), allocation):
         get_provisioner(allocation.target).terminate(allocation)
 
 
@@ -365,19 +362,9 @@ def _is_orphan(store: Store, allocation: Allocation) -> bool:
     return attempt is None or attempt.state in states.ATTEMPT_END or attempt.token != allocation.token
 
 
-def open_store() -> Store:
-    """The store of this user's jobs. Raises StoreError."""
-    return _store(paths.database_url())
-
-
 def _choose(nodes: list[str], wanted: str | None) -> list[str]:
     """All nodes, or the one of that name, with or without its incarnation."""
     chosen = [name for name in nodes if wanted in (None, name, name.rpartition(".")[0])]
     if not chosen:
         raise NotRunningError(f"there is no node {wanted!r}; there are: {', '.join(nodes)}")
     return chosen
-
-
-@functools.cache
-def _store(url: str) -> Store:
-    return Store.open(url)

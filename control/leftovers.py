@@ -85,7 +85,7 @@ def find(targets: Sequence[str], regions: Sequence[str], now: float) -> Search:
     """Search these targets for everything that carries our tags. Raises StoreError."""
     from ..provisioners import ProvisionError, leftovers
     from ..provisioners.base import Owner
-    from .jobs import open_store
+    from .store.store import open_store
 
     store = open_store()
     found: list[Leftover] = []
@@ -107,7 +107,7 @@ def find(targets: Sequence[str], regions: Sequence[str], now: float) -> Search:
 def remove(judged: Judged, now: float, *, others: bool, expired_only: bool, alive: bool = False) -> bool:
     """Remove it, after looking again whether it may go; whether it did. Raises ProvisionError, StoreError."""
     from ..provisioners import leftovers
-    from .jobs import open_store
+    from .store.store import open_store
 
     again = _judge_by(open_store(), judged.leftover, now)
     if not again.may_go(others=others, expired_only=expired_only, alive=alive):

@@ -64,6 +64,12 @@ class Offer(NamedTuple):
         """`gcp us-central1-a spot`; on the target `local`, where there is no choice, `this machine`."""
         return "this machine" if self.cloud == "local" else f"{self.cloud} {self.zone or self.region} {self.market}"
 
+    @property
+    def label(self) -> str:
+        """The place and the machine types: `gcp us-central1-a spot n1-standard-8`; `this machine`."""
+        types = "" if self.cloud == "local" else "+".join(dict.fromkeys(role.machine_type for role in self.roles))
+        return f"{self.place} {types}".rstrip()
+
     def to_json(self) -> dict[str, Any]:
         return {
             "cloud": self.cloud,

@@ -89,10 +89,10 @@ class LaunchRequest:
     images: Mapping[str, str] = field(default_factory=dict)
     """Role -> container image in which its program runs, of roles whose job file names one."""
     grouped: bool = False
-    """The machines are a group of their own, which replaces lost ones by itself: provisioners/stacks/grouping.py. All nodes
-    have the same machine type then."""
+    """The machines are a group of their own, which replaces lost ones by itself (provisioners/stacks/grouping.py). All
+    nodes have the same machine type then."""
     account: str = ""
-    """The account it is to be made in (provisioners/shared/accounts.py): credentials of another one are refused; "": any."""
+    """The account to launch in (provisioners/shared/accounts.py): credentials of another one are refused; "": any."""
     repeated: bool = field(default=False, compare=False)
     """Somebody may have asked for the same before, and had no answer. For targets that cannot tell by the token."""
 

@@ -11,11 +11,11 @@ from decimal import Decimal
 
 from ...jobspecs.plan import Offer
 from ..accounting import cost
-from ..store.model import Attempt, JobRow, Policy
+from ..store.model import Attempt, JobRow, Policy, Refused
 from . import logins
-from .failover import Refused, choose, concerns, search
+from .failover import choose, concerns, search
 from .outcomes import NodeView
-from .tried import CLASSES, message, place, utc
+from .tried import CLASSES, message, utc
 
 GRACE_S = {"cancel": 30.0, "peer": 30.0, "duration": 120.0, "cost": 120.0, "gpu_idle": 120.0}
 """How long programs may take to save and end, by the cause of the stop."""
@@ -171,7 +171,7 @@ def _after_interruption(job: JobRow, attempts: Sequence[Attempt]) -> End | _Agai
 def _after_refusal(_job: JobRow, attempts: Sequence[Attempt]) -> End | _Again:
     """The provider's words are the attempt's own reason, and told with it: once."""
     last = attempts[-1]
-    return _Again(0.0, f"{CLASSES.get(last.cause, last.cause)}: {place(Offer.from_json(last.offer))}")
+    return _Again(0.0, f"{CLASSES.get(last.cause, last.cause)}: {Offer.from_json(last.offer).label}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ...jobspecs.plan import Offer, RoleOffer
-from ..store.model import Attempt
+from ..store.model import Attempt, Refused
 
 DRY_S = 600.0
 """A place without capacity is not asked again for so long, by no job of the store."""
@@ -24,38 +24,6 @@ WEARY_FACTOR = 3
 that is prepared and undone, and a day has many."""
 
 Lasts = Literal["dry", "search", "ever"]
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """A place that was asked for machines in vain."""
-
-    offer: Offer
-    kind: str
-    """The class of the error: a key of REACTIONS."""
-    scope: str
-    """Scope of the error: "zone", "region", "market", "cloud" or "attempt" (provisioners/base.py)."""
-    reason: str
-    """The provider's words."""
-    time: float
-    """Epoch seconds."""
-    hints: tuple[str, ...] = ()
-    """Zones that the provider named as having capacity, as offers spell them."""
-    job_id: str = ""
-    """Who asked."""
-
-    @classmethod
-    def of(cls, attempt: Attempt) -> Refused:
-        """Of an attempt whose outcome is `refused`."""
-        return cls(
-            offer=Offer.from_json(attempt.offer),
-            kind=attempt.cause,
-            scope=attempt.scope,
-            reason=attempt.reason,
-            time=attempt.created if attempt.ended is None else attempt.ended,
-            hints=tuple(attempt.hints or ()),
-            job_id=attempt.job_id,
-        )
 
 
 @dataclass(frozen=True, slots=True)

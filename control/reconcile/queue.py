@@ -12,12 +12,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..clock import Clock
+from ..store.model import Waiting
 
 if TYPE_CHECKING:
     from ..store.store import Store
 
-QUEUES = frozenset({"local"})
-"""Targets whose waiting jobs are a queue."""
 SOON_S = 1.0
 """A job whose next try is later than this many seconds from now does not take part: others go first meanwhile."""
 _FRESH_S = 0.2
@@ -27,16 +26,6 @@ _PAUSE_S = (0.25, 30.0)
 _PAUSE_PER_PLACE_S = 0.1
 _WANTED_S = 2.0
 """The queue is taken to be empty if no job has asked for its place for this many seconds."""
-
-
-class Waiting(NamedTuple):
-    """A job that waits, as the store lists it."""
-
-    job_id: str
-    needs: Mapping[str, int]
-    """Accelerator -> GPUs of all nodes together; CPU -> nodes of a job without GPUs."""
-    priority: int = 0
-    """Higher first."""
 
 
 class Place(NamedTuple):

@@ -33,7 +33,7 @@ from ...runtime.moving import AllDamagedError
 from ..accounting import cost
 from ..errors import StoreError
 from ..store import states
-from ..store.model import Attempt
+from ..store.model import QUEUES, Attempt
 from . import logins
 from .decisions import IN_PLACE_S, End, Later, Start, decide, idle_end, left_in_place, patience_ends, wanted_end
 from .earlier import earlier_history
@@ -44,8 +44,6 @@ from .members import forgiven, member_names, node_records, stored, wanted_nodes
 from .moving import Moving
 from .nodes import UNSEEN_S, read_whole_timeline
 from .outcomes import AT_DEADLINE, NodeView, Verdict, judge, must_stop_peers
-from .queue import QUEUES
-from .tried import place
 
 log = logging.getLogger("cloudgpu.supervisor")
 
@@ -147,7 +145,7 @@ class Step(Healing, Moving):
             "not_before": self._now + start.pause_s if start.pause_s else 0.0,
             "reason": start.reason,
         }
-        message = f"attempt {number} on {place(start.offer)}"
+        message = f"attempt {number} on {start.offer.label}"
         if start.pause_s:
             message += f" in {start.pause_s:.0f} s"
         if start.reason:
@@ -182,7 +180,7 @@ class Step(Healing, Moving):
         if self._job.waits and allocation.is_fresh:
             changes["launched"] = self._now  # what was waited before was without a machine
         group = ", as a group that replaces lost machines" if request.grouped else ""
-        return self._write("launched", f"launched on {place(offer)}{group}", job=values, attempt=changes)
+        return self._write("launched", f"launched on {offer.label}{group}", job=values, attempt=changes)
 
     def _wait_for_turn(self, attempt: Attempt) -> bool | None:
         """Wait in the queue of the target, if it has one; None: it is the job's turn. Nothing is prepared before."""
@@ -251,7 +249,7 @@ class Step(Healing, Moving):
             return False
         most = self._job.policy.price_usd
         if most is not None and price > most:
-            message = f"{place(offer)} costs {price} USD/h now, more than limits.price, {most} USD/h"
+            message = f"{offer.label} costs {price} USD/h now, more than limits.price, {most} USD/h"
             return self._refused(attempt, ProvisionError("capacity", message), first=True)
         planned = "unknown" if attempt.price is None else f"{attempt.price} USD/h"
         message = f"attempt {attempt.number} costs {price} USD/h now; planned: {planned}"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ...jobspecs.plan import Offer
-from .failover import Refused
+from ..store.model import Refused
 
 CLASSES = {
     "capacity": "no capacity",
@@ -83,12 +83,6 @@ def message(refusals: Sequence[Refused], headline: str = "no machines") -> str:
     return "\n".join([f"{headline}: {tries} {span}: {whys}", *(f"  {line}" for line in told)])
 
 
-def place(offer: Offer) -> str:
-    """`gcp us-central1-a spot n1-standard-8`; `this machine`."""
-    types = "" if offer.cloud == "local" else "+".join(dict.fromkeys(role.machine_type for role in offer.roles))
-    return f"{offer.place} {types}".rstrip()
-
-
 def utc(moment: float) -> str:
     """`2026-05-01 14:03 UTC`."""
     return datetime.datetime.fromtimestamp(moment, tz=datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
@@ -109,7 +103,7 @@ def _asked(refusals: Sequence[Refused]) -> tuple[Asked, ...]:
 
 
 def _name(offer: Offer) -> tuple[str, str]:
-    return offer.region, place(offer)
+    return offer.region, offer.label
 
 
 def _by_region(places: Sequence[Asked]) -> dict[str, list[Asked]]:
@@ -117,7 +111,7 @@ def _by_region(places: Sequence[Asked]) -> dict[str, list[Asked]]:
     for one in places:
         offer = one.offer
         regional = offer if offer.cloud == "local" else offer._replace(zone=None)
-        regions.setdefault(place(regional), []).append(one)
+        regions.setdefault(regional.label, []).append(one)
     return regions
 
 

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any
+from typing import Any, NamedTuple
+
+from ...jobspecs.plan import Offer
+
+QUEUES = frozenset({"local"})
+"""Targets whose waiting jobs are a queue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +48,7 @@ class Policy:
     priority: int = 0
     """In the queue of a target: higher first; from 0 to 100."""
     accounts: dict[str, str] | None = None
-    """Cloud -> the account its submitter's credentials belong to (provisioners/shared/accounts.py), where that is known."""
+    """Cloud -> the account of its submitter's credentials (provisioners/shared/accounts.py), where that is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +148,8 @@ class Attempt:
     hints: list[str] | None = None
     """Zones that the refusal of its launch named as worth a try."""
     account: str | None = None
-    """The account that its machines are asked for in (provisioners/shared/accounts.py), written before the first call; "": the
-    target has none; None: not known yet, or an older version has begun it."""
+    """The account of its machines (provisioners/shared/accounts.py), written before the first call. "": the target has
+    none; None: not known yet, or an older version has begun it."""
     seen: dict[str, Any] | None = None
     """`step` (steps done, or null) and `time` (epoch seconds, by the machine's clock) of its newest heartbeat that the
     supervisor has read; None: there was none."""
@@ -160,3 +166,45 @@ class Event:
     kind: str
     """Kebab-case, e.g. "submitted", "state", "launch-refused"."""
     message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A place that had no machines when it was asked."""
+
+    offer: Offer
+    kind: str
+    """The class of the error: a key of REACTIONS."""
+    scope: str
+    """Scope of the error: "zone", "region", "market", "cloud" or "attempt" (provisioners/base.py)."""
+    reason: str
+    """The provider's words."""
+    time: float
+    """Epoch seconds."""
+    hints: tuple[str, ...] = ()
+    """Zones that the provider named as having capacity, as offers spell them."""
+    job_id: str = ""
+    """The job that asked."""
+
+    @classmethod
+    def of(cls, attempt: Attempt) -> Refused:
+        """Return the refusal of an attempt whose outcome is `refused`."""
+        return cls(
+            offer=Offer.from_json(attempt.offer),
+            kind=attempt.cause,
+            scope=attempt.scope,
+            reason=attempt.reason,
+            time=attempt.created if attempt.ended is None else attempt.ended,
+            hints=tuple(attempt.hints or ()),
+            job_id=attempt.job_id,
+        )
+
+
+class Waiting(NamedTuple):
+    """A job that waits, as the store lists it."""
+
+    job_id: str
+    needs: Mapping[str, int]
+    """Accelerator -> GPUs of all nodes together; CPU -> nodes of a job without GPUs."""
+    priority: int = 0
+    """Higher first."""

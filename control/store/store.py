@@ -7,6 +7,7 @@ change whose ground has shifted raises LostRaceError: read again and decide anew
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -17,10 +18,9 @@ from sqlalchemy import Connection, Engine, Select, and_, bindparam, func, insert
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from ..errors import ControlError, DamagedRowError, StoreError
-from ..reconcile.failover import Refused
-from ..reconcile.queue import QUEUES, Waiting
+from ..paths import database_url
 from . import rows, states
-from .model import Attempt, Event, JobRow
+from .model import QUEUES, Attempt, Event, JobRow, Refused, Waiting
 from .schema import connect
 from .tables import attempts, events, jobs, stores
 
@@ -347,3 +347,13 @@ def _add_event(
 
 def _cause(error: SQLAlchemyError) -> str:
     return str(error.orig if isinstance(error, DBAPIError) else error)
+
+
+def open_store() -> Store:
+    """Return the store of this user's jobs. Raises StoreError."""
+    return _open(database_url())
+
+
+@functools.cache
+def _open(url: str) -> Store:
+    return Store.open(url)

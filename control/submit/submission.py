@@ -103,7 +103,7 @@ def _buckets(_environment: frozenset[tuple[str, str]]) -> Buckets:
 
 def owner_name() -> str:
     """Return the tag of everything that is made for the jobs of this store. Raises StoreError."""
-    from ..jobs import open_store
+    from ..store.store import open_store
 
     return open_store().owner()
 

@@ -12,7 +12,6 @@ from ...jobspecs.plan import Offer, Plan
 from ...jobspecs.rules.stores import REACHES, reaches
 from ...provisioners import is_set_up, launchable
 from ..errors import SubmitError
-from ..reconcile.tried import place
 from .own_group import RULE, with_groups
 
 if TYPE_CHECKING:
@@ -63,7 +62,7 @@ def usable_offers(spec: JobSpec, plan: Plan) -> list[Offer]:
     if spec.limits.cost is not None:
         priced = [offer for offer in able if offer.price is not None]
         if not priced:
-            raise SubmitError(f"limits.cost cannot be kept: the price of {place(able[0])} is unknown")
+            raise SubmitError(f"limits.cost cannot be kept: the price of {able[0].label} is unknown")
         able = priced
     return keep(able)
 

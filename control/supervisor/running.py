@@ -81,7 +81,7 @@ def end(there: Running) -> bool:
 
 def _needed_accounts() -> dict[str, set[str | None]]:
     """Return cloud -> the accounts that active jobs have machines in, or are to have; None: unknown."""
-    from ..jobs import open_store
+    from ..store.store import open_store
 
     store = open_store()
     jobs = store.list_jobs(active_only=True)

@@ -22,9 +22,8 @@ from ..errors import DamagedRowError, StoreError
 from ..reconcile import logins
 from ..reconcile.job_step import Memory, Tools
 from ..reconcile.patience import Patience
-from ..reconcile.queue import QUEUES
 from ..reconcile.steps import Step
-from ..store.model import Attempt, JobRow
+from ..store.model import QUEUES, Attempt, JobRow
 from ..store.store import ActiveJob, LostRaceError, Store
 from .due_times import DueTimes
 from .lanes import Lane, lane_of

@@ -12,7 +12,8 @@ from ...jobspecs import catalog
 from ..base import ProvisionError
 from ..shared.sharing import Looks
 from . import network, prices
-from .clients import Clients, told
+from .clients import Clients
+from .errors import told
 
 PLACES_S = 600.0
 """Seconds for which zones and subnets are cached."""

@@ -20,6 +20,7 @@ from ..base import ProvisionError
 from ..shared.calls import UNKNOWN, insist, pause
 from ..shared.clock import Clock
 from ..shared.pacing import Bucket, Rate
+from .errors import understand
 
 PATIENCE_S = 30.0
 """A call is repeated for this many seconds; one that hangs until its timeout is sent once more."""
@@ -147,8 +148,6 @@ def _passing(error: Exception, clock: Clock) -> ProvisionError | None:
     """Return the error of a call that a retry may not meet again; None if a retry would fail too. Eventual consistency
     and resources still in use are left to the caller."""
     from botocore.exceptions import ClientError
-
-    from .clients import understand
 
     found = understand(error, "", clock)
     if found is None or found.error_class not in UNKNOWN:

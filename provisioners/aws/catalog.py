@@ -30,7 +30,8 @@ from ..shared.asking import (
     shipped_rows,
 )
 from ..shared.refresh import Outcome, Progress, Update
-from .clients import Clients, told
+from .clients import Clients
+from .errors import told
 from .prices import OddPriceError, on_demand_prices, spot_prices, zone_ids
 from .quotas import Quota, limit, quota_of
 

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from ...jobspecs.suggest import did_you_mean
-from ..base import ErrorClass, ProvisionError
+from ..base import ProvisionError
 from ..boot.record import is_loopback
 from ..shared import calls
 from ..shared.clock import Clock, SystemClock
-from ..shared.errors import classify
 from .calling import Calling
+from .errors import told
 
 if TYPE_CHECKING:
     from boto3.session import Session
@@ -43,7 +43,6 @@ _CONNECTIONS = 128
 _OVER_THE_NETWORK = frozenset({"iam-role", "container-role"})
 """Providers of credentials that ask a machine's or container's metadata service."""
 _VENDOR = Path("/sys/devices/virtual/dmi/id/sys_vendor")
-_ENCODED = " Encoded authorization failure message:"
 
 
 class Clients:
@@ -194,58 +193,3 @@ def _has_role() -> bool:
     with contextlib.suppress(OSError):
         return _VENDOR.read_text().strip() == "Amazon EC2"
     return False
-
-
-def told(doing: str, clock: Clock) -> contextlib.AbstractContextManager[None]:
-    """Raise ProvisionError in the place of boto3's errors, with what was being done."""
-    return calls.told(understand, doing, clock)
-
-
-def understand(error: Exception, doing: str, clock: Clock) -> ProvisionError | None:
-    """What an error of boto3's means; None: it is not one."""
-    from botocore.exceptions import BotoCoreError, ClientError
-    from botocore.exceptions import ConnectionError as BotoConnectionError
-
-    if isinstance(error, ClientError):
-        return _answered(error, doing, clock)
-    if isinstance(error, (BotoCoreError, BotoConnectionError)):
-        return classify("aws", code=calls.known_name(error), message=str(error), doing=doing)
-    return None
-
-
-class tolerate:  # noqa: N801 - used as a statement: `with tolerate("NoSuchEntity"):`
-    """Take these answers of AWS's for a success: what was to be made is there, what was to be removed is gone."""
-
-    def __init__(self, *codes: str) -> None:
-        self._codes = codes
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, _type: object, error: BaseException | None, _at: object) -> bool:
-        from botocore.exceptions import ClientError
-
-        return isinstance(error, ClientError) and error.response.get("Error", {}).get("Code") in self._codes
-
-
-def _answered(error: Any, doing: str, clock: Clock) -> ProvisionError:  # noqa: ANN401 - ClientError is imported late
-    """AWS's answer: its code and text; the action that was denied, and a clock that is off, are told."""
-    code = str(error.response.get("Error", {}).get("Code", ""))
-    message = str(error.response.get("Error", {}).get("Message", ""))
-    about = error.response.get("ResponseMetadata", {})
-    headers = {name.lower(): value for name, value in about.get("HTTPHeaders", {}).items()}
-    message = message.partition(_ENCODED)[0]
-    found = classify(
-        "aws",
-        code=code,
-        status=about.get("HTTPStatusCode"),
-        message=message,
-        doing=doing,
-        retry_after=calls.retry_after_s(headers.get("retry-after"), clock),
-    )
-    if found.error_class not in ("auth", "expired"):
-        return found
-    more = "" if error.operation_name in message else f" (the action is {error.operation_name})"
-    skew = calls.clock_is_off(headers.get("date"), clock, "AWS")
-    error_class: ErrorClass = "auth" if skew else found.error_class  # no new login would be taken either
-    return found.as_class(error_class, f"{more}{skew}")

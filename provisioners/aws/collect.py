@@ -17,8 +17,9 @@ from ..base import ProvisionError
 from ..leftovers import Found, Leftover, Tagged, Thing, launches
 from ..shared import tags
 from . import groups
-from .clients import HOME_REGION, Clients, told, tolerate
+from .clients import HOME_REGION, Clients
 from .ending import Ending
+from .errors import told, tolerate
 from .identity import PATH
 from .sightings import Sightings
 

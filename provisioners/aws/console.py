@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ..shared.consoles import end_of
-from .clients import Clients, told
+from .clients import Clients
+from .errors import told
 
 
 def console(clients: Clients, region: str, instance: str) -> str:

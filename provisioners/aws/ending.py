@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from ..base import Ended, ProvisionError
 from ..shared import tags
 from . import groups, network
-from .clients import Clients, told, tolerate
+from .clients import Clients
+from .errors import told, tolerate
 from .identity import remove_identity
 from .sightings import Sighting, Sightings, sighting
 

@@ -23,7 +23,8 @@ from ..stacks import grouping
 from ..stacks.grouping import GroupState, Prepared
 from . import groups, network
 from .answers import Answers
-from .clients import Clients, told
+from .clients import Clients
+from .errors import told
 from .launching import PATIENCE_S, Launch
 from .machine import disk_gib
 from .network import tag_list

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..base import ProvisionError
 from ..shared.errors import classify
-from .clients import Clients, told, tolerate
+from .clients import Clients
+from .errors import told, tolerate
 from .network import Group, name_of
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ..base import LaunchRequest, ProvisionError
 from ..shared import tags
 from ..shared.infrastructure import Infrastructure
-from .clients import tolerate
+from .errors import tolerate
 from .network import name_of
 
 if TYPE_CHECKING:

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ...jobspecs import catalog
 from ..base import ProvisionError
-from .clients import Clients, told
+from .clients import Clients
+from .errors import told
 
 if TYPE_CHECKING:
     from types_boto3_ec2.type_defs import ImageTypeDef

@@ -11,8 +11,9 @@ from ..shared.calls import all_or_none, cleaning_up, first_with_room, insist, pa
 from ..shared.infrastructure import Infrastructure, load
 from . import network
 from .answers import Answers
-from .clients import Clients, told
+from .clients import Clients
 from .ending import Ending, terminate
+from .errors import told
 from .identity import make_identity, shared_profile
 from .images import Image, Images
 from .profiles import Profiles

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ..base import LaunchRequest, ProvisionError
 from ..shared import tags
 from ..shared.infrastructure import Infrastructure
-from .clients import tolerate
+from .errors import tolerate
 
 if TYPE_CHECKING:
     from types_boto3_ec2 import EC2Client

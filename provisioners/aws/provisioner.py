@@ -25,9 +25,10 @@ from ..shared.sharing import PerSettings
 from ..stacks import grouping
 from . import network, prices
 from .answers import Answers
-from .clients import Clients, told
+from .clients import Clients
 from .console import console
 from .ending import Ending, terminate
+from .errors import told
 from .grouped import GroupLaunch, Groups
 from .images import Images
 from .launching import Launch

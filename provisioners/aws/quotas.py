@@ -21,7 +21,8 @@ from ...jobspecs import catalog
 from ..base import ErrorClass, LaunchRequest, ProvisionError
 from ..shared.clock import SystemClock
 from ..shared.sharing import Looks
-from .clients import Clients, told
+from .clients import Clients
+from .errors import told
 from .sightings import Sightings
 
 if TYPE_CHECKING:

@@ -10,7 +10,8 @@ from ..base import NodeState, ProvisionError
 from ..shared import tags
 from ..shared.errors import classify
 from ..shared.sharing import Looks
-from .clients import Clients, told
+from .clients import Clients
+from .errors import told
 
 if TYPE_CHECKING:
     from types_boto3_ec2.type_defs import InstanceTypeDef

@@ -30,8 +30,8 @@ else:
 
 LAST_PATIENCE_S = 60.0
 AGENT_TRIES = 3  # an agent that dies goes on where it was
-# Exit codes of the agent (runtime/agent/agent.py): those with which it has ended, one of these because of the job dir, and
-# one with which it is to go on.
+# Exit codes of the agent (runtime/agent/agent.py): those with which it has ended, one of these because of the job dir,
+# and one with which it is to go on.
 JOB_DIR_LOST = 4
 ENDED = {0, 3, JOB_DIR_LOST, 5, 6}
 AGAIN = 7

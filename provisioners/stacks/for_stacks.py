@@ -93,7 +93,8 @@ def _nodes(fleet: FleetSpec, number: int) -> list[NodeRequest]:
 
 
 def _aws_account(region: str) -> str:
-    from ..aws.clients import Clients, told
+    from ..aws.clients import Clients
+    from ..aws.errors import told
 
     clients = Clients()
     with told("ask whose account this is", clients.clock):
@@ -117,7 +118,8 @@ def _aws_quota(fleet: FleetSpec, more: int) -> None:
 
 
 def _aws_reserved(fleet: FleetSpec) -> Reserved:
-    from ..aws.clients import Clients, told
+    from ..aws.clients import Clients
+    from ..aws.errors import told
     from ..aws.reservations import find_reservation
 
     clients = Clients()
@@ -132,7 +134,8 @@ def _aws_reserved(fleet: FleetSpec) -> Reserved:
 
 
 def _aws_reserved_until(fleet: FleetSpec, reservation: str) -> float | None:
-    from ..aws.clients import Clients, told
+    from ..aws.clients import Clients
+    from ..aws.errors import told
     from ..aws.reservations import look_again
 
     clients = Clients()

@@ -13,12 +13,11 @@ import contextlib
 import dataclasses
 import hashlib
 import os
-import sys
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import TypeVar
 
 from ...protocol.jobdir import (
     JOB_KEY,
@@ -38,15 +37,15 @@ from ...protocol.pace import Pace
 from ..archive import ArchiveError, unpack
 from ..launchers import LauncherError, Place, choose_launcher, environment, machine_environment, setup_process
 from ..notices import CLOUDS, CloudNotices, NodeDir, Order, Orders, Watcher
+from ..processes.ending import Ending, failed_setup, judge
 from ..processes.program import MARKER, Process, adopt_orphans
-from ..processes.runner import PEER_S, POLL_S, Conduct, Interrupted, Runner, Vanished, Wakeup
-from .ending import Ending, failed_setup, judge
 from .generations import Ledger
 from .heartbeat import Heart, read_progress
 from .members import LeftOutError
 from .node_program import Node, NodeProgram
 from .restart import Budget, scope
 from .resume import Before, OwnClaim, look_back
+from .runner import PEER_S, POLL_S, Conduct, Interrupted, Runner, Vanished, Wakeup
 from .timeline import History
 
 DONE, BUG, CLAIMED, JOB_DIR_LOST, VANISHED, SUPERSEDED, STAYED = 0, 1, 3, 4, 5, 6, 7

@@ -12,8 +12,8 @@ from typing import TypeVar
 from ...protocol.attempt_signal import send_signal
 from ...protocol.jobdir import Generation, Heartbeat, JobDir, JobDirError, Record, RecordError, Result, node_key
 from ..launchers import Place
-from ..processes.runner import Runner
 from .generations import Ledger
+from .runner import Runner
 
 _R = TypeVar("_R", bound=Record)
 

@@ -17,9 +17,9 @@ from ...protocol.logs import LogWriter
 from ..checkpoint.schedule import interval
 from ..launchers import LOOPBACK, Place, free_port, machine_environment, needs_addresses, own_host, processes
 from ..notices import Order, Orders
+from ..processes.ending import INTERRUPTED_EXIT, Ending, judge
+from ..processes.outcome_watch import OutcomeWatch
 from ..processes.program import Exit, Process, kill_leftovers
-from ..processes.runner import PEER_S, POLL_S, Conduct, Runner, Wakeup
-from .ending import INTERRUPTED_EXIT, Ending, judge
 from .generations import Ledger, Lookout
 from .gpu_idle import VISIBLE, IdleWatch, read_utilisation
 from .heartbeat import Heart, read_progress
@@ -36,8 +36,8 @@ from .members import (
     wait_for,
 )
 from .node_writer import NodeWriter, writer_environment
-from .outcome_watch import OutcomeWatch
 from .restart import fruitless_in_a_row, wish
+from .runner import PEER_S, POLL_S, Conduct, Runner, Wakeup
 from .timeline import History
 
 SETTLE_S = 1.0

@@ -6,23 +6,42 @@ import sys
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..checkpoint.data import random_state
 from ..checkpoint.data.data_position import DataPosition, length
 from .drawn import Drawn
 
 if TYPE_CHECKING:
+    from .frames import Code
     from .loops import Loop
-    from .session import Session
 
 _END = object()
+
+
+class Observer(Protocol):
+    """What a pass reports to: the session of the training."""
+
+    code: Code
+
+    @property
+    def has_checkpoint(self) -> bool:
+        """Return whether a checkpoint is waiting to be put back."""
+
+    def wants_passes(self) -> bool:
+        """Return whether passes that begin now are watched."""
+
+    def pass_opens(self) -> None:
+        """Note that a pass begins."""
+
+    def before_batch(self, one: Pass) -> None:
+        """Note that a pass is about to give a batch."""
 
 
 class Pass:
     """One pass through a loader, as the program sees it: an iterator over batches."""
 
-    def __init__(self, session: Session, passes: Passes, loader: Any, number: int) -> None:  # noqa: ANN401
+    def __init__(self, session: Observer, passes: Passes, loader: Any, number: int) -> None:  # noqa: ANN401
         self.loader = loader
         # Batches are read again rather than left out where workers may draw random numbers in them.
         self.position = DataPosition(replay=getattr(loader, "num_workers", 0) > 0)
@@ -91,7 +110,7 @@ class Pass:
 class Passes:
     """All of a program."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Observer) -> None:
         self._session = session
         self._living: list[weakref.ref[Pass]] = []
         self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()

@@ -28,7 +28,7 @@ from .metrics import MetricRows
 from .outcome import Outcome, OutcomeRecord
 from .progress import ProgressFile
 from .ranks import Ranks
-from .restore.resume import Attempt, begin_attempt, restore_objects, starts_since
+from .resume import Attempt, begin_attempt, restore_objects, starts_since
 from .room import check_room
 from .save.accumulation import Accumulation
 from .save.buckets import BucketOrders

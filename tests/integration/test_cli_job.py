@@ -23,7 +23,7 @@ import psutil
 import pytest
 
 from cloudgpu.cli import main
-from cloudgpu.control.jobs import open_store
+from cloudgpu.control.store.store import open_store
 
 CLOUDGPU = [sys.executable, "-m", "cloudgpu"]
 PATIENCE_S = 180.0

@@ -19,7 +19,8 @@ import pytest
 
 from cloudgpu.cli.cluster import expiry as cluster_expiry
 from cloudgpu.cli.infra.stack_run import CLOUDS
-from cloudgpu.control.jobs import list_jobs, open_store
+from cloudgpu.control.jobs import list_jobs
+from cloudgpu.control.store.store import open_store
 from cloudgpu.jobspecs.fleets import FLEET_CLOUDS
 from cloudgpu.jobspecs.plan import Offer
 from cloudgpu.protocol.fleet import Fleet

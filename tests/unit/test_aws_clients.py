@@ -12,7 +12,8 @@ import botocore.exceptions as boto
 import pytest
 
 from cloudgpu.provisioners import ProvisionError, get_provisioner
-from cloudgpu.provisioners.aws.clients import could_be_used, told, understand
+from cloudgpu.provisioners.aws.clients import could_be_used
+from cloudgpu.provisioners.aws.errors import told, understand
 
 
 class Clock:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from cloudgpu.runtime.agent import ending as module
-from cloudgpu.runtime.agent.ending import CODES, RULES, Ending, ReportedOutcome, Rule, judge, read_outcome
 from cloudgpu.runtime.agent.heartbeat import read_progress
 from cloudgpu.runtime.checkpoint.outcome import SEVERITY, TRAINING, UNFINISHED, WORDS
 from cloudgpu.runtime.notices import Order
+from cloudgpu.runtime.processes import ending as module
+from cloudgpu.runtime.processes.ending import CODES, RULES, Ending, ReportedOutcome, Rule, judge, read_outcome
 from cloudgpu.runtime.processes.program import Exit
 
 PAGE = Path(module.__file__).parents[1] / "docs" / "runtime.md"

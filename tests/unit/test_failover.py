@@ -14,8 +14,8 @@ import pytest
 
 from cloudgpu.control.reconcile import failover
 from cloudgpu.control.reconcile.decisions import SPREAD_S, End, Later, Start, decide
-from cloudgpu.control.reconcile.failover import DRY_S, REACTIONS, Refused, choose, opening
-from cloudgpu.control.store.model import Attempt, JobRow
+from cloudgpu.control.reconcile.failover import DRY_S, REACTIONS, choose, opening
+from cloudgpu.control.store.model import Attempt, JobRow, Refused
 from cloudgpu.jobspecs.plan import Offer, RoleOffer
 from cloudgpu.provisioners.base import ErrorClass
 from cloudgpu.tests.standins.control import make_job, make_policy

@@ -14,8 +14,7 @@ from click.testing import CliRunner
 from cloudgpu.cli import gc
 from cloudgpu.control import leftovers, paths
 from cloudgpu.control.heartbeats import is_alive
-from cloudgpu.control.jobs import open_store
-from cloudgpu.control.store.store import Store
+from cloudgpu.control.store.store import Store, open_store
 from cloudgpu.control.submit.submission import owner_name
 from cloudgpu.protocol.jobdir import Heartbeat, JobDir, Result, local_url, node_key
 from cloudgpu.provisioners import get_provisioner

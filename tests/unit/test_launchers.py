@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from cloudgpu.protocol.jobdir import Address, JobRecord, NodeRecord, Outcome
-from cloudgpu.runtime.agent.ending import Ending, judge
 from cloudgpu.runtime.launchers import (
     LauncherError,
     Place,
@@ -22,6 +21,7 @@ from cloudgpu.runtime.launchers import (
     setup_process,
 )
 from cloudgpu.runtime.notices import Order, Orders, write_notice
+from cloudgpu.runtime.processes.ending import Ending, judge
 from cloudgpu.runtime.processes.program import Exit, LineSplitter, Process
 
 MASTER = {"worker-0.1": Address("10.0.0.1", 20_123)}

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from cloudgpu.runtime.agent.ending import ReportedOutcome, read_outcome
 from cloudgpu.runtime.checkpoint.errors import EXIT_DONE, EXIT_SAVED, EXIT_USER
 from cloudgpu.runtime.checkpoint.outcome import SEVERITY, Outcome, OutcomeRecord
+from cloudgpu.runtime.processes.ending import ReportedOutcome, read_outcome
 
 WRITER = """
 import sys

@@ -13,7 +13,8 @@ import pytest
 
 from cloudgpu.cli.status.view import job_text
 from cloudgpu.control.jobs import Job
-from cloudgpu.control.reconcile.queue import Place, Waiting, places
+from cloudgpu.control.reconcile.queue import Place, places
+from cloudgpu.control.store.model import Waiting
 from cloudgpu.jobspecs.plan import CPU, LocalGpu
 from cloudgpu.provisioners.base import Allocation, Ended, LaunchRequest, NodeRequest
 from cloudgpu.provisioners.local.gpus import hold, shortage

@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 from cloudgpu.runtime.checkpoint.errors import UnusableError  # noqa: E402
 from cloudgpu.runtime.checkpoint.format.manifest import ALIGN, Piece, RankManifest, chunk_hashes  # noqa: E402
 from cloudgpu.runtime.checkpoint.format.placement import Placements  # noqa: E402
-from cloudgpu.runtime.checkpoint.format.reshard import SPAN, Box, Rows, cover, is_contiguous, offset, row_major, spans
+from cloudgpu.runtime.checkpoint.format.reshard import SPAN, Box, Rows, cover, is_contiguous, offset, row_major, spans  # noqa: E402
 from cloudgpu.runtime.checkpoint.restore.loading import Files, Loader  # noqa: E402
 from cloudgpu.runtime.checkpoint.restore.verified import Target, read_verified  # noqa: E402
 

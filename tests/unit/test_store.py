@@ -55,7 +55,8 @@ def test_revisions_are_those_of_the_migrations() -> None:
 def test_an_up_to_date_store_opens_without_alembic(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'store.db'}"
     Store.open(url).close()
-    code = f"import sys; from cloudgpu.control.store.store import Store; Store.open({url!r}); print('alembic' in sys.modules)"
+    opens = f"from cloudgpu.control.store.store import Store; Store.open({url!r})"
+    code = f"import sys; {opens}; print('alembic' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from cloudgpu.cli.status import view as status_view
 from cloudgpu.control.jobs import Job
-from cloudgpu.control.reconcile.failover import Refused
 from cloudgpu.control.reconcile.tried import group, lines, message
+from cloudgpu.control.store.model import Refused
 from cloudgpu.jobspecs.plan import Offer
 from cloudgpu.provisioners.base import ProvisionError
 from cloudgpu.tests.standins.cloud import Life, lives

@@ -10,16 +10,16 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ....protocol.checkpoint_names import Name, run_nonce
-from ....protocol.jobdir import JobDirError, is_permanent
-from ..errors import CheckpointError, OutOfReachError, TakenOverError, logger
-from ..settings import from_environment
-from ..store import CheckpointStore
-from ..writer.client import WriterClient, finish_earlier
-from .restore import Restored, restore
+from ...protocol.checkpoint_names import Name, run_nonce
+from ...protocol.jobdir import JobDirError, is_permanent
+from .errors import CheckpointError, OutOfReachError, TakenOverError, logger
+from .restore.restore import Restored, restore
+from .settings import from_environment
+from .store import CheckpointStore
+from .writer.client import WriterClient, finish_earlier
 
 if TYPE_CHECKING:
-    from ..ranks import Ranks
+    from .ranks import Ranks
 
 DRAIN = 60.0
 """Seconds that a new process waits for what an earlier one has staged."""

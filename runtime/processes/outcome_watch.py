@@ -6,8 +6,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from ..processes.program import is_running
 from .ending import ReportedOutcome, read_outcome
+from .program import is_running
 
 DRAIN_S = 1.0
 """Seconds for what reads the output of a program that has ended (`| tee log`), before its group is killed."""

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from ...protocol.logs import LogWriter
-from ..agent.heartbeat import Heart
 from ..notices import KINDS, Order, Orders, SignalOrders, write_notice
-from .failure_causes import LastLines, OutOfMemoryCounter, find_cause
-from .program import Exit, Process, Program
+from ..processes.failure_causes import LastLines, OutOfMemoryCounter, find_cause
+from ..processes.program import Exit, Process, Program
+from .heartbeat import Heart
 
 POLL_S = 0.5
 PEER_S = 5.0

@@ -10,8 +10,8 @@ from typing import Literal
 
 from ...protocol.jobdir import Outcome
 from ..notices import Order
-from ..processes.failure_causes import Cause
-from ..processes.program import Exit
+from .failure_causes import Cause
+from .program import Exit
 
 
 @dataclass(frozen=True, slots=True)
