@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,31 +11,18 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-MAY_IMPORT = {
-    "cli": {"cli", "control", "infra", "jobspecs", "provisioners", "runtime"},
-    "control": {"control", "jobspecs", "provisioners", "runtime"},
-    "provisioners": {"provisioners", "jobspecs", "runtime"},
-    "infra": {"infra", "jobspecs", "provisioners"},
-    "jobspecs": {"jobspecs"},
-    "runtime": {"runtime"},
-}
-# From outside, runtime is reached only through what reads and writes the job dir: never the agent or the Checkpointer.
-# `goodput` is arithmetic: the Checkpointer computes its interval by it, and reports what would have been possible.
-# `moving` copies what a program goes on from, checkpoints among it, into another job dir.
-# `autolaunch` says before submitting which launcher the machines will choose, by the same rule.
-# `buckets` are the connections of the job dirs of a supervisor, or of the submits of a process.
-RUNTIME_SEAM = {
-    "archive",
-    "attempt_signal",
-    "autolaunch",
-    "buckets",
-    "fleet",
-    "goodput",
-    "jobdir",
-    "logs",
-    "metrics",
-    "moving",
-}
+RULES = (ROOT / "CONTRIBUTING.md").read_text()
+
+
+def may_import() -> dict[str, set[str]]:
+    """Read the table of folders: each imports itself and what its row names."""
+    rows = re.findall(r"^\| `(\w+)/` \|.*\|(.*)\|$", RULES, re.MULTILINE)
+    return {folder: {folder, *re.findall(r"`(\w+)`", named)} for folder, named in rows}
+
+
+MAY_IMPORT = may_import()
+RUNTIME_SEAM = set(re.findall(r"`(\w+)`", RULES.partition("from outside `runtime/`, only ")[2].partition(" of it")[0]))
+"""Modules of runtime that the submitter's side shares with the machines."""
 HEAVY = {
     "alembic",
     "azure",
@@ -49,6 +37,11 @@ HEAVY = {
     "sqlalchemy",
     "torch",
 }
+
+
+def test_the_rules_were_found() -> None:
+    assert set(MAY_IMPORT) == {"cli", "control", "infra", "jobspecs", "protocol", "provisioners", "runtime", "storage"}
+    assert {"archive", "autolaunch", "goodput", "moving"} == RUNTIME_SEAM
 
 
 def modules() -> list[Path]:
