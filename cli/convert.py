@@ -33,7 +33,7 @@ def command(
     file: Path | None,
     form: str,
     output: Path | None,
-    **gcloud: Any,  # noqa: ANN401 - the flags of gcloud_flags.FLAGS
+    **gcloud: Any,  # the flags of gcloud_flags.FLAGS
 ) -> Exit:
     """Print the job file that FILE stands for; on stderr, what no longer exists and today's closest valid offer.
 

@@ -42,7 +42,7 @@ def command(
     file: Path | None,
     show_all: bool,
     as_json: bool,
-    **gcloud: Any,  # noqa: ANN401 - the flags of gcloud_flags.FLAGS
+    **gcloud: Any,  # the flags of gcloud_flags.FLAGS
 ) -> Exit:
     """Show where the job of FILE can run, what it costs there, and why other ways cannot be.
 

@@ -61,7 +61,7 @@ def command(
     cluster: str | None,
     yes: bool,
     as_json: bool,
-    **gcloud: Any,  # noqa: ANN401 - the flags of gcloud_flags.FLAGS
+    **gcloud: Any,  # the flags of gcloud_flags.FLAGS
 ) -> Exit | None:
     """Run the job of FILE on the best offer and follow its log; the exit code is the job's outcome.
 

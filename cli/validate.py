@@ -41,7 +41,7 @@ def command(
     *,
     files: tuple[str, ...],
     form: Format,
-    **gcloud: Any,  # noqa: ANN401 - the flags of gcloud_flags.FLAGS
+    **gcloud: Any,  # the flags of gcloud_flags.FLAGS
 ) -> Exit:
     """Check job files: every mistake, where it is, and what to write instead.
 

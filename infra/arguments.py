@@ -138,7 +138,7 @@ def _suggestion(text: str, options: Iterable[str]) -> str:
 # --- types ------------------------------------------------------------------------------------------------------------
 
 
-def _fits(value: object, hint: Any) -> bool:  # noqa: ANN401 - type hints
+def _fits(value: object, hint: Any) -> bool:  # type hints
     """Return whether a value is of a type hint of Pulumi's arguments. An Output fits where an input is taken."""
     alternatives = _alternatives(hint)
     if isinstance(value, pulumi.Output | Awaitable):
@@ -146,7 +146,7 @@ def _fits(value: object, hint: Any) -> bool:  # noqa: ANN401 - type hints
     return any(_fits_plain(value, one) for one in alternatives if not _is_wrapper(one))
 
 
-def _fits_plain(value: object, hint: Any) -> bool:  # noqa: ANN401
+def _fits_plain(value: object, hint: Any) -> bool:
     if hint in (Any, NoneType):
         return hint is Any or value is None
     origin = typing.get_origin(hint)
@@ -165,7 +165,7 @@ def _fits_plain(value: object, hint: Any) -> bool:  # noqa: ANN401
     return isinstance(hint, type) and isinstance(value, hint)
 
 
-def _alternatives(hint: Any) -> list[Any]:  # noqa: ANN401
+def _alternatives(hint: Any) -> list[Any]:
     """Return the members of a union, such as `pulumi.Input`; another hint is its own only member."""
     if typing.get_origin(hint) is typing.Union:
         return [found for one in typing.get_args(hint) for found in _alternatives(one)]
@@ -174,19 +174,19 @@ def _alternatives(hint: Any) -> list[Any]:  # noqa: ANN401
     return [hint]
 
 
-def _is_wrapper(hint: Any) -> bool:  # noqa: ANN401
+def _is_wrapper(hint: Any) -> bool:
     """Return whether a member of pulumi.Input is an Output, which it spells as a text, or what is awaited."""
     return isinstance(hint, typing.ForwardRef) or typing.get_origin(hint) in (pulumi.Output, Awaitable)
 
 
-def _wanted(hint: Any) -> str:  # noqa: ANN401
+def _wanted(hint: Any) -> str:
     plain = [one for one in _alternatives(hint) if not _is_wrapper(one)]
     named = [_TYPE_NAMES.get(one) or _container_name(one) for one in plain]
     only_plain = "" if any(_is_wrapper(one) for one in _alternatives(hint)) else ", known before the program runs"
     return " or ".join(dict.fromkeys(named)) + only_plain
 
 
-def _container_name(hint: Any) -> str:  # noqa: ANN401
+def _container_name(hint: Any) -> str:
     return {list: "a list", dict: "a map"}.get(typing.get_origin(hint), str(hint))
 
 

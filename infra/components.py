@@ -42,14 +42,14 @@ def serve(package: str) -> None:
     component_provider_host(name=name, namespace="cloudgpu", version=__version__, components=classes)
 
 
-def child_of(parent: pulumi.Resource, **more: Any) -> pulumi.ResourceOptions:  # noqa: ANN401 - ResourceOptions' own
+def child_of(parent: pulumi.Resource, **more: Any) -> pulumi.ResourceOptions:  # ResourceOptions' own
     """Options of a component's own resource: its providers are the component's."""
     import pulumi
 
     return pulumi.ResourceOptions(parent=parent, **more)
 
 
-def arguments_of_part(args: Mapping[str, Any], names: Iterable[str], **more: object) -> Any:  # noqa: ANN401 - a part's arguments
+def arguments_of_part(args: Mapping[str, Any], names: Iterable[str], **more: object) -> Any:  # a part's arguments
     """Return those of a component's arguments that are given, for a part that has the same, and `more` that are."""
     given = {name: args[name] for name in names if name in args}
     return {**given, **{name: value for name, value in more.items() if value is not None}}

@@ -69,7 +69,7 @@ def _check_once(found: Mapping[str, Any], names: Iterable[str], where: str) -> N
         raise WireError(f"{where}: {', '.join(twice)} is there twice")
 
 
-def _value(hint: Any, value: Any, renames: Mapping[str, str], where: str) -> Any:  # noqa: ANN401 - any JSON value
+def _value(hint: Any, value: Any, renames: Mapping[str, str], where: str) -> Any:  # any JSON value
     """`value` as the hint wants it."""
     if _is_output(value):
         return value
@@ -83,7 +83,7 @@ def _value(hint: Any, value: Any, renames: Mapping[str, str], where: str) -> Any
     return _scalar(wanted, value, where)
 
 
-def _object(wanted: Sequence[Any], value: Mapping[str, Any], renames: Mapping[str, str], where: str) -> Any:  # noqa: ANN401
+def _object(wanted: Sequence[Any], value: Mapping[str, Any], renames: Mapping[str, str], where: str) -> Any:
     import pulumi._types as pulumi_types
 
     for one in wanted:
@@ -99,7 +99,7 @@ def _object(wanted: Sequence[Any], value: Mapping[str, Any], renames: Mapping[st
     raise WireError(f"{where}: {_names(wanted)} is wanted, and this is an object")
 
 
-def _list(wanted: Sequence[Any], value: Sequence[Any], renames: Mapping[str, str], where: str) -> Any:  # noqa: ANN401
+def _list(wanted: Sequence[Any], value: Sequence[Any], renames: Mapping[str, str], where: str) -> Any:
     for one in wanted:
         if typing.get_origin(one) is collections.abc.Sequence:
             (of,) = typing.get_args(one)
@@ -111,7 +111,7 @@ def _list(wanted: Sequence[Any], value: Sequence[Any], renames: Mapping[str, str
     raise WireError(f"{where}: {_names(wanted)} is wanted, and this is a list")
 
 
-def _scalar(wanted: Sequence[Any], value: Any, where: str) -> Any:  # noqa: ANN401
+def _scalar(wanted: Sequence[Any], value: Any, where: str) -> Any:
     """As it is, or in the other spelling that means the same. An enum's value is not checked: clouds' enums grow."""
     kinds = {one for one in wanted if one in _SCALARS}
     if type(value) in kinds or (type(value) is int and float in kinds):
@@ -153,7 +153,7 @@ def _properties(args: type) -> _Properties:
     return _Properties({names[pulumi]: hint for pulumi, hint in types.items()}, names)
 
 
-def _alternatives(hint: Any) -> list[Any]:  # noqa: ANN401 - type hints
+def _alternatives(hint: Any) -> list[Any]:  # type hints
     """The types in a hint, without None and without Pulumi's wrappers, which say the same once more."""
     if typing.get_origin(hint) is not None and not _is_container(hint):
         flat = [found for one in typing.get_args(hint) if not _is_wrapper(one) for found in _alternatives(one)]
@@ -161,11 +161,11 @@ def _alternatives(hint: Any) -> list[Any]:  # noqa: ANN401 - type hints
     return [] if hint is NoneType else [hint]
 
 
-def _is_container(hint: Any) -> bool:  # noqa: ANN401
+def _is_container(hint: Any) -> bool:
     return typing.get_origin(hint) in (collections.abc.Sequence, collections.abc.Mapping)
 
 
-def _is_wrapper(hint: Any) -> bool:  # noqa: ANN401
+def _is_wrapper(hint: Any) -> bool:
     return getattr(typing.get_origin(hint), "__name__", "") in _WRAPPERS
 
 

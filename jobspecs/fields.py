@@ -92,7 +92,7 @@ _SPACE = re.compile(r"\s")
 def _choice(options: tuple[str, ...]) -> BeforeValidator:
     """One of a few words; a mistake names them all."""
 
-    def check(value: Any) -> Any:  # noqa: ANN401 - whatever the user wrote
+    def check(value: Any) -> Any:  # whatever the user wrote
         if value in options:
             return value
         words = [_meant(word, options) for word in str(value)[:_MAX_WORD].split(",")]
@@ -117,7 +117,7 @@ def _text(most: int, *, least: int = 0) -> tuple[Any, ...]:
     return (StringConstraints(min_length=least, max_length=most), WithJsonSchema(kinds))
 
 
-def one_or_more(value: Any) -> Any:  # noqa: ANN401
+def one_or_more(value: Any) -> Any:
     """`x` stands for `[x]`."""
     return value if isinstance(value, list | tuple) else (value,)
 
@@ -144,7 +144,7 @@ def _bounded(value: tuple[Any, ...]) -> tuple[Any, ...]:
     return value
 
 
-def _list_of(item: Any) -> tuple[Any, ...]:  # noqa: ANN401 - a type
+def _list_of(item: Any) -> tuple[Any, ...]:  # a type
     """The pieces of a non-empty list without duplicates, for one entry of which the entry itself may be written."""
     listed = Annotated[list[item], Field(min_length=1, max_length=_MAX_LIST)]
     return (
@@ -159,7 +159,7 @@ def is_name(value: str) -> bool:
     return _NAME.fullmatch(value) is not None
 
 
-def _check_name(value: Any) -> Any:  # noqa: ANN401
+def _check_name(value: Any) -> Any:
     if not isinstance(value, str) or is_name(value):
         return value
     plain = re.sub("[^a-z0-9]+", "-", value.lower()).strip("-")[:40].strip("-") if value.isascii() else ""
@@ -188,7 +188,7 @@ def _check_image(value: str) -> str:
     return value
 
 
-def _check_env(value: Any) -> Any:  # noqa: ANN401
+def _check_env(value: Any) -> Any:
     if not isinstance(value, Mapping):
         return value
     if len(value) > _MAX_ENV:
@@ -214,7 +214,7 @@ def _env_problem(name: str, text: object) -> Problem | None:
     return None
 
 
-def _check_inputs(value: Any) -> Any:  # noqa: ANN401
+def _check_inputs(value: Any) -> Any:
     if not isinstance(value, Mapping):
         return value
     if len(value) > _MAX_LIST:
@@ -272,10 +272,10 @@ def _path_problem(path: str, *, absolute: bool) -> Problem | None:
     return None
 
 
-def _word_or(word: str, parse: Any, write: Any, schema: dict[str, Any]) -> tuple[Any, ...]:  # noqa: ANN401
+def _word_or(word: str, parse: Any, write: Any, schema: dict[str, Any]) -> tuple[Any, ...]:
     """The pieces of a field which takes one word, or a value that `parse` reads."""
 
-    def read(value: Any) -> Any:  # noqa: ANN401
+    def read(value: Any) -> Any:
         try:
             return word if value == word else parse(value)
         except ValueError as error:

@@ -55,7 +55,7 @@ def dump(value: Mapping[str, Any]) -> str:
     )
 
 
-def _accelerators(requests: Sequence[AcceleratorRequest]) -> Any:  # noqa: ANN401 - text, a mapping or a list
+def _accelerators(requests: Sequence[AcceleratorRequest]) -> Any:  # text, a mapping or a list
     return _one_or_list([_accelerator(request) for request in requests]) if requests else "none"
 
 
@@ -65,7 +65,7 @@ def _accelerator(request: AcceleratorRequest) -> str | dict[str, str]:
     return f"{request.name}:{request.count}"
 
 
-def _one_or_list(values: Sequence[Any]) -> Any:  # noqa: ANN401
+def _one_or_list(values: Sequence[Any]) -> Any:
     return values[0] if len(values) == 1 else list(values)
 
 
@@ -90,7 +90,7 @@ def _dumper() -> type[yaml.SafeDumper]:
     class Dumper(yaml.SafeDumper):
         """SafeDumper which chooses the style of a value by how it reads."""
 
-        def ignore_aliases(self, data: Any) -> bool:  # noqa: ANN401, ARG002 - yaml's signature
+        def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002 - yaml's signature
             return True
 
         def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:  # noqa: ARG002

@@ -60,7 +60,7 @@ class AcceleratorRequest(_Model):
 
     @model_validator(mode="before")
     @classmethod
-    def _shorthand(cls, value: Any) -> Any:  # noqa: ANN401 - whatever the user wrote
+    def _shorthand(cls, value: Any) -> Any:  # whatever the user wrote
         if not isinstance(value, str | Mapping | AcceleratorRequest):
             raise mistake("wrong-type", "expected an accelerator such as L4:1, or none")
         if not isinstance(value, str):
@@ -96,7 +96,7 @@ class AcceleratorRequest(_Model):
         return f"{self.name or f'any GPU with {self.memory}'}:{self.count}"
 
 
-def _accelerators(value: Any) -> Any:  # noqa: ANN401
+def _accelerators(value: Any) -> Any:
     """`none` (the CPU is enough) is the empty list."""
     return () if value in ("none", ["none"]) else fields.one_or_more(value)
 
@@ -240,7 +240,7 @@ class JobSpec(_Model):
 
     @field_validator("run")
     @classmethod
-    def _program_or_image(cls, value: Any, info: ValidationInfo) -> Any:  # noqa: ANN401 - a Command or None
+    def _program_or_image(cls, value: Any, info: ValidationInfo) -> Any:  # a Command or None
         """Without `run` every machine needs an image; a wrong `image` or `roles` is not in `info.data`."""
         if value is not None or not {"image", "roles"} <= info.data.keys():
             return value

@@ -35,10 +35,10 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 class _Generator(GenerateJsonSchema):
     """Pydantic's, without the titles it makes of field names, and with defaults as a user would write them."""
 
-    def field_title_should_be_set(self, schema: Any) -> bool:  # noqa: ANN401, ARG002 - Pydantic's signature
+    def field_title_should_be_set(self, schema: Any) -> bool:  # noqa: ARG002 - Pydantic's signature
         return False
 
-    def default_schema(self, schema: Any) -> JsonSchemaValue:  # noqa: ANN401 - Pydantic's signature
+    def default_schema(self, schema: Any) -> JsonSchemaValue:  # Pydantic's signature
         """The fields' own `json_schema_extra` says the default where it is not plain JSON."""
         generated = super().default_schema(schema)
         if not isinstance(schema.get("default"), str | int | None) or generated.get("default", 0) is None:

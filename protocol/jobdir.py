@@ -422,6 +422,6 @@ class Result(Record):
         return {**value, "outcome": "error", "reason": reason}
 
 
-def _is_unknown(word: object, known: Any) -> bool:  # noqa: ANN401 - a Literal
+def _is_unknown(word: object, known: Any) -> bool:  # a Literal
     """Return whether a value is a word, but none of these."""
     return isinstance(word, str) and word not in get_args(known)

@@ -346,7 +346,7 @@ def _encode(when: float, rank: int | None, stream: Stream, text: str, partial: b
     return json.dumps([*values, True] if partial else values, separators=(",", ":")).encode()
 
 
-def _decode(values: Any, attempt: int, node: str) -> LogLine:  # noqa: ANN401 - JSON
+def _decode(values: Any, attempt: int, node: str) -> LogLine:  # JSON
     text = values[3] if values[3].isascii() else _SURROGATE.sub("\ufffd", values[3])  # halves cannot be printed
     return LogLine(values[0], node, values[1], values[2], text, attempt, len(values) > 4)
 
@@ -369,7 +369,7 @@ def _unpack_member(data: bytes, *, is_whole: bool) -> tuple[list[Any], bytes] | 
     return lines, unpacker.unused_data
 
 
-def _is_line(line: Any) -> bool:  # noqa: ANN401 - JSON
+def _is_line(line: Any) -> bool:  # JSON
     """Return whether this is what _encode() makes."""
     if not isinstance(line, list) or len(line) < 4:
         return False

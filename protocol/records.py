@@ -90,7 +90,7 @@ class Record:
         return json.dumps(dataclasses.asdict(self), sort_keys=True, separators=(",", ":")).encode()  # type: ignore[call-overload]
 
 
-def read_json(data: bytes, what: str) -> Any:  # noqa: ANN401 - any JSON value
+def read_json(data: bytes, what: str) -> Any:  # any JSON value
     """Return the JSON value that the bytes are. Raises RecordError, whose message begins with `what`."""
     try:
         return json.loads(data, parse_constant=_refuse_constant)
@@ -160,7 +160,7 @@ def _shape(kind: type[Record]) -> _Shape:
     return found
 
 
-def _check_of(hint: Any, most: int) -> Check:  # noqa: ANN401 - an annotation
+def _check_of(hint: Any, most: int) -> Check:  # an annotation
     """Return the check of an annotation; `most`: characters of a text."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     simple = _SIMPLE.get(hint)
@@ -171,7 +171,7 @@ def _check_of(hint: Any, most: int) -> Check:  # noqa: ANN401 - an annotation
     return _compound_check(hint, origin, arguments, most)
 
 
-def _compound_check(hint: Any, origin: Any, arguments: tuple[Any, ...], most: int) -> Check:  # noqa: ANN401
+def _compound_check(hint: Any, origin: Any, arguments: tuple[Any, ...], most: int) -> Check:
     """Return the check of an annotation that is made of others."""
     if origin is Literal:
         return functools.partial(_word, arguments)

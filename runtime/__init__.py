@@ -20,7 +20,7 @@ _HOME = {
 }
 
 
-def __getattr__(name: str) -> Any:  # noqa: ANN401 - each name has its own type, see above
+def __getattr__(name: str) -> Any:  # each name has its own type, see above
     """Import on first use: the agent must not pay for what only the program needs."""
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -198,7 +198,7 @@ class _GoogleAuth:
             return {"token": str(self._credentials.token), "expires_at": ends}
 
 
-def _load(told: Mapping[str, Any]) -> Any:  # noqa: ANN401 - whatever kind of credentials it is
+def _load(told: Mapping[str, Any]) -> Any:  # whatever kind of credentials it is
     """Of what such a file holds. Asks nobody, unlike google.auth.default(), which looks for the project as well.
 
     Raises CredentialsError.

@@ -339,7 +339,7 @@ def _quota(fleet: FleetSpec, more: int) -> str:
     return "enough, as far as the provider tells"
 
 
-def _keep(it: Stack, outputs: Any, settings: FleetSettings, terms: Terms | None = None) -> Cluster:  # noqa: ANN401 - JSON
+def _keep(it: Stack, outputs: Any, settings: FleetSettings, terms: Terms | None = None) -> Cluster:  # JSON
     """Write down what the stack says, for jobs to find it."""
     from ...infra.programs import TERMS, Terms
     from ...infra.settings import OUTPUT, FleetOutputs, read_output

@@ -42,7 +42,7 @@ def command() -> None:
     """
 
 
-def _place_options(function: Any) -> Any:  # noqa: ANN401 - a decorator
+def _place_options(function: Any) -> Any:  # a decorator
     function = click.option("--region", required=True, metavar="REGION", help="One stack for each region.")(function)
     return click.option("--cloud", required=True, type=click.Choice(CLOUDS), help="Whose.")(function)
 
@@ -346,7 +346,7 @@ def _check_region(cloud: str, region: str) -> None:
         raise CommandError(f"{cloud} has no region {region!r} with GPUs", hint=hint, exit_code=Exit.USAGE)
 
 
-def _check(changes: Any) -> Report:  # noqa: ANN401 - list[Change]
+def _check(changes: Any) -> Report:  # list[Change]
     from ...infra.policy import check_up
 
     return check_up(changes)

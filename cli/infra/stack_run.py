@@ -74,7 +74,7 @@ def _need_sdk() -> None:
         raise CommandError("stacks need Pulumi's SDK", hint=hint, exit_code=Exit.UNAVAILABLE)
 
 
-def _engine(progress: ProgressLine, *, install: bool) -> Any:  # noqa: ANN401 - infra.engine.Engine, imported late
+def _engine(progress: ProgressLine, *, install: bool) -> Any:  # infra.engine.Engine, imported late
     from ...infra import engine
 
     found = engine.find()

@@ -12,7 +12,7 @@ class DurationType(click.ParamType):  # type: ignore[type-arg]  # generic in new
 
     name = "duration"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:  # noqa: ANN401
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         if isinstance(value, int | float):  # converted already
             return value
         from ...jobspecs.units import parse_duration

@@ -18,7 +18,7 @@ _DAMAGE = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, 
 """Raised when a stored value that cloudgpu did not write is decoded."""
 
 
-def _dump_json(value: Any) -> str:  # noqa: ANN401 - any JSON value
+def _dump_json(value: Any) -> str:  # any JSON value
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
@@ -54,7 +54,7 @@ def _load_offers(text: str) -> list[dict[str, Any]]:
     return [{**offer, "zone": zone} for offer in json.loads(text) for zone in _listed(offer["zone"])]
 
 
-def _listed(zone: Any) -> list[Any]:  # noqa: ANN401 - one zone, as an earlier version wrote it, or several
+def _listed(zone: Any) -> list[Any]:  # one zone, as an earlier version wrote it, or several
     return zone if isinstance(zone, list) else [zone]
 
 
@@ -125,7 +125,7 @@ def encode(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: _encode_one(name, value) for name, value in values.items()}
 
 
-def _encode_one(name: str, value: Any) -> Any:  # noqa: ANN401 - a field's value
+def _encode_one(name: str, value: Any) -> Any:  # a field's value
     if value is not None and name in _CODECS:
         return _CODECS[name][0](value)
     return plain(value) if isinstance(value, str) else value

@@ -70,7 +70,7 @@ def _parse(url: str) -> URL:
     return parsed
 
 
-def _prepare_sqlite(connection: Any, _record: object) -> None:  # noqa: ANN401 - a raw driver connection
+def _prepare_sqlite(connection: Any, _record: object) -> None:  # a raw driver connection
     cursor = connection.cursor()
     for pragma in (f"busy_timeout={_BUSY_MS}", "journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
         cursor.execute(f"PRAGMA {pragma}")

@@ -329,7 +329,7 @@ def _undamaged(decode: Callable[[Mapping[str, Any]], _T], found: Iterable[Mappin
             log.warning("%s", error)
 
 
-def _same_owner(owner: str | None) -> Any:  # noqa: ANN401 - an SQL expression
+def _same_owner(owner: str | None) -> Any:  # an SQL expression
     return jobs.c.lease_owner.is_(None) if owner is None else jobs.c.lease_owner == owner
 
 

@@ -275,7 +275,7 @@ def _base64(text: str) -> str:
     return base64.b64encode(check_size("user_data", text, MAX_BYTES["aws"]).encode()).decode()
 
 
-def _snapshot_gib(ami: Any) -> int:  # noqa: ANN401 - GetAmiResult
+def _snapshot_gib(ami: Any) -> int:  # GetAmiResult
     """Of the image's root volume."""
     sizes = [
         int(mapping["ebs"].get("volume_size") or 0)

@@ -49,7 +49,7 @@ def handler(event: Mapping[str, Any], _context: object) -> dict[str, list[str]]:
     return ended
 
 
-def _groups(scaling: Any, now: float) -> Iterator[str]:  # noqa: ANN401 - boto3's clients have no types of their own
+def _groups(scaling: Any, now: float) -> Iterator[str]:  # boto3's clients have no types of their own
     """Expired groups that have, or would get, machines."""
     for page in scaling.get_paginator("describe_auto_scaling_groups").paginate():
         for group in page["AutoScalingGroups"]:
@@ -57,11 +57,11 @@ def _groups(scaling: Any, now: float) -> Iterator[str]:  # noqa: ANN401 - boto3'
                 yield group["AutoScalingGroupName"]
 
 
-def _empty(scaling: Any, name: str) -> None:  # noqa: ANN401
+def _empty(scaling: Any, name: str) -> None:
     scaling.update_auto_scaling_group(AutoScalingGroupName=name, MinSize=0, MaxSize=0, DesiredCapacity=0)
 
 
-def _machines(ec2: Any, now: float) -> Iterator[str]:  # noqa: ANN401
+def _machines(ec2: Any, now: float) -> Iterator[str]:
     where = [{"Name": "tag-key", "Values": [EXPIRES]}, {"Name": "instance-state-name", "Values": _ALIVE}]
     for page in ec2.get_paginator("describe_instances").paginate(Filters=where):
         for reservation in page["Reservations"]:
@@ -71,7 +71,7 @@ def _machines(ec2: Any, now: float) -> Iterator[str]:  # noqa: ANN401
                     yield machine["InstanceId"]
 
 
-def _volumes(ec2: Any, now: float) -> Iterator[str]:  # noqa: ANN401
+def _volumes(ec2: Any, now: float) -> Iterator[str]:
     where = [{"Name": "tag-key", "Values": [EXPIRES]}, {"Name": "status", "Values": ["available"]}]
     for page in ec2.get_paginator("describe_volumes").paginate(Filters=where):
         for volume in page["Volumes"]:

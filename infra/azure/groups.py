@@ -55,7 +55,7 @@ def assign(
     scope: pulumi.Input[str],
     principal: pulumi.Input[str],
     protect: bool = False,
-    **more: Any,  # noqa: ANN401
+    **more: Any,
 ) -> authorization.RoleAssignment:
     """Give a role. Its name is made of what it says: one that was given by a call whose answer was lost is found, and
     one for somebody else is another. `role`: resource id of its definition."""

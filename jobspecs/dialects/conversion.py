@@ -52,7 +52,7 @@ class Conversion:
     def refused(self) -> bool:
         return any(problem.severity == "error" for problem in self.problems)
 
-    def put(self, place: Loc, value: Any, origin: Loc) -> None:  # noqa: ANN401 - any value of a job file
+    def put(self, place: Loc, value: Any, origin: Loc) -> None:  # any value of a job file
         """Set a value of the job file and remember where it comes from."""
         mapping: dict[Any, Any] = self.job
         for name in place[:-1]:
@@ -214,7 +214,7 @@ class Reader:
     def _sub(self, value: Mapping[Any, Any], loc: Loc) -> Reader:
         return Reader(value, loc, self._conversion, self._flags)
 
-    def _raw(self, name: str) -> Any:  # noqa: ANN401 - whatever the user wrote
+    def _raw(self, name: str) -> Any:  # whatever the user wrote
         return self._value.get(self._keys.get(name, name))
 
     def _wrong(self, name: str, expected: str) -> None:

@@ -80,7 +80,7 @@ def apply_overrides(document: dict[str, Any], overrides: Sequence[Override]) -> 
     return document
 
 
-def _put(container: Any, path: Loc, override: Override) -> Any:  # noqa: ANN401 - a value of the document
+def _put(container: Any, path: Loc, override: Override) -> Any:  # a value of the document
     """A copy of the mapping, list or None with the value at the path: a copy, for aliases share what they repeat."""
     if not path:
         return override.value
@@ -98,7 +98,7 @@ def _put(container: Any, path: Loc, override: Override) -> Any:  # noqa: ANN401 
     raise _refused(override.label, f"there are no keys inside {inside_what}", "set the whole value")
 
 
-def _value(text: str, label: str) -> Any:  # noqa: ANN401
+def _value(text: str, label: str) -> Any:
     if text in ("null", "~"):
         return None
     if not text.startswith(_YAML_STARTS):

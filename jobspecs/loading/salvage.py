@@ -48,7 +48,7 @@ def _left_out(loc: Loc) -> Loc:
     return next((whole for whole in _WHOLE if loc[: len(whole)] == whole), loc)
 
 
-def _without(value: Any, loc: Loc, wrong: set[Loc], kept: dict[Loc, list[int]]) -> Any:  # noqa: ANN401
+def _without(value: Any, loc: Loc, wrong: set[Loc], kept: dict[Loc, list[int]]) -> Any:
     """A copy of a value without the wrong ones in it; `kept` tells which entries of each list are left."""
     if isinstance(value, Mapping):
         return {

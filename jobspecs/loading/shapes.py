@@ -77,7 +77,7 @@ def _problems(details: ErrorDetails, document: Mapping[str, Any]) -> list[Proble
     return [explain(place, details, document)]
 
 
-def _from_validator(problem: Problem, place: Loc, value: Any, document: object, *, in_key: bool) -> Problem:  # noqa: ANN401
+def _from_validator(problem: Problem, place: Loc, value: Any, document: object, *, in_key: bool) -> Problem:
     """A validator's problem, whose place counts from the value it looked at."""
     if problem.loc:
         place, value = find(document, (*place, *problem.loc))

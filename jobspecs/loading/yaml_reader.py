@@ -161,7 +161,7 @@ class _Reader:
             elif kind is StreamEndEvent:
                 return
 
-    def _scalar(self, event: Any) -> None:  # noqa: ANN401 - the stubs of events allow None everywhere
+    def _scalar(self, event: Any) -> None:  # the stubs of events allow None everywhere
         mark, text = event.start_mark, event.value
         if event.tag is not None:
             self._tag(event)
@@ -176,7 +176,7 @@ class _Reader:
         self._count += 1
         self._add(value, mark, None)
 
-    def _open(self, event: Any, value: dict[str, Any] | list[Any]) -> None:  # noqa: ANN401 - one of two event classes
+    def _open(self, event: Any, value: dict[str, Any] | list[Any]) -> None:  # one of two event classes
         mark = event.start_mark
         if event.tag is not None:
             self._tag(event)
@@ -204,7 +204,7 @@ class _Reader:
         else:
             self._add(frame.value, frame.marks.start, frame.marks)
 
-    def _alias(self, event: Any) -> None:  # noqa: ANN401
+    def _alias(self, event: Any) -> None:
         name, mark = event.anchor, event.start_mark
         if any(frame.anchor == name for frame in self._stack):
             self._stop(mark, "cyclic-alias", f"*{shorten(name)} stands inside the value it repeats")
@@ -214,7 +214,7 @@ class _Reader:
         self._count += size
         self._add(value, mark, marks)
 
-    def _add(self, value: Any, mark: Mark, inside: _Marks | None) -> None:  # noqa: ANN401 - text, None, dict or list
+    def _add(self, value: Any, mark: Mark, inside: _Marks | None) -> None:  # text, None, dict or list
         """Put a finished value into the open mapping (as key or value) or list."""
         if self._count > MAX_VALUES:
             self._stop(mark, "too-many-values", f"there are more than {MAX_VALUES:,} values, aliases expanded")
@@ -231,7 +231,7 @@ class _Reader:
                 container[frame.key] = value  # type: ignore[call-overload]  # a dict: see above
             frame.key = frame.key_mark = None
 
-    def _key(self, frame: _Frame, key: Any, mark: Mark) -> None:  # noqa: ANN401 - text, None, dict or list
+    def _key(self, frame: _Frame, key: Any, mark: Mark) -> None:  # text, None, dict or list
         frame.key_mark = mark
         frame.key = None
         if not isinstance(key, str):
@@ -245,7 +245,7 @@ class _Reader:
         else:
             frame.key = key
 
-    def _tag(self, event: Any) -> None:  # noqa: ANN401 - one of three event classes
+    def _tag(self, event: Any) -> None:  # one of three event classes
         shown = event.tag.replace("tag:yaml.org,2002:", "!!")
         self._say(event.start_mark, "tag", f"the tag {quote(shown)} is not allowed", "delete it: the text is enough")
 

@@ -79,11 +79,11 @@ class Calling:
             if not is_in_line:
                 self._begun.discard(launch)
 
-    def through(self, client: Any, service: str, region: str) -> None:  # noqa: ANN401 - a client of any service
+    def through(self, client: Any, service: str, region: str) -> None:  # a client of any service
         """Send all calls of a client through here."""
         send = client._make_api_call
 
-        def paced(operation: str, params: Mapping[str, Any]) -> Any:  # noqa: ANN401
+        def paced(operation: str, params: Mapping[str, Any]) -> Any:
             # Sent as a copy: boto3 encodes some of the parameters in place.
             return self._call(service, region, operation, params, lambda: send(operation, dict(params)))
 
@@ -91,11 +91,11 @@ class Calling:
 
     def _call(
         self, service: str, region: str, operation: str, params: Mapping[str, Any], send: Callable[[], Any]
-    ) -> Any:  # noqa: ANN401
+    ) -> Any:
         bucket = self._bucket(service, region, operation)
         key = _key(operation, params)
 
-        def once() -> Any:  # noqa: ANN401
+        def once() -> Any:
             if bucket is not None:
                 self._await_turn(bucket, key, operation, region)
             try:

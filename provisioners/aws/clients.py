@@ -145,7 +145,7 @@ class Clients:
         with told("read the AWS settings", self.clock):
             return self._session_given or boto3.session.Session()
 
-    def _client(self, service: str, region: str, *, patient: bool = False) -> Any:  # noqa: ANN401 - the callers cast it
+    def _client(self, service: str, region: str, *, patient: bool = False) -> Any:  # the callers cast it
         with self._lock:  # making clients is not thread-safe, using them is
             key = (service, region, patient)
             if key not in self._made:
@@ -153,7 +153,7 @@ class Clients:
                     self._made[key] = self._make(service, region, patient=patient)
             return self._made[key]
 
-    def _make(self, service: str, region: str, *, patient: bool) -> Any:  # noqa: ANN401
+    def _make(self, service: str, region: str, *, patient: bool) -> Any:
         from botocore.config import Config
 
         config = Config(

@@ -45,7 +45,7 @@ class tolerate:  # noqa: N801 - used as a statement: `with tolerate("NoSuchEntit
         return isinstance(error, ClientError) and error.response.get("Error", {}).get("Code") in self._codes
 
 
-def _answered(error: Any, doing: str, clock: Clock) -> ProvisionError:  # noqa: ANN401 - ClientError is imported late
+def _answered(error: Any, doing: str, clock: Clock) -> ProvisionError:  # ClientError is imported late
     """AWS's answer: its code and text; the action that was denied, and a clock that is off, are told."""
     code = str(error.response.get("Error", {}).get("Code", ""))
     message = str(error.response.get("Error", {}).get("Message", ""))

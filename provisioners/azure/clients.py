@@ -104,14 +104,14 @@ class Clients:
     def _absolute(self, url: str) -> str:
         return url if "://" in url else f"{self.account.endpoint}/{url.lstrip('/')}"
 
-    def _client(self, name: str) -> Any:  # noqa: ANN401 - the callers cast it
+    def _client(self, name: str) -> Any:  # the callers cast it
         with self._lock:
             if name not in self._made:
                 with told("reach Azure Resource Manager", self.clock):
                     self._made[name] = self._make(name)
             return self._made[name]
 
-    def _make(self, name: str) -> Any:  # noqa: ANN401
+    def _make(self, name: str) -> Any:
         need_sdk()
         _quiet()
         return _classes()[name](
@@ -184,7 +184,7 @@ class gone_is_fine:  # noqa: N801 - used as a statement: `with gone_is_fine():`
         return isinstance(error, ResourceNotFoundError) and code_of(error) not in _NO_SUBSCRIPTION
 
 
-def answer_of(response: Any, *_: object) -> Json:  # noqa: ANN401 - a PipelineResponse
+def answer_of(response: Any, *_: object) -> Json:  # a PipelineResponse
     """For the keyword `cls` of the SDK's calls: the answer in wire format, whatever the version's models make of it."""
     text = response.http_response.text()
     found = json.loads(text) if text.strip() else {}

@@ -165,6 +165,6 @@ def _has_changed(group: Group | None, operation: str, values: Mapping[str, str])
     return not values.items() & known if operation == "Delete" else values.items() <= known
 
 
-def _group(found: Any) -> Group:  # noqa: ANN401 - JSON
+def _group(found: Any) -> Group:  # JSON
     state = str((found.get("properties") or {}).get("provisioningState") or "")
     return Group(str(found["name"]), str(found.get("location", "")), state, dict(found.get("tags") or {}))

@@ -199,6 +199,6 @@ def _shortest(prefixes: Sequence[str]) -> tuple[str, ...]:
     return tuple(kept)
 
 
-def _identity(found: Any, *, ours: bool) -> Identity:  # noqa: ANN401 - JSON
+def _identity(found: Any, *, ours: bool) -> Identity:  # JSON
     inside = found.get("properties") or {}
     return Identity(str(found["id"]), str(inside.get("clientId", "")), str(inside.get("principalId", "")), ours)

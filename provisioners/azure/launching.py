@@ -323,7 +323,7 @@ def make_proximity_group(clients: Clients, request: LaunchRequest) -> str:
     return _placement(clients, request, clients.compute.proximity_placement_groups.create_or_update, body)
 
 
-def _placement(clients: Clients, request: LaunchRequest, make: Any, body: dict[str, Any]) -> str:  # noqa: ANN401 - of the SDK
+def _placement(clients: Clients, request: LaunchRequest, make: Any, body: dict[str, Any]) -> str:  # of the SDK
     group, doing = group_name(request.token), f"make a placement group in {request.region}"
     return str(clients.ask(doing, lambda: make(group, SHARED, body, cls=answer_of))["id"])
 

@@ -63,7 +63,7 @@ def ordered(begin: Callable[..., Any]) -> Order:
     from azure.core.polling import NoPolling
 
     class FirstAnswer(NoPolling[Any]):
-        def resource(self) -> Any:  # noqa: ANN401 - a PipelineResponse
+        def resource(self) -> Any:  # a PipelineResponse
             return self._initial_response
 
     answer = begin(polling=FirstAnswer()).result()  # type: ignore[no-untyped-call]
@@ -135,7 +135,7 @@ def look_at(clients: Clients, group: str, name: str) -> View | None:
     return clients.ask(f"look at {name}", ask)
 
 
-def view_of(found: Any) -> View:  # noqa: ANN401 - JSON
+def view_of(found: Any) -> View:  # JSON
     """From Azure's answer."""
     told = found.get("properties", {}).get("instanceView") or {}
     codes = {str(one.get("code", "")) for one in told.get("statuses") or ()}

@@ -76,8 +76,8 @@ class PriceList:
             query = dict(parse_qsl(urlsplit(str(more)).query))  # of our host, whatever host the link names
         raise ProvisionError("transient", f"{doing}: more than {_MAX_PAGES} pages", scope="cloud")
 
-    def _page(self, query: Mapping[str, str], doing: str, patience_s: float) -> Any:  # noqa: ANN401 - JSON
-        def once() -> Any:  # noqa: ANN401
+    def _page(self, query: Mapping[str, str], doing: str, patience_s: float) -> Any:  # JSON
+        def once() -> Any:
             with told(doing, self._clock):
                 from azure.core.rest import HttpRequest
 

@@ -127,7 +127,7 @@ def _reservations(clients: Clients, region: str, sizes: frozenset[str]) -> Itera
                 yield _reservation(str(group["id"]), _look(clients, where, name, str(listed["name"]), doing), clients)
 
 
-def _list(clients: Clients, where: str, group: str) -> Any:  # noqa: ANN401 - the SDK's pages
+def _list(clients: Clients, where: str, group: str) -> Any:  # the SDK's pages
     return clients.compute.capacity_reservations.list_by_capacity_reservation_group(where, group)
 
 

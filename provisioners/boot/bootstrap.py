@@ -270,7 +270,7 @@ class Machine:
         if of_agent:
             return abs(of_agent)  # below 0: it was killed
 
-        def read() -> Any:  # noqa: ANN401 - JSON
+        def read() -> Any:  # JSON
             return json.loads(self.bucket.get(self.node_key("result.json")))
 
         try:  # insisting: a code of failure ends the job, and with it all that others still do

@@ -166,14 +166,14 @@ class Clients:
 
         return calls.insist(once, self.clock, patience_s)
 
-    def _client(self, name: str) -> Any:  # noqa: ANN401 - the callers cast it
+    def _client(self, name: str) -> Any:  # the callers cast it
         with self._lock:
             if name not in self._made:
                 with told("reach Compute Engine", self.clock):
                     self._made[name] = self._make(name)
             return self._made[name]
 
-    def _make(self, name: str) -> Any:  # noqa: ANN401
+    def _make(self, name: str) -> Any:
         credentials, endpoint = self.account.credentials, self.account.endpoint
         from google.cloud import compute_v1
 

@@ -145,7 +145,7 @@ def _parts(clients: Clients, missed: dict[str, str]) -> Iterator[Tagged]:
                 yield Tagged(dataclasses.replace(thing, created=_moment(one.created)), one.tags)
 
 
-def _note(scope: str, warning: Any, missed: dict[str, str]) -> None:  # noqa: ANN401 - the SDK does not name its type
+def _note(scope: str, warning: Any, missed: dict[str, str]) -> None:  # the SDK does not name its type
     """A zone that could not be asked is not empty."""
     if warning.code == _UNREACHABLE:
         missed[last_part(scope)] = f"{last_part(scope)} cannot be reached: {warning.message}"

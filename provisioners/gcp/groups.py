@@ -307,7 +307,7 @@ KINDS = {
 """In the order in which they are removed: what others depend on goes last."""
 
 
-def _part(kind: str, one: Any) -> Part:  # noqa: ANN401 - three of the SDK's classes
+def _part(kind: str, one: Any) -> Part:  # three of the SDK's classes
     is_group = kind == "group"
     return Part(
         kind,

@@ -73,7 +73,7 @@ class Clients:
             self._made.clear()
         self.google.forget()
 
-    def _make(self, region: str) -> Any:  # noqa: ANN401
+    def _make(self, region: str) -> Any:
         transport = os.environ.get(TRANSPORT) or TRANSPORTS[0]
         if transport not in TRANSPORTS:
             message = f"{TRANSPORT}={transport}: there are {' and '.join(TRANSPORTS)}"

@@ -41,9 +41,9 @@ class _Bearer(grpc.UnaryUnaryClientInterceptor):  # type: ignore[misc,type-arg,u
     def intercept_unary_unary(
         self,
         continuation: Callable[[Any, Any], Any],
-        client_call_details: Any,  # noqa: ANN401 - as gRPC hands it on
-        request: Any,  # noqa: ANN401
-    ) -> Any:  # noqa: ANN401
+        client_call_details: Any,  # as gRPC hands it on
+        request: Any,
+    ) -> Any:
         from google.auth.transport.requests import Request
 
         headers: dict[str, str] = {}

@@ -41,7 +41,7 @@ class Observer(Protocol):
 class Pass:
     """One pass through a loader, as the program sees it: an iterator over batches."""
 
-    def __init__(self, session: Observer, passes: Passes, loader: Any, number: int) -> None:  # noqa: ANN401
+    def __init__(self, session: Observer, passes: Passes, loader: Any, number: int) -> None:
         self.loader = loader
         # Batches are read again rather than left out where workers may draw random numbers in them.
         self.position = DataPosition(replay=getattr(loader, "num_workers", 0) > 0)
@@ -81,7 +81,7 @@ class Pass:
     def __len__(self) -> int:
         return len(self.loader)
 
-    def __next__(self) -> Any:  # noqa: ANN401
+    def __next__(self) -> Any:
         self._session.before_batch(self)
         if self._source is None:
             self.open()
@@ -116,10 +116,10 @@ class Passes:
         self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._own = 0
 
-    def watch(self, loader_class: Any) -> None:  # noqa: ANN401 - torch.utils.data.DataLoader
+    def watch(self, loader_class: Any) -> None:  # torch.utils.data.DataLoader
         begin = loader_class.__iter__
 
-        def __iter__(loader: Any) -> Iterator[Any]:  # noqa: ANN401, N807
+        def __iter__(loader: Any) -> Iterator[Any]:  # noqa: N807
             if self._own or not self._session.wants_passes():
                 iterator: Iterator[Any] = begin(loader)
                 return iterator
@@ -151,13 +151,13 @@ class Passes:
             self._own -= 1
 
 
-def is_loader(source: Any) -> bool:  # noqa: ANN401
+def is_loader(source: Any) -> bool:
     """Return whether it is a DataLoader, or a pass through one."""
     torch: Any = sys.modules.get("torch")
     return isinstance(source, Pass) or (torch is not None and isinstance(source, torch.utils.data.DataLoader))
 
 
-def why_not_exact(loader: Any) -> str | None:  # noqa: ANN401
+def why_not_exact(loader: Any) -> str | None:
     """Return why the rest of an interrupted epoch would not be the same, if so."""
     if getattr(loader, "persistent_workers", False) and _draws_random(loader.dataset):
         return (
@@ -167,7 +167,7 @@ def why_not_exact(loader: Any) -> str | None:  # noqa: ANN401
     return None
 
 
-def _draws_random(dataset: Any) -> bool:  # noqa: ANN401
+def _draws_random(dataset: Any) -> bool:
     if type(dataset).__module__.startswith("torch.") and not hasattr(dataset, "dataset"):
         return False
     before = random_state.capture()
@@ -180,7 +180,7 @@ def _draws_random(dataset: Any) -> bool:  # noqa: ANN401
     return repr(before) != repr(after)
 
 
-def _epoch_of(loader: Any, default: int) -> int:  # noqa: ANN401
+def _epoch_of(loader: Any, default: int) -> int:
     """Return what the loader's sampler takes for the epoch, if it does."""
     batches = getattr(loader, "batch_sampler", None)
     for owner in (getattr(loader, "sampler", None), batches, getattr(batches, "sampler", None)):

@@ -22,7 +22,7 @@ _MOST = 16 << 20
 class Drawn:
     """The loader's samplers, and its dataset if that has the order, as they are now."""
 
-    def __init__(self, code: Code, loader: Any) -> None:  # noqa: ANN401
+    def __init__(self, code: Code, loader: Any) -> None:
         self._code, self._loader = code, loader
         graph = _graph(code, loader)
         self._digests = digests(graph)
@@ -43,7 +43,7 @@ class Drawn:
 
 
 @contextmanager
-def put_back(code: Code, loader: Any, records: Mapping[str, Record]) -> Iterator[None]:  # noqa: ANN401
+def put_back(code: Code, loader: Any, records: Mapping[str, Record]) -> Iterator[None]:
     """Let what changed() has returned be there again for a while."""
     graph = _graph(code, loader)
     now = {}
@@ -57,7 +57,7 @@ def put_back(code: Code, loader: Any, records: Mapping[str, Record]) -> Iterator
     Restore(graph, now).run()
 
 
-def _graph(code: Code, loader: Any) -> Graph:  # noqa: ANN401
+def _graph(code: Code, loader: Any) -> Graph:
     own = (one for one in loaders.drawn_from(loader) if not type(one).__module__.startswith("torch."))
     return Graph(code, {f"sampler {number}": one for number, one in enumerate(own)})
 

@@ -56,12 +56,12 @@ class Files:
         """Watch the files that are opened, from now on until the process ends."""
         sys.addaudithook(self._audit)
 
-    def watch(self, module: Any, name: str, argument: int) -> None:  # noqa: ANN401
+    def watch(self, module: Any, name: str, argument: int) -> None:
         """Watch a function that writes files by itself, without Python's knowledge; argument: which names the file."""
         before = getattr(module, name)
 
         @functools.wraps(before)
-        def watched(*arguments: Any, **options: Any) -> Any:  # noqa: ANN401
+        def watched(*arguments: Any, **options: Any) -> Any:
             if self.early and len(arguments) > argument and isinstance(arguments[argument], str | os.PathLike):
                 self._track(arguments[argument])
             return before(*arguments, **options)
@@ -82,7 +82,7 @@ class Files:
         elif event == "sqlite3.connect" and arguments[0] != ":memory:" and self._is_programs():
             self.problem = f"it writes a database ({arguments[0]}), which a resume cannot bring back to its place"
 
-    def _opened(self, path: Any, mode: str | None, flags: int) -> None:  # noqa: ANN401
+    def _opened(self, path: Any, mode: str | None, flags: int) -> None:
         if not isinstance(path, str | bytes | os.PathLike) or not flags & _CHANGING or not self._is_programs():
             return
         if mode is None and self._code.owns(sys._getframe(2).f_code.co_filename):
@@ -105,7 +105,7 @@ class Files:
             frame = frame.f_back
         return True  # a thread of a library's
 
-    def _track(self, name: Any, *, journal: bool = False) -> None:  # noqa: ANN401
+    def _track(self, name: Any, *, journal: bool = False) -> None:
         if not isinstance(name, str | bytes | os.PathLike):
             return  # a file descriptor
         path = _absolute(name)
@@ -120,7 +120,7 @@ class Files:
         """Return whether it is no output of the program."""
         return bool(_ASIDE.search(path)) or path == str(self.journal.path) or Path(path).parent.name == CUT
 
-    def _check_name(self, name: Any) -> None:  # noqa: ANN401
+    def _check_name(self, name: Any) -> None:
         """Note a problem if the program makes a file or folder whose name has the year and month in it."""
         path = Path(_absolute(name))
         for part in (path, *path.parents) if self.early else ():
@@ -193,7 +193,7 @@ class Files:
         return sorted(found, key=lambda one: not isinstance(one, io.TextIOWrapper))
 
 
-def _is_at(handle: Any, path: str) -> bool:  # noqa: ANN401
+def _is_at(handle: Any, path: str) -> bool:
     """Return whether the handle's file is the one of this name, and it writes at its end."""
     try:
         return os.path.samestat(os.fstat(handle.fileno()), Path(path).stat())
@@ -201,11 +201,11 @@ def _is_at(handle: Any, path: str) -> bool:  # noqa: ANN401
         return False
 
 
-def _name(handle: Any) -> str:  # noqa: ANN401
+def _name(handle: Any) -> str:
     return _absolute(handle.name)
 
 
-def _absolute(name: Any) -> str:  # noqa: ANN401
+def _absolute(name: Any) -> str:
     return os.path.abspath(os.fsdecode(name))  # noqa: PTH100 - links are not resolved
 
 
@@ -226,7 +226,7 @@ def _size(path: str) -> int | None:
     return found.st_size if stat.S_ISREG(found.st_mode) else None
 
 
-def _content(path: str) -> Any:  # noqa: ANN401
+def _content(path: str) -> Any:
     import torch
 
     data = Path(path).read_bytes()

@@ -86,10 +86,10 @@ class Graph:
             path = self._queue.popleft()
             self.records[path] = self._record(self.values[path], path)
 
-    def path_of(self, value: Any) -> str | None:  # noqa: ANN401
+    def path_of(self, value: Any) -> str | None:
         return self._paths.get(id(value))
 
-    def _add(self, value: Any, path: str) -> str:  # noqa: ANN401
+    def _add(self, value: Any, path: str) -> str:
         known = self._paths.get(id(value))
         if known is not None:
             return known
@@ -100,7 +100,7 @@ class Graph:
         self._queue.append(path)
         return path
 
-    def _name(self, value: Any, path: str) -> Any:  # noqa: ANN401
+    def _name(self, value: Any, path: str) -> Any:
         """Return what stands for a value that is found at the path."""
         if isinstance(value, types.FunctionType | type) and self._is_own_code(value):
             self._add(value, path)
@@ -109,14 +109,14 @@ class Graph:
         except values.NotInlineError:
             return {"ref": self._add(value, path)}
 
-    def _is_own_code(self, value: Any) -> bool:  # noqa: ANN401
+    def _is_own_code(self, value: Any) -> bool:
         if isinstance(value, type):
             return self._code.owns_module(value.__module__)
         return self._code.owns(value.__code__.co_filename)
 
     # Records
 
-    def _record(self, value: Any, path: str) -> Record:  # noqa: ANN401
+    def _record(self, value: Any, path: str) -> Record:
         record: Record = {}
         if is_generator(value):
             return {"kind": "generator", "state": generator_state(value)}
@@ -139,7 +139,7 @@ class Graph:
     def _names(self, attributes: Mapping[str, Any], path: str) -> dict[str, Any]:
         return {name: self._name(value, f"{path}.{name}") for name, value in attributes.items()}
 
-    def _content(self, kind: str, value: Any, path: str) -> Record:  # noqa: ANN401
+    def _content(self, kind: str, value: Any, path: str) -> Record:
         if kind == "bytearray":
             return {"items": bytes(value)}
         if kind == "dict":
@@ -155,7 +155,7 @@ class Graph:
         items = [self._name(item, f"{path}[{number}]") for number, item in enumerate(items)]
         return {"items": items, "most": getattr(value, "maxlen", None)}
 
-    def _array(self, value: Any) -> Record:  # noqa: ANN401
+    def _array(self, value: Any) -> Record:
         if not hasattr(value, "detach"):
             return {"kind": "array", "value": value}
         record: Record = {"requires_grad": bool(value.requires_grad and value.is_leaf)}
@@ -167,12 +167,12 @@ class Graph:
 
     # Attributes
 
-    def _is_open(self, value: Any) -> bool:  # noqa: ANN401
+    def _is_open(self, value: Any) -> bool:
         kind = type(value)
         name = f"{kind.__module__}.{kind.__qualname__}"
         return self._code.owns_module(kind.__module__) or name.startswith(_OPEN) or _is_module(value)
 
-    def _attributes(self, value: Any) -> dict[str, Any] | None:  # noqa: ANN401
+    def _attributes(self, value: Any) -> dict[str, Any] | None:
         if isinstance(value, Space):
             return dict(value.values)
         if isinstance(value, types.FunctionType):
@@ -191,17 +191,17 @@ CONTAINERS = {list: "list", dict: "dict", set: "set", deque: "deque", bytearray:
 CONTAINERS |= {OrderedDict: "dict", defaultdict: "dict", __import__("collections").Counter: "dict"}
 
 
-def container_kind(value: Any) -> str | None:  # noqa: ANN401
+def container_kind(value: Any) -> str | None:
     bases = (list, dict, set, deque, bytearray)
     return next((CONTAINERS[base] for base in bases if isinstance(value, base)), None)
 
 
-def dict_type(value: Any) -> Any:  # noqa: ANN401
+def dict_type(value: Any) -> Any:
     """Return the type whose methods reach the items of a dict past those of the program's own class."""
     return OrderedDict if isinstance(value, OrderedDict) else dict
 
 
-def is_array(value: Any) -> bool:  # noqa: ANN401
+def is_array(value: Any) -> bool:
     """Return whether it is a tensor, or a NumPy array of numbers."""
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
     if torch is not None and isinstance(value, torch.Tensor):
@@ -209,12 +209,12 @@ def is_array(value: Any) -> bool:  # noqa: ANN401
     return numpy is not None and isinstance(value, numpy.ndarray) and not value.dtype.hasobject
 
 
-def _is_module(value: Any) -> bool:  # noqa: ANN401
+def _is_module(value: Any) -> bool:
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.nn.Module)
 
 
-def attributes_of(value: Any) -> dict[str, Any]:  # noqa: ANN401
+def attributes_of(value: Any) -> dict[str, Any]:
     """Return what its __dict__ and its slots hold, without what torch keeps there for itself."""
     found = dict(getattr(value, "__dict__", None) or {})
     for kind in type(value).__mro__:
@@ -233,7 +233,7 @@ def _module_internals() -> frozenset[str]:
     return frozenset(vars(torch.nn.Module())) - {"training", "_parameters", "_buffers", "_modules"}
 
 
-def _own_attributes_of_state(value: Any) -> dict[str, Any]:  # noqa: ANN401
+def _own_attributes_of_state(value: Any) -> dict[str, Any]:
     """Return what an optimizer or scheduler of the program's own class keeps beside its state_dict()."""
     standard = {"state", "param_groups", "defaults", "step", "optimizer"}
     return {n: item for n, item in attributes_of(value).items() if n not in standard and not n.startswith("_")}
@@ -251,7 +251,7 @@ def _of_function(function: types.FunctionType) -> dict[str, Any]:
     return {**found, **{name: item for name, item in vars(function).items() if name != "__wrapped__"}}
 
 
-def is_class_state(name: str, value: Any) -> bool:  # noqa: ANN401
+def is_class_state(name: str, value: Any) -> bool:
     """Return whether a class attribute is data or code of the program, rather than what Python makes of a class."""
     made = types.MemberDescriptorType | types.GetSetDescriptorType | property
     return not (name.startswith("__") and name.endswith("__")) and name != "_abc_impl" and not isinstance(value, made)
@@ -269,13 +269,13 @@ def _saved_tensors(roots: Mapping[str, Any]) -> set[int]:
     return found
 
 
-def _place(tensor: Any) -> tuple[Any, ...]:  # noqa: ANN401
+def _place(tensor: Any) -> tuple[Any, ...]:
     return (
         (tensor.data_ptr(), tuple(tensor.shape), tensor.dtype) if type(tensor).__name__ != "DTensor" else (id(tensor),)
     )
 
 
-def _short(key: Any) -> str:  # noqa: ANN401
+def _short(key: Any) -> str:
     return repr(key) if isinstance(key, str | int) else type(key).__name__
 
 

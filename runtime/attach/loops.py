@@ -44,7 +44,7 @@ class Loop:
 
     __slots__ = ("__weakref__", "asking", "checked", "count", "frame", "given", "site", "source")
 
-    def __init__(self, site: str, frame: int, source: Any) -> None:  # noqa: ANN401
+    def __init__(self, site: str, frame: int, source: Any) -> None:
         self.site, self.frame, self.source = site, frame, source
         self.count = 0
         """Items that the program has got."""
@@ -69,7 +69,7 @@ class Loops:
         """Return whether this is the training's process and thread, rather than a worker."""
         return os.getpid() == self._process and threading.get_ident() == self._thread
 
-    def hook(self, source: Any, site: str) -> Any:  # noqa: ANN401
+    def hook(self, source: Any, site: str) -> Any:
         """Return what a `for` of the program goes through instead."""
         if compiler is not None and compiler.is_dynamo_compiling():
             return source  # torch.compile follows the program's own loop
@@ -107,14 +107,14 @@ class Loops:
         return [(loop, [*paths[loop.frame], loop.site]) for loop in self.live if loop.frame in paths]
 
 
-def check_pure(source: Any) -> None:  # noqa: ANN401
+def check_pure(source: Any) -> None:
     """Raise UnknownIterableError unless items of it can be left out."""
     for part in _parts(source):
         if type(part).__name__ not in _PURE:
             raise UnknownIterableError(_kind(part))
 
 
-def _parts(source: Any) -> Iterator[Any]:  # noqa: ANN401
+def _parts(source: Any) -> Iterator[Any]:
     if isinstance(source, enumerate | zip | reversed):
         inner = source.__reduce__()[1]
         for part in inner[:1] if isinstance(source, enumerate) else inner:
@@ -125,7 +125,7 @@ def _parts(source: Any) -> Iterator[Any]:  # noqa: ANN401
         yield source
 
 
-def _bar(source: Any) -> Any:  # noqa: ANN401
+def _bar(source: Any) -> Any:
     """Return the tqdm bar that is gone through, if it is one."""
     frame = getattr(source, "gi_frame", None)
     if getattr(source, "__qualname__", "") == "tqdm.__iter__" and frame is not None:
@@ -133,7 +133,7 @@ def _bar(source: Any) -> Any:  # noqa: ANN401
     return source if any(kind.__module__.startswith("tqdm.") for kind in type(source).__mro__) else None
 
 
-def leave_out(loop: Loop, count: int, first: int | None) -> Any:  # noqa: ANN401
+def leave_out(loop: Loop, count: int, first: int | None) -> Any:
     """Return a loop's items after the first `count`; first: the next number, if it goes through a range."""
     check_pure(loop.source)
     loop.count = count
@@ -146,7 +146,7 @@ def leave_out(loop: Loop, count: int, first: int | None) -> Any:  # noqa: ANN401
     return _without(loop.source, count)
 
 
-def _without(source: Any, count: int) -> Iterator[Any]:  # noqa: ANN401
+def _without(source: Any, count: int) -> Iterator[Any]:
     iterator: Iterator[Any] = iter(source)
     for _ in range(count):
         if next(iterator, iterator) is iterator:
@@ -157,7 +157,7 @@ def _without(source: Any, count: int) -> Iterator[Any]:  # noqa: ANN401
     return iterator
 
 
-def _advance(bar: Any, count: int) -> None:  # noqa: ANN401
+def _advance(bar: Any, count: int) -> None:
     if hasattr(bar, "n"):
         bar.n = bar.last_print_n = count
 
@@ -165,7 +165,7 @@ def _advance(bar: Any, count: int) -> None:  # noqa: ANN401
 # The loop over the batches
 
 
-def check_batches(source: Any, is_loader: Callable[[Any], bool]) -> None:  # noqa: ANN401
+def check_batches(source: Any, is_loader: Callable[[Any], bool]) -> None:
     """Raise UnknownIterableError unless it goes through one loader in a way that can be begun in its middle."""
     if is_loader(source):
         return
@@ -186,7 +186,7 @@ def check_batches(source: Any, is_loader: Callable[[Any], bool]) -> None:  # noq
         raise UnknownIterableError(_kind(source))
 
 
-def continue_batches(source: Any, count: int, is_loader: Callable[[Any], bool]) -> Any:  # noqa: ANN401
+def continue_batches(source: Any, count: int, is_loader: Callable[[Any], bool]) -> Any:
     """Return the iterable that counts `count` batches as done; the loader itself gives only the rest."""
     if isinstance(source, enumerate):
         reduced: Any = source.__reduce__()
@@ -207,13 +207,13 @@ def continue_batches(source: Any, count: int, is_loader: Callable[[Any], bool]) 
     return itertools.islice(continue_batches(inner, count, is_loader), left - count if left is not None else None)
 
 
-def _continue_part(part: Any, count: int, is_loader: Callable[[Any], bool]) -> Any:  # noqa: ANN401
+def _continue_part(part: Any, count: int, is_loader: Callable[[Any], bool]) -> Any:
     if all(type(one).__name__ in _PURE for one in _parts(part)):
         return _without(part, count)
     return continue_batches(part, count, is_loader)
 
 
-def _islice(source: Any) -> tuple[Any, int | None]:  # noqa: ANN401
+def _islice(source: Any) -> tuple[Any, int | None]:
     """Return what is sliced, and how many items it has left. Raises UnknownIterableError but for islice(x, n)."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # deprecated since Python 3.12, removed in 3.14
@@ -226,7 +226,7 @@ def _islice(source: Any) -> tuple[Any, int | None]:  # noqa: ANN401
     return inner, None if stop is None else stop - following
 
 
-def _kind(source: Any) -> str:  # noqa: ANN401
+def _kind(source: Any) -> str:
     kind = type(source)
     if kind.__name__ == "generator":
         return f"a generator ({source.__qualname__})"

@@ -30,7 +30,7 @@ class Objects:
         self._keeping: weakref.WeakSet[Any] = weakref.WeakSet()
         """Optimizers whose gradients are kept beyond a step."""
 
-    def watch(self, torch: Any) -> None:  # noqa: ANN401 - the module
+    def watch(self, torch: Any) -> None:  # the module
         kinds = {
             "model": torch.nn.Module,
             "optimizer": torch.optim.Optimizer,
@@ -42,16 +42,16 @@ class Objects:
         for base in (torch.nn.Module, torch.optim.Optimizer):
             base.zero_grad = self._seeing(base.zero_grad)
 
-    def _registering(self, made: list[weakref.ref[Any]], before: Any) -> Any:  # noqa: ANN401 - a __new__
-        def __new__(cls: type, *_arguments: Any, **_options: Any) -> Any:  # noqa: ANN401, N807
+    def _registering(self, made: list[weakref.ref[Any]], before: Any) -> Any:  # a __new__
+        def __new__(cls: type, *_arguments: Any, **_options: Any) -> Any:  # noqa: N807
             new: Any = before(cls)
             made.append(weakref.ref(new))
             return new
 
         return __new__
 
-    def _seeing(self, zero_grad: Any) -> Any:  # noqa: ANN401 - a method
-        def seen(owner: Any, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401
+    def _seeing(self, zero_grad: Any) -> Any:  # a method
+        def seen(owner: Any, *arguments: Any, **options: Any) -> Any:
             optimizers = self.all("optimizer").values() if hasattr(owner, "_modules") else [owner]
             self._zeroing.update(optimizers)
             self._used.difference_update(optimizers)
@@ -83,7 +83,7 @@ class Objects:
             for name, one in self.by_name().items()
         ]
 
-    def stepped(self, optimizer: Any) -> None:  # noqa: ANN401
+    def stepped(self, optimizer: Any) -> None:
         """Note that an optimizer has used its gradients."""
         if optimizer in self._used:
             self._keeping.add(optimizer)
@@ -156,7 +156,7 @@ class Objects:
         return None
 
 
-def _named_tensors(one: Any) -> Iterator[tuple[str, Any]]:  # noqa: ANN401
+def _named_tensors(one: Any) -> Iterator[tuple[str, Any]]:
     return one.named_parameters() if hasattr(one, "named_parameters") else iter(())
 
 
@@ -167,17 +167,17 @@ def _trainable(graph: Graph) -> Iterator[tuple[str, Any]]:
             yield path, graph.values[path]
 
 
-def _parameter(graph: Graph, path: str) -> Any:  # noqa: ANN401
+def _parameter(graph: Graph, path: str) -> Any:
     if path not in graph.values:
         raise misfit("optimizer", f"the program has no {path} by now")
     return graph.values[path]
 
 
-def _children(module: Any) -> Iterator[Any]:  # noqa: ANN401
+def _children(module: Any) -> Iterator[Any]:
     return (child for child in module.__dict__.get("_modules", {}).values() if child is not None)
 
 
-def _has_state(module: Any) -> bool:  # noqa: ANN401
+def _has_state(module: Any) -> bool:
     """Some modules are made, but not yet initialised."""
     if "_parameters" not in module.__dict__:
         return False

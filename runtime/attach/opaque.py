@@ -69,7 +69,7 @@ _QUIET_TYPES = (
 )
 
 
-def is_quiet(value: Any) -> bool:  # noqa: ANN401
+def is_quiet(value: Any) -> bool:
     """Return whether the program can lose a change of it without a difference."""
     kind = type(value)
     name = f"{kind.__module__}.{kind.__qualname__}."
@@ -83,7 +83,7 @@ def is_quiet(value: Any) -> bool:  # noqa: ANN401
     )
 
 
-def examine(value: Any) -> dict[str, Any]:  # noqa: ANN401
+def examine(value: Any) -> dict[str, Any]:
     """Return its type and a digest of it; no digest if it cannot be had."""
     kind = type(value)
     found: dict[str, Any] = {"type": f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")}
@@ -98,7 +98,7 @@ class _Bounded(io.RawIOBase):
     def __init__(self) -> None:
         self.hash, self.size = xxhash.xxh3_128(), 0
 
-    def write(self, data: Any) -> int:  # noqa: ANN401
+    def write(self, data: Any) -> int:
         self.size += len(data)
         if self.size > _MOST:
             raise OverflowError
@@ -106,7 +106,7 @@ class _Bounded(io.RawIOBase):
         return len(data)
 
 
-def _digest(value: Any) -> str | None:  # noqa: ANN401
+def _digest(value: Any) -> str | None:
     file = _Bounded()
     try:
         pickle.Pickler(file, 4).dump(value)
@@ -115,7 +115,7 @@ def _digest(value: Any) -> str | None:  # noqa: ANN401
     return file.hash.hexdigest()
 
 
-def is_generator(value: Any) -> bool:  # noqa: ANN401
+def is_generator(value: Any) -> bool:
     """Return whether it is a random number generator with a state of its own."""
     kind = type(value)
     if isinstance(value, random.Random):
@@ -127,7 +127,7 @@ def is_generator(value: Any) -> bool:  # noqa: ANN401
     }
 
 
-def generator_state(value: Any) -> Any:  # noqa: ANN401
+def generator_state(value: Any) -> Any:
     """Return what set_generator() takes: plain, or a tensor."""
     if isinstance(value, random.Random):
         version, words, gauss = value.getstate()
@@ -137,7 +137,7 @@ def generator_state(value: Any) -> Any:  # noqa: ANN401
     return value.get_state(legacy=False) if type(value).__name__ == "RandomState" else value.get_state()
 
 
-def set_generator(value: Any, state: Any) -> None:  # noqa: ANN401
+def set_generator(value: Any, state: Any) -> None:
     """Put a state of generator_state() back."""
     if isinstance(value, random.Random):
         version, words, gauss = state

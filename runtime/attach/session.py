@@ -117,7 +117,7 @@ class Session:
             self._set_up()
         return self._off is None and self._checkpointer is not None
 
-    def _loop_started(self, loop: Loop) -> Any:  # noqa: ANN401
+    def _loop_started(self, loop: Loop) -> Any:
         """Return the iterable of a loop; on the way to the place of a checkpoint, without the items already done."""
         source = loop.source
         if self._off is None and self._checkpointer is None and self._watched and self.rewriter.trains:
@@ -170,7 +170,7 @@ class Session:
         self._variables.begin()
         self._begun = self._objects.kinds()
 
-    def _after_step(self, optimizer: Any, *_: Any) -> None:  # noqa: ANN401
+    def _after_step(self, optimizer: Any, *_: Any) -> None:
         if self._off is not None or not self._loops.is_main():
             return
         self._objects.stepped(optimizer)

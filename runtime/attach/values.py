@@ -41,7 +41,7 @@ class NotInlineError(Exception):
     """The value has an identity: it is an object that can change, or holds one."""
 
 
-def encode(value: Any, name: Name) -> Any:  # noqa: ANN401, PLR0911 - one return per kind
+def encode(value: Any, name: Name) -> Any:  # noqa: PLR0911 - one return per kind
     """Return the value as plain data; `name` gives what stands for an object inside it. Raises NotInlineError."""
     kind = type(value)
     if kind in EXACT:
@@ -64,7 +64,7 @@ def encode(value: Any, name: Name) -> Any:  # noqa: ANN401, PLR0911 - one return
     return _encode_array_kinds(value, kind)
 
 
-def _encode_array_kinds(value: Any, kind: type) -> Any:  # noqa: ANN401
+def _encode_array_kinds(value: Any, kind: type) -> Any:
     torch: Any = sys.modules.get("torch")
     numpy: Any = sys.modules.get("numpy")
     if torch is not None:
@@ -83,7 +83,7 @@ def _encode_array_kinds(value: Any, kind: type) -> Any:  # noqa: ANN401
     raise NotInlineError
 
 
-def decode(value: Any, find: Callable[[str], Any]) -> Any:  # noqa: ANN401
+def decode(value: Any, find: Callable[[str], Any]) -> Any:
     """Return the value again; `find` gives the object of a path."""
     if not isinstance(value, dict):
         return value
@@ -95,11 +95,11 @@ def decode(value: Any, find: Callable[[str], Any]) -> Any:  # noqa: ANN401
     return _DECODE[tag](data, functools.partial(decode, find=find))
 
 
-def _torch(name: str) -> Any:  # noqa: ANN401
+def _torch(name: str) -> Any:
     return getattr(sys.modules["torch"], name)
 
 
-def _tuple_of(data: Any, back: Callable[[Any], Any]) -> Any:  # noqa: ANN401
+def _tuple_of(data: Any, back: Callable[[Any], Any]) -> Any:
     kind = back(data[0])
     items = [back(item) for item in data[1]]
     if hasattr(kind, "_fields"):
@@ -108,7 +108,7 @@ def _tuple_of(data: Any, back: Callable[[Any], Any]) -> Any:  # noqa: ANN401
     return new(kind, items)
 
 
-def _scalar(data: Any, _back: object) -> Any:  # noqa: ANN401
+def _scalar(data: Any, _back: object) -> Any:
     import numpy as np
 
     return np.frombuffer(base64.b64decode(data[1]), dtype=np.dtype(data[0]))[0]
@@ -129,7 +129,7 @@ _DECODE: dict[str, Callable[[Any, Callable[[Any], Any]], Any]] = {
 }
 
 
-def code_path(value: Any) -> str | None:  # noqa: ANN401
+def code_path(value: Any) -> str | None:
     """Return "module:name" of a module, class or function that can be found again by it; else None."""
     if isinstance(value, types.ModuleType):
         return value.__name__ if sys.modules.get(value.__name__) is value else None
@@ -138,7 +138,7 @@ def code_path(value: Any) -> str | None:  # noqa: ANN401
     return path if isinstance(module, str) and find_code(path) is value else None
 
 
-def find_code(path: str) -> Any:  # noqa: ANN401
+def find_code(path: str) -> Any:
     """Return what code_path() named, or None. Only modules that the program has imported are looked at."""
     module, _, name = path.partition(":")
     found: Any = sys.modules.get(module)

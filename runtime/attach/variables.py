@@ -167,13 +167,13 @@ def _has_whole(record: Record) -> bool:
     return record["kind"] not in ("object", "state")
 
 
-def _digest(value: Any) -> str:  # noqa: ANN401
+def _digest(value: Any) -> str:
     digest = xxhash.xxh3_128()
     digest.update(marshal.dumps(_without_arrays(value, digest), 2))
     return digest.hexdigest()
 
 
-def _without_arrays(value: Any, digest: Any) -> Any:  # noqa: ANN401
+def _without_arrays(value: Any, digest: Any) -> Any:
     """Return the value with its arrays replaced by their types; what they hold goes into the digest."""
     if isinstance(value, dict):
         return {key: _without_arrays(item, digest) for key, item in value.items()}
@@ -190,7 +190,7 @@ def _without_arrays(value: Any, digest: Any) -> Any:  # noqa: ANN401
     return kind
 
 
-def _is_text(value: Any) -> bool:  # noqa: ANN401
+def _is_text(value: Any) -> bool:
     return type(value) in values.EXACT
 
 
@@ -209,7 +209,7 @@ def _why_not(path: str, record: Record, *, new: bool) -> str:
     return f"{path} ({record['type']}) has changed, and an object of a library cannot be saved without its own code"
 
 
-def _check_makable(path: str, record: Record, value: Any) -> None:  # noqa: ANN401
+def _check_makable(path: str, record: Record, value: Any) -> None:
     """Raise UnsavableError for a new object that a resume could not make again."""
     if isinstance(value, Space | types.MethodType) or record["kind"] in {"tensor", "array"}:
         return
@@ -237,7 +237,7 @@ def _check_references(changed: Mapping[str, Record], before: Digests, graph: Gra
                 raise UnsavableError(f"{path} holds {inner} ({found.get('type', found['kind'])}), which is not saved")
 
 
-def _references(value: Any) -> Iterator[str]:  # noqa: ANN401
+def _references(value: Any) -> Iterator[str]:
     if isinstance(value, dict):
         ((tag, data),) = value.items()
         yield from [data] if tag == "ref" else _references(data)
@@ -270,14 +270,14 @@ class Restore:
             for path, record in records.items():
                 self._fill(self._find(path), record)
 
-    def assign(self, owner: Any, names: Mapping[str, Any]) -> None:  # noqa: ANN401
+    def assign(self, owner: Any, names: Mapping[str, Any]) -> None:
         for name, value in names.items():
             try:
                 _set(owner, name, values.decode(value, self._find))
             except _MissingError:
                 continue  # a handle or a display that the program makes anew
 
-    def _find(self, path: str) -> Any:  # noqa: ANN401
+    def _find(self, path: str) -> Any:
         if path in self._made:
             return self._made[path]
         if path in self._live:
@@ -300,7 +300,7 @@ class Restore:
             if kind == "deque":
                 deque.__init__(self._made[path], (), record["most"])
 
-    def _fill(self, live: Any, record: Record) -> None:  # noqa: ANN401
+    def _fill(self, live: Any, record: Record) -> None:
         kind = record["kind"]
         if kind in {"tensor", "array"}:
             _copy_into(live, record)
@@ -314,7 +314,7 @@ class Restore:
             _remove(live, name)
         self.assign(live, record.get("names", {}))
 
-    def _fill_container(self, live: Any, record: Record) -> None:  # noqa: ANN401
+    def _fill_container(self, live: Any, record: Record) -> None:
         kind, items = record["kind"], record["items"]
         if kind == "bytearray":
             live[:] = items
@@ -360,7 +360,7 @@ def _holders(records: Mapping[str, Record], replaced: set[str]) -> Iterator[tupl
             yield path, {**record, "kind": record["kind"] if holds else "object", "names": names}
 
 
-def _new_array(record: Record) -> Any:  # noqa: ANN401
+def _new_array(record: Record) -> Any:
     value = record["value"]
     if record["kind"] == "array":
         return value.copy()
@@ -370,7 +370,7 @@ def _new_array(record: Record) -> Any:  # noqa: ANN401
     return torch.nn.Parameter(new, requires_grad=record["requires_grad"]) if record["parameter"] else new
 
 
-def _copy_into(live: Any, record: Record) -> None:  # noqa: ANN401
+def _copy_into(live: Any, record: Record) -> None:
     if record["kind"] == "array":
         if not live.flags.writeable:
             live.flags.writeable = True
@@ -379,7 +379,7 @@ def _copy_into(live: Any, record: Record) -> None:  # noqa: ANN401
     live.detach().copy_(record["value"])
 
 
-def _set(owner: Any, name: str, value: Any) -> None:  # noqa: ANN401
+def _set(owner: Any, name: str, value: Any) -> None:
     if isinstance(owner, Space):
         owner.assign(name, value)
     elif isinstance(owner, types.FunctionType):
@@ -394,7 +394,7 @@ def _set(owner: Any, name: str, value: Any) -> None:  # noqa: ANN401
             object.__setattr__(owner, name, value)
 
 
-def _set_of_function(function: types.FunctionType, name: str, value: Any) -> None:  # noqa: ANN401
+def _set_of_function(function: types.FunctionType, name: str, value: Any) -> None:
     kind, _, rest = name.partition(" ")
     if kind == "cell" and rest:
         cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
@@ -403,7 +403,7 @@ def _set_of_function(function: types.FunctionType, name: str, value: Any) -> Non
         setattr(function, name, value)
 
 
-def _remove(owner: Any, name: str) -> None:  # noqa: ANN401
+def _remove(owner: Any, name: str) -> None:
     """Remove an attribute; variables of modules and calls stay."""
     if not isinstance(owner, Space | types.FunctionType) and name in attributes_of(owner):
         object.__delattr__(owner, name)

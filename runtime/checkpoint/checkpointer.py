@@ -50,14 +50,14 @@ class Checkpointer(Session):
     def __init__(
         self,
         *,
-        loader: Any = None,  # noqa: ANN401 - any iterable
+        loader: Any = None,  # any iterable
         folder: str | os.PathLike[str] | None = None,
         every: int | float | str | None = None,
         keep: int | None = None,
         on_damage: str | None = None,
         replay: bool = False,
         overlap: bool | str = "auto",
-        **objects: Any,  # noqa: ANN401 - anything with a state_dict
+        **objects: Any,  # anything with a state_dict
     ) -> None:
         super().__init__(
             objects,
@@ -144,12 +144,12 @@ class Checkpointer(Session):
         with self._told():
             self._saver.settle(math.inf)
 
-    def log(self, **values: Any) -> None:  # noqa: ANN401 - numbers, or tensors of one
+    def log(self, **values: Any) -> None:  # numbers, or tensors of one
         """Metrics of this step, by name: numbers. Each step is kept exactly once, however often it was interrupted."""
         if self._ranks.rank == 0:
             self._rows.log(self.step, values)
 
-    def open_epoch(self, loader: Any = None) -> Iterator[Any]:  # noqa: ANN401 - any iterable
+    def open_epoch(self, loader: Any = None) -> Iterator[Any]:  # any iterable
         """What is left of this epoch of the loader (default: the one given to Checkpointer())."""
         start, resumed = time.monotonic(), self._position.batch > 0
         source = self._position.open_epoch(self._loader if loader is None else loader)

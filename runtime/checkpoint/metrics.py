@@ -102,7 +102,7 @@ class MetricRows:
             self._closing.clear()  # they count rows that are no longer there: what they carry is carried once more
 
 
-def _number(name: str, value: Any) -> Number:  # noqa: ANN401 - anything a program has at hand
+def _number(name: str, value: Any) -> Number:  # anything a program has at hand
     if name in _RESERVED:
         raise CheckpointError(f"log({name}=...): every row has its {name} already; call it otherwise")
     if not isinstance(value, bool | int | float) and callable(getattr(value, "item", None)):

@@ -50,7 +50,7 @@ def find_world() -> World | None:
     return None
 
 
-def make_group(world: World) -> Any:  # noqa: ANN401 - torch's ProcessGroupGloo
+def make_group(world: World) -> Any:  # torch's ProcessGroupGloo
     """Return a new gloo group of all ranks; collective. Raises CheckpointError without torch, RuntimeError if a rank
     cannot be reached.
     """
@@ -62,7 +62,7 @@ def make_group(world: World) -> Any:  # noqa: ANN401 - torch's ProcessGroupGloo
         ) from None
     from ..launchers.place import own_host
 
-    def connect(host: str, port: int) -> Any:  # noqa: ANN401 - torch's TCPStore
+    def connect(host: str, port: int) -> Any:  # torch's TCPStore
         first = world.rank == 0
         return dist.TCPStore(host, port, is_master=first, timeout=_CONNECT_TIMEOUT, wait_for_workers=False)
 

@@ -51,7 +51,7 @@ class Session:
         self,
         objects: Mapping[str, Any],
         *,
-        loader: Any,  # noqa: ANN401 - any iterable
+        loader: Any,  # any iterable
         folder: str | os.PathLike[str] | None,
         every: int | float | str | None,
         keep: int | None,

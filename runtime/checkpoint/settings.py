@@ -75,7 +75,7 @@ def seconds_or_auto(text: str) -> int | float | str:
         return text  # the schedule knows the words it takes
 
 
-def from_environment(name: str, parse: Callable[[str], Any], default: Any) -> Any:  # noqa: ANN401
+def from_environment(name: str, parse: Callable[[str], Any], default: Any) -> Any:
     text = os.environ.get(name)
     if not text:
         return default

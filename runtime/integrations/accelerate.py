@@ -47,14 +47,14 @@ class AcceleratorCheckpointer(Checkpointer):
     def __init__(
         self,
         accelerator: Accelerator,
-        loader: Any = None,  # noqa: ANN401 - accelerate's DataLoaderShard or DataLoaderDispatcher
+        loader: Any = None,  # accelerate's DataLoaderShard or DataLoaderDispatcher
         *,
         replay: bool = False,
         folder: str | os.PathLike[str] | None = None,
         every: int | float | str | None = None,
         keep: int | None = None,
         on_damage: str | None = None,
-        **objects: Any,  # noqa: ANN401
+        **objects: Any,
     ) -> None:
         if accelerator.distributed_type in [getattr(DistributedType, name) for name in _SHARDED]:
             raise CheckpointError(

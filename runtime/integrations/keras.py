@@ -53,7 +53,7 @@ class CheckpointCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     # What Keras calls
 
-    def on_train_begin(self, logs: Any = None) -> None:  # noqa: ANN401, ARG002
+    def on_train_begin(self, logs: Any = None) -> None:  # noqa: ARG002
         if self._checkpointer is not None:
             raise CheckpointError(
                 "this CheckpointCallback has been through a fit() already: each fit() needs one of its own, with a "
@@ -82,7 +82,7 @@ class CheckpointCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._amid_epoch = place.batch > 0
         self._checkpointer.begin()
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:  # noqa: ANN401, ARG002
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002
         self.model._initial_epoch = None  # fit() has read it, and leaves it for the next one
         # Not before: fit() has just reset the metrics, in which are the batches of this epoch that were done.
         if keras.backend.backend() != "tensorflow" or all(group.has_place for group in self._groups):
@@ -101,7 +101,7 @@ class CheckpointCallback(keras.callbacks.Callback):  # type: ignore[misc]
             self.model.reset_metrics()  # those that were saved are of the epoch before
             self._place.begin_epoch(epoch, self.params["steps"])
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: ANN401, ARG002
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002
         if self._skipping is not None and self._skipping.left:
             if self._skipping.count():
                 restore_random(self._place.now)
@@ -118,7 +118,7 @@ class CheckpointCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._running.log(epoch=epoch, **(logs or {}))
         self._place.end_epoch()
 
-    def on_train_end(self, logs: Any = None) -> None:  # noqa: ANN401, ARG002
+    def on_train_end(self, logs: Any = None) -> None:  # noqa: ARG002
         self.model._initial_epoch = None  # there was no epoch left to begin
         # Stopped early is finished, however many epochs are asked for.
         self._place.goal = None if self.model.stop_training else self.params["epochs"]

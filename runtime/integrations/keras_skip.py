@@ -17,7 +17,7 @@ class Skipping:
     numbers of batches stay true for other callbacks; those see the metrics as they stood when this was saved.
     """
 
-    def __init__(self, model: Any, batches: int, groups: Sequence[Variables]) -> None:  # noqa: ANN401 - keras.Model
+    def __init__(self, model: Any, batches: int, groups: Sequence[Variables]) -> None:  # keras.Model
         self.left = batches
         self._model, self._groups, self._train = model, groups, model.train_function
         self._logs: Any = None
@@ -25,7 +25,7 @@ class Skipping:
             self._logs = model.get_metrics_result()
         model.train_function = self
 
-    def __call__(self, *arguments: Any) -> Any:  # noqa: ANN401
+    def __call__(self, *arguments: Any) -> Any:
         """The arguments are the backend's: (data,) under torch, (iterator,) TensorFlow, (state, iterator) JAX."""
         backend = keras.backend.backend()
         if self._waiting():

@@ -68,7 +68,7 @@ class Variables:
         )
 
 
-def _key(index: int, variable: Any) -> str:  # noqa: ANN401 - a Keras variable
+def _key(index: int, variable: Any) -> str:  # a Keras variable
     """Paths alone need not be unique, nor the same in the next process: Keras numbers layers as they are made."""
     return f"{index:05d}:{variable.path}"
 
@@ -81,7 +81,7 @@ def _name(path: str) -> str:
     return path.rpartition("/")[2]
 
 
-def _array(variable: Any) -> Any:  # noqa: ANN401
+def _array(variable: Any) -> Any:
     import keras
 
     return variable.value.detach() if _backend() == "torch" else keras.ops.convert_to_numpy(variable.value)
@@ -94,7 +94,7 @@ def _backend() -> str:
     return name
 
 
-def processes(model: Any) -> int:  # noqa: ANN401 - a Keras model
+def processes(model: Any) -> int:  # a Keras model
     """How many train it together, by its backend's own account."""
     name = _backend()
     if name == "torch":

@@ -63,7 +63,7 @@ class CheckpointCallback(pl.Callback):  # type: ignore[misc]
 
     # What Lightning calls
 
-    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ANN401, ARG002
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
         if type(trainer.strategy).__name__ in _SHARDED:
             raise CheckpointError(
                 f"{type(trainer.strategy).__name__} keeps its state in ways of its own: not supported"
@@ -76,7 +76,7 @@ class CheckpointCallback(pl.Callback):  # type: ignore[misc]
         # Lightning would train on to find out once more that it should stop.
         trainer.should_stop = self._checkpointer.finished and loops.stopped
 
-    def on_train_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ANN401, ARG002
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
         # Lightning's own handlers save while whatever was interrupted waits, and end the program in mid-epoch.
         trainer._signal_connector.teardown()
         self._running.buckets.models = lambda: [trainer.strategy.model]
@@ -88,13 +88,13 @@ class CheckpointCallback(pl.Callback):  # type: ignore[misc]
             self._loops.gradients.load_state_dict(self._loops.accumulated)
             trainer._logger_connector._callback_metrics.update(self._loops.monitored)
 
-    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ANN401, ARG002
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
         if trainer.current_epoch > self._place.position.epoch:
             self._place.next_epoch()
         self._place.position.epoch = trainer.current_epoch
         self._enter_data(trainer)
 
-    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:  # noqa: ANN401, ARG002
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:  # noqa: ARG002
         # Here, not at the end of the batch before: after that come validation, schedulers and loggers.
         self._place.position.batch = batch_idx
         if self._begun:
@@ -103,12 +103,12 @@ class CheckpointCallback(pl.Callback):  # type: ignore[misc]
             trainer.fit_loop.epoch_loop.batch_progress.total.ready -= 1  # counted before it was saved
         self._begun = True
 
-    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: ANN401, ARG002
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
         if self._begun:
             # Lightning would leave out the schedulers' step at the end of an epoch that was interrupted.
             trainer.fit_loop._restarting = False
 
-    def on_train_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: ANN401, ARG002
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
         if self._loops is not None:
             self._loops.ended = True
         progress = trainer.fit_loop.epoch_loop.batch_progress
@@ -118,7 +118,7 @@ class CheckpointCallback(pl.Callback):  # type: ignore[misc]
             self._place.position.batch = progress.current.completed
         self._running.end()
 
-    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:  # noqa: ANN401, ARG002
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:  # noqa: ARG002
         if self._checkpointer is not None:
             self._checkpointer.end(finished=False)
 
@@ -128,7 +128,7 @@ class CheckpointCallback(pl.Callback):  # type: ignore[misc]
             raise CheckpointError("a CheckpointCallback belongs into Trainer(callbacks=[...])")
         return self._checkpointer
 
-    def _enter_data(self, trainer: Any) -> None:  # noqa: ANN401
+    def _enter_data(self, trainer: Any) -> None:
         """See to it that the loader is iterated through our place in it, and begin there."""
         loop = trainer.fit_loop
         loaders = loop._combined_loader.flattened
@@ -143,7 +143,7 @@ class CheckpointCallback(pl.Callback):  # type: ignore[misc]
 class _Loops:
     """The Trainer's state as its own checkpoints have it, for a save between two batches."""
 
-    def __init__(self, trainer: Any) -> None:  # noqa: ANN401
+    def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
         self._loaded: dict[str, Any] = {}
         self.gradients = Gradients(lambda: [trainer.lightning_module], self._is_accumulating)

@@ -11,13 +11,13 @@ from typing import Any
 from lightning.pytorch.callbacks import StochasticWeightAveraging
 
 
-def clear_schedulers(trainer: Any) -> None:  # noqa: ANN401
+def clear_schedulers(trainer: Any) -> None:
     """Remove the scheduler that averaging had replaced when it was saved: the saved state is not its own."""
     for callback in _begun(trainer):
         callback._clear_schedulers(trainer)
 
 
-def resume_averaging(trainer: Any) -> None:  # noqa: ANN401
+def resume_averaging(trainer: Any) -> None:
     """Set up the averaging that was under way when training was saved."""
     module = trainer.lightning_module
     for callback in _begun(trainer):
@@ -30,7 +30,7 @@ def resume_averaging(trainer: Any) -> None:  # noqa: ANN401
             buffer.copy_(buffers[name])
 
 
-def _set_up(callback: Any, trainer: Any) -> None:  # noqa: ANN401
+def _set_up(callback: Any, trainer: Any) -> None:
     epochs, updated = callback._max_epochs, callback._latest_update_epoch
     # With no last epoch, and this one averaged already, all that is left to it is to make its scheduler.
     callback._max_epochs, callback._latest_update_epoch = -1, trainer.current_epoch
@@ -40,6 +40,6 @@ def _set_up(callback: Any, trainer: Any) -> None:  # noqa: ANN401
         callback.on_train_epoch_start(trainer, trainer.lightning_module)
 
 
-def _begun(trainer: Any) -> list[Any]:  # noqa: ANN401
+def _begun(trainer: Any) -> list[Any]:
     averaging = [one for one in trainer.callbacks if isinstance(one, StochasticWeightAveraging)]
     return [one for one in averaging if one._scheduler_state is not None]

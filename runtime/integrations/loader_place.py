@@ -58,16 +58,16 @@ class LoaderPlace:
 
     # What the framework sees
 
-    def wrap(self, loader: Any) -> Any:  # noqa: ANN401 - a DataLoader, or whatever can be iterated once per epoch
+    def wrap(self, loader: Any) -> Any:  # a DataLoader, or whatever can be iterated once per epoch
         """What the framework is to iterate instead of this loader."""
         _make_generator(loader)
         self._inner, self._generators = loader, Generators(loader)
         return _Inner(loader, self)
 
-    def wraps(self, loader: Any) -> bool:  # noqa: ANN401
+    def wraps(self, loader: Any) -> bool:
         return type(loader) is _Inner
 
-    def attach(self, loader: Any) -> None:  # noqa: ANN401 - accelerate's DataLoaderShard or DataLoaderDispatcher
+    def attach(self, loader: Any) -> None:  # accelerate's DataLoaderShard or DataLoaderDispatcher
         """Stand between this loader and its data. Raises CheckpointError if it is not one that Accelerate prepared."""
         inner = getattr(loader, "base_dataloader", None)
         if inner is None:
@@ -124,10 +124,10 @@ class LoaderPlace:
 class _Inner:
     """A torch DataLoader in every respect, but that its epochs are opened by a LoaderPlace."""
 
-    def __init__(self, loader: Any, place: LoaderPlace) -> None:  # noqa: ANN401
+    def __init__(self, loader: Any, place: LoaderPlace) -> None:
         self._loader, self._place = loader, place
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+    def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
 
     def __len__(self) -> int:
@@ -149,7 +149,7 @@ def _processes() -> int:
     return int(distributed.get_world_size()) if distributed.is_available() and distributed.is_initialized() else 1
 
 
-def _make_generator(loader: Any) -> None:  # noqa: ANN401
+def _make_generator(loader: Any) -> None:
     """Accelerate's random sampler makes its generator when it is first used; a restore must find it before."""
     batches = getattr(loader, "batch_sampler", None)
     batches = getattr(batches, "batch_sampler", batches)  # of several processes each takes its share of the inner one's

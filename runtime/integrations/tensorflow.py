@@ -24,7 +24,7 @@ class VariableState:
            before the Checkpointer is made. `load_state_dict` raises CheckpointError if they are other ones
     """
 
-    def __init__(self, owner: Any) -> None:  # noqa: ANN401
+    def __init__(self, owner: Any) -> None:
         self._owner = owner
 
     def state_dict(self) -> dict[str, Any]:

@@ -41,11 +41,11 @@ class Resumable:
     Trainer's own checkpoints (save_strategy) are written as before; they are not needed for this.
     """
 
-    def __init__(self, *args: Any, checkpoints: Mapping[str, Any] | None = None, **kwargs: Any) -> None:  # noqa: ANN401
+    def __init__(self, *args: Any, checkpoints: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._resume = _Resume(self, dict(checkpoints or {}))
 
-    def train(self, resume_from_checkpoint: Any = None, **kwargs: Any) -> Any:  # noqa: ANN401
+    def train(self, resume_from_checkpoint: Any = None, **kwargs: Any) -> Any:
         """`resume_from_checkpoint` is where to begin if there is nothing to go on from."""
         with tempfile.TemporaryDirectory(prefix="cloudgpu-") as folder:
             found = self._resume.open(Path(folder))
@@ -57,7 +57,7 @@ class Resumable:
 
     # How the Trainer loads a checkpoint: the one it is given has its own state in it; the rest comes from ours
 
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:  # noqa: ANN401
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         if resume_from_checkpoint == self._resume.folder:
             self._resume.model.apply()
         else:
@@ -80,7 +80,7 @@ class Resumable:
         if checkpoint is None or checkpoint != self._resume.folder:  # ours comes with the place in the data
             super()._load_rng_state(checkpoint)  # type: ignore[misc]
 
-    def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: Any) -> Any:  # noqa: ANN401
+    def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: Any) -> Any:
         source = self._resume.before_batches(epoch_iterator)
         samples = super().get_batch_samples(source, num_batches, device)  # type: ignore[misc]
         self._resume.handed += len(samples[0])
@@ -90,7 +90,7 @@ class Resumable:
 class _Resume(transformers.TrainerCallback):  # type: ignore[misc]
     """What a Resumable knows of its training; the Trainer calls it back at every step."""
 
-    def __init__(self, trainer: Any, settings: dict[str, Any]) -> None:  # noqa: ANN401
+    def __init__(self, trainer: Any, settings: dict[str, Any]) -> None:
         self.trainer, self.settings = trainer, settings
         self.folder: str | None = None
         """Of the checkpoint that stands in for ours while the Trainer loads it."""
@@ -147,7 +147,7 @@ class _Resume(transformers.TrainerCallback):  # type: ignore[misc]
 
     # What the Trainer calls
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:  # noqa: ANN401, ARG002
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:  # noqa: ARG002
         checkpointer, trainer = self._running, self.trainer
         self._loader = kwargs["train_dataloader"]
         self._place.attach(self._loader)
@@ -184,17 +184,17 @@ class _Resume(transformers.TrainerCallback):  # type: ignore[misc]
         self._place.position.batch = self.handed
         return self._opened or source
 
-    def on_epoch_begin(self, *_: Any, **__: Any) -> None:  # noqa: ANN401
+    def on_epoch_begin(self, *_: Any, **__: Any) -> None:
         if not self._amid_epoch:
             self.handed = 0
 
-    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ANN401, ARG002
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
         # Here, not at the end of the step before: that is logged and evaluated after its end.
         if state.global_step > self._step:
             self._step = state.global_step
             self._running.end_step()
 
-    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ANN401, ARG002
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
         self._opened = None
         if self._over:
             return
@@ -204,11 +204,11 @@ class _Resume(transformers.TrainerCallback):  # type: ignore[misc]
         else:
             self._place.next_epoch()
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:  # noqa: ANN401, ARG002
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:  # noqa: ARG002
         if self._checkpointer is not None:
             self._checkpointer.log(**(logs or {}))
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ANN401, ARG002
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
         self._goal = state.max_steps if state.global_step >= state.max_steps else None
         self._running.end()
 
@@ -224,7 +224,7 @@ class _Resume(transformers.TrainerCallback):  # type: ignore[misc]
         return self._checkpointer
 
 
-def _plain(trainer: Any) -> dict[str, Any]:  # noqa: ANN401
+def _plain(trainer: Any) -> dict[str, Any]:
     """Return TrainerState as the Trainer's own checkpoints have it: what JSON can hold."""
     state = trainer.state
     callbacks: dict[str, Any] = {}
@@ -234,7 +234,7 @@ def _plain(trainer: Any) -> dict[str, Any]:  # noqa: ANN401
     return {**plain, "stateful_callbacks": {name: c[0] if len(c) == 1 else c for name, c in callbacks.items()}}
 
 
-def _exportable(trainer: Any) -> list[Any]:  # noqa: ANN401
+def _exportable(trainer: Any) -> list[Any]:
     candidates = (*trainer.callback_handler.callbacks, trainer.control)
     return [one for one in candidates if isinstance(one, transformers.trainer_callback.ExportableState)]
 

@@ -105,7 +105,7 @@ def upcoming_maintenance(reply: Reply, *, is_restarted: Callable[[], bool]) -> l
     return [ProviderNotice("gcp", kind, identity, starts, detail)]
 
 
-def _when(reply: Reply, text: Any) -> float | None:  # noqa: ANN401 - as JSON has it
+def _when(reply: Reply, text: Any) -> float | None:  # as JSON has it
     epoch = epoch_of(text)
     return None if epoch is None else reply.when(epoch)
 

@@ -133,7 +133,7 @@ def _is_way(key: str) -> bool:
     return key.startswith(_OF_RUN) and not key.startswith(_RESULTS_OF_RUN)
 
 
-def _distance(a: Any, b: Any) -> dict[str, Any]:  # noqa: ANN401
+def _distance(a: Any, b: Any) -> dict[str, Any]:
     if a is None or b is None or not hasattr(a, "detach") or a.shape != b.shape:
         return {}
     if not a.is_floating_point():

@@ -86,7 +86,7 @@ def substitute(drill: Drill) -> None:
     class DrilledCheckpointer(module.Checkpointer):
         """Saves and ends as the plan has it."""
 
-        def __init__(self, **options: Any) -> None:  # noqa: ANN401 - as of every Checkpointer
+        def __init__(self, **options: Any) -> None:  # as of every Checkpointer
             number = len(drill.made) + 1
             place = Path(plan.folder) / ("checkpoints" if number == 1 else f"more-{number}")
             super().__init__(**{**options, "folder": str(place), "every": _NEVER, "keep": 3})

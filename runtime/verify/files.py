@@ -170,7 +170,7 @@ def _json_fields(path: Path, data: bytes) -> Fields | None:
     return None
 
 
-def _flat(value: Any, name: str) -> Iterator[tuple[str, str]]:  # noqa: ANN401
+def _flat(value: Any, name: str) -> Iterator[tuple[str, str]]:
     if isinstance(value, Mapping):
         for key, item in value.items():
             yield from _flat(item, f"{name}.{key}" if name else key)

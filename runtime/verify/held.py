@@ -69,7 +69,7 @@ def saved_parts(saved: Iterable[Any]) -> set[int]:
     return found
 
 
-def _referred(value: Any) -> list[Any]:  # noqa: ANN401
+def _referred(value: Any) -> list[Any]:
     """Return what an object's attributes, or a small container, refer to."""
     items = list(getattr(value, "__dict__", {}).values())
     if isinstance(value, dict | list | tuple) and len(value) <= _ENTRIES:

@@ -75,7 +75,7 @@ def digests_of(snapshot: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
-def _plain_digests(tree: Any, path: str) -> dict[str, str]:  # noqa: ANN401
+def _plain_digests(tree: Any, path: str) -> dict[str, str]:
     if isinstance(tree, dict) and not any(key.startswith("!") for key in tree):
         found: dict[str, str] = {}
         for key, value in tree.items():
@@ -86,7 +86,7 @@ def _plain_digests(tree: Any, path: str) -> dict[str, str]:  # noqa: ANN401
     return {path: _digest(json.dumps(tree).encode())}
 
 
-def _bytes_of(leaf: Any) -> Any:  # noqa: ANN401 - a buffer
+def _bytes_of(leaf: Any) -> Any:  # a buffer
     if hasattr(leaf, "detach"):
         import torch
 
@@ -95,7 +95,7 @@ def _bytes_of(leaf: Any) -> Any:  # noqa: ANN401 - a buffer
     return leaf.tobytes()
 
 
-def _digest(data: Any) -> str:  # noqa: ANN401
+def _digest(data: Any) -> str:
     import xxhash
 
     return xxhash.xxh3_128_hexdigest(data)[:_DIGITS]

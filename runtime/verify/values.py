@@ -48,7 +48,7 @@ class Walk:
         self._named: set[int] = set()
         """Models, optimizers and generators, which are named once."""
 
-    def fields(self, value: Any, name: str) -> Iterator[Field]:  # noqa: ANN401
+    def fields(self, value: Any, name: str) -> Iterator[Field]:
         """Yield the fields of one value. What is of no known kind has none."""
         if isinstance(value, _SCALARS):
             yield "variable", name, repr(value).encode()
@@ -59,7 +59,7 @@ class Walk:
             yield from self._inside(value, name)
             self._above.pop()
 
-    def _inside(self, value: Any, name: str) -> Iterator[Field]:  # noqa: ANN401
+    def _inside(self, value: Any, name: str) -> Iterator[Field]:
         if (kind := kind_of(value)) is not None:
             yield from self._state(kind, value, name)
             if kind == "model":
@@ -75,7 +75,7 @@ class Walk:
         if kind is None and self._is_own(value if isinstance(value, type) else type(value)):
             yield from self._items(_attributes(value), name)
 
-    def _state(self, kind: str, value: Any, name: str) -> Iterator[Field]:  # noqa: ANN401
+    def _state(self, kind: str, value: Any, name: str) -> Iterator[Field]:
         if id(value) in self._saved | self._named or not (self._kinds is None or kind in self._kinds):
             return
         self._named.add(id(value))
@@ -103,7 +103,7 @@ class Walk:
         yield "variable", name, str(len(items)).encode()
 
 
-def bytes_of(value: Any) -> bytes | None:  # noqa: ANN401
+def bytes_of(value: Any) -> bytes | None:
     """Return kind, shape and content of a tensor or array; None for other values and for larger ones."""
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
     if torch is not None and isinstance(value, torch.Tensor):
@@ -121,7 +121,7 @@ def bytes_of(value: Any) -> bytes | None:  # noqa: ANN401
     return None
 
 
-def kind_of(value: Any) -> str | None:  # noqa: ANN401
+def kind_of(value: Any) -> str | None:
     """Return "model", "optimizer", "scheduler", "scaler" or "generator"; None for everything else."""
     if isinstance(value, type):
         return None
@@ -134,7 +134,7 @@ def kind_of(value: Any) -> str | None:  # noqa: ANN401
     return next((_KINDS[name] for name in ours if name in _KINDS), None)
 
 
-def is_generator(value: Any) -> bool:  # noqa: ANN401
+def is_generator(value: Any) -> bool:
     """Return whether a value is a random number generator with a state of its own."""
     if isinstance(value, random.Random):
         return not isinstance(value, random.SystemRandom)
@@ -142,7 +142,7 @@ def is_generator(value: Any) -> bool:  # noqa: ANN401
     return kind in {"numpy.random._generator.Generator", "numpy.random.mtrand.RandomState", "torch._C.Generator"}
 
 
-def state_of(generator: Any) -> Any:  # noqa: ANN401
+def state_of(generator: Any) -> Any:
     """Return the state of a random number generator."""
     if isinstance(generator, random.Random):
         return generator.getstate()
@@ -151,7 +151,7 @@ def state_of(generator: Any) -> Any:  # noqa: ANN401
     return generator.get_state()
 
 
-def _attributes(value: Any) -> dict[str, Any]:  # noqa: ANN401
+def _attributes(value: Any) -> dict[str, Any]:
     """Return the attributes of an object, with and without slots, or those of a class that are no code."""
     if isinstance(value, type):
         own = vars(value).items()
@@ -161,11 +161,11 @@ def _attributes(value: Any) -> dict[str, Any]:  # noqa: ANN401
     return {**getattr(value, "__dict__", {}), **found}
 
 
-def _names(slots: Any) -> tuple[str, ...]:  # noqa: ANN401
+def _names(slots: Any) -> tuple[str, ...]:
     return (slots,) if isinstance(slots, str) else tuple(slots)
 
 
-def _attributes_of_module(model: Any) -> dict[str, Any]:  # noqa: ANN401
+def _attributes_of_module(model: Any) -> dict[str, Any]:
     """Return what a torch module and its parts hold besides parameters, buffers and parts: dropout rates, modes."""
     internal = vars(sys.modules["torch"].nn.Module()).keys() - {"training"}
     found = {}

@@ -88,7 +88,7 @@ class DataPosition:
         self.epoch, self.batch, self._start = self.epoch + 1, 0, (0, 0)
         self._random = self._split = self._loader = self._restored = self._order = None
 
-    def open_epoch(self, loader: Any) -> Iterator[Any]:  # noqa: ANN401
+    def open_epoch(self, loader: Any) -> Iterator[Any]:
         """An iterator over what is left of this epoch; the random state afterwards is the one before.
 
         That is: the draws by which the loader finds its place do not count, for they were made before. Raises
@@ -97,7 +97,7 @@ class DataPosition:
         with loaders.sheltered_workers(loader):
             return self._open(loader)
 
-    def _open(self, loader: Any) -> Iterator[Any]:  # noqa: ANN401
+    def _open(self, loader: Any) -> Iterator[Any]:
         state, self._restored = self._restored, None
         loaders.set_epoch(loader, self.epoch)
         generators = Generators(loader)
@@ -114,7 +114,7 @@ class DataPosition:
         self._drew_seed = loaders.draws_seed(loader)
         return self._begin(loader)
 
-    def _begin(self, loader: Any) -> Iterator[Any]:  # noqa: ANN401
+    def _begin(self, loader: Any) -> Iterator[Any]:
         """Return a whole epoch's iterator; the order of its indices is watched."""
         self._order = None
         with loaders.followed(loader, lambda indices: self._new_order().follow(indices)):
@@ -125,7 +125,7 @@ class DataPosition:
         self._order = Order(lambda: self.batch, grouped=self._split is None or self._split.batch is None)
         return self._order
 
-    def _states(self, loader: Any) -> dict[str, Any]:  # noqa: ANN401
+    def _states(self, loader: Any) -> dict[str, Any]:
         """Return the state of the loader's samplers among the objects."""
         found = loaders.drawn_from(loader)
         return {
@@ -139,7 +139,7 @@ class DataPosition:
             if name in self._objects:
                 self._objects[name].load_state_dict(copy.deepcopy(state))
 
-    def _reopen(self, loader: Any, state: dict[str, Any], generators: Generators) -> Iterator[Any]:  # noqa: ANN401
+    def _reopen(self, loader: Any, state: dict[str, Any], generators: Generators) -> Iterator[Any]:
         before, now = Split(**state["split"]), Split.of(loader)
         self._random, self._drew_seed = state["random"], state["drew_seed"]
         self._samplers = state.get("samplers", {})
@@ -158,7 +158,7 @@ class DataPosition:
             self._restore_samplers(states)
             random_state.restore(current, generators)
 
-    def _reopen_at(self, loader: Any, done: int, state: dict[str, Any], before: Split, now: Split) -> Iterator[Any]:  # noqa: ANN401
+    def _reopen_at(self, loader: Any, done: int, state: dict[str, Any], before: Split, now: Split) -> Iterator[Any]:
         """Return the rest of the epoch, found in the sampler or by reading.
 
         Raises CheckpointError if the order is another one.
@@ -190,7 +190,7 @@ class DataPosition:
                 "another folder"
             )
 
-    def _reopen_itself(self, loader: Any, state: dict[str, Any], before: Split, now: Split) -> Iterator[Any]:  # noqa: ANN401
+    def _reopen_itself(self, loader: Any, state: dict[str, Any], before: Split, now: Split) -> Iterator[Any]:
         """A loader that brings itself to its place."""
         if before.shards != now.shards or before.workers != now.workers:
             raise CheckpointError(

@@ -38,7 +38,7 @@ _FIRST_FORMAT = tuple(
 class Generators:
     """The generators of one loader, by path."""
 
-    def __init__(self, loader: Any) -> None:  # noqa: ANN401 - anything that can be iterated
+    def __init__(self, loader: Any) -> None:  # anything that can be iterated
         self._loader = loader
         self._objects: dict[str, Any] = {}
         """Everything that was searched, by path."""
@@ -69,7 +69,7 @@ class Generators:
             except (TypeError, ValueError, KeyError, RuntimeError) as error:
                 raise _misfit(f"{path} does not take back its state ({error})") from error
 
-    def _make(self, path: str, saved: Mapping[str, Any]) -> Any:  # noqa: ANN401
+    def _make(self, path: str, saved: Mapping[str, Any]) -> Any:
         parent, _, name = path.rpartition(".")
         owner = self._objects.get(parent)
         # What torch's own classes lack was not given to them: they make none by themselves.
@@ -111,7 +111,7 @@ class Generators:
             waiting.extend((f"{path}{step}".removeprefix("."), child) for step, child in _children(value))
 
 
-def generators_of(loader: Any) -> Generators:  # noqa: ANN401 - anything that can be iterated
+def generators_of(loader: Any) -> Generators:  # anything that can be iterated
     """Return the generators that a loader, its samplers, its dataset and its collator draw from."""
     return Generators(loader)
 
@@ -138,7 +138,7 @@ def _misfit(how: str) -> CheckpointError:
 # The search
 
 
-def _children(value: Any) -> Iterator[tuple[str, Any]]:  # noqa: ANN401
+def _children(value: Any) -> Iterator[tuple[str, Any]]:
     """Yield what an object holds, each with the step that leads to it; calls no code of the object."""
     if isinstance(value, list | tuple | deque):
         yield from ((f"[{i}]", one) for i, one in enumerate(itertools.islice(value, _ENTRIES)))
@@ -158,7 +158,7 @@ def _children(value: Any) -> Iterator[tuple[str, Any]]:  # noqa: ANN401
     yield from ((step, names[name]) for step, names, name in _of_class(kind) if name in names)
 
 
-def _attributes(value: Any) -> Iterator[tuple[str, Any]]:  # noqa: ANN401
+def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
     own: dict[str, Any] = {}
     with contextlib.suppress(AttributeError):
         own.update(object.__getattribute__(value, "__dict__"))
@@ -200,14 +200,14 @@ def _of_class(kind: type) -> tuple[tuple[str, Mapping[str, Any], str], ...]:
     return tuple(found)
 
 
-def _is_of_torch(value: Any) -> bool:  # noqa: ANN401
+def _is_of_torch(value: Any) -> bool:
     return type(value).__module__.partition(".")[0] == "torch"
 
 
 # The kinds
 
 
-def _kind(value: Any) -> str | None:  # noqa: ANN401
+def _kind(value: Any) -> str | None:
     """Return which kind of generator a value is; None: it is none."""
     if isinstance(value, random.Random):
         return None if isinstance(value, random.SystemRandom) else "random.Random"
@@ -220,7 +220,7 @@ def _kind(value: Any) -> str | None:  # noqa: ANN401
     return None
 
 
-def _read(kind: str | None, generator: Any) -> Any:  # noqa: ANN401
+def _read(kind: str | None, generator: Any) -> Any:
     match kind:
         case "random.Random":
             return from_python(generator.getstate())
@@ -234,7 +234,7 @@ def _read(kind: str | None, generator: Any) -> Any:  # noqa: ANN401
             return generator.state
 
 
-def _write(kind: str, generator: Any, state: Any) -> None:  # noqa: ANN401
+def _write(kind: str, generator: Any, state: Any) -> None:
     match kind:
         case "random.Random":
             generator.setstate(to_python(state))
@@ -246,7 +246,7 @@ def _write(kind: str, generator: Any, state: Any) -> None:  # noqa: ANN401
             generator.set_state(state)
 
 
-def _new(kind: str, state: Any) -> Any:  # noqa: ANN401
+def _new(kind: str, state: Any) -> Any:
     if kind == "random.Random":
         return random.Random()  # noqa: S311 - training's, no secrets
     if kind == "torch.Generator":

@@ -42,7 +42,7 @@ class Split:
     """The order is the sampler's alone: neither workers nor the dataset have a part in it."""
 
     @classmethod
-    def of(cls, loader: Any) -> Split:  # noqa: ANN401 - any iterable
+    def of(cls, loader: Any) -> Split:  # any iterable
         base = _base(loader)
         indexed = _is_indexed(base)
         return cls(
@@ -59,7 +59,7 @@ class Split:
         return "batches" if self.batch is None else "samples"
 
 
-def length(loader: Any) -> int | None:  # noqa: ANN401
+def length(loader: Any) -> int | None:
     """Batches per epoch; None if the loader does not know."""
     try:
         return len(loader)
@@ -67,13 +67,13 @@ def length(loader: Any) -> int | None:  # noqa: ANN401
         return None
 
 
-def has_own_state(loader: Any) -> bool:  # noqa: ANN401
+def has_own_state(loader: Any) -> bool:
     """It can say itself where it is, as torchdata's StatefulDataLoader."""
     own = _base(loader)  # Accelerate's loaders have the methods, and may have nothing behind them
     return callable(getattr(own, "state_dict", None)) and callable(getattr(own, "load_state_dict", None))
 
 
-def set_epoch(loader: Any, epoch: int) -> None:  # noqa: ANN401
+def set_epoch(loader: Any, epoch: int) -> None:
     """DistributedSampler and its like shuffle by epoch number and rely on being told."""
     for part in (loader, *_parts(_base(loader)), getattr(loader, "dataset", None)):
         if callable(method := getattr(part, "set_epoch", None)):
@@ -81,7 +81,7 @@ def set_epoch(loader: Any, epoch: int) -> None:  # noqa: ANN401
 
 
 @contextmanager
-def sheltered_workers(loader: Any) -> Iterator[None]:  # noqa: ANN401
+def sheltered_workers(loader: Any) -> Iterator[None]:
     """Workers that are started meanwhile, or later, do not die of a SIGTERM or SIGUSR1 that all processes of a training
     get, as from torchrun and Slurm: torch lets a training fail whose workers die, and it is to save.
     """
@@ -120,30 +120,30 @@ def _end_at_its_parents_word() -> None:
             os._exit(os.EX_OK)
 
 
-def draws_seed(loader: Any) -> bool:  # noqa: ANN401
+def draws_seed(loader: Any) -> bool:
     """Opening an epoch draws the workers' seed first: not if the workers have been running since an earlier one."""
     base = _base(loader)
     return not (has_persistent_workers(loader) and getattr(base, "_iterator", None) is not None)
 
 
-def has_persistent_workers(loader: Any) -> bool:  # noqa: ANN401
+def has_persistent_workers(loader: Any) -> bool:
     base = _base(loader)
     return bool(getattr(base, "persistent_workers", False)) and getattr(base, "num_workers", 0) > 0
 
 
-def drawn_from(loader: Any) -> list[Any]:  # noqa: ANN401
+def drawn_from(loader: Any) -> list[Any]:
     """Return what decides about the order of an epoch: the samplers, and a dataset that has an order of its own."""
     base = _base(loader)
     return [*_parts(base), *([] if _is_indexed(base) else [getattr(base, "dataset", None)])]
 
 
-def can_follow(loader: Any) -> bool:  # noqa: ANN401
+def can_follow(loader: Any) -> bool:
     """The sampler's indices can be seen while the loader is iterated."""
     return _base(loader) is loader and _is_indexed(loader)
 
 
 @contextmanager
-def followed(loader: Any, follow: Callable[[Iterator[Any]], Iterator[Any]]) -> Iterator[None]:  # noqa: ANN401
+def followed(loader: Any, follow: Callable[[Iterator[Any]], Iterator[Any]]) -> Iterator[None]:
     """Let what the sampler yields pass through `follow`, in iterators of the loader that are made within."""
     if not can_follow(loader):
         yield
@@ -160,7 +160,7 @@ def followed(loader: Any, follow: Callable[[Iterator[Any]], Iterator[Any]]) -> I
 class _Followed:
     """A sampler whose indices are seen by another."""
 
-    def __init__(self, sampler: Any, follow: Callable[[Iterator[Any]], Iterator[Any]]) -> None:  # noqa: ANN401
+    def __init__(self, sampler: Any, follow: Callable[[Iterator[Any]], Iterator[Any]]) -> None:
         self._sampler, self._follow = sampler, follow
 
     def __iter__(self) -> Iterator[Any]:
@@ -170,7 +170,7 @@ class _Followed:
         return len(self._sampler)
 
 
-def open_at(loader: Any, done: int, *, drew_seed: bool, order: Order, batch: int) -> Iterator[Any]:  # noqa: ANN401
+def open_at(loader: Any, done: int, *, drew_seed: bool, order: Order, batch: int) -> Iterator[Any]:
     """Return the rest of an epoch, `done` samples (or batches, see Split) of this rank left out in the sampler.
 
     The generators must be as they were at the epoch's start. drew_seed: what draws_seed() said then; order: is given
@@ -197,7 +197,7 @@ def open_at(loader: Any, done: int, *, drew_seed: bool, order: Order, batch: int
     return iter(rest) if base is loader else _through(loader, _Begun(rest))
 
 
-def batches_left(loader: Any, done: int) -> int | None:  # noqa: ANN401
+def batches_left(loader: Any, done: int) -> int | None:
     """How many batches follow `done` samples (or batches) of this rank."""
     split = Split.of(loader)
     if split.batch is None or split.length is None:
@@ -217,12 +217,12 @@ class _Rest:
         return self._indices
 
 
-def _base(loader: Any) -> Any:  # noqa: ANN401
+def _base(loader: Any) -> Any:
     """The DataLoader inside of a wrapper, such as Accelerate's."""
     return vars(loader).get("base_dataloader", loader) if hasattr(loader, "__dict__") else loader
 
 
-def _parts(base: Any) -> list[Any]:  # noqa: ANN401
+def _parts(base: Any) -> list[Any]:
     """The samplers of a loader, those inside of others included."""
     batches = getattr(base, "batch_sampler", None)
     inner = getattr(batches, "batch_sampler", None)
@@ -235,13 +235,13 @@ def _parts(base: Any) -> list[Any]:  # noqa: ANN401
     return [part for part in found if part is not None]
 
 
-def _shards(sampler: Any) -> int:  # noqa: ANN401
+def _shards(sampler: Any) -> int:
     """Ranks that share a sampler's data: torch's DistributedSampler and its like, Accelerate's BatchSamplerShard."""
     found = getattr(sampler, "num_replicas", None) or getattr(sampler, "num_processes", None)
     return found if isinstance(found, int) else 1
 
 
-def _is_indexed(base: Any) -> bool:  # noqa: ANN401
+def _is_indexed(base: Any) -> bool:
     data: Any = sys.modules.get("torch.utils.data")
     return (
         data is not None
@@ -251,7 +251,7 @@ def _is_indexed(base: Any) -> bool:  # noqa: ANN401
     )
 
 
-def _batch_size(base: Any) -> int | None:  # noqa: ANN401
+def _batch_size(base: Any) -> int | None:
     if base.batch_sampler is None:
         return 1
     sampler: Any = sys.modules["torch.utils.data"].BatchSampler
@@ -282,7 +282,7 @@ def _batched(indices: Iterator[Any], size: int, *, drop_last: bool) -> Iterator[
 class _Begun:
     """A DataLoader whose iteration has begun already."""
 
-    def __init__(self, loader: Any) -> None:  # noqa: ANN401
+    def __init__(self, loader: Any) -> None:
         self._loader = loader
         self._iterator: Iterator[Any] = iter(loader)
 
@@ -292,11 +292,11 @@ class _Begun:
     def __len__(self) -> int:
         return len(self._loader)
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+    def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
 
 
-def _through(wrapper: Any, rest: _Begun) -> Iterator[Any]:  # noqa: ANN401
+def _through(wrapper: Any, rest: _Begun) -> Iterator[Any]:
     """Iterate a wrapper over another DataLoader than its own."""
     own = wrapper.base_dataloader
     wrapper.base_dataloader = rest

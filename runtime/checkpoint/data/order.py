@@ -26,7 +26,7 @@ class Order:
         self._after: dict[int, int | None] = {}
         """By number of batches."""
 
-    def add(self, indices: Any) -> None:  # noqa: ANN401 - whatever a sampler yields
+    def add(self, indices: Any) -> None:  # whatever a sampler yields
         """Count a batch of indices; where batches do not count, a list of any number of them."""
         if not self._is_known:
             return
@@ -59,7 +59,7 @@ class Order:
             del self._after[oldest]
 
 
-def _encode(indices: Any) -> bytes:  # noqa: ANN401
+def _encode(indices: Any) -> bytes:
     """Return the indices as bytes that are the same in each process, and however they are split into lists.
 
     Raises TypeError if they are not plain values.

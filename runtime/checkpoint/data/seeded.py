@@ -28,7 +28,7 @@ class SeededDataset:
     seed  another one, another augmentation; it must be the same when training is resumed, and on every rank
     """
 
-    def __init__(self, dataset: Any, seed: int = 0) -> None:  # noqa: ANN401 - anything with __getitem__ and __len__
+    def __init__(self, dataset: Any, seed: int = 0) -> None:  # anything with __getitem__ and __len__
         import torch
 
         if isinstance(dataset, torch.utils.data.IterableDataset) or not hasattr(dataset, "__getitem__"):
@@ -41,11 +41,11 @@ class SeededDataset:
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getitem__(self, index: Any) -> Any:  # noqa: ANN401 - whatever the sampler yields
+    def __getitem__(self, index: Any) -> Any:  # whatever the sampler yields
         with _seeded(f"{self.seed} {self._epoch.item()} {_plain(index)!r}"):
             return self.dataset[index]
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+    def __getattr__(self, name: str) -> Any:
         """What else the dataset has, such as its classes; not __getitems__, which would be seeded once per batch."""
         if name == "dataset" or name.startswith("__"):  # while it is being unpickled it has none
             raise AttributeError(name)
@@ -58,7 +58,7 @@ class SeededDataset:
             inner(epoch)
 
 
-def _plain(index: Any) -> Any:  # noqa: ANN401
+def _plain(index: Any) -> Any:
     """Integers of NumPy and torch read like Python's."""
     try:
         return operator.index(index)

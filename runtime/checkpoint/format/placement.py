@@ -15,12 +15,12 @@ from .reshard import Box
 from .tree import flatten
 
 
-def is_dtensor(value: Any) -> bool:  # noqa: ANN401 - any value
+def is_dtensor(value: Any) -> bool:  # any value
     distributed: Any = sys.modules.get("torch.distributed.tensor")
     return distributed is not None and isinstance(value, distributed.DTensor)
 
 
-def local_box(tensor: Any, key: str) -> Box:  # noqa: ANN401 - a DTensor
+def local_box(tensor: Any, key: str) -> Box:  # a DTensor
     """Where this rank's part lies in the whole; empty if this rank has none. Raises CheckpointError."""
     local = tuple(tensor.to_local().shape)
     if tensor.device_mesh.get_coordinate() is None:
@@ -46,7 +46,7 @@ class Placements:
             if groups := getattr(value, "param_groups", None):
                 self._parameters[f"objects/{name}/state/"] = [one for group in groups for one in group["params"]]
 
-    def find(self, key: str, whole: tuple[int, ...]) -> Any:  # noqa: ANN401
+    def find(self, key: str, whole: tuple[int, ...]) -> Any:
         """The DTensor that is to be placed as the one saved under this key; None if it is to be whole.
 
         An optimizer has no state before its first step: its moments are placed as the parameters they belong to.
@@ -64,7 +64,7 @@ class Placements:
         return live
 
 
-def _has_dtensors(value: Any) -> bool:  # noqa: ANN401
+def _has_dtensors(value: Any) -> bool:
     """Whether asking for the state is worth it: it may be costly."""
     if "torch.distributed.tensor" not in sys.modules:
         return False

@@ -157,7 +157,7 @@ class Rows:
             source, target = self.source.narrow(dim, first, last), self.target.narrow(dim, first, last)
             yield from Rows(self.piece, source, target, self.fill).split(limit)
 
-    def pick(self, buffer: Any, at: int) -> None:  # noqa: ANN401
+    def pick(self, buffer: Any, at: int) -> None:
         """Fill from a tensor of bytes that holds the file's from `at` on."""
         import torch
 

@@ -58,7 +58,7 @@ def _may_overlap(at: Mapping[int, list[tuple[Record, Any]]]) -> bool:
     return False
 
 
-def _place(address: int, record: Record, tensor: Any) -> _Placed:  # noqa: ANN401
+def _place(address: int, record: Record, tensor: Any) -> _Placed:
     last = sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
     end = address + (last + 1) * tensor.element_size()
     return _Placed(address, end, is_dense(tensor.shape, tensor.stride()), record, tensor)

@@ -15,13 +15,13 @@ from .placement import is_dtensor
 from .reshard import row_major
 
 
-def strides_of(tensor: Any) -> tuple[int, ...] | None:  # noqa: ANN401
+def strides_of(tensor: Any) -> tuple[int, ...] | None:
     """Return the strides with which a tensor is saved; None: row-major, as are tensors with gaps or overlaps."""
     shape, strides = tuple(tensor.shape), tensor.stride()
     return strides if strides != row_major(shape) and is_dense(shape, strides) else None
 
 
-def flatten_memory(tensor: Any) -> Any:  # noqa: ANN401
+def flatten_memory(tensor: Any) -> Any:
     """Return the elements in one dimension: in the order of memory if the tensor is dense, else row-major."""
     tensor = tensor.detach()
     if tensor.numel() and is_dense(tensor.shape, tensor.stride()):
@@ -29,7 +29,7 @@ def flatten_memory(tensor: Any) -> Any:  # noqa: ANN401
     return tensor.flatten()
 
 
-def align(tensor: Any, parameter: Any) -> Any:  # noqa: ANN401
+def align(tensor: Any, parameter: Any) -> Any:
     """Return a tensor of a parameter's shape in the strides of the parameter; any other tensor as it is."""
     import torch
 
@@ -68,7 +68,7 @@ class StateAlignment:
             self._hook.remove()
             self._hook = None
 
-    def _align(self, optimizer: Any) -> None:  # noqa: ANN401
+    def _align(self, optimizer: Any) -> None:
         if optimizer in self._aligned:
             return
         self._aligned.add(optimizer)

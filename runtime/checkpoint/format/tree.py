@@ -40,7 +40,7 @@ _KNOWN: set[Any] = set()
 SPARSE_LAYOUTS = ("sparse_coo", "sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc")
 
 
-def flatten(value: Any, where: str) -> tuple[Any, dict[str, Any]]:  # noqa: ANN401 - any state
+def flatten(value: Any, where: str) -> tuple[Any, dict[str, Any]]:  # any state
     """Return the JSON-able tree, and the leaves (tensors, arrays) by key: the path, which begins with `where`.
 
     Raises CheckpointError naming the place of what cannot be saved.
@@ -64,7 +64,7 @@ class _Flattening:
         self._plain_tensors = {self._torch.Tensor, self._torch.nn.Parameter} if self._torch else frozenset()
         self._strided = self._torch.strided if self._torch else None
 
-    def encode(self, value: Any, path: str) -> Any:  # noqa: ANN401 - one return per kind
+    def encode(self, value: Any, path: str) -> Any:  # one return per kind
         kind = type(value)
         if kind in self._plain_tensors:  # first what there is most of
             return self._tensor(value, path)
@@ -81,7 +81,7 @@ class _Flattening:
 
     # Containers
 
-    def _container(self, encode: _Encode, value: Any, path: str) -> Any:  # noqa: ANN401
+    def _container(self, encode: _Encode, value: Any, path: str) -> Any:
         """Return what `encode` makes of it, or the number of the place where it stands already."""
         if type(value) not in _IMMUTABLE:
             number = self._numbers.get(id(value))
@@ -97,7 +97,7 @@ class _Flattening:
         self._depth -= 1
         return encoded
 
-    def mapping(self, value: dict[Any, Any], path: str) -> Any:  # noqa: ANN401
+    def mapping(self, value: dict[Any, Any], path: str) -> Any:
         for key in value:
             if type(key) is not str or key[:1] == "!":
                 return {"!dict": self.pairs(value, path)}
@@ -127,7 +127,7 @@ class _Flattening:
 
     # Leaves
 
-    def add(self, leaf: Any, path: str) -> str:  # noqa: ANN401
+    def add(self, leaf: Any, path: str) -> str:
         """The key under which it is saved: its path, unless two paths read the same (keys 0 and "0" of one dict)."""
         key, number = path, 2
         while key in self.leaves:
@@ -135,7 +135,7 @@ class _Flattening:
         self.leaves[key] = leaf
         return key
 
-    def _tensor(self, value: Any, path: str) -> Record:  # noqa: ANN401
+    def _tensor(self, value: Any, path: str) -> Record:
         if value.layout is not self._strided:
             return self._sparse(value, path)
         if value.is_nested:
@@ -155,7 +155,7 @@ class _Flattening:
         shared.append((record, value))
         return record
 
-    def _sparse(self, value: Any, path: str) -> dict[str, Any]:  # noqa: ANN401
+    def _sparse(self, value: Any, path: str) -> dict[str, Any]:
         layout = str(value.layout)[6:]
         if layout not in SPARSE_LAYOUTS:
             raise CheckpointError(f"{path} is a tensor of layout {layout}, which cannot be saved")
@@ -170,7 +170,7 @@ class _Flattening:
         record["parts"] = {name: self._tensor(part, f"{path}/{name}") for name, part in parts.items()}
         return record
 
-    def _other(self, value: Any, path: str) -> Any:  # noqa: ANN401
+    def _other(self, value: Any, path: str) -> Any:
         if self._torch and isinstance(value, self._torch.Tensor):
             return self._tensor_subclass(value, path)
         if self._numpy and isinstance(value, self._numpy.ndarray | self._numpy.generic):
@@ -187,7 +187,7 @@ class _Flattening:
             "tensors, NumPy arrays, numbers, text, lists, tuples, sets and dicts of them"
         )
 
-    def _tensor_subclass(self, value: Any, path: str) -> dict[str, Any]:  # noqa: ANN401
+    def _tensor_subclass(self, value: Any, path: str) -> dict[str, Any]:
         """DTensors are saved by their local parts; what only adds methods to a tensor, as the tensor it is."""
         distributed: Any = sys.modules.get("torch.distributed.tensor")
         if distributed is not None and isinstance(value, distributed.DTensor):
@@ -206,7 +206,7 @@ class _Flattening:
             )
         return self._tensor(value, path)
 
-    def _array(self, value: Any, path: str) -> dict[str, Any]:  # noqa: ANN401
+    def _array(self, value: Any, path: str) -> dict[str, Any]:
         np = self._numpy
         dtype = value.dtype
         if dtype.hasobject:
@@ -223,20 +223,20 @@ class _Flattening:
         return {"!array": self.add(leaf, path), "dtype": name, "shape": list(value.shape), **order}
 
 
-def _is_known(dtype: Any) -> bool:  # noqa: ANN401
+def _is_known(dtype: Any) -> bool:
     if str(dtype)[6:] in ITEM_SIZE:
         _KNOWN.add(dtype)
     return dtype in _KNOWN
 
 
-def _ordered(flattening: _Flattening, value: Any, path: str) -> dict[str, Any]:  # noqa: ANN401
+def _ordered(flattening: _Flattening, value: Any, path: str) -> dict[str, Any]:
     record: dict[str, Any] = {"!ordered": flattening.pairs(value, path)}
     if metadata := getattr(value, "_metadata", None):  # how torch.nn.Module tells its versions apart
         record["metadata"] = flattening.encode(metadata, f"{path}/_metadata")
     return record
 
 
-def _defaultdict(flattening: _Flattening, value: Any, path: str) -> dict[str, Any]:  # noqa: ANN401
+def _defaultdict(flattening: _Flattening, value: Any, path: str) -> dict[str, Any]:
     factory = value.default_factory
     if factory is not None and FACTORIES.get(getattr(factory, "__name__", "")) is not factory:
         raise CheckpointError(f"{path} is a defaultdict whose factory is code of its own: save it as a dict")
@@ -263,7 +263,7 @@ _ENCODERS: dict[type, _Encode] = {
 }
 
 
-def _same_memory(a: Any, b: Any) -> bool:  # noqa: ANN401
+def _same_memory(a: Any, b: Any) -> bool:
     """Two tensors at the same address: whether they are the same numbers in the same order, for good."""
     return bool(
         a.shape == b.shape
@@ -282,7 +282,7 @@ def join(path: str, part: str) -> str:
     return f"{path}/{part}" if path else part
 
 
-def _text_of(key: Any) -> str:  # noqa: ANN401
+def _text_of(key: Any) -> str:
     """Return what a path says of a key that is no text."""
     try:
         return str(key)

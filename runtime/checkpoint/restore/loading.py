@@ -115,7 +115,7 @@ class Loader:
         self._reads: defaultdict[int, _Reads] = defaultdict(_Reads)
         self._afterwards: list[Callable[[], None]] = []
 
-    def leaf(self, key: str, *, is_array: bool) -> Any:  # noqa: ANN401
+    def leaf(self, key: str, *, is_array: bool) -> Any:
         """A tensor, DTensor or array (of bytes: tree.py knows what they are), to be filled."""
         like = self._like(key)
         whole = like.shape if like.whole is None else like.whole
@@ -145,7 +145,7 @@ class Loader:
         for call in self._afterwards:
             call()
 
-    def _place(self, key: str, dtype: str, live: Any) -> Any:  # noqa: ANN401
+    def _place(self, key: str, dtype: str, live: Any) -> Any:
         """A DTensor on the live one's mesh, its local part to be filled."""
         import torch
 
@@ -217,7 +217,7 @@ class Loader:
         return self._pieces[manifest.rank]
 
 
-def _leaf_kinds(tree: Any, kinds: dict[str, bool]) -> dict[str, bool]:  # noqa: ANN401
+def _leaf_kinds(tree: Any, kinds: dict[str, bool]) -> dict[str, bool]:
     """Key of every leaf of a tree; whether it is an array, which needs no torch."""
     if type(tree) is list:
         for item in tree:
@@ -270,7 +270,7 @@ def _new_array(size: int) -> tuple[Any, memoryview]:
     return array, array.data
 
 
-def _view(tensor: Any) -> memoryview:  # noqa: ANN401
+def _view(tensor: Any) -> memoryview:
     """Return the bytes of a dense tensor in host memory, which must outlive the view."""
     size = tensor.numel() * tensor.element_size()
     if not size:
@@ -279,7 +279,7 @@ def _view(tensor: Any) -> memoryview:  # noqa: ANN401
 
 
 def _filler(view: memoryview, dtype: str, wanted: Box, strides: tuple[int, ...] | None) -> Callable[[Box, Any], None]:
-    def fill(target: Box, elements: Any) -> None:  # noqa: ANN401
+    def fill(target: Box, elements: Any) -> None:
         import torch
 
         memory = torch.frombuffer(view, dtype=getattr(torch, dtype))

@@ -13,7 +13,7 @@ Tree = Any
 """JSON."""
 
 
-def rebuild(tree: Tree, leaf: Callable[[str], Any]) -> Any:  # noqa: ANN401
+def rebuild(tree: Tree, leaf: Callable[[str], Any]) -> Any:
     """Return the value again; `leaf` gives the tensor or array for a key and is asked once for each.
 
     Raises ValueError for what `flatten` did not make.
@@ -32,7 +32,7 @@ class _Rebuilding:
         self._containers: list[Any] = []
         """Mutable ones in the order in which they begin: "!same" refers to them by number."""
 
-    def decode(self, tree: Tree) -> Any:  # noqa: ANN401
+    def decode(self, tree: Tree) -> Any:
         if type(tree) is list:
             return self._fill_list(tree)
         if type(tree) is not dict:
@@ -45,20 +45,20 @@ class _Rebuilding:
             made[key] = self.decode(item)
         return made
 
-    def begin(self, container: Any) -> Any:  # noqa: ANN401
+    def begin(self, container: Any) -> Any:
         """Number a container, before what is in it."""
         self._containers.append(container)
         return container
 
-    def same(self, tree: Tree) -> Any:  # noqa: ANN401
+    def same(self, tree: Tree) -> Any:
         return self._containers[tree["!same"]]
 
-    def leaf(self, key: str) -> Any:  # noqa: ANN401
+    def leaf(self, key: str) -> Any:
         if key not in self._leaves:
             self._leaves[key] = self._leaf(key)
         return self._leaves[key]
 
-    def view(self, tree: Tree) -> Any:  # noqa: ANN401
+    def view(self, tree: Tree) -> Any:
         """Return a view of a leaf's memory: for equal ones the same tensor, as for tied weights."""
         geometry = repr(sorted(tree.items()))
         if geometry not in self._views:
@@ -76,7 +76,7 @@ class _Rebuilding:
     def items(self, tree: list[Tree]) -> list[Any]:
         return [self.decode(item) for item in tree]
 
-    def fill(self, made: Any, pairs: list[Tree]) -> Any:  # noqa: ANN401
+    def fill(self, made: Any, pairs: list[Tree]) -> Any:
         """Number a container of pairs, and fill it."""
         self.begin(made)
         for key, item in pairs:
@@ -84,19 +84,19 @@ class _Rebuilding:
         return made
 
 
-def _ordered(rebuilding: _Rebuilding, tree: Tree) -> Any:  # noqa: ANN401
+def _ordered(rebuilding: _Rebuilding, tree: Tree) -> Any:
     value: Any = rebuilding.fill(OrderedDict(), tree["!ordered"])
     if "metadata" in tree:
         value._metadata = rebuilding.decode(tree["metadata"])
     return value
 
 
-def _defaultdict(rebuilding: _Rebuilding, tree: Tree) -> Any:  # noqa: ANN401
+def _defaultdict(rebuilding: _Rebuilding, tree: Tree) -> Any:
     factory = tree["factory"]
     return rebuilding.fill(defaultdict(FACTORIES[factory] if factory else None), tree["!defaultdict"])
 
 
-def _sparse(rebuilding: _Rebuilding, tree: Tree) -> Any:  # noqa: ANN401
+def _sparse(rebuilding: _Rebuilding, tree: Tree) -> Any:
     import torch
 
     parts = {name: rebuilding.decode(part) for name, part in tree["parts"].items()}
@@ -116,7 +116,7 @@ def _sparse(rebuilding: _Rebuilding, tree: Tree) -> Any:  # noqa: ANN401
     )
 
 
-def _array(rebuilding: _Rebuilding, tree: Tree) -> Any:  # noqa: ANN401
+def _array(rebuilding: _Rebuilding, tree: Tree) -> Any:
     import numpy as np
 
     dtype, order = _numpy_dtype(tree["dtype"]), tree.get("order", "C")
@@ -130,13 +130,13 @@ def _array(rebuilding: _Rebuilding, tree: Tree) -> Any:  # noqa: ANN401
     return np.frombuffer(raw.tobytes(), dtype=dtype).reshape(tree["shape"], order=order).copy(order)
 
 
-def _scalar(_rebuilding: _Rebuilding, tree: Tree) -> Any:  # noqa: ANN401
+def _scalar(_rebuilding: _Rebuilding, tree: Tree) -> Any:
     import numpy as np
 
     return np.frombuffer(base64.b64decode(tree["bytes"]), dtype=_numpy_dtype(tree["!scalar"]))[0]
 
 
-def _numpy_dtype(name: str) -> Any:  # noqa: ANN401
+def _numpy_dtype(name: str) -> Any:
     import numpy as np
 
     try:
@@ -147,7 +147,7 @@ def _numpy_dtype(name: str) -> Any:  # noqa: ANN401
         return np.dtype(getattr(ml_dtypes, name))
 
 
-def _torch_dtype(_rebuilding: _Rebuilding, tree: Tree) -> Any:  # noqa: ANN401
+def _torch_dtype(_rebuilding: _Rebuilding, tree: Tree) -> Any:
     import torch
 
     dtype = getattr(torch, tree["!dtype"])
@@ -156,13 +156,13 @@ def _torch_dtype(_rebuilding: _Rebuilding, tree: Tree) -> Any:  # noqa: ANN401
     return dtype
 
 
-def _torch_device(_rebuilding: _Rebuilding, tree: Tree) -> Any:  # noqa: ANN401
+def _torch_device(_rebuilding: _Rebuilding, tree: Tree) -> Any:
     import torch
 
     return torch.device(tree["!device"])
 
 
-def _torch_size(_rebuilding: _Rebuilding, tree: Tree) -> Any:  # noqa: ANN401
+def _torch_size(_rebuilding: _Rebuilding, tree: Tree) -> Any:
     import torch
 
     return torch.Size(tree["!size"])

@@ -90,6 +90,6 @@ class Accumulation:
             )
 
 
-def _parameters(optimizer: Any) -> Iterator[Any]:  # noqa: ANN401
+def _parameters(optimizer: Any) -> Iterator[Any]:
     for group in optimizer.param_groups:
         yield from group["params"]

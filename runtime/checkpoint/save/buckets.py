@@ -57,7 +57,7 @@ def _data_parallel(objects: Iterable[Any]) -> list[Any]:
     return [one for one in objects if isinstance(one, kind) and _is_ordinary(one)]
 
 
-def _is_ordinary(model: Any) -> bool:  # noqa: ANN401 - a DistributedDataParallel
+def _is_ordinary(model: Any) -> bool:  # a DistributedDataParallel
     """A backward pass through the model's reducer alone has no effect on anything else."""
     import torch
 
@@ -74,7 +74,7 @@ def _is_ordinary(model: Any) -> bool:  # noqa: ANN401 - a DistributedDataParalle
     )
 
 
-def _read(model: Any) -> list[int]:  # noqa: ANN401
+def _read(model: Any) -> list[int]:
     """Return the order of the rebuilt buckets; empty if there has been no step yet."""
     with contextlib.suppress(RuntimeError):  # the program's next forward pass raises the same
         model.reducer._rebuild_buckets()
@@ -83,7 +83,7 @@ def _read(model: Any) -> list[int]:  # noqa: ANN401
     return [int(index) for index in indices.replace(",", " ").split()]
 
 
-def _rebuild(model: Any, order: Sequence[int]) -> bool:  # noqa: ANN401
+def _rebuild(model: Any, order: Sequence[int]) -> bool:
     """Make a backward pass in which gradients come in this order, so that DDP rebuilds its buckets by it."""
     import torch
 

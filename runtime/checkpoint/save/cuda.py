@@ -63,7 +63,7 @@ class DeviceCopies:
             stream.synchronize()
 
 
-def _chunks(destination: Any, source: Any) -> Sequence[tuple[Any, Any]]:  # noqa: ANN401
+def _chunks(destination: Any, source: Any) -> Sequence[tuple[Any, Any]]:
     """The pair in parts of CHUNK bytes; whole if small or not contiguous: torch copies that by way of a buffer."""
     count = CHUNK // source.element_size()
     if source.numel() <= count or not source.is_contiguous():

@@ -168,12 +168,12 @@ class Overlap:
         return None
 
 
-def _extent(tensor: Any) -> tuple[int, int]:  # noqa: ANN401
+def _extent(tensor: Any) -> tuple[int, int]:
     """Return address and bytes: one leaf for several tensors in its memory begins where one of them does."""
     return tensor.data_ptr(), tensor.numel() * tensor.element_size()
 
 
-def _sample(tensor: Any) -> Any:  # noqa: ANN401
+def _sample(tensor: Any) -> Any:
     """Some elements, in memory of their own, as bytes: NaN compares as what it is made of."""
     import torch
 

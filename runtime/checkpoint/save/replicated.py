@@ -80,13 +80,13 @@ def _replicated(objects: Mapping[str, Any], leaves: Mapping[str, Any], world: in
             yield from (key for key in leaves if key.startswith(f"objects/{name}/state/"))
 
 
-def _is_plain_optimizer(value: Any) -> bool:  # noqa: ANN401
+def _is_plain_optimizer(value: Any) -> bool:
     """One of torch's own, whose state follows from parameters and gradients alone."""
     torch: Any = sys.modules["torch"]
     return isinstance(value, torch.optim.Optimizer) and type(value).__module__.startswith("torch.optim.")
 
 
-def _is_part(leaf: Any) -> bool:  # noqa: ANN401
+def _is_part(leaf: Any) -> bool:
     """A DTensor has its own way of being saved once; arrays are small."""
     return not hasattr(leaf, "data_ptr") or type(leaf).__name__ == "DTensor"
 

@@ -183,7 +183,7 @@ class Saver:
         self,
         save: InFlight,
         content: Content,
-        tree: Any,  # noqa: ANN401 - JSON
+        tree: Any,  # JSON
         layout: Layout,
         sources: Sequence[Any],
         *,

@@ -137,12 +137,12 @@ def _parts(leaves: Mapping[str, Any], absent: Collection[str]) -> Iterator[tuple
 _DTYPE_NAMES: dict[Any, str] = {}
 
 
-def _name_of(dtype: Any) -> str:  # noqa: ANN401
+def _name_of(dtype: Any) -> str:
     """Of a torch.dtype: "float32". Kept: torch makes the text anew each time."""
     return _DTYPE_NAMES.setdefault(dtype, str(dtype).removeprefix("torch."))
 
 
-def _part_of(key: str, tensor: Any) -> tuple[_Form, Any] | None:  # noqa: ANN401
+def _part_of(key: str, tensor: Any) -> tuple[_Form, Any] | None:
     """This rank's part of a DTensor; None if another rank saves it, or nothing of it is here."""
     coordinate = tensor.device_mesh.get_coordinate()
     if coordinate is None:
@@ -168,7 +168,7 @@ def _layout(forms: Sequence[_Form]) -> Layout:
     return Layout(pieces, at)
 
 
-def _view(memory: memoryview, piece: Piece, source: Any) -> Any:  # noqa: ANN401
+def _view(memory: memoryview, piece: Piece, source: Any) -> Any:
     """The piece's place in the slot, as what can be copied to."""
     if not hasattr(source, "data_ptr"):
         import numpy as np
@@ -183,7 +183,7 @@ def _view(memory: memoryview, piece: Piece, source: Any) -> Any:  # noqa: ANN401
     return flat.view(piece.shape) if piece.strides is None else flat.as_strided(piece.shape, piece.strides)
 
 
-def _copy_array(destination: Any, source: Any) -> None:  # noqa: ANN401
+def _copy_array(destination: Any, source: Any) -> None:
     import numpy as np
 
     np.copyto(destination, source, casting="no")

@@ -130,7 +130,7 @@ def _fingerprint(pieces: Sequence[Piece], memory: memoryview) -> str:
     return chunk_hash(b"".join(parts))
 
 
-def _should_change(value: Any) -> bool:  # noqa: ANN401 - any object
+def _should_change(value: Any) -> bool:  # any object
     """Not a model that is frozen as a whole: its saves are alike by right."""
     parameters = getattr(value, "parameters", None)
     if not callable(parameters):
@@ -141,7 +141,7 @@ def _should_change(value: Any) -> bool:  # noqa: ANN401 - any object
         return True
 
 
-def _live_tensors(value: Any) -> Iterator[tuple[str, Any]]:  # noqa: ANN401
+def _live_tensors(value: Any) -> Iterator[tuple[str, Any]]:
     """What a module or an optimizer holds, by the key under which its state_dict() should give it."""
     torch: Any = sys.modules.get("torch")
     if torch is None:
@@ -158,7 +158,7 @@ def _live_tensors(value: Any) -> Iterator[tuple[str, Any]]:  # noqa: ANN401
                 number += 1
 
 
-def _comparable(tensor: Any, piece: Piece) -> bool:  # noqa: ANN401
+def _comparable(tensor: Any, piece: Piece) -> bool:
     """A plain tensor of the same form, whose numbers can be fetched at no cost worth mentioning."""
     return type(tensor).__name__ in {"Tensor", "Parameter"} and (
         tuple(tensor.shape) == piece.shape
@@ -169,7 +169,7 @@ def _comparable(tensor: Any, piece: Piece) -> bool:  # noqa: ANN401
     )
 
 
-def _same(tensor: Any, piece: Piece, memory: memoryview) -> bool:  # noqa: ANN401
+def _same(tensor: Any, piece: Piece, memory: memoryview) -> bool:
     """A stretch in the middle, bit for bit."""
     import torch
 

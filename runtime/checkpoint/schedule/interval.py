@@ -129,7 +129,7 @@ class History:
             return cls()
 
 
-def _read_seen(seconds: Any, interruptions: Any) -> Seen:  # noqa: ANN401 - of a JSON
+def _read_seen(seconds: Any, interruptions: Any) -> Seen:  # of a JSON
     seen = Seen(float(seconds), int(interruptions))
     if not (0 <= seen.node_seconds < math.inf and seen.interruptions >= 0):
         raise ValueError(f"{seconds} s, {interruptions} interruptions")
