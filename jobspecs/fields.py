@@ -22,17 +22,8 @@ from pydantic import (
 
 from .diagnostics import Loc, MistakesError, Problem, mistake, quote, shorten
 from .suggest import did_you_mean, one_of
-from .units import (
-    DURATION_SCHEMA,
-    NodeRange,
-    format_duration,
-    node_range,
-    parse_duration,
-    parse_whole,
-    shorthand,
-    whole,
-    whole_schema,
-)
+from .unit_text import format_duration
+from .units import DURATION_SCHEMA, NodeRange, node_range, parse_duration, parse_whole, shorthand, whole, whole_schema
 
 CloudName = Literal["local", "aws", "gcp", "vertex", "azure"]
 Market = Literal["on-demand", "spot", "flex-start", "reservation"]

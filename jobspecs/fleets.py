@@ -15,7 +15,8 @@ from .diagnostics import MistakesError, mistake
 from .fields import Market
 from .models import Limits, Resources
 from .plan import Offer
-from .units import DURATION_SCHEMA, Duration, format_duration, parse_duration, shorthand
+from .unit_text import format_duration
+from .units import DURATION_SCHEMA, Duration, parse_duration, shorthand
 
 FLEET_CLOUDS = ("aws", "gcp", "azure")
 """Whose machines can be a fleet."""

@@ -9,7 +9,7 @@ from .. import paths
 from ..errors import StoreError
 
 if TYPE_CHECKING:
-    from ...jobspecs.loading.loader import LoadedSpec
+    from ...jobspecs.loading.draft import LoadedSpec
     from ...jobspecs.plan import Plan
     from ...provisioners.shared.infrastructure import Infrastructure
 
