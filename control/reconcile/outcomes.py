@@ -44,7 +44,7 @@ class NodeView:
     gpu_idle_s: float | None = None
     """For how long none of its GPUs has done anything; None: unknown."""
     timeline: dict[str, Any] | None = None
-    """runtime.jobdir.Timeline, as it last told."""
+    """protocol.jobdir.Timeline, as it last told."""
     waiting: bool = False
     """It came to replace a lost node, and is ready."""
     reported: bool = False

@@ -130,7 +130,7 @@ class Attempt:
     reason: str
     exit_code: int | None
     progress: dict[str, Any] | None
-    """runtime.jobdir.Progress of the node that got furthest, when it ended."""
+    """protocol.jobdir.Progress of the node that got furthest, when it ended."""
     created: float
     launched: float | None
     """When its machines were asked for: paid time begins."""
@@ -139,9 +139,9 @@ class Attempt:
     cost: Decimal | None
     """US dollars, once it has ended; None: unknown."""
     generations: list[dict[str, Any]] | None = None
-    """runtime.jobdir.Generation, one for each time its program was started again on the same machines."""
+    """protocol.jobdir.Generation, one for each time its program was started again on the same machines."""
     timeline: dict[str, Any] | None = None
-    """runtime.jobdir.Timeline of the node that got furthest, when it ended."""
+    """protocol.jobdir.Timeline of the node that got furthest, when it ended."""
     nodes: list[dict[str, Any]] | None = None
     """provisioners.NodeRequest of the machines it shall have by now, in rank order; None: those of the offer, and a
     lost one is not replaced (there is one only, the target cannot, or an older version has begun it)."""
