@@ -48,7 +48,9 @@ def test_examples_name_commands_and_options_that_exist(page: str) -> None:
 
 
 def test_environment_variables_are_read_somewhere() -> None:
-    folders = [DOCS.parent / name for name in ("cli", "control", "jobspecs", "protocol", "provisioners", "runtime", "storage")]
+    folders = [
+        DOCS.parent / name for name in ("cli", "control", "jobspecs", "protocol", "provisioners", "runtime", "storage")
+    ]
     sources = "".join(path.read_text() for folder in folders for path in folder.rglob("*.py"))
     for variable in re.findall(r"^\| `([A-Z_]+)` \|", PAGE, re.MULTILINE):
         assert variable in sources, variable
