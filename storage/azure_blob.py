@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-import ipaddress
 import logging
 import os
 import re
@@ -21,11 +20,19 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, TypedDict
 from urllib.parse import urlsplit
 
-from .access import CredentialsError, code_of, unreachable
+import obstore
+from obstore.exceptions import BaseError
+from obstore.store import AzureStore
+
+from .access import CredentialsError, code_of, is_loopback, unreachable
 
 if TYPE_CHECKING:
     from azure.core.credentials import AccessToken
-    from obstore.store import AzureConfig, AzureCredential, ClientConfig
+    from obstore.store import AzureConfig, AzureCredential, ClientConfig, ObjectStore, RetryConfig
+
+    from .azure_deletions import Deletions
+
+log = logging.getLogger("cloudgpu.job_dir")
 
 SCOPE = "https://storage.azure.com/.default"
 ACCOUNT = "AZURE_STORAGE_ACCOUNT"
@@ -83,7 +90,7 @@ _IDENTITY = re.compile(r"/metadata/identity/oauth2/token")
 _NO_HOST = re.compile(r"dns error|failed to lookup address")
 
 
-class Connection(TypedDict, total=False):
+class _Connection(TypedDict, total=False):
     """Arguments for obstore's AzureStore."""
 
     container_name: str
@@ -91,6 +98,53 @@ class Connection(TypedDict, total=False):
     config: AzureConfig
     client_options: ClientConfig
     credential_provider: Callable[[], AzureCredential]
+
+
+class BlobStorage:
+    """Azure's Blob Storage: a Service."""
+
+    rewrite_s = 0.0
+    copy_s = 120.0
+    """It may answer before it has copied: the copy has no content until then."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._single: Deletions | None = None
+        """Deletes blobs one by one, once the store has refused a batch, in which obstore sends every deletion."""
+
+    def portable(self) -> str:
+        return complete(self._url)
+
+    def path(self) -> str:
+        return parts(complete(self._url))[2]
+
+    def connect(self, client: ClientConfig, retry: RetryConfig) -> ObjectStore:
+        return AzureStore(retry_config=retry, **_connection(self._url, client))
+
+    def delete(self, connection: ObjectStore, path: str) -> None:
+        if self._single is not None:
+            self._single.delete(path)
+            return
+        try:
+            obstore.delete(connection, path)
+        except BaseError as error:
+            from . import azure_deletions  # loads http
+
+            if not azure_deletions.is_batch_refused(str(error)):
+                raise
+            assert isinstance(connection, AzureStore)  # noqa: S101 - as connect() makes them
+            single = azure_deletions.Deletions(self._url, connection)
+            single.delete(path)
+            log.warning(
+                "%s: Blob Storage refuses batches of deletions: objects are deleted one by one from now on", self._url
+            )
+            self._single = single
+
+    def is_elsewhere(self, message: str) -> bool:  # noqa: ARG002 - the protocol's
+        return False
+
+    def explain(self, message: str, doing: str) -> str:
+        return _explain(self._url, message, doing)
 
 
 def parts(url: str) -> tuple[str, str, str]:
@@ -121,12 +175,12 @@ def endpoint() -> str | None:
     if not given:
         return None
     found = urlsplit(given)
-    if found.scheme != "https" and not (found.scheme == "http" and _is_loopback(found.hostname or "")):
+    if found.scheme != "https" and not (found.scheme == "http" and is_loopback(found.hostname or "")):
         raise CredentialsError(f"{ENDPOINT}={given}: plain http is spoken with this very machine only, or use https://")
     return given
 
 
-def connection(url: str, client: ClientConfig) -> Connection:
+def _connection(url: str, client: ClientConfig) -> _Connection:
     """How to reach the container of an az:// URL. Asks nobody yet. Raises CredentialsError."""
     container, account, prefix = parts(complete(url))
     own = endpoint()
@@ -134,13 +188,13 @@ def connection(url: str, client: ClientConfig) -> Connection:
     if own is not None:
         config["endpoint"] = own
     plain: ClientConfig = {"allow_http": own is not None and own.startswith("http://")}
-    found: Connection = {"container_name": container, "prefix": prefix or None, "config": config}
+    found: _Connection = {"container_name": container, "prefix": prefix or None, "config": config}
     found["client_options"] = client | plain
     _authorize(found, config)
     return found
 
 
-def _authorize(found: Connection, config: AzureConfig) -> None:
+def _authorize(found: _Connection, config: AzureConfig) -> None:
     """Say whose credentials are used, in the order in which Azure's own command line takes them."""
     if has_key():
         config["account_key"] = _first_of(_KEYS)
@@ -178,7 +232,7 @@ def login_token() -> str:
     return _login().token()
 
 
-def explain(url: str, message: str, doing: str = "") -> str:
+def _explain(url: str, message: str, doing: str) -> str:
     """What Blob Storage's or obstore's whole message means to people; its first line, where nothing is known.
 
     `doing` begins with what is being done, such as "reading job.json".
@@ -263,11 +317,4 @@ def _has_azure_identity() -> bool:
     try:
         return importlib.util.find_spec("azure.identity") is not None
     except ModuleNotFoundError:  # there is no package `azure`
-        return False
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
         return False

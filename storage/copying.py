@@ -13,7 +13,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 
 from . import durable
-from .objects import PART, Entry, JobDir, JobDirError
+from .errors import JobDirError
+from .objects import PART, JobDir
+from .store import Entry
 
 READS = 4
 """Pieces that are read at the same time; as many are being written meanwhile."""

@@ -9,8 +9,12 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from .objects import NO_LINK_CODES, NO_LINKS
-
+NO_LINKS = (
+    "this file system has no hard links, without which no file can be created exactly once (buckets mounted as folders "
+    "have none, nor do some network shares): give the bucket's own URL (s3://, gs://, az://), or another folder"
+)
+NO_LINK_CODES = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP)
+"""What link(2) ends with there."""
 WRITE = 8 << 20
 """Bytes per write(2)."""
 _NO_FALLOCATE = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from cloudgpu.storage.objects import JobDir, JobDirError, MissingError
+from cloudgpu.protocol.jobdir import JobDir, JobDirError, MissingError
 
 from ..standins import s3
 
