@@ -148,7 +148,7 @@ class BlobStorage:
 
 
 def parts(url: str) -> tuple[str, str, str]:
-    """Container, account and prefix of an az:// URL; the account may be "". Raises CredentialsError."""
+    """Return container, account and prefix of an az:// URL; the account may be "". Raises CredentialsError."""
     where, _, prefix = url.partition("://")[2].partition("/")
     container, _, account = where.partition("@")
     if not _CONTAINER.fullmatch(container):
@@ -159,7 +159,7 @@ def parts(url: str) -> tuple[str, str, str]:
 
 
 def complete(url: str) -> str:
-    """The same URL with the account in it, so that it means the same on every machine. Raises CredentialsError."""
+    """Return the URL with the account in it: it then means the same on every machine. Raises CredentialsError."""
     container, account, prefix = parts(url)
     account = account or os.environ.get(ACCOUNT) or os.environ.get("AZURE_STORAGE_ACCOUNT_NAME") or ""
     if not _NAME.fullmatch(account):
@@ -181,7 +181,7 @@ def endpoint() -> str | None:
 
 
 def _connection(url: str, client: ClientConfig) -> _Connection:
-    """How to reach the container of an az:// URL. Asks nobody yet. Raises CredentialsError."""
+    """Return how to reach the container of an az:// URL, without a request. Raises CredentialsError."""
     container, account, prefix = parts(complete(url))
     own = endpoint()
     config: AzureConfig = {"account_name": account}
@@ -233,7 +233,7 @@ def login_token() -> str:
 
 
 def _explain(url: str, message: str, doing: str) -> str:
-    """What Blob Storage's or obstore's whole message means to people; its first line, where nothing is known.
+    """Return what Blob Storage's or obstore's whole message means to people; by default its first line.
 
     `doing` begins with what is being done, such as "reading job.json".
     """
@@ -247,7 +247,7 @@ def _explain(url: str, message: str, doing: str) -> str:
 
 
 def _without_code(url: str, message: str) -> str:
-    """What is wrong where Blob Storage has not said it; "": nobody knows."""
+    """Return what is wrong where Blob Storage has not said it; "": that is not known."""
     provider, address = _PROVIDER.search(message), unreachable(message)
     if provider:
         return f"no Azure credentials can be had: {provider[1]}"
@@ -259,8 +259,8 @@ def _without_code(url: str, message: str) -> str:
 
 
 class _Login:
-    """Tokens by azure-identity, for as long as they last. It looks at everything that Azure's own tools leave behind,
-    and asks nobody at a browser."""
+    """Tokens by azure-identity, cached until they expire. It reads everything that Azure's own tools leave behind, and
+    opens no browser."""
 
     def __init__(self) -> None:
         from azure.identity import DefaultAzureCredential
@@ -294,8 +294,8 @@ class _Login:
         try:
             return self._credential.get_token(SCOPE)
         except ClientAuthenticationError as error:
-            told = [line.strip() for line in str(error).splitlines() if _TRIED.match(line)]
-            raise CredentialsError(f"{NO_CREDENTIALS} ({'; '.join(told) or error})") from error
+            reasons = [line.strip() for line in str(error).splitlines() if _TRIED.match(line)]
+            raise CredentialsError(f"{NO_CREDENTIALS} ({'; '.join(reasons) or error})") from error
 
 
 @functools.lru_cache(maxsize=1)

@@ -156,7 +156,7 @@ def _adapt(client: ClientConfig, retry: RetryConfig) -> tuple[ClientConfig, Retr
 
 
 def _connection() -> _Connection:
-    """How to reach any bucket. Asks nobody yet. Raises CredentialsError."""
+    """Return how to reach any bucket, without a request. Raises CredentialsError."""
     config: GCSConfig = {}
     found: _Connection = {"config": config}
     own = _emulator()
@@ -182,7 +182,7 @@ def _connection() -> _Connection:
 
 
 def _explain(message: str, doing: str) -> str:
-    """What Cloud Storage's or obstore's whole message means to people; its first line, where nothing is known.
+    """Return what Cloud Storage's or obstore's whole message means to people; by default its first line.
 
     `doing` begins with a word of _ACTIONS, such as "reading job.json".
     """
@@ -200,7 +200,7 @@ def _explain(message: str, doing: str) -> str:
 
 
 def _without_code(message: str) -> str:
-    """What is wrong where Cloud Storage has not said it; "": nobody knows."""
+    """Return what is wrong where Cloud Storage has not said it; "": that is not known."""
     provider, address = _PROVIDER.search(message), unreachable(message)
     if provider:
         return f"no Google credentials can be had: {provider[1]}"
@@ -228,22 +228,22 @@ class _GoogleAuth:
             return {"token": str(self._credentials.token), "expires_at": ends}
 
 
-def _load(told: Mapping[str, Any]) -> Any:  # whatever kind of credentials it is
-    """Of what such a file holds. Asks nobody, unlike google.auth.default(), which looks for the project as well.
+def _load(content: Mapping[str, Any]) -> Any:  # whatever kind of credentials it is
+    """Make credentials of a file's content, without a request; google.auth.default() looks for the project as well.
 
     Raises CredentialsError.
     """
     from google.auth.exceptions import GoogleAuthError
 
-    module, make = _LOADERS.get(str(told["type"]), ("", ""))
-    if told["type"] == "external_account":
-        source = told.get("credential_source") or {}
+    module, make = _LOADERS.get(str(content["type"]), ("", ""))
+    if content["type"] == "external_account":
+        source = content.get("credential_source") or {}
         module = "pluggable" if "executable" in source else "identity_pool"
         module = "google.auth.aws" if "environment_id" in source else f"google.auth.{module}"
     if not module:
-        raise CredentialsError(f"they are of the type {told['type']}; known are {', '.join(sorted(_LOADERS))}")
+        raise CredentialsError(f"they are of the type {content['type']}; known are {', '.join(sorted(_LOADERS))}")
     try:
-        return getattr(importlib.import_module(module).Credentials, make)(told, scopes=[SCOPE])
+        return getattr(importlib.import_module(module).Credentials, make)(content, scopes=[SCOPE])
     except (GoogleAuthError, ValueError, LookupError) as error:
         raise CredentialsError(str(error)) from error
 
@@ -277,9 +277,11 @@ def _type_of(file: Path) -> str:
 
 def _check_key(file: Path) -> None:
     """obstore names neither the file nor what to do. Raises CredentialsError."""
-    told = json.loads(file.read_bytes())
+    content = json.loads(file.read_bytes())
     lacks = [
-        name for name in ("client_email", "private_key") if told["type"] == "service_account" and not told.get(name)
+        name
+        for name in ("client_email", "private_key")
+        if content["type"] == "service_account" and not content.get(name)
     ]
     if lacks:
         advice = "get a new one (gcloud iam service-accounts keys create)"
@@ -287,7 +289,7 @@ def _check_key(file: Path) -> None:
 
 
 def _is_no_machine() -> bool:
-    """Whether the environment says that this is no machine of Google's: google-auth's own variable."""
+    """Return whether the environment says that this is no machine of Google's, by google-auth's own variable."""
     return os.environ.get("NO_GCE_CHECK", "").lower() == "true"
 
 

@@ -70,9 +70,9 @@ class _Retrying:
 class JobDir:
     """One job's folder in an object store or a file system, by URL. Keys are relative, with `/`.
 
-    Opening makes nothing. A local folder that is not there yet is made by the first write, unless `make` is false: so
-    for all who work on a job that was submitted. One that was there and has been deleted since is not made again:
-    writing to it fails, so that whoever writes notices, and nothing is there to be read.
+    Opening makes nothing. A local folder that is not there yet is made by the first write, unless `make` is false, as
+    for a job that was submitted. One that was there and has been deleted since is not made again: writing to it fails,
+    so that the deletion is noticed, and nothing is there to be read.
     """
 
     def __init__(self, url: str, *, make: bool = True, bucket: Bucket | None = None) -> None:
@@ -105,7 +105,7 @@ class JobDir:
         return self._store.rewrite_s
 
     def writable_folder(self) -> Path | None:
-        """Return the same, there to be written into: for whoever must see to it that files reach the disk."""
+        """Return the same, made if need be: for callers that write files into it themselves."""
         self._call("writing", self._store.prepare)
         return self._store.folder
 
@@ -124,7 +124,7 @@ class JobDir:
         self._call(f"writing {key}", lambda: self._store.upload(key, pieces, part))
 
     def upload_file(self, key: str, path: Path, on_progress: OnProgress) -> None:
-        """upload() of a local file, telling how much of it has been taken. OSError is of the local file."""
+        """Upload a local file, reporting the bytes that were taken. OSError is of the local file."""
         size, sent = path.stat().st_size, 0
 
         def pieces() -> Iterator[memoryview]:
@@ -251,7 +251,7 @@ class JobDir:
             time.sleep(_COPY_PAUSE_S)
 
     def _put_new(self, key: str, data: bytes) -> bool:
-        """False: something has this key, or it is not known whether this has it now."""
+        """Return False if something has this key, or it is not known whether this object has it now."""
         try:
             self._call(f"creating {key}", lambda: self._store.create(key, data))
         except ExistsError:

@@ -79,7 +79,7 @@ class _Connection(TypedDict, total=False):
 
 
 class _Regions:
-    """Where buckets were found to be, in this process."""
+    """The regions of buckets, as this process has found them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -131,7 +131,7 @@ class S3:
 
 
 def _connection(url: str) -> _Connection:
-    """How to reach the bucket of an s3:// URL. Asks nobody yet. Raises CredentialsError."""
+    """Return how to reach the bucket of an s3:// URL, without a request. Raises CredentialsError."""
     _check_endpoint()
     config: S3Config = {}
     found: _Connection = {"config": config}
@@ -172,7 +172,7 @@ def _check_endpoint() -> None:
 
 
 def _find_region(bucket: str) -> str | None:
-    """As S3 tells anybody who asks for the bucket, in whatever region. None: it does not say."""
+    """Return the region that S3 names to an anonymous request for the bucket, in any region; None: it names none."""
     import http.client
 
     given = _endpoint()
@@ -190,7 +190,7 @@ def _find_region(bucket: str) -> str | None:
 
 
 def _explain(url: str, message: str, doing: str) -> str:
-    """What S3's or obstore's whole message means to people; its first line, where nothing better is known.
+    """Return what S3's or obstore's whole message means to people; by default its first line.
 
     `doing` begins with a word of _ACTIONS, such as "reading job.json".
     """
@@ -254,7 +254,7 @@ class _Botocore:
 
 
 def _region_of_files() -> str | None:
-    """Of the profile; None where the environment says it, which obstore reads by itself."""
+    """Return the profile's region; None where the environment has one, which obstore reads by itself."""
     if os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION"):
         return None
     import botocore.session
