@@ -21,11 +21,11 @@ from contextlib import suppress
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
-from urllib.parse import unquote
 
 from ...jobspecs.plan import Offer
 from ...protocol.jobdir import JOB_KEY, SCHEMES, JobDir, JobDirError, JobRecord, local_url, portable_url
-from ...storage.buckets import Buckets
+from ...storage.stores import Buckets
+from ...storage.urls import local_folder
 from .. import paths
 from ..errors import SubmitError
 from ..store.model import JobRow, Policy
@@ -89,8 +89,7 @@ def _ship(
 
 def _remove_unused(urls: Iterable[str]) -> None:
     """Remove the local folders of a job that was not submitted; one with a job.json is another job's."""
-    for url in {url for url in urls if url.startswith("file:")}:
-        folder = JobDir(url, make=False).folder
+    for folder in {local_folder(url) for url in urls}:
         if folder is not None and not (folder / JOB_KEY).exists():
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -145,18 +144,17 @@ def _job_dir_url(loaded: LoadedSpec, given: str | None, job_id: str) -> str:
 
     Raises SubmitError.
     """
-    scheme = given.partition("://")[0] if given and "://" in given else None
-    if given is not None and scheme is not None and scheme != "file":
-        if scheme not in SCHEMES:
-            raise SubmitError(f"job_dir: {given} has an unknown scheme; expected {', '.join(SCHEMES)} or a path")
-        return f"{portable_url(given).rstrip('/')}/{job_id}"
     if given is None:
         paths.state_dir()
         parent = paths.default_job_dir()
-    elif scheme == "file":
-        parent = Path(unquote(given.removeprefix("file://").removeprefix("localhost")))
+    elif (folder := local_folder(given)) is not None:
+        parent = folder
         if not parent.is_absolute():  # another computer's, or a mistake
             raise SubmitError(f"job_dir: {given} is no folder of this computer: expected file:// and an absolute path")
+    elif "://" in given:
+        if given.partition("://")[0] not in SCHEMES:
+            raise SubmitError(f"job_dir: {given} has an unknown scheme; expected {', '.join(SCHEMES)} or a path")
+        return f"{portable_url(given).rstrip('/')}/{job_id}"
     else:
         parent = loaded.base / _expanded(given)
     return local_url(paths.make_private(parent.absolute() / job_id))

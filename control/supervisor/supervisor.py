@@ -16,7 +16,8 @@ from ...protocol.jobdir import JobDir, JobDirError
 from ...provisioners import get_provisioner
 from ...provisioners.base import Provisioner, ProvisionError
 from ...provisioners.shared.accounts import OTHER_ACCOUNT
-from ...storage.buckets import Buckets
+from ...storage.stores import Buckets
+from ...storage.urls import local_folder
 from ..clock import Clock, JobTime, SystemClock
 from ..errors import DamagedRowError, StoreError
 from ..reconcile import logins
@@ -419,7 +420,7 @@ class Supervisor:
         pause = min(_PAUSE_S[0] * 2.0 ** min(trouble.times - 1, 30), LOGIN_S if by_login else _PAUSE_S[1])
         runs = attempt is not None and attempt.state == "running"
         # Machines that are gone cost nothing, and a store comes back; a local folder that they lost does not.
-        gone = watched.memory.machines_gone and job.dir_on(watched.target).startswith("file:")
+        gone = watched.memory.machines_gone and local_folder(job.dir_on(watched.target)) is not None
         moves = attempt is not None and attempt.state == "launching" and watched.memory.moving == attempt.number
         patience = TRAINING_PATIENCE_S if (runs and not gone) or moves else self._patience_s
         reason = ""
