@@ -20,7 +20,7 @@ from ...storage.buckets import Buckets
 from ..clock import Clock, JobTime, SystemClock
 from ..errors import DamagedRowError, StoreError
 from ..reconcile import logins
-from ..reconcile.job_step import Memory, Tools
+from ..reconcile.context import Memory, Tools
 from ..reconcile.patience import Patience
 from ..reconcile.steps import Step
 from ..store.model import QUEUES, Attempt, JobRow
@@ -292,7 +292,7 @@ class Supervisor:
             return None
         attempt = self._store.current_attempts([job]).get(job_id) if job.attempt else None
         if attempt is not None:
-            watched.target = _target_of(attempt)
+            watched.target = attempt.offer.cloud
         if changes == watched.changes:
             watched.attempt, watched.job = attempt, job
         return job, attempt
@@ -449,11 +449,3 @@ class Supervisor:
 def _is_out_of_reach(error: Exception) -> bool:
     """Return whether other credentials than these are needed: of another account, or renewed ones."""
     return isinstance(error, ProvisionError) and (error.code == OTHER_ACCOUNT or error.error_class == "expired")
-
-
-def _target_of(attempt: Attempt) -> str:
-    """Return the target of an attempt; "" if its row is damaged, which its next step reports."""
-    try:
-        return str(attempt.offer["cloud"])
-    except (LookupError, TypeError):
-        return ""

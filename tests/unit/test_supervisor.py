@@ -123,7 +123,7 @@ def test_what_the_machines_restart_by_themselves_is_of_the_same_budget(
     job_id = world.submit(policy=make_policy(failures=allowed))
     world.finish(job_id)
     assert outcomes(world, job_id) == states
-    counts = [len(attempt.generations or []) for attempt in world.attempts(job_id)]
+    counts = [len(attempt.generations) for attempt in world.attempts(job_id)]
     assert counts == list(restarts[: len(states)])
     told = [event.message for event in world.store.events(job_id) if event.kind == "restarted"]
     assert told[0] == "worker-0.1: SIGKILL; the program starts again in place (generation 2)"
@@ -142,7 +142,7 @@ def test_an_attempt_knows_what_the_earlier_ones_met(world: World) -> None:
     job_id = world.submit(policy=make_policy(failures=9))
     world.finish(job_id)
     attempts = world.attempts(job_id)
-    market = attempts[0].offer["market"]
+    market = attempts[0].offer.market
     found = []
     for attempt in attempts:
         data = JobDir(world.job(job_id).job_dir).get(attempt_key(attempt.number))
@@ -151,7 +151,7 @@ def test_an_attempt_knows_what_the_earlier_ones_met(world: World) -> None:
     seconds = [seconds for seconds, _ in found]
     assert seconds == sorted(seconds)
     paid = sum((one.ended or 0.0) - (one.launched or 0.0) for one in attempts[:-1])
-    assert 0 < seconds[-1] <= paid * sum(role["nodes"] for role in attempts[0].offer["roles"])
+    assert 0 < seconds[-1] <= paid * attempts[0].offer.nodes
 
 
 def test_preemptions_are_counted(world: World) -> None:
