@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from .accounting import cost
 from .errors import ControlError, NoSuchJobError, NotRunningError, SubmitError
-from .reconcile.moving import worked_dirs
 from .reconcile.queue import SOON_S, places
+from .reconcile.steps.moving import worked_dirs
 from .store import states
 from .store.model import Attempt, Event, JobRow
 from .store.store import Store, open_store

@@ -54,7 +54,7 @@ def was_free(attempt: Attempt, *, has_started: bool | None, grouped: bool = Fals
     `has_started`: whether any machine was started before launch() failed; None: not known, then only the clear refusal
     of a single machine was free. What was refused after launch() had answered was in the provider's queue until then
     (NodeState.refused). Of a group, machines may have waited for others, or have been useless: while it had none, time
-    was not counted (Watcher in watching.py).
+    was not counted (Watcher in reconcile/steps/watching.py).
     """
     clear = attempt.outcome == "refused" and attempt.cause not in ("throttled", "transient", "expired")
     if attempt.allocation is not None:

@@ -1,4 +1,4 @@
-"""The supervisor: looks at every active job again and again, and takes one step for each (steps.py).
+"""The supervisor: looks at every active job again and again, and takes one step for each (reconcile/steps/).
 
 Nothing is decided upon what is only remembered: whoever holds a job's lease comes to the same step.
 """
@@ -20,9 +20,9 @@ from ...storage.buckets import Buckets
 from ..clock import Clock, JobTime, SystemClock
 from ..errors import DamagedRowError, StoreError
 from ..reconcile import logins
-from ..reconcile.context import Memory, Tools
 from ..reconcile.patience import Patience
-from ..reconcile.steps import Step
+from ..reconcile.steps.context import Memory, Tools
+from ..reconcile.steps.step import Step
 from ..store.model import QUEUES, Attempt, JobRow
 from ..store.store import ActiveJob, LostRaceError, Store
 from .due_times import DueTimes

@@ -394,7 +394,7 @@ def test_a_machine_that_was_there_while_nobody_looked_is_paid_for(world: World) 
 def test_a_limit_holds_although_nobody_can_look(world: World, verb: str) -> None:
     """The machines are told by the job dir."""
     world.cloud.script = lives(Life(run_s=1e6))
-    job_id = world.submit(policy=make_policy(duration_s=None if verb else 60.0))
+    job_id = world.submit(policy=make_policy(duration_s=None if verb else 60))
     world.drive(world.supervisor(), until=lambda: world.job(job_id).state == "running")
     if verb:
         assert world.store.set_goal(job_id, verb, verb, world.clock.now())

@@ -9,8 +9,8 @@ import pytest
 
 from cloudgpu.control.reconcile.decisions import IN_PLACE_S
 from cloudgpu.control.reconcile.failover import DRY_S
-from cloudgpu.control.reconcile.launch_request import EXPIRY_S, LONGEST_S, QUEUE_S
-from cloudgpu.control.reconcile.watching import FREE_S
+from cloudgpu.control.reconcile.steps.launch_request import EXPIRY_S, LONGEST_S, QUEUE_S
+from cloudgpu.control.reconcile.steps.watching import FREE_S
 from cloudgpu.control.supervisor.supervisor import PATIENCE_S, TRAINING_PATIENCE_S
 from cloudgpu.jobspecs.plan import Offer
 from cloudgpu.protocol.jobdir import JobDir, JobDirError, attempt_key

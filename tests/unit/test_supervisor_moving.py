@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cloudgpu.control.errors import StoreError
-from cloudgpu.control.reconcile.moving import LOOK_S, worked_dirs
+from cloudgpu.control.reconcile.steps.moving import LOOK_S, worked_dirs
 from cloudgpu.control.supervisor.supervisor import PATIENCE_S, TRAINING_PATIENCE_S
 from cloudgpu.jobspecs.plan import Offer
 from cloudgpu.protocol.jobdir import JOB_KEY, AttemptRecord, JobDir, JobDirError, attempt_key

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 
-from ...protocol.jobdir import Generation, generation_key
-from ...provisioners.base import Allocation, ProvisionError
-from ..store.model import Attempt
+from ....protocol.jobdir import Generation, generation_key
+from ....provisioners.base import Allocation, ProvisionError
+from ...store.model import Attempt
+from ..decisions import IN_PLACE_S, left_in_place
+from ..members import Regroup, Replace, cure, forgiven, newest_saved, node_records, wanted_nodes
+from ..nodes import is_closed
+from ..outcomes import NodeView
 from .context import AttemptContext
-from .decisions import IN_PLACE_S, left_in_place
 from .launch_request import launch_request
-from .members import Regroup, Replace, cure, forgiven, newest_saved, node_records, wanted_nodes
-from .nodes import is_closed
 from .observing import Observer, write_generation
-from .outcomes import NodeView
 
 
 class NodeReplacer:

@@ -7,21 +7,21 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 
-from ...jobspecs.catalog.targets import targets
-from ...protocol.jobdir import JOB_KEY, AttemptRecord, JobRecord, RecordError, attempt_key
-from ...provisioners.base import NodeRequest, ProvisionError, Shared
-from ...provisioners.shared.accounts import OTHER_ACCOUNT
-from ...provisioners.shared.calls import LaunchInterruptedError, attentive
-from ...runtime.moving import AllDamagedError
-from ..errors import StoreError
-from .concluding import conclude
+from ....jobspecs.catalog.targets import targets
+from ....protocol.jobdir import JOB_KEY, AttemptRecord, JobRecord, RecordError, attempt_key
+from ....provisioners.base import NodeRequest, ProvisionError, Shared
+from ....provisioners.shared.accounts import OTHER_ACCOUNT
+from ....provisioners.shared.calls import LaunchInterruptedError, attentive
+from ....runtime.moving import AllDamagedError
+from ...errors import StoreError
+from ..decisions import left_in_place, wanted_end
+from ..earlier import earlier_history
+from ..members import node_records, wanted_nodes
+from ..outcomes import Verdict
 from .context import AttemptContext
-from .decisions import left_in_place, wanted_end
-from .earlier import earlier_history
+from .ending import conclude
 from .launch_request import launch_request
-from .members import node_records, wanted_nodes
 from .moving import CloudMigrator
-from .outcomes import Verdict
 from .refusals import RefusalHandler
 
 

@@ -6,17 +6,17 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from ...jobspecs.catalog.targets import targets
-from ...protocol.jobdir import JobDir
-from ...provisioners.base import Provisioner
-from ..clock import Clock, JobTime
-from ..store.model import Attempt, JobRow
-from ..store.store import Change, Store
-from . import logins
-from .decisions import GRACE_S, backoff, jitter
-from .nodes import Watches
-from .queue import Queue
-from .sightings import Sightings
+from ....jobspecs.catalog.targets import targets
+from ....protocol.jobdir import JobDir
+from ....provisioners.base import Provisioner
+from ...clock import Clock, JobTime
+from ...store.model import Attempt, JobRow
+from ...store.store import Change, Store
+from .. import logins
+from ..decisions import GRACE_S, backoff, jitter
+from ..nodes import Watches
+from ..queue import Queue
+from ..sightings import Sightings
 
 log = logging.getLogger("cloudgpu.supervisor")
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ...protocol.jobdir import JobDirError
-from ...provisioners.base import ProvisionError
-from .concluding import conclude_by_nodes
+from ....protocol.jobdir import JobDirError
+from ....provisioners.base import ProvisionError
+from ..decisions import End, idle_end, wanted_end
+from ..outcomes import NodeView, must_stop_peers
 from .context import AttemptContext
-from .decisions import End, idle_end, wanted_end
+from .ending import conclude_by_nodes
 from .healing import NodeReplacer
 from .observing import Observer
-from .outcomes import NodeView, must_stop_peers
 from .refusals import RefusalHandler
 
 FREE_S = 60.0

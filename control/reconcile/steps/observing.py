@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from ...protocol.jobdir import Generation
-from ...provisioners.base import NodeState
-from ..store.model import Attempt
+from ....protocol.jobdir import Generation
+from ....provisioners.base import NodeState
+from ...store.model import Attempt
+from ..last_words import LastWords
+from ..members import every_node, member_names
+from ..nodes import Watches, look, new_generation
+from ..outcomes import NodeView
 from .context import AttemptContext
-from .last_words import LastWords
-from .members import every_node, member_names
-from .nodes import Watches, look, new_generation
-from .outcomes import NodeView
 
 
 class Observer:

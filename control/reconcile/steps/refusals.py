@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...provisioners.base import ProvisionError, Shared
-from ..store.model import QUEUES
-from . import logins
-from .concluding import conclude
+from ....provisioners.base import ProvisionError, Shared
+from ...store.model import QUEUES
+from .. import logins
+from ..decisions import IN_PLACE_S, patience_ends
+from ..members import wanted_nodes
+from ..outcomes import Verdict
 from .context import AttemptContext
-from .decisions import IN_PLACE_S, patience_ends
-from .members import wanted_nodes
-from .outcomes import Verdict
+from .ending import conclude
 
 _SHUT_OUT = frozenset({"auth", "expired", "invalid"})
 """Errors that the end of a launch may meet as well as its beginning: credentials, settings."""

@@ -8,13 +8,13 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from ..errors import StoreError
-from ..store.model import Attempt, JobRow
+from ...errors import StoreError
+from ...store.model import Attempt, JobRow
+from ..decisions import wanted_end
 from .context import AttemptContext
-from .decisions import wanted_end
 
 if TYPE_CHECKING:
-    from ...runtime.moving import Moved, Transferred
+    from ....runtime.moving import Moved, Transferred
 
 log = logging.getLogger("cloudgpu.supervisor")
 
@@ -66,7 +66,7 @@ class CloudMigrator:
 
     def _copy(self, worked: Sequence[str], here: str) -> Moved | None:
         """Copy from the first of `worked` that has what is needed; None: it was broken off."""
-        from ...runtime.moving import InterruptedCopyError, move
+        from ....runtime.moving import InterruptedCopyError, move
 
         context, memory, number = self._context, self._context.memory, self._context.attempt.number
 

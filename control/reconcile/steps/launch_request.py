@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ...provisioners.base import LaunchRequest, NodeRequest, Owner
-from ..accounting import cost
-from ..submit.shipping import agent_for
+from ....provisioners.base import LaunchRequest, NodeRequest, Owner
+from ...accounting import cost
+from ...submit.shipping import agent_for
+from ..decisions import GRACE_S
 from .context import AttemptContext
-from .decisions import GRACE_S
 
 LATE_S = 5.0
 """Seconds after the deadline of a stop within which nodes that kill their program at the deadline may report it."""
