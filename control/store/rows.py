@@ -59,7 +59,9 @@ def _fits(value: object, hint: Any) -> bool:  # an annotation
         return isinstance(value, dict) and all(
             _fits(key, arguments[0]) and _fits(one, arguments[1]) for key, one in value.items()
         )
-    return hint is Any or isinstance(value, int | float if hint is float else hint)
+    if origin is typing.Literal:
+        return value in arguments
+    return hint is Any or isinstance(value, int | float if hint is float else origin or hint)
 
 
 # -- JSON
