@@ -414,7 +414,7 @@ def _jobs_on(name: str) -> list[str]:
     from ...control.jobs import list_jobs
 
     active = list_jobs(active_only=True, limit=None)
-    return [job.id for job in active if (job.row.offers[0]["cloud"], job.row.offers[0]["region"]) == ("cluster", name)]
+    return [job.id for job in active if job.row.offers[0][:2] == ("cluster", name)]
 
 
 def _machines(number: int) -> str:

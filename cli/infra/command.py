@@ -378,7 +378,7 @@ def _jobs_there(cloud: str, region: str, contents: Contents) -> list[str]:
     targets = {"gcp": ("gcp", "vertex")}.get(cloud, (cloud,))
 
     def uses(job: Job) -> bool:
-        dirs = [job.job_dir, *(job.row.policy.job_dirs or {}).values()]
+        dirs = [job.job_dir, *job.row.policy.job_dirs.values()]
         in_bucket = bool(job_dir) and any(one.startswith(f"{job_dir.rstrip('/')}/") for one in dirs)
         return in_bucket or (job.offer.cloud in targets and job.offer.region == region)
 

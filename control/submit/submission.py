@@ -107,7 +107,7 @@ def owner_name() -> str:
     return open_store().owner()
 
 
-def _accounts(offers: Iterable[Offer]) -> dict[str, str] | None:
+def _accounts(offers: Iterable[Offer]) -> dict[str, str]:
     """Return cloud -> the account of this process's credentials, for each cloud where they are there and accepted."""
     from ...provisioners import get_provisioner
     from ...provisioners.base import ProvisionError
@@ -117,7 +117,7 @@ def _accounts(offers: Iterable[Offer]) -> dict[str, str] | None:
         with suppress(ProvisionError):
             if account := get_provisioner(cloud).account():
                 found[cloud] = account
-    return found or None
+    return found
 
 
 def _program(spec: JobSpec) -> str | list[str]:
@@ -241,10 +241,10 @@ def _row(
             images=_images(spec),
             priority=spec.priority,
             grouped=spec.recover == "fleet",
-            job_dirs=urls if len(set(urls.values())) > 1 else None,
+            job_dirs=urls if len(set(urls.values())) > 1 else {},
             accounts=_accounts(offers),
         ),
-        offers=[offer.to_json() for offer in offers],
+        offers=tuple(offers),
         job_dir=urls[offers[0].cloud],
         job_sha256=sha256,
         owner=owner_name(),
@@ -267,10 +267,10 @@ def _portable(where: str | Mapping[CloudName, str]) -> str | dict[str, str]:
     return {cloud: portable_url(url) for cloud, url in where.items()}
 
 
-def _reads(spec: JobSpec, clouds: Iterable[str]) -> dict[str, list[str]] | None:
-    """None: they are the same for all."""
+def _reads(spec: JobSpec, clouds: Iterable[str]) -> dict[str, list[str]]:
+    """Return the inputs' URLs of each cloud; empty: they are the same for all."""
     if all(isinstance(where, str) for where in spec.inputs.values()):
-        return None
+        return {}
     return {cloud: sorted({url for url in spec.inputs_on(cloud).values() if url}) for cloud in clouds}
 
 
