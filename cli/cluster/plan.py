@@ -40,8 +40,9 @@ def choose(loaded: LoadedCluster, before: FleetSpec | None, *, as_json: bool) ->
 
     Raises CommandError where nothing can be had, or no infra stack stands.
     """
-    from ...jobspecs.fleets import FLEET_CLOUDS, fleet_of
+    from ...jobspecs.fleets import fleet_of
     from ...jobspecs.planner.planner import plan
+    from ...jobspecs.targets import FLEET_CLOUDS
 
     today = datetime.datetime.now(datetime.UTC).date()
     clouds = loaded.cluster.resources.cloud or FLEET_CLOUDS

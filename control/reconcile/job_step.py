@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...jobspecs.catalog.targets import targets
 from ...jobspecs.plan import Offer
+from ...jobspecs.targets import info
 from ...protocol.jobdir import Generation, JobDir
 from ...provisioners.base import Allocation, LaunchRequest, NodeRequest, NodeState, Owner, Provisioner
 from ..accounting import cost
@@ -142,11 +142,11 @@ class JobStep:
 
     def _heals_itself(self, attempt: Attempt) -> bool:
         """Its machines take lost ones' places whether anybody looks or not: nobody else is to replace them."""
-        return self._is_group(attempt) or targets()[attempt.offer["cloud"]].heals
+        return self._is_group(attempt) or info(attempt.offer["cloud"]).heals
 
     def _is_group(self, attempt: Attempt) -> bool:
         """Of its own: on a cluster the machines are one that stays."""
-        return self._job.policy.grouped and bool(targets()[attempt.offer["cloud"]].groups)
+        return self._job.policy.grouped and bool(info(attempt.offer["cloud"]).groups)
 
     def _provisioner(self, attempt: Attempt) -> Provisioner:
         return self._tools.provisioner(attempt.offer["cloud"])
@@ -233,7 +233,7 @@ class JobStep:
         """
         policy = self._job.policy
         begun = attempt.created if attempt.launched is None else attempt.launched
-        lives = [] if attempt.offer["cloud"] == "local" else [LONGEST_S]
+        lives = [] if info(attempt.offer["cloud"]).is_here else [LONGEST_S]
         if policy.duration_s is not None:
             lives.append(self._job.created + policy.duration_s - begun + GRACE_S["duration"])
         if policy.cost_usd is not None and attempt.price is not None and self._job.spent is not None:

@@ -13,8 +13,8 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from ...jobspecs.catalog.targets import targets
 from ...jobspecs.plan import Offer
+from ...jobspecs.targets import info
 from ...protocol.attempt_signal import send_signal
 from ...protocol.jobdir import (
     JOB_KEY,
@@ -226,7 +226,7 @@ class Step(Healing, Moving):
             state = "is missing" if found is None else "is not the one that was submitted"
             return self._conclude(attempt, Verdict("error", f"{job_dir.url}/{JOB_KEY} {state}", None, None))
         itself = self._heals_itself(attempt)
-        replaces = not itself and len(wanted) > 1 and targets()[offer.cloud].replaces_nodes
+        replaces = not itself and len(wanted) > 1 and info(offer.cloud).replaces_nodes
         if (elsewhere := self._describe(attempt, wanted, heals=replaces or itself)) is not None:
             reason = f"{elsewhere} was written by somebody else"
             return self._conclude(attempt, Verdict("error", reason, None, None))

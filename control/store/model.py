@@ -8,8 +8,9 @@ from decimal import Decimal
 from typing import Any, NamedTuple
 
 from ...jobspecs.plan import Offer
+from ...jobspecs.targets import CLOUDS, info
 
-QUEUES = frozenset({"local"})
+QUEUES = frozenset(name for name in CLOUDS if info(name).is_here)
 """Targets whose waiting jobs are a queue."""
 
 

@@ -15,11 +15,11 @@ from typing import get_args
 import pytest
 
 from cloudgpu.jobspecs import catalog
-from cloudgpu.jobspecs.fleets import FLEET_CLOUDS
 from cloudgpu.jobspecs.models import CLOUDS, LauncherName, Market
+from cloudgpu.jobspecs.targets import FLEET_CLOUDS, TargetInfo
 from cloudgpu.jobspecs.units import parse_count
 
-TABLES = Path(catalog.__file__).with_name("tables")
+TABLES = Path(catalog.__file__).parents[1] / "tables"
 MARKETS = set(get_args(Market))
 TODAY = datetime.date(2026, 11, 20)
 """When the tables were compiled: no figure may be younger."""
@@ -58,7 +58,7 @@ def cells(column: str) -> Iterator[tuple[str, Row, str]]:
 
 def test_every_table_is_known_and_documented() -> None:
     assert {path.stem for path in TABLES.glob("*.csv")} == set(KEYS)
-    page = (Path(catalog.__file__).parents[1] / "docs" / "tables.md").read_text()
+    page = (Path(catalog.__file__).parents[2] / "docs" / "tables.md").read_text()
     for name in KEYS:
         family = re.sub(r"_(aws|gcp|vertex|azure)$", "_<cloud>", name)
         assert f"`{name}.csv`" in page or f"`{family}.csv`" in page, name
@@ -294,7 +294,7 @@ def test_targets_are_the_clouds_of_the_job_file() -> None:
         assert set(row["launchers"].split()) <= set(get_args(LauncherName)) - {"auto"}
         assert set(row["groups"].split()) <= set(row["markets"].split())
         assert bool(row["groups"]) == (row["target"] in FLEET_CLOUDS)
-        flags = set(row) - {"target", "markets", "groups", "launchers"}
+        flags = {column for column, kind in TargetInfo.__annotations__.items() if kind == "bool"}
         assert {row[flag] for flag in flags} <= {"yes", "no"}
         if row["target"] in catalog.CLOUDS:
             sold = {market for _, r, cell in cells("markets") for market in cell.split() if r in _machines(row)}

@@ -1,0 +1,44 @@
+"""Plans for the targets of other packages, which find their offers themselves."""
+
+from __future__ import annotations
+
+import datetime
+import importlib
+
+from .. import catalog
+from ..models import JobSpec
+from ..plan import Offer, Plan, Refusal
+from ..targets import TargetInfo
+from .ranking import Ranked, rank
+
+
+def plan_outside(
+    spec: JobSpec, target: TargetInfo, order: int, today: datetime.date
+) -> tuple[list[Ranked], list[Refusal]]:
+    """Rank the offers of the target's own planner among all; `order` is its place in the user's list."""
+    module, _, function = target.planner.partition(":")
+    found: Plan = getattr(importlib.import_module(module), function)(spec, today)
+    return [_rank(spec, offer, order, place) for place, offer in enumerate(found.offers)], list(found.refusals)
+
+
+def _rank(spec: JobSpec, offer: Offer, order: int, place: int) -> Ranked:
+    markets: list[str] = list(spec.resources.market)
+    return rank(
+        offer,
+        preferences=_preferences(spec, offer),
+        market=markets.index(offer.market) if offer.market in markets else len(markets),
+        cloud=order,
+        region=place,
+        zone=0,
+    )
+
+
+def _preferences(spec: JobSpec, offer: Offer) -> list[int]:
+    """Return the place in each role's `accelerator` list that the offer meets; 0 where the list names none such."""
+    asked = [role.accelerator for role in spec.effective_roles().values()]
+    found = []
+    for requests, role in zip(asked, offer.roles, strict=True):
+        known = [catalog.find_accelerator(request.name or "") for request in requests]
+        names = [one.name if one else request.name for one, request in zip(known, requests, strict=True)]
+        found.append(names.index(role.accelerator) if role.accelerator in names else 0)
+    return found
