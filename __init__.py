@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .control.jobs import Job, get_job, list_jobs, submit
     from .jobspecs.diagnostics import SpecError
-    from .jobspecs.loading.loader import LoadedSpec
+    from .jobspecs.loading.draft import LoadedSpec
     from .jobspecs.loading.loader import load_file as load
     from .jobspecs.models import JobSpec
     from .jobspecs.plan import Offer, Plan, Refusal
@@ -49,7 +49,7 @@ _HOMES = {
     "Checkpointer": (".runtime.checkpoint.checkpointer", "Checkpointer"),
     "Job": (".control.jobs", "Job"),
     "JobSpec": (".jobspecs.models", "JobSpec"),
-    "LoadedSpec": (".jobspecs.loading.loader", "LoadedSpec"),
+    "LoadedSpec": (".jobspecs.loading.draft", "LoadedSpec"),
     "Offer": (".jobspecs.plan", "Offer"),
     "Plan": (".jobspecs.plan", "Plan"),
     "Refusal": (".jobspecs.plan", "Refusal"),

@@ -15,7 +15,7 @@ from .shared.output import clean, remark, warning
 from .shared.specfile import STDIN, load_spec, overrides, plan_spec, say_remarks, spec_options
 
 if TYPE_CHECKING:
-    from ..jobspecs.loading.loader import LoadedSpec
+    from ..jobspecs.loading.draft import LoadedSpec
     from ..jobspecs.models import JobSpec
 
 

@@ -25,7 +25,7 @@ from .shared.specfile import (
 )
 
 if TYPE_CHECKING:
-    from ..jobspecs.loading.loader import LoadedSpec
+    from ..jobspecs.loading.draft import LoadedSpec
 
 
 @click.command(cls=GcloudCommand)

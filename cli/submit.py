@@ -37,7 +37,7 @@ from .shared.specfile import (
 
 if TYPE_CHECKING:
     from ..control.jobs import Job
-    from ..jobspecs.loading.loader import LoadedSpec
+    from ..jobspecs.loading.draft import LoadedSpec
     from ..jobspecs.plan import Offer, Plan
 
 

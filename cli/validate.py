@@ -13,7 +13,7 @@ from .shared.specfile import STDIN, STDIN_NAME, load_spec, overrides, spec_optio
 
 if TYPE_CHECKING:
     from ..jobspecs.diagnostics import Diagnostic
-    from ..jobspecs.loading.loader import LoadedSpec, Overrides
+    from ..jobspecs.loading.draft import LoadedSpec, Overrides
     from ..jobspecs.plan import LocalMachine, Refusal
 
 Format = Literal["text", "json", "sarif"]

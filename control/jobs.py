@@ -23,7 +23,7 @@ from .store.store import Store, open_store
 from .supervisor.spawn import ensure_supervisor
 
 if TYPE_CHECKING:
-    from ..jobspecs.loading.loader import LoadedSpec
+    from ..jobspecs.loading.draft import LoadedSpec
     from ..jobspecs.models import JobSpec
     from ..jobspecs.plan import Plan
     from ..protocol.attempt_signal import WatchMark

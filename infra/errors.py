@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..jobspecs.plan import Plan
+
 
 class InfraError(Exception):
     """The stack, its backend or the engine cannot be used now, or the cloud refused something."""
@@ -17,6 +22,14 @@ class BadRequestError(InfraError):
 
 class RefusedError(InfraError):
     """It could be done, but a check says no; nothing was done."""
+
+
+class NoOfferError(RefusedError):
+    """No machines can be had as the cluster's file asks for them; `plan` has the refusals."""
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__("nothing can be this cluster")
+        self.plan = plan
 
 
 class LockedError(InfraError):

@@ -23,17 +23,8 @@ from pydantic import (
 from . import targets
 from .diagnostics import Loc, MistakesError, Problem, mistake, quote, shorten
 from .suggest import did_you_mean, one_of
-from .units import (
-    DURATION_SCHEMA,
-    NodeRange,
-    format_duration,
-    node_range,
-    parse_duration,
-    parse_whole,
-    shorthand,
-    whole,
-    whole_schema,
-)
+from .unit_text import format_duration
+from .units import DURATION_SCHEMA, NodeRange, node_range, parse_duration, parse_whole, shorthand, whole, whole_schema
 
 CloudName = str
 """Name of a target that a job file can name: targets.names()."""

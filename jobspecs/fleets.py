@@ -16,7 +16,8 @@ from .fields import Market
 from .models import Limits, Resources
 from .plan import Offer
 from .targets import FLEET_CLOUDS
-from .units import DURATION_SCHEMA, Duration, format_duration, parse_duration, shorthand
+from .unit_text import format_duration
+from .units import DURATION_SCHEMA, Duration, parse_duration, shorthand
 
 
 def _check_fleet_cloud(value: str) -> str:

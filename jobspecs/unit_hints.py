@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from decimal import Decimal
 
-from .units import AMOUNT, MAX_DURATION_S, RATE, SIZE, format_duration
+from .unit_text import AMOUNT, MAX_DURATION_S, RATE, SIZE, format_duration
 
 _MAX_TEXT = 64
 """Characters of a text for which a hint is looked for."""

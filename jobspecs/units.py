@@ -19,18 +19,14 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
 
 from .diagnostics import MistakesError, mistake
+from .unit_text import AMOUNT, DURATION_SECONDS, MAX_DURATION_S, RATE, SIZE, format_duration, format_size
 
-DURATION_SECONDS = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
 # Patterns as text: `re` compiles and keeps each when it is first needed, which in most runs is never.
 _DURATION = r"(?a)(?:(\d{1,6})d)?(?:(\d{1,7})h)?(?:(\d{1,8})m)?(?:(\d{1,9})s)?"
-SIZE = r"(?ai)(\d{1,9}(?:\.\d{1,3})?) ?(MB|GB|TB)"
 _SIZE_GB = {"MB": Decimal("0.001"), "GB": Decimal(1), "TB": Decimal(1000)}
-AMOUNT = r"(?a)(\d{1,9}(?:\.\d{1,4})?) ?USD"
-RATE = r"(?a)(\d{1,7}(?:\.\d{1,5})?) ?USD/h"
 _ENDLESS = frozenset(("never", "none", "unlimited", "infinite", "inf", "no"))
 _COUNT = r"(?a)\d{1,5}|\d{1,3}/\d{1,3}|0\.\d{1,6}"
 
-MAX_DURATION_S = 366 * 86_400
 MAX_COUNT = 1_024
 
 
@@ -54,16 +50,6 @@ def parse_duration(value: object, *, least_s: int = 1, endless: str = "") -> int
     return seconds
 
 
-def format_duration(seconds: float) -> str:
-    """The shortest text that parse_duration() turns back into these whole seconds."""
-    rest, parts = round(seconds), []
-    for unit, size in DURATION_SECONDS.items():
-        amount, rest = divmod(rest, size)
-        if amount:
-            parts.append(f"{amount}{unit}")
-    return "".join(parts) or "0s"
-
-
 def parse_size_gb(value: object) -> float:
     """Gigabytes (10^9 bytes) of `500MB`, `100GB` or `2TB`; a number without a unit is refused."""
     text = str(value).strip()
@@ -73,12 +59,6 @@ def parse_size_gb(value: object) -> float:
 
         raise mistake("bad-size", "expected a size such as 500MB, 100GB or 2TB", size_hint(text))
     return float(Decimal(match[1]) * _SIZE_GB[match[2].upper()])
-
-
-def format_size(gigabytes: float) -> str:
-    """`100GB`, `1.5GB`, `0.25MB`: text that parse_size_gb() turns back into the same number."""
-    number, unit = (gigabytes, "GB") if round(gigabytes, 3) == gigabytes else (gigabytes * 1000, "MB")
-    return f"{number:.3f}".rstrip("0").rstrip(".") + unit
 
 
 def _parse_disk_gb(value: object) -> float:

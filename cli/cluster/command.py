@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from ...infra.programs import Terms
     from ...infra.settings import FleetSettings
     from ...jobspecs.fleets import FleetSpec
-    from ...jobspecs.loading.cluster_file import LoadedCluster
-    from ...provisioners.shared.infrastructure import Infrastructure
     from ...provisioners.stacks.clusters import Cluster
 
 
@@ -77,6 +75,7 @@ def up(
     from ...infra.programs import cluster_stack
     from ...jobspecs.loading.cluster_file import load_cluster_source
     from ..shared.specfile import read
+    from .settings import wanted_settings
 
     loaded = load_cluster_source(read(file))
     for problem in loaded.warnings:
@@ -85,7 +84,7 @@ def up(
     with held(cluster_stack(name), _only_backend_of(name, backend), install=install_pulumi) as it:
         before = _settings_of(it.contents())
         _check_account(before)
-        settings, terms = _asked_for(loaded, before, it.name, renew=renew, as_json=as_json)
+        settings, terms = wanted_settings(loaded, before, it.name, renew=renew, as_json=as_json)
         if dry_run:
             report = _report(it, settings, terms, before)
             if as_json:
@@ -115,6 +114,7 @@ def scale(*, name: str, machines: int, backend: str | None, install_pulumi: bool
     """
     from ...infra.programs import cluster_stack
     from ...jobspecs.fields import MAX_NODES
+    from .settings import fleet_settings
 
     _check_name(name)
     if machines > MAX_NODES:
@@ -127,7 +127,7 @@ def scale(*, name: str, machines: int, backend: str | None, install_pulumi: bool
             "peers": before.fleet.peers or machines > 1,
         }
         fleet = before.fleet.model_copy(update=wanted)
-        settings = _settings(it.name, fleet, before.infrastructure, before, expires=before.expires)
+        settings = fleet_settings(it.name, fleet, before.infrastructure, before, expires=before.expires)
         _bring_up(it, settings, terms, before, yes=yes, as_json=as_json)
 
 
@@ -150,6 +150,7 @@ def extend(*, name: str, period: str, backend: str | None, install_pulumi: bool,
     from ...infra.programs import cluster_stack
     from ...jobspecs.fleets import parse_expiry
     from .expiry import renewed
+    from .settings import fleet_settings
 
     _check_name(name)
     try:
@@ -158,7 +159,7 @@ def extend(*, name: str, period: str, backend: str | None, install_pulumi: bool,
         raise click.BadParameter(str(error), param_hint="DURATION") from error
     with held(cluster_stack(name), _backend_of(name, backend), install=install_pulumi) as it:
         before, terms = _standing(it, name)
-        settings = _settings(it.name, before.fleet, before.infrastructure, before, expires=expires)
+        settings = fleet_settings(it.name, before.fleet, before.infrastructure, before, expires=expires)
         _bring_up(it, settings, terms, before, yes=yes, as_json=as_json)
 
 
@@ -238,46 +239,11 @@ def status(*, name: str | None, backend: str | None, install_pulumi: bool, as_js
 # --- the way up -------------------------------------------------------------------------------------------------------
 
 
-def _asked_for(
-    loaded: LoadedCluster, before: FleetSettings | None, stack: str, *, renew: bool, as_json: bool
-) -> tuple[FleetSettings, Terms]:
-    """What the file asks for, now. Image and agent stay those of before for as long as the template stays."""
-    from ...infra.programs import Terms
-    from .expiry import renewed
-    from .plan import choose
-
-    chosen = choose(loaded, before.fleet if before else None, as_json=as_json)
-    cap = loaded.cluster.limits.price
-    terms = Terms(_text(chosen.price), _text(cap), loaded.cluster.on_demand, _text(chosen.on_demand_price))
-    expires = renewed(loaded.cluster.expires, before.expires if before else None)
-    return _settings(stack, chosen.fleet, chosen.infrastructure, before, expires=expires, renew=renew), terms
-
-
-def _settings(
-    stack: str,
-    fleet: FleetSpec,
-    infrastructure: Infrastructure,
-    before: FleetSettings | None,
-    *,
-    expires: float | None,
-    renew: bool = False,
-) -> FleetSettings:
-    from .machines import ending_with_reservation, is_reserved_elsewhere, settings_for
-
-    differs = before is None or before.fleet.template_hash != fleet.template_hash
-    elsewhere = before is not None and is_reserved_elsewhere(fleet, before)
-    if before is None or differs or renew or elsewhere:
-        made = settings_for(stack, fleet, infrastructure, None if elsewhere else before)
-    else:
-        made = dataclasses.replace(before, fleet=fleet, infrastructure=infrastructure)
-    return ending_with_reservation(dataclasses.replace(made, expires=expires))
-
-
 def _bring_up(
     it: Stack, settings: FleetSettings, terms: Terms, before: FleetSettings | None, *, yes: bool, as_json: bool
 ) -> None:
+    from ...infra.cluster_machines import put_files
     from ...infra.programs import fleet_program
-    from .machines import put_files
 
     it.recover()
     report = _report(it, settings, terms, before)
@@ -296,10 +262,10 @@ def _bring_up(
 
 
 def _report(it: Stack, settings: FleetSettings, terms: Terms, before: FleetSettings | None) -> Report:
+    from ...infra.cluster_machines import are_alike
     from ...infra.policy import check_up
     from ...infra.programs import fleet_program
     from .expiry import check_expiry
-    from .machines import are_alike
 
     fleet = settings.fleet
     report = check_up(
@@ -450,10 +416,6 @@ def _jobs_on(name: str) -> list[str]:
 
     active = list_jobs(active_only=True, limit=None)
     return [job.id for job in active if (job.row.offers[0]["cloud"], job.row.offers[0]["region"]) == (STANDING, name)]
-
-
-def _text(amount: Decimal | None) -> str | None:
-    return None if amount is None else str(amount)
 
 
 def _machines(number: int) -> str:

@@ -11,7 +11,7 @@ from ..shared.output import remark, warning
 from .expiry import is_over, moment
 
 if TYPE_CHECKING:
-    from ...jobspecs.loading.loader import LoadedSpec
+    from ...jobspecs.loading.draft import LoadedSpec
     from ...jobspecs.models import JobSpec
     from ...jobspecs.plan import Plan
     from ...provisioners.stacks.clusters import Cluster

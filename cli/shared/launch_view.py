@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from .output import remark
 
 if TYPE_CHECKING:
-    from ...jobspecs.loading.loader import LoadedSpec
+    from ...jobspecs.loading.draft import LoadedSpec
     from ...jobspecs.plan import Offer
 
 

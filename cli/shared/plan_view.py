@@ -9,7 +9,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from ...jobspecs.targets import info
-from ...jobspecs.units import format_duration, format_size
+from ...jobspecs.unit_text import format_duration, format_size
 from .output import Column, clean, columns, style, table
 from .text import money
 

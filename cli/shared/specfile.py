@@ -21,7 +21,7 @@ from .output import remark, warning
 from .program_args import program_args
 
 if TYPE_CHECKING:
-    from ...jobspecs.loading.loader import LoadedSpec, Overrides
+    from ...jobspecs.loading.draft import LoadedSpec, Overrides
     from ...jobspecs.loading.overrides import Override
     from ...jobspecs.loading.source import Source
     from ...jobspecs.plan import Plan
@@ -158,9 +158,11 @@ def load_spec(
 
         loaded = load_source(source, changes, base, today=today, needs_program=needs_program)
     else:
-        from ...jobspecs.dialects.command_line import load
+        from ...jobspecs.loading.loader import load_with_flags
 
-        loaded = load(source, gcloud or {}, changes, base=base, job=job, today=today, needs_program=needs_program)
+        loaded = load_with_flags(
+            source, gcloud or {}, changes, base=base, job=job, today=today, needs_program=needs_program
+        )
     hide(loaded.spec.env.values())
     return loaded
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from ...jobspecs.plan import Offer
+from ...jobspecs.unit_text import format_duration
 from ..accounting import cost
 from ..store.model import Attempt, JobRow, Policy, Refused
 from . import logins
@@ -115,7 +116,7 @@ def idle_end(job: JobRow, nodes: Sequence[NodeView]) -> End | None:
     idle = [node.gpu_idle_s for node in nodes if node.has_gpus and node.end is None]
     if limit is None or not idle or any(seconds is None or seconds < limit for seconds in idle):
         return None
-    return End("stopped", "gpu_idle", f"limits.gpu_idle reached: no GPU did anything for {_duration(limit)}")
+    return End("stopped", "gpu_idle", f"limits.gpu_idle reached: no GPU did anything for {format_duration(limit)}")
 
 
 _STOPPED_AS = {"cancel": "cancelled", "duration": "stopped", "cost": "stopped", "gpu_idle": "stopped"}
@@ -262,7 +263,7 @@ def _where(
     opens = now if isinstance(found, Offer) else found
     told = [*asked, *(one for one in elsewhere if any(concerns(one, offer) for offer in offers))]
     if now >= deadline or (asked and opens > deadline):
-        waited = f"no machines within retry.capacity of {_duration(job.policy.capacity_s or 0)}"
+        waited = f"no machines within retry.capacity of {format_duration(job.policy.capacity_s or 0)}"
         return End("failed", "capacity", message(told, waited))
     until = min(opens + jitter(SPREAD_S, job.id), deadline)
     return Later(until, message(told, f"no machines anywhere for now, asked again at {utc(until)}"))
@@ -284,9 +285,3 @@ def _no_hope(asked: Sequence[Refused]) -> End:
     kinds = [refusal.kind for refusal in asked] or ["no-machines"]
     decisive = kinds[-1] in ("auth", "invalid") or len(set(kinds)) == 1
     return End("failed", kinds[-1] if decisive else "no-machines", message(asked))
-
-
-def _duration(seconds: float) -> str:
-    from ...jobspecs.units import format_duration  # here, for it loads Pydantic, which nothing else of a tick needs
-
-    return format_duration(seconds)

@@ -10,9 +10,8 @@ from .. import paths
 from ..errors import StoreError
 
 if TYPE_CHECKING:
-    from ...jobspecs.loading.loader import LoadedSpec
+    from ...jobspecs.loading.draft import LoadedSpec
     from ...jobspecs.plan import Plan
-    from ...jobspecs.targets import FLEET_CLOUDS, info
 from ...provisioners.shared.infrastructure import Infrastructure
 
 

@@ -34,7 +34,7 @@ from . import submitter_environment
 from .shipping import Shipper
 
 if TYPE_CHECKING:
-    from ...jobspecs.loading.loader import LoadedSpec
+    from ...jobspecs.loading.draft import LoadedSpec
     from ...jobspecs.models import CloudName, JobSpec
     from .shipping import ProgressCallback
 

@@ -1,4 +1,4 @@
-"""What a file of another tool and a command line stand for together: gcloud's flags, and overrides that act alike."""
+"""Convert a file of another tool together with a command line: gcloud's flags, and overrides that act alike."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..diagnostics import Diagnostic, Loc, SpecError
-from ..loading.overrides import Override, check_seen, parse_overrides
+from ..loading.overrides import Override, parse_overrides
 from . import DIALECTS, Conversion, detect
 from . import convert as convert_file
 from .program import NO_PROGRAM
@@ -15,45 +15,12 @@ from .program import NO_PROGRAM
 if TYPE_CHECKING:
     import datetime
 
-    from ..loading.loader import LoadedSpec, Overrides
-    from ..loading.source import Source
+    from ..loading.draft import Overrides
 
 SHARED: dict[Loc, str] = {("resources", "region"): "--region", ("job_dir",): "--job-dir"}
 """Overrides of a job file that are flags of gcloud as well. In an AI Platform file they must act before it is
 converted: the region decides which GPUs there are, and the program is told the job dir."""
 _KEYS = {flag: ".".join(map(str, place)) for place, flag in SHARED.items()}
-
-
-def load(
-    source: Source | None,
-    flags: Mapping[str, str],
-    overrides: Overrides = (),
-    *,
-    base: Path | None = None,
-    job: str | None = None,
-    today: datetime.date | None = None,
-    needs_program: bool = True,
-) -> LoadedSpec:
-    """The spec of a text of any dialect, changed by gcloud's flags and by overrides; raises SpecError.
-
-    Without a text the flags alone describe the job. `job` is gcloud's JOB; relative paths start from `base`, or the
-    working directory. An override of `args` is what follows `--` on the command line.
-    `today` and `needs_program` as in load_source().
-    """
-    from ..loading.loader import load_conversion, load_source
-    from ..loading.yaml_reader import read_yaml
-
-    for flag, text in {**flags, "JOB": job or ""}.items():
-        check_seen(text, flag)
-    document = None if source is None else read_yaml(source)
-    content = None if document is None else document.value
-    dialect = detect(content)
-    if source is not None and dialect != "ai-platform":
-        return load_source(
-            source, [*_as_overrides(flags, dialect, job), *parse_overrides(overrides)], base, today=today
-        )
-    conversion, rest = convert(content, flags, overrides, base=base, job=job, today=today, needs_program=needs_program)
-    return load_conversion(conversion, document=document, overrides=rest, base=base)
 
 
 def convert(
@@ -82,8 +49,8 @@ def convert(
     return conversion, rest
 
 
-def _as_overrides(flags: Mapping[str, str], dialect: str | None, job: str | None) -> list[Override]:
-    """The flags which a job file knows too; the others are refused, for they describe a trainingInput."""
+def as_overrides(flags: Mapping[str, str], dialect: str | None, job: str | None) -> list[Override]:
+    """Return the flags that a job file knows as overrides; raises SpecError for those that describe a trainingInput."""
     kind = DIALECTS[dialect] if dialect else "job file"
     hints = {flag: "use --set KEY=VALUE" for flag in flags if flag not in _KEYS}
     if job is not None:

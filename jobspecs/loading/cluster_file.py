@@ -18,7 +18,7 @@ from ..fleets import ClusterFile
 from ..models import JobSpec
 from ..suggest import closest, one_of
 from ..targets import FLEET_CLOUDS
-from .loader import Draft
+from .draft import Draft
 from .source import Source, read_source
 from .yaml_reader import read_yaml
 
@@ -107,7 +107,7 @@ def _in_our_words(problem: Problem) -> Problem:
 
 def _job(draft: Draft) -> JobSpec | None:
     from ..rules.compatibility import check_names
-    from .loader import build_models
+    from .draft import build_models
 
     build_models()
     shared: Mapping[str, Any] = {key: value for key, value in draft.job.items() if key in _OF_A_JOB} | _JOB

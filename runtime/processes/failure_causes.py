@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from .program import OnLine, OutputStream
+    from .lines import OnLine, OutputStream
 
 _LINE_CHARACTERS = 500
 """Characters of a line of stderr that are kept as evidence."""

@@ -15,13 +15,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from .failure_causes import Cause
-
-OutputStream = Literal["stdout", "stderr"]
-OnLine = Callable[[OutputStream, int | None, str, bool], None]
-"""(stream, rank, text, whether the line goes on)."""
+from .lines import OnLine, OutputStream
 
 MARKER = "CLOUDGPU_MACHINE"
 """In the environment of all that runs on a machine: who must end the machine finds its processes by it."""

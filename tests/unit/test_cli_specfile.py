@@ -18,7 +18,8 @@ from cloudgpu.cli.shared.errors import CommandError
 from cloudgpu.cli.shared.plan_view import offer_text
 from cloudgpu.cli.shared.specfile import FLAGS
 from cloudgpu.jobspecs.diagnostics import SpecError
-from cloudgpu.jobspecs.loading.loader import LoadedSpec, load_text
+from cloudgpu.jobspecs.loading.draft import LoadedSpec
+from cloudgpu.jobspecs.loading.loader import load_text
 from cloudgpu.jobspecs.models import JobSpec
 from cloudgpu.jobspecs.plan import Offer, RoleOffer
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cloudgpu.cli.cluster.plan import choose
+from cloudgpu.cli.cluster.settings import _plan
 from cloudgpu.jobspecs.loading.cluster_file import load_cluster
 from cloudgpu.provisioners.shared import infrastructure
 from cloudgpu.provisioners.shared.infrastructure import Infrastructure
@@ -19,6 +19,6 @@ def test_a_bound_is_said_to_be_one(
     infrastructure.save(Infrastructure("aws", "us-east-1", stack="s", owner="o", network="n"))
     file = tmp_path / "cluster.yaml"
     file.write_text("name: lab\nresources: {cloud: aws, region: us-east-1, accelerator: L4, market: spot, nodes: 2}\n")
-    chosen = choose(load_cluster(file), None, as_json=False)
+    chosen = _plan(load_cluster(file), None, as_json=False)
     assert chosen.price is not None
     assert "at most 1.63 USD/h: Spot's own price is unknown" in capsys.readouterr().err

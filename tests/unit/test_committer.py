@@ -9,8 +9,7 @@ from cloudgpu.protocol.checkpoint_names import Name
 from cloudgpu.protocol.jobdir import JobDir, local_url
 from cloudgpu.runtime.checkpoint.format.manifest import RankManifest
 from cloudgpu.runtime.checkpoint.store import CheckpointStore
-from cloudgpu.runtime.checkpoint.writer.committer import Committer
-from cloudgpu.runtime.checkpoint.writer.rank_writer import Staged
+from cloudgpu.runtime.checkpoint.writer.committer import Committer, Staged
 
 
 class Saves:

@@ -8,7 +8,8 @@ import pytest
 
 from cloudgpu.control.errors import StoreError
 from cloudgpu.control.submit.default_job_dir import with_job_dir
-from cloudgpu.jobspecs.loading.loader import LoadedSpec, load_text
+from cloudgpu.jobspecs.loading.draft import LoadedSpec
+from cloudgpu.jobspecs.loading.loader import load_text
 from cloudgpu.jobspecs.plan import Offer, Plan
 from cloudgpu.provisioners.shared import infrastructure
 from cloudgpu.provisioners.shared.infrastructure import Infrastructure

@@ -10,9 +10,10 @@ import click
 import pytest
 
 from cloudgpu.jobspecs.diagnostics import SpecError
-from cloudgpu.jobspecs.dialects import ai_platform, command_line
+from cloudgpu.jobspecs.dialects import ai_platform
 from cloudgpu.jobspecs.dialects.gcloud_flags import BY_NAME, FLAGS, Flag, apply, click_options, take
-from cloudgpu.jobspecs.loading.loader import LoadedSpec, Overrides, load_file
+from cloudgpu.jobspecs.loading.draft import LoadedSpec, Overrides
+from cloudgpu.jobspecs.loading.loader import load_file, load_with_flags
 from cloudgpu.jobspecs.loading.source import read_source
 from cloudgpu.jobspecs.models import JobSpec
 
@@ -155,7 +156,7 @@ def write(folder: Path, text: str) -> Path:
 
 
 def load(path: Path, flags: Mapping[str, str], overrides: Overrides = (), job: str | None = None) -> LoadedSpec:
-    return command_line.load(read_source(path), flags, overrides, base=path.parent, job=job)
+    return load_with_flags(read_source(path), flags, overrides, base=path.parent, job=job)
 
 
 def test_overrides_that_are_flags_act_before_conversion(tmp_path: Path) -> None:

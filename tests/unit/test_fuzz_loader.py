@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cloudgpu.jobspecs.diagnostics import Diagnostic, SpecError
-from cloudgpu.jobspecs.loading.loader import LoadedSpec, load_bytes, load_text
+from cloudgpu.jobspecs.loading.draft import LoadedSpec
+from cloudgpu.jobspecs.loading.loader import load_bytes, load_text
 from cloudgpu.jobspecs.loading.reports import to_json, to_sarif, to_text
 from cloudgpu.jobspecs.models import JobSpec, Resources
 from cloudgpu.tests.standins.clocks import soon

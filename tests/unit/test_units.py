@@ -10,12 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cloudgpu.jobspecs.diagnostics import MistakesError
+from cloudgpu.jobspecs.unit_text import MAX_DURATION_S, format_duration, format_size
 from cloudgpu.jobspecs.units import (
-    MAX_DURATION_S,
     CountRange,
     SizeRange,
-    format_duration,
-    format_size,
     parse_count,
     parse_duration,
     parse_money,

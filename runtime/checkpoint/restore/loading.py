@@ -27,7 +27,7 @@ from .verified import DataFile, Memory, Target, confirmed, open_data, read_verif
 if TYPE_CHECKING:
     from ....protocol.checkpoint_names import Name
     from ..store import Commit
-    from .restore import ReadableStore
+    from .readable_store import ReadableStore
 
 _READERS = 16
 """Manifests that are read at the same time."""

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ....protocol.checkpoint_names import Name
 from ....protocol.jobdir import JobDirError
@@ -22,6 +21,7 @@ from ..format.manifest import RankManifest
 from ..format.placement import Placements
 from ..store import COMMIT
 from .loading import Files, load
+from .readable_store import ReadableStore
 from .verified import confirmed
 
 if TYPE_CHECKING:
@@ -30,46 +30,6 @@ if TYPE_CHECKING:
 
 Cached = Callable[[Name], tuple[bytes, memoryview] | None]
 """WriterClient.cached: what survives on this machine of a checkpoint that this rank staged."""
-
-
-class ReadableStore(Protocol):
-    """What is asked of CheckpointStore here. Every method raises JobDirError where the store cannot be read."""
-
-    def committed(self) -> list[Name]:
-        """Every checkpoint not known to be damaged, newest first."""
-        ...
-
-    def read_commit(self, name: Name) -> Commit:
-        """COMMIT.json, verified; raises UnusableError."""
-        ...
-
-    def get(self, name: Name, file: str) -> bytes:
-        """A whole small file; raises MissingError."""
-        ...
-
-    def get_range(self, name: Name, file: str, start: int, end: int) -> bytes:
-        """Bytes of a file; raises MissingError. Fewer than asked for if the file is shorter, if the store says so."""
-        ...
-
-    def file_size(self, name: Name, file: str) -> int:
-        """Bytes; raises MissingError."""
-        ...
-
-    def local_path(self, name: Name, file: str) -> Path | None:
-        """Where the file lies on a mounted file system; None: in an object store."""
-        ...
-
-    def damaged(self) -> list[Name]:
-        """Return every checkpoint that is marked as damaged, newest first."""
-        ...
-
-    def mark_damaged(self, name: Name, reason: str) -> None:
-        """Have later runs pass over it, and retention leave it alone."""
-        ...
-
-    def unmark_damaged(self, name: Name) -> None:
-        """Make it a checkpoint again."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from ..format.manifest import RankManifest, data_file
 
 if TYPE_CHECKING:
     from ....protocol.checkpoint_names import Name
-    from .restore import ReadableStore
+    from .readable_store import ReadableStore
 
 _SCATTERED = 512
 """Buffers per preadv(); the kernel takes 1024."""

@@ -14,12 +14,28 @@ from ..room import make_room
 from ..store import CheckpointStore, NoRoomError
 
 if TYPE_CHECKING:
-    from .rank_writer import Staged
+    from .slots import Slot
 
 TRIES = 3
 """Of a commit, in a row, while there is a trainer that can save again."""
 _PAUSES_S = {True: (0.005, 0.5), False: (0.05, 2.0)}
 """Shortest and longest time between two looks for other ranks' parts: in a local folder, in an object store."""
+
+
+@dataclass(slots=True)
+class Staged:
+    """A save as the writer knows it."""
+
+    name: Name
+    slot: Slot | None
+    """None: this rank's part was written by a writer that has died since, and only the commit is left to do."""
+    size: int
+    manifest: bytes
+    finished: bool
+    keep: int
+    rows: bytes
+    submitted: float
+    """time.monotonic(), which is the same in all processes of a machine."""
 
 
 class Finish(Protocol):

@@ -13,7 +13,7 @@ from ....protocol.jobdir import JobDirError
 from ..format.manifest import RankManifest
 from ..room import describe_shortage, make_room
 from ..store import CheckpointStore, NoRoomError
-from .committer import Committer
+from .committer import Committer, Staged
 from .protocol import SaveResult
 from .slots import Slot
 
@@ -22,22 +22,6 @@ PATIENCE_S = 60.0
 _FIRST_PAUSE_S = 0.2
 _LOOKS_FOR_ROOM = 5
 """Tries of a part that finds no room: another rank may be removing an older checkpoint at this moment."""
-
-
-@dataclass(slots=True)
-class Staged:
-    """A save as the writer knows it."""
-
-    name: Name
-    slot: Slot | None
-    """None: this rank's part was written by a writer that has died since, and only the commit is left to do."""
-    size: int
-    manifest: bytes
-    finished: bool
-    keep: int
-    rows: bytes
-    submitted: float
-    """time.monotonic(), which is the same in all processes of a machine."""
 
 
 @dataclass(slots=True)

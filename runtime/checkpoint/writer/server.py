@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field
 from ....protocol.checkpoint_names import Name
 from ....protocol.jobdir import JobDir, JobDirError
 from ..store import CheckpointStore
+from .committer import Staged
 from .protocol import (
     LONGEST_TEXT,
     VERSION,
@@ -28,7 +29,7 @@ from .protocol import (
     receive,
     send,
 )
-from .rank_writer import Outbox, RankWriter, Staged, Written
+from .rank_writer import Outbox, RankWriter, Written
 from .slots import Slot, content_file, read_content
 
 _LONG_S = 3600.0

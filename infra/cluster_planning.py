@@ -3,80 +3,60 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Iterable, Mapping
 from decimal import Decimal
 from fractions import Fraction
 from typing import TYPE_CHECKING, NamedTuple
 
-import click
-
-from ..exits import Exit
-from ..infra.stack_run import readable
-from ..shared.errors import CommandError
-from ..shared.output import echo_json, remark
-from ..shared.plan_view import offer_text, refusals_text
-from ..shared.specfile import say_tables
+from ..jobspecs.fleets import fleet_of
+from ..jobspecs.planner.planner import plan
+from ..jobspecs.targets import FLEET_CLOUDS
+from .cluster_machines import are_alike
+from .errors import NoOfferError, RefusedError
 
 if TYPE_CHECKING:
-    from ...jobspecs.fleets import FleetSpec
-    from ...jobspecs.loading.cluster_file import LoadedCluster
-    from ...jobspecs.plan import Offer, Plan
-    from ...provisioners.shared.infrastructure import Infrastructure
+    from ..jobspecs.fleets import FleetSpec
+    from ..jobspecs.loading.cluster_file import LoadedCluster
+    from ..jobspecs.plan import Offer, Plan
+    from ..provisioners.shared.infrastructure import Infrastructure
 
 
-class Chosen(NamedTuple):
-    """The machines, and where they stand."""
+class ClusterPlan(NamedTuple):
+    """The machines of a cluster, and the infra stack that they stand in."""
 
     fleet: FleetSpec
     infrastructure: Infrastructure
+    offer: Offer
+    best: Offer
+    """The best offer, whether or not an infra stack stands there."""
     price: Decimal | None
     """US dollars per hour of one machine with its disk; None: unknown."""
     on_demand_price: Decimal | None
     """Of one that is bought on demand in a fleet of market spot; None: unknown, or there is none."""
 
 
-def choose(loaded: LoadedCluster, before: FleetSpec | None, *, as_json: bool) -> Chosen:
-    """The best offer, but where the cluster stands already, as long as its file allows it. `as_json`: a plan that
-    refuses everything is the command's result.
+def plan_cluster(
+    loaded: LoadedCluster, before: FleetSpec | None, stacks: Iterable[Infrastructure], today: datetime.date
+) -> ClusterPlan:
+    """Return the best offer; for a cluster that is up, one where it stands, as long as its file allows that.
 
-    Raises CommandError where nothing can be had, or no infra stack stands.
+    Raises NoOfferError if no machines can be had, RefusedError if no infra stack stands where they could be.
     """
-    from ...jobspecs.fleets import fleet_of
-    from ...jobspecs.planner.planner import plan
-    from ...jobspecs.targets import FLEET_CLOUDS
-
-    today = datetime.datetime.now(datetime.UTC).date()
     clouds = loaded.cluster.resources.cloud or FLEET_CLOUDS
     found = plan(loaded.job, machine=None, today=today, clouds=clouds)
-    say_tables()
     if found.best is None:
-        if as_json:
-            echo_json({"cluster": loaded.cluster.name, **found.to_json()})
-        click.echo(refusals_text(found), err=True)
-        raise CommandError("nothing can be this cluster", exit_code=Exit.IMPOSSIBLE)
-    infrastructure = _stacks()
+        raise NoOfferError(found)
+    infrastructure = {(one.cloud, one.region): one for one in stacks}
     offer = _best(found, infrastructure, before)
-    if offer != found.best:
-        remark(f"the best offer is elsewhere: {offer_text(found.best)}")
-    if offer.price_at_most:
-        remark(f"note: {offer_text(offer)}: Spot's own price is unknown, the one on demand counts")
     stands = infrastructure[offer.cloud, offer.region]
     fleet = fleet_of(loaded.cluster, offer, _zones(found, offer, stands))
     if before is not None:
         fleet = _going_on(fleet, before)
-    return Chosen(fleet, stands, _each(offer), _on_demand_price(loaded, offer, today))
-
-
-def _stacks() -> dict[tuple[str, str], Infrastructure]:
-    from ...provisioners.shared import infrastructure
-
-    with readable():
-        return {(one.cloud, one.region): one for one in infrastructure.known()}
+    return ClusterPlan(fleet, stands, offer, found.best, _each(offer), _on_demand_price(loaded, offer, today))
 
 
 def _on_demand_price(loaded: LoadedCluster, offer: Offer, today: datetime.date) -> Decimal | None:
-    """As Chosen.on_demand_price, of the machines of this offer."""
-    from ...jobspecs.planner.planner import plan
-
+    """Return ClusterPlan.on_demand_price for the machines of an offer."""
     if not loaded.cluster.on_demand:
         return None
     (role,) = offer.roles
@@ -97,7 +77,7 @@ def _kind(offer: Offer) -> tuple[str, str | None, Fraction]:
     return role.machine_type, role.accelerator, role.count
 
 
-def _best(plan: Plan, infrastructure: dict[tuple[str, str], Infrastructure], before: FleetSpec | None) -> Offer:
+def _best(plan: Plan, infrastructure: Mapping[tuple[str, str], Infrastructure], before: FleetSpec | None) -> Offer:
     able = [offer for offer in plan.offers if (offer.cloud, offer.region) in infrastructure]
     if before is not None:
         same = [offer for offer in able if _is_as_before(offer, before)]
@@ -105,13 +85,12 @@ def _best(plan: Plan, infrastructure: dict[tuple[str, str], Infrastructure], bef
         if not able:
             place = f"{before.cloud} {before.region}"
             message = f"the cluster {before.name} is in {place}, and its file does not allow that any more"
-            raise CommandError(message, hint=f"`cloudgpu cluster down {before.name}` first", exit_code=Exit.IMPOSSIBLE)
+            raise RefusedError(message, f"`cloudgpu cluster down {before.name}` first")
     if not able:
         first = plan.offers[0]
-        raise CommandError(
-            f"no infra stack stands where this cluster could be; the best offer: {offer_text(first)}",
-            hint=f"cloudgpu infra up --cloud {first.cloud} --region {first.region}",
-            exit_code=Exit.IMPOSSIBLE,
+        raise RefusedError(
+            f"no infra stack stands where this cluster could be; the best offer: {first.label}",
+            f"cloudgpu infra up --cloud {first.cloud} --region {first.region}",
         )
     return able[0]
 
@@ -124,10 +103,8 @@ def _is_as_before(offer: Offer, before: FleetSpec) -> bool:
 
 
 def _going_on(fleet: FleetSpec, before: FleetSpec) -> FleetSpec:
-    """With what of the same machines is settled: once they may reach each other they may, however few they are then;
+    """Keep what is settled of the same machines: those that may reach each other still may, however few they are now;
     and they stay where their reservation is, as long as the file allows it."""
-    from .machines import are_alike
-
     if not are_alike(fleet, before):
         return fleet
     stays = fleet.market == "reservation" and (not fleet.zones or set(before.zones) <= set(fleet.zones))
@@ -136,7 +113,8 @@ def _going_on(fleet: FleetSpec, before: FleetSpec) -> FleetSpec:
 
 
 def _zones(plan: Plan, offer: Offer, stands: Infrastructure) -> list[str]:
-    """Those where the same is offered at whatever price, and where the stack has a subnet, if it has one for each."""
+    """Return the zones in which the same is offered at any price, and in which the stack has a subnet, if it has one
+    for each."""
     alike = [
         one.zone
         for one in plan.offers

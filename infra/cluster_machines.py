@@ -1,17 +1,15 @@
-"""What a cluster's machines are made of and boot with: the newest image, the agent, where they look for work."""
+"""Settings of a cluster's machines: the newest image, the agent, the reservation, the folder that has their orders."""
 
 from __future__ import annotations
 
 import dataclasses
+import time
 from typing import TYPE_CHECKING
 
-from ..shared.output import warning
-from .expiry import is_over, moment
-
 if TYPE_CHECKING:
-    from ...infra.settings import FleetSettings
-    from ...jobspecs.fleets import FleetSpec
-    from ...provisioners.shared.infrastructure import Infrastructure
+    from ..jobspecs.fleets import FleetSpec
+    from ..provisioners.shared.infrastructure import Infrastructure
+    from .settings import FleetSettings
 
 
 _KIND = ("cloud", "region", "market", "machine_type", "accelerator", "gpus")
@@ -19,31 +17,33 @@ _KIND = ("cloud", "region", "market", "machine_type", "accelerator", "gpus")
 
 
 def are_alike(one: FleetSpec, other: FleetSpec) -> bool:
-    """Whether their machines are of one kind."""
+    """Return whether the machines of two fleets are of one kind."""
     return all(getattr(one, key) == getattr(other, key) for key in _KIND)
 
 
 def is_reserved_elsewhere(fleet: FleetSpec, before: FleetSettings) -> bool:
-    """Whether it needs another reservation than it has: that one is of other machines, or over. Raises
+    """Return whether a fleet needs another reservation than it has: that one is of other machines, or over. Raises
     ProvisionError."""
     if fleet.market != "reservation":
         return False
     is_fit = are_alike(fleet, before.fleet) and fleet.zones == before.fleet.zones
-    return not is_fit or (fleet.size > 0 and is_over(_reserved_until(before)))
+    until = _reserved_until(before) if is_fit and fleet.size > 0 else None
+    return not is_fit or (until is not None and until <= time.time())
 
 
 def ending_with_reservation(settings: FleetSettings) -> FleetSettings:
-    """A cluster expires when the provider begins to end its machines, if not before. Asked anew each time: a Capacity
-    Block can be extended. Raises ProvisionError."""
+    """Return settings that expire when the provider begins to end the machines, if not before.
+
+    The end of a Capacity Block is asked for anew each time: it can be extended. Raises ProvisionError.
+    """
     until = _reserved_until(settings) if settings.fleet.size else None
     if until is None or (settings.expires is not None and settings.expires <= until):
         return settings
-    warning(f"the Capacity Block {settings.reservation} ends its machines {moment(until)}: the cluster expires then")
     return dataclasses.replace(settings, expires=until)
 
 
 def _reserved_until(settings: FleetSettings) -> float | None:
-    from ...provisioners.stacks.for_stacks import reserved_until
+    from ..provisioners.stacks.for_stacks import reserved_until
 
     if settings.fleet.market != "reservation" or settings.reservation is None:
         return None
@@ -53,17 +53,19 @@ def _reserved_until(settings: FleetSettings) -> float | None:
 def settings_for(
     stack: str, fleet: FleetSpec, stands_in: Infrastructure, before: FleetSettings | None = None
 ) -> FleetSettings:
-    """Of machines that are new from image to agent; nothing is made yet. Of market reservation, they stay in that of
-    `before`, whose room its machines take; else they get one with room for all. Raises InfraError, ProvisionError.
+    """Return the settings of machines that are new from image to agent; nothing is made yet.
+
+    Of market reservation, they stay in that of `before`, whose room its machines take; else they get one with room for
+    all. Raises InfraError, ProvisionError.
     """
-    from ...control.submit.submission import owner_name
-    from ...infra.errors import InfraError
-    from ...infra.settings import FleetSettings
-    from ...protocol.jobdir import agent_key
-    from ...provisioners import AgentFile, architecture_of
-    from ...provisioners.boot import fleet_boot
-    from ...provisioners.boot.agent_file import AgentFileError, build_agent_file
-    from ...provisioners.stacks.for_stacks import Reserved, account_of, endpoints_of, image_of, reserved_for
+    from ..control.submit.submission import owner_name
+    from ..protocol.jobdir import agent_key
+    from ..provisioners import AgentFile, architecture_of
+    from ..provisioners.boot import fleet_boot
+    from ..provisioners.boot.agent_file import AgentFileError, build_agent_file
+    from ..provisioners.stacks.for_stacks import Reserved, account_of, endpoints_of, image_of, reserved_for
+    from .errors import InfraError
+    from .settings import FleetSettings
 
     reserved = Reserved(None, None)
     if fleet.market == "reservation":
@@ -97,9 +99,9 @@ def settings_for(
 
 
 def put_files(settings: FleetSettings, *, agent: bool) -> None:
-    """What machines find in the fleet's folder: what they are to know, also those that run already, and their agent,
-    where these settings name one that may not be there yet. Raises JobDirError."""
-    from ...provisioners.cluster.files import put_agent, put_settings
+    """Write what machines find in the fleet's folder: their settings, read also by those that run already, and with
+    `agent` the agent that the settings name. Raises JobDirError."""
+    from ..provisioners.cluster.files import put_agent, put_settings
 
     if agent:
         put_agent(settings.fleet, settings.fleet_dir)

@@ -1,0 +1,87 @@
+"""The settings that a cluster's file asks for, with remarks for the user on the choice of machines."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+from typing import TYPE_CHECKING
+
+import click
+
+from ...infra.cluster_machines import ending_with_reservation, is_reserved_elsewhere, settings_for
+from ...infra.cluster_planning import ClusterPlan, plan_cluster
+from ...infra.errors import NoOfferError
+from ...infra.programs import Terms
+from ...provisioners.shared import infrastructure as stacks
+from ..infra.stack_run import readable
+from ..shared.output import echo_json, remark, warning
+from ..shared.plan_view import offer_text, refusals_text
+from ..shared.specfile import say_tables
+from .expiry import moment, renewed
+
+if TYPE_CHECKING:
+    from decimal import Decimal
+
+    from ...infra.settings import FleetSettings
+    from ...jobspecs.fleets import FleetSpec
+    from ...jobspecs.loading.cluster_file import LoadedCluster
+    from ...provisioners.shared.infrastructure import Infrastructure
+
+
+def wanted_settings(
+    loaded: LoadedCluster, before: FleetSettings | None, stack: str, *, renew: bool, as_json: bool
+) -> tuple[FleetSettings, Terms]:
+    """Return what the file asks for, now. Image and agent stay as they are for as long as the template stays."""
+    chosen = _plan(loaded, before.fleet if before else None, as_json=as_json)
+    cap = loaded.cluster.limits.price
+    terms = Terms(_text(chosen.price), _text(cap), loaded.cluster.on_demand, _text(chosen.on_demand_price))
+    expires = renewed(loaded.cluster.expires, before.expires if before else None)
+    return fleet_settings(stack, chosen.fleet, chosen.infrastructure, before, expires=expires, renew=renew), terms
+
+
+def _plan(loaded: LoadedCluster, before: FleetSpec | None, *, as_json: bool) -> ClusterPlan:
+    """Return the best machines, with remarks on the choice. `as_json`: a plan that refuses everything is the command's
+    result. Raises InfraError."""
+    with readable():
+        known = stacks.known()
+    say_tables()
+    try:
+        chosen = plan_cluster(loaded, before, known, datetime.datetime.now(datetime.UTC).date())
+    except NoOfferError as error:
+        if as_json:
+            echo_json({"cluster": loaded.cluster.name, **error.plan.to_json()})
+        click.echo(refusals_text(error.plan), err=True)
+        raise
+    if chosen.offer != chosen.best:
+        remark(f"the best offer is elsewhere: {offer_text(chosen.best)}")
+    if chosen.offer.price_at_most:
+        remark(f"note: {offer_text(chosen.offer)}: Spot's own price is unknown, the one on demand counts")
+    return chosen
+
+
+def fleet_settings(
+    stack: str,
+    fleet: FleetSpec,
+    infrastructure: Infrastructure,
+    before: FleetSettings | None,
+    *,
+    expires: float | None,
+    renew: bool = False,
+) -> FleetSettings:
+    """Return the settings of a fleet: those of before where its machines stay. Raises InfraError, ProvisionError."""
+    differs = before is None or before.fleet.template_hash != fleet.template_hash
+    elsewhere = before is not None and is_reserved_elsewhere(fleet, before)
+    if before is None or differs or renew or elsewhere:
+        made = settings_for(stack, fleet, infrastructure, None if elsewhere else before)
+    else:
+        made = dataclasses.replace(before, fleet=fleet, infrastructure=infrastructure)
+    made = dataclasses.replace(made, expires=expires)
+    ending = ending_with_reservation(made)
+    if ending.expires != made.expires and ending.expires is not None:
+        until = moment(ending.expires)
+        warning(f"the Capacity Block {made.reservation} ends its machines {until}: the cluster expires then")
+    return ending
+
+
+def _text(amount: Decimal | None) -> str | None:
+    return None if amount is None else str(amount)
