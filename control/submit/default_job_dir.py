@@ -12,7 +12,7 @@ from ..errors import StoreError
 if TYPE_CHECKING:
     from ...jobspecs.loading.draft import LoadedSpec
     from ...jobspecs.plan import Plan
-from ...provisioners.shared.infrastructure import Infrastructure
+    from ...provisioners.shared.infrastructure import Infrastructure
 
 
 def with_job_dir(loaded: LoadedSpec, plan: Plan) -> tuple[LoadedSpec, str]:

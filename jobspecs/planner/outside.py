@@ -8,6 +8,7 @@ import importlib
 from .. import catalog
 from ..models import JobSpec
 from ..plan import Offer, Plan, Refusal
+from ..rules.compatibility import Ask, refusal_by
 from ..targets import TargetInfo
 from .ranking import Ranked, rank
 
@@ -16,21 +17,26 @@ def plan_outside(
     spec: JobSpec, target: TargetInfo, order: int, today: datetime.date
 ) -> tuple[list[Ranked], list[Refusal]]:
     """Rank the offers of the target's own planner among all; `order` is its place in the user's list."""
+    markets: list[str] = list(spec.resources.market)
+    asks = [Ask(target.name, "", market=market) for market in markets]
+    refusals = [refusal for ask in asks if (refusal := refusal_by("market-supported", ask))]
+    if len(refusals) == len(markets):
+        return [], refusals
     module, _, function = target.planner.partition(":")
     found: Plan = getattr(importlib.import_module(module), function)(spec, today)
-    return [_rank(spec, offer, order, place) for place, offer in enumerate(found.offers)], list(found.refusals)
-
-
-def _rank(spec: JobSpec, offer: Offer, order: int, place: int) -> Ranked:
-    markets: list[str] = list(spec.resources.market)
-    return rank(
-        offer,
-        preferences=_preferences(spec, offer),
-        market=markets.index(offer.market) if offer.market in markets else len(markets),
-        cloud=order,
-        region=place,
-        zone=0,
-    )
+    ranked = [
+        rank(
+            offer,
+            preferences=_preferences(spec, offer),
+            market=markets.index(offer.market),
+            cloud=order,
+            region=place,
+            zone=0,
+        )
+        for place, offer in enumerate(found.offers)
+        if offer.market in markets
+    ]
+    return ranked, [*refusals, *found.refusals]
 
 
 def _preferences(spec: JobSpec, offer: Offer) -> list[int]:
