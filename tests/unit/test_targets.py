@@ -42,8 +42,7 @@ ELSEWHERE = {
     # To be moved. The records of an attempt say only by the target's name whether a machine is the submitter's own.
     "runtime/agent/agent.py": {"local"},
     "runtime/launchers/tensorflow.py": {"cluster", "local"},  # `cluster` is a key of TF_CONFIG
-    # To be moved. The agent's list of metadata services, and the one table of what is done upon a notice.
-    "runtime/notices/clouds.py": {"aws", "gcp", "azure"},
+    # The agent's static index of metadata services: it knows no targets.
     "runtime/notices/policy.py": {"aws", "gcp", "azure"},
 }
 """Files -> names in them as literals that may stay. The list only ever shrinks."""
