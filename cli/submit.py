@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..jobspecs.dialects.gcloud_flags import take
+from ..jobspecs.targets import info
 from .exits import Exit
 from .shared.errors import CommandError
 from .shared.follow import Follower, Interrupts, LineFormat, LogFilter
@@ -155,7 +156,7 @@ _HINT_ALL = "`cloudgpu plan FILE --all` shows every way that was looked at"
 def _confirm(offer: Offer, loaded: LoadedSpec, *, yes: bool) -> None:
     """No money is spent unless somebody said so: --yes, an answer on the terminal, or a limit in the job file."""
     limits = loaded.spec.limits
-    if yes or offer.price == 0 or offer.cloud == "cluster":  # whose machines are paid for whether it runs or not
+    if yes or offer.price == 0 or info(offer.cloud).is_standing:  # whose machines are paid for whether it runs or not
         return
     if can_ask():
         click.confirm("start it?", default=True, err=True, abort=True)

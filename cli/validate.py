@@ -108,12 +108,14 @@ def _refusals(loaded: LoadedSpec) -> list[Refusal] | None:
 
     from ..jobspecs.models import CLOUDS
     from ..jobspecs.planner.planner import plan
+    from ..jobspecs.targets import info
 
     today = datetime.datetime.now(datetime.UTC).date()
     refusals: list[Refusal] = []
     # One cloud that can run it is enough. Looking at this machine takes longest, so it is asked last.
-    for cloud in sorted(loaded.spec.resources.cloud or CLOUDS, key=lambda name: name == "local"):
-        found = plan(loaded.spec, machine=_this_machine() if cloud == "local" else None, today=today, clouds=[cloud])
+    for cloud in sorted(loaded.spec.resources.cloud or CLOUDS, key=lambda name: info(name).is_here):
+        machine = _this_machine() if info(cloud).is_here else None
+        found = plan(loaded.spec, machine=machine, today=today, clouds=[cloud])
         if found.offers:
             return None
         refusals += found.refusals

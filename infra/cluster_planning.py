@@ -8,8 +8,9 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..jobspecs.fleets import FLEET_CLOUDS, fleet_of
+from ..jobspecs.fleets import fleet_of
 from ..jobspecs.planner.planner import plan
+from ..jobspecs.targets import FLEET_CLOUDS
 from .cluster_machines import are_alike
 from .errors import NoOfferError, RefusedError
 

@@ -20,19 +20,20 @@ from pydantic import (
     WithJsonSchema,
 )
 
+from . import targets
 from .diagnostics import Loc, MistakesError, Problem, mistake, quote, shorten
 from .suggest import did_you_mean, one_of
 from .unit_text import format_duration
 from .units import DURATION_SCHEMA, NodeRange, node_range, parse_duration, parse_whole, shorthand, whole, whole_schema
 
-CloudName = Literal["local", "aws", "gcp", "vertex", "azure"]
+CloudName = str
+"""Name of a target that a job file can name: targets.names()."""
 Market = Literal["on-demand", "spot", "flex-start", "reservation"]
 RoleName = Literal["chief", "worker", "parameter_server", "evaluator"]
 LauncherName = Literal["auto", "none", "torchrun", "tensorflow", "horovod", "mpi"]
 RecoverName = Literal["supervisor", "fleet"]
 OnDamageName = Literal["stop", "restart"]
 
-CLOUDS: tuple[CloudName, ...] = get_args(CloudName)
 MARKETS: tuple[Market, ...] = get_args(Market)
 ROLES: tuple[RoleName, ...] = get_args(RoleName)
 """In rank order: the chief is always rank 0."""
@@ -42,13 +43,20 @@ ON_DAMAGE: tuple[OnDamageName, ...] = get_args(OnDamageName)
 MAX_NODES = 1_000
 MAX_RETRIES = 10_000
 MAX_PRIORITY = 100
-JOB_DIR_SCHEMES = ("file", "s3", "gs", "az")
+FORMS = {
+    "file": "file:///FOLDER",
+    "s3": "s3://BUCKET/FOLDER",
+    "gs": "gs://BUCKET/FOLDER",
+    "az": "az://CONTAINER@ACCOUNT/FOLDER",
+}
+"""Scheme -> how a URL of it is written, for advice."""
+JOB_DIR_SCHEMES = tuple(FORMS)
 
 _MAX_LIST = 64
 _MAX_ENV = 1_000
 _MAX_WORD = 64
 """Characters of a wrong word for which a hint is looked for."""
-# Names of markets, clouds and roles in clouds and other tools.
+# Names of markets and roles in clouds and other tools.
 _OTHERS_WORDS = {
     "preemptible": "spot",
     "low-priority": "spot",
@@ -59,15 +67,6 @@ _OTHERS_WORDS = {
     "true": "spot",
     "yes": "spot",
     "interruptible": "spot",
-    "amazon": "aws",
-    "ec2": "aws",
-    "google": "gcp",
-    "gce": "gcp",
-    "google-cloud": "gcp",
-    "vertex-ai": "vertex",
-    "vertexai": "vertex",
-    "microsoft": "azure",
-    "localhost": "local",
     "master": "chief",
     "head": "chief",
     "leader": "chief",
@@ -81,24 +80,37 @@ _SPACE = re.compile(r"\s")
 
 
 def _choice(options: tuple[str, ...]) -> BeforeValidator:
-    """One of a few words; a mistake names them all."""
+    """Accept one of a few words."""
 
     def check(value: Any) -> Any:  # whatever the user wrote
         if value in options:
             return value
-        words = [_meant(word, options) for word in str(value)[:_MAX_WORD].split(",")]
-        hint = f"did you mean {words[0]}?" if words[0] else did_you_mean(str(value), options)
-        if len(words) > 1 and all(words):
-            hint = f"write [{', '.join(words)}]"
-        raise mistake("unknown-value", f"expected {one_of(options)}", hint)
+        raise _unknown(value, options)
 
     return BeforeValidator(check)
+
+
+def _unknown(value: object, options: tuple[str, ...]) -> MistakesError:
+    """Return the mistake, which names all options."""
+    words = [_meant(word, options) for word in str(value)[:_MAX_WORD].split(",")]
+    hint = f"did you mean {words[0]}?" if words[0] else did_you_mean(str(value), options)
+    if len(words) > 1 and all(words):
+        hint = f"write [{', '.join(words)}]"
+    return mistake("unknown-value", f"expected {one_of(options)}", hint)
+
+
+def _check_cloud(value: Any) -> Any:
+    if not targets.is_name(value):
+        raise _unknown(value, targets.names())
+    return value
 
 
 def _meant(word: str, options: tuple[str, ...]) -> str:
     """Return the option that a word of another tool means; "" if there is none."""
     plain = word.strip()
-    meant = plain if plain in options else _OTHERS_WORDS.get(plain.lower().replace("_", "-").replace(" ", "-"), "")
+    word = plain.lower().replace("_", "-").replace(" ", "-")
+    aliases = (name for name, one in targets.built_in().items() if word in one.aliases)
+    meant = plain if plain in options else _OTHERS_WORDS.get(word) or next(aliases, "")
     return meant if meant in options else ""
 
 
@@ -228,16 +240,13 @@ def _url_problems(path: str, urls: object) -> list[Problem | None]:
     return [_url_problem((path,), urls)]
 
 
-_STORE_OF = {"gcp": "gs://BUCKET/FOLDER", "vertex": "gs://BUCKET/FOLDER", "azure": "az://CONTAINER@ACCOUNT/FOLDER"}
-"""How a URL of a cloud's own store is written, where that is not S3."""
-
-
 def _url_problem(place: Loc, url: object) -> Problem | None:
     scheme, separator, rest = str(url).partition("://")
     if isinstance(url, str) and separator and scheme in JOB_DIR_SCHEMES and rest.strip("/"):
         return None
     allowed = one_of([f"{known}://" for known in JOB_DIR_SCHEMES])
-    form = _STORE_OF.get(str(place[-1]), "s3://BUCKET/FOLDER")
+    schemes = targets.info(str(place[-1])).schemes
+    form = FORMS[schemes[0] if len(schemes) == 1 else "s3"]
     return Problem(place, "bad-input", f"expected {allowed} and a folder", f"write {shorten(str(place[-1]))}: {form}")
 
 
@@ -277,6 +286,13 @@ def _word_or(word: str, parse: Any, write: Any, schema: dict[str, Any]) -> tuple
     return shorthand(read, lambda value: value if value == word else write(value), {"anyOf": [{"const": word}, schema]})
 
 
+class _TargetNames:
+    """JSON Schema of a target's name: those that are installed."""
+
+    def __get_pydantic_json_schema__(self, _core: Any, _handler: Any) -> dict[str, Any]:
+        return {"enum": list(targets.names()), "type": "string"}
+
+
 Name = Annotated[str, BeforeValidator(_check_name), WithJsonSchema({"type": "string", "pattern": f"^{_NAME.pattern}$"})]
 MachineTypeName = Annotated[str, *_text(64, least=1)]
 AcceleratorName = Annotated[str, *_text(64, least=1)]
@@ -290,7 +306,7 @@ ElasticNodes = Annotated[NodeRange, *node_range(MAX_NODES)]
 KeepCount = Annotated[int, *whole(1, 1_000)]
 RetryCount = Annotated[int, *whole(0, MAX_RETRIES)]
 Priority = Annotated[int, *whole(0, MAX_PRIORITY)]
-Cloud = Annotated[CloudName, _choice(CLOUDS)]
+Cloud = Annotated[CloudName, BeforeValidator(_check_cloud), _TargetNames()]
 RoleKey = Annotated[RoleName, _choice(ROLES)]
 Launcher = Annotated[LauncherName, _choice(LAUNCHERS)]
 Recover = Annotated[RecoverName, _choice(RECOVERS)]
@@ -298,8 +314,7 @@ OnDamage = Annotated[OnDamageName, _choice(ON_DAMAGE)]
 _Market = Annotated[Market, _choice(MARKETS)]
 
 JobDirs = Annotated[
-    Annotated[JobDirUrl, Tag("(text)")]
-    | Annotated[dict[Cloud, JobDirUrl], Field(min_length=1, max_length=len(CLOUDS)), Tag("(mapping)")],
+    Annotated[JobDirUrl, Tag("(text)")] | Annotated[dict[Cloud, JobDirUrl], Field(min_length=1), Tag("(mapping)")],
     Discriminator(lambda value: "(mapping)" if isinstance(value, Mapping) else "(text)"),
 ]
 """One for all clouds, or one for each."""

@@ -6,21 +6,28 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
 
 from . import fields
 from .diagnostics import MistakesError, mistake
 from .fields import Market
 from .models import Limits, Resources
 from .plan import Offer
+from .targets import FLEET_CLOUDS
 from .unit_text import format_duration
 from .units import DURATION_SCHEMA, Duration, parse_duration, shorthand
 
-FLEET_CLOUDS = ("aws", "gcp", "azure")
-"""Whose machines can be a fleet."""
-FleetCloud = Literal["aws", "gcp", "azure"]
+
+def _check_fleet_cloud(value: str) -> str:
+    if value not in FLEET_CLOUDS:
+        raise ValueError(f"expected one of {', '.join(FLEET_CLOUDS)}")
+    return value
+
+
+FleetCloud = Annotated[str, AfterValidator(_check_fleet_cloud)]
+"""One of FLEET_CLOUDS."""
 
 NEVER = "never"
 EXPIRY_S = 7 * 86_400

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from fractions import Fraction
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -25,7 +25,8 @@ from pydantic_core import CoreSchema, PydanticKnownError
 
 from . import fields
 from .diagnostics import MistakesError, Problem, mistake
-from .fields import CLOUDS, ROLES, CloudName, LauncherName, Market, RoleName
+from .fields import ROLES, CloudName, LauncherName, Market, RoleName
+from .targets import CLOUDS
 from .units import CountRange, DiskSize, Duration, GpuCount, MemoryRange, Money, NodeRange, Rate
 
 __all__ = [
@@ -180,7 +181,7 @@ class Limits(_Model):
 
 
 def _on(cloud: str, where: str | Mapping[CloudName, str] | None) -> str | None:
-    return where.get(cast("CloudName", cloud)) if isinstance(where, Mapping) else where
+    return where.get(cloud) if isinstance(where, Mapping) else where
 
 
 class JobSpec(_Model):

@@ -9,6 +9,7 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 from .diagnostics import Loc
+from .targets import info
 
 CPU = "cpu"
 """Stands among accelerators for the nodes of jobs without GPUs, where what jobs want is counted."""
@@ -62,12 +63,12 @@ class Offer(NamedTuple):
     @property
     def place(self) -> str:
         """`gcp us-central1-a spot`; on the target `local`, where there is no choice, `this machine`."""
-        return "this machine" if self.cloud == "local" else f"{self.cloud} {self.zone or self.region} {self.market}"
+        return "this machine" if info(self.cloud).is_here else f"{self.cloud} {self.zone or self.region} {self.market}"
 
     @property
     def label(self) -> str:
         """The place and the machine types: `gcp us-central1-a spot n1-standard-8`; `this machine`."""
-        types = "" if self.cloud == "local" else "+".join(dict.fromkeys(role.machine_type for role in self.roles))
+        types = "" if info(self.cloud).is_here else "+".join(dict.fromkeys(role.machine_type for role in self.roles))
         return f"{self.place} {types}".rstrip()
 
     def to_json(self) -> dict[str, Any]:

@@ -6,7 +6,6 @@ Leftover. Whether it may go is not decided here (control/leftovers.py).
 
 from __future__ import annotations
 
-import importlib
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,9 +15,7 @@ from typing import Any, NamedTuple, Protocol, cast
 from . import get_provisioner
 from .base import Allocation, Owner
 from .shared import tags
-
-# cloud -> module that is a Collector; imported on first use. Other targets have machines only: find() tells all.
-_COLLECTORS = {"aws": ".aws.collect", "gcp": ".gcp.collect", "vertex": ".vertex.collect", "azure": ".azure.collect"}
+from .target import code_of, target_of
 
 log = logging.getLogger("cloudgpu.provisioners")
 
@@ -150,15 +147,15 @@ class Collector(Protocol):
 
 def find(target: str, owner: Owner, regions: Sequence[str] = ()) -> Found:
     """What a target has with our tags: of every owner in a cloud, of this one elsewhere. Raises ProvisionError."""
-    if target in _COLLECTORS:
-        return _collector(target).find(regions)
+    if (collector := _collector(target)) is not None:
+        return collector.find(regions)
     return Found([_leftover(allocation, owner) for allocation in get_provisioner(target).find(owner)])
 
 
 def remove(leftover: Leftover) -> None:
     """Remove all of it; idempotent. Raises ProvisionError."""
-    if leftover.target in _COLLECTORS:
-        _collector(leftover.target).remove(leftover)
+    if (collector := _collector(leftover.target)) is not None:
+        collector.remove(leftover)
         return
     machines = {thing.detail: thing.id for thing in leftover.things}
     allocation = Allocation(leftover.target, leftover.job_id, leftover.attempt, leftover.token, machines)
@@ -172,5 +169,7 @@ def _leftover(allocation: Allocation, owner: Owner) -> Leftover:
     )
 
 
-def _collector(target: str) -> Collector:
-    return cast("Collector", importlib.import_module(_COLLECTORS[target], __package__))
+def _collector(target: str) -> Collector | None:
+    """Return the target's collector; None: it has machines only."""
+    found = target_of(target)
+    return cast("Collector", code_of(target, found.collector)) if found is not None and found.collector else None

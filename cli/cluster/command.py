@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ...jobspecs.targets import STANDING
 from ..exits import Exit
 from ..infra.stack_run import check_account, held, known_backend, readable, settle, stack_options
 from ..infra.stack_view import report_text
@@ -414,7 +415,7 @@ def _jobs_on(name: str) -> list[str]:
     from ...control.jobs import list_jobs
 
     active = list_jobs(active_only=True, limit=None)
-    return [job.id for job in active if job.row.offers[0][:2] == ("cluster", name)]
+    return [job.id for job in active if job.row.offers[0][:2] == (STANDING, name)]
 
 
 def _machines(number: int) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ...jobspecs.targets import WITH_TABLES
 from ..exits import Exit
 from ..shared.errors import CommandError
 from ..shared.options import json_option
@@ -16,12 +17,10 @@ if TYPE_CHECKING:
     from ...jobspecs.catalog import Accelerator
     from ...jobspecs.units import CountRange, SizeRange
 
-_CLOUDS = ("aws", "gcp", "vertex", "azure")  # catalog.CLOUDS, which is not imported for --help; a test compares them
-
 
 @click.command()
 @click.argument("query", metavar="[NAME[:COUNT]|MEMORY]", required=False)
-@click.option("--cloud", type=click.Choice(_CLOUDS), help="Only what this cloud sells.")
+@click.option("--cloud", type=click.Choice(WITH_TABLES), help="Only what this cloud sells.")
 @click.option("--region", metavar="REGION", help="Only what is sold in this region, with its zones.")
 @json_option
 def command(query: str | None, cloud: str | None, region: str | None, as_json: bool) -> None:
@@ -43,7 +42,7 @@ def command(query: str | None, cloud: str | None, region: str | None, as_json: b
 
     name, memory, gpus = _parse(query)
     scope = Scope(
-        clouds=(cloud,) if cloud else _CLOUDS,
+        clouds=(cloud,) if cloud else WITH_TABLES,
         region=region if region is None else _known_region(region, cloud),
         today=datetime.datetime.now(datetime.UTC).date().isoformat(),
         memory=memory,

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ...jobspecs.targets import FLEET_CLOUDS, on_host
 from ..exits import Exit
 from ..shared.errors import CommandError
 from ..shared.options import json_option, yes_option
 from ..shared.output import Column, can_ask, echo_json, echo_table, remark
-from .stack_run import CLOUDS, check_account, held, known_backend, readable, settle, stack_options
+from .stack_run import check_account, held, known_backend, readable, settle, stack_options
 from .stack_view import report_text
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def command() -> None:
 
 def _place_options(function: Any) -> Any:  # a decorator
     function = click.option("--region", required=True, metavar="REGION", help="One stack for each region.")(function)
-    return click.option("--cloud", required=True, type=click.Choice(CLOUDS), help="Whose.")(function)
+    return click.option("--cloud", required=True, type=click.Choice(FLEET_CLOUDS), help="Whose.")(function)
 
 
 _bucket_option = click.option(
@@ -206,7 +207,9 @@ _HINT_BACKEND = "--backend or CLOUDGPU_INFRA_BACKEND names the one it was brough
 
 
 @command.command(short_help="List the stacks known here, or read one anew.")
-@click.option("--cloud", type=click.Choice(CLOUDS), help="Ask this stack itself, with --region; else all known here.")
+@click.option(
+    "--cloud", type=click.Choice(FLEET_CLOUDS), help="Ask this stack itself, with --region; else all known here."
+)
 @click.option("--region", metavar="REGION", help="Of the stack.")
 @stack_options
 @json_option
@@ -319,7 +322,7 @@ def _settings(stack: str, cloud: str, region: str, bucket: str | None, contents:
 
     if SETTINGS not in contents.outputs:  # not there, or its first `up` has failed
         return InfraSettings(
-            cloud=cloud,  # type: ignore[arg-type]  # one of CLOUDS
+            cloud=cloud,
             region=region,
             stack=stack,
             owner=owner_name(),
@@ -375,12 +378,11 @@ def _jobs_there(cloud: str, region: str, contents: Contents) -> list[str]:
     from ...infra.settings import OUTPUT
 
     job_dir = str((contents.outputs.get(OUTPUT) or {}).get("job_dir") or "")
-    targets = {"gcp": ("gcp", "vertex")}.get(cloud, (cloud,))
 
     def uses(job: Job) -> bool:
         dirs = [job.job_dir, *job.row.policy.job_dirs.values()]
         in_bucket = bool(job_dir) and any(one.startswith(f"{job_dir.rstrip('/')}/") for one in dirs)
-        return in_bucket or (job.offer.cloud in targets and job.offer.region == region)
+        return in_bucket or (job.offer.cloud in on_host(cloud) and job.offer.region == region)
 
     return [job.id for job in list_jobs(active_only=True, limit=None) if uses(job)]
 

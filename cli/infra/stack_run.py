@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from ...jobspecs.targets import FLEET_CLOUDS
 from ..exits import Exit
 from ..shared.errors import CommandError
 from ..shared.output import ProgressLine, can_ask, echo_json, remark, warning
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     from ...provisioners.stacks.clusters import Cluster
 
 _F = TypeVar("_F", bound=Callable[..., Any])
-CLOUDS = ("aws", "gcp", "azure")
-"""jobspecs.fleets.FLEET_CLOUDS, which is not imported for --help; a test compares them."""
 
 
 def stack_options(function: _F) -> _F:
@@ -70,7 +69,7 @@ def held(name: str, backend: str | None, *, install: bool) -> Iterator[Stack]:
 
 def _need_sdk() -> None:
     if importlib.util.find_spec("pulumi") is None:
-        hint = " or ".join(f"pip install 'cloudgpu[infra-{cloud}]'" for cloud in CLOUDS)
+        hint = " or ".join(f"pip install 'cloudgpu[infra-{cloud}]'" for cloud in FLEET_CLOUDS)
         raise CommandError("stacks need Pulumi's SDK", hint=hint, exit_code=Exit.UNAVAILABLE)
 
 

@@ -8,6 +8,7 @@ from decimal import Decimal
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+from ...jobspecs.targets import info
 from ...jobspecs.unit_text import format_duration, format_size
 from .output import Column, clean, columns, style, table
 from .text import money
@@ -87,7 +88,7 @@ def offer_text(offer: Offer) -> str:
     """`gcp us-central1-a spot: 2 × g2-standard-4 + L4:1, 0.56 USD/h`; what is paid for already has no price."""
     machines = ", ".join(
         (f"{role.nodes} × " if role.nodes > 1 else "")
-        + (role.role if offer.cloud == "local" else role.machine_type)
+        + (role.role if info(offer.cloud).is_here else role.machine_type)
         + (f" + {accelerator_text(role)}" if role.accelerator else "")
         for role in offer.roles
     )
@@ -101,10 +102,10 @@ def offer_text(offer: Offer) -> str:
 
 def creation_text(offer: Offer, spec: JobSpec) -> str:
     """What submitting would create for this offer, or use of a cluster, and where it ends at the latest."""
-    stays = offer.cloud == "cluster"
+    stays = info(offer.cloud).is_standing
     lines = [style("It would use:" if stays else "It would create:", "title")]
     lines += [f"  {_machines(role, offer)}" for role in offer.roles]
-    if offer.cloud != "local" and not stays:
+    if not info(offer.cloud).is_here and not stays:
         lines.append(f"  {_count(offer.nodes, 'disk')} of {format_size(offer.disk_gb)}, deleted with the machines")
     if spec.recover == "fleet" and not stays:
         lines.append("  1 group of these machines, which replaces lost ones, and is empty when the job has ended")
@@ -119,7 +120,7 @@ def _job_dir(offer: Offer, spec: JobSpec) -> str:
     given = spec.job_dir_on(offer.cloud)
     if given is not None:
         return clean(given)
-    if offer.cloud == "local":
+    if info(offer.cloud).is_here:
         return "the default job dir on this machine"
     return "a bucket both sides reach: name it with `job_dir`"
 
@@ -151,7 +152,7 @@ def _machine(role: RoleOffer) -> list[str]:
 
 def _places(row: Places) -> str:
     """`us-central1 a,b,f`; `us-east-1 az1,az4`; the region alone where the provider chooses the zone."""
-    if row[0].cloud == "local":
+    if info(row[0].cloud).is_here:
         return "this machine"
     zones = [offer.zone.rpartition("-")[2] for offer in row if offer.zone]
     return " ".join(filter(None, (row[0].region, ",".join(zones))))
@@ -190,7 +191,7 @@ def refusal_text(refusal: Refusal) -> str:
 
 
 def _machines(role: RoleOffer, offer: Offer) -> str:
-    if offer.cloud == "local":
+    if info(offer.cloud).is_here:
         what = f"{_count(role.nodes, 'process group')} ({role.role}) on {offer.place}"
         return f"{what}, each with {accelerator_text(role)}" if role.accelerator else what
     size = ", ".join(

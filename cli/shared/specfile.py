@@ -210,10 +210,11 @@ def plan_spec(loaded: LoadedSpec) -> Plan:
     import datetime
 
     from ...jobspecs.planner.planner import plan
+    from ...jobspecs.targets import info
 
     clouds = loaded.spec.resources.cloud
     machine = None
-    if clouds is None or "local" in clouds:
+    if clouds is None or any(info(cloud).is_here for cloud in clouds):
         from ...provisioners.local.provisioner import inspect_machine
 
         machine = inspect_machine()

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ...jobspecs.plan import Offer, RoleOffer
+from ...jobspecs.targets import info
 from ..store.model import Attempt, Refused
 
 DRY_S = 600.0
-"""A place without capacity is not asked again for so long, by no job of the store."""
-_DRY_S = {"local": 30.0}
-"""Instead, by target: to ask this machine costs nothing, and its GPUs come free one by one."""
+"""Seconds for which no job of the store asks a place without capacity again, where the target does not say (its
+dry_s): to ask this machine costs nothing, and its GPUs come free one by one."""
 WEARY_S = 3_600.0
 WEARY_FACTOR = 3
 """A job that has looked for so long in vain leaves each place alone for so many times as long: each try is a launch
@@ -140,7 +140,7 @@ def concerns(refusal: Refused, offer: Offer) -> bool:
 def _until(refusal: Refused, begun: float) -> float:
     if REACTIONS[refusal.kind].lasts != "dry":
         return math.inf
-    dry_s = _DRY_S.get(refusal.offer.cloud, DRY_S)
+    dry_s = info(refusal.offer.cloud).dry_s or DRY_S
     return refusal.time + (dry_s if refusal.time - begun < WEARY_S else dry_s * WEARY_FACTOR)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ...jobspecs.plan import Offer
+from ...jobspecs.targets import info
 from ..store.model import Refused
 
 CLASSES = {
@@ -110,7 +111,7 @@ def _by_region(places: Sequence[Asked]) -> dict[str, list[Asked]]:
     regions: dict[str, list[Asked]] = {}
     for one in places:
         offer = one.offer
-        regional = offer if offer.cloud == "local" else offer._replace(zone=None)
+        regional = offer if info(offer.cloud).is_here else offer._replace(zone=None)
         regions.setdefault(regional.label, []).append(one)
     return regions
 

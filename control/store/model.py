@@ -8,10 +8,11 @@ from decimal import Decimal
 from typing import Any, NamedTuple
 
 from ...jobspecs.plan import Offer
+from ...jobspecs.targets import CLOUDS, info
 from ...protocol.jobdir import Generation, Progress, Timeline
 from ...provisioners.base import Allocation, NodeRequest
 
-QUEUES = frozenset({"local"})
+QUEUES = frozenset(name for name in CLOUDS if info(name).is_here)
 """Targets whose waiting jobs are a queue."""
 
 

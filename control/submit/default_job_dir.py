@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ...jobspecs.targets import FLEET_CLOUDS, info
 from ...provisioners.shared import infrastructure
 from .. import paths
 from ..errors import StoreError
@@ -12,9 +13,6 @@ if TYPE_CHECKING:
     from ...jobspecs.loading.draft import LoadedSpec
     from ...jobspecs.plan import Plan
     from ...provisioners.shared.infrastructure import Infrastructure
-
-_STACK_OF = {"aws": "aws", "gcp": "gcp", "vertex": "gcp", "azure": "azure"}
-"""Target -> whose stacks its machines can use."""
 
 
 def with_job_dir(loaded: LoadedSpec, plan: Plan) -> tuple[LoadedSpec, str]:
@@ -32,18 +30,18 @@ def with_job_dir(loaded: LoadedSpec, plan: Plan) -> tuple[LoadedSpec, str]:
     if not dirs:
         return loaded, ""
     said = f"job_dir is that of the infra stack: {', '.join(dict.fromkeys(dirs.values()))}"
-    if "local" in regions:
-        dirs["local"] = paths.default_job_dir().as_uri()
+    dirs |= {cloud: paths.default_job_dir().as_uri() for cloud in regions if info(cloud).is_here}
     one = set(dirs.values()) if len(dirs) == len(regions) else set()
     job_dir = one.pop() if len(one) == 1 else dirs
     return loaded._replace(spec=loaded.spec.model_copy(update={"job_dir": job_dir})), said
 
 
 def _stack(cloud: str, region: str) -> Infrastructure | None:
-    if cloud not in _STACK_OF:
+    host = info(cloud).host or cloud
+    if host not in FLEET_CLOUDS:
         return None
     try:
-        found = [one for one in infrastructure.known(_STACK_OF[cloud]) if one.job_dir]
+        found = [one for one in infrastructure.known(host) if one.job_dir]
     except ValueError as error:
         raise StoreError(str(error)) from error
     return min(found, key=lambda one: one.region != region, default=None)

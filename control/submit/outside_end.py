@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ...jobspecs.catalog.targets import targets
+from ...jobspecs.targets import info
 from ...provisioners.shared import infrastructure
 
 if TYPE_CHECKING:
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 def advice(offer: Offer) -> str | None:
     """Return how to have such machines ended; None: the provider ends them, or an infra stack known here does."""
-    if targets()[offer.cloud].ended_outside:
+    if info(offer.cloud).ended_outside:
         return None
     try:
         if infrastructure.load(offer.cloud, offer.region) is not None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ...jobspecs.catalog.targets import targets
 from ...jobspecs.plan import Plan, Refusal
 from ...jobspecs.rules.base import listing
+from ...jobspecs.targets import info
 from ...provisioners.shared.infrastructure import group_obstacle
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ def with_groups(spec: JobSpec, plan: Plan) -> Plan:
     """The plan without the offers in regions where the job cannot have a group, and why not; the same for others."""
     if spec.recover == "supervisor":
         return plan
-    places = dict.fromkeys((offer.cloud, offer.region) for offer in plan.offers if targets()[offer.cloud].groups)
+    places = dict.fromkeys((offer.cloud, offer.region) for offer in plan.offers if info(offer.cloud).groups)
     found = {place: group_obstacle(*place, _folders(spec, place[0])) for place in places}
     able = tuple(offer for offer in plan.offers if found.get((offer.cloud, offer.region)) is None)
     alike: dict[tuple[str, str], list[str]] = {}

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ...jobspecs.plan import Offer
+from ...jobspecs.targets import info
 from ...protocol.jobdir import JOB_KEY, SCHEMES, JobDir, JobDirError, JobRecord, local_url, portable_url
 from ...storage.stores import Buckets
 from ...storage.urls import local_folder
@@ -74,7 +75,7 @@ def _ship(
         agents = shipper.agents(offers)
         on_progress("submitting", 0, 0)
         record = _job_record(job_id, spec, program, code)
-        if any(offer.cloud == "local" for offer in offers):
+        if any(info(offer.cloud).is_here for offer in offers):
             record = dataclasses.replace(record, search_path=_search_path(), submitter_env=_submitter_env(spec))
         data = record.to_bytes()
         row = _row(job_id, spec, offers, urls, hashlib.sha256(data).hexdigest(), agents=agents)
@@ -283,7 +284,7 @@ def _images(spec: JobSpec) -> dict[str, str]:
 def _capacity_s(asked: Literal["unlimited"] | int | None, offers: list[Offer]) -> int | None:
     """Jobs for this machine alone stand in a queue: unless their user says so, they do not leave it."""
     if asked is None:
-        return None if all(offer.cloud == "local" for offer in offers) else CAPACITY_S
+        return None if all(info(offer.cloud).is_here for offer in offers) else CAPACITY_S
     return None if asked == "unlimited" else asked
 
 

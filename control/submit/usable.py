@@ -8,9 +8,11 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from ...jobspecs.fields import FORMS
 from ...jobspecs.plan import Offer, Plan
-from ...jobspecs.rules.stores import REACHES, reaches
-from ...provisioners import is_set_up, launchable
+from ...jobspecs.rules.stores import reaches
+from ...jobspecs.targets import info, is_name
+from ...provisioners import can_launch, is_set_up, launchable, setup_hint
 from ..errors import SubmitError
 from .own_group import RULE, with_groups
 
@@ -19,26 +21,6 @@ if TYPE_CHECKING:
 
 MAX_WAYS = 40
 """Kept with a job: so many ways to run it, each in one region with all its zones."""
-
-# How a URL of each kind is written, for advice.
-_FORMS = {
-    "s3": "s3://BUCKET/FOLDER",
-    "gs": "gs://BUCKET/FOLDER",
-    "az": "az://CONTAINER@ACCOUNT/FOLDER",
-    "file": "file:///FOLDER",
-}
-_HOW_TO_SET_UP = {
-    "aws": "aws is not set up here: it needs boto3 (pip install 'cloudgpu[aws]') and credentials (`aws configure`, "
-    "`aws sso login`, or AWS_PROFILE), see docs/aws.md",
-    "gcp": "gcp is not set up here: it needs Google's SDK (pip install 'cloudgpu[gcp]') and credentials "
-    "(`gcloud auth application-default login`, or GOOGLE_APPLICATION_CREDENTIALS), see docs/gcp.md",
-    "vertex": "vertex is not set up here: it needs Google's SDK (pip install 'cloudgpu[gcp]') and credentials "
-    "(`gcloud auth application-default login`, or GOOGLE_APPLICATION_CREDENTIALS), see docs/vertex.md",
-    "azure": "azure is not set up here: it needs Azure's SDK (pip install 'cloudgpu[azure]'), a subscription and "
-    "credentials (`az login`, or AZURE_SUBSCRIPTION_ID with AZURE_TENANT_ID, AZURE_CLIENT_ID and AZURE_CLIENT_SECRET), "
-    "see docs/azure.md",
-    "cluster": "cluster is not set up here: `cloudgpu cluster up cluster.yaml` brings one up, see docs/clusters.md",
-}
 
 
 def usable_offers(spec: JobSpec, plan: Plan) -> list[Offer]:
@@ -52,10 +34,10 @@ def usable_offers(spec: JobSpec, plan: Plan) -> list[Offer]:
     plan = _with_groups(spec, plan)
     clouds = list(dict.fromkeys(offer.cloud for offer in plan.offers))
     obstacles = {cloud: why for cloud in clouds if (why := obstacle(spec, cloud, look=True))}
-    named = [cloud for cloud in clouds if spec.resources.cloud is not None and cloud in launchable()]
+    named = [cloud for cloud in clouds if spec.resources.cloud is not None and can_launch(cloud)]
     wrong = [cloud for cloud in named if cloud in obstacles] or (clouds if len(obstacles) == len(clouds) else [])
     if wrong:
-        apart = [cloud for cloud in wrong if cloud in launchable() and not _reaches_job_dir(spec, cloud)]
+        apart = [cloud for cloud in wrong if can_launch(cloud) and not _reaches_job_dir(spec, cloud)]
         told = [_apart(spec, apart) if cloud in apart else obstacles[cloud] for cloud in wrong]
         raise SubmitError("; ".join(dict.fromkeys(told)))
     able = [offer for offer in plan.offers if offer.cloud not in obstacles]
@@ -83,19 +65,19 @@ def obstacle(spec: JobSpec, cloud: str, *, look: bool) -> str:
 
     `look`: also whether the cloud's SDK and credentials are there, which takes as long as importing the SDK.
     """
-    if cloud not in launchable():
-        names = ", ".join(sorted(launchable() - {"cluster"}))  # which is named by --cluster, not as a cloud
+    if not can_launch(cloud):
+        names = ", ".join(filter(is_name, sorted(launchable())))
         return f"this version plans for {cloud}, but launches only on: {names}"
     if not _reaches_job_dir(spec, cloud):
         return _apart(spec, [cloud])
     for path, url in spec.inputs_on(cloud).items():
-        needed = " or ".join(f"{scheme}://" for scheme in REACHES[cloud])
+        needed = " or ".join(f"{scheme}://" for scheme in info(cloud).schemes)
         if url is None:
             return f"inputs.{path} names none for {cloud}, whose machines read from {needed}"
         if not reaches(cloud, url):
             return f"machines of {cloud} cannot reach inputs.{path}, {url}: they read from {needed}"
     if look and not is_set_up(cloud):
-        return _HOW_TO_SET_UP[cloud]
+        return setup_hint(cloud)
     return ""
 
 
@@ -118,15 +100,15 @@ def _apart(spec: JobSpec, clouds: Sequence[str]) -> str:
 def _to_write(spec: JobSpec, clouds: Sequence[str]) -> str:
     """A job dir for these clouds, and for all others that the job names or has one for."""
     others = [*(spec.job_dir if isinstance(spec.job_dir, dict) else ()), *(spec.resources.cloud or ())]
-    together = [cloud for cloud in dict.fromkeys([*others, *clouds]) if cloud in REACHES]
-    common = [scheme for scheme in REACHES[clouds[0]] if all(scheme in REACHES[one] for one in together)]
+    together = list(dict.fromkeys([*others, *clouds]))
+    common = [scheme for scheme in info(clouds[0]).schemes if all(scheme in info(one).schemes for one in together)]
     if common and not isinstance(spec.job_dir, dict):
-        return " or ".join(_FORMS[scheme] for scheme in common)
+        return " or ".join(FORMS[scheme] for scheme in common)
     folders = {
-        cloud: spec.job_dir_on(cloud) if _reaches_job_dir(spec, cloud) else _FORMS[REACHES[cloud][0]]
+        cloud: spec.job_dir_on(cloud) if _reaches_job_dir(spec, cloud) else FORMS[info(cloud).schemes[0]]
         for cloud in together
     }
-    return "{" + ", ".join(f"{cloud}: {url or _FORMS['file']}" for cloud, url in folders.items()) + "}"
+    return "{" + ", ".join(f"{cloud}: {url or FORMS['file']}" for cloud, url in folders.items()) + "}"
 
 
 def keep(offers: Sequence[Offer], most: int = MAX_WAYS) -> list[Offer]:

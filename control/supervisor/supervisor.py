@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 
+from ...jobspecs.targets import info
 from ...protocol.jobdir import JobDir, JobDirError
 from ...provisioners import get_provisioner
 from ...provisioners.base import Provisioner, ProvisionError
@@ -45,12 +46,11 @@ _PAUSE_S = (1.0, 60.0)
 """After a failed step: at first, and at most."""
 LOGIN_S = 30.0
 """After a failed step whose credentials were not accepted, in seconds at most: renewed ones are found within it."""
-_QUIET_S = {"local": (0.1, 2.0)}
-"""By target, between two looks at a job while nothing changes: at first, and at most."""
 _QUIET_WANTED_S = 0.4
 """Between two looks at a job of a target with a queue, at most, while others wait there: its end is to be seen soon."""
 _QUIET_CLOUD_S = (1.0, 3.0)
-"""Likewise in a cloud, where each look is paid for, and a hundred jobs are looked at as often as one."""
+"""Between two looks at a job while nothing changes, at first and at most, where the target does not say (its quiet_s):
+each look at a cloud is paid for, and a hundred jobs are looked at as often as one."""
 _ASK_S = 1.0
 """Seconds between two queries for changed jobs, unless a command names a job."""
 _LIST_S = 30.0
@@ -308,7 +308,7 @@ class Supervisor:
         """Return when a job is due that has not changed."""
         if watched.memory.pause_s:
             return self._clock.monotonic() + watched.memory.pause_s
-        first, most = _QUIET_S.get(watched.target, _QUIET_CLOUD_S)
+        first, most = info(watched.target).quiet_s or _QUIET_CLOUD_S
         if watched.target in QUEUES and self._tools.queue.is_waited_for():
             most = _QUIET_WANTED_S
         watched.quiet_s = min(max(watched.quiet_s * 1.2, first), most)

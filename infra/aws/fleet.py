@@ -11,6 +11,7 @@ from ...jobspecs.fleets import FleetSpec
 from ...provisioners.aws.images import parameter_for
 from ...provisioners.aws.machine import disk_gib
 from ...provisioners.aws.reservations import Reservation
+from ...provisioners.aws.target import MAX_BYTES
 from ...provisioners.aws.template import (
     Surroundings,
     buying,
@@ -21,7 +22,6 @@ from ...provisioners.aws.template import (
     suspended,
     template,
 )
-from ...provisioners.boot.user_data import MAX_BYTES
 from ...provisioners.shared import tags
 from ..arguments import ArgumentError, check_arguments, check_fleet_name, check_size, fleet_spec
 from ..components import child_of
@@ -272,7 +272,7 @@ def subnets_in(subnets: Mapping[str, str], zones: tuple[str, ...]) -> list[str]:
 
 
 def _base64(text: str) -> str:
-    return base64.b64encode(check_size("user_data", text, MAX_BYTES["aws"]).encode()).decode()
+    return base64.b64encode(check_size("user_data", text, MAX_BYTES).encode()).decode()
 
 
 def _snapshot_gib(ami: Any) -> int:  # GetAmiResult

@@ -11,8 +11,8 @@ from ...provisioners.azure.images import image_of
 from ...provisioners.azure.names import SHARED, part_of
 from ...provisioners.azure.rights import LEAVING
 from ...provisioners.azure.rules import security_rules
+from ...provisioners.azure.target import MAX_BYTES
 from ...provisioners.azure.template import Standing, check_fleet, is_close, profile, scale_set, zones_of
-from ...provisioners.boot.user_data import MAX_BYTES
 from ...provisioners.shared import tags
 from ..arguments import check_arguments, check_fleet_name, check_size, fleet_spec
 from ..components import child_of
@@ -137,7 +137,7 @@ class GpuFleet(pulumi.ComponentResource):
     def _scale_set(self, at: Standing) -> compute.VirtualMachineScaleSet:
         fleet, args = self._fleet, self._args
         custom_data = pulumi.Output.from_input(args["user_data"]).apply(
-            lambda text: base64.b64encode(check_size("user_data", text, MAX_BYTES["azure"]).encode()).decode()
+            lambda text: base64.b64encode(check_size("user_data", text, MAX_BYTES).encode()).decode()
         )
         properties = scale_set(fleet, profile(fleet, image_of(args["image"]), at, custom_data))
         if is_close(fleet):

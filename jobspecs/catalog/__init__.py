@@ -1,4 +1,4 @@
-"""What exists: accelerators, machine types, places, prices, limits and targets, from the tables in jobspecs/tables.
+"""What exists: accelerators, machine types, places, prices and limits, from the tables in jobspecs/tables.
 
 Every table is parsed on its first use and then kept; importing this module reads nothing. Unknown names give None or
 an empty value, never an exception: the caller knows what the user wrote and can say more. Where a figure is not known
@@ -8,6 +8,7 @@ docs/tables.md.
 
 from __future__ import annotations
 
+from ..targets import WITH_TABLES as CLOUDS
 from .accelerators import Accelerator, accelerators, find_accelerator, fold
 from .legacy import (
     LegacyMachine,
@@ -18,7 +19,6 @@ from .legacy import (
     ai_platform_regions,
 )
 from .machines import (
-    CLOUDS,
     MachineType,
     N1Limits,
     Status,
@@ -32,7 +32,6 @@ from .machines import (
     zones,
 )
 from .prices import HOURS_PER_MONTH, Price, billed_disk_gb, disk_price, price
-from .targets import Target, targets
 
 __all__ = [
     "CLOUDS",
@@ -43,7 +42,6 @@ __all__ = [
     "N1Limits",
     "Price",
     "Status",
-    "Target",
     "accelerator_status",
     "accelerators",
     "ai_platform_counts",
@@ -62,6 +60,5 @@ __all__ = [
     "places",
     "price",
     "regions",
-    "targets",
     "zones",
 ]

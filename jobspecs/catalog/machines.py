@@ -7,19 +7,14 @@ from fractions import Fraction
 from functools import cache
 from typing import Literal, NamedTuple
 
+from ..targets import WITH_TABLES as CLOUDS
+from ..targets import info
 from . import read
-from .targets import targets
-
-CLOUDS = ("aws", "gcp", "vertex", "azure")
-"""Clouds with tables, in the order in which they are shown."""
-
-_HOSTS = {"vertex": "gcp"}
-"""Cloud -> the cloud on whose machines it runs."""
 
 
 def host_cloud(cloud: str) -> str:
     """Return the cloud whose machines these are: sizes, places and prices without a fee are in that cloud's tables."""
-    return _HOSTS.get(cloud, cloud)
+    return info(cloud).host or cloud
 
 
 Status = Literal["active", "deprecated", "retired"]
@@ -73,7 +68,7 @@ def machine_types(cloud: str) -> dict[str, tuple[MachineType, ...]]:
     if cloud not in CLOUDS:
         return {}
     groups: dict[str, list[MachineType]] = {}
-    for machine in _read_vertex() if cloud == "vertex" else _read(cloud):
+    for machine in _read(cloud) if host_cloud(cloud) == cloud else _read_hosted(cloud):
         groups.setdefault(machine.name, []).append(machine)
     return {name: tuple(group) for name, group in groups.items()}
 
@@ -115,16 +110,16 @@ def _read(cloud: str) -> Iterator[MachineType]:
         )
 
 
-def _read_vertex() -> Iterator[MachineType]:
-    """Vertex AI's own counts and markets on Compute Engine's machines: size, processor and places are theirs."""
+def _read_hosted(cloud: str) -> Iterator[MachineType]:
+    """Read a cloud's own counts and markets on its host's machines: size, processor and places are theirs."""
     columns = ("machine_type", "accelerator", "counts", "markets", "status", "ends", "provider_accelerator", "note")
-    hosts = {(m.name, m.accelerator or ""): m for group in machine_types("gcp").values() for m in group}
+    hosts = {(m.name, m.accelerator or ""): m for group in machine_types(host_cloud(cloud)).values() for m in group}
     for name, accelerator, counts, markets, status, ends, provider_accelerator, note in read.rows(
-        "machine_types_vertex", *columns
+        f"machine_types_{cloud}", *columns
     ):
         host = hosts[name, accelerator]
         yield MachineType(
-            cloud="vertex",
+            cloud=cloud,
             name=name,
             vcpus=host.vcpus,
             memory_gb=host.memory_gb,
@@ -169,7 +164,7 @@ def zones(cloud: str) -> frozenset[str]:
 
     None of a cloud whose zones a job does not choose: Azure's are called 1, 2 and 3 in every region.
     """
-    if cloud not in targets() or not targets()[cloud].zones:
+    if not info(cloud).zones:
         return frozenset()
     return frozenset(zone for where in _places(cloud).values() for names in where.values() for zone in names)
 
@@ -183,13 +178,14 @@ def places(cloud: str, machine_type: str, accelerator: str | None) -> Mapping[st
 @cache
 def _places(cloud: str) -> dict[str, dict[str, tuple[str, ...]]]:
     """offering -> region -> zones."""
-    if cloud == "vertex":  # no list of accelerators by Vertex region is published: where both are, they are together
-        served = {region for (region,) in read.rows("regions_vertex", "region")}
-        return {
-            offering: {region: () for region in where if region in served} for offering, where in _places("gcp").items()
-        }
+    if cloud not in CLOUDS:
+        return {}
     found: dict[str, dict[str, tuple[str, ...]]] = {}
-    if cloud in CLOUDS:
+    if (host := host_cloud(cloud)) != cloud:  # which accelerators its regions have is not published: those of the host
+        served = {region for (region,) in read.rows(f"regions_{cloud}", "region")}
+        for offering, where in _places(host).items():
+            found[offering] = {region: () for region in where if region in served}
+    else:
         for offering, region, names in read.rows(f"places_{cloud}", "offering", "region", "zones"):
             found.setdefault(offering, {})[region] = read.words(names)
     return found

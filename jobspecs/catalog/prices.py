@@ -7,14 +7,13 @@ from fractions import Fraction
 from functools import cache
 from typing import NamedTuple
 
+from ..targets import WITH_TABLES
 from . import read, refreshed
-from .machines import find_machine_type, places
+from .machines import find_machine_type, host_cloud, places
 
 HOURS_PER_MONTH = 730
 """Disks are quoted per month; providers count 730 hours (365 days * 24 h / 12)."""
 
-_PRICED_CLOUDS = ("aws", "gcp", "azure")
-"""Vertex AI adds a fee to Compute Engine's prices which no table has: its prices are unknown."""
 _COLUMN = {"on-demand": 0, "spot": 1}
 PRICED_MARKETS = frozenset(_COLUMN)
 """Markets with published prices; what a flex-start or reserved machine costs is not in the tables."""
@@ -65,7 +64,7 @@ def _sku_price(cloud: str, sku: str, region: str, market: str) -> Price | None:
 @cache
 def _prices(cloud: str) -> dict[tuple[str, str], tuple[str, ...]]:
     """(SKU, region) -> on-demand, spot, source, date; as text, for few of a thousand rows are ever looked at."""
-    if cloud not in _PRICED_CLOUDS:
+    if cloud not in WITH_TABLES or host_cloud(cloud) != cloud:  # a fee is added to the host's: no table has it
         return {}
     table = read.rows(f"prices_{cloud}", "sku", "region", "on_demand_usd_h", "spot_usd_h", "source", "date")
     return {(row[0], row[1]): row[2:] for row in table}

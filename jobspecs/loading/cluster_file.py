@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 from ..diagnostics import Diagnostic, Problem, SpecError
-from ..fleets import FLEET_CLOUDS, ClusterFile
+from ..fleets import ClusterFile
 from ..models import JobSpec
 from ..suggest import closest, one_of
+from ..targets import FLEET_CLOUDS
 from .draft import Draft
 from .source import Source, read_source
 from .yaml_reader import read_yaml

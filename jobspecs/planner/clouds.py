@@ -16,6 +16,7 @@ from ..rules.base import listing
 from ..rules.compatibility import Ask, first_refusal, refusal_by
 from ..rules.machines import within_limits
 from ..rules.places import zone_regions
+from ..targets import info
 from .notes import notes_on
 from .options import Option, options_for
 from .prices import Quote, Total, disks_price, quote, total_price
@@ -48,7 +49,7 @@ class CloudPlanner:
         self._today = today
         self._roles = spec.effective_roles()
         self._nodes = [role.nodes for role in self._roles.values()]
-        self._zoned = catalog.targets()[cloud].zones
+        self._zoned = info(cloud).zones
         self._refusals: list[Refusal] = []
         self._quotes: dict[tuple[Option, str, str], Quote] = {}
 

@@ -22,7 +22,6 @@ from .ranking import Ranked, rank
 from .search import in_order
 
 MARKET = "on-demand"
-MACHINE_TYPE = "local"
 MAX_WAYS = 16
 """How many ways to share the GPUs among the roles are offered: the first in the order of offers."""
 _MEMORY_TOLERANCE = 0.15
@@ -153,7 +152,7 @@ def _offer(cloud: str, roles: Mapping[RoleName, Role], way: Sequence[_Choice], m
             RoleOffer(
                 role=name,
                 nodes=role.nodes,
-                machine_type=MACHINE_TYPE,
+                machine_type=cloud,
                 accelerator=choice.accelerator,
                 count=Fraction(choice.gpus),
                 vcpus=machine.cpus,

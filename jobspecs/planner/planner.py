@@ -16,8 +16,10 @@ from ..models import CLOUDS, JobSpec
 from ..plan import LocalMachine, Offer, Plan, Refusal
 from ..rules.base import refresh_command
 from ..rules.compatibility import target_refusals
+from ..targets import info, is_name, names
 from .clouds import CloudPlanner
 from .local import plan_local
+from .outside import plan_outside
 from .ranking import Ranked
 
 _CAP = ("limits", "price")
@@ -36,18 +38,21 @@ def plan(
     ranked: list[Ranked] = []
     refusals: list[Refusal] = []
     asked = list(dict.fromkeys(clouds or spec.resources.cloud or CLOUDS))
-    unknown = [cloud for cloud in asked if cloud not in CLOUDS]
+    unknown = [cloud for cloud in asked if not is_name(cloud)]
     if unknown:
-        raise ValueError(f"no such cloud: {', '.join(unknown)}; expected some of {', '.join(CLOUDS)}")
+        raise ValueError(f"no such cloud: {', '.join(unknown)}; expected some of {', '.join(names())}")
     for order, cloud in enumerate(asked):
         unable = list(target_refusals(spec, cloud))
         refusals += unable
         if unable:
             continue
-        if cloud in catalog.CLOUDS:
+        target = info(cloud)
+        if target.has_tables:
             found, refused = CloudPlanner(spec, cloud, order, day).plan()
-        else:
+        elif target.is_here:
             found, refused = plan_local(spec, cloud, order, machine)
+        else:
+            found, refused = plan_outside(spec, target, order, today)
         ranked += found
         refusals += refused
     ranked, capped = _cap(ranked, spec.limits.price)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from ..diagnostics import Loc, Problem
 from ..models import JobSpec
 from ..plan import Refusal
+from ..targets import info
 from .base import listing
 from .compatibility import RULES, TARGET_RULES
 
@@ -26,7 +27,7 @@ def problems_of(spec: JobSpec, refusals: Sequence[Refusal]) -> list[Problem]:
     """Return what keeps the job from every cloud, in the order of the refusals."""
     by_key: dict[tuple[Loc, bool], list[Refusal]] = {}
     for refusal in _meant(spec, refusals):
-        by_key.setdefault((refusal.key, refusal.cloud == "local"), []).append(refusal)
+        by_key.setdefault((refusal.key, _is_here(refusal.cloud)), []).append(refusal)
     found: list[Problem] = []
     for (key, _), about in by_key.items():
         closest = max(map(_closeness, about))
@@ -43,12 +44,16 @@ def _meant(spec: JobSpec, refusals: Sequence[Refusal]) -> list[Refusal]:
 
     A job that names no cloud does not mean one that lacks its region or machine type, nor this machine's few GPUs.
     """
-    strangers = {refusal.cloud for refusal in refusals if refusal.rule in _NAMES} | {"local"}
+    strangers = {refusal.cloud for refusal in refusals if refusal.rule in _NAMES or _is_here(refusal.cloud)}
     meant = [refusal for refusal in refusals if refusal.cloud not in strangers]
     kept = meant if meant and spec.resources.cloud is None else refusals
     capped = [refusal for refusal in kept if refusal.rule == "price-cap"]
     lowest = min(capped, key=lambda one: (one.price is None, one.price or 0), default=None)
     return [refusal for refusal in kept if refusal.rule != "price-cap" or refusal is lowest]
+
+
+def _is_here(cloud: str | None) -> bool:
+    return cloud is not None and info(cloud).is_here
 
 
 def _closeness(refusal: Refusal) -> int:

@@ -7,28 +7,22 @@ from collections.abc import Sequence
 
 from .. import catalog
 from ..suggest import did_you_mean
+from ..targets import info
 from .base import refresh_command
 
-_CUSTOM = r"(?a)(?:[a-z0-9]+-)?custom-\d+-\d+(?:-ext)?"
-"""Compute Engine's custom machine types: `n1-custom-8-30720`, `custom-8-30720`, `n2-custom-4-65536-ext`."""
-_ACCELERATED = {
-    "aws": r"(?a)(?:p|g|gr|trn|inf|dl)\d[a-z0-9-]*\.[a-z0-9-]+",
-    "gcp": r"(?a)(?:[ag]\d|n1-)[a-z0-9-]+",
-    "azure": r"standard_n[a-z0-9_]+",
-}
-"""Cloud -> names, in lower case, of the families that `catalog refresh` asks about: those with accelerators, and N1."""
+_NONE = r"(?!)"
 _ONLY = "the tables list machine types with accelerators, and Compute Engine's N1, only"
 
 
 def machine_type_hint(name: str, clouds: Sequence[str]) -> str:
     """Return what to write instead of a name that the tables of these clouds lack, or how to have it looked up."""
     lower = name.lower()
-    if re.fullmatch(_CUSTOM, lower) and not {"gcp", "vertex"}.isdisjoint(clouds):
+    if any(re.fullmatch(info(cloud).custom or _NONE, lower) for cloud in clouds):
         return "custom machine types are not supported; write a predefined one, such as n1-standard-8"
     known = spelt_otherwise(name, clouds)
     if known is not None:
         return f"did you mean {known}?"
-    refreshed = [cloud for cloud in clouds if cloud in _ACCELERATED and re.fullmatch(_ACCELERATED[cloud], lower)]
+    refreshed = [cloud for cloud in clouds if re.fullmatch(info(cloud).families or _NONE, lower)]
     why = f"if it is newer than the tables, {refresh_command(refreshed[0])}" if refreshed else _ONLY
     meant = did_you_mean(name, _names(clouds))
     return f"{meant} {why[0].upper()}{why[1:]}" if meant else why

@@ -9,6 +9,7 @@ from .. import catalog
 from ..diagnostics import Loc, Problem, quote
 from ..models import AcceleratorRequest, JobSpec
 from ..suggest import did_you_mean, odd_character
+from ..targets import info
 from ..units import CountRange
 from .accelerator_hints import accelerator_hint
 from .base import Ask, listing
@@ -108,7 +109,7 @@ def _gone(loc: Loc, code: str, name: str, clouds: Sequence[str]) -> Problem:
 
 def _zones(spec: JobSpec, asked: Sequence[str]) -> Iterator[Problem]:
     """Where no cloud lets a job choose its zone, the planner says so (rule `zone-choice`): no name is right there."""
-    clouds = [cloud for cloud in asked if catalog.targets()[cloud].zones]
+    clouds = [cloud for cloud in asked if info(cloud).zones]
     if not clouds:
         return
     named = _listed("zone", spec.resources.zone)

@@ -8,6 +8,7 @@ from functools import cache
 from .. import catalog
 from ..catalog import MachineType
 from ..suggest import did_you_mean
+from ..targets import info
 from .base import Ask, Verdict, listing, refresh_command
 from .machines import fitting
 
@@ -48,11 +49,12 @@ def zone_known(ask: Ask) -> Verdict | None:
 
 
 def zone_hint(zone: str) -> str:
-    """What to write for an AWS availability zone by name, such as us-east-1a; "" for other text."""
-    if zone[:-1] not in catalog.regions("aws"):
+    """What to write for an availability zone by its name in an account, such as us-east-1a; "" for other text."""
+    cloud = next((one for one in catalog.CLOUDS if info(one).zone_ids and zone[:-1] in catalog.regions(one)), None)
+    if cloud is None:
         return ""
-    ids = sorted(name for name, region in zone_regions("aws").items() if region == zone[:-1])
-    return f"AWS means another zone by that name in each account: write an AZ id, {listing(ids)}"
+    ids = sorted(name for name, region in zone_regions(cloud).items() if region == zone[:-1])
+    return f"{cloud.upper()} means another zone by that name in each account: write an AZ id, {listing(ids)}"
 
 
 @cache
@@ -112,7 +114,7 @@ def where(machine: MachineType) -> Mapping[str, tuple[str, ...]]:
 
 def market_supported(ask: Ask) -> Verdict | None:
     """cloudgpu can buy on that market of the target (table of targets)."""
-    target = catalog.targets()[ask.cloud]
+    target = info(ask.cloud)
     if ask.market in target.markets:
         return None
     return Verdict(

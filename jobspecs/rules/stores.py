@@ -1,6 +1,7 @@
 """Rules on the stores that a job file names.
 
-Variables in a URL are not expanded, and machines reach the store of their own cloud only.
+Variables in a URL are not expanded. Machines of a cloud reach its own store only, where they have a role; this machine
+uses the credentials of the submitter.
 """
 
 from __future__ import annotations
@@ -11,19 +12,8 @@ from collections.abc import Iterator, Mapping
 from ..diagnostics import Loc, Problem, quote
 from ..models import CloudName, JobSpec
 from ..suggest import one_of
+from ..targets import info
 
-REACHES: Mapping[str, tuple[str, ...]] = {
-    "local": ("file", "s3", "gs", "az"),
-    "aws": ("s3",),
-    "gcp": ("gs",),
-    "vertex": ("gs",),
-    "azure": ("az",),
-    "cluster": ("s3", "gs", "az", "file"),  # which of them is said by the cluster: provisioners/cluster/offer.py
-}
-"""Schemes that a target's machines reach with nothing but what they are given.
-
-Those of a cloud have a role there, which no other cloud knows; this machine uses the credentials of the submitter.
-"""
 _VARIABLE = r"\$(?:\{\w*\}?|[A-Za-z_]\w*)"
 _OWN_CONTAINERS = re.compile(r"az://\$(?:web|root|logs)(?=[@/]|$)")
 """Containers of Azure whose names begin with $."""
@@ -32,7 +22,7 @@ _OWN_CONTAINERS = re.compile(r"az://\$(?:web|root|logs)(?=[@/]|$)")
 def reaches(cloud: str, where: str | None) -> bool:
     """Return whether machines of the cloud can use a URL or path; None, a folder of this computer, is a path."""
     scheme = where.partition("://")[0] if where and "://" in where else "file"
-    return scheme in REACHES[cloud]
+    return scheme in info(cloud).schemes
 
 
 def check_variables(spec: JobSpec) -> Iterator[Problem]:
@@ -55,7 +45,7 @@ def unreachable(spec: JobSpec) -> list[Problem]:
     wanted += [(("inputs", path), [spec.inputs_on(cloud).get(path) for cloud in clouds]) for path in spec.inputs]
     for loc, places in wanted:
         if clouds and not any(where and reaches(cloud, where) for cloud, where in zip(clouds, places, strict=True)):
-            schemes = dict.fromkeys(f"{scheme}://" for cloud in clouds for scheme in REACHES[cloud])
+            schemes = dict.fromkeys(f"{scheme}://" for cloud in clouds for scheme in info(cloud).schemes)
             message = f"machines of {one_of(clouds)} cannot reach it"
             problems.append(Problem(loc, "unreachable-store", message, f"they use {one_of(list(schemes))}"))
     return problems

@@ -7,9 +7,9 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, NamedTuple
 
 from .. import catalog
-from ..catalog import Target
 from ..diagnostics import Loc
 from ..models import CLOUDS, JobSpec, Resources, Role
+from ..targets import TargetInfo, info
 from .base import Verdict, listing, refusal
 from .machines import built_in
 
@@ -26,18 +26,18 @@ class TargetRule(NamedTuple):
     """A check of a whole job against what the table of targets says of one; its docstring says what it reads there."""
 
     name: str
-    check: Callable[[JobSpec, Target], Verdict | None]
+    check: Callable[[JobSpec, TargetInfo], Verdict | None]
     key: Loc
     """Path of the key of the job file that it is about."""
 
-    def refuse(self, spec: JobSpec, target: Target) -> Refusal | None:
+    def refuse(self, spec: JobSpec, target: TargetInfo) -> Refusal | None:
         verdict = self.check(spec, target)
         if verdict is None:
             return None
         return refusal(self.name, target.name, f"{target.name} {spec.name}", verdict, self.key)
 
 
-def several_nodes(spec: JobSpec, target: Target) -> Verdict | None:
+def several_nodes(spec: JobSpec, target: TargetInfo) -> Verdict | None:
     """Column multi_node: several machines that work as one."""
     nodes = sum(role.nodes for role in spec.effective_roles().values())
     if target.multi_node or nodes == 1:
@@ -46,7 +46,7 @@ def several_nodes(spec: JobSpec, target: Target) -> Verdict | None:
     return Verdict(f"{target.name} runs one node, the job wants {nodes}", "nodes: 1" + _others("multi_node"), key)
 
 
-def fewer_nodes(spec: JobSpec, target: Target) -> Verdict | None:
+def fewer_nodes(spec: JobSpec, target: TargetInfo) -> Verdict | None:
     """Column replaces_nodes: when one of several machines is lost the others go on, with fewer if need be."""
     if target.replaces_nodes or spec.least_nodes is None:
         return None
@@ -57,14 +57,14 @@ def fewer_nodes(spec: JobSpec, target: Target) -> Verdict | None:
     )
 
 
-def several_roles(spec: JobSpec, target: Target) -> Verdict | None:
+def several_roles(spec: JobSpec, target: TargetInfo) -> Verdict | None:
     """Column roles: roles with machine types of their own."""
     if target.roles or spec.roles is None:
         return None
     return Verdict(f"{target.name} runs one role only", "leave out `roles:`" + _others("roles"))
 
 
-def container_image(spec: JobSpec, target: Target) -> Verdict | None:
+def container_image(spec: JobSpec, target: TargetInfo) -> Verdict | None:
     """Column image: the program runs in a container image of the user's."""
     images: list[tuple[Loc, str | None]] = [(("image",), spec.image)]
     images += [(("roles", name, "image"), role.image) for name, role in (spec.roles or {}).items()]
@@ -74,7 +74,7 @@ def container_image(spec: JobSpec, target: Target) -> Verdict | None:
     return Verdict(f"{target.name} cannot run the image {asked}", "leave out `image:`" + _others("image"), key)
 
 
-def idle_gpus(spec: JobSpec, target: Target) -> Verdict | None:
+def idle_gpus(spec: JobSpec, target: TargetInfo) -> Verdict | None:
     """Column gpu_idle: a job whose GPUs do nothing is stopped. NVIDIA's driver alone is asked."""
     if spec.limits.gpu_idle is None:
         return None
@@ -93,7 +93,7 @@ def idle_gpus(spec: JobSpec, target: Target) -> Verdict | None:
     )
 
 
-def _accelerators(role: Role, target: Target) -> list[str | None]:
+def _accelerators(role: Role, target: TargetInfo) -> list[str | None]:
     """What each machine of a role may carry; None: any that has memory enough."""
     if role.accelerator or role.machine_type is None:
         return [request.name for request in role.accelerator]
@@ -101,7 +101,7 @@ def _accelerators(role: Role, target: Target) -> list[str | None]:
     return [machine.accelerator] if machine else []
 
 
-def own_group(spec: JobSpec, target: Target) -> Verdict | None:
+def own_group(spec: JobSpec, target: TargetInfo) -> Verdict | None:
     """Column groups: the job's machines are a group of its own, all of one type, which is kept at its size."""
     if spec.recover == "supervisor":
         return None
@@ -121,7 +121,7 @@ def own_group(spec: JobSpec, target: Target) -> Verdict | None:
     return None
 
 
-def priority(spec: JobSpec, target: Target) -> Verdict | None:
+def priority(spec: JobSpec, target: TargetInfo) -> Verdict | None:
     """Column priority: jobs wait in a queue that honours their priority; 0 is what every job has."""
     if target.priority or spec.priority == 0:
         return None
@@ -131,7 +131,7 @@ def priority(spec: JobSpec, target: Target) -> Verdict | None:
     )
 
 
-def launcher(spec: JobSpec, target: Target) -> Verdict | None:
+def launcher(spec: JobSpec, target: TargetInfo) -> Verdict | None:
     """Column launchers: who starts the program's processes; `auto` chooses among those."""
     if spec.launcher == "auto" or spec.launcher in target.launchers:
         return None
@@ -141,7 +141,7 @@ def launcher(spec: JobSpec, target: Target) -> Verdict | None:
     )
 
 
-def parts_of_gpus(spec: JobSpec, target: Target) -> Verdict | None:
+def parts_of_gpus(spec: JobSpec, target: TargetInfo) -> Verdict | None:
     """Column fractional: parts of a GPU."""
     roles = {name: role for name, role in spec.effective_roles().items() if role.accelerator}
     requests = [request for role in roles.values() for request in role.accelerator]
@@ -155,7 +155,7 @@ def _may_be_whole(most: Fraction | None) -> bool:
     return most is None or most >= 1
 
 
-def zone(spec: JobSpec, target: Target) -> Verdict | None:
+def zone(spec: JobSpec, target: TargetInfo) -> Verdict | None:
     """Column zones: the caller chooses the zone; otherwise the provider places machines within the region."""
     if target.zones or spec.resources.zone is None:
         return None
@@ -165,9 +165,9 @@ def zone(spec: JobSpec, target: Target) -> Verdict | None:
 _PLACE_FIELDS = ("region", "machine_type", "disk")
 
 
-def this_machine_only(spec: JobSpec, target: Target) -> Verdict | None:
-    """A target without tables of machine types is the machine at hand: it has no region, no type, no disk to add."""
-    if target.name in catalog.CLOUDS:
+def this_machine_only(spec: JobSpec, target: TargetInfo) -> Verdict | None:
+    """A target without machine types is the machine at hand: it has no region, no type, no disk to add."""
+    if target.machines in {"tables", "own"}:
         return None
     defaults, asked = Resources(), spec.resources
     keys: list[Loc] = [("resources", name) for name in _PLACE_FIELDS if getattr(asked, name) != getattr(defaults, name)]
@@ -197,12 +197,12 @@ TARGET_RULES = (
 def target_refusals(spec: JobSpec, target: str) -> Iterator[Refusal]:
     """Every field of the job that the target cannot honour."""
     for rule in TARGET_RULES:
-        refused = rule.refuse(spec, catalog.targets()[target])
+        refused = rule.refuse(spec, info(target))
         if refused is not None:
             yield refused
 
 
 def _others(capability: str) -> str:
     """`, or one of aws, gcp`: targets that can."""
-    names: list[str] = [name for name in CLOUDS if getattr(catalog.targets()[name], capability)]
+    names: list[str] = [name for name in CLOUDS if getattr(info(name), capability)]
     return f", or the target {listing(names)}" if names else ""

@@ -8,6 +8,6 @@ from .container import container_command
 from .fleet import fleet_boot
 from .record import BootRecord
 from .startup_script import startup_script
-from .user_data import MAX_BYTES, user_data
+from .user_data import user_data
 
-__all__ = ["MAX_BYTES", "BootRecord", "container_command", "fleet_boot", "startup_script", "user_data"]
+__all__ = ["BootRecord", "container_command", "fleet_boot", "startup_script", "user_data"]

@@ -12,32 +12,22 @@ import tokenize
 from collections.abc import Mapping, Sequence
 from importlib import resources
 
-from .record import BootRecord
+from .record import BootRecord, boot_of
 from .stop_script import NAME, stop_script
 
-MODULES = {
-    "aws": {"bucket.py": "bucket_s3.py", "host.py": "host_ec2.py"},
-    "gcp": {"bucket.py": "bucket_gs.py", "host.py": "host_gce.py"},
-    "vertex": {"bucket.py": "bucket_gs.py", "host.py": "host_container.py"},
-    "azure": {"bucket.py": "bucket_az.py", "host.py": "host_azure.py"},
-}
-"""Target -> what a file is called on its machines -> what it is called here. A key for each of record.STORES."""
-GROUPS = {"aws": "group_aws.py", "gcp": "group_gcp.py", "azure": "group_azure.py"}
-"""Cloud -> what is `group.py` on a fleet's machines."""
 RECORD = "boot.json"
 MAIN = "bootstrap.py"
 
 
 def boot_files(record: BootRecord, pools: Mapping[str, Sequence[str]] | None = None) -> dict[str, bytes]:
     """Name -> content, the same bytes for the same record, which is first. `pools`: container.py."""
-    told = dataclasses.asdict(record)
+    boot, told = boot_of(record.cloud), dataclasses.asdict(record)
     if pools is not None:
         told["pools"] = {pool: list(nodes) for pool, nodes in pools.items()}
-    names = {MAIN: MAIN, "common.py": "common.py", **MODULES[record.cloud]}
-    names |= {"group.py": GROUPS[record.cloud]} if record.fleet else {}
+    names = {MAIN: MAIN, "common.py": "common.py", **boot.modules}
+    names |= {"group.py": boot.group} if record.fleet else {}
     files = {name: _sent_module(source) for name, source in names.items()}
-    stop = stop_script(record.cloud)
-    files |= {} if stop is None else {NAME: stop}
+    files |= {} if boot.stop is None else {NAME: stop_script(boot.stop)}
     return {RECORD: json.dumps(told, sort_keys=True).encode(), **files}
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ...jobspecs.fleets import FleetSpec
 from ..base import AgentFile
-from .record import BootRecord
+from .record import BootRecord, boot_of
 from .startup_script import startup_script
 from .user_data import user_data
 
@@ -48,4 +48,4 @@ def fleet_boot(
         fleet=fleet.name,
         one_job=one_job,
     )
-    return startup_script(record) if fleet.cloud == "gcp" else user_data(record).decode()
+    return startup_script(record) if boot_of(fleet.cloud).sent_as == "startup script" else user_data(record).decode()

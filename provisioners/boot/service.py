@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .files import MAIN
-from .record import BootRecord
+from .record import BootRecord, boot_of
 from .stop_script import stop_command
 
 HOME = "/var/lib/cloudgpu"
@@ -49,7 +49,7 @@ PANIC_PATH = "/etc/sysctl.d/90-cloudgpu.conf"
 
 def unit(record: BootRecord) -> str:
     """Return the unit file of a machine."""
-    stop = stop_command(HOME, record.cloud, record.api_endpoint, record.identity)
+    stop = stop_command(HOME, boot_of(record.cloud).stop, record.api_endpoint, record.identity)
     return _UNIT.format(stop=f"ExecStopPost={stop}\n" if stop else "")
 
 

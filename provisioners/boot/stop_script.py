@@ -11,6 +11,8 @@ and systemd does that (FailureAction in service.py). Standard output goes to the
 
 from __future__ import annotations
 
+from ..target import Stop
+
 NAME = "stop.sh"
 
 # $EXIT_CODE, $EXIT_STATUS: systemd.exec(5), "Environment Variables Set or Propagated by the Service Manager". They are
@@ -41,39 +43,16 @@ for pause in 1 2 4 8 16; do
 done
 exit 1
 """
-_ENDS = {
-    "azure": """\
-header=Metadata:true
-base=${CLOUDGPU_AZURE_METADATA:-http://169.254.169.254}/metadata
-end() {
-    id=$(get 'instance/compute/resourceId?api-version=2021-02-01&format=text')
-    who="api-version=2018-02-01&resource=https://management.azure.com/&client_id=$2"
-    ask "identity/oauth2/token?$who" POST "$1$id/deallocate?api-version=2024-07-01"
-}
-""",
-    "gcp": """\
-header=Metadata-Flavor:Google
-base=http://${GCE_METADATA_HOST:-169.254.169.254}/computeMetadata/v1
-end() {
-    zone=$(get instance/zone)
-    path=projects/$(get project/project-id)/zones/${zone##*/}/instances/$(get instance/name)
-    ask instance/service-accounts/default/token DELETE "$1/compute/v1/$path"
-}
-""",
-}
-"""Target -> the function that asks its cloud, and prints the answer's status."""
-_APIS = {"azure": "https://management.azure.com", "gcp": "https://compute.googleapis.com"}
 
 
-def stop_script(cloud: str) -> bytes | None:
-    """Return the script; None for a target whose machines need none."""
-    end = _ENDS.get(cloud)
-    return None if end is None else (_HEAD + end + _TAIL).encode()
+def stop_script(stop: Stop) -> bytes:
+    """Return the script for machines that end so."""
+    return (_HEAD + stop.end + _TAIL).encode()
 
 
-def stop_command(home: str, cloud: str, api_endpoint: str | None, identity: str | None) -> str:
-    """Return the command line for the unit; "" for a target whose machines need none."""
-    if cloud not in _ENDS:
+def stop_command(home: str, stop: Stop | None, api_endpoint: str | None, identity: str | None) -> str:
+    """Return the command line for the unit; "" for machines that need none."""
+    if stop is None:
         return ""
-    api = (api_endpoint or _APIS[cloud]).rstrip("/")
+    api = (api_endpoint or stop.api).rstrip("/")
     return " ".join(filter(None, ("/bin/sh", f"{home}/{NAME}", api, identity)))

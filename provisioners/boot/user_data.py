@@ -11,11 +11,9 @@ import base64
 import json
 
 from .files import RECORD, boot_files, packed
-from .record import BootRecord
+from .record import BootRecord, boot_of
 from .service import HOME, PANIC, PANIC_PATH, SERVICE, UNIT_PATH, minutes, unit
 
-MAX_BYTES = {"aws": 16_384, "azure": 65_535}
-"""Cloud -> bytes before base64, by its reference: EC2's RunInstances, UserData; Azure's osProfile.customData."""
 _ARCHIVE = f"{HOME}/files.tar.gz"
 
 
@@ -42,8 +40,8 @@ def user_data(record: BootRecord) -> bytes:
     }
     # JSON is YAML, and leaves no doubt about what is text.
     data = f"#cloud-config\n{json.dumps(config, separators=(',', ':'))}\n".encode()
-    limit = MAX_BYTES[record.cloud]
-    if len(data) > limit:
+    limit = boot_of(record.cloud).max_bytes
+    if limit is not None and len(data) > limit:
         name = record.node or record.fleet
         raise ValueError(f"the user data of {name} has {len(data)} bytes, more than the {limit} of {record.cloud}")
     return data

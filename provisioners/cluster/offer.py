@@ -11,6 +11,7 @@ from ...jobspecs.fleets import FleetSpec
 from ...jobspecs.models import AcceleratorRequest, JobSpec, Resources, Role
 from ...jobspecs.plan import Offer, Plan, Refusal, RoleOffer
 from ...jobspecs.rules import targets as rules_targets
+from ...jobspecs.targets import info
 from ..stacks.clusters import Cluster
 
 TARGET = "cluster"
@@ -85,7 +86,7 @@ def _obstacles(spec: JobSpec, cluster: Cluster) -> Iterator[tuple[str, str]]:
     if spec.image is not None or any(role.image for role in roles.values()):
         yield "a cluster's machines run programs in their own image only", "leave out image"
     for rule in (rules_targets.idle_gpus, rules_targets.priority, rules_targets.launcher):
-        verdict = rule(spec, catalog.targets()[TARGET])
+        verdict = rule(spec, info(TARGET))
         if verdict is not None:
             yield verdict.message, verdict.allowed
     yield from _elsewhere(spec.resources, fleet)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Collection
 from decimal import Decimal
 
+from ...jobspecs.catalog import CLOUDS, machine_types
 from ...jobspecs.plan import Offer
 from ...protocol.fleet import Order, OrderView, View, place_of
 from ..base import Allocation, Ended, LaunchRequest, NodeState, Owner, ProvisionError
@@ -144,7 +145,8 @@ def architecture_of(machine_type: str) -> str:
     """By the table that has it; of a type that none has, by the cluster that is made of it."""
     from .. import architecture_of as of_cloud
 
-    cloud = next((one.cloud for one in _all() if one.fleet.machine_type == machine_type), "aws")
+    known = (one.cloud for one in _all() if one.fleet.machine_type == machine_type)
+    cloud = next(known, None) or next((one for one in CLOUDS if machine_type in machine_types(one)), "")
     return of_cloud(cloud, machine_type) or "x86_64"
 
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
+from ...jobspecs.targets import info
 from ..base import AgentFile, LaunchRequest, NodeRequest, ProvisionError
 from ..boot.record import BootRecord
-
-_NOTICES = {"vertex": "gcp"}
-"""Whose metadata server a target's machines have, where it is not called like the target."""
 
 _T = TypeVar("_T")
 
@@ -53,7 +51,7 @@ def told_at_boot(
                 agent_sha256=agent.sha256,
                 region=request.region,
                 lifetime_s=lifetime_s,
-                notices=_NOTICES.get(cloud, cloud),
+                notices=info(cloud).host or cloud,
                 capacity_block_end=capacity_block_end,
                 endpoint=endpoint,
                 cloud=cloud,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import importlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,8 +17,10 @@ from typing import Literal
 
 from ...jobspecs.catalog import refreshed
 from ...jobspecs.home import private
+from ...jobspecs.targets import WITH_TABLES
 from ...storage import durable
 from ..base import ProvisionError
+from ..target import code_of, target_of
 from .locks import try_lock
 
 Progress = Callable[[int, int], None]
@@ -34,13 +35,9 @@ class OddTableError(ValueError):
     """A table looks wrong; the message says how."""
 
 
-# cloud -> module with refresh(regions, on_progress); imported on first use, for they need the clouds' SDKs.
-_REGISTRY = {"aws": "..aws.catalog", "gcp": "..gcp.catalog", "azure": "..azure.catalog"}
-
-
 def refreshable() -> list[str]:
-    """Clouds whose tables can be refreshed."""
-    return list(_REGISTRY)
+    """Return the clouds whose tables can be refreshed."""
+    return [name for name in WITH_TABLES if (found := target_of(name)) is not None and found.tables]
 
 
 def ask(cloud: str, regions: Sequence[str], on_progress: Progress) -> Iterator[Outcome]:
@@ -48,7 +45,10 @@ def ask(cloud: str, regions: Sequence[str], on_progress: Progress) -> Iterator[O
 
     Raises ProvisionError if the cloud cannot be asked at all, OSError if the state directory cannot be written.
     """
-    module = importlib.import_module(_REGISTRY[cloud], __package__)
+    found = target_of(cloud)
+    if found is None or not found.tables:
+        raise ProvisionError("invalid", f"the tables of {cloud} cannot be refreshed", scope="cloud")
+    module = code_of(cloud, found.tables)
     with alone():
         yield from module.refresh(regions, on_progress)
 

@@ -1,8 +1,9 @@
 """Why a node is to save or to end, and by when. See docs/notices.md."""
 
-from .clouds import CLOUDS, CloudNotices
+from .clouds import CloudNotices
 from .job_dir import NodeDir, Watcher
 from .orders import Order, Orders, write_notice
+from .policy import CLOUDS
 from .signals import KINDS, SignalOrders
 
 __all__ = [

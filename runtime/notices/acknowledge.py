@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 from ...protocol.jobdir import AttemptRecord, JobDirError, NodeRecord, Record, attempt_key, node_key
 from .docket import ProviderNotice
@@ -36,6 +37,17 @@ class Saved(Record):
     """saved-<event>.json: the node's program has saved and ended, and waits for this event of its machine."""
 
     event: str
+
+
+@runtime_checkable
+class Events(Protocol):
+    """Events of a provider that may begin early, once all is saved."""
+
+    machine: str | None
+    """This machine's own name, once it is known."""
+
+    def acknowledge(self, event_id: str, /) -> None:
+        """Let the event begin, for every machine it names. Raises MetadataError."""
 
 
 class Acknowledger:

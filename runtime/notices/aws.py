@@ -13,11 +13,41 @@ from dataclasses import dataclass
 from ...protocol.fleet import BLOCK_ENDS_EARLY_S
 from .docket import ProviderNotice
 from .metadata import LINK_LOCAL, Look, MetadataError, MetadataServer, Reply, epoch_of
+from .policy import rows
 
 _IPV6 = "http://[fd00:ec2::254]"
 _TOKEN = "/latest/api/token"  # noqa: S105 - a path
 _TTL_S = 21_600
 _POLL_S = 5.0  # as AWS advises
+
+_EC2 = "docs.aws.amazon.com/AWSEC2/latest/UserGuide/"
+_SPOT = _EC2 + "spot-instance-termination-notices.html"
+_REBALANCE = _EC2 + "rebalance-recommendations.html"
+_EVENTS = _EC2 + "viewing_scheduled_events.html"
+_GROUP = "docs.aws.amazon.com/autoscaling/ec2/userguide/retrieving-target-lifecycle-state-through-imds.html"
+_BLOCK = _EC2 + "capacity-blocks-monitor.html"
+# fmt: off
+POLICIES = rows("aws", (
+    # kind, action, word, lead, near, stop, margin, source, acknowledged, vanishes, returns
+    ("spot-terminate", "stop", "preempt", 120, None, None, 10, _SPOT),
+    ("spot-stop", "stop", "preempt", 120, None, None, 10, _SPOT),
+    # Begins at once: half a minute is what may be left, or what follows when the machine wakes.
+    ("spot-hibernate", "stop", "preempt", 30, None, None, 5, _SPOT),
+    # An elevated risk: without a time, and it may come to nothing.
+    ("rebalance-recommendation", "save", "preempt", 3600, None, None, 0, _REBALANCE),
+    ("instance-stop", "save", "terminate", 900, 900, 120, 10, _EVENTS),
+    ("instance-retirement", "save", "terminate", 900, 900, 120, 10, _EVENTS),
+    ("instance-reboot", "save", "reboot", 900, 900, 120, 10, _EVENTS),
+    ("system-reboot", "save", "reboot", 900, 900, 120, 10, _EVENTS),
+    # Network or power may fail for a moment.
+    ("system-maintenance", "save", "maintenance", 900, 900, None, 0, _EVENTS),
+    # As long as the group's lifecycle hook lasts; without a hook the machine shuts down at once.
+    ("lifecycle-terminated", "stop", "terminate", 60, None, None, 10, _GROUP),
+    ("lifecycle-warmed", "stop", "terminate", 60, None, None, 10, _GROUP),
+    # AWS warns 10 min before it begins to terminate, which is 30 min before the end that was paid for.
+    ("capacity-block-end", "save", "terminate", 600, 600, 120, 10, _BLOCK),
+))
+# fmt: on
 
 
 class Imds:

@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from .docket import ProviderNotice
-from .metadata import LINK_LOCAL, MetadataError, MetadataServer, Reply, epoch_of
+from .metadata import LINK_LOCAL, Look, MetadataError, MetadataServer, Reply, epoch_of
+from .policy import rows
 
 _EVENTS = "/metadata/scheduledevents?api-version=2020-07-01"
 _NAME = "/metadata/instance/compute/name?api-version=2021-02-01&format=text"
@@ -22,6 +23,19 @@ _FIRST_S = 150.0
 _LATER_S = 10.0
 # A machine that runs its first agent while such an event is under way has come back from it.
 _SURVIVED = frozenset({"reboot", "redeploy", "freeze"})
+
+_AZURE = "learn.microsoft.com/azure/virtual-machines/linux/scheduled-events"
+# fmt: off
+POLICIES = rows("azure", (
+    # kind, action, word, lead, near, stop, margin, source, acknowledged, vanishes, returns
+    ("freeze", "ignore", "freeze", 900, None, None, 0, _AZURE),
+    # The same machine goes on, with its disk; after a redeployment on another host. See ends_at_once().
+    ("reboot", "save", "reboot", 900, 900, 120, 10, _AZURE, True, False, True),
+    ("redeploy", "save", "reboot", 600, 900, 120, 10, _AZURE, True, False, True),
+    ("preempt", "stop", "preempt", 30, None, None, 5, _AZURE, True),
+    ("terminate", "save", "terminate", 300, 900, 120, 10, _AZURE, True),
+))
+# fmt: on
 
 
 class ScheduledEvents:
@@ -97,6 +111,8 @@ class ScheduledEvents:
         return [ProviderNotice("azure", kind, identity, starts, detail, machines)]
 
 
-def scheduled_events(environ: Mapping[str, str], say: Callable[[str], None]) -> ScheduledEvents:
-    """Azure's own libraries have no variable for this address. Raises MetadataError."""
-    return ScheduledEvents(MetadataServer(environ.get("CLOUDGPU_AZURE_METADATA") or LINK_LOCAL, say))
+def looks(
+    environ: Mapping[str, str], say: Callable[[str], None], _capacity_block_end: float | None = None
+) -> list[Look]:
+    """What is asked; Azure's own libraries have no variable for this address. Raises MetadataError."""
+    return [ScheduledEvents(MetadataServer(environ.get("CLOUDGPU_AZURE_METADATA") or LINK_LOCAL, say))]

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from .docket import Docket, ProviderNotice
 from .job_dir import NodeDir
 from .orders import Orders
-from .policy import policy_of
+from .policy import CLOUDS, policy_of
 
 if TYPE_CHECKING:
     from .acknowledge import Acknowledger
     from .metadata import Look
     from .watch import CloudWatcher
-
-CLOUDS = ("aws", "gcp", "azure")
 
 
 class CloudNotices:
@@ -70,16 +69,15 @@ class CloudNotices:
             self._watcher = CloudWatcher(looks, Docket(orders, self._say, self._on_stop), self._say)
 
     def _looks(self, cloud: str, capacity_block_end: float | None) -> list[Look]:
-        from . import aws, azure, gcp
-        from .acknowledge import Acknowledger
+        from .acknowledge import Acknowledger, Events
 
-        if cloud == "aws":
-            return aws.looks(self._environ, self._say, capacity_block_end)
-        if cloud == "gcp":
-            return gcp.looks(self._environ, self._say)
-        events = azure.scheduled_events(self._environ, self._say)
-        self._acknowledger = Acknowledger(self._own, lambda: events.machine, events.acknowledge, self._say)
-        return [events]
+        looks: list[Look] = importlib.import_module(f".{cloud}", __package__).looks(
+            self._environ, self._say, capacity_block_end
+        )
+        events = next((one for one in looks if isinstance(one, Events)), None)
+        if events is not None:
+            self._acknowledger = Acknowledger(self._own, lambda: events.machine, events.acknowledge, self._say)
+        return looks
 
     def _on_stop(self, notice: ProviderNotice, starts: float) -> None:
         policy = policy_of(notice.cloud, notice.kind)

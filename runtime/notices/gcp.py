@@ -15,6 +15,7 @@ from urllib.parse import quote
 
 from .docket import ProviderNotice
 from .metadata import LINK_LOCAL, Look, MetadataError, MetadataServer, Reply, epoch_of
+from .policy import rows
 
 _BASE = "/computeMetadata/v1/instance/"
 _FLAVOR = {"Metadata-Flavor": "Google"}
@@ -23,6 +24,31 @@ _GRACE_S = 10.0  # an answer after `timeout_sec` is late, not lost
 _PAUSE_S = 1.0  # a server that answers at once each time must not be asked without end
 _NOTHING_S = 10.0  # a key that is not there cannot be waited for
 _THEN_RESTART = "-then-restart"
+
+_PREEMPTED = "docs.cloud.google.com/compute/docs/instances/spot"
+_GPU_HOST = "docs.cloud.google.com/compute/docs/gpus/gpu-host-maintenance"
+_LIVE = "docs.cloud.google.com/compute/docs/metadata/getting-live-migration-notice"
+_A3 = "docs.cloud.google.com/ai-hypercomputer/docs/manage/host-events"
+# fmt: off
+POLICIES = rows("gcp", (
+    # kind, action, word, lead, near, stop, margin, source, acknowledged, vanishes, returns
+    ("preempted", "stop", "preempt", 30, None, None, 5, _PREEMPTED),
+    ("terminate-on-host-maintenance", "save", "maintenance", 3600, None, 120, 10, _GPU_HOST),
+    ("terminate-on-host-maintenance-without-gpu", "stop", "maintenance", 60, None, None, 5, _LIVE),
+    # As these two, of a machine that Compute Engine starts again afterwards (scheduling.automaticRestart).
+    ("terminate-on-host-maintenance-then-restart", "save", "maintenance", 3600, None, 120, 10, _GPU_HOST,
+        False, False, True),
+    ("terminate-on-host-maintenance-without-gpu-then-restart", "stop", "maintenance", 60, None, None, 5, _LIVE,
+        False, False, True),
+    ("migrate-on-host-maintenance", "ignore", "freeze", 60, None, None, 0, _LIVE),
+    # Announced up to 90 days ahead.
+    ("upcoming-maintenance", "save", "maintenance", 3600, 3600, 120, 10, _A3),
+    # A window is hours long: who comes back to the same machine trains on in it until its turn comes.
+    ("upcoming-maintenance-then-restart", "save", "maintenance", 3600, 3600, None, 0, _A3),
+    # `maintenance-event` says when this machine's turn comes.
+    ("maintenance-window-open", "save", "maintenance", 3600, None, None, 0, _A3),
+))
+# fmt: on
 
 
 class Key:
@@ -127,7 +153,9 @@ def automatic_restart(server: MetadataServer) -> bool:
     return reply.status == 200 and reply.text.upper() == "TRUE"
 
 
-def looks(environ: Mapping[str, str], say: Callable[[str], None]) -> list[Look]:
+def looks(
+    environ: Mapping[str, str], say: Callable[[str], None], _capacity_block_end: float | None = None
+) -> list[Look]:
     """What is asked; the address as Google's libraries read it from the environment. Raises MetadataError."""
     server = MetadataServer(environ.get("GCE_METADATA_HOST") or LINK_LOCAL, say)
     # A container of Vertex AI, which sets this variable, does not come back with its disk, though its machine may.

@@ -24,12 +24,14 @@ from botocore.auth import S3SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
+from cloudgpu.jobspecs.targets import WITH_TABLES
 from cloudgpu.protocol.jobdir import JOB_KEY, AttemptRecord, Heartbeat, JobDir, JobRecord, Result, attempt_key, node_key
 from cloudgpu.protocol.logs import LogReader
-from cloudgpu.provisioners.boot import MAX_BYTES, BootRecord, user_data
+from cloudgpu.provisioners.aws.target import MAX_BYTES
+from cloudgpu.provisioners.boot import BootRecord, user_data
 from cloudgpu.provisioners.boot.agent_file import Built
-from cloudgpu.provisioners.boot.files import MODULES, boot_files
-from cloudgpu.provisioners.boot.record import STORES
+from cloudgpu.provisioners.boot.files import boot_files
+from cloudgpu.provisioners.boot.record import boot_of
 from cloudgpu.provisioners.boot.service import SERVICE, unit
 
 from ..standins import s3
@@ -80,6 +82,8 @@ class World:
             "agent_key": f"agent/{self.agent.sha256}.pyz",
             "agent_sha256": self.agent.sha256,
             "region": "us-east-1",
+            "cloud": "aws",
+            "notices": "aws",
             "lifetime_s": 3_600,
             "endpoint": self.store.environment["AWS_ENDPOINT_URL"],
         }
@@ -135,7 +139,7 @@ class TestUserData:
     def test_it_fits_and_is_the_same_for_the_same_machine(self, world: World) -> None:
         world.job("true", env={"TOKEN": "a-secret"})
         data = user_data(world.record())
-        assert len(data) < MAX_BYTES["aws"] * 7 / 8
+        assert len(data) < MAX_BYTES * 7 / 8
         assert data == user_data(world.record())
         assert data != user_data(world.record(node="worker-1.1"))
 
@@ -278,9 +282,8 @@ class TestBoot:
 
     def test_images_with_an_old_python_can_read_the_bootstrap(self) -> None:
         """It looks for a newer one by itself."""
-        assert MODULES.keys() == STORES.keys()
-        for cloud in MODULES:
-            for name in {"bootstrap.py", "common.py", *MODULES[cloud].values()}:
+        for cloud in WITH_TABLES:
+            for name in {"bootstrap.py", "common.py", *boot_of(cloud).modules.values()}:
                 script = files("cloudgpu.provisioners.boot").joinpath(name).read_text()
                 ast.parse(script, feature_version=(3, 8))
 

@@ -18,7 +18,8 @@ import pytest
 
 from cloudgpu.protocol.jobdir import JOB_KEY, AttemptRecord, JobDir, JobRecord, Result, attempt_key, node_key
 from cloudgpu.protocol.logs import LogReader
-from cloudgpu.provisioners.boot import MAX_BYTES, BootRecord, user_data
+from cloudgpu.provisioners.azure.target import MAX_BYTES
+from cloudgpu.provisioners.boot import BootRecord, user_data
 from cloudgpu.provisioners.boot.agent_file import Built
 from cloudgpu.provisioners.boot.service import SERVICE
 
@@ -193,7 +194,7 @@ class TestCustomData:
     def test_it_fits_and_is_the_same_for_the_same_machine(self, world: World) -> None:
         world.job("true", env={"TOKEN": "a-secret"})
         data = user_data(world.record())
-        assert len(data) < MAX_BYTES["azure"] / 4
+        assert len(data) < MAX_BYTES / 4
         assert data == user_data(world.record())
         assert data != user_data(world.record(node="worker-1.1"))
         assert b"a-secret" not in data

@@ -17,11 +17,13 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
 from cloudgpu.jobspecs.fleets import FleetSpec
+from cloudgpu.jobspecs.targets import FLEET_CLOUDS, WITH_TABLES
 from cloudgpu.protocol.fleet import FLEET_KEY, Settings
 from cloudgpu.protocol.jobdir import JobDir
 from cloudgpu.provisioners import AgentFile
-from cloudgpu.provisioners.boot import MAX_BYTES, BootRecord, fleet_boot
-from cloudgpu.provisioners.boot.files import GROUPS, MODULES, boot_files
+from cloudgpu.provisioners.boot import BootRecord, fleet_boot
+from cloudgpu.provisioners.boot.files import boot_files
+from cloudgpu.provisioners.boot.record import boot_of
 from cloudgpu.provisioners.cluster import files
 from cloudgpu.tests.standins import s3
 from cloudgpu.tests.standins.agent_files import own_agent_file
@@ -59,13 +61,14 @@ def test_all_machines_of_a_template_boot_the_same(cloud: str) -> None:
     text = boot_text(cloud)
     assert text == boot_text(cloud, size=8, idle_s=60, zones=("a",), heal=False)
     assert text != boot_text(cloud, lifetime_s=3_600)
-    assert len(text.encode()) < MAX_BYTES.get(cloud, 65_536) * 7 / 8
+    assert len(text.encode()) < (boot_of(cloud).max_bytes or 65_536) * 7 / 8
 
 
 def test_every_cloud_of_fleets_has_a_group() -> None:
-    assert set(GROUPS) == set(PLACES) <= set(MODULES)
+    booting = {name for name in WITH_TABLES if boot_of(name).group}
+    assert booting == set(PLACES) == set(FLEET_CLOUDS)
     with pytest.raises(ValueError, match="no node"):
-        BootRecord("s3://bucket/x", "", 0, "", "", "agent/a", "a", "us-east-1")
+        BootRecord("s3://bucket/x", "", 0, "", "", "agent/a", "a", "us-east-1", "aws")
 
 
 class World:
@@ -202,7 +205,7 @@ def test_one_that_cannot_be_used_is_replaced_so_often(world: World, failed: int,
 def test_the_signature_is_botocores(tmp_path: Path) -> None:
     """For another service than S3, with a body."""
     region, fleet_dir, _ = PLACES["aws"]
-    record = BootRecord(fleet_dir, "", 0, "", "", "agent/a", "a", region, fleet="big")
+    record = BootRecord(fleet_dir, "", 0, "", "", "agent/a", "a", region, "aws", fleet="big")
     for name, data in boot_files(record).items():
         (tmp_path / name).write_bytes(data)
     program = (

@@ -18,10 +18,8 @@ from typing import Any
 import pytest
 
 from cloudgpu.cli.cluster import expiry as cluster_expiry
-from cloudgpu.cli.infra.stack_run import CLOUDS
 from cloudgpu.control.jobs import list_jobs
 from cloudgpu.control.store.store import open_store
-from cloudgpu.jobspecs.fleets import FLEET_CLOUDS
 from cloudgpu.jobspecs.plan import Offer
 from cloudgpu.protocol.fleet import Fleet
 from cloudgpu.provisioners.shared import infrastructure
@@ -253,10 +251,6 @@ def test_a_pulumi_that_cannot_be_downloaded(desk: Desk) -> None:
     assert "could not be downloaded from get.pulumi.com" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (desk.folder / "home/infra/engine/bin").exists()
-
-
-def test_clouds_of_the_command_line_are_those_of_fleets() -> None:
-    assert CLOUDS == FLEET_CLOUDS
 
 
 def test_jobs_that_run_there_forbid_to_take_it_down(desk: Desk) -> None:

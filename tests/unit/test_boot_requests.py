@@ -64,7 +64,7 @@ def url() -> Iterator[str]:
 
 def fetch(folder: Path, url: str, setting: str) -> subprocess.CompletedProcess[str]:
     """Have a bootstrap's own modules fetch the agent file, with another limit so that no test waits for it."""
-    record = BootRecord("s3://bucket/job", "job", 1, "worker-0.1", "", "agent", "", "us-east-1", endpoint=url)
+    record = BootRecord("s3://bucket/job", "job", 1, "worker-0.1", "", "agent", "", "us-east-1", "aws", endpoint=url)
     for name, content in boot_files(record).items():
         (folder / name).write_bytes(content)
     code = (

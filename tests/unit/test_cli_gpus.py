@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from cloudgpu.cli.gpus import command as gpus
 from cloudgpu.cli.gpus.data import Scope, Summary
 from cloudgpu.cli.gpus.view import accelerator_text, summaries_text
 from cloudgpu.cli.main import main
@@ -41,10 +40,6 @@ def scope(*clouds: str, region: str | None = None, today: str = TODAY) -> Scope:
 
 def row(text: str, first: str) -> list[str]:
     return next(line.split() for line in text.splitlines() if line.split()[:1] == [first])
-
-
-def test_the_clouds_are_those_of_the_tables() -> None:
-    assert gpus._CLOUDS == catalog.CLOUDS
 
 
 def test_the_list_shows_who_sells_what_and_for_how_much(capsys: pytest.CaptureFixture[str]) -> None:

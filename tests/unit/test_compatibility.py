@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from cloudgpu.jobspecs import catalog
+from cloudgpu.jobspecs import catalog, targets
 from cloudgpu.jobspecs.diagnostics import Loc
-from cloudgpu.jobspecs.fleets import FLEET_CLOUDS
 from cloudgpu.jobspecs.models import JobSpec
 from cloudgpu.jobspecs.rules.base import Rule, listing
 from cloudgpu.jobspecs.rules.compatibility import (
@@ -24,6 +23,7 @@ from cloudgpu.jobspecs.rules.compatibility import (
     target_refusals,
 )
 from cloudgpu.jobspecs.rules.machines import built_in, carriers, closest_living, is_attached, within_limits
+from cloudgpu.jobspecs.targets import FLEET_CLOUDS
 from cloudgpu.jobspecs.units import CountRange
 
 TODAY = "2026-11-20"
@@ -252,7 +252,7 @@ def test_a_field_the_target_cannot_honour_is_refused(rule: str, target: str, fie
     assert rule in refused(target, **fields)
 
 
-@pytest.mark.parametrize("target", [*catalog.targets()])
+@pytest.mark.parametrize("target", [*targets.built_in()])
 def test_who_honours_priority(target: str) -> None:
     assert refused(target, priority=0) == refused(target) == set()
     assert refused(target, priority=50) == (set() if target == "local" else {"priority"})
@@ -269,7 +269,7 @@ def test_who_honours_priority(target: str) -> None:
     ],
 )
 def test_what_every_target_of_today_can(rule: str, lacking: dict[str, Any], fields: dict[str, Any]) -> None:
-    able = catalog.targets()["gcp"]
+    able = targets.built_in()["gcp"]
     (found,) = (r for r in TARGET_RULES if r.name == rule)
     assert found.refuse(job(**fields), able) is None
     assert found.refuse(job(**fields), able._replace(**lacking)) is not None
@@ -287,7 +287,7 @@ def test_gpus_that_can_be_seen_idle(fields: dict[str, Any]) -> None:
     assert refused("gcp", limits={"gpu_idle": "1h"}, **fields) == set()
 
 
-@pytest.mark.parametrize("target", list(catalog.targets()))
+@pytest.mark.parametrize("target", list(targets.built_in()))
 def test_a_plain_job_is_honoured_by_every_target(target: str) -> None:
     assert refused(target) == set()
     assert refused(target, resources={"nodes": 2}, launcher="torchrun") == set()

@@ -12,7 +12,6 @@ from typing import get_args
 
 import pytest
 
-from cloudgpu.control.reconcile import failover
 from cloudgpu.control.reconcile.decisions import SPREAD_S, End, Later, Start, decide
 from cloudgpu.control.reconcile.failover import DRY_S, REACTIONS, choose, opening
 from cloudgpu.control.store.model import Attempt, JobRow, Refused
@@ -351,4 +350,4 @@ def test_an_interruption_is_fruitless_whatever_was_refused_in_between() -> None:
 
 def test_local_gpus_are_asked_for_again_soon() -> None:
     mine = offer("local/here", "on-demand", "local")
-    assert opening(mine, [Refused(mine, "capacity", "zone", "busy", NOW)]) == NOW + failover._DRY_S["local"]
+    assert opening(mine, [Refused(mine, "capacity", "zone", "busy", NOW)]) == NOW + 30.0

@@ -18,8 +18,9 @@ import pytest
 from cloudgpu.runtime.notices import Order, Orders, SignalOrders, aws, azure, gcp, write_notice
 from cloudgpu.runtime.notices.docket import Docket, ProviderNotice
 from cloudgpu.runtime.notices.metadata import MetadataError, MetadataServer, Reply, epoch_of
-from cloudgpu.runtime.notices.policy import POLICIES, policy_of
+from cloudgpu.runtime.notices.policy import CLOUDS, policies_of, policy_of
 
+POLICIES = [policy for cloud in (*CLOUDS, "signal", "simulated") for policy in policies_of(cloud).values()]
 NOW = 1_000.0  # on the monotonic clock
 WALL = 1_800_000_000.0  # on this machine's
 
@@ -437,9 +438,9 @@ def test_addresses_come_from_the_vendors_variables() -> None:
     def say(_text: str) -> None: ...
 
     assert name(aws.looks({}, say)[0]) == name(gcp.looks({}, say)[0]) == "169.254.169.254"
-    assert name(azure.scheduled_events({}, say)) == "169.254.169.254"
+    assert name(azure.looks({}, say)[0]) == "169.254.169.254"
     assert name(aws.looks({"AWS_EC2_METADATA_SERVICE_ENDPOINT_MODE": "IPv6"}, say)[0]) == "[fd00:ec2::254]"
     assert name(aws.looks({"AWS_EC2_METADATA_SERVICE_ENDPOINT": "http://a:1/imds/x/"}, say)[0]) == "a:1"
     assert name(gcp.looks({"GCE_METADATA_HOST": "b:2"}, say)[0]) == "b:2"
-    assert name(azure.scheduled_events({"CLOUDGPU_AZURE_METADATA": "http://c:3"}, say)) == "c:3"
+    assert name(azure.looks({"CLOUDGPU_AZURE_METADATA": "http://c:3"}, say)[0]) == "c:3"
     assert aws.looks({"AWS_EC2_METADATA_DISABLED": "true"}, say) == []

@@ -156,9 +156,6 @@ def test_the_state_directory_is_that_of_platformdirs(monkeypatch: pytest.MonkeyP
 
 
 def test_the_command_offers_the_clouds_that_can_be_refreshed() -> None:
-    from cloudgpu.cli.catalog import command as catalog
-
-    assert catalog._CLOUDS == CLOUDS
     assert {host_cloud(cloud) for cloud in CLOUDS} == set(refreshable())
 
 

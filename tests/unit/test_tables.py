@@ -15,8 +15,8 @@ from typing import get_args
 import pytest
 
 from cloudgpu.jobspecs import catalog
-from cloudgpu.jobspecs.fleets import FLEET_CLOUDS
 from cloudgpu.jobspecs.models import CLOUDS, LauncherName, Market
+from cloudgpu.jobspecs.targets import FLEET_CLOUDS, TargetInfo
 from cloudgpu.jobspecs.units import parse_count
 
 TABLES = Path(catalog.__file__).parents[1] / "tables"
@@ -294,7 +294,7 @@ def test_targets_are_the_clouds_of_the_job_file() -> None:
         assert set(row["launchers"].split()) <= set(get_args(LauncherName)) - {"auto"}
         assert set(row["groups"].split()) <= set(row["markets"].split())
         assert bool(row["groups"]) == (row["target"] in FLEET_CLOUDS)
-        flags = set(row) - {"target", "markets", "groups", "launchers"}
+        flags = {column for column, kind in TargetInfo.__annotations__.items() if kind == "bool"}
         assert {row[flag] for flag in flags} <= {"yes", "no"}
         if row["target"] in catalog.CLOUDS:
             sold = {market for _, r, cell in cells("markets") for market in cell.split() if r in _machines(row)}

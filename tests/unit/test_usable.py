@@ -13,14 +13,15 @@ import pytest
 import cloudgpu
 from cloudgpu import provisioners
 from cloudgpu.control.errors import SubmitError
-from cloudgpu.control.submit import usable
 from cloudgpu.control.submit.submission import CAPACITY_S, _capacity_s
 from cloudgpu.control.submit.usable import MAX_WAYS, keep, obstacle, usable_offers
+from cloudgpu.jobspecs.fields import FORMS
 from cloudgpu.jobspecs.models import JobSpec
 from cloudgpu.jobspecs.plan import Offer, Plan
 from cloudgpu.jobspecs.planner.planner import plan
-from cloudgpu.jobspecs.rules.stores import REACHES
+from cloudgpu.jobspecs.targets import built_in, info
 from cloudgpu.provisioners import is_set_up
+from cloudgpu.provisioners.target import target_of
 from cloudgpu.tests.standins.control import make_offer
 
 ROOT = Path(cloudgpu.__file__).parent
@@ -130,7 +131,7 @@ def test_a_login_or_an_application_and_a_subscription_make_azure_usable(
 
 
 def test_when_nothing_is_usable_every_reason_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(provisioners._REGISTRY, "azure")
+    monkeypatch.setitem(built_in(), "azure", info("azure")._replace(code=""))
     with pytest.raises(SubmitError) as told:
         usable_offers(spec(None), Plan((AZURE, AWS)))
     assert "plans for azure, but launches only on: aws, gcp, local, vertex" in str(told.value)
@@ -142,17 +143,19 @@ def test_a_plan_says_so_without_looking_for_credentials(monkeypatch: pytest.Monk
     assert "s3://" in obstacle(spec(None), "aws", look=False)
     assert obstacle(spec("gs://bucket/jobs"), "gcp", look=False) == ""
     assert obstacle(spec("az://jobs@myaccount/runs"), "azure", look=False) == ""
-    monkeypatch.delitem(provisioners._REGISTRY, "azure")
+    monkeypatch.setitem(built_in(), "azure", info("azure")._replace(code=""))
     assert "launches only on" in obstacle(spec(), "azure", look=False)
 
 
 def test_every_target_that_needs_it_has_advice() -> None:
-    assert set(provisioners._SET_UP) <= set(usable._HOW_TO_SET_UP)
-    assert set(provisioners.launchable()) <= set(REACHES)
-    assert {scheme for schemes in REACHES.values() for scheme in schemes} <= set(usable._FORMS)
-    for target, advice in usable._HOW_TO_SET_UP.items():
-        [page] = re.findall(r"docs/[a-z]+\.md", advice)
-        assert advice.startswith(f"{target} is not set up here") and (ROOT / page).is_file()
+    assert {scheme for target in built_in().values() for scheme in target.schemes} <= set(FORMS)
+    for name in provisioners.launchable():
+        target = target_of(name)
+        assert target is not None
+        assert bool(target.set_up) == bool(target.setup_hint)
+        if target.set_up:
+            [page] = re.findall(r"docs/[a-z]+\.md", target.setup_hint)
+            assert target.setup_hint.startswith(f"{name} is not set up here") and (ROOT / page).is_file()
 
 
 def test_inputs_that_machines_cannot_reach_are_refused() -> None:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from ....jobspecs.catalog.targets import targets
+from ....jobspecs.targets import info
 from ....protocol.jobdir import JobDir
 from ....provisioners.base import Provisioner
 from ...clock import Clock, JobTime
@@ -150,12 +150,12 @@ class AttemptContext(JobContext):
     @property
     def is_group(self) -> bool:
         """Whether the attempt has a machine group of its own (recover: fleet); a cluster's outlives the job."""
-        return self.job.policy.grouped and bool(targets()[self.attempt.offer.cloud].groups)
+        return self.job.policy.grouped and bool(info(self.attempt.offer.cloud).groups)
 
     @property
     def heals_itself(self) -> bool:
         """Whether the target replaces lost machines by itself, so that the supervisor must not."""
-        return self.is_group or targets()[self.attempt.offer.cloud].heals
+        return self.is_group or info(self.attempt.offer.cloud).heals
 
     @property
     def waited_s(self) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ....jobspecs.targets import info
 from ....provisioners.base import LaunchRequest, NodeRequest, Owner
 from ...accounting import cost
 from ...submit.shipping import agent_for
@@ -67,7 +68,7 @@ def _lifetime(context: AttemptContext) -> int | None:
     """
     job, attempt = context.job, context.attempt
     begun = attempt.created if attempt.launched is None else attempt.launched
-    lives = [] if attempt.offer.cloud == "local" else [LONGEST_S]
+    lives = [] if info(attempt.offer.cloud).is_here else [LONGEST_S]
     if job.policy.duration_s is not None:
         lives.append(job.created + job.policy.duration_s - begun + GRACE_S["duration"])
     if job.policy.cost_usd is not None and attempt.price is not None and job.spent is not None:

@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 
-from ....jobspecs.catalog.targets import targets
+from ....jobspecs.targets import info
 from ....protocol.jobdir import JOB_KEY, AttemptRecord, JobRecord, RecordError, attempt_key
 from ....provisioners.base import NodeRequest, ProvisionError, Shared
 from ....provisioners.shared.accounts import OTHER_ACCOUNT
@@ -111,7 +111,7 @@ class Launcher:
         if damage := self._damage():
             return self._fail(damage)
         wanted, itself = wanted_nodes(context.attempt), context.heals_itself
-        replaces = not itself and len(wanted) > 1 and targets()[context.attempt.offer.cloud].replaces_nodes
+        replaces = not itself and len(wanted) > 1 and info(context.attempt.offer.cloud).replaces_nodes
         if (elsewhere := self._describe(wanted, heals=replaces or itself)) is not None:
             return self._fail(f"{elsewhere} was written by somebody else")
         return self._announce(message, wanted if replaces else None)

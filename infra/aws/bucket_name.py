@@ -1,0 +1,16 @@
+"""What a bucket on AWS may be called.
+
+https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucketnamingrules.html (dots break TLS, so none here)
+"""
+
+from __future__ import annotations
+
+import re
+
+from ..names import Rule
+
+RULE = Rule(
+    re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]"),
+    re.compile(r"^(xn--|sthree-|amzn-s3-demo-)|(-s3alias|--ol-s3|--x-s3|--table-s3)$"),
+    "3 to 63 lower-case letters, digits and hyphens",
+)

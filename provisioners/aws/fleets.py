@@ -1,0 +1,65 @@
+"""What stacks ask of AWS: stacks/for_stacks.py says what each function answers."""
+
+from __future__ import annotations
+
+import os
+
+from ...jobspecs.fleets import FleetSpec
+from ..stacks.for_stacks import Endpoints, Reserved, in_a_zone
+from . import quotas
+from .clients import Clients
+from .errors import told
+from .identity import BOUNDARY_VARIABLE
+from .images import Images
+from .reservations import find_reservation, look_again
+
+
+def account(region: str) -> str:
+    """Return the account's id."""
+    clients = Clients()
+    with told("ask whose account this is", clients.clock):
+        return clients.sts(region).get_caller_identity()["Account"]
+
+
+def image(fleet: FleetSpec) -> str:
+    """Return an AMI's id."""
+    return Images(Clients()).find(fleet.region, fleet.machine_type).ami
+
+
+def quota(fleet: FleetSpec, more: int) -> None:
+    """Raise ProvisionError(quota) if these machines do not fit."""
+    clients, types = Clients(), [fleet.machine_type] * more
+    ec2, service_quotas = clients.ec2(fleet.region), clients.service_quotas(fleet.region)
+    quotas.check(ec2, service_quotas, region=fleet.region, market=fleet.market, machine_types=types)
+
+
+def reserved(fleet: FleetSpec) -> Reserved:
+    """Return an On-Demand Capacity Reservation or a Capacity Block."""
+    clients = Clients()
+
+    def find(zone: str | None) -> Reserved:
+        with told(f"look for reservations in {zone or fleet.region}", clients.clock):
+            ec2 = clients.ec2(fleet.region)
+            found, there = find_reservation(ec2, fleet.machine_type, zone, max(fleet.size, 1), clients.clock)
+        return Reserved(there, found.reservation, found.is_block)
+
+    return in_a_zone(fleet, find)
+
+
+def reserved_until(fleet: FleetSpec, reservation: str) -> float | None:
+    """Return when a Capacity Block begins to end its machines."""
+    clients = Clients()
+    with told(f"look for the reservation {reservation}", clients.clock):
+        found = look_again(clients.ec2(fleet.region), fleet.machine_type, reservation)
+    return 0.0 if found is None else found.machines_end
+
+
+def endpoints(region: str) -> Endpoints:
+    """Return the endpoint of this process's clients, twice."""
+    url = Clients().endpoint(region)
+    return Endpoints(url, url)
+
+
+def boundary() -> str:
+    """Return the permissions boundary that this shell names."""
+    return os.environ.get(BOUNDARY_VARIABLE, "").strip()

@@ -1,0 +1,38 @@
+"""What the target `aws` needs code for: provisioners/target.py says what each field is."""
+
+from __future__ import annotations
+
+from ..target import Boot, Target, Variables
+
+MAX_BYTES = 16_384
+"""Of user data, before base64: EC2's RunInstances, UserData."""
+
+TARGET = Target(
+    provisioner=".provisioner:shared",
+    set_up=".clients:could_be_used",
+    setup_hint="aws is not set up here: it needs boto3 (pip install 'cloudgpu[aws]') and credentials (`aws configure`, "
+    "`aws sso login`, or AWS_PROFILE), see docs/aws.md",
+    architecture=".images:architecture_of",
+    collector=".collect",
+    tables=".catalog",
+    fleets=".fleets",
+    boot=Boot(
+        modules={"bucket.py": "bucket_s3.py", "host.py": "host_ec2.py"},
+        group="group_aws.py",
+        sent_as="user data",
+        max_bytes=MAX_BYTES,
+    ),
+    settings=Variables(
+        names=("AWS_PROFILE", "AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE", "AWS_ENDPOINT_URL"),
+        beginnings=("CLOUDGPU_AWS_",),
+    ),
+    credentials=Variables(
+        names=(
+            "AWS_ACCESS_KEY_ID",
+            "AWS_SECRET_ACCESS_KEY",
+            "AWS_SESSION_TOKEN",
+            "AWS_ROLE_ARN",
+            "AWS_WEB_IDENTITY_TOKEN_FILE",
+        )
+    ),
+)

@@ -1,0 +1,50 @@
+"""What stacks ask of Azure: stacks/for_stacks.py says what each function answers."""
+
+from __future__ import annotations
+
+from ...jobspecs.fleets import FleetSpec
+from ..shared.clock import SystemClock
+from ..stacks.for_stacks import Endpoints, Reserved, nodes_of
+from . import launching, quotas
+from .account import Account
+from .clients import Clients
+from .images import Images
+from .reservations import find_reservations
+
+
+def account(_region: str) -> str:
+    """Return the subscription's id."""
+    return Account(SystemClock()).subscription
+
+
+def image(fleet: FleetSpec) -> str:
+    """Return the URN of an image."""
+    found = Images(Clients()).find(fleet.region, nodes_of(fleet, 1)[0])
+    return ":".join((*found.urn, found.version))
+
+
+def quota(fleet: FleetSpec, more: int) -> None:
+    """Raise ProvisionError(quota) if these machines do not fit."""
+    types = [fleet.machine_type] * more
+    quotas.check(Clients(), region=fleet.region, market=fleet.market, machine_types=types)
+
+
+def reserved(fleet: FleetSpec) -> Reserved:
+    """Return a capacity reservation group."""
+    types = [fleet.machine_type] * max(fleet.size, 1)
+    found = find_reservations(Clients(), fleet.region, fleet.zones, types)
+    return Reserved(found.zone, found.groups[fleet.machine_type])
+
+
+def reserved_until(_fleet: FleetSpec, _reservation: str) -> None:
+    """Return None: no reservation of Azure is known to end machines."""
+
+
+def endpoints(_region: str) -> Endpoints:
+    """Return those of Blob storage and of Azure Resource Manager."""
+    return Endpoints(*launching.endpoints(Account(SystemClock())))
+
+
+def boundary() -> str:
+    """Return "": Azure has none."""
+    return ""

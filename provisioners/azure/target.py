@@ -1,0 +1,45 @@
+"""What the target `azure` needs code for: provisioners/target.py says what each field is."""
+
+from __future__ import annotations
+
+from ..target import Boot, Stop, Target, Variables
+
+MAX_BYTES = 65_535
+"""Of user data, before base64: osProfile.customData."""
+_END = """\
+header=Metadata:true
+base=${CLOUDGPU_AZURE_METADATA:-http://169.254.169.254}/metadata
+end() {
+    id=$(get 'instance/compute/resourceId?api-version=2021-02-01&format=text')
+    who="api-version=2018-02-01&resource=https://management.azure.com/&client_id=$2"
+    ask "identity/oauth2/token?$who" POST "$1$id/deallocate?api-version=2024-07-01"
+}
+"""
+
+TARGET = Target(
+    provisioner=".provisioner:shared",
+    set_up=".account:could_be_used",
+    setup_hint="azure is not set up here: it needs Azure's SDK (pip install 'cloudgpu[azure]'), a subscription and "
+    "credentials (`az login`, or AZURE_SUBSCRIPTION_ID with AZURE_TENANT_ID, AZURE_CLIENT_ID and AZURE_CLIENT_SECRET), "
+    "see docs/azure.md",
+    architecture=".sizes:architecture_of",
+    collector=".collect",
+    tables=".catalog",
+    fleets=".fleets",
+    boot=Boot(
+        modules={"bucket.py": "bucket_az.py", "host.py": "host_azure.py"},
+        group="group_azure.py",
+        sent_as="user data",
+        max_bytes=MAX_BYTES,
+        needs_identity=True,
+        stop=Stop("https://management.azure.com", _END),
+    ),
+    settings=Variables(
+        names=("AZURE_SUBSCRIPTION_ID", "AZURE_TENANT_ID", "AZURE_CLIENT_ID", "AZURE_CONFIG_DIR"),
+        beginnings=("CLOUDGPU_AZURE_",),
+    ),
+    credentials=Variables(
+        names=("AZURE_CLIENT_SECRET", "AZURE_CLIENT_CERTIFICATE_PATH", "AZURE_FEDERATED_TOKEN_FILE"),
+        beginnings=("AZURE_STORAGE_",),
+    ),
+)

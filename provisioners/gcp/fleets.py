@@ -1,0 +1,73 @@
+"""What stacks ask of Google Cloud: stacks/for_stacks.py says what each function answers."""
+
+from __future__ import annotations
+
+from ...jobspecs.fleets import FleetSpec
+from ..base import ProvisionError
+from ..shared.clock import SystemClock
+from ..stacks.for_stacks import Endpoints, Reserved, in_a_zone, nodes_of
+from . import quotas
+from .account import Account
+from .clients import Clients
+from .images import Images
+from .reservations import find_reservations
+
+
+def account(_region: str) -> str:
+    """Return the project's id."""
+    return Account(SystemClock()).project
+
+
+def image(fleet: FleetSpec) -> str:
+    """Return an image's source. Raises ProvisionError(invalid) if the fleet's disk is too small for it."""
+    found = Images(Clients()).find(nodes_of(fleet, 1)[0])
+    if fleet.disk_gb < found.min_gb:  # a launch takes the larger one; a template is what the fleet says
+        message = (
+            f"the image of {fleet.machine_type} does not fit on {fleet.disk_gb:g} GB: write disk: {found.min_gb}GB"
+        )
+        raise ProvisionError("invalid", message, scope="cloud")
+    return found.source
+
+
+def quota(fleet: FleetSpec, more: int) -> None:
+    """Raise ProvisionError(quota) if these machines do not fit."""
+    quotas.check(
+        Clients().rest,
+        region=fleet.region,
+        market=fleet.market,
+        nodes=nodes_of(fleet, more),
+        run_s=fleet.lifetime_s,
+    )
+
+
+def reserved(fleet: FleetSpec) -> Reserved:
+    """Return a reservation that does not end its machines. Raises ProvisionError(capacity)."""
+    clients = Clients()
+
+    def find(zone: str | None) -> Reserved:
+        found = find_reservations(clients, fleet.region, zone, nodes_of(fleet, max(fleet.size, 1)))
+        paths, named = {one.path for one in found}, {one.path for one in found if one.by_name_only}
+        if any(one.ends_machines for one in found) or (named and len(paths) > 1):
+            message = (
+                f"{len(found)} × {fleet.machine_type} could be in {', '.join(sorted(paths))}, and a cluster can "
+                "only be in one reservation that has room for all its machines, and does not end them itself"
+            )
+            raise ProvisionError("capacity", message, scope="zone")
+        return Reserved(found[0].zone, min(named, default=None))
+
+    return in_a_zone(fleet, find)
+
+
+def reserved_until(_fleet: FleetSpec, _reservation: str) -> None:
+    """Return None: reserved() takes none that ends machines."""
+
+
+def endpoints(_region: str) -> Endpoints:
+    """Return those of Cloud Storage and of the Compute Engine API."""
+    clients = Clients()
+    return Endpoints(clients.storage_endpoint, clients.account.endpoint or None)
+
+
+def boundary() -> str:
+    """Return "": Google Cloud has none."""
+    return ""

@@ -1,0 +1,39 @@
+"""What the target `gcp` needs code for: provisioners/target.py says what each field is."""
+
+from __future__ import annotations
+
+from ..target import Boot, Stop, Target, Variables
+
+SETTINGS = ("GOOGLE_CLOUD_PROJECT", "GOOGLE_APPLICATION_CREDENTIALS", "CLOUDSDK_CONFIG", "STORAGE_EMULATOR_HOST")
+CREDENTIALS = Variables(names=("GOOGLE_BEARER_TOKEN", "GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_KEY"))
+NEEDS = (
+    "it needs Google's SDK (pip install 'cloudgpu[gcp]') and credentials "
+    "(`gcloud auth application-default login`, or GOOGLE_APPLICATION_CREDENTIALS)"
+)
+_END = """\
+header=Metadata-Flavor:Google
+base=http://${GCE_METADATA_HOST:-169.254.169.254}/computeMetadata/v1
+end() {
+    zone=$(get instance/zone)
+    path=projects/$(get project/project-id)/zones/${zone##*/}/instances/$(get instance/name)
+    ask instance/service-accounts/default/token DELETE "$1/compute/v1/$path"
+}
+"""
+
+TARGET = Target(
+    provisioner=".provisioner:shared",
+    set_up=".clients:could_be_used",
+    setup_hint=f"gcp is not set up here: {NEEDS}, see docs/gcp.md",
+    architecture=".machines:architecture_of",
+    collector=".collect",
+    tables=".catalog",
+    fleets=".fleets",
+    boot=Boot(
+        modules={"bucket.py": "bucket_gs.py", "host.py": "host_gce.py"},
+        group="group_gcp.py",
+        sent_as="startup script",
+        stop=Stop("https://compute.googleapis.com", _END),
+    ),
+    settings=Variables(names=SETTINGS, beginnings=("CLOUDGPU_GCP_",)),
+    credentials=CREDENTIALS,
+)

@@ -1,0 +1,12 @@
+"""A target from outside: the machines of a shed, each a process on this computer. See docs/adding-a-target.md."""
+
+from cloudgpu.jobspecs.targets import TargetInfo
+
+INFO = TargetInfo(
+    name="shed",
+    code="shed.target:TARGET",
+    planner="shed.planner:plan",
+    schemes=("file",),
+    multi_node=True,
+    launchers=frozenset({"none", "torchrun"}),
+)

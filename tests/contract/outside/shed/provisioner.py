@@ -1,0 +1,112 @@
+"""The verbs of the shed. State is in folders only: any process may call any verb at any time.
+
+<home>/shed/<token>/allocation.json     what was launched, for whom
+<home>/shed/<token>/<node>/pid          the agent's process; it is there before the agent runs
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Collection
+from decimal import Decimal
+from pathlib import Path
+
+import psutil
+
+from cloudgpu.jobspecs.home import home, private
+from cloudgpu.jobspecs.plan import Offer
+from cloudgpu.provisioners.base import Allocation, Ended, LaunchRequest, NodeState, Owner
+
+_END_S = 20.0
+_agents: list[subprocess.Popen[bytes]] = []
+"""Agents that this process started: they are waited for, or they stay as zombies."""
+
+
+def has_key() -> bool:
+    """Return whether the shed can be opened."""
+    return bool(os.environ.get("SHED_KEY"))
+
+
+class Shed:
+    """Each node is an agent process of its own."""
+
+    def launch(self, request: LaunchRequest) -> Allocation:
+        """Start an agent for each node that was never started."""
+        machines = {node.node: f"{request.token}/{node.node}" for node in request.nodes}
+        allocation = Allocation("shed", request.job_id, request.attempt, request.token, machines)
+        folder = private(_root() / request.token)
+        value = {"owner": request.owner.name, "allocation": allocation.to_json()}
+        (folder / "allocation.json").write_text(json.dumps(value))
+        for node in request.nodes:
+            if not (folder / node.node / "pid").exists():
+                _start(request, node.node, private(folder / node.node))
+        return allocation
+
+    def observe(self, allocation: Allocation) -> list[NodeState]:
+        """Return whether each agent runs."""
+        return [
+            NodeState(node, "running" if _process(allocation, node) else "gone", "its agent's process")
+            for node in allocation.machines
+        ]
+
+    def terminate(self, allocation: Allocation) -> Ended | None:
+        """End all agents, which end their programs."""
+        self.remove(allocation, list(allocation.machines))
+        (_root() / allocation.token / "allocation.json").unlink(missing_ok=True)
+        return None
+
+    def remove(self, allocation: Allocation, nodes: Collection[str]) -> None:
+        """End some of the agents."""
+        running = [process for node in nodes if (process := _process(allocation, node))]
+        for process in running:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(signal.SIGTERM)
+        for process in psutil.wait_procs(running, _END_S)[1]:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+    def find(self, owner: Owner) -> list[Allocation]:
+        """Return what was launched and not terminated."""
+        values = [json.loads(path.read_text()) for path in _root().glob("*/allocation.json")]
+        return [Allocation.from_json(value["allocation"]) for value in values if value["owner"] == owner.name]
+
+    def account(self) -> str:
+        """Return "": the shed has no accounts."""
+        return ""
+
+    def check_account(self, account: str) -> None:
+        """Accept any: the shed has no accounts."""
+
+    def price(self, offer: Offer) -> Decimal | None:
+        """Return None: the plan's price stays."""
+
+
+def _root() -> Path:
+    return home() / "shed"
+
+
+def _start(request: LaunchRequest, node: str, folder: Path) -> None:
+    command = [sys.executable, "-m", "cloudgpu.runtime.agent", "--job-dir", request.job_dir]
+    command += ["--attempt", str(request.attempt), "--node", node, "--job-sha256", request.job_sha256]
+    command += ["--home", str(folder), "--host", "127.0.0.1"]
+    with (folder / "agent.log").open("ab") as log:
+        agent = subprocess.Popen(command, cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=0)
+    (folder / "pid").write_text(str(agent.pid))
+    _agents.append(agent)
+
+
+def _process(allocation: Allocation, node: str) -> psutil.Process | None:
+    """Return the agent's process; None: it has ended."""
+    for agent in _agents:
+        agent.poll()
+    folder = _root() / allocation.token / node
+    with contextlib.suppress(OSError, ValueError, psutil.Error):
+        process = psutil.Process(int((folder / "pid").read_text()))
+        if str(folder) in process.cmdline():
+            return process
+    return None

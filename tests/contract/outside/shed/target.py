@@ -1,0 +1,12 @@
+"""What the target `shed` needs code for."""
+
+from __future__ import annotations
+
+from cloudgpu.provisioners.target import Target, Variables
+
+TARGET = Target(
+    provisioner=".provisioner:Shed",
+    set_up=".provisioner:has_key",
+    setup_hint="shed is not set up here: write the key's name into SHED_KEY",
+    settings=Variables(names=("SHED_KEY",)),
+)
