@@ -272,7 +272,7 @@ class Supervisor:
         self, job: JobRow, attempt: Attempt | None, watched: Watched, lane: Lane | None
     ) -> tuple[float, Lane | None]:
         if not self._leases.hold(job):
-            watched.memory.unasked = 0  # another process may ask
+            watched.memory.first_launch_of = 0  # another process may ask
             watched.expire()
             return self._rest(watched), None
         if lane is Lane.LOOK and (needed := lane_of(job, attempt, watched.memory.time.now())) is not lane:

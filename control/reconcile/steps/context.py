@@ -35,17 +35,17 @@ class Memory:
     """The attempt for which this process has logged that a checkpoint is being copied."""
     copied: float = 0.0
     """Steady time when an object had come over to another job dir, the last time."""
-    told: int = 0
+    stop_written_for: int = 0
     """The attempt whose stop.json this process has written."""
     queued: bool = False
     """All machines of the attempt were in the provider's queue, when they were last looked at."""
     queue: str = ""
     """What the provider said then of what waits in it: whose turn comes first, or why there is no machine."""
-    strangers: bool = False
+    saw_unknown_node: bool = False
     """A machine of the attempt ran as a node that its row does not have: there may be a new generation."""
     machines_gone: bool = False
     """All machines of the attempt, when they were last looked at."""
-    unasked: int = 0
+    first_launch_of: int = 0
     """The attempt that this process is going to be the first to ask machines for."""
     pause_s: float = 0.0
     """Until the job's next look, while it waits in the queue of its target; 0: it does not."""

@@ -100,14 +100,14 @@ class Stopper:
     def _write_stop(self, deadline: float) -> None:
         """Write stop.json once in this process, and have the machines look for it."""
         context, attempt = self._context, self._context.attempt
-        if context.memory.told == attempt.number:
+        if context.memory.stop_written_for == attempt.number:
             return
         left = max(0.0, deadline - context.now)
         epoch = context.tools.clock.now() + left  # as the machines' clocks, not as this job's time
         stop = Stop(cast("StopReason", attempt.cause), epoch, left)
         context.job_dir.put(attempt_key(attempt.number, "stop.json"), stop.to_bytes())
         send_signal(context.job_dir, attempt.number)
-        context.memory.told = attempt.number
+        context.memory.stop_written_for = attempt.number
 
 
 def _unseen(error: JobDirError | ProvisionError) -> str:

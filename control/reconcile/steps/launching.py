@@ -48,7 +48,7 @@ class Launcher:
 
     def _launch(self) -> bool:
         context, attempt, memory = self._context, self._context.attempt, self._context.memory
-        first, memory.unasked = memory.unasked == attempt.number, 0
+        first, memory.first_launch_of = memory.first_launch_of == attempt.number, 0
         try:
             request = launch_request(context, wanted_nodes(attempt), repeated=not first)
             with attentive(self._is_unwanted):
@@ -98,7 +98,7 @@ class Launcher:
     def _prepare(self) -> bool:
         """Write what a machine will read, then that machines are about to be asked for: from here on time is paid."""
         context = self._context
-        context.memory.unasked = context.attempt.number
+        context.memory.first_launch_of = context.attempt.number
         if self._reprice():
             return True
         try:

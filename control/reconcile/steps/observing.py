@@ -38,7 +38,7 @@ class Observer:
         last_words = LastWords(provisioner, attempt.allocation).of
         nodes = every_node(attempt)
         known = [node.node for node in nodes]
-        memory.strangers = any(one.phase == "running" for name, one in observed.items() if name not in known)
+        memory.saw_unknown_node = any(one.phase == "running" for name, one in observed.items() if name not in known)
         stopping = attempt.state == "stopping"
         views = look(context.job_dir, memory.watches, nodes, observed, steady, last_words, stopping=stopping)
         context.tools.seen.note(attempt, views)

@@ -36,7 +36,7 @@ class Watcher:
             return context.begin_stop(end.cause, end.reason)
         if self._observer.note_begun(nodes) or self._note_queue(seen):
             return True
-        if self._observer.take_generation(seen, known=context.memory.strangers):
+        if self._observer.take_generation(seen, known=context.memory.saw_unknown_node):
             return True
         if (over := self._conclude_if_over(nodes)) is not None:
             return over
