@@ -75,13 +75,13 @@ def command(job: str | None, as_json: bool) -> None:
 
 def _show(seen: JobView) -> None:
     from ..control.accounting.cost import attempt_cost
-    from .shared.job_view import attempt_place, attempt_seconds
+    from .shared.job_view import attempt_seconds
 
     rows = [
         [
             str(attempt.number),
             attempt.outcome or attempt.state,
-            attempt_place(attempt),
+            attempt.offer.place,
             "unknown" if attempt.price is None else f"{money(attempt.price)}/h",
             duration(attempt_seconds(attempt, seen.now)),
             money(attempt_cost(attempt, seen.now)),

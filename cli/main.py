@@ -70,9 +70,10 @@ _FOLDERS = frozenset({"catalog", "cluster", "goodput", "gpus", "image", "infra",
 """Commands of several modules: the command is in `command.py` of a folder of its name."""
 
 
-def _module(command: str) -> str:
-    name = command.replace("-", "_")
-    return f"{name}.command" if command in _FOLDERS else name
+def load_command(name: str) -> click.Command:
+    """Import the module of a command, and return the command."""
+    module = name.replace("-", "_") + (".command" if name in _FOLDERS else "")
+    return cast("click.Command", importlib.import_module(f".{module}", __package__).command)
 
 
 class LazyGroup(click.Group):
@@ -84,7 +85,7 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         if cmd_name not in COMMANDS:
             return None
-        return cast("click.Command", importlib.import_module(f".{_module(cmd_name)}", __package__).command)
+        return load_command(cmd_name)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

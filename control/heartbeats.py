@@ -35,10 +35,10 @@ def _job_dirs(store: Store, job_id: str) -> Iterator[str]:
     """The folders of a job; of one that the store does not know, those it would have beside the other jobs'."""
     job = store.job(job_id)
     if job is not None:
-        yield from {job.job_dir, *(job.policy.job_dirs or {}).values()}
+        yield from {job.job_dir, *job.policy.job_dirs.values()}
         return
     jobs = store.list_jobs(active_only=False, limit=_NEWEST_JOBS)
-    urls = {url for one in jobs for url in (one.job_dir, *(one.policy.job_dirs or {}).values())}
+    urls = {url for one in jobs for url in (one.job_dir, *one.policy.job_dirs.values())}
     parents = {url.rstrip("/").rpartition("/")[0] for url in urls} | {local_url(paths.default_job_dir())}
     yield from (f"{parent}/{job_id}" for parent in sorted(parents))
 

@@ -12,11 +12,10 @@ from contextlib import suppress
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
-from ..jobspecs.plan import Offer
 from .accounting import cost
 from .errors import ControlError, NoSuchJobError, NotRunningError, SubmitError
-from .reconcile.moving import worked_dirs
 from .reconcile.queue import SOON_S, places
+from .reconcile.steps.moving import worked_dirs
 from .store import states
 from .store.model import Attempt, Event, JobRow
 from .store.store import Store, open_store
@@ -25,12 +24,13 @@ from .supervisor.spawn import ensure_supervisor
 if TYPE_CHECKING:
     from ..jobspecs.loading.draft import LoadedSpec
     from ..jobspecs.models import JobSpec
-    from ..jobspecs.plan import Plan
+    from ..jobspecs.plan import Offer, Plan
     from ..protocol.attempt_signal import WatchMark
-    from ..protocol.jobdir import Heartbeat, JobDir
+    from ..protocol.jobdir import JobDir
     from ..protocol.logs import LogReader
     from ..provisioners.base import Allocation
     from .accounting.report import Report
+    from .reconcile.nodes import Reported
     from .submit.shipping import ProgressCallback
 
 __all__ = ["Job", "count_jobs", "ensure_supervisor", "get_job", "list_jobs", "orphans", "submit", "terminate_orphan"]
@@ -113,7 +113,7 @@ class Job:
 
     def job_dir_of(self, attempt: Attempt) -> str:
         """URL of the job's folder that an attempt's machines work with: their logs are there."""
-        return self.row.dir_on(attempt.offer["cloud"])
+        return self.row.dir_on(attempt.offer.cloud)
 
     @property
     def spec(self) -> JobSpec:
@@ -125,13 +125,13 @@ class Job:
     @property
     def offers(self) -> list[Offer]:
         """Those it was submitted with, in order of preference."""
-        return [Offer.from_json(offer) for offer in self.row.offers]
+        return list(self.row.offers)
 
     @property
     def offer(self) -> Offer:
         """The one of the newest attempt, or else the best."""
         current = self._current()
-        return Offer.from_json(self.row.offers[0] if current is None else current.offer)
+        return self.row.offers[0] if current is None else current.offer
 
     @property
     def cost(self) -> Decimal | None:
@@ -170,7 +170,7 @@ class Job:
         current = self._current()
         if current is None or current.state != "running" or current.allocation is None:
             raise NotRunningError(f"{self.id} is {self.state}: only machines that run can be given a notice")
-        there = current.allocation["machines"]
+        there = current.allocation.machines
         nodes = _choose([request.node for request in every_node(current) if request.node in there], node)
         job_dir = self.open_dir(current)
         ended = [name for name in nodes if job_dir.exists(node_key(current.number, name, "result.json"))]
@@ -242,9 +242,8 @@ class Job:
 
         attempts = self.attempts()
         running = bool(attempts) and attempts[-1].state in ("running", "stopping")
-        beat = self._furthest(attempts[-1]) if running else None
-        live, timeline = (None, None) if beat is None else (beat.progress, beat.timeline)
-        return make_report(attempts, time.time(), live, timeline)
+        report = self._furthest(attempts[-1]) if running else None
+        return make_report(attempts, time.time(), *(report or ()))
 
     def to_json(self) -> dict[str, Any]:
         """For `--json`: plain values."""
@@ -272,7 +271,7 @@ class Job:
             return self._store.current_attempts([self.row]).get(self.id)
         return self._attempts[-1] if self._attempts else None
 
-    def _furthest(self, attempt: Attempt) -> Heartbeat | None:
+    def _furthest(self, attempt: Attempt) -> Reported | None:
         from .reconcile.nodes import read_furthest
 
         return read_furthest(self.open_dir(attempt), attempt)
@@ -290,7 +289,7 @@ def submit(
     if supervise and settle({offer.cloud for offer in offers}):
         ensure_supervisor()  # at once: somebody else may have stored a job when the one that was ended was still there
     row = prepare(loaded, offers, on_progress or (lambda _what, _done, _total: None))
-    store.insert_job(row, f"submitted; the best offer is {Offer.from_json(row.offers[0]).label}")
+    store.insert_job(row, f"submitted; the best offer is {row.offers[0].label}")
     if supervise:
         try:
             ensure_supervisor(row.id)

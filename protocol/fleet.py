@@ -27,7 +27,8 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
-from ..storage.objects import Entry, JobDir
+from ..storage.objects import JobDir
+from ..storage.store import Entry
 from .jobdir import Record, RecordError
 
 log = logging.getLogger("cloudgpu.fleet")

@@ -22,18 +22,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from ..storage.objects import (
-    SCHEMES,
-    Entry,
-    JobDir,
-    JobDirError,
-    MissingError,
-    RecordError,
-    is_login,
-    is_permanent,
-    local_url,
-    portable_url,
-)
+from ..storage.errors import JobDirError, MissingError, RecordError, is_login, is_permanent
+from ..storage.objects import JobDir
+from ..storage.store import Entry
+from ..storage.stores import SCHEMES, portable_url
+from ..storage.urls import local_url
 from .records import Record
 
 __all__ = [

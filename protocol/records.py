@@ -16,7 +16,8 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal, NoReturn, Self
 
-from ..storage.objects import JobDir, RecordError
+from ..storage.errors import RecordError
+from ..storage.objects import JobDir
 
 MOST_BYTES = 1 << 20
 """Size of a record, unless its class sets another limit."""

@@ -15,7 +15,7 @@ __all__ = ["CheckpointError", "Checkpointer", "SeededDataset", "write_output"]
 _HOME = {
     "CheckpointError": "checkpoint.errors",
     "Checkpointer": "checkpoint.checkpointer",
-    "SeededDataset": "checkpoint.seeded",
+    "SeededDataset": "checkpoint.data.seeded",
     "write_output": "outputs",
 }
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-import ipaddress
 import logging
 import os
 import re
@@ -21,11 +20,19 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, TypedDict
 from urllib.parse import urlsplit
 
-from .access import CredentialsError, code_of, unreachable
+import obstore
+from obstore.exceptions import BaseError
+from obstore.store import AzureStore
+
+from .access import CredentialsError, code_of, is_loopback, unreachable
 
 if TYPE_CHECKING:
     from azure.core.credentials import AccessToken
-    from obstore.store import AzureConfig, AzureCredential, ClientConfig
+    from obstore.store import AzureConfig, AzureCredential, ClientConfig, ObjectStore, RetryConfig
+
+    from .azure_deletions import Deletions
+
+log = logging.getLogger("cloudgpu.job_dir")
 
 SCOPE = "https://storage.azure.com/.default"
 ACCOUNT = "AZURE_STORAGE_ACCOUNT"
@@ -83,7 +90,7 @@ _IDENTITY = re.compile(r"/metadata/identity/oauth2/token")
 _NO_HOST = re.compile(r"dns error|failed to lookup address")
 
 
-class Connection(TypedDict, total=False):
+class _Connection(TypedDict, total=False):
     """Arguments for obstore's AzureStore."""
 
     container_name: str
@@ -93,8 +100,55 @@ class Connection(TypedDict, total=False):
     credential_provider: Callable[[], AzureCredential]
 
 
+class BlobStorage:
+    """Azure's Blob Storage: a Service."""
+
+    rewrite_s = 0.0
+    copy_s = 120.0
+    """It may answer before it has copied: the copy has no content until then."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._single: Deletions | None = None
+        """Deletes blobs one by one, once the store has refused a batch, in which obstore sends every deletion."""
+
+    def portable(self) -> str:
+        return complete(self._url)
+
+    def path(self) -> str:
+        return parts(complete(self._url))[2]
+
+    def connect(self, client: ClientConfig, retry: RetryConfig) -> ObjectStore:
+        return AzureStore(retry_config=retry, **_connection(self._url, client))
+
+    def delete(self, connection: ObjectStore, path: str) -> None:
+        if self._single is not None:
+            self._single.delete(path)
+            return
+        try:
+            obstore.delete(connection, path)
+        except BaseError as error:
+            from . import azure_deletions  # loads http
+
+            if not azure_deletions.is_batch_refused(str(error)):
+                raise
+            assert isinstance(connection, AzureStore)  # noqa: S101 - as connect() makes them
+            single = azure_deletions.Deletions(self._url, connection)
+            single.delete(path)
+            log.warning(
+                "%s: Blob Storage refuses batches of deletions: objects are deleted one by one from now on", self._url
+            )
+            self._single = single
+
+    def is_elsewhere(self, message: str) -> bool:  # noqa: ARG002 - the protocol's
+        return False
+
+    def explain(self, message: str, doing: str) -> str:
+        return _explain(self._url, message, doing)
+
+
 def parts(url: str) -> tuple[str, str, str]:
-    """Container, account and prefix of an az:// URL; the account may be "". Raises CredentialsError."""
+    """Return container, account and prefix of an az:// URL; the account may be "". Raises CredentialsError."""
     where, _, prefix = url.partition("://")[2].partition("/")
     container, _, account = where.partition("@")
     if not _CONTAINER.fullmatch(container):
@@ -105,7 +159,7 @@ def parts(url: str) -> tuple[str, str, str]:
 
 
 def complete(url: str) -> str:
-    """The same URL with the account in it, so that it means the same on every machine. Raises CredentialsError."""
+    """Return the URL with the account in it: it then means the same on every machine. Raises CredentialsError."""
     container, account, prefix = parts(url)
     account = account or os.environ.get(ACCOUNT) or os.environ.get("AZURE_STORAGE_ACCOUNT_NAME") or ""
     if not _NAME.fullmatch(account):
@@ -121,26 +175,26 @@ def endpoint() -> str | None:
     if not given:
         return None
     found = urlsplit(given)
-    if found.scheme != "https" and not (found.scheme == "http" and _is_loopback(found.hostname or "")):
+    if found.scheme != "https" and not (found.scheme == "http" and is_loopback(found.hostname or "")):
         raise CredentialsError(f"{ENDPOINT}={given}: plain http is spoken with this very machine only, or use https://")
     return given
 
 
-def connection(url: str, client: ClientConfig) -> Connection:
-    """How to reach the container of an az:// URL. Asks nobody yet. Raises CredentialsError."""
+def _connection(url: str, client: ClientConfig) -> _Connection:
+    """Return how to reach the container of an az:// URL, without a request. Raises CredentialsError."""
     container, account, prefix = parts(complete(url))
     own = endpoint()
     config: AzureConfig = {"account_name": account}
     if own is not None:
         config["endpoint"] = own
     plain: ClientConfig = {"allow_http": own is not None and own.startswith("http://")}
-    found: Connection = {"container_name": container, "prefix": prefix or None, "config": config}
+    found: _Connection = {"container_name": container, "prefix": prefix or None, "config": config}
     found["client_options"] = client | plain
     _authorize(found, config)
     return found
 
 
-def _authorize(found: Connection, config: AzureConfig) -> None:
+def _authorize(found: _Connection, config: AzureConfig) -> None:
     """Say whose credentials are used, in the order in which Azure's own command line takes them."""
     if has_key():
         config["account_key"] = _first_of(_KEYS)
@@ -178,8 +232,8 @@ def login_token() -> str:
     return _login().token()
 
 
-def explain(url: str, message: str, doing: str = "") -> str:
-    """What Blob Storage's or obstore's whole message means to people; its first line, where nothing is known.
+def _explain(url: str, message: str, doing: str) -> str:
+    """Return what Blob Storage's or obstore's whole message means to people; by default its first line.
 
     `doing` begins with what is being done, such as "reading job.json".
     """
@@ -193,7 +247,7 @@ def explain(url: str, message: str, doing: str = "") -> str:
 
 
 def _without_code(url: str, message: str) -> str:
-    """What is wrong where Blob Storage has not said it; "": nobody knows."""
+    """Return what is wrong where Blob Storage has not said it; "": that is not known."""
     provider, address = _PROVIDER.search(message), unreachable(message)
     if provider:
         return f"no Azure credentials can be had: {provider[1]}"
@@ -205,8 +259,8 @@ def _without_code(url: str, message: str) -> str:
 
 
 class _Login:
-    """Tokens by azure-identity, for as long as they last. It looks at everything that Azure's own tools leave behind,
-    and asks nobody at a browser."""
+    """Tokens by azure-identity, cached until they expire. It reads everything that Azure's own tools leave behind, and
+    opens no browser."""
 
     def __init__(self) -> None:
         from azure.identity import DefaultAzureCredential
@@ -240,8 +294,8 @@ class _Login:
         try:
             return self._credential.get_token(SCOPE)
         except ClientAuthenticationError as error:
-            told = [line.strip() for line in str(error).splitlines() if _TRIED.match(line)]
-            raise CredentialsError(f"{NO_CREDENTIALS} ({'; '.join(told) or error})") from error
+            reasons = [line.strip() for line in str(error).splitlines() if _TRIED.match(line)]
+            raise CredentialsError(f"{NO_CREDENTIALS} ({'; '.join(reasons) or error})") from error
 
 
 @functools.lru_cache(maxsize=1)
@@ -263,11 +317,4 @@ def _has_azure_identity() -> bool:
     try:
         return importlib.util.find_spec("azure.identity") is not None
     except ModuleNotFoundError:  # there is no package `azure`
-        return False
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
         return False

@@ -9,18 +9,14 @@ from __future__ import annotations
 import datetime
 import threading
 import time
-from typing import TYPE_CHECKING, Literal
-from urllib.parse import unquote, urlsplit
-
-from obstore.store import AzureStore, from_url
-
-from . import azure_blob, gcs, s3
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+from urllib.parse import urlsplit
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, ObjectStore, RetryConfig
 
-Kind = Literal["small", "download", "upload"]
-"""Use of a connection: small objects, or large ones in one direction."""
+    from .store import Kind
 
 # `timeout` is of one request, from its connecting to the last byte of its answer; `read_timeout` is how long the server
 # may send nothing. `retry_timeout` counts from the first try, and no try begins after it: it must exceed the timeouts,
@@ -38,13 +34,44 @@ _RETRY_S: dict[Kind, int] = {"small": 30, "download": 120, "upload": 120}
 _RETRIES = 3
 
 
+class Service(Protocol):
+    """What one kind of object store does in its own way, made of the URL of a bucket or of a folder in it."""
+
+    @property
+    def rewrite_s(self) -> float:
+        """Seconds to wait before an object is written again."""
+
+    @property
+    def copy_s(self) -> float:
+        """Seconds after which a copy is complete, at most, although it was answered; 0: the answer says that it is."""
+
+    def portable(self) -> str:
+        """Return the URL with all in it that this computer's environment adds to it. Raises CredentialsError."""
+
+    def path(self) -> str:
+        """Return the folder's path in its bucket, without `/` at its ends. Raises CredentialsError or ValueError."""
+
+    def connect(self, client: ClientConfig, retry: RetryConfig) -> ObjectStore:
+        """Open a connection to the bucket. Sends no request. Raises CredentialsError."""
+
+    def delete(self, connection: ObjectStore, path: str) -> None:
+        """Delete an object of the bucket."""
+
+    def is_elsewhere(self, message: str) -> bool:
+        """Return whether a request failed because the bucket is in another region, which is then known."""
+
+    def explain(self, message: str, doing: str) -> str:
+        """Return what a failure means to people. `doing` begins with a verb, such as "reading job.json"."""
+
+
 class Bucket:
     """The connections to one bucket; each is made when it is needed first. Threads may share it."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, service: Callable[[str], Service]) -> None:
         """`url`: of the bucket, or of any folder in it."""
         parts = urlsplit(url)
         self.url = f"{parts.scheme}://{parts.netloc}"
+        self._service = service(self.url)
         self._lock = threading.Lock()
         self._stores: dict[Kind, ObjectStore] = {}
         self._connected = 0.0
@@ -66,37 +93,5 @@ class Bucket:
                 self._stores = {}
 
     def _connect(self, kind: Kind) -> ObjectStore:
-        client = _CLIENTS[kind]
         retry: RetryConfig = {"max_retries": _RETRIES, "retry_timeout": datetime.timedelta(seconds=_RETRY_S[kind])}
-        if self.url.startswith("s3:"):
-            return from_url(self.url, client_options=client, retry_config=retry, **s3.connection(self.url))
-        if self.url.startswith("gs:"):
-            client, retry = gcs.adapt(client, retry)
-            return from_url(self.url, client_options=client, retry_config=retry, **gcs.connection())
-        return AzureStore(retry_config=retry, **azure_blob.connection(self.url, client))
-
-
-class Buckets:
-    """The buckets of a process that works with many job dirs. Threads may share it."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._buckets: dict[str, Bucket] = {}
-
-    def of(self, url: str) -> Bucket | None:
-        """Return the bucket of a folder's URL; None: it is a local folder."""
-        if url.startswith("file:"):
-            return None
-        found = Bucket(url)
-        with self._lock:
-            return self._buckets.setdefault(found.url, found)
-
-
-def folder_of(url: str) -> str:
-    """Return how keys in a folder of a bucket begin, e.g. `jobs/digits-abc/`; "" for the whole bucket. Raises
-    CredentialsError or ValueError for a URL that is wrong."""
-    is_azure = url.startswith("az:")
-    path = azure_blob.parts(azure_blob.complete(url))[2] if is_azure else unquote(urlsplit(url).path).strip("/")
-    if path and not {"", ".", ".."}.isdisjoint(path.split("/")):
-        raise ValueError("a part of its path is empty, `.` or `..`")
-    return f"{path}/" if path else ""
+        return self._service.connect(_CLIENTS[kind], retry)

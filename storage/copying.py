@@ -1,7 +1,7 @@
 """Objects on their way from one job dir into another, which may be in another cloud: a piece at a time.
 
 Memory is bounded however large an object is. One that is cut off midway leaves nothing under its key: an object appears
-when all of it is there, so whoever goes on begins with the first one that is not.
+when all of it is there, so a copy that is resumed begins with the first one that is not.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 
 from . import durable
-from .objects import PART, Entry, JobDir, JobDirError
+from .errors import JobDirError
+from .objects import PART, JobDir
+from .store import Entry
 
 READS = 4
 """Pieces that are read at the same time; as many are being written meanwhile."""
@@ -23,11 +25,11 @@ share one line in any case."""
 
 _TURNS = threading.BoundedSemaphore(STREAMS)
 _LOOK_S = 1.0
-"""So often whoever waits for its turn looks whether it still wants it."""
+"""Seconds after which a copy that waits for its turn checks whether it is still wanted."""
 
 
 class InterruptedCopyError(Exception):
-    """Whoever had it copied wants it no longer, or has something else to do first."""
+    """The caller does not want the copy any more, or has something else to do first."""
 
 
 class Copier:
@@ -95,7 +97,7 @@ class Copier:
                 pool.shutdown(cancel_futures=True)
 
     def _arrived(self, key: str) -> None:
-        """What an object store has accepted is durable; a local file is when the disk has it."""
+        """Make a local file durable, as an object is that a store has accepted; then report it."""
         if (folder := self.target.folder) is not None:
             path = folder / key
             try:

@@ -1,16 +1,19 @@
-"""Files that a power cut leaves whole or absent. Every function raises OSError."""
+"""Write files whole: all functions but write() make them survive a power cut. Every function raises OSError."""
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from .objects import NO_LINK_CODES, NO_LINKS
-
+NO_LINKS = (
+    "this file system has no hard links, without which no file can be created exactly once (buckets mounted as folders "
+    "have none, nor do some network shares): give the bucket's own URL (s3://, gs://, az://), or another folder"
+)
+NO_LINK_CODES = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP)
+"""What link(2) ends with there."""
 WRITE = 8 << 20
 """Bytes per write(2)."""
 _NO_FALLOCATE = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
@@ -34,32 +37,57 @@ def flush_file(path: Path) -> None:
         os.close(descriptor)
 
 
-def create(path: Path, data: bytes, *, replace: bool) -> bool:
-    """Write a small file that appears at once, whole and durable; False if it is there and may not be replaced.
+def write(path: Path, data: bytes, *, mode: int = 0o666) -> None:
+    """Write a small file, replacing what is there: atomic, not durable.
 
-    Its temporary name is nobody else's, also on another machine, and one that a listing of the job dir passes over.
+    Readers see the old content or the new one, also when the writer is killed. After a power cut, the file may be old
+    or empty: create() makes sure that it is not. `mode`: permissions of the file, less the umask.
     """
-    temporary = path.with_name(f"{path.name}#{int.from_bytes(os.urandom(6))}")
-    try:
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+    with _temporary(path, data, mode, flush=False) as temporary:
+        temporary.replace(path)
+
+
+def create(path: Path, data: bytes, *, replace: bool) -> bool:
+    """Write a small file: atomic and durable. Return False if it is there and may not be replaced."""
+    with _temporary(path, data, 0o666, flush=True) as temporary:
         if replace:
             temporary.replace(path)
-        else:
-            try:
-                path.hardlink_to(temporary)
-            except FileExistsError:
-                return False
-            except OSError as error:
-                if error.errno in NO_LINK_CODES:
-                    raise OSError(error.errno, NO_LINKS) from error
-                raise
+        elif not _link(temporary, path):
+            return False
+    flush_folder(path.parent)
+    return True
+
+
+@contextlib.contextmanager
+def _temporary(path: Path, data: bytes, mode: int, *, flush: bool) -> Iterator[Path]:
+    """Write a file beside the one that it will replace, and remove it in the end if it is still there.
+
+    Its name is unique, also among other machines, and one that a listing of the job dir passes over.
+    """
+    temporary = path.with_name(f"{path.name}#{int.from_bytes(os.urandom(6))}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            if flush:
+                file.flush()
+                os.fsync(file.fileno())
+        yield temporary
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
-    flush_folder(path.parent)
+
+
+def _link(temporary: Path, path: Path) -> bool:
+    """Give a file its name, unless it is taken: return False then."""
+    try:
+        path.hardlink_to(temporary)
+    except FileExistsError:
+        return False
+    except OSError as error:
+        if error.errno in NO_LINK_CODES:
+            raise OSError(error.errno, NO_LINKS) from error
+        raise
     return True
 
 
@@ -98,6 +126,8 @@ def _allocate(descriptor: int, size: int) -> None:
     """
     if not size:
         return
+    import ctypes
+
     libc = ctypes.CDLL(None, use_errno=True)
     offset = ctypes.c_int64
     if libc.fallocate(descriptor, 0, offset(0), offset(size)) == 0:

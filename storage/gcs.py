@@ -11,7 +11,6 @@ import datetime
 import functools
 import importlib
 import importlib.util
-import ipaddress
 import json
 import os
 import re
@@ -21,16 +20,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 from urllib.parse import urlsplit
 
-from .access import CredentialsError, code_of, unreachable
+import obstore
+from obstore.store import from_url
+
+from .access import CredentialsError, code_of, is_loopback, path_of, unreachable
 
 if TYPE_CHECKING:
-    from obstore.store import BackoffConfig, ClientConfig, GCSConfig, GCSCredential, RetryConfig
+    from obstore.store import BackoffConfig, ClientConfig, GCSConfig, GCSCredential, ObjectStore, RetryConfig
 
 SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
 EMULATOR = "STORAGE_EMULATOR_HOST"
 """The variable of Google's own clients for a store of one's own."""
-REWRITE_S = 1.0
-"""An object may be replaced once a second: Cloud Storage, "Quotas & limits", writes to the same object name."""
 
 _REFRESH_S = 20.0
 _SOURCES = (
@@ -90,26 +90,56 @@ _METADATA = re.compile(r"token request: .*/computeMetadata/", re.DOTALL)
 _STATUS = re.compile(r"non-2xx status code: (\d+)")
 
 
-class Connection(TypedDict, total=False):
+class _Connection(TypedDict, total=False):
     """Arguments for obstore's from_url()."""
 
     config: GCSConfig
     credential_provider: Callable[[], GCSCredential]
 
 
-def emulator() -> str | None:
+class CloudStorage:
+    """Google's Cloud Storage: a Service."""
+
+    rewrite_s = 1.0
+    """An object may be replaced once a second: Cloud Storage, "Quotas & limits", writes to the same object name."""
+    copy_s = 0.0
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def portable(self) -> str:
+        return self._url
+
+    def path(self) -> str:
+        return path_of(self._url)
+
+    def connect(self, client: ClientConfig, retry: RetryConfig) -> ObjectStore:
+        client, retry = _adapt(client, retry)
+        return from_url(self._url, client_options=client, retry_config=retry, **_connection())
+
+    def delete(self, connection: ObjectStore, path: str) -> None:
+        obstore.delete(connection, path)
+
+    def is_elsewhere(self, message: str) -> bool:  # noqa: ARG002 - the protocol's
+        return False
+
+    def explain(self, message: str, doing: str) -> str:
+        return _explain(message, doing)
+
+
+def _emulator() -> str | None:
     """The store of one's own that the environment names. Raises CredentialsError: plain http leaves no machine."""
     given = os.environ.get(EMULATOR, "").rstrip("/")
     if not given:
         return None
     url = given if "://" in given else f"http://{given}"
     parts = urlsplit(url)
-    if parts.scheme != "https" and not _is_loopback(parts.hostname or ""):
+    if parts.scheme != "https" and not is_loopback(parts.hostname or ""):
         raise CredentialsError(f"{EMULATOR}={given}: plain http is spoken with this very machine only, or use https://")
     return url
 
 
-def adapt(client: ClientConfig, retry: RetryConfig) -> tuple[ClientConfig, RetryConfig]:
+def _adapt(client: ClientConfig, retry: RetryConfig) -> tuple[ClientConfig, RetryConfig]:
     """Plain http to an emulator only; longer pauses, for an object that was just replaced is refused for a second.
 
     Raises CredentialsError.
@@ -119,17 +149,17 @@ def adapt(client: ClientConfig, retry: RetryConfig) -> tuple[ClientConfig, Retry
         "max_backoff": datetime.timedelta(seconds=8),
         "base": 2,
     }
-    own = emulator()
+    own = _emulator()
     plain: ClientConfig = {"allow_http": own is not None and own.startswith("http://")}
     patient: RetryConfig = {"max_retries": 5, "backoff": pauses}
     return client | plain, retry | patient
 
 
-def connection() -> Connection:
-    """How to reach any bucket. Asks nobody yet. Raises CredentialsError."""
+def _connection() -> _Connection:
+    """Return how to reach any bucket, without a request. Raises CredentialsError."""
     config: GCSConfig = {}
-    found: Connection = {"config": config}
-    own = emulator()
+    found: _Connection = {"config": config}
+    own = _emulator()
     if own is not None:
         config["base_url"] = own
     if any(os.environ.get(name) for name in _SOURCES):
@@ -151,8 +181,8 @@ def connection() -> Connection:
     return found
 
 
-def explain(_url: str, message: str, doing: str = "") -> str:
-    """What Cloud Storage's or obstore's whole message means to people; its first line, where nothing is known.
+def _explain(message: str, doing: str) -> str:
+    """Return what Cloud Storage's or obstore's whole message means to people; by default its first line.
 
     `doing` begins with a word of _ACTIONS, such as "reading job.json".
     """
@@ -170,7 +200,7 @@ def explain(_url: str, message: str, doing: str = "") -> str:
 
 
 def _without_code(message: str) -> str:
-    """What is wrong where Cloud Storage has not said it; "": nobody knows."""
+    """Return what is wrong where Cloud Storage has not said it; "": that is not known."""
     provider, address = _PROVIDER.search(message), unreachable(message)
     if provider:
         return f"no Google credentials can be had: {provider[1]}"
@@ -198,22 +228,22 @@ class _GoogleAuth:
             return {"token": str(self._credentials.token), "expires_at": ends}
 
 
-def _load(told: Mapping[str, Any]) -> Any:  # whatever kind of credentials it is
-    """Of what such a file holds. Asks nobody, unlike google.auth.default(), which looks for the project as well.
+def _load(content: Mapping[str, Any]) -> Any:  # whatever kind of credentials it is
+    """Make credentials of a file's content, without a request; google.auth.default() looks for the project as well.
 
     Raises CredentialsError.
     """
     from google.auth.exceptions import GoogleAuthError
 
-    module, make = _LOADERS.get(str(told["type"]), ("", ""))
-    if told["type"] == "external_account":
-        source = told.get("credential_source") or {}
+    module, make = _LOADERS.get(str(content["type"]), ("", ""))
+    if content["type"] == "external_account":
+        source = content.get("credential_source") or {}
         module = "pluggable" if "executable" in source else "identity_pool"
         module = "google.auth.aws" if "environment_id" in source else f"google.auth.{module}"
     if not module:
-        raise CredentialsError(f"they are of the type {told['type']}; known are {', '.join(sorted(_LOADERS))}")
+        raise CredentialsError(f"they are of the type {content['type']}; known are {', '.join(sorted(_LOADERS))}")
     try:
-        return getattr(importlib.import_module(module).Credentials, make)(told, scopes=[SCOPE])
+        return getattr(importlib.import_module(module).Credentials, make)(content, scopes=[SCOPE])
     except (GoogleAuthError, ValueError, LookupError) as error:
         raise CredentialsError(str(error)) from error
 
@@ -247,9 +277,11 @@ def _type_of(file: Path) -> str:
 
 def _check_key(file: Path) -> None:
     """obstore names neither the file nor what to do. Raises CredentialsError."""
-    told = json.loads(file.read_bytes())
+    content = json.loads(file.read_bytes())
     lacks = [
-        name for name in ("client_email", "private_key") if told["type"] == "service_account" and not told.get(name)
+        name
+        for name in ("client_email", "private_key")
+        if content["type"] == "service_account" and not content.get(name)
     ]
     if lacks:
         advice = "get a new one (gcloud iam service-accounts keys create)"
@@ -257,7 +289,7 @@ def _check_key(file: Path) -> None:
 
 
 def _is_no_machine() -> bool:
-    """Whether the environment says that this is no machine of Google's: google-auth's own variable."""
+    """Return whether the environment says that this is no machine of Google's, by google-auth's own variable."""
     return os.environ.get("NO_GCE_CHECK", "").lower() == "true"
 
 
@@ -265,11 +297,4 @@ def _has_google_auth() -> bool:
     try:
         return importlib.util.find_spec("google.auth") is not None and importlib.util.find_spec("requests") is not None
     except ModuleNotFoundError:  # there is no package `google`
-        return False
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
         return False

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 import importlib.util
-import ipaddress
 import os
 import re
 import threading
@@ -18,10 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 from urllib.parse import urlsplit
 
-from .access import CredentialsError, code_of, unreachable
+import obstore
+from obstore.store import from_url
+
+from .access import CredentialsError, code_of, is_loopback, path_of, unreachable
 
 if TYPE_CHECKING:
-    from obstore.store import S3Config, S3Credential
+    from obstore.store import ClientConfig, ObjectStore, RetryConfig, S3Config, S3Credential
 
 _LOOK_S = 10.0
 _TRUSTED_FOR = datetime.timedelta(minutes=5)  # botocore gives no credentials that expire before
@@ -69,7 +71,7 @@ PLAIN_HTTP = "CLOUDGPU_AWS_PLAIN_HTTP"
 """Set to 1, it allows an endpoint by plain http on another host."""
 
 
-class Connection(TypedDict, total=False):
+class _Connection(TypedDict, total=False):
     """Arguments for obstore's from_url()."""
 
     config: S3Config
@@ -77,7 +79,7 @@ class Connection(TypedDict, total=False):
 
 
 class _Regions:
-    """Where buckets were found to be, in this process."""
+    """The regions of buckets, as this process has found them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -95,11 +97,44 @@ class _Regions:
 _regions = _Regions()
 
 
-def connection(url: str) -> Connection:
-    """How to reach the bucket of an s3:// URL. Asks nobody yet. Raises CredentialsError."""
+class S3:
+    """S3, and stores that speak its protocol: a Service."""
+
+    rewrite_s = copy_s = 0.0
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def portable(self) -> str:
+        return self._url
+
+    def path(self) -> str:
+        return path_of(self._url)
+
+    def connect(self, client: ClientConfig, retry: RetryConfig) -> ObjectStore:
+        return from_url(self._url, client_options=client, retry_config=retry, **_connection(self._url))
+
+    def delete(self, connection: ObjectStore, path: str) -> None:
+        obstore.delete(connection, path)
+
+    def is_elsewhere(self, message: str) -> bool:
+        if not _ELSEWHERE.search(message):
+            return False
+        bucket = _bucket(self._url)
+        region = _find_region(bucket)
+        if region is not None:
+            _regions.learn(bucket, region)
+        return region is not None
+
+    def explain(self, message: str, doing: str) -> str:
+        return _explain(self._url, message, doing)
+
+
+def _connection(url: str) -> _Connection:
+    """Return how to reach the bucket of an s3:// URL, without a request. Raises CredentialsError."""
     _check_endpoint()
     config: S3Config = {}
-    found: Connection = {"config": config}
+    found: _Connection = {"config": config}
     region = _regions.get(_bucket(url))
     metadata = os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT")
     if metadata:
@@ -129,33 +164,15 @@ def _check_endpoint() -> None:
     if endpoint is None or os.environ.get(PLAIN_HTTP) == "1":
         return
     parts = urlsplit(endpoint)
-    if parts.scheme == "http" and not _is_loopback(parts.hostname or ""):
+    if parts.scheme == "http" and not is_loopback(parts.hostname or ""):
         raise CredentialsError(
             f"the endpoint {endpoint} is plain http on another host, so keys and code could be read on the way: use "
             f"https, or set {PLAIN_HTTP}=1 where the network is trusted"
         )
 
 
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def is_elsewhere(url: str, message: str) -> bool:
-    """After a failure: whether the bucket is in another region than the one asked, which is known from now on."""
-    if not _ELSEWHERE.search(message):
-        return False
-    bucket = _bucket(url)
-    region = find_region(bucket)
-    if region is not None:
-        _regions.learn(bucket, region)
-    return region is not None
-
-
-def find_region(bucket: str) -> str | None:
-    """As S3 tells anybody who asks for the bucket, in whatever region. None: it does not say."""
+def _find_region(bucket: str) -> str | None:
+    """Return the region that S3 names to an anonymous request for the bucket, in any region; None: it names none."""
     import http.client
 
     given = _endpoint()
@@ -172,8 +189,8 @@ def find_region(bucket: str) -> str | None:
         return None
 
 
-def explain(url: str, message: str, doing: str = "") -> str:
-    """What S3's or obstore's whole message means to people; its first line, where nothing better is known.
+def _explain(url: str, message: str, doing: str) -> str:
+    """Return what S3's or obstore's whole message means to people; by default its first line.
 
     `doing` begins with a word of _ACTIONS, such as "reading job.json".
     """
@@ -237,7 +254,7 @@ class _Botocore:
 
 
 def _region_of_files() -> str | None:
-    """Of the profile; None where the environment says it, which obstore reads by itself."""
+    """Return the profile's region; None where the environment has one, which obstore reads by itself."""
     if os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION"):
         return None
     import botocore.session

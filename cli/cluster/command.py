@@ -415,7 +415,7 @@ def _jobs_on(name: str) -> list[str]:
     from ...control.jobs import list_jobs
 
     active = list_jobs(active_only=True, limit=None)
-    return [job.id for job in active if (job.row.offers[0]["cloud"], job.row.offers[0]["region"]) == (STANDING, name)]
+    return [job.id for job in active if job.row.offers[0][:2] == (STANDING, name)]
 
 
 def _machines(number: int) -> str:

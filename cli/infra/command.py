@@ -380,7 +380,7 @@ def _jobs_there(cloud: str, region: str, contents: Contents) -> list[str]:
     job_dir = str((contents.outputs.get(OUTPUT) or {}).get("job_dir") or "")
 
     def uses(job: Job) -> bool:
-        dirs = [job.job_dir, *(job.row.policy.job_dirs or {}).values()]
+        dirs = [job.job_dir, *job.row.policy.job_dirs.values()]
         in_bucket = bool(job_dir) and any(one.startswith(f"{job_dir.rstrip('/')}/") for one in dirs)
         return in_bucket or (job.offer.cloud in on_host(cloud) and job.offer.region == region)
 

@@ -139,7 +139,7 @@ _HANDLERS: dict[str, Callable[[Any], Exit]] = {
     "cloudgpu.infra.errors.CancelledError": _infra_error(Exit.INTERRUPTED),
     "cloudgpu.infra.errors.InfraError": _infra_error(Exit.UNAVAILABLE),
     "cloudgpu.provisioners.base.ProvisionError": _provision_error,
-    "cloudgpu.storage.objects.JobDirError": _says(Exit.UNAVAILABLE),
+    "cloudgpu.storage.errors.JobDirError": _says(Exit.UNAVAILABLE),
     "builtins.OSError": _os_error,
 }
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import click
 
+from ...storage.urls import local_folder
 from .control_sequences import ControlSequenceFilter
 from .output import ProgressLine, clean, is_terminal, style
 from .text import ago, clock
@@ -169,7 +170,7 @@ class Follower:
         nodes = sum(role.nodes for role in job.offer.roles)
         self._is_end_repeated = events and nodes == 1
         """The agent's line on how its program ended is followed by an event that says the same."""
-        self._poll = _POLL_LOCAL_S if job.job_dir.startswith("file:") else _POLL_REMOTE_S
+        self._poll = _POLL_REMOTE_S if local_folder(job.job_dir) is None else _POLL_LOCAL_S
         self._looked = -_WATCH_S
         self._progress = ProgressLine()
 

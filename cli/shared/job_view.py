@@ -66,12 +66,11 @@ class JobView:
     def step_of(self, attempt: Attempt) -> int | None:
         """Steps done by the end of an attempt, or by now."""
         if attempt.progress:
-            step: int | None = attempt.progress.get("step")
-            return step
+            return attempt.progress.step
         if attempt.number != self.attempts[-1].number:
             return None
         known = [node.step for node in self.nodes if node.step is not None]
-        return max(known, default=(attempt.seen or {}).get("step"))
+        return max(known, default=attempt.seen.step if attempt.seen else None)
 
     @property
     def lasted(self) -> float:
@@ -129,9 +128,3 @@ def attempt_seconds(attempt: Attempt, now: float) -> float | None:
     if attempt.launched is None:
         return None
     return (now if attempt.ended is None else attempt.ended) - attempt.launched
-
-
-def attempt_place(attempt: Attempt) -> str:
-    from ...jobspecs.plan import Offer
-
-    return Offer.from_json(attempt.offer).place

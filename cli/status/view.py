@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..events import event_json, event_line
-from ..shared.job_view import JobView, attempt_place, attempt_seconds, job_json, view
+from ..shared.job_view import JobView, attempt_seconds, job_json, view
 from ..shared.output import STATE_TONES, Column, clean, columns, style, table, warning
 from ..shared.report_view import report_json, report_lines
 from ..shared.text import ago, clock, duration, iso, money
@@ -134,14 +135,14 @@ def _json(seen: JobView) -> dict[str, Any]:
                 "cause": attempt.cause or None,
                 "reason": attempt.reason,
                 "exit_code": attempt.exit_code,
-                "offer": attempt.offer,
+                "offer": attempt.offer.to_json(),
                 "job_dir": seen.job.job_dir_of(attempt),
                 "launched": iso(attempt.launched),
                 "ended": iso(attempt.ended),
                 "cost_usd": None if attempt.cost is None else str(attempt.cost),
-                "progress": attempt.progress,
-                "heartbeat": iso((attempt.seen or {}).get("time")),
-                "restarts": len(attempt.generations or []),
+                "progress": asdict(attempt.progress) if attempt.progress else None,
+                "heartbeat": iso(attempt.seen.time if attempt.seen else None),
+                "restarts": len(attempt.generations),
             }
             for attempt in seen.attempts
         ],
@@ -181,7 +182,7 @@ def _refused_row(attempts: Sequence[Attempt], now: float) -> list[str]:
 
     first, last = attempts[0].number, attempts[-1].number
     groups = group([Refused.of(attempt) for attempt in attempts])
-    places = sorted({(attempt_place(attempt), attempt.offer["region"]) for attempt in attempts})
+    places = sorted({(attempt.offer.place, attempt.offer.region) for attempt in attempts})
     return [
         str(first) if first == last else f"{first}-{last}",
         "refused",
@@ -211,7 +212,7 @@ def _attempt_row(seen: JobView, attempt: Attempt) -> list[str]:
     return [
         str(attempt.number),
         attempt.outcome or attempt.state,
-        attempt_place(attempt),
+        attempt.offer.place,
         duration(attempt_seconds(attempt, seen.now)),
         money(attempt_cost(attempt, seen.now)),
         _number(seen.step_of(attempt)),
@@ -220,7 +221,7 @@ def _attempt_row(seen: JobView, attempt: Attempt) -> list[str]:
 
 
 def _reason(attempt: Attempt) -> str:
-    count = len(attempt.generations or [])
+    count = len(attempt.generations)
     restarts = f"{count} restart{'s' * (count != 1)} in place" if count else ""
     return "; ".join(filter(None, [restarts, attempt.reason]))
 

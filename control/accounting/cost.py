@@ -54,13 +54,12 @@ def was_free(attempt: Attempt, *, has_started: bool | None, grouped: bool = Fals
     `has_started`: whether any machine was started before launch() failed; None: not known, then only the clear refusal
     of a single machine was free. What was refused after launch() had answered was in the provider's queue until then
     (NodeState.refused). Of a group, machines may have waited for others, or have been useless: while it had none, time
-    was not counted (Step._note_queue).
+    was not counted (Watcher in reconcile/steps/watching.py).
     """
-    machines = sum(role["nodes"] for role in attempt.offer["roles"])
     clear = attempt.outcome == "refused" and attempt.cause not in ("throttled", "transient", "expired")
     if attempt.allocation is not None:
         return clear and not grouped
-    return clear and machines == 1 if has_started is None else not has_started
+    return clear and attempt.offer.nodes == 1 if has_started is None else not has_started
 
 
 def total(attempts: Iterable[Attempt], now: float) -> Decimal | None:

@@ -12,7 +12,7 @@ from ...protocol.jobdir import Progress, Timeline
 from ...runtime.goodput import possible_goodput
 from ..store.model import Attempt
 from . import cost
-from .times import NOTHING, Run, Times, read_runs, read_timeline, settle, spend
+from .times import NOTHING, Run, Times, read_runs, settle, spend
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +99,12 @@ INTERRUPTED = frozenset({"preempted", "lost", "again"})
 def make_report(
     attempts: Sequence[Attempt],
     now: float,
-    live: dict[str, Any] | None = None,
-    timeline: dict[str, Any] | None = None,
+    live: Progress | None = None,
+    timeline: Timeline | None = None,
 ) -> Report:
-    """From a job's attempts; `live` and `timeline` are what the one that still runs tells."""
+    """Return the report of a job's attempts; `live` and `timeline` are those of the one that still runs."""
     launched = [attempt for attempt in attempts if attempt.launched is not None]
-    timelines = [read_timeline(one, timeline if one.ended is None else None) for one in launched]
+    timelines = [one.timeline or (timeline if one.ended is None else None) for one in launched]
     told = [
         read_runs(one, seen, live if one.ended is None else None) for one, seen in zip(launched, timelines, strict=True)
     ]
@@ -122,7 +122,7 @@ def _line(attempt: Attempt, runs: Sequence[Run], now: float, timeline: Timeline 
         number=attempt.number,
         outcome=attempt.outcome,
         reason=attempt.reason,
-        place=attempt.offer["zone"] or attempt.offer["region"],
+        place=attempt.offer.zone or attempt.offer.region,
         seconds=paid,
         cost=cost.attempt_cost(attempt, now),
         restored_step=told[0].restored_step if told else None,

@@ -7,17 +7,13 @@ always add up to the paid time.
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from itertools import pairwise
-from typing import Any, TypeVar
 
-from ...protocol.jobdir import Progress, Record, Span, Timeline
+from ...protocol.jobdir import Heartbeat, Progress, Result, Span, Timeline
 from ..store.model import Attempt
-
-_R = TypeVar("_R", bound=Record)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,39 +70,46 @@ class Run:
     """Seconds of those."""
 
 
-def read_timeline(attempt: Attempt, live: dict[str, Any] | None = None) -> Timeline | None:
-    """None: no machine of the attempt reported, or an older version of the agent ran there."""
-    told = attempt.timeline or live
-    return None if told is None else _record(Timeline, told)
+def progress_of(record: Heartbeat | Result | Span) -> Progress | None:
+    """Return what the program reports in a record that was read; None: nothing."""
+    return Progress(**record.progress) if record.progress else None
 
 
-def merge_timelines(told: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Those of several nodes, of which some have come late or were lost early, as one: each generation is told by the
-    node that got furthest in it, what was before by the first node there was."""
-    spans: dict[int, Any] = {}
-    for span in (span for timeline in told for span in timeline.get("spans") or ()):
-        number = span["generation"]
-        if number not in spans or _steps(span) > _steps(spans[number]):
-            spans[number] = span
-    first = min(told, key=lambda timeline: timeline["claimed"])
-    ended = max((timeline.get("ended") or 0.0 for timeline in told), default=0.0) or None
-    return {**first, "spans": [spans[number] for number in sorted(spans)], "ended": ended}
+def timeline_of(record: Heartbeat | Result) -> Timeline | None:
+    """Return the timeline in a record that was read; None: an older version of the agent wrote it."""
+    return Timeline(**record.timeline) if record.timeline else None
 
 
-def _steps(span: Mapping[str, Any]) -> int:
-    return int((span.get("progress") or {}).get("step") or 0)
+def spans_of(timeline: Timeline | None) -> list[Span]:
+    """Return every start of the program, oldest first."""
+    return [] if timeline is None else [Span(**span) for span in timeline.spans]
 
 
-def read_runs(attempt: Attempt, timeline: Timeline | None, live: dict[str, Any] | None = None) -> list[Run]:
-    """Every start of the program in this attempt, oldest first."""
-    spans = [_record(Span, span) for span in timeline.spans] if timeline is not None else []
-    last = attempt.progress or live
+def merge_timelines(timelines: Sequence[Timeline]) -> Timeline:
+    """Return the timelines of several nodes, of which some came late or were lost early, as one.
+
+    Each generation is that of the node that got furthest in it; what was before is that of the first node.
+    """
+    spans: dict[int, Span] = {}
+    for span in (span for timeline in timelines for span in spans_of(timeline)):
+        if span.generation not in spans or _steps(span) > _steps(spans[span.generation]):
+            spans[span.generation] = span
+    first = min(timelines, key=lambda timeline: timeline.claimed)
+    ended = max((timeline.ended or 0.0 for timeline in timelines), default=0.0) or None
+    return replace(first, spans=[asdict(spans[number]) for number in sorted(spans)], ended=ended)
+
+
+def _steps(span: Span) -> int:
+    progress = progress_of(span)
+    return 0 if progress is None else progress.step
+
+
+def read_runs(attempt: Attempt, timeline: Timeline | None, live: Progress | None = None) -> list[Run]:
+    """Return every start of the program in this attempt, oldest first."""
+    spans, last = spans_of(timeline), attempt.progress or live
     if not spans:
-        return [Run(Span(1, attempt.launched or 0.0), _record(Progress, last))] if last else []
-    told = [*(span.progress for span in spans[:-1]), last or spans[-1].progress]
-    return [
-        Run(span, _record(Progress, progress) if progress else None) for span, progress in zip(spans, told, strict=True)
-    ]
+        return [Run(Span(1, attempt.launched or 0.0), last)] if last else []
+    return [*(Run(span, progress_of(span)) for span in spans[:-1]), Run(spans[-1], last or progress_of(spans[-1]))]
 
 
 def settle(runs: Sequence[Run]) -> list[Run]:
@@ -175,8 +178,3 @@ def _start(run: Run) -> float:
     done = run.progress.step - (run.progress.restored_step or 0)
     first = run.progress.step_seconds / done if done > 0 else 0.0  # a step is seen when it is over
     return max(0.0, run.span.first_step - run.span.started - first - run.progress.restore_seconds)
-
-
-def _record(kind: type[_R], value: dict[str, Any]) -> _R:
-    """Lenient, as every reading of records: fields of another version are dropped."""
-    return kind.from_bytes(json.dumps(value).encode())

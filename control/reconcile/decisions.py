@@ -12,6 +12,7 @@ from decimal import Decimal
 from ...jobspecs.plan import Offer
 from ...jobspecs.unit_text import format_duration
 from ..accounting import cost
+from ..accounting.times import progress_of, spans_of
 from ..store.model import Attempt, JobRow, Policy, Refused
 from . import logins
 from .failover import choose, concerns, search
@@ -172,7 +173,7 @@ def _after_interruption(job: JobRow, attempts: Sequence[Attempt]) -> End | _Agai
 def _after_refusal(_job: JobRow, attempts: Sequence[Attempt]) -> End | _Again:
     """The provider's words are the attempt's own reason, and told with it: once."""
     last = attempts[-1]
-    return _Again(0.0, f"{CLASSES.get(last.cause, last.cause)}: {Offer.from_json(last.offer).label}")
+    return _Again(0.0, f"{CLASSES.get(last.cause, last.cause)}: {last.offer.label}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,11 +193,11 @@ class TriesLeft:
 
 
 def used(attempts: Sequence[Attempt]) -> Tries:
-    """Of both budgets: by attempts that ended, and within attempts, where the program was started again in place."""
-    in_place = [(attempt.generations or [{}])[-1] for attempt in attempts]
+    """Return what was used of both budgets: by attempts that ended, and by restarts in place within attempts."""
+    in_place = [attempt.generations[-1] for attempt in attempts if attempt.generations]
     return Tries(
-        sum(last.get("failures", 0) for last in in_place) + sum(one.outcome == "failed" for one in attempts),
-        sum(last.get("interruptions", 0) for last in in_place) + sum(one.outcome in _INTERRUPTIONS for one in attempts),
+        sum(last.failures for last in in_place) + sum(one.outcome == "failed" for one in attempts),
+        sum(last.interruptions for last in in_place) + sum(one.outcome in _INTERRUPTIONS for one in attempts),
     )
 
 
@@ -236,10 +237,9 @@ def fruitless_in_a_row(attempts: Sequence[Attempt]) -> int:
 
 
 def saved_step(attempt: Attempt) -> int:
-    """Of the newest checkpoint that any generation of its program told of; 0: none."""
-    spans = (attempt.timeline or {}).get("spans") or []
-    told = [attempt.progress, *(span.get("progress") for span in spans)]
-    return max(int((progress or {}).get("saved_step") or 0) for progress in told)
+    """Return the step of the newest checkpoint that any generation of its program reported; 0: none."""
+    reported = [attempt.progress, *map(progress_of, spans_of(attempt.timeline))]
+    return max((progress.saved_step or 0 for progress in reported if progress), default=0)
 
 
 # -- where
@@ -252,16 +252,15 @@ def _where(
     job: JobRow, attempts: Sequence[Attempt], elsewhere: Sequence[Refused], now: float, again: _Again
 ) -> End | Start | Later:
     """The best offer that no refusal closes; when all are closed, a pause, unless there is no hope or no more time."""
-    offers = [Offer.from_json(offer) for offer in job.offers]
     asked = [Refused.of(attempt) for attempt in search(attempts)]
-    found = choose(offers, attempts, elsewhere, now)
+    found = choose(job.offers, attempts, elsewhere, now)
     deadline = patience_ends(job, attempts)
     if isinstance(found, Offer) and (now < deadline or not asked):
         return Start(found, sum(one.offer == found for one in asked), again.pause_s, again.reason)
     if found is None:
         return _no_hope(asked or [Refused.of(one) for one in attempts if one.outcome == "refused"])
     opens = now if isinstance(found, Offer) else found
-    told = [*asked, *(one for one in elsewhere if any(concerns(one, offer) for offer in offers))]
+    told = [*asked, *(one for one in elsewhere if any(concerns(one, offer) for offer in job.offers))]
     if now >= deadline or (asked and opens > deadline):
         waited = f"no machines within retry.capacity of {format_duration(job.policy.capacity_s or 0)}"
         return End("failed", "capacity", message(told, waited))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ...protocol.jobdir import Timeline
 from ..store.model import Attempt
 
 
@@ -18,17 +19,15 @@ def earlier_history(attempts: Sequence[Attempt]) -> dict[str, Any]:
     for attempt in attempts:
         if attempt.launched is None or attempt.ended is None or attempt.outcome == "refused":
             continue
-        machines = sum(role["nodes"] for role in attempt.offer["roles"])
-        seen = markets.setdefault(attempt.offer["market"], [0.0, 0])
-        seen[0] += machines * _seconds(attempt.launched, attempt.ended, attempt.timeline)
-        seen[1] += 1 + len(attempt.generations or [])
-        cost = (attempt.progress or {}).get("cost") or cost
+        seen = markets.setdefault(attempt.offer.market, [0.0, 0])
+        seen[0] += attempt.offer.nodes * _seconds(attempt.launched, attempt.ended, attempt.timeline)
+        seen[1] += 1 + len(attempt.generations)
+        cost = (attempt.progress and attempt.progress.cost) or cost
     return {"markets": markets, "cost": cost}
 
 
-def _seconds(launched: float, ended: float, timeline: dict[str, Any] | None) -> float:
+def _seconds(launched: float, ended: float, timeline: Timeline | None) -> float:
     """Return how long the machines ran: without the time in the provider's queue, if one reported a plausible time."""
-    claimed = (timeline or {}).get("claimed")
-    if isinstance(claimed, int | float) and launched <= claimed <= ended:
-        return float(ended - claimed)
+    if timeline is not None and launched <= timeline.claimed <= ended:
+        return ended - timeline.claimed
     return max(0.0, ended - launched)

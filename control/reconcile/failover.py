@@ -169,7 +169,7 @@ def _ordered(
         if refusal.scope != "attempt"
         for zone in refusal.hints
     }
-    lost_at = [Offer.from_json(one.offer) for one in attempts if one.outcome in _TAKEN and _is_fresh(one, now)]
+    lost_at = [one.offer for one in attempts if one.outcome in _TAKEN and _is_fresh(one, now)]
     lost = {(*_place(offer), _kind(offer)) for offer in lost_at}
 
     def rank(offer: Offer) -> tuple[int, bool, bool]:

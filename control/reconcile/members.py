@@ -10,11 +10,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
-from typing import Any
 
 from ...jobspecs.plan import Offer
-from ...protocol.jobdir import NodeRecord
+from ...protocol.jobdir import Generation, NodeRecord
 from ...provisioners.base import NodeRequest
 from ..store.model import Attempt
 from .outcomes import NodeView
@@ -79,13 +77,8 @@ def node_requests(offer: Offer) -> tuple[NodeRequest, ...]:
 def wanted_nodes(attempt: Attempt) -> tuple[NodeRequest, ...]:
     """The machines that an attempt shall have by now, in rank order: each place once, in its newest incarnation."""
     if attempt.nodes is None:
-        return node_requests(Offer.from_json(attempt.offer))
-    return tuple(NodeRequest(**{**node, "count": Fraction(node["count"])}) for node in attempt.nodes)
-
-
-def stored(requests: Sequence[NodeRequest]) -> list[dict[str, Any]]:
-    """As Attempt.nodes holds them."""
-    return [{**dataclasses.asdict(request), "count": str(request.count)} for request in requests]
+        return node_requests(attempt.offer)
+    return attempt.nodes
 
 
 def node_records(requests: Sequence[NodeRequest]) -> list[NodeRecord]:
@@ -100,10 +93,10 @@ def node_records(requests: Sequence[NodeRequest]) -> list[NodeRecord]:
 
 def member_names(attempt: Attempt) -> list[str]:
     """The nodes that the program runs on, or would if all of them were well."""
-    for record in reversed(attempt.generations or []):
-        if record.get("nodes") is not None:
-            return [node["node"] for node in record["nodes"]]
-    return [request.node for request in node_requests(Offer.from_json(attempt.offer))]
+    for record in reversed(attempt.generations):
+        if record.nodes is not None:
+            return [node["node"] for node in record.nodes]
+    return [request.node for request in node_requests(attempt.offer)]
 
 
 def every_node(attempt: Attempt) -> list[NodeRequest]:
@@ -119,8 +112,8 @@ def every_node(attempt: Attempt) -> list[NodeRequest]:
 
 
 def names_ever(attempt: Attempt) -> list[str]:
-    """Of all machines the attempt has had, lost ones included."""
-    machines = (attempt.allocation or {}).get("machines", {})
+    """Return the names of all machines the attempt has had, lost ones included."""
+    machines = () if attempt.allocation is None else attempt.allocation.machines
     return list(dict.fromkeys([*machines, *(request.node for request in every_node(attempt))]))
 
 
@@ -200,8 +193,8 @@ def _exceeds(count: int, limit: int | None) -> bool:
 def _is_fruitless(attempt: Attempt, nodes: Mapping[str, NodeView]) -> bool:
     """Whether the last changes have all been made at the newest checkpoint that there is."""
     now = newest_saved(nodes.values())
-    changes = [record for record in attempt.generations or [] if record["kind"] == "members"][-FRUITLESS:]
-    return len(changes) == FRUITLESS and all(record.get("saved_step", 0) >= now for record in changes)
+    changes = [record for record in attempt.generations if record.kind == "members"][-FRUITLESS:]
+    return len(changes) == FRUITLESS and all(record.saved_step >= now for record in changes)
 
 
 def forgiven(attempt: Attempt, nodes: Iterable[NodeView]) -> Attempt:
@@ -209,22 +202,22 @@ def forgiven(attempt: Attempt, nodes: Iterable[NodeView]) -> Attempt:
 
     A generation of all that a lost node never began was the others' answer to its end.
     """
-    known, names = attempt.generations or [], member_names(attempt)
+    known, names = attempt.generations, member_names(attempt)
     begun = [node.generation for node in nodes if node.node in names and _is_lost(node)]
     counted = len(known)
     while counted and _is_answer(known[counted - 1], begun):
         counted -= 1
     if counted == len(known):
         return attempt
-    before = known[counted - 1] if counted else {}
-    used = {name: before.get(name, 0) for name in ("failures", "interruptions")}
-    return dataclasses.replace(attempt, generations=[*known[:-1], {**known[-1], **used}])
+    failures, interruptions = (known[counted - 1].failures, known[counted - 1].interruptions) if counted else (0, 0)
+    last = dataclasses.replace(known[-1], failures=failures, interruptions=interruptions)
+    return dataclasses.replace(attempt, generations=(*known[:-1], last))
 
 
-def _is_answer(record: Mapping[str, Any], begun: Sequence[int]) -> bool:
-    return record["kind"] != "members" and record["group"] and any(own < record["generation"] for own in begun)
+def _is_answer(record: Generation, begun: Sequence[int]) -> bool:
+    return record.kind != "members" and record.group and any(own < record.generation for own in begun)
 
 
 def newest_saved(nodes: Iterable[NodeView]) -> int:
-    """Steps in the newest checkpoint that any of the nodes has told of."""
-    return max((int((node.progress or {}).get("saved_step") or 0) for node in nodes), default=0)
+    """Return the steps in the newest checkpoint that any of the nodes has reported."""
+    return max((node.progress.saved_step or 0 for node in nodes if node.progress), default=0)

@@ -9,11 +9,21 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import NamedTuple
 
-from ...protocol.jobdir import Generation, Heartbeat, JobDir, RecordError, Result, node_key, read_generation
+from ...protocol.jobdir import (
+    Generation,
+    Heartbeat,
+    JobDir,
+    Progress,
+    RecordError,
+    Result,
+    Timeline,
+    node_key,
+    read_generation,
+)
 from ...provisioners.base import NodeRequest, NodeState
-from ..accounting.times import merge_timelines
+from ..accounting.times import merge_timelines, progress_of, timeline_of
 from ..store.model import Attempt
 from .members import every_node, names_ever, place, wanted_nodes
 from .outcomes import NodeEnd, NodeView, end_by_absence, end_by_result, furthest
@@ -60,8 +70,8 @@ class Watch:
 
     end: NodeEnd | None = None
     """A result is written once and never changes: it is not read again."""
-    progress: dict[str, Any] | None = None
-    timeline: dict[str, Any] | None = None
+    progress: Progress | None = None
+    timeline: Timeline | None = None
     begun: bool = False
     waiting: bool = False
     reported: bool = False
@@ -130,34 +140,43 @@ def _is_settled(watches: Watches, request: NodeRequest, states: Mapping[str, Nod
     return watch.begun and not watch.waiting and state.phase == "running" and not state.returns
 
 
-def read_furthest(job_dir: JobDir, attempt: Attempt) -> Heartbeat | None:
-    """The newest heartbeat of the node that got furthest; None: there is none yet.
+class Reported(NamedTuple):
+    """What a node reports in its newest heartbeat."""
+
+    progress: Progress | None
+    timeline: Timeline | None
+
+
+def read_furthest(job_dir: JobDir, attempt: Attempt) -> Reported | None:
+    """Return the newest report of the node that got furthest; None: there is none yet.
 
     Its timeline is that of the whole attempt, where nodes have come and gone. Raises JobDirError.
     """
-    beats = _beats(job_dir, attempt, [request.node for request in every_node(attempt)])
-    if not beats:
+    reports = _reports(job_dir, attempt, [request.node for request in every_node(attempt)])
+    if not reports:
         return None
-    timeline = read_whole_timeline(job_dir, attempt)
-    found = furthest(beats)
-    return found if timeline is None else dataclasses.replace(found, timeline=timeline)
+    found = furthest(reports)
+    return Reported(found.progress, read_whole_timeline(job_dir, attempt) or found.timeline)
 
 
-def read_whole_timeline(job_dir: JobDir, attempt: Attempt) -> dict[str, Any] | None:
-    """Of an attempt whose nodes were changed; None: they were not, so each node's tells all. Raises JobDirError."""
-    if not any(record["kind"] == "members" for record in attempt.generations or []):
+def read_whole_timeline(job_dir: JobDir, attempt: Attempt) -> Timeline | None:
+    """Return the timeline of an attempt whose nodes were changed; None: they were not, so each node's is complete.
+
+    Raises JobDirError.
+    """
+    if not any(record.kind == "members" for record in attempt.generations):
         return None
-    told = [beat.timeline for beat in _beats(job_dir, attempt, names_ever(attempt)) if beat.timeline is not None]
-    return merge_timelines(told) if told else None
+    timelines = [one.timeline for one in _reports(job_dir, attempt, names_ever(attempt)) if one.timeline is not None]
+    return merge_timelines(timelines) if timelines else None
 
 
-def _beats(job_dir: JobDir, attempt: Attempt, names: Sequence[str]) -> list[Heartbeat]:
-    """Return the heartbeats of these nodes; one that cannot be read is left out."""
+def _reports(job_dir: JobDir, attempt: Attempt, names: Sequence[str]) -> list[Reported]:
+    """Return the reports of these nodes; a heartbeat that cannot be read is left out."""
     found = []
     for name in names:
         with suppress(RecordError):
             found.append(Heartbeat.read(job_dir, node_key(attempt.number, name, "heartbeat.json")))
-    return [beat for beat in found if beat is not None]
+    return [Reported(progress_of(beat), timeline_of(beat)) for beat in found if beat is not None]
 
 
 def new_generation(job_dir: JobDir, attempt: Attempt, nodes: Sequence[NodeView] | None) -> Generation | None:
@@ -165,7 +184,7 @@ def new_generation(job_dir: JobDir, attempt: Attempt, nodes: Sequence[NodeView] 
 
     A node may have ended before it could beat once more: then the job dir is asked.
     """
-    number = len(attempt.generations or []) + 2
+    number = len(attempt.generations) + 2
     if nodes is not None and not any(node.generation >= number or node.end is not None for node in nodes):
         return None
     record = read_generation(job_dir, attempt.number, number)
@@ -182,7 +201,7 @@ def new_generation(job_dir: JobDir, attempt: Attempt, nodes: Sequence[NodeView] 
 
 def is_closed(job_dir: JobDir, attempt: Attempt) -> bool:
     """Whether a node has ended, or will, and has said that the program starts nowhere again."""
-    record = read_generation(job_dir, attempt.number, len(attempt.generations or []) + 2)
+    record = read_generation(job_dir, attempt.number, len(attempt.generations) + 2)
     return record is not None and record.kind == "closed"
 
 
@@ -238,8 +257,8 @@ def _read_heartbeat(job_dir: JobDir, folder: str, watch: Watch) -> int:
     if heartbeat is None:
         return _MISSING
     watch.reported, watch.told_at = True, heartbeat.time
-    watch.progress = heartbeat.progress or watch.progress
-    watch.timeline = heartbeat.timeline or watch.timeline
+    watch.progress = progress_of(heartbeat) or watch.progress
+    watch.timeline = timeline_of(heartbeat) or watch.timeline
     watch.begun = watch.begun or heartbeat.phase not in ("setup", "waiting")
     watch.waiting = heartbeat.phase == "waiting"
     watch.gpu_idle_s = heartbeat.gpu_idle_s
@@ -255,8 +274,8 @@ def _read_end(
     except RecordError as error:
         return NodeEnd("error", f"its result cannot be read: {error}")
     if result is not None:
-        watch.progress = result.progress or watch.progress
-        watch.timeline = result.timeline or watch.timeline
+        watch.progress = progress_of(result) or watch.progress
+        watch.timeline = timeline_of(result) or watch.timeline
         watch.told_at = result.ended
         watch.begun = watch.begun or result.outcome == "succeeded"
         return end_by_result(result)

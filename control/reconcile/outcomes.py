@@ -5,10 +5,11 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
-from ...protocol.jobdir import Result
+from ...protocol.jobdir import Progress, Result, Timeline
 from ...provisioners.base import ProvisionError
+from ..accounting.times import spans_of
 
 _SERVERS = frozenset({"parameter_server"})
 """They serve the others and never end by themselves."""
@@ -39,12 +40,12 @@ class NodeView:
     """None: it is still there."""
     begun: bool
     """Its program runs or ran."""
-    progress: dict[str, Any] | None
+    progress: Progress | None
     has_gpus: bool = False
     gpu_idle_s: float | None = None
     """For how long none of its GPUs has done anything; None: unknown."""
-    timeline: dict[str, Any] | None = None
-    """runtime.jobdir.Timeline, as it last told."""
+    timeline: Timeline | None = None
+    """As the node last wrote it."""
     waiting: bool = False
     """It came to replace a lost node, and is ready."""
     reported: bool = False
@@ -55,18 +56,18 @@ class NodeView:
     @property
     def generation(self) -> int:
         """Of its program; 0: none yet."""
-        spans = (self.timeline or {}).get("spans") or [{}]
-        return int(spans[-1].get("generation") or 0)
+        spans = spans_of(self.timeline)
+        return spans[-1].generation if spans else 0
 
 
-class Told(Protocol):
-    """Whatever has a node's progress."""
+class HasProgress(Protocol):
+    """Any view of a node that has its progress."""
 
     @property
-    def progress(self) -> dict[str, Any] | None: ...
+    def progress(self) -> Progress | None: ...
 
 
-_Told = TypeVar("_Told", bound=Told)
+_N = TypeVar("_N", bound=HasProgress)
 
 AT_DEADLINE = "terminated at the deadline"
 """Why a node ended that we ended."""
@@ -79,10 +80,10 @@ class Verdict:
     outcome: str
     reason: str
     exit_code: int | None
-    progress: dict[str, Any] | None
+    progress: Progress | None
     final: bool = False
     """As in NodeEnd."""
-    timeline: dict[str, Any] | None = None
+    timeline: Timeline | None = None
     """Of the node that got furthest."""
 
 
@@ -147,6 +148,6 @@ def judge(nodes: Sequence[NodeView], *, left: str = AT_DEADLINE) -> Verdict:
     raise ValueError(f"unknown outcomes: {sorted({end.outcome for _, end in ends})}")
 
 
-def furthest(nodes: Sequence[_Told]) -> _Told:
-    """The one whose program has done the most steps; the first if several."""
-    return max(nodes, key=lambda node: int((node.progress or {}).get("step") or 0))
+def furthest(nodes: Sequence[_N]) -> _N:
+    """Return the node whose program has done the most steps; the first of several."""
+    return max(nodes, key=lambda node: node.progress.step if node.progress else 0)

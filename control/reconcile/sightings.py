@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import Any
 
-from ..store.model import Attempt
+from ..store.model import Attempt, Seen
 from ..store.store import Store
 from .outcomes import NodeView
 
@@ -16,8 +15,8 @@ class Sightings:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._unwritten: dict[tuple[str, int], dict[str, Any]] = {}
-        self._newest: dict[str, tuple[int, dict[str, Any]]] = {}
+        self._unwritten: dict[tuple[str, int], Seen] = {}
+        self._newest: dict[str, tuple[int, Seen]] = {}
         """Job id -> attempt and what is known of it."""
 
     def note(self, attempt: Attempt, nodes: Sequence[NodeView]) -> None:
@@ -25,8 +24,7 @@ class Sightings:
         times = [node.told_at for node in nodes if node.told_at is not None]
         if not times:
             return
-        steps = [node.progress["step"] for node in nodes if node.progress and _is_step(node.progress.get("step"))]
-        seen = {"step": max(steps, default=None), "time": max(times)}
+        seen = Seen(max(times), max((node.progress.step for node in nodes if node.progress), default=None))
         with self._lock:
             if self._newest.get(attempt.job_id) != (attempt.number, seen):
                 self._newest[attempt.job_id] = attempt.number, seen
@@ -49,7 +47,3 @@ class Sightings:
             with self._lock:
                 self._unwritten = batch | self._unwritten
             raise
-
-
-def _is_step(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, NamedTuple
 
 from ...jobspecs.plan import Offer
 from ...jobspecs.targets import CLOUDS, info
+from ...protocol.jobdir import Generation, Progress, Timeline
+from ...provisioners.base import Allocation, NodeRequest
 
 QUEUES = frozenset(name for name in CLOUDS if info(name).is_here)
 """Targets whose waiting jobs are a queue."""
@@ -18,37 +20,37 @@ QUEUES = frozenset(name for name in CLOUDS if info(name).is_here)
 class Policy:
     """What of the job the supervisor acts upon, as plain values, fixed at submit."""
 
-    preemptions: int | None
-    """How often the job may be started again after an interruption; None: without limit."""
     failures: int
-    """How often it may be started again after its own failure."""
-    duration_s: int | None
+    """How often the job may be started again after its own failure."""
+    preemptions: int | None = None
+    """How often it may be started again after an interruption; None: without limit."""
+    duration_s: int | None = None
     """From submit to end."""
-    cost_usd: Decimal | None
+    cost_usd: Decimal | None = None
     """All attempts together."""
-    gpu_idle_s: int | None
+    gpu_idle_s: int | None = None
     """While no GPU does anything."""
     price_usd: Decimal | None = None
     """Per hour of all machines together, when they are asked for."""
     capacity_s: int | None = None
     """How long machines are looked for, each time there are none; None: without limit."""
     least_nodes: int | None = None
-    """With so many machines the program may go on; None: it needs all of them."""
-    agents: dict[str, str] | None = None
-    """The agent files in the job dir: architecture -> sha256; none for this machine."""
-    reads: list[str] | None = None
+    """With this many machines the program may go on; None: it needs all of them."""
+    agents: dict[str, str] = field(default_factory=dict)
+    """The agent files in the job dir: architecture -> sha256; empty: this machine needs none."""
+    reads: list[str] = field(default_factory=list)
     """URLs that the machines must be able to read, besides the job dir."""
-    reads_on: dict[str, list[str]] | None = None
-    """Cloud -> the same, where they differ; None: it is `reads` for all."""
-    images: dict[str, str] | None = None
+    reads_on: dict[str, list[str]] = field(default_factory=dict)
+    """Cloud -> the same, where they differ; empty: it is `reads` for all."""
+    images: dict[str, str] = field(default_factory=dict)
     """Role -> container image, of roles that have one."""
     grouped: bool = False
     """The machines of each attempt are a group of their own, which replaces lost ones (`recover: fleet`)."""
-    job_dirs: dict[str, str] | None = None
-    """Cloud -> URL of the job's folder there, where each has its own; None: JobRow.job_dir is that of all."""
+    job_dirs: dict[str, str] = field(default_factory=dict)
+    """Cloud -> URL of the job's folder there, where each has its own; empty: JobRow.job_dir is that of all."""
     priority: int = 0
     """In the queue of a target: higher first; from 0 to 100."""
-    accounts: dict[str, str] | None = None
+    accounts: dict[str, str] = field(default_factory=dict)
     """Cloud -> the account of its submitter's credentials (provisioners/shared/accounts.py), where that is known."""
 
 
@@ -70,7 +72,8 @@ class JobRow:
     spec: dict[str, Any]
     """The stored form; values of `env` masked."""
     policy: Policy
-    offers: list[dict[str, Any]]
+    offers: tuple[Offer, ...]
+    """In order of preference; at least one."""
     job_dir: str
     """URL of the job's folder, as it was submitted; see dir_on()."""
     job_sha256: str
@@ -96,11 +99,21 @@ class JobRow:
 
     def dir_on(self, cloud: str) -> str:
         """URL of the job's folder that machines of a cloud work with."""
-        return (self.policy.job_dirs or {}).get(cloud, self.job_dir)
+        return self.policy.job_dirs.get(cloud, self.job_dir)
 
     def reads_on(self, cloud: str) -> list[str]:
         """URLs that machines of a cloud must be able to read, besides the job dir."""
-        return (self.policy.reads_on or {}).get(cloud, self.policy.reads or [])
+        return self.policy.reads_on.get(cloud, self.policy.reads)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What the newest heartbeat of an attempt that the supervisor has read says."""
+
+    time: float
+    """Epoch seconds, by the machine's clock."""
+    step: int | None = None
+    """Steps done; None: the program reports none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,11 +126,11 @@ class Attempt:
     state: str
     """See states.py."""
     round: int
-    offer: dict[str, Any]
+    offer: Offer
     price: Decimal | None
     """US dollars per hour of the whole attempt, frozen when it was made; None: unknown."""
     token: str
-    allocation: dict[str, Any] | None
+    allocation: Allocation | None
     """The machines, once launch() has answered."""
     cause: str
     """Why it stops: a key of decisions.GRACE_S, or the class of the error that refused the launch, or "user": the
@@ -130,8 +143,8 @@ class Attempt:
     """succeeded | failed | preempted | lost | stopped | error | refused; "" until it is known."""
     reason: str
     exit_code: int | None
-    progress: dict[str, Any] | None
-    """runtime.jobdir.Progress of the node that got furthest, when it ended."""
+    progress: Progress | None
+    """Of the node that got furthest, when it ended."""
     created: float
     launched: float | None
     """When its machines were asked for: paid time begins."""
@@ -139,21 +152,20 @@ class Attempt:
     """When all machines were seen to be gone: paid time ends."""
     cost: Decimal | None
     """US dollars, once it has ended; None: unknown."""
-    generations: list[dict[str, Any]] | None = None
-    """runtime.jobdir.Generation, one for each time its program was started again on the same machines."""
-    timeline: dict[str, Any] | None = None
-    """runtime.jobdir.Timeline of the node that got furthest, when it ended."""
-    nodes: list[dict[str, Any]] | None = None
-    """provisioners.NodeRequest of the machines it shall have by now, in rank order; None: those of the offer, and a
-    lost one is not replaced (there is one only, the target cannot, or an older version has begun it)."""
-    hints: list[str] | None = None
+    generations: tuple[Generation, ...] = ()
+    """One for each time its program was started again on the same machines."""
+    timeline: Timeline | None = None
+    """Of the node that got furthest, when it ended."""
+    nodes: tuple[NodeRequest, ...] | None = None
+    """The machines it shall have by now, in rank order; None: those of the offer, and a lost one is not replaced (there
+    is one only, the target cannot, or an older version has begun it)."""
+    hints: tuple[str, ...] = ()
     """Zones that the refusal of its launch named as worth a try."""
     account: str | None = None
     """The account of its machines (provisioners/shared/accounts.py), written before the first call. "": the target has
     none; None: not known yet, or an older version has begun it."""
-    seen: dict[str, Any] | None = None
-    """`step` (steps done, or null) and `time` (epoch seconds, by the machine's clock) of its newest heartbeat that the
-    supervisor has read; None: there was none."""
+    seen: Seen | None = None
+    """None: no heartbeat was read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,12 +203,12 @@ class Refused:
     def of(cls, attempt: Attempt) -> Refused:
         """Return the refusal of an attempt whose outcome is `refused`."""
         return cls(
-            offer=Offer.from_json(attempt.offer),
+            offer=attempt.offer,
             kind=attempt.cause,
             scope=attempt.scope,
             reason=attempt.reason,
             time=attempt.created if attempt.ended is None else attempt.ended,
-            hints=tuple(attempt.hints or ()),
+            hints=attempt.hints,
             job_id=attempt.job_id,
         )
 

@@ -1,4 +1,8 @@
-"""Between the values of model.py and what the tables hold: JSON and decimals are text there."""
+"""Decode and validate the rows of the store, and encode them: the only place that knows their JSON.
+
+JSON and decimals are text in the tables. What is stored keeps its form: this version reads the rows of earlier ones,
+and they read the rows of this one.
+"""
 
 from __future__ import annotations
 
@@ -6,81 +10,157 @@ import contextlib
 import dataclasses
 import functools
 import json
-from collections.abc import Callable, Iterator, Mapping
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal
-from typing import Any
+from fractions import Fraction
+from itertools import groupby
+from typing import Any, TypeVar
 
-from ...jobspecs.plan import CPU
+from ...jobspecs.plan import CPU, Offer, RoleOffer
+from ...protocol.jobdir import Generation, Progress, RecordError, Timeline
+from ...protocol.records import Record
+from ...provisioners.base import Allocation, NodeRequest
 from ..errors import DamagedRowError
-from .model import Attempt, Event, JobRow, Policy
+from .model import Attempt, JobRow, Policy, Seen
 
-_DAMAGE = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError)
+_T = TypeVar("_T")
+
+_DAMAGE = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError, RecordError)
 """Raised when a stored value that cloudgpu did not write is decoded."""
 
+# -- types
 
-def _dump_json(value: Any) -> str:  # any JSON value
+
+def _checked(value: _T) -> _T:
+    """Return an object whose fields have the types of their annotations. Raises TypeError."""
+    for name, hint in _HINTS[type(value)].items():
+        if not _fits(found := getattr(value, name), hint):
+            raise TypeError(f"{name} cannot be {found!r:.80}")
+    return value
+
+
+_HINTS: dict[type, dict[str, Any]] = {
+    kind: typing.get_type_hints(kind)
+    for kind in (Allocation, Attempt, JobRow, NodeRequest, Offer, Policy, RoleOffer, Seen)
+}
+"""Class -> annotations of its fields."""
+
+
+def _fits(value: object, hint: Any) -> bool:  # an annotation
+    """Return whether a value has the type of an annotation; the fields of objects are checked where they are made."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is types.UnionType:
+        return any(_fits(value, one) for one in arguments)
+    if origin in (tuple, list):
+        return isinstance(value, origin) and all(_fits(one, arguments[0]) for one in value)
+    if origin is dict:
+        return isinstance(value, dict) and all(
+            _fits(key, arguments[0]) and _fits(one, arguments[1]) for key, one in value.items()
+        )
+    if origin is typing.Literal:
+        return value in arguments
+    return hint is Any or isinstance(value, int | float if hint is float else origin or hint)
+
+
+# -- JSON
+
+
+def _dump(value: object) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+
+def _load_list(text: str) -> list[Any]:  # of JSON values
+    found = json.loads(text)
+    if not isinstance(found, list):
+        raise TypeError(f"a list is needed, not {found!r:.80}")
+    return found
+
+
+_AMOUNTS = ("cost_usd", "price_usd")
+"""Fields of Policy that are decimals, which JSON lacks."""
+_OPTIONAL = ("reads_on", "job_dirs", "accounts")
+"""Fields of Policy that are null where they are empty."""
 
 
 def _dump_policy(policy: Policy) -> str:
     values = dataclasses.asdict(policy)
-    return _dump_json(values | {name: None if values[name] is None else str(values[name]) for name in _AMOUNTS})
+    amounts = {name: None if values[name] is None else str(values[name]) for name in _AMOUNTS}
+    return _dump(values | amounts | {name: values[name] or None for name in _OPTIONAL})
 
 
 def _load_policy(text: str) -> Policy:
     values = json.loads(text)
-    known = {field.name: values[field.name] for field in dataclasses.fields(Policy) if field.name in values}
-    return Policy(**known | {name: _load_decimal(known.get(name)) for name in _AMOUNTS})
+    known = {name: values[name] for name in _HINTS[Policy] if values.get(name) is not None}
+    return _checked(Policy(**known | {name: Decimal(known[name]) for name in _AMOUNTS if name in known}))
 
 
-_AMOUNTS = ("cost_usd", "price_usd")
-"""Of Policy: decimals, which JSON has none of."""
+def _offer(value: Mapping[str, Any]) -> Offer:
+    offer = _checked(Offer.from_json(value))
+    for role in offer.roles:
+        _checked(role)
+    return offer
 
 
-def _dump_offers(offers: list[dict[str, Any]]) -> str:
+def _dump_offers(offers: Sequence[Offer]) -> str:
     """Offers that differ only by their zone are one, with all its zones: a job may have a hundred places."""
-    found: list[dict[str, Any]] = []
-    for offer in offers:
-        if found and {**found[-1], "zone": None} == {**offer, "zone": None}:
-            found[-1]["zone"].append(offer["zone"])
-        else:
-            found.append({**offer, "zone": [offer["zone"]]})
-    return _dump_json(found)
+    ways = [list(way) for _, way in groupby(offers, key=lambda offer: offer._replace(zone=None))]
+    return _dump([{**way[0].to_json(), "zone": [offer.zone for offer in way]} for way in ways])
 
 
 @functools.lru_cache(maxsize=64)
-def _load_offers(text: str) -> list[dict[str, Any]]:
-    """Return the offers of a row, to be read only: the jobs of a sweep share theirs, which may be hundreds each."""
-    return [{**offer, "zone": zone} for offer in json.loads(text) for zone in _listed(offer["zone"])]
+def _load_offers(text: str) -> tuple[Offer, ...]:
+    """Return the offers of a row: the jobs of a sweep share theirs, which may be hundreds each."""
+    found: list[Offer] = []
+    for way in _load_list(text):
+        zones = way["zone"] if isinstance(way["zone"], list) else [way["zone"]]  # earlier versions wrote one zone
+        if not _fits(zones, list[str | None]):
+            raise TypeError(f"zone cannot be {zones!r:.80}")
+        offer = _offer({**way, "zone": None})
+        found += [offer._replace(zone=zone) for zone in zones]
+    if not found:
+        raise ValueError("it has no offer")
+    return tuple(found)
 
 
-def _listed(zone: Any) -> list[Any]:  # one zone, as an earlier version wrote it, or several
-    return zone if isinstance(zone, list) else [zone]
+def _dump_nodes(nodes: Sequence[NodeRequest]) -> str:
+    return _dump([{**dataclasses.asdict(node), "count": str(node.count)} for node in nodes])
 
 
-def _load_decimal(text: str | None) -> Decimal | None:
-    return None if text is None else Decimal(text)
+def _load_nodes(text: str) -> tuple[NodeRequest, ...]:
+    return tuple(_checked(NodeRequest(**{**node, "count": Fraction(node["count"])})) for node in _load_list(text))
 
 
-_Codec = tuple[Callable[[Any], Any], Callable[[Any], Any]]
-_JSON: _Codec = (_dump_json, json.loads)
+_Codec = tuple[Callable[[Any], str], Callable[[str], object]]
+
+
+def _record(kind: type[Record]) -> _Codec:
+    return lambda record: record.to_bytes().decode(), lambda text: kind.from_value(json.loads(text))
+
+
 _DECIMAL: _Codec = (str, Decimal)
 _CODECS: dict[str, _Codec] = {
-    "spec": _JSON,
-    "offers": (_dump_offers, _load_offers),
-    "offer": _JSON,
-    "allocation": _JSON,
-    "progress": _JSON,
-    "generations": _JSON,
-    "timeline": _JSON,
-    "nodes": _JSON,
-    "hints": _JSON,
-    "seen": _JSON,
+    "spec": (_dump, json.loads),
     "policy": (_dump_policy, _load_policy),
+    "offers": (_dump_offers, _load_offers),
+    "offer": (lambda offer: _dump(offer.to_json()), functools.lru_cache(256)(lambda text: _offer(json.loads(text)))),
+    "allocation": (lambda one: _dump(one.to_json()), lambda text: _checked(Allocation.from_json(json.loads(text)))),
+    "progress": _record(Progress),
+    "timeline": _record(Timeline),
+    "seen": (lambda seen: _dump(dataclasses.asdict(seen)), lambda text: _checked(Seen(**json.loads(text)))),
+    "generations": (
+        lambda records: _dump([dataclasses.asdict(one) for one in records]),
+        lambda text: tuple(map(Generation.from_value, _load_list(text))),
+    ),
+    "nodes": (_dump_nodes, _load_nodes),
+    "hints": (_dump, lambda text: tuple(_load_list(text))),
     "price": _DECIMAL,
     "cost": _DECIMAL,
     "spent": _DECIMAL,
 }
+_NULL: dict[str, object] = {"generations": (), "hints": ()}
+"""Field -> value that is NULL in the tables; of all others it is None."""
 
 
 def target(offer: str | None) -> str:
@@ -120,24 +200,32 @@ def plain(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\0")
 
 
-def encode(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields as the tables hold them; None stays NULL."""
+def encode(**values: object) -> dict[str, Any]:
+    """Return fields of rows as the tables hold them."""
     return {name: _encode_one(name, value) for name, value in values.items()}
 
 
-def _encode_one(name: str, value: Any) -> Any:  # a field's value
-    if value is not None and name in _CODECS:
+def _encode_one(name: str, value: object) -> object:
+    if value is None or value == _NULL.get(name):
+        return None
+    if name in _CODECS:
         return _CODECS[name][0](value)
     return plain(value) if isinstance(value, str) else value
 
 
 def encode_row(row: JobRow | Attempt) -> dict[str, Any]:
-    return encode({field.name: getattr(row, field.name) for field in dataclasses.fields(row)})
+    return encode(**{name: getattr(row, name) for name in _HINTS[type(row)]})
+
+
+def encode_changes(before: JobRow | Attempt, after: JobRow | Attempt) -> dict[str, Any]:
+    """Return the fields of `after` that differ, as the tables hold them."""
+    values = {name: getattr(after, name) for name in _HINTS[type(after)]}
+    return encode(**{name: value for name, value in values.items() if value != getattr(before, name)})
 
 
 def _decode(columns: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        name: _CODECS[name][1](value) if name in _CODECS and value is not None else value
+        name: _NULL.get(name) if value is None else _CODECS[name][1](value) if name in _CODECS else value
         for name, value in columns.items()
     }
 
@@ -145,24 +233,13 @@ def _decode(columns: Mapping[str, Any]) -> dict[str, Any]:
 def decode_job(columns: Mapping[str, Any]) -> JobRow:
     """Raises DamagedRowError."""
     with _named(f"job {columns.get('id')}"):
-        row = JobRow(**_decode(columns))
-        _check_objects("offers", row.offers)
-        if not row.offers:
-            raise ValueError("it has no offer")
-        return row
+        return _checked(JobRow(**_decode(columns)))
 
 
 def decode_attempt(columns: Mapping[str, Any]) -> Attempt:
     """Raises DamagedRowError."""
     with _named(f"attempt {columns.get('number')} of job {columns.get('job_id')}"):
-        row = Attempt(**_decode(columns))
-        _check_objects("offer", [row.offer])
-        _check_objects("progress", [row.progress or {}])
-        _check_objects("timeline", [row.timeline or {}])
-        _check_objects("allocation", [row.allocation or {}])
-        _check_objects("generations", row.generations or [])
-        _check_objects("nodes", row.nodes or [])
-        return row
+        return _checked(Attempt(**_decode(columns)))
 
 
 @contextlib.contextmanager
@@ -171,12 +248,3 @@ def _named(what: str) -> Iterator[None]:
         yield
     except _DAMAGE as error:
         raise DamagedRowError(f"{what} is damaged in the store: {error!r:.200}") from error
-
-
-def _check_objects(name: str, values: object) -> None:
-    if not isinstance(values, list) or not all(isinstance(value, dict) for value in values):
-        raise ValueError(f"{name} has no JSON object where one is needed")
-
-
-def decode_event(columns: Mapping[str, Any]) -> Event:
-    return Event(**columns)

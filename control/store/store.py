@@ -11,7 +11,7 @@ import functools
 import logging
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 from sqlalchemy import Connection, Engine, Select, and_, bindparam, func, insert, or_, select, update
@@ -20,7 +20,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from ..errors import ControlError, DamagedRowError, StoreError
 from ..paths import database_url
 from . import rows, states
-from .model import QUEUES, Attempt, Event, JobRow, Refused, Waiting
+from .model import QUEUES, Attempt, Event, JobRow, Refused, Seen, Waiting
 from .schema import connect
 from .tables import attempts, events, jobs, stores
 
@@ -43,8 +43,10 @@ class Change:
     """Empty: no event is written; for what nobody needs to be told."""
     time: float
     attempt: Attempt | None = None
-    set_job: Mapping[str, Any] = field(default_factory=dict)
-    set_attempt: Mapping[str, Any] = field(default_factory=dict)
+    to_job: JobRow | None = None
+    """The job's row after the change; only the fields that differ are written. None: they stay."""
+    to_attempt: Attempt | None = None
+    """The same for the attempt."""
     new_attempt: Attempt | None = None
 
 
@@ -203,7 +205,7 @@ class Store:
 
     def events(self, job_id: str, after: int = 0) -> list[Event]:
         query = select(events).where(events.c.job_id == job_id, events.c.seq > after).order_by(events.c.seq)
-        return [rows.decode_event(row) for row in self._read(query)]
+        return [Event(**row) for row in self._read(query)]
 
     # -- writing
 
@@ -229,12 +231,13 @@ class Store:
         """Write why the job is in its state, if that is as it was read and the lease is still `lease_owner`'s."""
         held = and_(jobs.c.id == job.id, jobs.c.lease_owner == lease_owner, jobs.c.reason == job.reason)
         with self._transaction() as connection:
-            connection.execute(update(jobs).where(held).values(**rows.encode({"reason": reason})))
+            connection.execute(update(jobs).where(held).values(**rows.encode(reason=reason)))
 
     def apply(self, change: Change, lease_owner: str) -> None:
         """Write a step, if the job is as it was read and the lease is still `lease_owner`'s. Raises LostRaceError."""
         job, attempt = change.job, change.attempt
-        states.check_job(job.state, change.set_job.get("state", job.state))
+        to_job = change.to_job or job
+        states.check_job(job.state, to_job.state)
         with self._transaction() as connection:
             same = and_(
                 jobs.c.id == job.id,
@@ -242,27 +245,27 @@ class Store:
                 jobs.c.attempt == job.attempt,
                 jobs.c.lease_owner == lease_owner,
             )
-            values = rows.encode({**change.set_job, "updated": change.time})
+            values = {**rows.encode_changes(job, to_job), "updated": change.time}
             _expect_one(connection.execute(update(jobs).where(same).values(**values)).rowcount, job)
-            if attempt is not None and change.set_attempt:
-                states.check_attempt(attempt.state, change.set_attempt.get("state", attempt.state))
+            if attempt is not None and change.to_attempt is not None:
+                states.check_attempt(attempt.state, change.to_attempt.state)
                 same = and_(
                     attempts.c.job_id == attempt.job_id,
                     attempts.c.number == attempt.number,
                     attempts.c.state == attempt.state,
                 )
-                values = rows.encode(change.set_attempt)
+                values = {"state": attempt.state, **rows.encode_changes(attempt, change.to_attempt)}
                 _expect_one(connection.execute(update(attempts).where(same).values(**values)).rowcount, job)
             if change.new_attempt is not None:
                 connection.execute(insert(attempts).values(**rows.encode_row(change.new_attempt)))
             if change.message:
-                number = change.set_job.get("attempt", job.attempt) or None
+                number = to_job.attempt or None
                 _add_event(connection, job.id, number, time=change.time, kind=change.kind, message=change.message)
 
-    def write_seen(self, seen: Mapping[tuple[str, int], Mapping[str, Any]]) -> None:
+    def write_seen(self, seen: Mapping[tuple[str, int], Seen]) -> None:
         """Write what was read of attempts, by job id and number, in one transaction; it is no change of the job."""
         of = and_(attempts.c.job_id == bindparam("of_job"), attempts.c.number == bindparam("of_number"))
-        values = [{"of_job": job, "of_number": number, **rows.encode({"seen": v})} for (job, number), v in seen.items()]
+        values = [{"of_job": job, "of_number": number, **rows.encode(seen=v)} for (job, number), v in seen.items()]
         with self._transaction() as connection:
             connection.execute(update(attempts).where(of).values(seen=bindparam("seen")), values)
 
@@ -341,8 +344,8 @@ def _expect_one(rowcount: int, job: JobRow) -> None:
 def _add_event(
     connection: Connection, job_id: str, attempt: int | None, *, time: float, kind: str, message: str
 ) -> None:
-    values = {"job_id": job_id, "attempt": attempt, "time": time, "kind": kind, "message": message}
-    connection.execute(insert(events).values(**rows.encode(values)))
+    values = rows.encode(job_id=job_id, attempt=attempt, time=time, kind=kind, message=message)
+    connection.execute(insert(events).values(**values))
 
 
 def _cause(error: SQLAlchemyError) -> str:

@@ -21,12 +21,12 @@ from contextlib import suppress
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
-from urllib.parse import unquote
 
 from ...jobspecs.plan import Offer
 from ...jobspecs.targets import info
 from ...protocol.jobdir import JOB_KEY, SCHEMES, JobDir, JobDirError, JobRecord, local_url, portable_url
-from ...storage.buckets import Buckets
+from ...storage.stores import Buckets
+from ...storage.urls import local_folder
 from .. import paths
 from ..errors import SubmitError
 from ..store.model import JobRow, Policy
@@ -90,8 +90,7 @@ def _ship(
 
 def _remove_unused(urls: Iterable[str]) -> None:
     """Remove the local folders of a job that was not submitted; one with a job.json is another job's."""
-    for url in {url for url in urls if url.startswith("file:")}:
-        folder = JobDir(url, make=False).folder
+    for folder in {local_folder(url) for url in urls}:
         if folder is not None and not (folder / JOB_KEY).exists():
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -109,7 +108,7 @@ def owner_name() -> str:
     return open_store().owner()
 
 
-def _accounts(offers: Iterable[Offer]) -> dict[str, str] | None:
+def _accounts(offers: Iterable[Offer]) -> dict[str, str]:
     """Return cloud -> the account of this process's credentials, for each cloud where they are there and accepted."""
     from ...provisioners import get_provisioner
     from ...provisioners.base import ProvisionError
@@ -119,7 +118,7 @@ def _accounts(offers: Iterable[Offer]) -> dict[str, str] | None:
         with suppress(ProvisionError):
             if account := get_provisioner(cloud).account():
                 found[cloud] = account
-    return found or None
+    return found
 
 
 def _program(spec: JobSpec) -> str | list[str]:
@@ -146,18 +145,17 @@ def _job_dir_url(loaded: LoadedSpec, given: str | None, job_id: str) -> str:
 
     Raises SubmitError.
     """
-    scheme = given.partition("://")[0] if given and "://" in given else None
-    if given is not None and scheme is not None and scheme != "file":
-        if scheme not in SCHEMES:
-            raise SubmitError(f"job_dir: {given} has an unknown scheme; expected {', '.join(SCHEMES)} or a path")
-        return f"{portable_url(given).rstrip('/')}/{job_id}"
     if given is None:
         paths.state_dir()
         parent = paths.default_job_dir()
-    elif scheme == "file":
-        parent = Path(unquote(given.removeprefix("file://").removeprefix("localhost")))
+    elif (folder := local_folder(given)) is not None:
+        parent = folder
         if not parent.is_absolute():  # another computer's, or a mistake
             raise SubmitError(f"job_dir: {given} is no folder of this computer: expected file:// and an absolute path")
+    elif "://" in given:
+        if given.partition("://")[0] not in SCHEMES:
+            raise SubmitError(f"job_dir: {given} has an unknown scheme; expected {', '.join(SCHEMES)} or a path")
+        return f"{portable_url(given).rstrip('/')}/{job_id}"
     else:
         parent = loaded.base / _expanded(given)
     return local_url(paths.make_private(parent.absolute() / job_id))
@@ -244,10 +242,10 @@ def _row(
             images=_images(spec),
             priority=spec.priority,
             grouped=spec.recover == "fleet",
-            job_dirs=urls if len(set(urls.values())) > 1 else None,
+            job_dirs=urls if len(set(urls.values())) > 1 else {},
             accounts=_accounts(offers),
         ),
-        offers=[offer.to_json() for offer in offers],
+        offers=tuple(offers),
         job_dir=urls[offers[0].cloud],
         job_sha256=sha256,
         owner=owner_name(),
@@ -270,10 +268,10 @@ def _portable(where: str | Mapping[CloudName, str]) -> str | dict[str, str]:
     return {cloud: portable_url(url) for cloud, url in where.items()}
 
 
-def _reads(spec: JobSpec, clouds: Iterable[str]) -> dict[str, list[str]] | None:
-    """None: they are the same for all."""
+def _reads(spec: JobSpec, clouds: Iterable[str]) -> dict[str, list[str]]:
+    """Return the inputs' URLs of each cloud; empty: they are the same for all."""
     if all(isinstance(where, str) for where in spec.inputs.values()):
-        return None
+        return {}
     return {cloud: sorted({url for url in spec.inputs_on(cloud).values() if url}) for cloud in clouds}
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import tempfile
 from pathlib import Path
 
 from ...protocol.jobdir import Entry
+from ...storage import durable
 
 _KEPT = 1_000
 """Uploads that are remembered, the newest; of a forgotten one the content is sent once more."""
@@ -33,10 +32,7 @@ class Uploads:
         known.pop(url, None)
         kept = dict([*known.items(), (url, uploaded.etag)][-_KEPT:])
         with contextlib.suppress(OSError):
-            handle, name = tempfile.mkstemp(dir=self._path.parent, prefix=self._path.name)
-            with os.fdopen(handle, "w") as file:
-                json.dump(kept, file)
-            Path(name).replace(self._path)
+            durable.write(self._path, json.dumps(kept).encode(), mode=0o600)
 
     def _read(self) -> dict[str, str]:
         try:

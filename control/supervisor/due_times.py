@@ -5,6 +5,16 @@ from __future__ import annotations
 import heapq
 import math
 import threading
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """A job that is to be looked at."""
+
+    job_id: str
+    target: str
+    """Whose calls the look may make; "": none's."""
 
 
 class DueTimes:

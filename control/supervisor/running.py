@@ -88,11 +88,11 @@ def _needed_accounts() -> dict[str, set[str | None]]:
     attempts = store.current_attempts(jobs)
     needed: dict[str, set[str | None]] = {}
     for job in jobs:
-        for cloud, account in (job.policy.accounts or {}).items():
+        for cloud, account in job.policy.accounts.items():
             needed.setdefault(cloud, set()).add(account)
         attempt = attempts.get(job.id)
         if attempt is not None and attempt.ended is None and attempt.account != "":
-            needed.setdefault(attempt.offer["cloud"], set()).add(attempt.account)
+            needed.setdefault(attempt.offer.cloud, set()).add(attempt.account)
     return needed
 
 

@@ -1,4 +1,4 @@
-"""The supervisor: looks at every active job again and again, and takes one step for each (steps.py).
+"""The supervisor: looks at every active job again and again, and takes one step for each (reconcile/steps/).
 
 Nothing is decided upon what is only remembered: whoever holds a job's lease comes to the same step.
 """
@@ -10,26 +10,27 @@ import math
 import threading
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ...jobspecs.targets import info
 from ...protocol.jobdir import JobDir, JobDirError
 from ...provisioners import get_provisioner
 from ...provisioners.base import Provisioner, ProvisionError
 from ...provisioners.shared.accounts import OTHER_ACCOUNT
-from ...storage.buckets import Buckets
+from ...storage.stores import Buckets
+from ...storage.urls import local_folder
 from ..clock import Clock, JobTime, SystemClock
 from ..errors import DamagedRowError, StoreError
 from ..reconcile import logins
-from ..reconcile.job_step import Memory, Tools
-from ..reconcile.patience import Patience
-from ..reconcile.steps import Step
+from ..reconcile.steps.context import Memory, Tools
+from ..reconcile.steps.step import Step
 from ..store.model import QUEUES, Attempt, JobRow
 from ..store.store import ActiveJob, LostRaceError, Store
-from .due_times import DueTimes
+from .due_times import Due, DueTimes
 from .lanes import Lane, lane_of
 from .leases import LEASE_S, Leases, new_owner
 from .unsupervised import is_unsupervised, unsupervised_reason
+from .watched import Trouble, Watched
 
 log = logging.getLogger("cloudgpu.supervisor")
 
@@ -45,9 +46,6 @@ _PAUSE_S = (1.0, 60.0)
 """After a failed step: at first, and at most."""
 LOGIN_S = 30.0
 """After a failed step whose credentials were not accepted, in seconds at most: renewed ones are found within it."""
-_UNTRIED_S = 300.0
-"""Between two failures of a job dir: longer than the longest pause and the slowest try together. So it was not tried
-meanwhile (a laptop was shut, or there was other trouble), and might have been of use."""
 _QUIET_WANTED_S = 0.4
 """Between two looks at a job of a target with a queue, at most, while others wait there: its end is to be seen soon."""
 _QUIET_CLOUD_S = (1.0, 3.0)
@@ -57,60 +55,6 @@ _ASK_S = 1.0
 """Seconds between two queries for changed jobs, unless a command names a job."""
 _LIST_S = 30.0
 """Seconds between two lists of all active jobs: finds changes without an event, or that became visible out of order."""
-
-
-@dataclass(slots=True)
-class _Trouble:
-    """Steps of a job that failed in a row. Times are steady."""
-
-    message: str = ""
-    times: int = 0
-    dir_since: float = -math.inf
-    """Since then the job dir could not be used, as often as that was tried."""
-    dir_tried: float = -math.inf
-    """When it was, the last time."""
-    patience: Patience = field(default_factory=Patience)
-
-    def without_dir(self, now: float, copied: float) -> float:
-        """For how long the job dir, which has failed just now, has been of no use; `copied` as in Memory."""
-        if now - self.dir_tried > _UNTRIED_S:
-            self.dir_since = now
-        self.dir_since = max(self.dir_since, copied)  # what gets on, however often it is cut off, is used
-        self.dir_tried = now
-        return now - self.dir_since
-
-
-@dataclass(slots=True)
-class _Watched:
-    """The memory of one job: its rows as they were read last, and when it is due."""
-
-    memory: Memory
-    target: str
-    """Of the newest attempt; "" before there is one."""
-    job: JobRow | None = None
-    """None: it must be read, for it may have changed. A stale row only loses a race: see Store.apply()."""
-    attempt: Attempt | None = None
-    changes: int = 0
-    """Counts the changes that were heard of: rows that were read before one are not kept."""
-    quiet_s: float = 0.0
-    """The last pause while nothing changed; 0: something did."""
-    trouble: _Trouble | None = None
-    damage: str = ""
-    """Why its row in the store cannot be read; "": it can."""
-
-    def expire(self) -> None:
-        """Have the rows read again by the next step."""
-        self.changes += 1
-        self.job = None
-
-
-@dataclass(frozen=True, slots=True)
-class Due:
-    """A job that is to be looked at."""
-
-    job_id: str
-    target: str
-    """Whose calls the look may make; "": none's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +96,7 @@ class Supervisor:
         self._store = store
         self._leases = Leases(store, self._clock, owner or new_owner(), lease_s)
         self._tools = Tools(store, self._clock, self._leases.owner, provisioner, open_dir or _opener())
-        self._watched: dict[str, _Watched] = {}
+        self._watched: dict[str, Watched] = {}
         self._lock = threading.Lock()
         """For the keys of `_watched`."""
         self._due_times = DueTimes()
@@ -264,7 +208,7 @@ class Supervisor:
         watched = self._watched.get(job.id)
         if watched is None:
             with self._lock:
-                self._watched[job.id] = _Watched(Memory(JobTime(self._clock, job.updated)), job.target)
+                self._watched[job.id] = Watched(Memory(JobTime(self._clock, job.updated)), job.target)
             self._due_times.put(job.id, self._clock.monotonic())
             return
         watched.target = job.target
@@ -282,7 +226,7 @@ class Supervisor:
         self._tools.seen.forget(job_id)
         self._tools.queue.restore(job_id)
 
-    def _rows(self, job_id: str, watched: _Watched) -> tuple[JobRow, Attempt | None] | None:
+    def _rows(self, job_id: str, watched: Watched) -> tuple[JobRow, Attempt | None] | None:
         """Return the job and its newest attempt, read anew where they may have changed; None: it has ended."""
         if watched.job is not None:
             return watched.job, watched.attempt
@@ -292,7 +236,7 @@ class Supervisor:
             return None
         attempt = self._store.current_attempts([job]).get(job_id) if job.attempt else None
         if attempt is not None:
-            watched.target = _target_of(attempt)
+            watched.target = attempt.offer.cloud
         if changes == watched.changes:
             watched.attempt, watched.job = attempt, job
         return job, attempt
@@ -307,7 +251,7 @@ class Supervisor:
         self._leases.release(but)
 
     def _advance(
-        self, job: JobRow, attempt: Attempt | None, watched: _Watched, lane: Lane | None
+        self, job: JobRow, attempt: Attempt | None, watched: Watched, lane: Lane | None
     ) -> tuple[float, Lane | None]:
         """Return when the job is due again, and the lane it needs instead of this one.
 
@@ -325,7 +269,7 @@ class Supervisor:
             return self._failed(job, attempt, watched, error), None
 
     def _step(
-        self, job: JobRow, attempt: Attempt | None, watched: _Watched, lane: Lane | None
+        self, job: JobRow, attempt: Attempt | None, watched: Watched, lane: Lane | None
     ) -> tuple[float, Lane | None]:
         if not self._leases.hold(job):
             watched.memory.unasked = 0  # another process may ask
@@ -345,13 +289,13 @@ class Supervisor:
             watched.expire()
         return self._changed(watched) if changed else self._rest(watched), None
 
-    def _changed(self, watched: _Watched) -> float:
+    def _changed(self, watched: Watched) -> float:
         """Return when a job is due whose rows have changed: at once."""
         watched.trouble, watched.quiet_s = None, 0.0
         watched.expire()
         return self._clock.monotonic()
 
-    def _failed(self, job: JobRow, attempt: Attempt | None, watched: _Watched, error: Exception) -> float:
+    def _failed(self, job: JobRow, attempt: Attempt | None, watched: Watched, error: Exception) -> float:
         """Return when to try again after a step has failed."""
         if isinstance(error, ProvisionError) and error.code == OTHER_ACCOUNT:
             return self._locked_out(job, attempt, watched, error)
@@ -360,7 +304,7 @@ class Supervisor:
             log.error("%s: a step failed", job.id, exc_info=error)
         return self._troubled(job, attempt, watched, error)
 
-    def _rest(self, watched: _Watched) -> float:
+    def _rest(self, watched: Watched) -> float:
         """Return when a job is due that has not changed."""
         if watched.memory.pause_s:
             return self._clock.monotonic() + watched.memory.pause_s
@@ -370,7 +314,7 @@ class Supervisor:
         watched.quiet_s = min(max(watched.quiet_s * 1.2, first), most)
         return self._clock.monotonic() + watched.quiet_s
 
-    def _locked_out(self, job: JobRow, attempt: Attempt | None, watched: _Watched, error: ProvisionError) -> float:
+    def _locked_out(self, job: JobRow, attempt: Attempt | None, watched: Watched, error: ProvisionError) -> float:
         """Return when to try again; record in the job's reason that its machines are in another account.
 
         A supervisor that has credentials of that account may take the lease: nothing is recorded at once where it is
@@ -379,7 +323,7 @@ class Supervisor:
         tries = watched.trouble.times if watched.trouble else 0
         has_machines = attempt is not None and attempt.launched is not None
         if not has_machines and tries < _UNRECORDED:
-            watched.trouble = watched.trouble or _Trouble()
+            watched.trouble = watched.trouble or Trouble()
             watched.trouble.times += 1
             watched.expire()
             due = self._clock.monotonic() + _PAUSE_S[0]
@@ -391,7 +335,7 @@ class Supervisor:
         self._leases.give_back(job)
         return due
 
-    def _note_login(self, job: JobRow, attempt: Attempt | None, watched: _Watched, error: Exception) -> None:
+    def _note_login(self, job: JobRow, attempt: Attempt | None, watched: Watched, error: Exception) -> None:
         """Say in the job's reason which credentials must be renewed, if they have caused the error."""
         if said := logins.trouble(error):
             has_machines = attempt is not None and attempt.launched is not None
@@ -400,14 +344,14 @@ class Supervisor:
                 Step(self._tools, watched.memory, job, attempt).note_login(said)
                 watched.expire()
 
-    def _troubled(self, job: JobRow, attempt: Attempt | None, watched: _Watched, error: Exception) -> float:
+    def _troubled(self, job: JobRow, attempt: Attempt | None, watched: Watched, error: Exception) -> float:
         """Return when to try again after a step has failed; after too long without a job dir give the job up."""
         is_expected, by_job_dir = isinstance(error, (JobDirError, ProvisionError)), isinstance(error, JobDirError)
         is_ours = is_expected or isinstance(error, StoreError)
         message = str(error) if is_ours else f"{type(error).__name__}: {error}"
         by_login = logins.trouble(error) != ""
         now = self._clock.monotonic()
-        trouble = watched.trouble = watched.trouble or _Trouble()
+        trouble = watched.trouble = watched.trouble or Trouble()
         if trouble.message != message:
             trouble.message = message
             log.warning("%s: %s", job.id, message)
@@ -419,7 +363,7 @@ class Supervisor:
         pause = min(_PAUSE_S[0] * 2.0 ** min(trouble.times - 1, 30), LOGIN_S if by_login else _PAUSE_S[1])
         runs = attempt is not None and attempt.state == "running"
         # Machines that are gone cost nothing, and a store comes back; a local folder that they lost does not.
-        gone = watched.memory.machines_gone and job.dir_on(watched.target).startswith("file:")
+        gone = watched.memory.machines_gone and local_folder(job.dir_on(watched.target)) is not None
         moves = attempt is not None and attempt.state == "launching" and watched.memory.moving == attempt.number
         patience = TRAINING_PATIENCE_S if (runs and not gone) or moves else self._patience_s
         reason = ""
@@ -449,11 +393,3 @@ class Supervisor:
 def _is_out_of_reach(error: Exception) -> bool:
     """Return whether other credentials than these are needed: of another account, or renewed ones."""
     return isinstance(error, ProvisionError) and (error.code == OTHER_ACCOUNT or error.error_class == "expired")
-
-
-def _target_of(attempt: Attempt) -> str:
-    """Return the target of an attempt; "" if its row is damaged, which its next step reports."""
-    try:
-        return str(attempt.offer["cloud"])
-    except (LookupError, TypeError):
-        return ""

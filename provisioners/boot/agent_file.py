@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import importlib.util
+import io
 import os
 import platform
 import subprocess
@@ -21,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from ...jobspecs.home import home, private
+from ...storage import durable
 
 PYTHONS_VARIABLE = "CLOUDGPU_AGENT_PYTHONS"
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
@@ -188,17 +190,13 @@ def _pip_environment() -> Mapping[str, str]:
 
 
 def _write(path: Path, content: Mapping[str, bytes]) -> None:
-    handle, name = tempfile.mkstemp(dir=path.parent, suffix=".partial")
-    partial = Path(name)
-    try:
-        with os.fdopen(handle, "wb") as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as packed:
-            for entry, data in content.items():
-                info = zipfile.ZipInfo(entry, (1980, 1, 1, 0, 0, 0))
-                info.compress_type, info.external_attr = zipfile.ZIP_DEFLATED, 0o644 << 16
-                packed.writestr(info, data)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as packed:
+        for entry, data in content.items():
+            info = zipfile.ZipInfo(entry, (1980, 1, 1, 0, 0, 0))
+            info.compress_type, info.external_attr = zipfile.ZIP_DEFLATED, 0o644 << 16
+            packed.writestr(info, data)
+    durable.write(path, file.getvalue(), mode=0o600)
 
 
 def _prune(folder: Path) -> None:

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from ...jobspecs.home import home, private
 from ...jobspecs.plan import CPU, LocalMachine, Offer
+from ...storage import durable
 from ..base import Allocation, LaunchRequest, NodeRequest, NodeState, Owner, ProvisionError
 from .gpus import find_gpus, hold, shortage
 from .machine import Machine, guard, kill_marked, marked, reap_agents
@@ -233,6 +234,4 @@ def _forget_unborn(folder: Path) -> None:
 
 
 def _write(path: Path, value: object) -> None:
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(value))
-    partial.replace(path)
+    durable.write(path, json.dumps(value).encode())

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -18,6 +16,7 @@ from typing import Any
 
 from ...jobspecs.home import home, private
 from ...jobspecs.rules.base import Verdict, listing
+from ...storage import durable
 
 _FORMAT = 1
 
@@ -111,10 +110,8 @@ def save(outputs: Infrastructure) -> None:
     """Raises OSError."""
     path = path_of(outputs.cloud, outputs.region)
     private(path.parent)
-    descriptor, new = tempfile.mkstemp(dir=path.parent)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        json.dump({"format": _FORMAT, "outputs": outputs.to_json()}, file, indent=2)
-    Path(new).replace(path)
+    text = json.dumps({"format": _FORMAT, "outputs": outputs.to_json()}, indent=2)
+    durable.write(path, text.encode(), mode=0o600)
 
 
 def forget(cloud: str, region: str, backend: str | None = None) -> None:

@@ -18,6 +18,7 @@ from typing import Literal
 from ...jobspecs.catalog import refreshed
 from ...jobspecs.home import private
 from ...jobspecs.targets import WITH_TABLES
+from ...storage import durable
 from ..base import ProvisionError
 from ..target import code_of, target_of
 from .locks import try_lock
@@ -87,7 +88,7 @@ def publish(update: Update, now: datetime.datetime) -> Outcome:
         content = refreshed.encode(update.columns, update.rows, now.strftime("%Y-%m-%dT%H:%M:%SZ"), update.regions)
     except ValueError as error:
         return Outcome(update.table, "kept", reason=f"the answer looks wrong: {error}")
-    _replace(update.table, content)
+    durable.create(refreshed.path_of(update.table), content, replace=True)
     return Outcome(update.table, "refreshed", update.found)
 
 
@@ -110,16 +111,6 @@ def _is_price(cell: str) -> bool:
         return Decimal("0.001") <= Decimal(cell) <= 1000  # no machine with a GPU is beyond either end, by far
     except InvalidOperation:
         return False
-
-
-def _replace(table: str, content: bytes) -> None:
-    path = refreshed.path_of(table)
-    partial = path.with_suffix(".partial")
-    with partial.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
 
 
 @contextlib.contextmanager

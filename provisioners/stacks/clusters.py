@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +15,7 @@ from typing import Any
 
 from ...jobspecs.fleets import FleetSpec
 from ...jobspecs.home import home, private
+from ...storage import durable
 from ..shared.infrastructure import Infrastructure
 
 _FORMAT = 1
@@ -103,10 +102,8 @@ def save(cluster: Cluster) -> None:
     """Raises OSError."""
     path = path_of(cluster.name)
     private(path.parent)
-    descriptor, new = tempfile.mkstemp(dir=path.parent)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        json.dump({"format": _FORMAT, "cluster": cluster.to_json()}, file, indent=2)
-    Path(new).replace(path)
+    text = json.dumps({"format": _FORMAT, "cluster": cluster.to_json()}, indent=2)
+    durable.write(path, text.encode(), mode=0o600)
 
 
 def forget(name: str, backend: str | None = None) -> None:

@@ -28,7 +28,7 @@ from .restart import Budget, Scope, Wish, allowed
 
 FRUITLESS = 5
 """So often in a row nodes take lost ones' places without a new checkpoint in between; then the attempt ends."""
-_LOOK_S = {"file": 0.1}
+_LOOK_S = 0.1
 _LOOK_FAR_S = 1.0  # in an object store, where looking costs money
 
 
@@ -73,7 +73,7 @@ class Ledger:
     @property
     def every_s(self) -> float:
         """How often to look for the next one."""
-        return _LOOK_S.get(self._job_dir.url.partition(":")[0], _LOOK_FAR_S)
+        return _LOOK_FAR_S if self._job_dir.folder is None else _LOOK_S
 
     def follow(self, record: Generation) -> None:
         """It is the newest."""

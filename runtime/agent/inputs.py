@@ -17,7 +17,9 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-from ...storage.objects import Entry, JobDir, JobDirError
+from ...storage.errors import JobDirError
+from ...storage.objects import JobDir
+from ...storage.store import Entry
 
 PART = 16 << 20
 AT_A_TIME = 16

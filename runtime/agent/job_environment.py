@@ -27,6 +27,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ...storage import durable
+
 if TYPE_CHECKING:
     from ..launchers import Place
 
@@ -231,9 +233,7 @@ class Cached:
 
     def finish(self, built: Path) -> None:
         """Make a build the one that is used."""
-        partial = self._folder / "ready.partial"
-        partial.write_text(built.name)
-        partial.replace(self._folder / "ready")
+        durable.write(self._folder / "ready", built.name.encode())
         self._try(fcntl.LOCK_SH)
 
     def _ready(self) -> Path | None:

@@ -14,13 +14,13 @@ import logging
 import os
 import signal
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from ...storage import durable
 from .errors import (
     EXIT_DONE,
     EXIT_FENCED,
@@ -121,7 +121,7 @@ class OutcomeRecord:
                 records = [*others, {**fields, **self._key, "pid": os.getpid()}]
                 worst = max(records, key=lambda one: SEVERITY.index(one["outcome"]))
                 top = {name: value for name, value in worst.items() if name not in (*self._key, "pid", "left")}
-                _replace(self._path, json.dumps({**top, "trainings": records}).encode())
+                durable.write(Path(self._path), json.dumps({**top, "trainings": records}).encode(), mode=0o600)
         except OSError as error:
             logger().warning(f"the outcome file cannot be written: {self._path}: {error.strerror}")
             return False
@@ -175,18 +175,6 @@ def _read_records(path: str) -> Sequence[dict[str, Any]]:
         return [one for one in records if one["outcome"] in SEVERITY and isinstance(one["training"], str)]
     except (FileNotFoundError, ValueError, KeyError, TypeError, RecursionError):
         return []
-
-
-def _replace(path: str, content: bytes) -> None:
-    """Write the file at once as a whole. Raises OSError."""
-    descriptor, new = tempfile.mkstemp(prefix=f"{Path(path).name}.", dir=Path(path).parent)
-    try:
-        with open(descriptor, "wb") as file:  # noqa: PTH123 - an open descriptor
-            file.write(content)
-        Path(new).replace(path)
-    except OSError:
-        Path(new).unlink(missing_ok=True)
-        raise
 
 
 def _stop_shells() -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...protocol.jobdir import Progress
+from ...storage import durable
 from .errors import logger
 from .schedule.schedule import Schedule
 
@@ -47,10 +48,8 @@ class ProgressFile:
         if self.path is None or not (force or now - self._written >= WRITE_INTERVAL):
             return
         self._written = now
-        new = Path(f"{self.path}.{os.getpid()}")  # a job may run two trainings at once
         try:
-            new.write_bytes(self.record().to_bytes())
-            new.replace(self.path)
+            durable.write(Path(self.path), self.record().to_bytes())
         except OSError as error:
             if not self._warned:
                 logger().warning(f"progress cannot be reported to the agent: {self.path}: {error.strerror}")

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from ...protocol.fleet import Beat, Fleet, View, member_key
-from ...storage.objects import JobDirError
+from ...storage.errors import JobDirError
 
 _NEAR_S, _FAR_S = 0.3, 10.0
 _SHORTEST_S, _LONGEST_S = 0.1, 300.0

@@ -20,6 +20,7 @@ from typing import TypeVar
 
 from ...protocol.fleet import LAST_S, Beat, End, Fleet, Freed, OrderView, View, member_key, order_key, place_of
 from ...protocol.jobdir import JobDirError
+from ...storage import durable
 from ..agent.agent import REBOOTING, note
 from ..notices import CLOUDS
 from ..processes.program import adopt_orphans
@@ -337,9 +338,7 @@ def own_name(path: Path, machine: str) -> str:
     Raises OSError.
     """
     if not path.exists():
-        partial = path.with_name(path.name + ".partial")
-        partial.write_text(f"{machine}-{uuid.uuid4().hex[:8]}")
-        partial.replace(path)
+        durable.write(path, f"{machine}-{uuid.uuid4().hex[:8]}".encode())
     return path.read_text()
 
 

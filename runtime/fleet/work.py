@@ -16,6 +16,7 @@ from pathlib import Path
 
 from ...protocol.fleet import Freed, Holding, Order
 from ...protocol.jobdir import JOB_KEY, AttemptRecord, JobDir, JobDirError, Record, Result, Stop, attempt_key, node_key
+from ...storage import durable
 from ..agent.agent import CLAIMED, DONE, JOB_DIR_LOST, REBOOTING, STAYED, SUPERSEDED, VANISHED
 from ..processes.program import MARKER, kill_leftovers
 from .contact import boottime
@@ -197,12 +198,7 @@ def remembered(path: Path) -> Task | None:
 
 def remember(path: Path, task: Task) -> None:
     """It is on disk before it is anywhere else. Raises OSError."""
-    partial = path.with_name(path.name + ".partial")
-    with partial.open("wb") as file:
-        file.write(task.to_bytes())
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+    durable.create(path, task.to_bytes(), replace=True)
 
 
 def _freed(outcome: str, reason: str) -> Freed:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ...protocol.jobdir import Address, JobRecord, NodeRecord
+from ...storage.urls import local_folder
 from ..processes.program import MARKER, Process
 
 _PORTS = range(20_000, 30_000)  # below those which the kernel hands out by itself, so that nobody takes one meanwhile
@@ -108,7 +109,7 @@ def _machines_own(place: Place, machine_env: Mapping[str, str]) -> dict[str, str
 
     Those may be secret, so they are not stored with the job.
     """
-    needed = () if place.job_dir.startswith("file:") else _STORE_PREFIXES
+    needed = _STORE_PREFIXES if local_folder(place.job_dir) is None else ()
     return {name: value for name, value in machine_env.items() if name in _MACHINES_OWN or name.startswith(needed)}
 
 

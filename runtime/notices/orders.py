@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from ...protocol.jobdir import Outcome
+from ...storage import durable
 
 Action = Literal["stop", "save"]
 
@@ -93,7 +94,5 @@ class Orders:
 def write_notice(path: Path, order: Order) -> None:
     """Tell the program, by the file named by CLOUDGPU_NOTICE; it sees the old or the new one. Raises OSError."""
     deadline = time.time() + order.deadline - time.monotonic()
-    partial = path.with_name(path.name + ".partial")
     notice = {"reason": order.word, "deadline": deadline, "action": order.action, "id": order.id}
-    partial.write_text(json.dumps(notice))
-    partial.replace(path)
+    durable.write(path, json.dumps(notice).encode())

@@ -27,7 +27,7 @@ from cloudgpu.control.store.store import Store
 from cloudgpu.control.supervisor import presence
 from cloudgpu.jobspecs.loading.loader import load_text
 from cloudgpu.protocol.jobdir import Heartbeat, JobDir, JobDirError, node_key
-from cloudgpu.storage.buckets import Buckets
+from cloudgpu.storage.stores import Buckets
 from cloudgpu.tests.standins.agent_files import OWN_PYTHON
 from cloudgpu.tests.standins.aws.control import AwsControl
 from cloudgpu.tests.standins.aws.control import environ as aws_environ

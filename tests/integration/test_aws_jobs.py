@@ -169,7 +169,7 @@ def test_a_group_without_capacity_makes_way_for_the_next_zone(jobs: AwsJobs, sta
     job = jobs.submit(counting(5), text=zones)
     jobs.finish(job, limit_s=LATE_S)
     assert {one.zone for one in jobs.instances(job)} == {second}, jobs.story(job)
-    tries = [attempt.offer["zone"] for attempt in job.attempts()]
+    tries = [attempt.offer.zone for attempt in job.attempts()]
     assert tries[-1] in (None, "use1-az2"), jobs.story(job)
 
 

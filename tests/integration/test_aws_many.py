@@ -206,7 +206,7 @@ def test_many_jobs_learn_from_each_other_where_there_is_nothing(many: Many) -> N
     many.wait_for("starting")
     refused = [call for call in many.control.calls("RunInstances") if call.status != 200]
     assert refused == [], "the first job's refusals are known to all"
-    asked = {row.id: [attempt.offer["zone"] for attempt in many.store.attempts(row.id)] for row in (first, *others)}
+    asked = {row.id: [attempt.offer.zone for attempt in many.store.attempts(row.id)] for row in (first, *others)}
     assert asked.pop(first.id) == ["use1-az1", "use1-az4"], "EC2 named the zone that has machines"
     assert set(map(tuple, asked.values())) == {("use1-az4",)}
 

@@ -113,4 +113,4 @@ def test_a_job_goes_on_in_the_next_zone_and_pays_nothing_for_the_first(jobs: Aws
     refused, succeeded = job.attempts()
     assert (refused.outcome, refused.cause, refused.scope) == ("refused", "capacity", "zone"), jobs.story(job)
     assert refused.cost == Decimal(0)
-    assert succeeded.outcome == "succeeded" and succeeded.offer["zone"] != refused.offer["zone"]
+    assert succeeded.outcome == "succeeded" and succeeded.offer.zone != refused.offer.zone

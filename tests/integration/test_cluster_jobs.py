@@ -161,7 +161,7 @@ def test_a_lost_machine_is_replaced_while_nobody_looks(machines: Machines) -> No
     assert job.refresh().state == "succeeded", told(job)
     (attempt,) = job.attempts()
     assert any("worker-0.2 takes its place" in message for message in told(job))
-    assert (attempt.generations or [])[-1]["interruptions"] == 1
+    assert attempt.generations[-1].interruptions == 1
     assert [int(line.split()[1]) > 0 for line in lines(job) if line.startswith("from ")] == [False, True]
 
 
@@ -201,8 +201,8 @@ def test_a_lost_machine_of_several_is_replaced(machines: Machines) -> None:
     assert job.wait(timeout_s=WAIT_S), told(job)
     assert job.refresh().state == "succeeded", told(job)
     (attempt,) = job.attempts()
-    newest = (attempt.generations or [])[-1]
-    assert [newest["kind"], newest["failures"], newest["interruptions"]] == ["members", 0, 1]
+    newest = attempt.generations[-1]
+    assert [newest.kind, newest.failures, newest.interruptions] == ["members", 0, 1]
 
 
 def test_a_cluster_that_is_taken_down_ends_its_jobs(machines: Machines) -> None:

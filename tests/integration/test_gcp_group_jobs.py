@@ -45,7 +45,9 @@ def jobs(tmp_path: Path, agents: Path) -> Iterator[GcpJobs]:
 def hurry(jobs: GcpJobs, job: Job) -> str:
     """Machines look often; URL of the folder where they meet."""
     jobs.wait_for(lambda: job.attempts() and job.attempts()[-1].allocation, job, LIMIT_S)
-    url: str = (job.attempts()[-1].allocation or {})["details"][FLEET_DIR]
+    allocation = job.attempts()[-1].allocation
+    assert allocation is not None
+    url = allocation.details[FLEET_DIR]
     JobDir(url).put(FLEET_KEY, Settings(None, 0.3, SILENT_S).to_bytes())
     return url
 

@@ -30,7 +30,7 @@ def test_two_nodes_wait_for_the_one_whose_host_is_maintained(jobs: GcpJobs) -> N
     assert [attempt.outcome for attempt in job.attempts()] == ["succeeded"], jobs.story(job)
     assert [one.name for one in jobs.instances(job)] == [first.name, second.name]
     log = jobs.log(job)
-    assert [one["generation"] for one in job.attempts()[0].generations or []] == [2], jobs.story(job)
+    assert [one.generation for one in job.attempts()[0].generations] == [2], jobs.story(job)
     assert "the machine reboots" in log
     for node in ("worker-0.1", "worker-1.1"):
         first_run, second_run = [line for line in log if line.startswith(f"{node} begins at")]

@@ -33,9 +33,9 @@ def test_what_compute_engine_has_taken_away_goes_on_at_vertex_ai(jobs: GcpJobs) 
 
     attempts = job.attempts()
     assert [one.outcome for one in (attempts[0], attempts[-1])] == ["preempted", "succeeded"], jobs.story(job)
-    assert [one.offer["cloud"] for one in (attempts[0], attempts[-1])] == ["gcp", "vertex"], jobs.story(job)
+    assert [one.offer.cloud for one in (attempts[0], attempts[-1])] == ["gcp", "vertex"], jobs.story(job)
     between = attempts[1:-1]
-    assert {(one.offer["cloud"], one.outcome, one.cause) for one in between} <= {("gcp", "refused", "capacity")}
+    assert {(one.offer.cloud, one.outcome, one.cause) for one in between} <= {("gcp", "refused", "capacity")}
     begun = [line for line in jobs.log(job) if "begins at" in line]
     assert len(begun) == 2 and "begins at 0 " not in begun[1], jobs.story(job)
     assert total(60) in jobs.log(job)

@@ -21,6 +21,7 @@ import psutil
 import pytest
 
 from cloudgpu.control import paths
+from cloudgpu.control.accounting.times import spans_of
 from cloudgpu.control.errors import NoSuchJobError, NotRunningError, SubmitError
 from cloudgpu.control.jobs import Job, ensure_supervisor, get_job, list_jobs, orphans, submit, terminate_orphan
 from cloudgpu.control.submit.submission import owner_name
@@ -121,7 +122,7 @@ def test_a_program_that_fails_is_retried_and_its_exit_code_told(home: Path, code
     job = finish(submit_text("name: fails\nrun: exit 7\n", code))
     (attempt,) = job.attempts()  # the retry needs no other machines
     assert (job.state, job.exit_code, attempt.outcome) == ("failed", 7, "failed")
-    assert [record["failures"] for record in attempt.generations or []] == [1]
+    assert [record.failures for record in attempt.generations] == [1]
     assert "7" in job.reason
 
 
@@ -134,7 +135,7 @@ def test_a_program_that_dies_goes_on_in_place_and_is_seen_to_do_so(home: Path, c
     assert first.startswith("worker-0.1: rank 0: SIGKILL: ")
     assert first.endswith("; the program starts again in place (generation 2)")
     assert "exit code 75: it saved and asks to be run again" in second
-    assert [span["generation"] for span in (attempt.timeline or {})["spans"]] == [1, 2, 3]
+    assert [span.generation for span in spans_of(attempt.timeline)] == [1, 2, 3]
     shown = subprocess.run(
         [sys.executable, "-m", "cloudgpu", "status", job.id],
         env={**os.environ, "COLUMNS": "200"},
@@ -185,7 +186,7 @@ def test_a_machine_that_is_taken_kills_the_program(home: Path, code: Path) -> No
     assert finish(job).state == "succeeded"
     (attempt,) = job.attempts()
     assert attempt.allocation is not None
-    assert sorted(attempt.allocation["machines"]) == ["worker-0.1", "worker-1.1", "worker-1.2"]
+    assert sorted(attempt.allocation.machines) == ["worker-0.1", "worker-1.1", "worker-1.2"]
 
 
 def test_the_duration_limit_ends_a_job(home: Path, code: Path) -> None:

@@ -58,7 +58,7 @@ def until(job: Job, met: Callable[[], bool], what: str) -> None:
 def saved(job: Job) -> int:
     attempt = job.attempts()[-1:]
     beat = read_furthest(job.open_dir(), attempt[0]) if attempt else None
-    return 0 if beat is None or beat.progress is None else int(beat.progress["saved_step"] or 0)
+    return 0 if beat is None or beat.progress is None else beat.progress.saved_step or 0
 
 
 def lose(job: Job, node: str) -> None:
@@ -104,11 +104,12 @@ def test_only_the_lost_node_is_replaced(tmp_path: Path, home: Path, undisturbed:
     (tmp_path / UNDISTURBED).touch()
     assert finish(job) == undisturbed
     (attempt,) = job.attempts()
-    assert list((attempt.allocation or {})["machines"]) == ["worker-0.1", "worker-1.1", "worker-1.2"]
-    members = [record for record in attempt.generations or [] if record["kind"] == "members"]
-    assert [[node["node"] for node in record["nodes"]] for record in members] == [["worker-0.1", "worker-1.2"]]
-    last = (attempt.generations or [])[-1]
-    assert (last["failures"], last["interruptions"]) == (0, 1), "the survivor's own end is not the program's failure"
+    assert attempt.allocation is not None
+    assert list(attempt.allocation.machines) == ["worker-0.1", "worker-1.1", "worker-1.2"]
+    members = [record for record in attempt.generations if record.kind == "members"]
+    assert [[node["node"] for node in record.nodes or []] for record in members] == [["worker-0.1", "worker-1.2"]]
+    last = attempt.generations[-1]
+    assert (last.failures, last.interruptions) == (0, 1), "the survivor's own end is not the program's failure"
 
 
 @pytest.mark.parametrize("victim", ["worker-0.1", "worker-1.1"])
@@ -130,10 +131,10 @@ def test_with_a_range_of_nodes_those_that_are_left_go_on(tmp_path: Path, home: P
     steps = [step for _, step in worlds(job)]
     assert steps == sorted(steps), "nobody began before a step that had been saved"
     (attempt,) = job.attempts()
-    members = [record for record in attempt.generations or [] if record["kind"] == "members"]
+    members = [record for record in attempt.generations if record.kind == "members"]
     replaced = f"{victim[:-1]}2"
     left = ({"worker-0.1", "worker-1.1"} - {victim}).pop()
-    named = [[node["node"] for node in record["nodes"]] for record in members]
+    named = [[node["node"] for node in record.nodes or []] for record in members]
     assert named == [[left], sorted([left, replaced])]
-    assert (members[-1]["failures"], members[-1]["interruptions"]) == (0, 1), "growing again costs nothing"
+    assert (members[-1].failures, members[-1].interruptions) == (0, 1), "growing again costs nothing"
     assert steps[-1] > before, "what was trained alone was saved before the new one joined"

@@ -75,7 +75,7 @@ def test_what_is_dry_or_not_allowed_elsewhere_is_had_in_the_third_cloud(jobs: Se
     assert job.offer.cloud == "gcp", "the cheapest by the tables"
     jobs.finish(job)
     *refused, last = job.attempts()
-    asked = {(one.offer["cloud"], one.outcome, one.cause) for one in refused}
+    asked = {(one.offer.cloud, one.outcome, one.cause) for one in refused}
     assert asked == {("gcp", "refused", "capacity"), ("aws", "refused", "quota")}, jobs.story(job)
     assert [len(one.instances(job)) for one in (jobs.aws, jobs.gcp, jobs.azure)] == [0, 0, 1]
     assert job.job_dir == f"{jobs.azure.parent}/{job.id}" != job.row.job_dir == f"{jobs.gcp.parent}/{job.id}"
@@ -111,10 +111,11 @@ def test_what_one_cloud_takes_away_goes_on_in_another_from_its_checkpoint(jobs: 
     jobs.finish(job)
 
     first, second = (one for one in job.attempts() if one.outcome != "refused")
-    assert [one.offer["cloud"] for one in (first, second)] == ["gcp", "azure"], jobs.story(job)
+    assert [one.offer.cloud for one in (first, second)] == ["gcp", "azure"], jobs.story(job)
     assert [one.outcome for one in (first, second)] == ["preempted", "succeeded"], jobs.story(job)
     assert [node.phase for one in (first, second) for node in node_views(job, one)] == ["preempted", "succeeded"]
-    log, saved = jobs.log(job), (first.progress or {})["saved_step"]
+    assert first.progress is not None and first.progress.saved_step is not None
+    log, saved = jobs.log(job), first.progress.saved_step
     begins = [line for line in log if "begins at" in line]
     again = f"attempt {second.number} begins at {saved} with {sum(range(saved))}"
     assert begins == ["attempt 1 begins at 0 with 0", again], jobs.story(job)
@@ -124,7 +125,7 @@ def test_what_one_cloud_takes_away_goes_on_in_another_from_its_checkpoint(jobs: 
     rows = [json.loads(line) for line in cli("metrics", job.id, "--json")[0].splitlines()]
     assert [row["values"]["done"] for row in rows] == list(range(STEPS)), "each step once"
     goodput = json.loads(cli("goodput", job.id, "--json")[0])
-    assert (goodput["steps"], goodput["redone"]) == (STEPS, first.progress["step"] - saved if first.progress else 0)
+    assert (goodput["steps"], goodput["redone"]) == (STEPS, first.progress.step - saved)
 
     assert [name for name in JobDir(left).folders("attempts") if JobDir(left).list(f"attempts/{name}/nodes")] == [
         "0001"

@@ -72,7 +72,7 @@ def check(job: Job, journal: Path) -> None:
     lines = [tuple(line.split()) for line in journal.read_text().splitlines()]
     began = [line for line in lines if line[0] == "begin"]
     assert len(began) == len(set(began)) == 10
-    assert [len(attempt.generations or []) for attempt in job.attempts()] == [2, 2, 0]
+    assert [len(attempt.generations) for attempt in job.attempts()] == [2, 2, 0]
     assert [attempt for _, attempt, *_ in lines] == sorted(attempt for _, attempt, *_ in lines)
 
 

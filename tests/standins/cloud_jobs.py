@@ -18,7 +18,7 @@ import pytest
 
 from cloudgpu.control.jobs import Job, get_job
 from cloudgpu.protocol.jobdir import JobDir
-from cloudgpu.provisioners import Allocation, get_provisioner
+from cloudgpu.provisioners import get_provisioner
 from cloudgpu.provisioners.base import Explainer
 
 from .local_jobs import state_directory
@@ -30,7 +30,8 @@ AGENT_LOG = "var/lib/cloudgpu/agent.log"
 
 def console_of(job: Job) -> str:
     """What the supervisor would tell of the first machine of a job's newest attempt, were it silent."""
-    allocation = Allocation.from_json(job.attempts()[-1].allocation or {})
+    allocation = job.attempts()[-1].allocation
+    assert allocation is not None
     provisioner = get_provisioner(allocation.target)
     assert isinstance(provisioner, Explainer)
     return provisioner.explain(allocation, min(allocation.machines))

@@ -16,7 +16,7 @@ from cloudgpu.control.store.states import JOB_END
 from cloudgpu.control.store.store import Store
 from cloudgpu.control.supervisor.supervisor import Supervisor
 from cloudgpu.jobspecs.plan import Offer, RoleOffer
-from cloudgpu.protocol.jobdir import JOB_KEY, JobDir, JobRecord, local_url
+from cloudgpu.protocol.jobdir import JOB_KEY, Generation, GenerationKind, JobDir, JobRecord, local_url
 
 from .cloud import FakeClock, StoringCloud
 
@@ -75,8 +75,14 @@ def make_job(job_id: str, url: str, offers: Iterable[Offer], *, now: float, **mo
         "lease_owner": None,
         "lease_beat": 0,
     }
-    listed = [offer.to_json() for offer in offers]
-    return JobRow(id=job_id, name=name, job_dir=url, offers=listed, **{**blank, **more})
+    return JobRow(id=job_id, name=name, job_dir=url, offers=tuple(offers), **{**blank, **more})
+
+
+def make_generation(number: int, kind: GenerationKind, *members: str, **more: Any) -> Generation:
+    """Return a record of a restart in place; `members`: the nodes from then on, none: those of before."""
+    blank: dict[str, Any] = {"node": "worker-0.1", "group": True, "reason": "", "pause_s": 0.0, "failures": 0}
+    blank |= {"interruptions": 0, "time": 0.0, "nonce": "", "nodes": [{"node": name} for name in members] or None}
+    return Generation(number, kind, **{**blank, **more})
 
 
 def make_template(folder: Path) -> Path:
@@ -126,7 +132,7 @@ class World:
             url,
             offers or (make_offer(),),
             now=self.clock.now(),
-            policy=dataclasses.replace(policy or make_policy(), job_dirs=job_dirs or None),
+            policy=dataclasses.replace(policy or make_policy(), job_dirs=job_dirs),
             job_sha256=hashlib.sha256(record).hexdigest(),
         )
         self.store.insert_job(row, "submitted")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import html
 import itertools
 import re
 import threading
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
-from xml.sax.saxutils import escape, unescape
+from xml.sax.saxutils import escape
 
 STAMP = "2026-01-01T00:00:00.000Z"
 """Of objects that a test has put there by hand."""
@@ -127,13 +128,17 @@ class S3:
             self.objects[key], self.written[key] = body, _stamp()
         return 200, _xml("CopyObjectResult", f"<ETag>{escape(_etag(body))}</ETag>"), {}
 
-    def get(self, key: str, span: str | None, known: str | None = None) -> tuple[int, bytes, dict[str, str]]:
-        """`known`: an ETag; nothing is sent where the object still has it."""
+    def get(
+        self, key: str, span: str | None, known: str | None = None, wanted: str | None = None
+    ) -> tuple[int, bytes, dict[str, str]]:
+        """`known`, `wanted`: ETags; nothing is sent where the object still has the one, or has not the other."""
         body = self.objects.get(key)
         if body is None:
             return 404, _error("NoSuchKey"), {}
         if known == _etag(body):
             return 304, b"", {"ETag": known}
+        if wanted is not None and wanted != _etag(body):
+            return 412, _error("PreconditionFailed"), {}
         headers = {"ETag": _etag(body), "Last-Modified": "Thu, 01 Jan 2026 00:00:00 GMT"}
         if not span:
             return 200, body, headers
@@ -203,10 +208,10 @@ class S3:
             "list": lambda: self.listing(query["prefix"], query["delimiter"], query["start-after"]),
             "copy": lambda: self.copy(headers["x-amz-copy-source"], key),
             "PUT": lambda: self.put(key, body, create=headers.get("If-None-Match") == "*"),
-            "GET": lambda: self.get(key, headers.get("Range"), headers.get("If-None-Match")),
+            "GET": lambda: self.get(key, headers.get("Range"), headers.get("If-None-Match"), headers.get("If-Match")),
             "HEAD": lambda: self.get(key, None),
             "DELETE": lambda: self.abort(query["uploadId"]),  # an object is deleted together with others
-            "delete": lambda: self.delete([unescape(k) for k in re.findall("<Key>(.*?)</Key>", body.decode())]),
+            "delete": lambda: self.delete([html.unescape(k) for k in re.findall("<Key>(.*?)</Key>", body.decode())]),
         }
         return operations[request.kind]()
 

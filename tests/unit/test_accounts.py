@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cloudgpu.control.supervisor.supervisor import Supervisor
-from cloudgpu.provisioners.base import Allocation, ProvisionError
+from cloudgpu.provisioners.base import ProvisionError
 from cloudgpu.tests.standins.cloud import Life
 from cloudgpu.tests.standins.control import World, make_policy
 
@@ -41,7 +41,7 @@ def test_the_account_is_written_before_machines_are_asked_for_and_into_the_alloc
     world.drive(world.supervisor("elsewhere/2/b"), until=lambda: world.job(job).state == "running")
     [attempt] = world.attempts(job)
     assert attempt.allocation is not None
-    assert Allocation.from_json(attempt.allocation).details["account"] == ANN
+    assert attempt.allocation.details["account"] == ANN
 
 
 def test_without_answer_to_the_question_whose_account_it_is_nothing_is_asked_for(world: World) -> None:
@@ -134,7 +134,7 @@ def test_an_attempt_of_an_older_version_is_looked_after_by_any_credentials(world
     world.drive(world.supervisor(), until=lambda: world.job(job).state == "running")
     [attempt] = world.attempts(job)
     assert attempt.account == "" and attempt.allocation is not None
-    assert "account" not in attempt.allocation["details"]
+    assert "account" not in attempt.allocation.details
     world.finish(job)
     assert world.job(job).state == "succeeded"
 

@@ -41,9 +41,10 @@ def test_it_is_built_once(built: Built, monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_it_holds_the_runtime_and_what_that_needs(built: Built) -> None:
     names = set(zipfile.ZipFile(built.path).namelist())
-    runtime = {f"lib/cloudgpu/{path.relative_to(ROOT).as_posix()}" for path in (ROOT / "runtime").rglob("*.py")}
-    assert runtime <= names
-    assert {name.split("/")[2] for name in names if name.startswith("lib/cloudgpu/")} == {"__init__.py", "runtime"}
+    folders = {"protocol", "runtime", "storage"}
+    needed = [path.relative_to(ROOT).as_posix() for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    assert {f"lib/cloudgpu/{name}" for name in needed} <= names
+    assert {name.split("/")[2] for name in names if name.startswith("lib/cloudgpu/")} == {"__init__.py", *folders}
     assert {name.split("/")[1].partition("-")[0] for name in names if name.startswith("needs/")} == {
         "obstore",
         "xxhash",

@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
@@ -193,54 +192,6 @@ class TestUrls:
         monkeypatch.setenv("AZURE_STORAGE_ENDPOINT", "http://10.0.0.1:10000/account")
         with pytest.raises(JobDirError, match="plain http is spoken with this very machine only"):
             JobDir(URL)
-
-
-class TestStore:
-    def test_of_many_writers_one_wins(self, token: Azurite) -> None:
-        def claim(who: int) -> bool:
-            return JobDir(URL).create("claims/1", str(who).encode())
-
-        with ThreadPoolExecutor(16) as pool:
-            won = list(pool.map(claim, range(48)))
-        assert sum(won) == 1
-        assert JobDir(URL).get("claims/1") == str(won.index(True)).encode()
-
-    def test_a_claim_that_is_repeated_is_won_again(self, token: Azurite) -> None:
-        store = JobDir(URL)
-        assert [store.create("claims/2", data) for data in (b"mine", b"mine", b"other")] == [True, True, False]
-
-    def test_large_objects_and_names_with_anything_in_them(self, token: Azurite, tmp_path: Path) -> None:
-        store, key = JobDir(URL), "folder/a b/ü%23#&+.bin"
-        data = os.urandom(20 << 20)
-        pieces = [memoryview(data)[start : start + (8 << 20)] for start in range(0, len(data), 8 << 20)]
-        store.upload(key, iter(pieces), len(data))
-        entry = store.entry(key)
-        assert entry is not None and (entry.key, entry.size) == (key, len(data))
-        assert store.get_range(key, 9_000_000, 9_000_010, entry.etag) == data[9_000_000:9_000_010]
-        store.download(key, tmp_path / "there")
-        assert (tmp_path / "there").read_bytes() == data
-        store.copy(key, "folder/copy")
-        assert store.get("folder/copy") == data
-        assert store.list("folder") == sorted([key, "folder/copy"])
-        assert store.folders("folder") == ["a b"]
-        store.put(key, b"another")
-        with pytest.raises(JobDirError):
-            store.get_range(key, 0, 3, entry.etag)
-        store.delete(key)
-        store.delete(key)
-        assert store.find(key) is None
-
-    def test_what_is_not_there(self, token: Azurite) -> None:
-        store = JobDir(URL)
-        assert (store.find("no"), store.size("no"), store.list("nowhere"), store.folders("nowhere")) == (
-            None,
-            None,
-            [],
-            [],
-        )
-        for ask in (store.get, lambda key: store.copy(key, "to")):
-            with pytest.raises(MissingError):
-                ask("no")
 
 
 class TestRefusals:

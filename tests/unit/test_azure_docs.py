@@ -18,9 +18,9 @@ ROOT = Path(cloudgpu.__file__).parent
 PAGE = (ROOT / "docs" / "azure.md").read_text()
 SOURCES = [
     *(ROOT / "provisioners").rglob("*.py"),
-    *(ROOT / "control").glob("*.py"),
+    *(ROOT / "control").rglob("*.py"),
     ROOT / "jobspecs" / "rules/targets.py",
-    ROOT / "runtime" / "azure_blob.py",
+    ROOT / "storage" / "azure_blob.py",
 ]
 
 

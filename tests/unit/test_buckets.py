@@ -9,7 +9,7 @@ import pytest
 
 from cloudgpu.control.supervisor.supervisor import _opener
 from cloudgpu.protocol.jobdir import JobDir, JobDirError
-from cloudgpu.storage.buckets import Bucket, Buckets
+from cloudgpu.storage.stores import Buckets
 
 from ..standins import s3
 
@@ -73,7 +73,8 @@ def test_folders_of_a_bucket_are_apart(store: s3.S3) -> None:
 def test_credentials_are_read_anew_once_for_all_that_fail_at_the_same_time(
     store: s3.S3, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bucket = Bucket("s3://bucket/jobs")
+    bucket = Buckets().of("s3://bucket/jobs")
+    assert bucket is not None
     job_dirs = [JobDir(f"s3://bucket/jobs/{number}", bucket=bucket) for number in range(2)]
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "renewed")
     for job_dir in job_dirs:

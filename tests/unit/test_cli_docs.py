@@ -12,7 +12,8 @@ import pytest
 import cloudgpu
 from cloudgpu.cli.exits import MEANINGS
 
-COMMANDS = importlib.import_module("cloudgpu.cli.main").COMMANDS
+cli_main = importlib.import_module("cloudgpu.cli.main")  # the package's attribute of that name is the function
+COMMANDS = cli_main.COMMANDS
 DOCS = Path(cloudgpu.__file__).parent / "docs"
 PAGE = (DOCS / "cli.md").read_text()
 
@@ -37,7 +38,7 @@ def test_examples_name_commands_and_options_that_exist(page: str) -> None:
     assert examples
     for example in examples:
         name, *words = re.split(r" -- | \| | > | # | && ", example)[0].split()
-        command = importlib.import_module(f"cloudgpu.cli.{name.replace('-', '_')}").command
+        command = cli_main.load_command(name)
         if isinstance(command, click.Group):
             command = command.commands[words.pop(0)]
         known = {option for parameter in command.params for option in [*parameter.opts, *parameter.secondary_opts]}
@@ -47,7 +48,9 @@ def test_examples_name_commands_and_options_that_exist(page: str) -> None:
 
 
 def test_environment_variables_are_read_somewhere() -> None:
-    folders = [DOCS.parent / name for name in ("cli", "control", "jobspecs", "provisioners", "runtime")]
+    folders = [
+        DOCS.parent / name for name in ("cli", "control", "jobspecs", "protocol", "provisioners", "runtime", "storage")
+    ]
     sources = "".join(path.read_text() for folder in folders for path in folder.rglob("*.py"))
     for variable in re.findall(r"^\| `([A-Z_]+)` \|", PAGE, re.MULTILINE):
         assert variable in sources, variable

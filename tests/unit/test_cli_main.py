@@ -42,13 +42,13 @@ def test_help_lists_every_command_and_imports_none() -> None:
     *_, loaded = done.stdout.splitlines()
     code, *modules = loaded.split()
     assert code == "0"
-    assert sorted(modules) == [f"cloudgpu.cli{name}" for name in ("", ".errors", ".exits", ".main")]
+    assert sorted(modules) == [f"cloudgpu.cli{name}" for name in ("", ".exits", ".main", ".shared", ".shared.errors")]
     assert max(map(len, done.stdout.splitlines()[:-1])) <= 80
 
 
 @pytest.mark.parametrize("name", cli_main.COMMANDS)
 def test_every_command_is_a_module_with_help(name: str) -> None:
-    command = importlib.import_module(f"cloudgpu.cli.{name.replace('-', '_')}").command
+    command = cli_main.load_command(name)
     assert isinstance(command, click.Command)
     assert command.help, "a command explains itself"
     assert cli_main.COMMANDS[name].summary.endswith(".")
@@ -64,7 +64,7 @@ def test_version() -> None:
 
 @pytest.mark.parametrize("name", cli_main.COMMANDS)
 def test_the_line_of_a_subcommand_is_a_whole_sentence(name: str) -> None:
-    command = importlib.import_module(f"cloudgpu.cli.{name.replace('-', '_')}").command
+    command = cli_main.load_command(name)
     for one, sub in getattr(command, "commands", {}).items():
         line = sub.get_short_help_str(60)
         assert line.endswith(".") and not line.endswith("..."), f"{name} {one}: {line}"
@@ -127,7 +127,7 @@ def _error(name: str, *args: object) -> BaseException:
         (_error("control.errors.StoreError", "no store"), Exit.UNAVAILABLE, "no store"),
         (_error("control.errors.NoSuchJobError", "no job x"), Exit.USAGE, "no job x"),
         (_error("control.errors.SubmitError", "nothing fits"), Exit.IMPOSSIBLE, "nothing fits"),
-        (_error("runtime.jobdir.MissingError", "no object"), Exit.UNAVAILABLE, "no object"),
+        (_error("protocol.jobdir.MissingError", "no object"), Exit.UNAVAILABLE, "no object"),
         (_error("provisioners.base.ProvisionError", "quota", "none left"), Exit.UNAVAILABLE, "none left"),
         (_error("provisioners.base.ProvisionError", "invalid", "no such type"), Exit.IMPOSSIBLE, "no such type"),
         (PermissionError(13, "Permission denied", "/x/y"), Exit.UNAVAILABLE, "/x/y: Permission denied"),

@@ -11,6 +11,8 @@ import pytest
 from cloudgpu.control.accounting import cost
 from cloudgpu.control.accounting.report import make_report
 from cloudgpu.control.store.model import Attempt
+from cloudgpu.protocol.jobdir import Progress
+from cloudgpu.provisioners.base import Allocation
 from cloudgpu.tests.standins.control import make_offer
 
 BASE = Attempt(
@@ -18,10 +20,10 @@ BASE = Attempt(
     number=1,
     state="ended",
     round=0,
-    offer=make_offer(region="r").to_json(),
+    offer=make_offer(region="r"),
     price=Decimal("3.6"),
     token="t",
-    allocation={},
+    allocation=Allocation("local", "j", 1, "t", {}),
     cause="",
     scope="",
     deadline=None,
@@ -79,8 +81,8 @@ def test_seconds_left() -> None:
     assert cost.seconds_left(Decimal(1), Decimal(0), Decimal(0)) is None
 
 
-def progress(restored: int | None, step: int, saved: int | None, seconds: float) -> dict[str, Any]:
-    return {"restored_step": restored, "step": step, "saved_step": saved, "step_seconds": seconds}
+def progress(restored: int | None, step: int, saved: int | None, seconds: float) -> Progress:
+    return Progress(restored, step, saved, seconds)
 
 
 def test_report_of_an_interrupted_job() -> None:

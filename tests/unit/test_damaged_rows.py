@@ -15,7 +15,19 @@ from cloudgpu.tests.standins.control import World
 DAMAGE = ["x", "5", "[5]", "{}", "[" * 100_000, '[{"zone": []}]']
 COLUMNS = [("jobs", name) for name in ("offers", "policy", "spent", "created", "spec")]
 COLUMNS += [
-    ("attempts", name) for name in ("offer", "allocation", "progress", "timeline", "price", "launched", "nodes")
+    ("attempts", name)
+    for name in (
+        "offer",
+        "allocation",
+        "progress",
+        "timeline",
+        "price",
+        "launched",
+        "nodes",
+        "generations",
+        "hints",
+        "seen",
+    )
 ]
 
 

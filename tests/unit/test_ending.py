@@ -14,7 +14,7 @@ from cloudgpu.runtime.processes import ending as module
 from cloudgpu.runtime.processes.ending import CODES, RULES, Ending, ReportedOutcome, Rule, judge, read_outcome
 from cloudgpu.runtime.processes.program import Exit
 
-PAGE = Path(module.__file__).parents[1] / "docs" / "runtime.md"
+PAGE = Path(module.__file__).parents[2] / "docs" / "runtime.md"
 STOP = Order("stopped", "cancel", "cancelled", 0.0)
 NOTICE = Order("preempted", "preempt", "notice", 0.0)
 

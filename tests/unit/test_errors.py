@@ -11,7 +11,7 @@ import pytest
 from cloudgpu.provisioners.base import ErrorClass, Scope
 from cloudgpu.provisioners.shared.errors import COLUMNS, Answer, classify, matching_rule, rules
 
-TABLE = Path(__file__).parents[2] / "provisioners" / "errors.csv"
+TABLE = Path(__file__).parents[2] / "provisioners" / "shared" / "errors.csv"
 ANSWERS = Path(__file__).with_name("error_answers.csv")
 with TABLE.open(encoding="utf-8", newline="") as _table:
     ROWS = list(csv.DictReader(_table))

@@ -48,7 +48,7 @@ def attempt(
         "number": number,
         "state": "ended",
         "round": 0,
-        "offer": of.to_json(),
+        "offer": of,
         "price": None,
         "token": "t",
         "allocation": None,
@@ -217,9 +217,9 @@ def test_a_quota_is_asked_about_again_once_machines_were_got() -> None:
 def test_zones_that_the_provider_named_go_first() -> None:
     zones = [offer(f"aws/us-1/az{n}") for n in range(1, 5)]
     elsewhere = offer("aws/eu-1/az3")
-    refused = attempt(1, zones[0], hints=["az3", "az9"])
+    refused = attempt(1, zones[0], hints=("az3", "az9"))
     assert choose([*zones, elsewhere], [refused], [], NOW) == zones[2]
-    both = [refused, attempt(2, zones[2], hints=["az4"])]
+    both = [refused, attempt(2, zones[2], hints=("az4",))]
     assert choose([*zones, elsewhere], both, [], NOW) == zones[3]
 
 

@@ -32,6 +32,7 @@ from cloudgpu.control.accounting.report import make_report
 from cloudgpu.control.reconcile import nodes
 from cloudgpu.control.reconcile.members import cure, every_node, forgiven
 from cloudgpu.control.reconcile.outcomes import judge, must_stop_peers
+from cloudgpu.control.store import rows
 from cloudgpu.control.store.model import Attempt
 from cloudgpu.protocol.fleet import FLEET_KEY, Beat, End, Failure, Fleet, Freed, Holding, Order, Settings, member_key
 from cloudgpu.protocol.jobdir import (
@@ -100,7 +101,7 @@ class Folder:
         self.dir = JobDir(local_url(path))
         offer = make_offer(nodes=2, gpus=1)
         self.attempt = Attempt(
-            *("job-1", 1, "running", 1, offer.to_json(), Decimal(1), "token", None, "", "", None, "", "", None, None),
+            *("job-1", 1, "running", 1, offer, Decimal(1), "token", None, "", "", None, "", "", None, None),
             *(TIME, TIME, None, None),
         )
         progress = dataclasses.asdict(Progress(None, 90, 80, 9.0, 0.5, 0.1, 8.0, 0.2, 0.3, 60.0, 3_600.0))
@@ -196,7 +197,7 @@ class Folder:
         record = nodes.new_generation(self.dir, self.attempt, views)
         nodes.is_closed(self.dir, self.attempt)
         nodes.look(self.dir, nodes.Watches(1), requests, {node: NodeState(node, "gone") for node in NODES}, 0.0)
-        known = [] if record is None else [dataclasses.asdict(record)]
+        known = () if record is None else (record,)
         attempt = dataclasses.replace(self.attempt, generations=known)
         nodes.read_furthest(self.dir, attempt)
         requests = every_node(attempt)
@@ -205,7 +206,7 @@ class Folder:
         cure(attempt, {view.node: view for view in views}, None, None)
         verdict = judge(views)
         ended = dataclasses.replace(forgiven(attempt, views), timeline=verdict.timeline, progress=verdict.progress)
-        json.dumps(verdict.timeline), json.dumps(verdict.progress)
+        rows.decode_attempt(rows.encode_row(ended))
         goodput_view.bar(make_report([ended], TIME + 100).times, 20)
 
     def _read_signal(self) -> None:

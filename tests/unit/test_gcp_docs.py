@@ -15,7 +15,7 @@ from cloudgpu.provisioners.shared import errors, tags
 
 ROOT = Path(cloudgpu.__file__).parent
 PAGE = (ROOT / "docs" / "gcp.md").read_text()
-SOURCES = [*(ROOT / "provisioners").rglob("*.py"), *(ROOT / "control").glob("*.py"), ROOT / "runtime" / "gcs.py"]
+SOURCES = [*(ROOT / "provisioners").rglob("*.py"), *(ROOT / "control").rglob("*.py"), ROOT / "storage" / "gcs.py"]
 
 
 def test_every_message_of_the_table_is_one_that_is_printed() -> None:

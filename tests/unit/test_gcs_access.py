@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import socket
 import threading
 import time
@@ -327,23 +326,6 @@ class TestMachinesThatMayNotList:
 
 
 class TestWriting:
-    def test_a_claim_is_made_once(self, key: Gcp) -> None:
-        assert JobDir(URL).create("claim", b"mine")
-        assert JobDir(URL).create("claim", b"mine")  # a retry of one's own
-        assert not JobDir(URL).create("claim", b"another's")
-        assert JobDir(URL).get("claim") == b"mine"
-
-    def test_of_many_at_once_one_gets_it(self, key: Gcp) -> None:
-        won: list[int] = []
-
-        def claim(number: int) -> None:
-            if JobDir(URL).create("claim", f"{number}".encode()):
-                won.append(number)
-
-        with ThreadPoolExecutor(8) as pool:
-            list(pool.map(claim, range(8)))
-        assert [f"{number}".encode() for number in won] == [JobDir(URL).get("claim")]
-
     @pytest.mark.parametrize("times", [1, 2])
     def test_a_claim_whose_answer_is_lost_is_mine(self, key: Gcp, times: int) -> None:
         key.control.fail("objects.insert", LOSE, where={"ifGenerationMatch": "0"}, times=times)
@@ -390,20 +372,3 @@ class TestReading:
         assert [entry.key for entry in job_dir.entries("many", after=names[1_027])] == names[1_028:]
         assert len(key.control.calls("objects.list")) == 3
         assert job_dir.folders("") == ["many"]
-
-    def test_what_was_replaced_meanwhile_is_no_part_of_it(self, key: Gcp) -> None:
-        job_dir = JobDir(URL)
-        job_dir.put("a", b"0123456789")
-        found = job_dir.entry("a")
-        assert found is not None
-        assert job_dir.get_range("a", 2, 5, etag=found.etag) == b"234"
-        job_dir.put("a", b"9876543210")
-        with pytest.raises(JobDirError, match=re.escape("412")):
-            job_dir.get_range("a", 2, 5, etag=found.etag)
-
-    def test_what_is_deleted_is_gone_and_stays_so(self, key: Gcp) -> None:
-        job_dir = JobDir(URL)
-        job_dir.put("a", b"1")
-        job_dir.delete("a")
-        job_dir.delete("a")
-        assert job_dir.find("a") is None

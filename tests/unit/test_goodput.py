@@ -20,7 +20,8 @@ from cloudgpu.control.accounting.times import Times
 from cloudgpu.control.reconcile.earlier import earlier_history
 from cloudgpu.control.store.model import Attempt
 from cloudgpu.protocol.jobdir import Progress, Span, Timeline
-from cloudgpu.tests.standins.control import make_offer
+from cloudgpu.provisioners.base import Allocation
+from cloudgpu.tests.standins.control import make_generation, make_offer
 
 if TYPE_CHECKING:
     from cloudgpu.control.jobs import Job
@@ -32,7 +33,7 @@ def make_attempt(**changes: Any) -> Attempt:
         number=1,
         state="ended",
         round=0,
-        offer=make_offer(region="r").to_json(),
+        offer=make_offer(region="r"),
         price=Decimal("3.6"),
         token="t",
         allocation=None,
@@ -51,27 +52,31 @@ def make_attempt(**changes: Any) -> Attempt:
     return dataclasses.replace(attempt, **changes)
 
 
-def progress(**fields: Any) -> dict[str, Any]:
-    return dataclasses.asdict(Progress(**fields))
-
-
 def span(generation: int, started: float, first: float | None, ended: float | None, **told: Any) -> dict[str, Any]:
-    return dataclasses.asdict(Span(generation, started, first, ended, "", progress(**told) if told else None))
+    return dataclasses.asdict(
+        Span(generation, started, first, ended, "", dataclasses.asdict(Progress(**told)) if told else None)
+    )
 
 
-def timeline(*spans: dict[str, Any], claimed: float, setup: float, ready: float | None) -> dict[str, Any]:
-    return dataclasses.asdict(Timeline(claimed, setup, ready, list(spans)))
+def timeline(*spans: dict[str, Any], claimed: float, setup: float, ready: float | None) -> Timeline:
+    return Timeline(claimed, setup, ready, list(spans))
 
 
 def two_attempts() -> Report:
     """The first is preempted at step 120, saved at 100; the second goes on from there and ends."""
-    told = {"step": 120, "saved_step": 100, "step_seconds": 60.0, "saved_seconds": 49.0, "blocked_seconds": 2.0}
+    told: dict[str, Any] = {
+        "step": 120,
+        "saved_step": 100,
+        "step_seconds": 60.0,
+        "saved_seconds": 49.0,
+        "blocked_seconds": 2.0,
+    }
     first = make_attempt(
         number=1,
         outcome="preempted",
         launched=1000.0,
         ended=1120.0,
-        progress=progress(**told),
+        progress=Progress(**told),
         timeline=timeline(span(1, 1040.0, 1048.5, 1110.5, **told), claimed=1020.0, setup=1022.0, ready=1040.0),
     )
     told = {"restored_step": 100, "step": 200, "saved_step": 200, "step_seconds": 50.0, "blocked_seconds": 1.0}
@@ -81,7 +86,7 @@ def two_attempts() -> Report:
         outcome="succeeded",
         launched=1130.0,
         ended=1230.0,
-        progress=progress(**told),
+        progress=Progress(**told),
         timeline=timeline(span(1, 1160.0, 1170.0, 1225.0, **told), claimed=1150.0, setup=1151.0, ready=1160.0),
     )
     return make_report([first, second], now=9999.0)
@@ -103,15 +108,17 @@ def test_each_part_of_two_attempts() -> None:
 
 
 def test_what_the_earlier_attempts_met() -> None:
-    spot = {**make_offer(nodes=2).to_json(), "market": "spot"}
+    spot = make_offer(nodes=2, market="spot")
     queued = timeline(span(1, 1040.0, None, None), claimed=1030.0, setup=1031.0, ready=None)
     attempts = [
         make_attempt(offer=spot, outcome="refused"),
         make_attempt(offer=spot, outcome="lost", launched=None),
-        make_attempt(offer=spot, outcome="preempted", timeline=queued, progress=progress(step=3, cost=0.5)),
-        make_attempt(offer=spot, outcome="lost", generations=[{"kind": "failure"}, {"kind": "members"}]),
-        make_attempt(offer=spot, outcome="preempted", timeline={**queued, "claimed": 9e9}),
-        make_attempt(offer={**spot, "market": "on-demand"}, outcome="failed", progress=progress(step=1)),
+        make_attempt(offer=spot, outcome="preempted", timeline=queued, progress=Progress(step=3, cost=0.5)),
+        make_attempt(
+            offer=spot, outcome="lost", generations=(make_generation(2, "failure"), make_generation(3, "members"))
+        ),
+        make_attempt(offer=spot, outcome="preempted", timeline=dataclasses.replace(queued, claimed=9e9)),
+        make_attempt(offer=spot._replace(market="on-demand"), outcome="failed", progress=Progress(step=1)),
         make_attempt(offer=spot, outcome="", ended=None),
     ]
     assert earlier_history(attempts) == {
@@ -150,7 +157,7 @@ def test_starts_on_the_same_machines_are_counted_one_by_one() -> None:
         outcome="succeeded",
         launched=1000.0,
         ended=1105.0,
-        progress=spans[1]["progress"],
+        progress=Progress(**spans[1]["progress"]),
         timeline=timeline(*spans, claimed=1010.0, setup=1010.0, ready=1020.0),
     )
     report = make_report([attempt], now=0.0)
@@ -166,34 +173,36 @@ def test_starts_on_the_same_machines_are_counted_one_by_one() -> None:
     ("live", "told", "part"),
     [
         (None, None, "boot"),
-        (None, {"claimed": 1010.0, "setup": 1010.0}, "setup"),
+        (None, Timeline(1010.0, 1010.0), "setup"),
         (
-            {"restore_seconds": 1.0},
-            {"claimed": 1000.0, "ready": 1000.0, "spans": [{"generation": 1, "started": 1000.0}]},
+            Progress(restore_seconds=1.0),
+            Timeline(1000.0, None, 1000.0, [{"generation": 1, "started": 1000.0}]),
             "start",
         ),
         (
-            {"step": 90, "step_seconds": 90.0},
-            {"claimed": 1000.0, "ready": 1000.0, "spans": [{"generation": 1, "started": 1000.0, "first_step": 1001.0}]},
+            Progress(step=90, step_seconds=90.0),
+            Timeline(1000.0, None, 1000.0, [{"generation": 1, "started": 1000.0, "first_step": 1001.0}]),
             "productive",
         ),
-        (None, {"claimed": 1000.0, "ready": 1000.0, "spans": [{"generation": 1, "started": 1000.0}]}, "other"),
+        (None, Timeline(1000.0, None, 1000.0, [{"generation": 1, "started": 1000.0}]), "other"),
     ],
 )
-def test_a_job_that_runs(live: dict[str, Any] | None, told: dict[str, Any] | None, part: str) -> None:
-    attempt = make_attempt(launched=1000.0, ended=None, outcome="", progress=None, allocation={})
+def test_a_job_that_runs(live: Progress | None, told: Timeline | None, part: str) -> None:
+    attempt = make_attempt(
+        launched=1000.0, ended=None, outcome="", progress=None, allocation=Allocation("local", "job", 1, "t", {})
+    )
     times = make_report([attempt], now=1100.0, live=live, timeline=told).times
     assert times.total == pytest.approx(100)
     assert getattr(times, part) >= 85
 
 
 def test_a_machine_that_vanished_was_paid_until_that_was_seen() -> None:
-    told = {"step": 30, "step_seconds": 30.0}
+    told: dict[str, Any] = {"step": 30, "step_seconds": 30.0}
     attempt = make_attempt(
         outcome="lost",
         launched=1000.0,
         ended=1300.0,
-        progress=progress(**told),
+        progress=Progress(**told),
         timeline=timeline(span(1, 1020.0, 1025.0, None, **told), claimed=1010.0, setup=1010.0, ready=1020.0),
     )
     times = make_report([attempt], now=0.0).times
@@ -221,8 +230,8 @@ def _random_attempt(rng: random.Random, number: int) -> Attempt:
     def moment() -> float:
         return rng.uniform(0, 2000)
 
-    def some() -> dict[str, Any]:
-        return progress(
+    def some() -> Progress:
+        return Progress(
             restored_step=maybe(rng.randrange(50)),
             step=rng.randrange(200),
             saved_step=maybe(rng.randrange(150)),
@@ -234,7 +243,7 @@ def _random_attempt(rng: random.Random, number: int) -> Attempt:
         )
 
     spans = [
-        span(number, moment(), maybe(moment()), maybe(moment())) | {"progress": maybe(some())}
+        span(number, moment(), maybe(moment()), maybe(moment())) | {"progress": maybe(dataclasses.asdict(some()))}
         for number in range(rng.randrange(4))
     ]
     return make_attempt(

@@ -104,8 +104,8 @@ class Thousand:
             )
             held = Allocation("aws", job_id, 1, job_id, {"worker-0.1": f"i-{job_id}"}, {})
             attempt = Attempt(
-                job_id=job_id, number=1, state="running", round=0, offer=offer.to_json(), price=offer.price,
-                token=job_id, allocation=held.to_json(), cause="", scope="", deadline=None, outcome="", reason="",
+                job_id=job_id, number=1, state="running", round=0, offer=offer, price=offer.price,
+                token=job_id, allocation=held, cause="", scope="", deadline=None, outcome="", reason="",
                 exit_code=None, progress=None, created=now, launched=now, ended=None, cost=None,
             )  # fmt: skip
             jobs_rows.append(rows.encode_row(job))
@@ -140,10 +140,12 @@ def test_what_was_read_is_in_the_store(tmp_path: Path, template: Path) -> None:
     """`cloudgpu status` reads no job dir for its list: all attempts come with one query."""
     many = Thousand(tmp_path, template)
     many.pass_time(7)
+    from cloudgpu.control.store.model import Seen
+
     [job_id, *_] = many.ids
     attempts = many.store.attempts_of(many.ids)
     assert len(attempts) == len(many.ids)
-    assert attempts[job_id][0].seen == {"step": 7, "time": 0.0}
+    assert attempts[job_id][0].seen == Seen(time=0.0, step=7)
 
 
 def test_a_wake_looks_at_its_job_only(tmp_path: Path, template: Path) -> None:

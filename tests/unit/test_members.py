@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -19,32 +20,30 @@ from cloudgpu.control.reconcile.members import (
     member_names,
     names_ever,
     node_records,
-    stored,
     wanted_nodes,
 )
 from cloudgpu.control.reconcile.outcomes import NodeEnd, NodeView
 from cloudgpu.control.store.model import Attempt
-from cloudgpu.protocol.jobdir import NodeRecord
-from cloudgpu.tests.standins.control import make_offer
+from cloudgpu.protocol.jobdir import Generation, GenerationKind, NodeRecord, Progress, Span, Timeline
+from cloudgpu.provisioners.base import Allocation
+from cloudgpu.tests.standins.control import make_generation, make_offer
 
 W0, W1, W2 = "worker-0.1", "worker-1.1", "worker-2.1"
 
 
-def attempt(
-    nodes: int = 3, wanted: list[str] | None = None, generations: list[dict[str, Any]] | None = None
-) -> Attempt:
-    offer = make_offer(nodes=nodes).to_json()
+def attempt(nodes: int = 3, wanted: list[str] | None = None, generations: Sequence[Generation] = ()) -> Attempt:
     blank = {field.name: None for field in dataclasses.fields(Attempt)}
-    made = Attempt(**blank | {"job_id": "j", "number": 1, "offer": offer, "generations": generations})  # type: ignore[arg-type]
+    known = {"job_id": "j", "number": 1, "offer": make_offer(nodes=nodes), "generations": tuple(generations)}
+    made = Attempt(**blank | known)  # type: ignore[arg-type]
     if wanted is None:
         return made
     requests = [dataclasses.replace(one, node=name) for one, name in zip(wanted_nodes(made), wanted, strict=True)]
-    return dataclasses.replace(made, nodes=stored(requests))
+    return dataclasses.replace(made, nodes=tuple(requests))
 
 
-def members(*names: str, number: int = 2, **more: Any) -> dict[str, Any]:
+def members(*names: str, number: int = 2, **more: Any) -> Generation:
     """A record of the supervisor's."""
-    return {"generation": number, "kind": "members", "nodes": [{"node": name} for name in names], **more}
+    return make_generation(number, "members", *names, **more)
 
 
 def seen(made: Attempt, **ends: str) -> dict[str, NodeView]:
@@ -153,22 +152,21 @@ def test_changes_without_a_new_checkpoint_come_to_an_end() -> None:
     changes = [members(W0, W1, W2, number=number, saved_step=7) for number in range(2, 2 + FRUITLESS)]
     made = attempt(generations=changes)
     nodes = seen(made, w1="lost")
-    nodes[W0] = dataclasses.replace(nodes[W0], progress={"saved_step": 7})
+    nodes[W0] = dataclasses.replace(nodes[W0], progress=Progress(saved_step=7))
     assert cure(made, nodes, None, None) is None
-    nodes[W0] = dataclasses.replace(nodes[W0], progress={"saved_step": 8})
+    nodes[W0] = dataclasses.replace(nodes[W0], progress=Progress(saved_step=8))
     assert isinstance(cure(made, nodes, None, None), Replace)
     made = attempt(generations=changes[1:])
     assert isinstance(cure(made, seen(made, w1="lost"), None, None), Replace)
 
 
 def _began(view: NodeView, generation: int) -> NodeView:
-    return dataclasses.replace(view, timeline={"spans": [{"generation": generation}]})
+    return dataclasses.replace(view, timeline=Timeline(0.0, spans=[dataclasses.asdict(Span(generation, 0.0))]))
 
 
-def own(number: int, kind: str, failures: int, interruptions: int, *, group: bool = True) -> dict[str, Any]:
+def own(number: int, kind: GenerationKind, failures: int, interruptions: int, *, group: bool = True) -> Generation:
     """A record of the nodes'."""
-    used = {"failures": failures, "interruptions": interruptions}
-    return {"generation": number, "kind": kind, "group": group, "nodes": None, **used}
+    return make_generation(number, kind, failures=failures, interruptions=interruptions, group=group)
 
 
 @pytest.mark.parametrize(
@@ -185,13 +183,13 @@ def own(number: int, kind: str, failures: int, interruptions: int, *, group: boo
     ],
 )
 def test_what_the_others_did_because_of_a_loss_does_not_count(
-    records: list[dict[str, Any]], lost_began: int, expected: list[tuple[int, int]]
+    records: list[Generation], lost_began: int, expected: list[tuple[int, int]]
 ) -> None:
-    made = attempt(generations=records or None)
+    made = attempt(generations=records)
     nodes = seen(made, w1="lost")
     nodes[W1] = _began(nodes[W1], lost_began)
-    found = forgiven(made, nodes.values()).generations or []
-    assert [(record["failures"], record["interruptions"]) for record in found] == expected
+    found = forgiven(made, nodes.values()).generations
+    assert [(record.failures, record.interruptions) for record in found] == expected
     well = seen(made)
     assert forgiven(made, well.values()) == made, "nothing was lost"
 
@@ -206,13 +204,8 @@ def test_records_are_numbered_without_gaps() -> None:
 
 
 def test_the_newest_word_says_who_is_a_member() -> None:
-    later = [members(W0), {"generation": 3, "kind": "failure", "nodes": None}]
+    later = [members(W0), make_generation(3, "failure")]
     made = attempt(wanted=[W0, "worker-1.2", W2], generations=later)
     assert member_names(made) == [W0]
-    machines = {"machines": {W0: "a", W1: "b", W2: "c", "worker-1.2": "d"}}
+    machines = Allocation("local", "j", 1, "t", {W0: "a", W1: "b", W2: "c", "worker-1.2": "d"})
     assert names_ever(dataclasses.replace(made, allocation=machines)) == [W0, W1, W2, "worker-1.2"]
-
-
-def test_what_is_stored_is_read_again() -> None:
-    made = attempt(2)
-    assert wanted_nodes(dataclasses.replace(made, nodes=stored(wanted_nodes(made)))) == wanted_nodes(made)

@@ -15,7 +15,7 @@ from cloudgpu.control.reconcile.outcomes import NodeEnd
 from cloudgpu.jobspecs.plan import Offer, RoleOffer
 from cloudgpu.protocol.jobdir import Heartbeat, JobDir, Result, node_key
 from cloudgpu.provisioners.base import NodeState, ProvisionError
-from cloudgpu.storage.objects import local_url
+from cloudgpu.storage.urls import local_url
 
 
 def role(name: str, nodes: int) -> RoleOffer:

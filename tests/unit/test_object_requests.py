@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from cloudgpu.storage.objects import JobDir, JobDirError, MissingError
+from cloudgpu.protocol.jobdir import JobDir
 
 from ..standins import s3
 
@@ -40,27 +40,3 @@ def test_a_write_that_hangs_is_repeated_after_10_s(store: s3.S3) -> None:
     JobDir(store.url).put("key", b"content")
     assert (fault.met, store.objects["job/key"]) == (1, b"content")
     assert 9 < time.monotonic() - begun < 20
-
-
-def test_what_has_not_changed_is_not_sent_again(store: s3.S3) -> None:
-    job_dir = JobDir(store.url)
-    with pytest.raises(MissingError):
-        job_dir.get_if_changed("key", "", 100)
-    job_dir.put("key", b"first")
-    found = job_dir.get_if_changed("key", "", 100)
-    assert found is not None
-    content, etag = found
-    assert content == b"first"
-    assert job_dir.get_if_changed("key", etag, 100) is None
-    job_dir.put("key", b"second")
-    changed = job_dir.get_if_changed("key", etag, 100)
-    assert changed is not None
-    assert changed[0] == b"second"
-    with pytest.raises(JobDirError, match="at most 3"):
-        job_dir.get_if_changed("key", etag, 3)
-
-
-def test_large_objects_are_read_and_written_whole(store: s3.S3) -> None:
-    job_dir, content = JobDir(store.url), bytes(3 << 20)
-    job_dir.put("key", content)
-    assert job_dir.get("key") == content

@@ -25,7 +25,7 @@ from cloudgpu.jobspecs.rules.base import exactly
 from cloudgpu.jobspecs.rules.compatibility import JOB_RULES, RULES, TARGET_RULES, Ask, all_refusals
 
 TODAY = datetime.date(2026, 11, 20)
-TABLES = Path(catalog.__file__).parent / "tables"
+TABLES = Path(catalog.__file__).parents[1] / "tables"
 CPU_ONLY = LocalMachine(cpus=8, memory_gb=32.0)
 A100 = LocalGpu("GPU-1", "NVIDIA A100-SXM4-80GB", 85.0)
 L4 = LocalGpu("GPU-2", "NVIDIA L4", 24.1)

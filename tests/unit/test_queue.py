@@ -236,7 +236,7 @@ def test_a_job_without_gpus_waits_for_cores_instead_of_other_machines(
     own.drive(own.supervisor(), until=lambda: own.job(first).state == "running")
     other = own.submit(make_offer(), make_offer(region="elsewhere"))
     own.finish(first, other)
-    assert [attempt.offer["region"] for attempt in own.attempts(other)] == ["here"]
+    assert [attempt.offer.region for attempt in own.attempts(other)] == ["here"]
 
 
 @pytest.mark.parametrize("seed", range(RUNS))

@@ -15,7 +15,7 @@ import pytest
 
 from cloudgpu.protocol.jobdir import JobDir, JobDirError, MissingError
 from cloudgpu.storage.objects import PART, PARTS
-from cloudgpu.storage.s3 import explain
+from cloudgpu.storage.s3 import S3
 
 from ..standins import s3
 from ..standins.metadata_aws import AwsMetadata
@@ -193,7 +193,7 @@ def test_a_fault_of_s3_is_one_line_that_stays_the_same(code: str) -> None:
         xml = f"<Error><Code>{code}</Code><Message>x</Message><RequestId>{request}</RequestId></Error>"
         return f"Generic S3 error: Error performing GET in {elapsed}, after 4 retries - Server returned 503:\n{xml}"
 
-    first, second = (explain("s3://bucket/job", text(*one), "reading a") for one in (("1.2s", "A1"), ("1.3s", "B2")))
+    first, second = (S3("s3://bucket/job").explain(text(*one), "reading a") for one in (("1.2s", "A1"), ("1.3s", "B2")))
     assert first == second and first.endswith(f"nothing to do ({code})") and "\n" not in first
 
 

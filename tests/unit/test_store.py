@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -125,11 +126,12 @@ def test_a_job_comes_back_as_it_was_stored(world: World) -> None:
     policy = make_policy(preemptions=3, duration_s=60, cost_usd=Decimal("12.50"))
     row = world.job(world.submit(policy=policy))
     assert row.policy == policy
-    assert (row.spent, row.offers[0]["price_usd_h"], row.spec) == (Decimal(0), "3.6", {"name": "job", "run": "true"})
+    assert (row.spent, row.offers[0].price, row.spec) == (Decimal(0), Decimal("3.6"), {"name": "job", "run": "true"})
 
 
-def change(world: World, job_id: str, **job: object) -> Change:
-    return Change(world.job(job_id), "state", "event", world.clock.now(), set_job=job)
+def change(world: World, job_id: str, **changes: Any) -> Change:
+    job = world.job(job_id)
+    return Change(job, "state", "event", world.clock.now(), to_job=dataclasses.replace(job, **changes))
 
 
 def test_jobs_with_the_same_offers_share_them_in_memory(world: World) -> None:
@@ -137,7 +139,7 @@ def test_jobs_with_the_same_offers_share_them_in_memory(world: World) -> None:
     offers = [make_offer(region="us-east-1", zone=f"use1-az{number}", gpus=1) for number in range(1, 7)]
     first, second = (world.store.job(world.submit(*offers)) for _ in range(2))
     assert first is not None and second is not None
-    assert first.offers is second.offers and [offer["zone"] for offer in first.offers] == [one.zone for one in offers]
+    assert first.offers is second.offers and first.offers == tuple(offers)
 
 
 def test_a_change_and_its_event_are_one(world: World) -> None:

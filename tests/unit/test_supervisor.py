@@ -123,7 +123,7 @@ def test_what_the_machines_restart_by_themselves_is_of_the_same_budget(
     job_id = world.submit(policy=make_policy(failures=allowed))
     world.finish(job_id)
     assert outcomes(world, job_id) == states
-    counts = [len(attempt.generations or []) for attempt in world.attempts(job_id)]
+    counts = [len(attempt.generations) for attempt in world.attempts(job_id)]
     assert counts == list(restarts[: len(states)])
     told = [event.message for event in world.store.events(job_id) if event.kind == "restarted"]
     assert told[0] == "worker-0.1: SIGKILL; the program starts again in place (generation 2)"
@@ -142,7 +142,7 @@ def test_an_attempt_knows_what_the_earlier_ones_met(world: World) -> None:
     job_id = world.submit(policy=make_policy(failures=9))
     world.finish(job_id)
     attempts = world.attempts(job_id)
-    market = attempts[0].offer["market"]
+    market = attempts[0].offer.market
     found = []
     for attempt in attempts:
         data = JobDir(world.job(job_id).job_dir).get(attempt_key(attempt.number))
@@ -151,7 +151,7 @@ def test_an_attempt_knows_what_the_earlier_ones_met(world: World) -> None:
     seconds = [seconds for seconds, _ in found]
     assert seconds == sorted(seconds)
     paid = sum((one.ended or 0.0) - (one.launched or 0.0) for one in attempts[:-1])
-    assert 0 < seconds[-1] <= paid * sum(role["nodes"] for role in attempts[0].offer["roles"])
+    assert 0 < seconds[-1] <= paid * attempts[0].offer.nodes
 
 
 def test_preemptions_are_counted(world: World) -> None:
@@ -394,7 +394,7 @@ def test_a_machine_that_was_there_while_nobody_looked_is_paid_for(world: World) 
 def test_a_limit_holds_although_nobody_can_look(world: World, verb: str) -> None:
     """The machines are told by the job dir."""
     world.cloud.script = lives(Life(run_s=1e6))
-    job_id = world.submit(policy=make_policy(duration_s=None if verb else 60.0))
+    job_id = world.submit(policy=make_policy(duration_s=None if verb else 60))
     world.drive(world.supervisor(), until=lambda: world.job(job_id).state == "running")
     if verb:
         assert world.store.set_goal(job_id, verb, verb, world.clock.now())

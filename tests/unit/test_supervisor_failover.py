@@ -9,8 +9,8 @@ import pytest
 
 from cloudgpu.control.reconcile.decisions import IN_PLACE_S
 from cloudgpu.control.reconcile.failover import DRY_S
-from cloudgpu.control.reconcile.job_step import EXPIRY_S, LONGEST_S, QUEUE_S
-from cloudgpu.control.reconcile.steps import FREE_S
+from cloudgpu.control.reconcile.steps.launch_request import EXPIRY_S, LONGEST_S, QUEUE_S
+from cloudgpu.control.reconcile.steps.watching import FREE_S
 from cloudgpu.control.supervisor.supervisor import PATIENCE_S, TRAINING_PATIENCE_S
 from cloudgpu.jobspecs.plan import Offer
 from cloudgpu.protocol.jobdir import JobDir, JobDirError, attempt_key
@@ -30,7 +30,7 @@ def refusal(kind: str, scope: str = "zone", **more: object) -> ProvisionError:
 
 
 def asked(world: World, job_id: str) -> list[str | None]:
-    return [attempt.offer["zone"] for attempt in world.attempts(job_id)]
+    return [attempt.offer.zone for attempt in world.attempts(job_id)]
 
 
 def test_a_dry_place_is_remembered_by_the_other_jobs_of_the_store(world: World) -> None:
@@ -72,7 +72,7 @@ def test_zones_that_the_provider_names_are_asked_first(world: World) -> None:
     job_id = world.submit(aws("az1"), aws("az2"), aws("az3"))
     world.finish(job_id)
     assert asked(world, job_id) == ["az1", "az3"]
-    assert world.attempts(job_id)[0].hints == ["az3"]
+    assert world.attempts(job_id)[0].hints == ("az3",)
 
 
 def test_after_a_preemption_it_goes_elsewhere(world: World) -> None:
@@ -145,7 +145,7 @@ def test_a_place_that_does_not_answer_is_left_if_there_is_another(world: World) 
     world.cloud.faults["launch"] = [refusal("transient", "region") for _ in range(10)]
     job_id = world.submit(aws("az1"), aws("az1", region="eu-1"))
     world.finish(job_id)
-    assert [attempt.offer["region"] for attempt in world.attempts(job_id)] == ["us-1", "eu-1"]
+    assert [attempt.offer.region for attempt in world.attempts(job_id)] == ["us-1", "eu-1"]
     alone = world.submit(aws("az9"))
     world.cloud.faults["launch"] = [refusal("transient", "region") for _ in range(30)]
     world.finish(alone)
@@ -248,7 +248,7 @@ def test_a_turn_in_a_line_is_no_time_without_an_answer(world: World) -> None:
     world.finish(job_id)
     [attempt] = world.attempts(job_id)
     [machine] = world.cloud.machines
-    assert (attempt.offer["region"], machine.launched - attempt.created >= 400) == ("us-1", True)
+    assert (attempt.offer.region, machine.launched - attempt.created >= 400) == ("us-1", True)
 
 
 def test_retry_capacity_bounds_the_only_place_too(world: World) -> None:
@@ -266,7 +266,7 @@ def test_places_with_all_their_zones_come_back_from_the_store(world: World) -> N
     zoned = [aws("az1"), aws("az2"), aws("az1", "on-demand"), aws("az1", region="eu-1"), aws("az3")]
     offers = [*zoned, make_offer(), make_offer(region="there")]
     job_id = world.submit(*offers)
-    assert [Offer.from_json(offer) for offer in world.job(job_id).offers] == offers
+    assert list(world.job(job_id).offers) == offers
 
 
 # -- shut out: who is refused by his credentials may not look for what he left either
@@ -643,7 +643,7 @@ def test_a_refusal_that_comes_late_is_one_all_the_same(world: World, kind: str) 
     first, second = world.attempts(job_id)
     assert (first.outcome, first.cause, first.scope, first.reason) == ("refused", kind, "region", f"{kind}!")
     assert first.cost == Decimal(0)
-    assert (second.outcome, second.offer["zone"]) == ("succeeded", "az3")
+    assert (second.outcome, second.offer.zone) == ("succeeded", "az3")
 
 
 def test_a_late_refusal_that_nothing_helps_ends_the_job(world: World) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from cloudgpu.control.accounting.report import make_report
+from cloudgpu.control.accounting.times import spans_of
 from cloudgpu.control.store.model import Attempt
 from cloudgpu.protocol.jobdir import Generation, JobDir, generation_key
 from cloudgpu.tests.standins.cloud import Life, lives
@@ -84,7 +85,7 @@ def test_nobody_is_kept_idle_for_a_machine_that_is_not_to_be_had(world: World, n
     world.cloud.full = {A}
     world.finish(job_id)
     first, second = world.attempts(job_id)
-    assert (first.outcome, second.outcome, second.offer["zone"]) == ("lost", "succeeded", B)
+    assert (first.outcome, second.outcome, second.offer.zone) == ("lost", "succeeded", B)
     assert (first.ended or 0) - (first.launched or 0) < 20
 
 
@@ -99,8 +100,8 @@ def test_a_loss_counts_once(world: World, answer: Any, healed: bool) -> None:
     world.finish(job_id)
     job, attempts = world.job(job_id), world.attempts(job_id)
     assert (job.state, len(attempts)) == ("succeeded", 1 if healed else 2), job.reason
-    last = (attempts[0].generations or [{}])[-1]
-    assert (last.get("failures", 0), last.get("interruptions", 0)) == (0, 1 if healed else 0)
+    used = [(last.failures, last.interruptions) for last in attempts[0].generations[-1:]]
+    assert (used or [(0, 0)]) == [(0, 1 if healed else 0)]
 
 
 def test_more_losses_than_allowed_end_the_job(world: World) -> None:
@@ -133,7 +134,7 @@ def test_another_one_is_lost_while_one_is_replaced(world: World) -> None:
     job_id = submit(world, 3, lost)
     world.finish(job_id)
     (attempt,) = world.attempts(job_id)
-    members = [[node["node"] for node in record["nodes"]] for record in attempt.generations or []]
+    members = [[node["node"] for node in record.nodes or []] for record in attempt.generations]
     assert members == [["worker-0.1", "worker-1.2", "worker-2.2"]]
 
 
@@ -152,4 +153,4 @@ def test_the_time_of_a_first_node_that_was_replaced_is_not_forgotten(world: Worl
 
 
 def _generations(attempt: Attempt) -> list[int]:
-    return [span["generation"] for span in (attempt.timeline or {})["spans"]]
+    return [span.generation for span in spans_of(attempt.timeline)]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cloudgpu.control.errors import StoreError
-from cloudgpu.control.reconcile.moving import LOOK_S, worked_dirs
+from cloudgpu.control.reconcile.steps.moving import LOOK_S, worked_dirs
 from cloudgpu.control.supervisor.supervisor import PATIENCE_S, TRAINING_PATIENCE_S
 from cloudgpu.jobspecs.plan import Offer
 from cloudgpu.protocol.jobdir import JOB_KEY, AttemptRecord, JobDir, JobDirError, attempt_key
@@ -57,7 +57,7 @@ def told(world: World, job_id: str, kind: str) -> list[str]:
 
 
 def clouds(world: World, job_id: str) -> list[str]:
-    return [attempt.offer["cloud"] for attempt in world.attempts(job_id)]
+    return [attempt.offer.cloud for attempt in world.attempts(job_id)]
 
 
 def restored(world: World) -> list[int]:
@@ -91,9 +91,9 @@ def test_what_was_taken_away_goes_on_in_another_cloud_from_its_checkpoint(world:
     left, here = place(world, job_id, GCP), place(world, job_id, AZURE)
     first, second = world.attempts(job_id)
     assert first.progress is not None and second.progress is not None
-    assert restored(world) == [0, first.progress["saved_step"]] and restored(world)[1] > 0
+    assert restored(world) == [0, first.progress.saved_step] and restored(world)[1] > 0
     (message,) = told(world, job_id, "moved")
-    step = first.progress["saved_step"]
+    step = first.progress.saved_step
     assert message.startswith(f"checkpoint of step {step} copied from {left.url} to {here.url}, ")
     (begun,) = told(world, job_id, "moving")
     assert begun.startswith(f"copying the checkpoint of step {step}, ") and begun.endswith(f"to {here.url}")
@@ -138,7 +138,7 @@ def test_a_copy_that_is_there_already_is_said_to_be(world: World) -> None:
     job_id = world.submit(GCP, AZURE, AZURE._replace(zone="z-2"), apart=True)
     world.cloud.full = {"z-1"}
     world.finish(job_id)
-    assert [(one.offer["cloud"], one.outcome) for one in world.attempts(job_id)][1] == ("azure", "refused")
+    assert [(one.offer.cloud, one.outcome) for one in world.attempts(job_id)][1] == ("azure", "refused")
     left, here = place(world, job_id, GCP).url, place(world, job_id, AZURE).url
     first, second = told(world, job_id, "moved")
     assert f" copied from {left} to {here}, " in first and second.endswith(f" is in {here} already")
@@ -340,7 +340,7 @@ def test_a_price_that_rises_while_a_checkpoint_is_being_copied_is_seen(world: Wo
 
     world.on_call = before  # type: ignore[attr-defined]
     world.finish(job_id)
-    assert [(one.offer["cloud"], one.outcome) for one in world.attempts(job_id)] == [
+    assert [(one.offer.cloud, one.outcome) for one in world.attempts(job_id)] == [
         ("gcp", "preempted"),
         ("azure", "refused"),
         ("aws", "succeeded"),

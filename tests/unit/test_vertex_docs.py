@@ -12,7 +12,7 @@ from cloudgpu.provisioners.vertex import clients, launching, pools, provisioner,
 
 ROOT = Path(cloudgpu.__file__).parent
 PAGE = (ROOT / "docs" / "vertex.md").read_text()
-SOURCES = [*(ROOT / "provisioners").rglob("*.py"), *(ROOT / "control").glob("*.py")]
+SOURCES = [*(ROOT / "provisioners").rglob("*.py"), *(ROOT / "control").rglob("*.py")]
 
 
 def test_every_message_of_the_table_is_one_that_is_printed() -> None:

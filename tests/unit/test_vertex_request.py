@@ -168,7 +168,7 @@ def test_flex_start_waits_a_day_and_runs_a_week_at_most() -> None:
 def test_no_longer_a_timeout_is_asked_for_than_is_said() -> None:
     found = body(request(lifetime_s=30 * 86_400 + 5))["jobSpec"][
         "scheduling"
-    ]  # control/reconcile/job_step.py adds some seconds
+    ]  # control/reconcile/steps/launch_request.py adds some seconds
     assert found["timeout"] == "2592000s"
 
 

@@ -8,13 +8,13 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from ..errors import StoreError
-from ..store.model import Attempt, JobRow
-from .decisions import wanted_end
-from .job_step import JobStep
+from ...errors import StoreError
+from ...store.model import Attempt, JobRow
+from ..decisions import wanted_end
+from .context import AttemptContext
 
 if TYPE_CHECKING:
-    from ...runtime.moving import Moved, Transferred
+    from ....runtime.moving import Moved, Transferred
 
 log = logging.getLogger("cloudgpu.supervisor")
 
@@ -28,65 +28,77 @@ def worked_dirs(job: JobRow, attempts: Sequence[Attempt]) -> list[str]:
 
     `attempts`: in order. One that got nothing does not count, though all was copied for it: there it is as well.
     """
-    ran = [job.dir_on(one.offer["cloud"]) for one in reversed(attempts) if one.launched is not None]
+    ran = [job.dir_on(one.offer.cloud) for one in reversed(attempts) if one.launched is not None]
     return list(dict.fromkeys(ran)) or [job.job_dir]
 
 
-class Moving(JobStep):
+class CloudMigrator:
     """Moves the job in where its attempt is about to begin."""
 
-    def _left_dir(self, attempt: Attempt) -> str:
-        """Where the job comes from; the attempt's own job dir, if it does not move."""
-        return worked_dirs(self._job, self._earlier(attempt))[0]
+    def __init__(self, context: AttemptContext) -> None:
+        self._context = context
 
-    def _move_in(self, attempt: Attempt) -> str | None:
+    def left_dir(self) -> str:
+        """Return the URL that the job comes from; the attempt's own job dir, if it does not move."""
+        return worked_dirs(self._context.job, self._earlier())[0]
+
+    def move_in(self) -> str | None:
         """Copy what the job has come to into the attempt's job dir, and return the event's message, "" for none.
 
         None: copying was broken off, for the job has something else to do. Raises JobDirError, AllDamagedError.
         """
-        earlier = self._earlier(attempt)
-        worked, here = worked_dirs(self._job, earlier), self._job.dir_on(attempt.offer["cloud"])
+        context, earlier = self._context, self._earlier()
+        worked, here = worked_dirs(context.job, earlier), context.job.dir_on(context.attempt.offer.cloud)
         left = worked[0]
         if left == here:
             return ""
         has_trained = any(one.launched is not None for one in earlier)
-        self._memory.moving = attempt.number if has_trained else 0
-        from ...runtime.moving import InterruptedCopyError, move
+        context.memory.moving = context.attempt.number if has_trained else 0
+        moved = self._copy(worked, here)
+        if moved is None:
+            return None
+        if has_trained:
+            message = _describe(moved, left, here)
+            if moved.damaged:
+                log.warning("%s: %s", context.job.id, message)
+            return message
+        return f"code copied from {left} to {here}" if moved.furnished else ""
+
+    def _copy(self, worked: Sequence[str], here: str) -> Moved | None:
+        """Copy from the first of `worked` that has what is needed; None: it was broken off."""
+        from ....runtime.moving import InterruptedCopyError, move
+
+        context, memory, number = self._context, self._context.memory, self._context.attempt.number
 
         def begin(checkpoint: Transferred) -> None:
-            if self._memory.copying == attempt.number:
+            if memory.copying == number:
                 return
-            self._memory.copying = attempt.number
+            memory.copying = number
             what = f"the checkpoint of step {checkpoint.step}, {_size(checkpoint.size)}"
             message = f"copying {what}, from {checkpoint.source} to {here}"
-            log.info("%s: %s", self._job.id, message)
-            self._tools.store.add_event(self._job, "moving", message, self._memory.time.now())
+            log.info("%s: %s", context.job.id, message)
+            context.tools.store.add_event(context.job, "moving", message, context.time())
 
         def copied() -> None:
-            self._memory.copied = self._tools.clock.monotonic()
+            memory.copied = context.tools.clock.monotonic()
 
         try:
-            moved = move(
-                [self._open_dir(url) for url in worked],
-                self._open_dir(here),
-                attempt.number,
-                keep_going=self._is_wanted(attempt),
+            return move(
+                [context.open_dir(url) for url in worked],
+                context.open_dir(here),
+                number,
+                keep_going=self._is_wanted(),
                 on_begin=begin,
                 on_copied=copied,
             )
         except InterruptedCopyError:
             return None
-        self._now = self._memory.time.now()  # hours may have passed; what is paid for begins now
-        if has_trained:
-            message = _describe(moved, left, here)
-            if moved.damaged:
-                log.warning("%s: %s", self._job.id, message)
-            return message
-        return f"code copied from {left} to {here}" if moved.furnished else ""
 
-    def _is_wanted(self, attempt: Attempt) -> Callable[[], bool]:
-        """Return whether the attempt is to go on; looked up now and then, for copying may take hours."""
-        clock, looked = self._tools.clock, self._tools.clock.monotonic()
+    def _is_wanted(self) -> Callable[[], bool]:
+        """Return a function that says whether the attempt is to go on; it asks the store now and then, for copying may
+        take hours."""
+        context, clock = self._context, self._context.tools.clock
+        looked = clock.monotonic()
 
         def is_wanted() -> bool:
             nonlocal looked
@@ -94,16 +106,16 @@ class Moving(JobStep):
                 return True
             looked = clock.monotonic()
             try:
-                job = self._tools.store.job(self._job.id)
-            except StoreError:  # it answers again, or the next write says so; whoever else copies copies the same
+                job = context.tools.store.job(context.job.id)
+            except StoreError:  # it answers again, or the next write says so; another copying process copies the same
                 return True
-            mine = job is not None and job.lease_owner == self._tools.owner
-            return job is not None and mine and wanted_end(job, attempt, self._memory.time.now()) is None
+            mine = job is not None and job.lease_owner == context.tools.owner
+            return job is not None and mine and wanted_end(job, context.attempt, context.time()) is None
 
         return is_wanted
 
-    def _earlier(self, attempt: Attempt) -> list[Attempt]:
-        return [one for one in self._tools.store.attempts(self._job.id) if one.number < attempt.number]
+    def _earlier(self) -> list[Attempt]:
+        return [one for one in self._context.attempts() if one.number < self._context.attempt.number]
 
 
 def _describe(moved: Moved, left: str, here: str) -> str:

@@ -1,0 +1,200 @@
+"""What a step works with: the job and its attempt as they were read, the store, the target, the job dir, the clock."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from ....jobspecs.targets import info
+from ....protocol.jobdir import JobDir
+from ....provisioners.base import Provisioner
+from ...clock import Clock, JobTime
+from ...store.model import Attempt, JobRow
+from ...store.store import Change, Store
+from .. import logins
+from ..decisions import GRACE_S, backoff, jitter
+from ..nodes import Watches
+from ..queue import Queue
+from ..sightings import Sightings
+
+log = logging.getLogger("cloudgpu.supervisor")
+
+
+@dataclass(slots=True)
+class Memory:
+    """What a supervisor remembers of a job between ticks: caches and pauses only, nothing that decides."""
+
+    time: JobTime
+    watches: Watches = field(default_factory=lambda: Watches(0))
+    job_dirs: dict[str, JobDir] = field(default_factory=dict)
+    """By URL."""
+    moving: int = 0
+    """The attempt before which the job, having trained, moves to another job dir."""
+    copying: int = 0
+    """The attempt for which this process has logged that a checkpoint is being copied."""
+    copied: float = 0.0
+    """Steady time when an object had come over to another job dir, the last time."""
+    told: int = 0
+    """The attempt whose stop.json this process has written."""
+    queued: bool = False
+    """All machines of the attempt were in the provider's queue, when they were last looked at."""
+    queue: str = ""
+    """What the provider said then of what waits in it: whose turn comes first, or why there is no machine."""
+    strangers: bool = False
+    """A machine of the attempt ran as a node that its row does not have: there may be a new generation."""
+    machines_gone: bool = False
+    """All machines of the attempt, when they were last looked at."""
+    unasked: int = 0
+    """The attempt that this process is going to be the first to ask machines for."""
+    pause_s: float = 0.0
+    """Until the job's next look, while it waits in the queue of its target; 0: it does not."""
+    started: int = 0
+    """The attempt of which launch() has said that some machines were started before others were refused."""
+
+    def reopen_dirs(self) -> None:
+        """Open the job dirs anew: their credentials were read when they were opened, and there may be new ones."""
+        for job_dir in self.job_dirs.values():
+            job_dir.renew()
+        self.job_dirs.clear()
+
+
+@dataclass(slots=True)
+class Tools:
+    """What steps of all jobs work with; passed in, so that tests can replace it."""
+
+    store: Store
+    clock: Clock
+    owner: str
+    """Of the lease."""
+    provisioner: Callable[[str], Provisioner]
+    open_dir: Callable[[str], JobDir]
+    seen: Sightings = field(default_factory=Sightings)
+    queue: Queue = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.queue = Queue(self.store, self.clock)
+
+
+class JobContext:
+    """A job and its newest attempt as they were read when the step began."""
+
+    def __init__(self, tools: Tools, memory: Memory, job: JobRow, attempt: Attempt | None) -> None:
+        self.tools = tools
+        self.memory = memory
+        self.job = job
+        self.attempt = attempt
+        self.now = memory.time.now()
+        """The job's time when the step began."""
+
+    def time(self) -> float:
+        """Return the job's time at this moment."""
+        return self.memory.time.now()
+
+    def attempts(self) -> list[Attempt]:
+        """Read all attempts of the job, in order."""
+        return self.tools.store.attempts(self.job.id)
+
+    def check_account(self, target: str, account: str | None) -> None:
+        """Raise ProvisionError if the credentials are not of the account that machines are in, or are to be in."""
+        if account:
+            self.tools.provisioner(target).check_account(account)
+
+    def open_dir(self, url: str) -> JobDir:
+        """Return the opened job dir, from the cache if it was opened before."""
+        if url not in self.memory.job_dirs:
+            self.memory.job_dirs[url] = self.tools.open_dir(url)
+        return self.memory.job_dirs[url]
+
+    def write(
+        self,
+        kind: str,
+        message: str,
+        *,
+        job: JobRow | None = None,
+        attempt: Attempt | None = None,
+        new_attempt: Attempt | None = None,
+    ) -> bool:
+        """Write what the job's and the attempt's rows become, and an event unless `message` is empty; return True."""
+        change = Change(self.job, kind, message, self.time(), self.attempt, job, attempt, new_attempt)
+        self.tools.store.apply(change, self.tools.owner)
+        if message:
+            log.info("%s: %s", self.job.id, message)
+        return True
+
+    def note_login(self, trouble: str) -> bool:
+        """Say in the job's reason what its credentials keep from being done; "": nothing any more. Return whether the
+        reason has changed."""
+        reason = logins.noted(self.job.reason, trouble) if trouble else logins.plain(self.job.reason)
+        return reason != self.job.reason and self.write("", "", job=replace(self.job, reason=reason))
+
+
+class AttemptContext(JobContext):
+    """A job with an attempt that has not ended."""
+
+    attempt: Attempt
+
+    def __init__(self, tools: Tools, memory: Memory, job: JobRow, attempt: Attempt) -> None:
+        super().__init__(tools, memory, job, attempt)
+
+    @property
+    def provisioner(self) -> Provisioner:
+        """The provisioner of the attempt's target."""
+        return self.tools.provisioner(self.attempt.offer.cloud)
+
+    @property
+    def job_dir(self) -> JobDir:
+        """The job dir that the attempt's machines work with."""
+        return self.open_dir(self.job.dir_on(self.attempt.offer.cloud))
+
+    @property
+    def is_group(self) -> bool:
+        """Whether the attempt has a machine group of its own (recover: fleet); a cluster's outlives the job."""
+        return self.job.policy.grouped and bool(info(self.attempt.offer.cloud).groups)
+
+    @property
+    def heals_itself(self) -> bool:
+        """Whether the target replaces lost machines by itself, so that the supervisor must not."""
+        return self.is_group or info(self.attempt.offer.cloud).heals
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds since the first of the waits in place, less those that do not count."""
+        since = self.job.waiting_since
+        return self.now - since if self.job.waits and since is not None else 0.0
+
+    def wait(
+        self,
+        kind: str,
+        reason: str,
+        attempt: Attempt | None = None,
+        pause: str = "wait",
+        *,
+        at_least_s: float = 0.0,
+        counts: bool = True,
+    ) -> bool:
+        """Try again in place, with the same token, after a pause of that kind (see decisions.backoff). `counts`: the
+        pause is a part of `waited_s`."""
+        job, now = self.job, self.time()
+        tries = job.waits + 1
+        pause_s = max(backoff(pause, tries), at_least_s)
+        pause_s += jitter(pause_s / 4, job.id, tries)
+        since = now if not job.waits or job.waiting_since is None else job.waiting_since
+        # The same reason again and again is one event, though every try is written.
+        message = f"waiting: {reason}" if logins.plain(job.reason) != reason else ""
+        waiting = replace(
+            job,
+            waits=tries,
+            waiting_since=since if counts else since + pause_s,
+            not_before=now + pause_s,
+            cause=kind,
+            reason=reason,
+        )
+        return self.write("waiting", message, job=waiting, attempt=attempt)
+
+    def begin_stop(self, cause: str, reason: str) -> bool:
+        """Ask the attempt's programs to save and end within the grace of the cause; of "peer", the job goes on."""
+        job = self.job if cause == "peer" else replace(self.job, state="stopping", cause=cause, reason=reason)
+        grace = GRACE_S[cause] if self.attempt.allocation is not None else 0.0
+        attempt = replace(self.attempt, state="stopping", cause=cause, deadline=self.time() + grace)
+        return self.write("stopping", reason, job=job, attempt=attempt)

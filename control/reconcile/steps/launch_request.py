@@ -1,0 +1,77 @@
+"""What a target is asked for: the request of an attempt's launch, and how long its machines may live."""
+
+from __future__ import annotations
+
+from ....jobspecs.targets import info
+from ....provisioners.base import LaunchRequest, NodeRequest, Owner
+from ...accounting import cost
+from ...submit.shipping import agent_for
+from ..decisions import GRACE_S
+from .context import AttemptContext
+
+LATE_S = 5.0
+"""Seconds after the deadline of a stop within which nodes that kill their program at the deadline may report it."""
+LONGEST_S = 30 * 86_400.0
+"""Seconds after which a machine in a cloud ends itself in any case: there may be no supervisor to end it. A job that
+lives goes on with another."""
+EXPIRY_S = 3_600.0
+"""Seconds from the end of the machines by themselves until any supervisor may remove what was made for them."""
+QUEUE_S = {"flex-start": 86_400.0}
+"""Market -> how long its machines may be in the provider's queue, at most: they begin to live after it."""
+
+
+def launch_request(
+    context: AttemptContext, nodes: tuple[NodeRequest, ...], *, replaces: bool = False, repeated: bool = False
+) -> LaunchRequest:
+    """Return what a target is asked for. `replaces`: some of the nodes come in the place of lost ones."""
+    job, attempt = context.job, context.attempt
+    offer, lifetime = attempt.offer, _lifetime(context)
+    return LaunchRequest(
+        job_id=job.id,
+        attempt=attempt.number,
+        token=attempt.token,
+        owner=Owner(job.owner),
+        job_dir=job.dir_on(offer.cloud),
+        job_sha256=job.job_sha256,
+        region=offer.region,
+        zone=offer.zone,
+        market=offer.market,
+        disk_gb=offer.disk_gb,
+        nodes=nodes,
+        lifetime_s=lifetime,
+        expires=None if lifetime is None else _expires(context, lifetime, replaces=replaces),
+        agent=agent_for(offer, job.policy.agents),
+        reads=tuple(job.reads_on(offer.cloud)),
+        images=dict(job.policy.images),
+        grouped=context.is_group,
+        account=attempt.account or "",
+        repeated=repeated,
+    )
+
+
+def _expires(context: AttemptContext, lifetime_s: int, *, replaces: bool) -> float | None:
+    """Return the time after which any supervisor may remove the machines: when the last of them has ended itself.
+
+    A machine that replaces another one lives anew. Its time is rounded up to whole lifetimes since the attempt's
+    launch, for it must be the same when the launch is repeated.
+    """
+    if (begun := context.attempt.launched) is None:
+        return None
+    lives = 2 + (context.now - begun) // lifetime_s if replaces else 1
+    return begun + QUEUE_S.get(context.attempt.offer.market, 0.0) + lives * lifetime_s + EXPIRY_S
+
+
+def _lifetime(context: AttemptContext) -> int | None:
+    """Return the seconds after which a machine ends itself, if it is not ended: the limits, and time to stop.
+
+    It is the same however often the launch is repeated: a provider that knows its token refuses another request.
+    """
+    job, attempt = context.job, context.attempt
+    begun = attempt.created if attempt.launched is None else attempt.launched
+    lives = [] if info(attempt.offer.cloud).is_here else [LONGEST_S]
+    if job.policy.duration_s is not None:
+        lives.append(job.created + job.policy.duration_s - begun + GRACE_S["duration"])
+    if job.policy.cost_usd is not None and attempt.price is not None and job.spent is not None:
+        left = cost.seconds_left(job.policy.cost_usd, job.spent, attempt.price)
+        lives += [] if left is None else [left]
+    return max(1, round(min(lives) + LATE_S)) if lives else None

@@ -1,0 +1,94 @@
+"""Observe the nodes of an attempt: its machines as the target sees them, and what they wrote into the job dir."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from ....protocol.jobdir import Generation
+from ....provisioners.base import NodeState
+from ...store.model import Attempt
+from ..last_words import LastWords
+from ..members import every_node, member_names
+from ..nodes import Watches, look, new_generation
+from ..outcomes import NodeView
+from .context import AttemptContext
+
+
+class Observer:
+    """Looks at the nodes of an attempt, and writes down what they have begun by themselves."""
+
+    def __init__(self, context: AttemptContext) -> None:
+        self._context = context
+
+    def look(self) -> Sequence[NodeView]:
+        """Return a view of each node; () before there are machines. Raises JobDirError, ProvisionError."""
+        context, attempt, memory = self._context, self._context.attempt, self._context.memory
+        if attempt.allocation is None:
+            return ()
+        provisioner = context.provisioner
+        observed = {state.node: state for state in provisioner.observe(attempt.allocation)}
+        memory.machines_gone = all(state.phase == "gone" for state in observed.values())
+        memory.queued = bool(observed) and all(state.queued for state in observed.values())
+        memory.queue = next((state.detail for state in observed.values() if state.queued), "")
+        if memory.watches.attempt != attempt.number:
+            memory.watches = Watches(attempt.number)
+        steady = context.tools.clock.monotonic()
+        memory.watches.note_look(steady, gone=memory.machines_gone)
+        last_words = LastWords(provisioner, attempt.allocation).of
+        nodes = every_node(attempt)
+        known = [node.node for node in nodes]
+        memory.strangers = any(one.phase == "running" for name, one in observed.items() if name not in known)
+        stopping = attempt.state == "stopping"
+        views = look(context.job_dir, memory.watches, nodes, observed, steady, last_words, stopping=stopping)
+        context.tools.seen.note(attempt, views)
+        return _without_replaced(views, observed) if context.heals_itself else views
+
+    def members(self, seen: Sequence[NodeView]) -> list[NodeView]:
+        """Return the nodes that the program runs on: only they decide the attempt's outcome."""
+        names = member_names(self._context.attempt)
+        return [view for view in seen if view.node in names]
+
+    def is_only_queued(self, nodes: Sequence[NodeView]) -> bool:
+        """Return whether all machines wait in the provider's queue. A listing may be some seconds old: a node that has
+        reported has a machine."""
+        return self._context.memory.queued and not any(node.reported for node in nodes)
+
+    def note_begun(self, nodes: Sequence[NodeView]) -> bool:
+        """Write that the program runs, also if peers are being stopped: they may yet succeed. Return whether it was
+        written."""
+        job = self._context.job
+        if job.state != "starting" or not any(node.begun for node in nodes):
+            return False
+        return self._context.write("state", "running", job=replace(job, state="running", reason=""))
+
+    def take_generation(
+        self, nodes: Sequence[NodeView], *, known: bool = False, attempt: Attempt | None = None
+    ) -> bool:
+        """Write that the machines have started the program again by themselves; return whether they have.
+
+        `known`: there is a record. Otherwise it is read only if a view says that there may be one.
+        """
+        attempt = attempt or self._context.attempt
+        record = new_generation(self._context.job_dir, attempt, None if known else nodes)
+        return record is not None and write_generation(self._context, attempt, record)
+
+
+def write_generation(context: AttemptContext, attempt: Attempt, record: Generation) -> bool:
+    """Write the next generation of an attempt; `attempt`: its row with the earlier generations as they count."""
+    subject = "" if record.kind == "members" else f"{record.node}: "
+    message = f"{subject}{record.reason}; the program starts again in place (generation {record.generation})"
+    restarted = replace(attempt, generations=(*attempt.generations, record))
+    return context.write("restarted", message, attempt=restarted)
+
+
+def _without_replaced(views: Sequence[NodeView], observed: Mapping[str, NodeState]) -> list[NodeView]:
+    """Return views in which a preempted node has not ended until its target calls it gone: where machines are replaced
+    by the target, another one is to come until then."""
+    ended = [name for name, state in observed.items() if state.phase == "gone"]
+    return [
+        replace(view, end=None)
+        if view.end is not None and view.end.outcome == "preempted" and view.node not in ended
+        else view
+        for view in views
+    ]

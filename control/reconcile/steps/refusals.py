@@ -1,0 +1,79 @@
+"""React to a launch that was refused: another try here, another place, or the end (see decisions.py)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ....provisioners.base import ProvisionError, Shared
+from ...store.model import QUEUES
+from .. import logins
+from ..decisions import IN_PLACE_S, patience_ends
+from ..members import wanted_nodes
+from ..outcomes import Verdict
+from .context import AttemptContext
+from .ending import conclude
+
+_SHUT_OUT = frozenset({"auth", "expired", "invalid"})
+"""Errors that the end of a launch may meet as well as its beginning: credentials, settings."""
+
+
+class RefusalHandler:
+    """Decides what follows upon the error of a launch."""
+
+    def __init__(self, context: AttemptContext) -> None:
+        self._context = context
+
+    def handle(self, error: ProvisionError, *, first: bool) -> bool:
+        """Wait in place or conclude the attempt; return True. `first`: no process had asked for these machines."""
+        context, attempt = self._context, self._context.attempt
+        kind, reason = error.error_class, str(error)
+        if error.has_started:
+            context.memory.started = attempt.number
+        unmade = replace(attempt, launched=None)
+        is_unmade = first and not error.may_have_created
+        if self._waits_for_login(error, may_exist=not is_unmade):
+            return context.wait("expired", logins.words(error), unmade if is_unmade else None, "login")
+        if kind in ("throttled", "transient") and not self._has_waited():
+            return context.wait(kind, reason, at_least_s=error.retry_after or 0.0, counts=not error.is_unsent)
+        if kind == "capacity" and self.waits_in_queue():
+            return context.wait(kind, reason, unmade, "queue")  # nothing was got: this waiting costs nothing
+        # Where nothing runs, terminating it needs no credentials: see Terminator.
+        refused = unmade if is_unmade and kind in _SHUT_OUT else attempt
+        refused = replace(refused, cause=kind, scope=error.scope, hints=error.hints)
+        return conclude(context, Verdict("refused", reason, None, None), refused)
+
+    def waits_in_queue(self) -> bool:
+        """Return whether this machine is waited for within one attempt: asking it costs nothing.
+
+        A job that needs GPUs and may run elsewhere does not wait here. One that needs none waits for cores: they come
+        free soon, and other machines may cost money.
+        """
+        job, attempt = self._context.job, self._context.attempt
+        patience = job.policy.capacity_s
+        over = patience is not None and self._context.now - attempt.created >= patience
+        if attempt.offer.cloud not in QUEUES or over or attempt.allocation is not None:
+            return False
+        waits_for_cores = not any(node.accelerator for node in wanted_nodes(attempt))
+        return len(job.offers) == 1 or (waits_for_cores and isinstance(self._context.provisioner, Shared))
+
+    def _waits_for_login(self, error: ProvisionError, *, may_exist: bool) -> bool:
+        """Return whether the launch waits for renewed credentials, within retry.capacity.
+
+        What may have been made can only be found with them. Credentials that never worked are no reason to wait, nor
+        are those of one cloud where the job may go to another.
+        """
+        if not error.is_login or self._context.now >= self._patience_ends():
+            return False
+        job, cloud = self._context.job, self._context.attempt.offer.cloud
+        worked = error.error_class == "expired" or job.state == "recovering"
+        return may_exist or (worked and all(offer.cloud == cloud for offer in job.offers))
+
+    def _has_waited(self) -> bool:
+        """Return whether to leave a place that does not answer: after IN_PLACE_S, or, if there is no other place, at
+        the end of retry.capacity."""
+        if len(self._context.job.offers) == 1:
+            return self._context.now >= self._patience_ends()
+        return self._context.waited_s >= IN_PLACE_S
+
+    def _patience_ends(self) -> float:
+        return patience_ends(self._context.job, self._context.attempts())

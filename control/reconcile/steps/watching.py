@@ -1,0 +1,91 @@
+"""Watch an attempt that runs: note what its nodes report, heal it, and end it when it has to end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ....protocol.jobdir import JobDirError
+from ....provisioners.base import ProvisionError
+from ..decisions import End, idle_end, wanted_end
+from ..outcomes import NodeView, must_stop_peers
+from .context import AttemptContext
+from .ending import conclude_by_nodes
+from .healing import NodeReplacer
+from .observing import Observer
+from .refusals import RefusalHandler
+
+FREE_S = 60.0
+"""Seconds of an attempt's time in the provider's queue that count as paid, at most; it is written this often."""
+
+
+class Watcher:
+    """Takes the step of an attempt that runs."""
+
+    def __init__(self, context: AttemptContext) -> None:
+        self._context = context
+        self._observer = Observer(context)
+
+    def take(self) -> bool:
+        """Do what the nodes' state asks for; return whether anything changed."""
+        context = self._context
+        end = wanted_end(context.job, context.attempt, context.now)
+        seen = self._look_before(end)
+        nodes = self._observer.members(seen)
+        if end is not None and (not nodes or any(node.end is None for node in nodes)):
+            return context.begin_stop(end.cause, end.reason)
+        if self._observer.note_begun(nodes) or self._note_queue(seen):
+            return True
+        if self._observer.take_generation(seen, known=context.memory.strangers):
+            return True
+        if (over := self._conclude_if_over(nodes)) is not None:
+            return over
+        healing = NodeReplacer(context, self._observer).heal(seen)
+        if healing is not None:
+            return healing
+        cause = self._cause_to_stop(nodes)
+        return cause is not None and context.begin_stop(*cause)
+
+    def _look_before(self, end: End | None) -> Sequence[NodeView]:
+        """Look at the nodes; () if the attempt ends whatever is seen, for the machines must learn that at once.
+
+        Before limits.cost ends it they are looked at: machines that went while no supervisor ran have cost less. If
+        they cannot be looked at, the limit holds.
+        """
+        if end is not None and end.cause != "cost":
+            return ()
+        try:
+            return self._observer.look()
+        except (ProvisionError, JobDirError):
+            if end is None:
+                raise
+            return ()
+
+    def _note_queue(self, nodes: Sequence[NodeView]) -> bool:
+        """Write what the provider's queue says as the job's reason, and that the time there is not paid for; return
+        whether it was written. Once the job had a machine, what waits has been paid for before."""
+        context, attempt = self._context, self._context.attempt
+        if context.job.state != "starting":
+            return False
+        if context.memory.queue != context.job.reason:
+            return context.write("", "", job=replace(context.job, reason=context.memory.queue))
+        if not self._observer.is_only_queued(nodes):
+            return False
+        if attempt.launched is None or context.now - attempt.launched < FREE_S:
+            return False
+        return context.write("", "", attempt=replace(attempt, launched=context.now))
+
+    def _conclude_if_over(self, nodes: Sequence[NodeView]) -> bool | None:
+        """Conclude an attempt that never began after all, or whose nodes have all ended; None: it goes on."""
+        refusal = next((node.end.refused for node in nodes if node.end is not None and node.end.refused), None)
+        if refusal is not None:
+            return RefusalHandler(self._context).handle(refusal, first=False)
+        return conclude_by_nodes(self._context, nodes) if all(node.end is not None for node in nodes) else None
+
+    def _cause_to_stop(self, nodes: Sequence[NodeView]) -> tuple[str, str] | None:
+        """Return cause and reason for ending nodes that are still there; None: go on."""
+        ended = must_stop_peers(nodes)
+        if ended is not None and ended.end is not None:
+            return "peer", f"{ended.node} {ended.end.outcome}: {ended.end.reason}"
+        idle = idle_end(self._context.job, nodes)
+        return None if idle is None else (idle.cause, idle.reason)
