@@ -18,7 +18,7 @@ from ...jobspecs.fleets import FleetSpec
 from ..base import Allocation, NodeState, ProvisionError
 from ..shared import tags
 from ..shared.calls import insist
-from ..shared.sharing import Looks
+from ..shared.poll_cache import PollCache
 from ..stacks import grouping
 from ..stacks.grouping import GroupState, Prepared
 from . import groups, network
@@ -143,7 +143,7 @@ class Groups:
 
     def __init__(self, clients: Clients, sightings: Sightings, answers: Answers) -> None:
         self._clients, self._sightings, self._answers = clients, sightings, answers
-        self._looks: Looks[tuple[str, str], Mapping[str, groups.ScalingGroup]] = Looks(self._ask, clients.clock)
+        self._cache: PollCache[tuple[str, str], Mapping[str, groups.ScalingGroup]] = PollCache(self._ask, clients.clock)
 
     def observe(self, allocation: Allocation) -> list[NodeState]:
         """Two calls a region for all who ask within a short time, and one more for a group that lacks machines.
@@ -152,7 +152,7 @@ class Groups:
 
     def _state(self, allocation: Allocation) -> GroupState:
         region, owner = allocation.details["region"], allocation.details["owner"]
-        seen = self._looks.at((region, owner)).get(allocation.details[grouping.GROUP])
+        seen = self._cache.get((region, owner)).get(allocation.details[grouping.GROUP])
         if seen is None:
             age = self._clients.clock.now() - float(allocation.details.get(LAUNCHED, "0"))
             return GroupState(exists=age < UNSEEN_S, machines=0)

@@ -21,7 +21,7 @@ from ..base import Allocation, Ended, LaunchRequest, NodeState, Owner, Provision
 from ..shared import tags
 from ..shared.accounts import ACCOUNT, Accounts
 from ..shared.calls import last_of, renewing
-from ..shared.sharing import PerSettings
+from ..shared.per_settings import PerSettings
 from ..stacks import grouping
 from . import network, prices
 from .answers import Answers

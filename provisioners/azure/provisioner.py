@@ -19,7 +19,7 @@ from ..base import Allocation, Ended, LaunchRequest, NodeState, Owner, Provision
 from ..shared import tags
 from ..shared.accounts import ACCOUNT, Accounts
 from ..shared.calls import UNKNOWN, renewing
-from ..shared.sharing import PerSettings
+from ..shared.per_settings import PerSettings
 from ..stacks import grouping
 from . import network, operations, prices
 from .account import need_sdk, refusal

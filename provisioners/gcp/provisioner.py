@@ -19,7 +19,7 @@ from ..base import Allocation, Ended, LaunchRequest, NodeState, Owner
 from ..shared import tags
 from ..shared.accounts import ACCOUNT
 from ..shared.calls import renewing
-from ..shared.sharing import PerSettings
+from ..shared.per_settings import PerSettings
 from ..stacks.grouping import dismiss, is_grouped
 from . import grouped, groups, network
 from .account import ACCOUNTS

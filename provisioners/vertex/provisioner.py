@@ -19,7 +19,7 @@ from ..base import Allocation, Ended, LaunchRequest, NodeState, Owner, Provision
 from ..gcp.account import ACCOUNTS
 from ..shared import calls, tags
 from ..shared.accounts import ACCOUNT
-from ..shared.sharing import PerSettings
+from ..shared.per_settings import PerSettings
 from .clients import Clients, regions
 from .ending import Ending, cancel, keep_one
 from .launching import DOUBT_S, UNSEEN_S, Launch
