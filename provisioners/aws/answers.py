@@ -13,7 +13,7 @@ from ..base import ProvisionError
 from ..shared.poll_cache import PollCache
 from . import network, prices
 from .clients import Clients
-from .errors import told
+from .errors import translate_errors
 
 PLACES_S = 600.0
 """Seconds for which zones and subnets are cached."""
@@ -53,18 +53,18 @@ class Answers:
         self._subnets.forget(region)
 
     def _ask_zones(self, region: str) -> Mapping[str, str]:
-        with told(f"ask for the zones of {region}", self._clients.clock):
+        with translate_errors(f"ask for the zones of {region}", self._clients.clock):
             return prices.zone_ids(self._clients.ec2(region))
 
     def _ask_subnets(self, region: str) -> list[network.Listed]:
-        with told(f"choose a place in {region}", self._clients.clock):
+        with translate_errors(f"choose a place in {region}", self._clients.clock):
             return network.list_subnets(self._clients.ec2(region))
 
     def _ask_prices(self, key: tuple[str, frozenset[str]]) -> list[prices.SpotPrice]:
         region, machine_types = key
         zones, clock = self.zone_ids(region), self._clients.clock
         now = datetime.datetime.fromtimestamp(clock.now(), datetime.UTC)
-        with told(f"ask for Spot prices in {region}", clock):
+        with translate_errors(f"ask for Spot prices in {region}", clock):
             try:
                 return prices.spot_prices(self._clients.ec2(region), machine_types, zones, now)
             except prices.OddPriceError as error:

@@ -17,14 +17,14 @@ from typing import Any
 from ...jobspecs.fleets import FleetSpec
 from ..base import Allocation, NodeState, ProvisionError
 from ..shared import tags
-from ..shared.calls import insist
+from ..shared.calls import retry
 from ..shared.poll_cache import PollCache
 from ..stacks import grouping
 from ..stacks.grouping import GroupState, Prepared
 from . import groups, network
 from .answers import Answers
 from .clients import Clients
-from .errors import told
+from .errors import translate_errors
 from .launching import PATIENCE_S, Launch
 from .machine import disk_gib
 from .network import tag_list
@@ -46,7 +46,7 @@ class GroupLaunch(Launch):
         request, region = self.request, self.request.region
         prepared = grouping.prepare(request, "aws")
         self.stack = prepared.infrastructure
-        with told(f"look for the launch in {region}", self.clients.clock):
+        with translate_errors(f"look for the launch in {region}", self.clients.clock):
             self.group = network.find_group(self.clients.ec2(region), request.token)
         self.has_created = self.group is not None
         there = None if self.group is None else groups.find_scaling_group(self.clients, region, self._name)
@@ -110,7 +110,7 @@ class GroupLaunch(Launch):
 
         self.has_created = True
         try:
-            insist(make, self.clients.clock, PATIENCE_S)
+            retry(make, timeout_s=PATIENCE_S, clock=self.clients.clock)
         except ProvisionError as error:
             self._check_role(error)
             raise
@@ -122,7 +122,7 @@ class GroupLaunch(Launch):
     def _make_standing(self, fleet: FleetSpec, around: Surroundings, subnets: list[network.Subnet]) -> None:
         """Template and group. It may be repeated, and has to be: AWS may not know yet what it has made."""
         region, name = self.request.region, self._name
-        with told(f"make {name} in {region}", self.clients.clock):
+        with translate_errors(f"make {name} in {region}", self.clients.clock):
             made = groups.make_template(
                 self.clients.ec2(region), name, template(fleet, around), tag_list({"Name": fleet.name, **around.tags})
             )
@@ -172,7 +172,7 @@ class Groups:
     def _ask(self, where: tuple[str, str]) -> Mapping[str, groups.ScalingGroup]:
         region, owner = where
         filters: list[Any] = [{"Name": f"tag:{tags.OWNER}", "Values": [owner]}]
-        with told(f"look at the groups in {region}", self._clients.clock):
+        with translate_errors(f"look at the groups in {region}", self._clients.clock):
             pages = (
                 self._clients.autoscaling(region)
                 .get_paginator("describe_auto_scaling_groups")

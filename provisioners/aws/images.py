@@ -17,7 +17,7 @@ from ...jobspecs import catalog
 from ..base import ProvisionError
 from ..shared.poll_cache import PollCache
 from .clients import Clients
-from .errors import told
+from .errors import translate_errors
 
 if TYPE_CHECKING:
     from types_boto3_ec2.type_defs import ImageTypeDef
@@ -49,7 +49,7 @@ class Images:
 
     def _ask(self, key: tuple[str, str]) -> Image:
         region, parameter = key
-        with told(f"look up the image of {region}", self._clients.clock):
+        with translate_errors(f"look up the image of {region}", self._clients.clock):
             answer = self._clients.ssm(region).get_parameters(Names=[parameter])
             if not answer["Parameters"]:
                 message = f"{region} has no image {parameter}; choose another region"

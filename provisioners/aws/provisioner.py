@@ -28,7 +28,7 @@ from .answers import Answers
 from .clients import Clients
 from .console import console
 from .ending import Ending, terminate
-from .errors import told
+from .errors import translate_errors
 from .grouped import GroupLaunch, Groups
 from .images import Images
 from .launching import Launch
@@ -226,7 +226,7 @@ class AwsProvisioner:
     def _find_in(self, region: str, owner: Owner) -> list[Allocation]:
         clock = self._clients.clock
         begun = clock.monotonic()
-        with told(f"look for launches in {region}", clock):
+        with translate_errors(f"look for launches in {region}", clock):
             groups = network.groups_of(self._clients.ec2(region), owner.name)
         seen = self._sightings.of_owner(region, owner.name, since=begun).values()
         launches: dict[str, Mapping[str, str]] = {group.token: group.tags for group in groups}

@@ -22,7 +22,7 @@ from ..base import ErrorClass, LaunchRequest, ProvisionError
 from ..shared.clock import SystemClock
 from ..shared.poll_cache import PollCache
 from .clients import Clients
-from .errors import told
+from .errors import translate_errors
 from .sightings import Sightings
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ class Quotas:
     def _ask(self, where: tuple[str, Quota]) -> float | None:
         region, quota = where
         try:
-            with told(f"ask for quota {quota.code} of {region}", self._clients.clock):
+            with translate_errors(f"ask for quota {quota.code} of {region}", self._clients.clock):
                 return limit(self._clients.service_quotas(region), quota)
         except (ProvisionError, KeyError) as error:
             _say_once(str(error))
@@ -181,7 +181,7 @@ def limit(service_quotas: ServiceQuotasClient, quota: Quota) -> float:
 
 def _check_one(ec2: EC2Client, service_quotas: ServiceQuotasClient, region: str, quota: Quota, needed: int) -> None:
     try:
-        with told(f"ask for quota {quota.code} of {region}", SystemClock()):
+        with translate_errors(f"ask for quota {quota.code} of {region}", SystemClock()):
             allowed = limit(service_quotas, quota)
             used = _used(ec2, quota) if needed <= allowed else 0
     except (ProvisionError, KeyError) as error:

@@ -11,7 +11,7 @@ from ..shared import tags
 from ..shared.errors import classify
 from ..shared.poll_cache import PollCache
 from .clients import Clients
-from .errors import told
+from .errors import translate_errors
 
 if TYPE_CHECKING:
     from types_boto3_ec2.type_defs import InstanceTypeDef
@@ -131,7 +131,7 @@ class Sightings:
 
     def _ask(self, where: tuple[str, str, str]) -> Mapping[str, Sighting]:
         region, tag, value = where
-        with told(f"look at the machines in {region}", self._clients.clock):
+        with translate_errors(f"look at the machines in {region}", self._clients.clock):
             pages = (
                 self._clients.ec2(region)
                 .get_paginator("describe_instances")

@@ -14,9 +14,9 @@ from decimal import Decimal
 from ...jobspecs.plan import Offer
 from ...protocol.fleet import Order, OrderView, View, place_of
 from ..base import Allocation, Ended, LaunchRequest, NodeState, Owner, ProvisionError
-from ..shared.calls import asking_for_machines
+from ..shared.calls import mark_may_have_created
 from ..stacks import clusters
-from ..stacks.orders import Orders, gone, node_states, told
+from ..stacks.orders import Orders, gone, node_states, translate_errors
 from .offer import TARGET
 
 LET_GO_S = 60.0
@@ -43,7 +43,7 @@ class ClusterProvisioner:
                 f"`cloudgpu cluster scale {cluster.name} {len(request.nodes)}`",
                 scope="cloud",
             )
-        with asking_for_machines(), told(cluster.name):
+        with mark_may_have_created(), translate_errors(cluster.name):
             number, order = self._orders.place(cluster.fleet_dir, request)
         return _allocation(order, cluster.name, cluster.fleet_dir, number)
 
@@ -51,7 +51,7 @@ class ClusterProvisioner:
         url = self._fleet_dir(allocation)
         if url is None or not _stands(_name_of(allocation)):
             return [gone(node, "the cluster is not known here any more") for node in allocation.machines]
-        with told(url):
+        with translate_errors(url):
             view = self._orders.look(url)
             one = view.of_token(allocation.token)
             trouble = self._trouble(url, _name_of(allocation), view) if one is not None and one.wanting else ""
@@ -69,7 +69,7 @@ class ClusterProvisioner:
         url = self._fleet_dir(allocation)
         if url is None:
             return None
-        with told(url):
+        with translate_errors(url):
             one = self._orders.end(url, allocation.token, "terminated", number=_number_of(allocation))
             if one is not None:
                 self._await_release(url, one.number)
@@ -81,7 +81,7 @@ class ClusterProvisioner:
     def find(self, owner: Owner) -> list[Allocation]:
         found = []
         for cluster in _all():
-            with told(cluster.name):
+            with translate_errors(cluster.name):
                 view = self._orders.fleet(cluster.fleet_dir).view()
             found += [
                 _allocation(one.order, cluster.name, cluster.fleet_dir, one.number)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ..base import NodeState, ProvisionError
 from ..shared import tags
-from ..shared.calls import UNKNOWN, insist
+from ..shared.calls import UNKNOWN, retry
 from ..shared.poll_cache import PollCache
 from . import operations
 from .clients import PATIENCE_S, READ_S, Clients, gone_is_fine
@@ -130,7 +130,9 @@ class Sightings:
         """Return instances by one list of all zones, which all jobs share, or by lists of the region's zones."""
         everywhere = (label, value, "")
         if not region:
-            return insist(lambda: self._cache.get(everywhere, since=since), self._clients.clock, PATIENCE_S).of("")
+            return retry(
+                lambda: self._cache.get(everywhere, since=since), timeout_s=PATIENCE_S, clock=self._clients.clock
+            ).of("")
         if not is_avoided(self._clients):
             try:
                 seen = self._cache.get(everywhere, since=since)

@@ -94,10 +94,10 @@ def _nodes(fleet: FleetSpec, number: int) -> list[NodeRequest]:
 
 def _aws_account(region: str) -> str:
     from ..aws.clients import Clients
-    from ..aws.errors import told
+    from ..aws.errors import translate_errors
 
     clients = Clients()
-    with told("ask whose account this is", clients.clock):
+    with translate_errors("ask whose account this is", clients.clock):
         return clients.sts(region).get_caller_identity()["Account"]
 
 
@@ -119,13 +119,13 @@ def _aws_quota(fleet: FleetSpec, more: int) -> None:
 
 def _aws_reserved(fleet: FleetSpec) -> Reserved:
     from ..aws.clients import Clients
-    from ..aws.errors import told
+    from ..aws.errors import translate_errors
     from ..aws.reservations import find_reservation
 
     clients = Clients()
 
     def find(zone: str | None) -> Reserved:
-        with told(f"look for reservations in {zone or fleet.region}", clients.clock):
+        with translate_errors(f"look for reservations in {zone or fleet.region}", clients.clock):
             ec2 = clients.ec2(fleet.region)
             found, there = find_reservation(ec2, fleet.machine_type, zone, max(fleet.size, 1), clients.clock)
         return Reserved(there, found.reservation, found.is_block)
@@ -135,11 +135,11 @@ def _aws_reserved(fleet: FleetSpec) -> Reserved:
 
 def _aws_reserved_until(fleet: FleetSpec, reservation: str) -> float | None:
     from ..aws.clients import Clients
-    from ..aws.errors import told
+    from ..aws.errors import translate_errors
     from ..aws.reservations import look_again
 
     clients = Clients()
-    with told(f"look for the reservation {reservation}", clients.clock):
+    with translate_errors(f"look for the reservation {reservation}", clients.clock):
         found = look_again(clients.ec2(fleet.region), fleet.machine_type, reservation)
     return 0.0 if found is None else found.machines_end
 

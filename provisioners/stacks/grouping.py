@@ -21,7 +21,7 @@ from ..shared import infrastructure
 from ..shared.booting import agent_of, check_agent
 from ..shared.infrastructure import Infrastructure
 from .for_stacks import endpoints_of
-from .orders import Orders, gone, node_states, told
+from .orders import Orders, gone, node_states, translate_errors
 
 log = logging.getLogger("cloudgpu.provisioners")
 
@@ -78,7 +78,7 @@ def prepare(request: LaunchRequest, cloud: str) -> Prepared:
         boot = fleet_boot(fleet, fleet_dir, agent, identity=identity, endpoint=store, api_endpoint=api, one_job=True)
     except ValueError as error:
         raise ProvisionError("invalid", f"no machine could start from {fleet_dir}: {error}", scope="cloud") from error
-    with told(fleet_dir):
+    with translate_errors(fleet_dir):
         job_dir = JobDir(request.job_dir)
         job_dir.copy(agent.key, f"{key}/{agent.key}")
         # Not written anew for a group that stands: expire_by() may have been called for it.
@@ -91,7 +91,7 @@ def expire_by(prepared: Prepared, request: LaunchRequest, when: float) -> None:
     """Have what runs saved, and all machines leave, no later than at `when`, in epoch seconds: what they are bought as
     ends then. Called before there are machines. Raises ProvisionError."""
     expires = when if request.expires is None else min(when, request.expires)
-    with told(prepared.fleet_dir):
+    with translate_errors(prepared.fleet_dir):
         JobDir(prepared.fleet_dir).put(FLEET_KEY, Settings(expires=expires).to_bytes())
 
 
@@ -143,7 +143,7 @@ def states(allocation: Allocation, group: GroupState) -> list[NodeState]:
         return _all_gone(allocation, "its group is gone")
     url, trouble = allocation.details[FLEET_DIR], group.trouble
     refused = trouble if trouble is not None and trouble.error_class in _REFUSALS else None
-    with told(url):
+    with translate_errors(url):
         view = orders().look(url)
         one = view.of_token(allocation.token)
         if one is not None:
@@ -165,7 +165,7 @@ def dismiss(allocation: Allocation) -> None:
     if url is None:
         return
     try:
-        with told(url):
+        with translate_errors(url):
             orders().end(url, allocation.token, "terminated")
     except ProvisionError as error:
         log.warning("%s: its machines are not told to stop, only ended: %s", allocation.job_id, error)

@@ -57,7 +57,7 @@ def aws(monkeypatch: pytest.MonkeyPatch) -> Iterator[Control]:
 def test_aws_launches_elsewhere(aws: Control) -> None:
     provisioner = AwsProvisioner(session(), FastClock())
     elsewhere = replace(REQUEST, region="us-west-2", zone="usw2-az1", token="1" * 32)
-    aws.fail("GetParameters", HANG, where={"region": "us-west-2"})
+    aws.fail("GetParameters", HANG, where={"region": "us-west-2"}, times=None)
     assert goes_on(aws, lambda: provisioner.launch(elsewhere), lambda: provisioner.launch(REQUEST))
 
 

@@ -40,10 +40,10 @@ def test_only_what_may_pass_is_tried_again_and_not_for_ever() -> None:
         raise ProvisionError(error_class, "no")  # type: ignore[arg-type]
 
     with pytest.raises(ProvisionError):
-        calls.insist(lambda: fails("capacity"), clock, 60)
+        calls.retry(lambda: fails("capacity"), timeout_s=60, clock=clock)
     assert len(made) == 1
     with pytest.raises(ProvisionError):
-        calls.insist(lambda: fails("throttled"), clock, 60)
+        calls.retry(lambda: fails("throttled"), timeout_s=60, clock=clock)
     assert 5 < len(made) < 30
     assert clock.time <= 1_060.0
 
@@ -57,7 +57,7 @@ def test_the_provider_says_when_to_come_back() -> None:
             raise ProvisionError("throttled", "later", retry_after=30.0)
         return "done"
 
-    assert calls.insist(busy, clock, 60) == "done"
+    assert calls.retry(busy, timeout_s=60, clock=clock) == "done"
     assert clock.time == 1_030.0
 
 
