@@ -12,8 +12,9 @@ from ...jobspecs.catalog.targets import targets
 from ...jobspecs.plan import Offer
 from ...protocol.jobdir import Generation, JobDir
 from ...provisioners.base import Allocation, LaunchRequest, NodeRequest, NodeState, Owner, Provisioner
+from ...provisioners.shared.clock import Clock
 from ..accounting import cost
-from ..clock import Clock, JobTime
+from ..clock import JobTime
 from ..store.model import Attempt, JobRow
 from ..store.store import Change, Store
 from ..submit.shipping import agent_for

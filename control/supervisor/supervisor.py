@@ -16,8 +16,9 @@ from ...protocol.jobdir import JobDir, JobDirError
 from ...provisioners import get_provisioner
 from ...provisioners.base import Provisioner, ProvisionError
 from ...provisioners.shared.accounts import OTHER_ACCOUNT
+from ...provisioners.shared.clock import Clock, SystemClock
 from ...storage.buckets import Buckets
-from ..clock import Clock, JobTime, SystemClock
+from ..clock import JobTime
 from ..errors import DamagedRowError, StoreError
 from ..reconcile import logins
 from ..reconcile.job_step import Memory, Tools

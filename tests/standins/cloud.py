@@ -53,6 +53,9 @@ class FakeClock:
     def monotonic(self) -> float:
         return self.steady
 
+    def sleep(self, seconds: float) -> None:
+        self.advance(seconds)
+
     def advance(self, seconds: float) -> None:
         self.time += seconds
         self.steady += seconds

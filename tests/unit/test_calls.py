@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -239,6 +240,25 @@ def test_credentials_are_not_sent_in_the_open() -> None:
     with pytest.raises(ProvisionError, match=r"SETTING: http://example\.com is not encrypted") as caught:
         calls.check_encrypted("SETTING", "http://example.com")
     assert caught.value.error_class == "invalid"
+
+
+def test_a_retry_times_out_while_the_computer_is_suspended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CLOCK_MONOTONIC of Linux stands still then, CLOCK_BOOTTIME does not."""
+    if not hasattr(time, "CLOCK_BOOTTIME"):
+        pytest.skip("this system has one monotonic clock")
+    read, calls_made, suspended_s = time.clock_gettime, [], [0.0]
+    monkeypatch.setattr(
+        time, "clock_gettime", lambda which: read(which) + suspended_s[0] * (which == time.CLOCK_BOOTTIME)
+    )
+
+    def call() -> None:
+        calls_made.append(suspended_s[0])
+        suspended_s[0] = 3_600.0
+        raise ProvisionError("transient", "no answer")
+
+    with pytest.raises(ProvisionError):
+        calls.retry(call, timeout_s=1_800.0, clock=SystemClock())
+    assert calls_made == [0.0]
 
 
 # -- poll cache
