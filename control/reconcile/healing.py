@@ -101,6 +101,11 @@ class Healing(JobStep):
 
 
 def _merged(had: Allocation, got: Allocation) -> Allocation:
-    """So that what is ended in the end is every machine there ever was."""
-    machines, details = {**had.machines, **got.machines}, {**had.details, **got.details}
-    return dataclasses.replace(got, machines=machines, details=details)
+    """Return the union of both allocations, so that terminate() also ends machines that were replaced."""
+    return dataclasses.replace(
+        got,
+        machines={**had.machines, **got.machines},
+        zone=got.zone or had.zone,
+        launched_at={**had.launched_at, **got.launched_at},
+        details={**had.details, **got.details},
+    )

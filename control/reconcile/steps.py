@@ -27,7 +27,7 @@ from ...protocol.jobdir import (
     attempt_key,
 )
 from ...provisioners.base import Allocation, Ended, NodeRequest, Provisioner, ProvisionError, Shared, launch_token
-from ...provisioners.shared.accounts import ACCOUNT, OTHER_ACCOUNT
+from ...provisioners.shared.accounts import OTHER_ACCOUNT
 from ...provisioners.shared.calls import LaunchInterruptedError, attentive
 from ...runtime.moving import AllDamagedError
 from ..accounting import cost
@@ -521,9 +521,16 @@ class Step(Healing, Moving):
         if known is not None:
             return known
         job, offer = self._job, attempt.offer
-        details = {"region": offer["region"], "owner": job.owner}
-        details |= {ACCOUNT: attempt.account} if attempt.account else {}
-        return Allocation(offer["cloud"], job.id, attempt.number, attempt.token, {}, details)
+        return Allocation(
+            offer["cloud"],
+            job.id,
+            attempt.number,
+            attempt.token,
+            {},
+            region=offer["region"],
+            owner=job.owner,
+            account=attempt.account or "",
+        )
 
 
 _UNKNOWN = Ended(has_started=False)

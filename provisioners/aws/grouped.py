@@ -31,8 +31,6 @@ from .network import tag_list
 from .sightings import Sightings
 from .template import Surroundings, buying, check_fleet, group, group_tags, suspended, template, wants_efa
 
-LAUNCHED = "launched"
-"""In Allocation.details: epoch seconds (whole)."""
 UNSEEN_S = 300.0
 """A group that was just made may be missing from listings for so long; then it is gone."""
 
@@ -57,7 +55,7 @@ class GroupLaunch(Launch):
         elif not set(suspended(prepared.fleet)) <= there.suspended:
             self._suspend(prepared)
         made = grouping.allocation(request, "aws", self._name, prepared.fleet_dir)
-        return dataclasses.replace(made, details={**made.details, LAUNCHED: str(int(self.clients.clock.now()))})
+        return dataclasses.replace(made, launched_at=dict.fromkeys(made.machines, self.clients.clock.now()))
 
     @property
     def _name(self) -> str:
@@ -151,11 +149,12 @@ class Groups:
         return grouping.states(allocation, self._state(allocation))
 
     def _state(self, allocation: Allocation) -> GroupState:
-        region, owner = allocation.details["region"], allocation.details["owner"]
+        region, owner = allocation.region, allocation.owner
         seen = self._cache.get((region, owner)).get(allocation.details[grouping.GROUP])
         if seen is None:
-            age = self._clients.clock.now() - float(allocation.details.get(LAUNCHED, "0"))
-            return GroupState(exists=age < UNSEEN_S, machines=0)
+            now = self._clients.clock.now()
+            is_young = any(allocation.age_s(node, now) < UNSEEN_S for node in allocation.machines)
+            return GroupState(exists=is_young, machines=0)
         there = self._sightings.of_owner(region, owner).values()
         machines = sum(one.token == allocation.token and not one.is_gone for one in there)
         lacks = seen.machines < seen.wanted and not seen.is_going

@@ -165,7 +165,7 @@ def _all() -> list[clusters.Cluster]:
 
 def _name_of(allocation: Allocation) -> str:
     """Of its cluster."""
-    return allocation.details.get("region") or next(iter(allocation.machines.values()), "").partition("/")[0]
+    return allocation.region or next(iter(allocation.machines.values()), "").partition("/")[0]
 
 
 def _stands(name: str) -> bool:
@@ -194,7 +194,9 @@ def _allocation(order: Order, name: str, fleet_dir: str, number: int) -> Allocat
         order.attempt,
         order.token,
         {node: f"{name}/{number:08d}/{place_of(node)}" for node in order.nodes},
-        {"region": name, "owner": order.owner, "fleet_dir": fleet_dir},
+        region=name,
+        owner=order.owner,
+        details={"fleet_dir": fleet_dir},
     )
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from google.auth.credentials import Credentials
 
 ENDPOINT = "CLOUDGPU_GCP_ENDPOINT"
-ACCOUNTS = Accounts("the Google Cloud project", "set GOOGLE_CLOUD_PROJECT; nothing is changed until then", "project")
+ACCOUNTS = Accounts("the Google Cloud project", "set GOOGLE_CLOUD_PROJECT; nothing is changed until then")
 _PROJECT = "GOOGLE_CLOUD_PROJECT"
 _SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 _ON_GOOGLE = Path("/sys/class/dmi/id/product_name")

@@ -201,7 +201,7 @@ class GroupedLaunch:
 def observe(clients: Clients, sightings: Sightings, known: Groups, made: Allocation) -> list[NodeState]:
     """Of a grouped launch: two calls for all who ask within a short time, one more for a group that lacks machines.
     Raises ProvisionError."""
-    region, owner = made.details["region"], made.details["owner"]
+    region, owner = made.region, made.owner
     found = known.of_launch(made.token, region)
     if found is None:
         return states(made, GroupState(exists=False, machines=0))

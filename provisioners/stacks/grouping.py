@@ -127,7 +127,9 @@ def allocation(request: LaunchRequest, cloud: str, group: str, fleet_dir: str) -
         request.attempt,
         request.token,
         {node.node: f"{group}/{place_of(node.node)}" for node in request.nodes},
-        {"region": request.region, "owner": request.owner.name, GROUP: group, FLEET_DIR: fleet_dir},
+        region=request.region,
+        owner=request.owner.name,
+        details={GROUP: group, FLEET_DIR: fleet_dir},
     )
 
 

@@ -47,7 +47,7 @@ def test_with_another_account_s_credentials_nothing_changes_until_the_first_ones
 ) -> None:
     job = launched(jobs)
     [attempt] = job.attempts()
-    assert attempt.account == "123456789012" and (attempt.allocation or {})["details"]["account"] == attempt.account
+    assert attempt.account == "123456789012" and (attempt.allocation or {})["account"] == attempt.account
     stop_supervisor()
 
     jobs.control.belong(OTHERS_KEY, OTHER)
