@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from ..base import Allocation, LaunchRequest, Owner, ProvisionError
@@ -37,23 +37,31 @@ class Launched(Protocol):
     def is_fresh(self) -> bool: ...
 
 
-def of_launch(
-    target: str, launch: Launched, account: str, now: float, details: Mapping[str, str] | None = None
+def of_request(
+    target: str, request: LaunchRequest, machines: Mapping[str, str], details: dict[str, str], account: str = ""
 ) -> Allocation:
-    """Return the allocation of a launch that has succeeded at `now`, in epoch seconds."""
-    request = launch.request
+    """Return the allocation of a request whose nodes have these machines."""
     return Allocation(
         target,
         request.job_id,
         request.attempt,
         request.token,
-        {node.node: launch.machines[node.node] for node in request.nodes},
+        {node.node: machines[node.node] for node in request.nodes},
         region=request.region,
-        zone=launch.zone or "",
         owner=request.owner.name,
         account=account,
+        details=details,
+    )
+
+
+def of_launch(
+    target: str, launch: Launched, account: str, now: float, details: dict[str, str] | None = None
+) -> Allocation:
+    """Return the allocation of a launch that has succeeded at `now`, in epoch seconds."""
+    return replace(
+        of_request(target, launch.request, launch.machines, details or {}, account),
+        zone=launch.zone or "",
         launched_at=dict.fromkeys(launch.started, now),
-        details=dict(details or {}),
         is_fresh=launch.is_fresh,
     )
 

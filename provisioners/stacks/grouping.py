@@ -18,6 +18,7 @@ from .. import architecture_of
 from ..base import Allocation, LaunchRequest, NodeState, ProvisionError
 from ..boot import fleet_boot
 from ..shared import infrastructure
+from ..shared.allocations import of_request
 from ..shared.booting import agent_of, check_agent
 from ..shared.infrastructure import Infrastructure
 from .for_stacks import endpoints_of
@@ -121,16 +122,8 @@ def fleet_of(request: LaunchRequest, cloud: str) -> FleetSpec:
 
 def allocation(request: LaunchRequest, cloud: str, group: str, fleet_dir: str) -> Allocation:
     """Of a launch that has succeeded. `group`: what the provider calls it."""
-    return Allocation(
-        cloud,
-        request.job_id,
-        request.attempt,
-        request.token,
-        {node.node: f"{group}/{place_of(node.node)}" for node in request.nodes},
-        region=request.region,
-        owner=request.owner.name,
-        details={GROUP: group, FLEET_DIR: fleet_dir},
-    )
+    machines = {node.node: f"{group}/{place_of(node.node)}" for node in request.nodes}
+    return of_request(cloud, request, machines, {GROUP: group, FLEET_DIR: fleet_dir})
 
 
 def is_grouped(allocation: Allocation) -> bool:

@@ -76,23 +76,12 @@ class VertexProvisioner:
         if missing:
             message = f"{job.name} was started without {', '.join(missing)}, and cannot be added to"
             raise ProvisionError("invalid", message, scope="cloud")
-        machines = {node.node: known[node.node] for node in request.nodes}
         details = {JOB: job.name}
         doubtful = launch.doubtful if certain else self._clients.clock.now() + DOUBT_S
         if doubtful is not None:
             details[DOUBTFUL] = str(int(doubtful))
-        return Allocation(
-            TARGET,
-            request.job_id,
-            request.attempt,
-            token,
-            machines,
-            region=request.region,
-            owner=request.owner.name,
-            account=self._own(),
-            details=details,
-            is_fresh=launch.is_fresh,
-        )
+        made = allocations.of_request(TARGET, request, known, details, self._own())
+        return dataclasses.replace(made, is_fresh=launch.is_fresh)
 
     @calls.renewing
     def observe(self, allocation: Allocation) -> list[NodeState]:

@@ -1013,7 +1013,7 @@ def test_machines_are_not_gone_because_the_settings_name_another_subscription(
     allocation = provisioner.launch(request())
     mine = provisioner.account()
     assert allocation.account == mine
-    older = dataclasses.replace(allocation, account=mine.upper())
+    older = Allocation.from_json({**allocation.to_json(), "account": "", "details": {"subscription": mine.upper()}})
     nobodys = dataclasses.replace(allocation, account="")
     with monkeypatch.context() as elsewhere:
         elsewhere.setenv("AZURE_SUBSCRIPTION_ID", "5ab50000-0000-4000-8000-00000000ffff")

@@ -823,7 +823,7 @@ def test_machines_are_not_gone_because_the_settings_name_another_project(
 ) -> None:
     allocation = provisioner.launch(request())
     assert allocation.account == provisioner.account() == "project-of-tests"
-    older = dataclasses.replace(allocation, machines={})
+    older = Allocation.from_json({**allocation.to_json(), "account": "", "details": {"project": "project-of-tests"}})
     said = r"in the Google Cloud project project-of-tests, these credentials are of another-project: set GOOGLE_CLOUD_P"
     with monkeypatch.context() as elsewhere:
         elsewhere.setenv("GOOGLE_CLOUD_PROJECT", "another-project")
