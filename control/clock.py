@@ -1,31 +1,8 @@
-"""Time, handed in, so that tests need not wait for it; and a job's own time, which no setting of the clock changes."""
+"""A job's own time, which no setting of the computer's clock changes."""
 
 from __future__ import annotations
 
-import time
-from typing import Protocol
-
-
-class Clock(Protocol):
-    """Where the control side takes its time from."""
-
-    def now(self) -> float:
-        """Epoch seconds by the computer's clock, which may be set at any moment."""
-
-    def monotonic(self) -> float:
-        """Seconds since some moment."""
-
-
-class SystemClock:
-    """The computer's clocks."""
-
-    def now(self) -> float:
-        return time.time()
-
-    def monotonic(self) -> float:
-        # Unlike time.monotonic(), CLOCK_BOOTTIME goes on while a laptop sleeps: leases and limits must too.
-        boottime = getattr(time, "CLOCK_BOOTTIME", None)
-        return time.monotonic() if boottime is None else time.clock_gettime(boottime)
+from ..provisioners.shared.clock import Clock
 
 
 class JobTime:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from decimal import Decimal
@@ -18,6 +19,13 @@ Scope = Literal["zone", "region", "market", "cloud", "attempt"]
 `hints` are the zones of its offer that it did not try."""
 _UNAUTHENTICATED = 401
 """HTTP status: the credentials are not accepted (RFC 9110, 15.5.2)."""
+_MOVED = {
+    **dict.fromkeys(("project", "subscription", "account"), "account"),
+    **{name: name for name in ("region", "zone", "owner")},
+}
+"""Key in Allocation.details of earlier versions -> the field that it is now."""
+_LAUNCHED = "launched:"
+"""Likewise, followed by a node: the time of its launch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,19 +118,39 @@ class Allocation:
     token: str
     machines: dict[str, str]
     """node -> the target's id of its machine."""
+    region: str = ""
+    """As in offers; "": unknown. Known, as are `owner` and `account`, also if the answer of the launch was lost."""
+    zone: str = ""
+    """As the provider spells it; "": unknown, or none."""
+    owner: str = ""
+    """Owner.name; "": unknown."""
+    account: str = ""
+    """Id of the account (shared/accounts.py); "": unknown, or the target has none."""
+    launched_at: dict[str, float] = field(default_factory=dict)
+    """node -> epoch seconds, of machines that launch() has started; not of those that it found there."""
     details: dict[str, str] = field(default_factory=dict)
-    """Further data of the target. If the answer of the launch was lost: `region`, `owner` (Owner.name) and `account`
-    (provisioners/shared/accounts.py)."""
+    """Further data of the target."""
     is_fresh: bool = field(default=False, compare=False)
     """All machines were started by the call of launch() that has returned it, none by an earlier one whose answer was
     lost: they are paid for from the beginning of that call on."""
+
+    def age_s(self, node: str, now: float) -> float:
+        """Return seconds since the launch of a node's machine; infinity if launch() has found it there."""
+        return now - self.launched_at.get(node, -math.inf)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Allocation:
-        return cls(**value)
+        """Read what to_json() has written, also where earlier versions kept what are fields now in `details`."""
+        details: dict[str, str] = dict(value.get("details", {}))
+        moved: dict[str, Any] = {field: details.pop(key) for key, field in _MOVED.items() if key in details}
+        launched = [key for key in details if key.startswith(_LAUNCHED)]
+        times = {key.removeprefix(_LAUNCHED): float(details.pop(key)) for key in launched}
+        if "launched" in details:  # of a whole group
+            times = dict.fromkeys(value["machines"], float(details.pop("launched")))
+        return cls(**{**value, **moved, **({"launched_at": times} if times else {}), "details": details})
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,12 +113,11 @@ def _launch(target: str, group: Sequence[Tagged]) -> Leftover:
         return next((one.tags[name] for one in group if one.tags.get(name)), "")
 
     expiries = [float(text) for one in group if (text := one.tags.get(tags.EXPIRES, "")).isdecimal()]
-    attempt = first(tags.ATTEMPT)
     return Leftover(
         target=target,
         owner=first(tags.OWNER),
         job_id=first(tags.JOB),
-        attempt=int(attempt) if attempt.isdecimal() else 0,
+        attempt=tags.attempt_of(first(tags.ATTEMPT)),
         token=first(tags.TOKEN),
         # A machine that was added later expires later, and needs the others until then.
         expires=max(expiries, default=None),

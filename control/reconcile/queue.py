@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..clock import Clock
+from ...provisioners.shared.clock import Clock
 from ..store.model import Waiting
 
 if TYPE_CHECKING:

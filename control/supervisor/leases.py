@@ -16,7 +16,7 @@ from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
-from ..clock import Clock
+from ...provisioners.shared.clock import Clock
 from ..store.model import JobRow
 from ..store.store import Store
 from .presence import process_space

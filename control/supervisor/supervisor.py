@@ -17,9 +17,10 @@ from ...protocol.jobdir import JobDir, JobDirError
 from ...provisioners import get_provisioner
 from ...provisioners.base import Provisioner, ProvisionError
 from ...provisioners.shared.accounts import OTHER_ACCOUNT
+from ...provisioners.shared.clock import Clock, SystemClock
 from ...storage.stores import Buckets
 from ...storage.urls import local_folder
-from ..clock import Clock, JobTime, SystemClock
+from ..clock import JobTime
 from ..errors import DamagedRowError, StoreError
 from ..reconcile import logins
 from ..reconcile.steps.context import Memory, Tools

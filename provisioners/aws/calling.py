@@ -17,10 +17,10 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from ..base import ProvisionError
-from ..shared.calls import UNKNOWN, insist, pause
+from ..shared.calls import UNKNOWN, pause, retry
 from ..shared.clock import Clock
 from ..shared.pacing import Bucket, Rate
-from .errors import understand
+from .errors import translate_error
 
 PATIENCE_S = 30.0
 """A call is repeated for this many seconds; one that hangs until its timeout is sent once more."""
@@ -109,7 +109,7 @@ class Calling:
                 raise found from error
 
         try:
-            return insist(once, self._clock, PATIENCE_S)
+            return retry(once, timeout_s=PATIENCE_S, clock=self._clock)
         except ProvisionError as error:
             if error.__cause__ is None:
                 raise
@@ -149,7 +149,7 @@ def _passing(error: Exception, clock: Clock) -> ProvisionError | None:
     and resources still in use are left to the caller."""
     from botocore.exceptions import ClientError
 
-    found = understand(error, "", clock)
+    found = translate_error(error, "", clock)
     if found is None or found.error_class not in UNKNOWN:
         return None
     if found.error_class == "transient" and isinstance(error, ClientError):

@@ -31,7 +31,7 @@ from ..shared.asking import (
 )
 from ..shared.refresh import Outcome, Progress, Update
 from .clients import Clients
-from .errors import told
+from .errors import translate_errors
 from .prices import OddPriceError, on_demand_prices, spot_prices, zone_ids
 from .quotas import Quota, limit, quota_of
 
@@ -76,7 +76,7 @@ def refresh(regions: Sequence[str], on_progress: Progress, clients: Clients | No
     asked = tuple(dict.fromkeys(regions)) or tuple(sorted(name for name, on in clients.regions.items() if on))
     now = datetime.datetime.fromtimestamp(clients.clock.now(), datetime.UTC)
     with ThreadPoolExecutor(_WORKERS) as pool:
-        calls = Calls(pool, on_progress, lambda doing: told(doing, clients.clock))
+        calls = Calls(pool, on_progress, lambda doing: translate_errors(doing, clients.clock))
         asking = _Asking(clients, asked, now, calls)
         made = (asking.machine_types, asking.places, asking.prices, asking.spot, asking.quotas)
         try:

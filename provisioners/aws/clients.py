@@ -21,7 +21,7 @@ from ..boot.record import is_loopback
 from ..shared import calls
 from ..shared.clock import Clock, SystemClock
 from .calling import Calling
-from .errors import told
+from .errors import translate_errors
 
 if TYPE_CHECKING:
     from boto3.session import Session
@@ -99,14 +99,14 @@ class Clients:
     @cached_property
     def regions(self) -> dict[str, bool]:
         """The account's regions, and whether each is enabled. Raises ProvisionError."""
-        with told("ask for the account's regions", self.clock):
+        with translate_errors("ask for the account's regions", self.clock):
             answer = self.ec2(self._home()).describe_regions(AllRegions=True)
         return {region["RegionName"]: region.get("OptInStatus") != "not-opted-in" for region in answer["Regions"]}
 
     @cached_property
     def account(self) -> str:
         """The id of the account that the credentials belong to: a call that needs no right. Raises ProvisionError."""
-        with told("ask whose credentials these are", self.clock):
+        with translate_errors("ask whose credentials these are", self.clock):
             return self.sts(self._home()).get_caller_identity()["Account"]
 
     def check_region(self, region: str) -> None:
@@ -142,14 +142,14 @@ class Clients:
         except ImportError as error:
             message = "the target aws needs boto3: pip install 'cloudgpu[aws]'"
             raise ProvisionError("invalid", message, scope="cloud", code="boto3") from error
-        with told("read the AWS settings", self.clock):
+        with translate_errors("read the AWS settings", self.clock):
             return self._session_given or boto3.session.Session()
 
     def _client(self, service: str, region: str, *, patient: bool = False) -> Any:  # the callers cast it
         with self._lock:  # making clients is not thread-safe, using them is
             key = (service, region, patient)
             if key not in self._made:
-                with told(f"reach {service} in {region}", self.clock):
+                with translate_errors(f"reach {service} in {region}", self.clock):
                     self._made[key] = self._make(service, region, patient=patient)
             return self._made[key]
 

@@ -19,7 +19,7 @@ from ..shared import tags
 from . import groups
 from .clients import HOME_REGION, Clients
 from .ending import Ending
-from .errors import told, tolerate
+from .errors import tolerate, translate_errors
 from .identity import PATH
 from .sightings import Sightings
 
@@ -51,7 +51,7 @@ def find(regions: Sequence[str], clients: Clients | None = None) -> Found:
     found: list[Tagged] = []
 
     def look(place: str) -> list[Tagged]:
-        with told(f"look for what is tagged in {place}", clients.clock):
+        with translate_errors(f"look for what is tagged in {place}", clients.clock):
             return list(_identities(clients.iam(asked[0])) if place == _IAM else _in_region(clients, place))
 
     with ThreadPoolExecutor(_REGIONS_AT_ONCE) as pool:
@@ -197,7 +197,7 @@ def _remove_things(clients: Clients, region: str, leftover: Leftover) -> None:
         if kind == "volume":
             _end(clients, region, [thing.id for thing in here if thing.kind == "instance"])
         for name in (thing.id for thing in here if thing.kind == kind):
-            with told(f"remove {kind} {name}" + (f" of {region}" if region else ""), clients.clock):
+            with translate_errors(f"remove {kind} {name}" + (f" of {region}" if region else ""), clients.clock):
                 delete(clients, region, name)
 
 
@@ -206,7 +206,7 @@ def _end(clients: Clients, region: str, instances: Sequence[str]) -> None:
     until = clients.clock.monotonic() + _ENDING_S
     left = _alive(clients, region, instances) if instances else []
     if left:
-        with told(f"end {', '.join(left)} of {region}", clients.clock):
+        with translate_errors(f"end {', '.join(left)} of {region}", clients.clock):
             clients.ec2(region).terminate_instances(InstanceIds=left)
     while left := _alive(clients, region, left) if left else []:
         if clients.clock.monotonic() > until:
@@ -216,7 +216,7 @@ def _end(clients: Clients, region: str, instances: Sequence[str]) -> None:
 
 
 def _alive(clients: Clients, region: str, instances: Sequence[str]) -> list[str]:
-    with told(f"look at the machines in {region}", clients.clock):
+    with translate_errors(f"look at the machines in {region}", clients.clock):
         pages = (
             clients.ec2(region)
             .get_paginator("describe_instances")

@@ -10,7 +10,7 @@ from ..base import Ended, ProvisionError
 from ..shared import tags
 from . import groups, network
 from .clients import Clients
-from .errors import told, tolerate
+from .errors import tolerate, translate_errors
 from .identity import remove_identity
 from .sightings import Sighting, Sightings, sighting
 
@@ -44,7 +44,7 @@ class Ending:
         """Remove all of it; returns when nothing bills any more. Raises ProvisionError, and may then be run again."""
         ec2, clock = self.clients.ec2(self.region), self.clients.clock
         until = clock.monotonic() + PATIENCE_S
-        with told(f"look for the launch in {self.region}", clock):
+        with translate_errors(f"look for the launch in {self.region}", clock):
             group = network.find_group(ec2, self.token)
         hidden, since = set(self.named), clock.monotonic()
         has_started, at = group is not None and group.is_grouped, clock.now()
@@ -94,12 +94,12 @@ class Ending:
         Machines among that are put into `hidden`.
         """
         ec2, clock = self.clients.ec2(self.region), self.clients.clock
-        with told(f"remove what {self.token} made in {self.region}", clock):
+        with translate_errors(f"remove what {self.token} made in {self.region}", clock):
             self._delete_volumes(ec2)
             if not group.shared_profile:
                 remove_identity(self.clients.iam(self.region), self.token)
         try:
-            with told(f"remove {network.name_of(self.token)} in {self.region}", clock):
+            with translate_errors(f"remove {network.name_of(self.token)} in {self.region}", clock):
                 if group.is_grouped:
                     groups.remove_template(ec2, group)
                 if group.has_placement:
@@ -107,14 +107,14 @@ class Ending:
                 network.remove_group(ec2, group)
         except ProvisionError as error:
             if error.code == _DENIED:  # so it says of a group that is gone: the answer to its end was lost
-                with told(f"look for the launch in {self.region}", clock):
+                with translate_errors(f"look for the launch in {self.region}", clock):
                     if network.find_group(ec2, self.token) is None:
                         return True
             if error.code not in _STILL_USED:
                 raise
         else:
             return True
-        with told(f"look for what uses {network.name_of(self.token)} in {self.region}", clock):
+        with translate_errors(f"look for what uses {network.name_of(self.token)} in {self.region}", clock):
             hidden.update(network.free(ec2, group))
         return False
 
@@ -138,7 +138,7 @@ def terminate(clients: Clients, region: str, instances: Collection[str]) -> set[
     """
     doing = f"end {', '.join(sorted(instances))} in {region}"
     try:
-        with told(doing, clients.clock):
+        with translate_errors(doing, clients.clock):
             clients.ec2(region).terminate_instances(InstanceIds=sorted(instances))
     except ProvisionError as error:
         if error.code not in _UNKNOWN_OR_DENIED:
@@ -155,7 +155,7 @@ def terminate(clients: Clients, region: str, instances: Collection[str]) -> set[
 
 def _is_there(clients: Clients, region: str, instances: Collection[str]) -> bool:
     """Return whether EC2 lists any of these instances as not terminated."""
-    with told(f"look for {', '.join(instances)} in {region}", clients.clock), tolerate(_UNKNOWN):
+    with translate_errors(f"look for {', '.join(instances)} in {region}", clients.clock), tolerate(_UNKNOWN):
         found = clients.ec2(region).describe_instances(InstanceIds=list(instances))["Reservations"]
         return any(not sighting(one).is_gone for reservation in found for one in reservation.get("Instances", ()))
     return False

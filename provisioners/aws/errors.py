@@ -13,12 +13,12 @@ from ..shared.errors import classify
 _ENCODED = " Encoded authorization failure message:"
 
 
-def told(doing: str, clock: Clock) -> contextlib.AbstractContextManager[None]:
+def translate_errors(doing: str, clock: Clock) -> contextlib.AbstractContextManager[None]:
     """Raise ProvisionError in the place of boto3's errors, with what was being done."""
-    return calls.told(understand, doing, clock)
+    return calls.translate_errors(translate_error, doing, clock)
 
 
-def understand(error: Exception, doing: str, clock: Clock) -> ProvisionError | None:
+def translate_error(error: Exception, doing: str, clock: Clock) -> ProvisionError | None:
     """What an error of boto3's means; None: it is not one."""
     from botocore.exceptions import BotoCoreError, ClientError
     from botocore.exceptions import ConnectionError as BotoConnectionError

@@ -8,7 +8,7 @@ from ...jobspecs.fleets import FleetSpec
 from ..stacks.for_stacks import Endpoints, Reserved, in_a_zone
 from . import quotas
 from .clients import Clients
-from .errors import told
+from .errors import translate_errors
 from .identity import BOUNDARY_VARIABLE
 from .images import Images
 from .reservations import find_reservation, look_again
@@ -17,7 +17,7 @@ from .reservations import find_reservation, look_again
 def account(region: str) -> str:
     """Return the account's id."""
     clients = Clients()
-    with told("ask whose account this is", clients.clock):
+    with translate_errors("ask whose account this is", clients.clock):
         return clients.sts(region).get_caller_identity()["Account"]
 
 
@@ -38,7 +38,7 @@ def reserved(fleet: FleetSpec) -> Reserved:
     clients = Clients()
 
     def find(zone: str | None) -> Reserved:
-        with told(f"look for reservations in {zone or fleet.region}", clients.clock):
+        with translate_errors(f"look for reservations in {zone or fleet.region}", clients.clock):
             ec2 = clients.ec2(fleet.region)
             found, there = find_reservation(ec2, fleet.machine_type, zone, max(fleet.size, 1), clients.clock)
         return Reserved(there, found.reservation, found.is_block)
@@ -49,7 +49,7 @@ def reserved(fleet: FleetSpec) -> Reserved:
 def reserved_until(fleet: FleetSpec, reservation: str) -> float | None:
     """Return when a Capacity Block begins to end its machines."""
     clients = Clients()
-    with told(f"look for the reservation {reservation}", clients.clock):
+    with translate_errors(f"look for the reservation {reservation}", clients.clock):
         found = look_again(clients.ec2(fleet.region), fleet.machine_type, reservation)
     return 0.0 if found is None else found.machines_end
 

@@ -17,22 +17,20 @@ from typing import Any
 from ...jobspecs.fleets import FleetSpec
 from ..base import Allocation, NodeState, ProvisionError
 from ..shared import tags
-from ..shared.calls import insist
-from ..shared.sharing import Looks
+from ..shared.calls import retry
+from ..shared.poll_cache import PollCache
 from ..stacks import grouping
 from ..stacks.grouping import GroupState, Prepared
 from . import groups, network
 from .answers import Answers
 from .clients import Clients
-from .errors import told
+from .errors import translate_errors
 from .launching import PATIENCE_S, Launch
 from .machine import disk_gib
 from .network import tag_list
 from .sightings import Sightings
 from .template import Surroundings, buying, check_fleet, group, group_tags, suspended, template, wants_efa
 
-LAUNCHED = "launched"
-"""In Allocation.details: epoch seconds (whole)."""
 UNSEEN_S = 300.0
 """A group that was just made may be missing from listings for so long; then it is gone."""
 
@@ -46,7 +44,7 @@ class GroupLaunch(Launch):
         request, region = self.request, self.request.region
         prepared = grouping.prepare(request, "aws")
         self.stack = prepared.infrastructure
-        with told(f"look for the launch in {region}", self.clients.clock):
+        with translate_errors(f"look for the launch in {region}", self.clients.clock):
             self.group = network.find_group(self.clients.ec2(region), request.token)
         self.has_created = self.group is not None
         there = None if self.group is None else groups.find_scaling_group(self.clients, region, self._name)
@@ -57,7 +55,7 @@ class GroupLaunch(Launch):
         elif not set(suspended(prepared.fleet)) <= there.suspended:
             self._suspend(prepared)
         made = grouping.allocation(request, "aws", self._name, prepared.fleet_dir)
-        return dataclasses.replace(made, details={**made.details, LAUNCHED: str(int(self.clients.clock.now()))})
+        return dataclasses.replace(made, launched_at=dict.fromkeys(made.machines, self.clients.clock.now()))
 
     @property
     def _name(self) -> str:
@@ -110,7 +108,7 @@ class GroupLaunch(Launch):
 
         self.has_created = True
         try:
-            insist(make, self.clients.clock, PATIENCE_S)
+            retry(make, timeout_s=PATIENCE_S, clock=self.clients.clock)
         except ProvisionError as error:
             self._check_role(error)
             raise
@@ -122,7 +120,7 @@ class GroupLaunch(Launch):
     def _make_standing(self, fleet: FleetSpec, around: Surroundings, subnets: list[network.Subnet]) -> None:
         """Template and group. It may be repeated, and has to be: AWS may not know yet what it has made."""
         region, name = self.request.region, self._name
-        with told(f"make {name} in {region}", self.clients.clock):
+        with translate_errors(f"make {name} in {region}", self.clients.clock):
             made = groups.make_template(
                 self.clients.ec2(region), name, template(fleet, around), tag_list({"Name": fleet.name, **around.tags})
             )
@@ -143,7 +141,7 @@ class Groups:
 
     def __init__(self, clients: Clients, sightings: Sightings, answers: Answers) -> None:
         self._clients, self._sightings, self._answers = clients, sightings, answers
-        self._looks: Looks[tuple[str, str], Mapping[str, groups.ScalingGroup]] = Looks(self._ask, clients.clock)
+        self._cache: PollCache[tuple[str, str], Mapping[str, groups.ScalingGroup]] = PollCache(self._ask, clients.clock)
 
     def observe(self, allocation: Allocation) -> list[NodeState]:
         """Two calls a region for all who ask within a short time, and one more for a group that lacks machines.
@@ -151,11 +149,12 @@ class Groups:
         return grouping.states(allocation, self._state(allocation))
 
     def _state(self, allocation: Allocation) -> GroupState:
-        region, owner = allocation.details["region"], allocation.details["owner"]
-        seen = self._looks.at((region, owner)).get(allocation.details[grouping.GROUP])
+        region, owner = allocation.region, allocation.owner
+        seen = self._cache.get((region, owner)).get(allocation.details[grouping.GROUP])
         if seen is None:
-            age = self._clients.clock.now() - float(allocation.details.get(LAUNCHED, "0"))
-            return GroupState(exists=age < UNSEEN_S, machines=0)
+            now = self._clients.clock.now()
+            is_young = any(allocation.age_s(node, now) < UNSEEN_S for node in allocation.machines)
+            return GroupState(exists=is_young, machines=0)
         there = self._sightings.of_owner(region, owner).values()
         machines = sum(one.token == allocation.token and not one.is_gone for one in there)
         lacks = seen.machines < seen.wanted and not seen.is_going
@@ -172,7 +171,7 @@ class Groups:
     def _ask(self, where: tuple[str, str]) -> Mapping[str, groups.ScalingGroup]:
         region, owner = where
         filters: list[Any] = [{"Name": f"tag:{tags.OWNER}", "Values": [owner]}]
-        with told(f"look at the groups in {region}", self._clients.clock):
+        with translate_errors(f"look at the groups in {region}", self._clients.clock):
             pages = (
                 self._clients.autoscaling(region)
                 .get_paginator("describe_auto_scaling_groups")

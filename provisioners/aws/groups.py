@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..base import ProvisionError
 from ..shared.errors import classify
 from .clients import Clients
-from .errors import told, tolerate
+from .errors import tolerate, translate_errors
 from .network import Group, name_of
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def seen(group: AutoScalingGroupTypeDef) -> ScalingGroup:
 
 def find_scaling_group(clients: Clients, region: str, name: str) -> ScalingGroup | None:
     """Raises ProvisionError."""
-    with told(f"look for {name} in {region}", clients.clock):
+    with translate_errors(f"look for {name} in {region}", clients.clock):
         answer = clients.autoscaling(region).describe_auto_scaling_groups(AutoScalingGroupNames=[name])
     return next((seen(group) for group in answer["AutoScalingGroups"]), None)
 
@@ -98,7 +98,7 @@ def make_template(ec2: EC2Client, name: str, data: Mapping[str, Any], tags: list
 def make_scaling_group(clients: Clients, region: str, wanted: Mapping[str, Any]) -> None:
     """Or find it, if an earlier try has made it. Raises ProvisionError."""
     name = wanted["AutoScalingGroupName"]
-    with told(f"make {name} in {region}", clients.clock), tolerate("AlreadyExists"):
+    with translate_errors(f"make {name} in {region}", clients.clock), tolerate("AlreadyExists"):
         clients.autoscaling(region).create_auto_scaling_group(**wanted)
         return
     found = find_scaling_group(clients, region, name)
@@ -108,7 +108,7 @@ def make_scaling_group(clients: Clients, region: str, wanted: Mapping[str, Any])
 
 
 def suspend(clients: Clients, region: str, name: str, processes: list[str]) -> None:
-    with told(f"set up {name} in {region}", clients.clock):
+    with translate_errors(f"set up {name} in {region}", clients.clock):
         clients.autoscaling(region).suspend_processes(AutoScalingGroupName=name, ScalingProcesses=processes)
 
 
@@ -120,7 +120,7 @@ def close(clients: Clients, region: str, name: str) -> bool:
     they are. Raises ProvisionError."""
     found = find_scaling_group(clients, region, name)
     if found is not None and not found.is_going:
-        with told(f"delete {name} in {region}", clients.clock):
+        with translate_errors(f"delete {name} in {region}", clients.clock):
             clients.autoscaling(region).delete_auto_scaling_group(AutoScalingGroupName=name, ForceDelete=True)
     return found is not None
 
@@ -150,7 +150,7 @@ def _find_template(ec2: EC2Client, name: str) -> str | None:
 def trouble(clients: Clients, region: str, group: ScalingGroup) -> ProvisionError | None:
     """What Auto Scaling says of its last tries, where none of them may go well by itself: all zones are full, or it is
     nothing that another zone would change. One call. Raises ProvisionError."""
-    with told(f"ask why {group.name} lacks machines", clients.clock):
+    with translate_errors(f"ask why {group.name} lacks machines", clients.clock):
         answer = clients.autoscaling(region).describe_scaling_activities(
             AutoScalingGroupName=group.name, MaxRecords=_ENOUGH
         )

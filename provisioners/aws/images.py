@@ -9,22 +9,22 @@ from __future__ import annotations
 
 import csv
 import functools
-import threading
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...jobspecs import catalog
 from ..base import ProvisionError
+from ..shared.poll_cache import PollCache
 from .clients import Clients
-from .errors import told
+from .errors import translate_errors
 
 if TYPE_CHECKING:
     from types_boto3_ec2.type_defs import ImageTypeDef
 
 _TABLE = Path(__file__).with_name("images.csv")
-_LASTS_S = 3_600.0
-"""So long an answer is taken for the newest."""
+_TTL_S = 3_600.0
+"""Seconds for which an answer is taken for the newest image."""
 
 
 class Image(NamedTuple):
@@ -37,26 +37,19 @@ class Image(NamedTuple):
 
 
 class Images:
-    """Images by machine type and region; asked once an hour. Any thread may use it."""
+    """Cache of images by region and machine type. Thread-safe."""
 
     def __init__(self, clients: Clients) -> None:
         self._clients = clients
-        self._lock = threading.Lock()
-        self._known: dict[tuple[str, str], tuple[float, Image]] = {}
+        self._cache = PollCache(self._ask, clients.clock, ttl_s=_TTL_S)
 
     def find(self, region: str, machine_type: str) -> Image:
         """Raises ProvisionError: `invalid` if AWS has no image for the type, `not_offered` if the region has none."""
-        parameter = parameter_for(machine_type)
-        clock = self._clients.clock
-        with self._lock:
-            at, image = self._known.get((region, parameter), (0.0, None))
-            if image is None or clock.monotonic() - at > _LASTS_S:
-                image = self._ask(region, parameter)
-                self._known[region, parameter] = (clock.monotonic(), image)
-            return image
+        return self._cache.get((region, parameter_for(machine_type)))
 
-    def _ask(self, region: str, parameter: str) -> Image:
-        with told(f"look up the image of {region}", self._clients.clock):
+    def _ask(self, key: tuple[str, str]) -> Image:
+        region, parameter = key
+        with translate_errors(f"look up the image of {region}", self._clients.clock):
             answer = self._clients.ssm(region).get_parameters(Names=[parameter])
             if not answer["Parameters"]:
                 message = f"{region} has no image {parameter}; choose another region"

@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..base import LaunchRequest, NodeRequest, ProvisionError, node_token
-from ..shared.calls import all_or_none, cleaning_up, first_with_room, insist, pause
+from ..shared.calls import all_or_none, cleaning_up, first_with_room, pause, retry
 from ..shared.infrastructure import Infrastructure, load
 from . import network
 from .answers import Answers
 from .clients import Clients
 from .ending import Ending, terminate
-from .errors import told
+from .errors import translate_errors
 from .identity import make_identity, shared_profile
 from .images import Image, Images
 from .profiles import Profiles
@@ -109,7 +109,7 @@ class Launch:
 
     def _find(self) -> None:
         request, clock = self.request, self.clients.clock
-        with told(f"look for the launch in {request.region}", clock):
+        with translate_errors(f"look for the launch in {request.region}", clock):
             self.group = network.find_group(self.clients.ec2(request.region), request.token)
         self.has_created = self.group is not None
         if self.group is None:
@@ -141,7 +141,9 @@ class Launch:
         # A cluster is in one zone: where EC2 chooses it, the first try would bind all others to it.
         placed = wants_efa(request.nodes) and (request.zone is not None or request.market == "reservation")
         self.has_created = True
-        profile, placement = insist(lambda: self._make(subnets[0].vpc, placed=placed), self.clients.clock, PATIENCE_S)
+        profile, placement = retry(
+            lambda: self._make(subnets[0].vpc, placed=placed), timeout_s=PATIENCE_S, clock=self.clients.clock
+        )
         group = self.group.group if self.group else ""
         endpoint = self.clients.endpoint(request.region)
 
@@ -169,7 +171,7 @@ class Launch:
         ec2, zone = self.clients.ec2(request.region), self.zone or request.zone
         reservations: dict[str, Reservation] = {}
         subnets = network.find_subnets(self.answers.subnets(request.region), request.region, self.stack)
-        with told(f"choose a place in {request.region}", self.clients.clock):
+        with translate_errors(f"choose a place in {request.region}", self.clients.clock):
             if request.market == "reservation":
                 for machine_type in dict.fromkeys(node.machine_type for node in missing):
                     machines = sum(node.machine_type == machine_type for node in missing)
@@ -191,7 +193,7 @@ class Launch:
         """
         request = self.request
         ec2 = self.clients.ec2(request.region)
-        with told(f"prepare the launch in {request.region}", self.clients.clock):
+        with translate_errors(f"prepare the launch in {request.region}", self.clients.clock):
             if self.group is None:
                 shared = shared_profile(self.stack, request)
                 self.group = network.make_group(ec2, request, vpc, placement=placed, shared_profile=shared)
@@ -237,7 +239,7 @@ class Launch:
                 raise ProvisionError("transient", f"EC2 does not know {', '.join(sorted(left))} yet", scope="region")
 
         try:
-            insist(end, self.clients.clock, _UNSEEN_S)
+            retry(end, timeout_s=_UNSEEN_S, clock=self.clients.clock)
         except ProvisionError as error:
             log.warning("%s: after a launch that was refused: %s", self.request.job_id, error)
 
@@ -250,7 +252,7 @@ class Launch:
 
         def start() -> str:
             self._await_profile(place.profile_arn)
-            with told(f"start {node.node} ({request.market} {node.machine_type}) in {zone}", clock):
+            with translate_errors(f"start {node.node} ({request.market} {node.machine_type}) in {zone}", clock):
                 answer = self.clients.launcher(request.region).run_instances(**parameters)
             self.profiles.accept(place.profile_arn)
             return answer["Instances"][0]["InstanceId"]
@@ -266,7 +268,7 @@ class Launch:
                 raise
 
         try:
-            return insist(learn, clock, PATIENCE_S)
+            return retry(learn, timeout_s=PATIENCE_S, clock=clock)
         except ProvisionError as error:
             self._check_role(error)
             if error.code != "IdempotentParameterMismatch":

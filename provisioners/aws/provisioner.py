@@ -12,23 +12,23 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Collection, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
 from ...jobspecs.plan import Offer
 from ..base import Allocation, Ended, LaunchRequest, NodeState, Owner, ProvisionError
-from ..shared import tags
-from ..shared.accounts import ACCOUNT, Accounts
+from ..shared import allocations
+from ..shared.accounts import Accounts
+from ..shared.allocations import Found
 from ..shared.calls import last_of, renewing
-from ..shared.sharing import PerSettings
+from ..shared.per_settings import PerSettings
 from ..stacks import grouping
 from . import network, prices
 from .answers import Answers
 from .clients import Clients
 from .console import console
 from .ending import Ending, terminate
-from .errors import told
+from .errors import translate_errors
 from .grouped import GroupLaunch, Groups
 from .images import Images
 from .launching import Launch
@@ -45,15 +45,12 @@ if TYPE_CHECKING:
 log = logging.getLogger("cloudgpu.provisioners.aws")
 
 TARGET = "aws"
-REGION, ZONE, OWNER, LAUNCHED = "region", "zone", "owner", "launched:"
-"""In Allocation.details: AWS's name, AZ name, Owner.name; followed by a node, epoch seconds (whole) of its launch."""
 ACCOUNTS = Accounts(
     "AWS account", "set AWS_PROFILE, or log in, as a user of that account; nothing is changed until then"
 )
 
 UNSEEN_S = 300.0
 """A machine that was just launched may be missing from listings for so long; then it is gone."""
-_REGIONS_AT_ONCE = 8
 _DENIED = frozenset({"UnauthorizedOperation", "AccessDenied"})
 
 
@@ -81,16 +78,10 @@ class AwsProvisioner:
         known = (self._clients, self._images, self._sightings, self._answers, self._quotas, self._profiles)
         account = self._clients.account
         if request.grouped:
-            made = GroupLaunch(*known, request).allocate()
-            return dataclasses.replace(made, details={**made.details, ACCOUNT: account})
+            return dataclasses.replace(GroupLaunch(*known, request).allocate(), account=account)
         launch = Launch(*known, request)
         launch.run()
-        now = str(int(self._clients.clock.now()))
-        details = {REGION: request.region, ZONE: launch.zone, OWNER: request.owner.name, ACCOUNT: account}
-        details |= {f"{LAUNCHED}{node}": now for node in launch.started}
-        machines = {node.node: launch.machines[node.node] for node in request.nodes}
-        fresh = launch.is_fresh
-        return Allocation(TARGET, request.job_id, request.attempt, request.token, machines, details, is_fresh=fresh)
+        return allocations.of_launch(TARGET, launch, account, self._clients.clock.now())
 
     @renewing
     def observe(self, allocation: Allocation) -> list[NodeState]:
@@ -112,7 +103,7 @@ class AwsProvisioner:
         """
         self._check(allocation)
         self._profiles.forget_launch(allocation.token)  # another launch with this token makes it again
-        region, owner = allocation.details.get(REGION), allocation.details.get(OWNER, "")
+        region, owner = allocation.region, allocation.owner
         is_grouped = grouping.is_grouped(allocation)
         machines = frozenset(allocation.machines.values() if region and not is_grouped else ())
         if is_grouped:
@@ -141,7 +132,8 @@ class AwsProvisioner:
         Regions that are not enabled are left out, and so are those where the account's administrators deny everything
         (with a warning). Any other region that does not answer makes it fail: what is there is then not known.
         """
-        return self._find(owner)
+        regions = self._enabled_regions()
+        return allocations.in_regions(regions, lambda region: self._find_in(region, owner), _is_denied)
 
     @renewing
     def explain(self, allocation: Allocation, node: str) -> str:
@@ -149,7 +141,7 @@ class AwsProvisioner:
         self._check(allocation)
         if grouping.is_grouped(allocation):
             return ""
-        return console(self._clients, allocation.details[REGION], allocation.machines[node])
+        return console(self._clients, allocation.region, allocation.machines[node])
 
     @renewing
     def account(self) -> str:
@@ -181,31 +173,12 @@ class AwsProvisioner:
 
     def _check(self, allocation: Allocation) -> None:
         """Refuse the credentials of another account than the allocation's."""
-        ACCOUNTS.check(ACCOUNTS.of(allocation), self._own)
-
-    def _find(self, owner: Owner) -> list[Allocation]:
-        found: list[Allocation] = []
-        denied: list[ProvisionError] = []
-        regions = self._enabled_regions()
-        with ThreadPoolExecutor(_REGIONS_AT_ONCE, "cloudgpu-find") as pool:
-            looks = [pool.submit(self._find_in, region, owner) for region in regions]
-        for look in looks:
-            try:
-                found += look.result()
-            except ProvisionError as error:
-                if error.code not in _DENIED:
-                    raise
-                denied.append(error)
-        if len(denied) == len(regions):
-            raise denied[0]
-        for refusal in denied:
-            log.warning("left out: %s", refusal)
-        return found
+        ACCOUNTS.check(allocation.account, self._own)
 
     def _seen(self, allocation: Allocation) -> tuple[str, Mapping[str, Sighting]]:
         """The allocation's region, and what was seen there of its owner's machines."""
-        region, owner = allocation.details.get(REGION), allocation.details.get(OWNER)
-        if region is None:
+        region, owner = allocation.region, allocation.owner
+        if not region:
             message = f"the region of launch {allocation.token} is not known: it can be ended, not watched"
             raise ProvisionError("invalid", message, scope="cloud")
         if owner:
@@ -215,8 +188,7 @@ class AwsProvisioner:
     def _state(self, allocation: Allocation, node: str, instance: str, seen: Mapping[str, Sighting]) -> NodeState:
         if instance in seen:
             return seen[instance].as_node(node, seen.values())
-        age = self._clients.clock.now() - float(allocation.details.get(f"{LAUNCHED}{node}", "0"))
-        if age < UNSEEN_S:
+        if allocation.age_s(node, self._clients.clock.now()) < UNSEEN_S:
             return NodeState(node, "pending", "EC2 does not show it yet")
         return NodeState(node, "gone", "EC2 does not know it any more")
 
@@ -226,23 +198,23 @@ class AwsProvisioner:
     def _find_in(self, region: str, owner: Owner) -> list[Allocation]:
         clock = self._clients.clock
         begun = clock.monotonic()
-        with told(f"look for launches in {region}", clock):
+        with translate_errors(f"look for launches in {region}", clock):
             groups = network.groups_of(self._clients.ec2(region), owner.name)
         seen = self._sightings.of_owner(region, owner.name, since=begun).values()
+        machines: dict[str, dict[str, str]] = {}
+        for one in seen:
+            machines.setdefault(one.token, {}).update({one.node: one.instance} if one.node else {})
         launches: dict[str, Mapping[str, str]] = {group.token: group.tags for group in groups}
         launches |= {one.token: one.tags for one in seen if not one.is_gone}
         return [
-            Allocation(
-                TARGET,
-                values.get(tags.JOB, ""),
-                int(values.get(tags.ATTEMPT, "0")) if values.get(tags.ATTEMPT, "0").isdecimal() else 0,
-                token,
-                {one.node: one.instance for one in seen if one.token == token and one.node},
-                {REGION: region, OWNER: owner.name},
-            )
+            allocations.of_found(TARGET, owner, Found(token, values, machines.get(token, {}), region))
             for token, values in launches.items()
             if token
         ]
+
+
+def _is_denied(error: ProvisionError) -> bool:
+    return error.code in _DENIED
 
 
 shared = PerSettings(AwsProvisioner, "AWS_")

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from ...jobspecs import catalog
 from ..base import ErrorClass, LaunchRequest, ProvisionError
 from ..shared.clock import SystemClock
-from ..shared.sharing import Looks
+from ..shared.poll_cache import PollCache
 from .clients import Clients
-from .errors import told
+from .errors import translate_errors
 from .sightings import Sightings
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class Quotas:
 
     def __init__(self, clients: Clients, sightings: Sightings) -> None:
         self._clients, self._sightings = clients, sightings
-        self._limits: Looks[tuple[str, Quota], float | None] = Looks(self._ask, clients.clock, lasts_s=LIMIT_S)
+        self._limits: PollCache[tuple[str, Quota], float | None] = PollCache(self._ask, clients.clock, ttl_s=LIMIT_S)
         self._lock = threading.Lock()
         self._begun: dict[tuple[str, Quota], dict[str, tuple[int, float]]] = {}
         """Token -> vCPUs of a launch that listings may not show yet, and when it began."""
@@ -96,7 +96,7 @@ class Quotas:
         is below what the launch needs, `capacity` if it only is in use now, and may be free later."""
         whole = _needed([node.machine_type for node in request.nodes], request.market)
         for quota, vcpus in _needed(missing, request.market).items():
-            allowed = self._limits.at((request.region, quota))
+            allowed = self._limits.get((request.region, quota))
             if allowed is None:
                 continue
             if whole[quota] > allowed:
@@ -112,7 +112,7 @@ class Quotas:
     def are_known_to_suffice(self, request: LaunchRequest) -> bool:
         """Return whether every quota is large enough for the whole launch, so that only present use can exceed it."""
         whole = _needed([node.machine_type for node in request.nodes], request.market)
-        limits = {quota: self._limits.at((request.region, quota)) for quota in whole}
+        limits = {quota: self._limits.get((request.region, quota)) for quota in whole}
         return bool(limits) and all(
             allowed is not None and whole[quota] <= allowed for quota, allowed in limits.items()
         )
@@ -142,7 +142,7 @@ class Quotas:
     def _ask(self, where: tuple[str, Quota]) -> float | None:
         region, quota = where
         try:
-            with told(f"ask for quota {quota.code} of {region}", self._clients.clock):
+            with translate_errors(f"ask for quota {quota.code} of {region}", self._clients.clock):
                 return limit(self._clients.service_quotas(region), quota)
         except (ProvisionError, KeyError) as error:
             _say_once(str(error))
@@ -181,7 +181,7 @@ def limit(service_quotas: ServiceQuotasClient, quota: Quota) -> float:
 
 def _check_one(ec2: EC2Client, service_quotas: ServiceQuotasClient, region: str, quota: Quota, needed: int) -> None:
     try:
-        with told(f"ask for quota {quota.code} of {region}", SystemClock()):
+        with translate_errors(f"ask for quota {quota.code} of {region}", SystemClock()):
             allowed = limit(service_quotas, quota)
             used = _used(ec2, quota) if needed <= allowed else 0
     except (ProvisionError, KeyError) as error:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Literal
 from ..base import NodeState, ProvisionError
 from ..shared import tags
 from ..shared.errors import classify
-from ..shared.sharing import Looks
+from ..shared.poll_cache import PollCache
 from .clients import Clients
-from .errors import told
+from .errors import translate_errors
 
 if TYPE_CHECKING:
     from types_boto3_ec2.type_defs import InstanceTypeDef
@@ -111,19 +111,18 @@ class Sightings:
 
     def __init__(self, clients: Clients) -> None:
         self._clients = clients
-        self._looks: Looks[tuple[str, str, str], Mapping[str, Sighting]] = Looks(self._ask, clients.clock)
+        self._cache: PollCache[tuple[str, str, str], Mapping[str, Sighting]] = PollCache(self._ask, clients.clock)
 
     def of_owner(self, region: str, owner: str, *, since: float | None = None) -> Mapping[str, Sighting]:
         """Instance id -> what was seen, of everything the owner has in a region; EC2 forgets the dead after an hour.
 
-        `since`: no look that was begun before this steady time will do; without, one of the last WINDOW_S does.
-        Raises ProvisionError.
+        `since` as in PollCache.get(). Raises ProvisionError.
         """
-        return self._looks.at((region, tags.OWNER, owner), since=since)
+        return self._cache.get((region, tags.OWNER, owner), since=since)
 
     def of_token(self, region: str, token: str, *, since: float | None = None) -> Mapping[str, Sighting]:
         """The same of one launch whose owner is not known."""
-        return self._looks.at((region, tags.TOKEN, token), since=since)
+        return self._cache.get((region, tags.TOKEN, token), since=since)
 
     def of_launch(self, region: str, token: str) -> Mapping[str, Sighting]:
         """The same of one launch, by a look of its own: launches that wait for their turn would otherwise list all of
@@ -132,7 +131,7 @@ class Sightings:
 
     def _ask(self, where: tuple[str, str, str]) -> Mapping[str, Sighting]:
         region, tag, value = where
-        with told(f"look at the machines in {region}", self._clients.clock):
+        with translate_errors(f"look at the machines in {region}", self._clients.clock):
             pages = (
                 self._clients.ec2(region)
                 .get_paginator("describe_instances")

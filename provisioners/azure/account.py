@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from ..base import ProvisionError
 from ..boot.record import is_loopback
-from ..shared.calls import check_encrypted, clock_is_off, known_name, retry_after_s, told
+from ..shared.calls import check_encrypted, clock_is_off, known_name, retry_after_s, translate_errors
 from ..shared.clock import Clock
 from ..shared.errors import classify
 
@@ -86,7 +86,7 @@ class Account:
         need_sdk()
         doing = "read Azure's credentials"
         try:
-            with told(understand, doing, self._clock):
+            with translate_errors(translate_error, doing, self._clock):
                 credential = _credential()
         except (OSError, ValueError) as error:
             message = f"{doing}: {short(str(error))}; {_WRONG_SETTING}"
@@ -171,7 +171,7 @@ def _authority() -> str:
 # --- what errors mean -------------------------------------------------------------------------------------------------
 
 
-def understand(error: Exception, doing: str, clock: Clock) -> ProvisionError | None:
+def translate_error(error: Exception, doing: str, clock: Clock) -> ProvisionError | None:
     """What an error of Azure's SDK means; None: it is not one."""
     from azure.core.exceptions import (
         AzureError,

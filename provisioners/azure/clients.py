@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from ..shared import calls
 from ..shared.clock import Clock, SystemClock
-from .account import Account, code_of, need_sdk, understand
+from .account import Account, code_of, need_sdk, translate_error
 
 if TYPE_CHECKING:
     from azure.mgmt.authorization.v2022_04_01 import AuthorizationManagementClient
@@ -76,15 +76,10 @@ class Clients:
             self._made.clear()
         self.account.forget()
 
-    def ask(self, doing: str, call: Callable[[], _T], patience_s: float = PATIENCE_S) -> _T:
+    def ask(self, doing: str, call: Callable[[], _T], timeout_s: float = PATIENCE_S) -> _T:
         """An answer, or ProvisionError: it is asked again while throttled or not answered. So `call` must be one that
         may be repeated: all of Azure's are, which name what they make."""
-
-        def once() -> _T:
-            with told(doing, self.clock):
-                return call()
-
-        return calls.insist(once, self.clock, patience_s)
+        return calls.ask(call, translate_error, doing, timeout_s=timeout_s, clock=self.clock)
 
     def get(self, url: str, doing: str) -> Json:
         """What a path of Azure Resource Manager, or a whole URL that it has given, answers. Raises ProvisionError."""
@@ -107,7 +102,7 @@ class Clients:
     def _client(self, name: str) -> Any:  # the callers cast it
         with self._lock:
             if name not in self._made:
-                with told("reach Azure Resource Manager", self.clock):
+                with translate_errors("reach Azure Resource Manager", self.clock):
                     self._made[name] = self._make(name)
             return self._made[name]
 
@@ -166,9 +161,9 @@ def _classes() -> dict[str, Any]:
     }
 
 
-def told(doing: str, clock: Clock) -> contextlib.AbstractContextManager[None]:
+def translate_errors(doing: str, clock: Clock) -> contextlib.AbstractContextManager[None]:
     """Raise ProvisionError in the place of the SDK's errors, with what was being done."""
-    return calls.told(understand, doing, clock)
+    return calls.translate_errors(translate_error, doing, clock)
 
 
 class gone_is_fine:  # noqa: N801 - used as a statement: `with gone_is_fine():`

@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import csv
 import functools
-import threading
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import NamedTuple
 
 from ..base import NodeRequest, ProvisionError
+from ..shared.poll_cache import PollCache
 from .clients import Clients, plain
 from .sizes import architecture_of
 
 _TABLE = Path(__file__).with_name("images.csv")
-_LASTS_S = 3_600.0
-"""So long an answer is taken for the newest."""
+_TTL_S = 3_600.0
+"""Seconds for which an answer is taken for the newest image."""
 
 
 class Urn(NamedTuple):
@@ -41,24 +41,18 @@ class Image(NamedTuple):
 
 
 class Images:
-    """The newest version of each image and region; asked once an hour. Any thread may use it."""
+    """Cache of the newest version of each image, by region. Thread-safe."""
 
     def __init__(self, clients: Clients) -> None:
         self._clients = clients
-        self._lock = threading.Lock()
-        self._known: dict[tuple[str, Urn], tuple[float, Image]] = {}
+        self._cache = PollCache(self._ask, clients.clock, ttl_s=_TTL_S)
 
     def find(self, region: str, node: NodeRequest) -> Image:
         """Raises ProvisionError: `invalid` if there is no image for the size, `not_offered` if the region has none."""
-        urn, clock = urn_for(node.machine_type, gpu=node.accelerator is not None), self._clients.clock
-        with self._lock:
-            at, image = self._known.get((region, urn), (0.0, None))
-            if image is None or clock.monotonic() - at > _LASTS_S:
-                image = self._ask(region, urn)
-                self._known[region, urn] = (clock.monotonic(), image)
-            return image
+        return self._cache.get((region, urn_for(node.machine_type, gpu=node.accelerator is not None)))
 
-    def _ask(self, region: str, urn: Urn) -> Image:
+    def _ask(self, key: tuple[str, Urn]) -> Image:
+        region, urn = key
         images, doing = self._clients.compute.virtual_machine_images, f"look up the image {':'.join(urn)} in {region}"
         versions = self._clients.ask(doing, lambda: plain(images.list(region, *urn, top=1, orderby="name desc")))
         if not versions:

@@ -19,10 +19,9 @@ from urllib.parse import parse_qsl, urlsplit
 from ...jobspecs.plan import Offer
 from ..base import ProvisionError
 from ..boot.record import is_loopback
-from ..shared.calls import insist
+from ..shared.calls import ask
 from ..shared.clock import Clock
-from .account import Account, need_sdk
-from .clients import told
+from .account import Account, need_sdk, translate_error
 
 if TYPE_CHECKING:
     from azure.core import PipelineClient
@@ -50,12 +49,12 @@ class PriceList:
         self._lock = threading.Lock()
         self._made: PipelineClient[Any, Any] | None = None
 
-    def of(self, machine_type: str, patience_s: float = _PATIENCE_S) -> Prices:
+    def of(self, machine_type: str, timeout_s: float = _PATIENCE_S) -> Prices:
         """What the size costs in all regions. Raises ProvisionError."""
         now = datetime.datetime.fromtimestamp(self._clock.now(), datetime.UTC)
-        return read(machine_type, self._entries(machine_type, patience_s), now)
+        return read(machine_type, self._entries(machine_type, timeout_s), now)
 
-    def _entries(self, machine_type: str, patience_s: float) -> Iterator[Mapping[str, Any]]:
+    def _entries(self, machine_type: str, timeout_s: float) -> Iterator[Mapping[str, Any]]:
         doing = f"ask for prices of {machine_type}"
         query = {
             "api-version": _VERSION,
@@ -64,7 +63,7 @@ class PriceList:
             f"and armSkuName eq '{machine_type}'",
         }
         for _ in range(_MAX_PAGES):
-            page = self._page(query, doing, patience_s)
+            page = self._page(query, doing, timeout_s)
             try:
                 yield from page["Items"]
                 more = page.get("NextPageLink")
@@ -76,20 +75,19 @@ class PriceList:
             query = dict(parse_qsl(urlsplit(str(more)).query))  # of our host, whatever host the link names
         raise ProvisionError("transient", f"{doing}: more than {_MAX_PAGES} pages", scope="cloud")
 
-    def _page(self, query: Mapping[str, str], doing: str, patience_s: float) -> Any:  # JSON
-        def once() -> Any:
-            with told(doing, self._clock):
-                from azure.core.rest import HttpRequest
+    def _page(self, query: Mapping[str, str], doing: str, timeout_s: float) -> Any:  # JSON
+        def call() -> Any:
+            from azure.core.rest import HttpRequest
 
-                answer = self._client.send_request(HttpRequest("GET", self._url, params=dict(query)))
-                answer.raise_for_status()
-                try:
-                    return answer.json()
-                except ValueError as error:
-                    message = f"{doing}: the answer is no JSON ({error})"
-                    raise ProvisionError("transient", message, scope="cloud") from error
+            answer = self._client.send_request(HttpRequest("GET", self._url, params=dict(query)))
+            answer.raise_for_status()
+            try:
+                return answer.json()
+            except ValueError as error:
+                message = f"{doing}: the answer is no JSON ({error})"
+                raise ProvisionError("transient", message, scope="cloud") from error
 
-        return insist(once, self._clock, patience_s)
+        return ask(call, translate_error, doing, timeout_s=timeout_s, clock=self._clock)
 
     @property
     def _url(self) -> str:

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING
 
 from ...jobspecs.plan import Offer
 from ..base import Allocation, Ended, LaunchRequest, NodeState, Owner, ProvisionError
-from ..shared import tags
-from ..shared.accounts import ACCOUNT, Accounts
+from ..shared import allocations
+from ..shared.accounts import Accounts
+from ..shared.allocations import Found
 from ..shared.calls import UNKNOWN, renewing
-from ..shared.sharing import PerSettings
+from ..shared.per_settings import PerSettings
 from ..stacks import grouping
 from . import network, operations, prices
 from .account import need_sdk, refusal
@@ -41,13 +42,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("cloudgpu.provisioners.azure")
 
 TARGET = "azure"
-REGION, ZONE, OWNER, MARKET = "region", "zone", "owner", "market"
-"""In Allocation.details: Azure's names, Owner.name, as in LaunchRequest."""
-LAUNCHED = "launched:"
-"""Likewise, followed by a node: epoch seconds (whole) of its launch."""
-ACCOUNTS = Accounts(
-    "the Azure subscription", "set AZURE_SUBSCRIPTION_ID; nothing is changed until then", "subscription"
-)
+MARKET = "market"
+"""Key of Allocation.details: LaunchRequest.market."""
+ACCOUNTS = Accounts("the Azure subscription", "set AZURE_SUBSCRIPTION_ID; nothing is changed until then")
 
 YOUNG_S = 1_200.0
 """What Azure has no machine for it says within this time of the launch. One that fails later has run, e.g. until it was
@@ -80,13 +77,8 @@ class AzureProvisioner:
         launch = Launch(self._clients, self._images, self._sizes, self._sightings, request)
         need_sdk()
         launch.run()
-        now = str(int(self._clients.clock.now()))
-        details = {REGION: request.region, OWNER: request.owner.name, MARKET: request.market}
-        details |= {ACCOUNT: self._clients.subscription} | ({ZONE: launch.zone} if launch.zone else {})
-        details |= {f"{LAUNCHED}{node}": now for node in launch.started}
-        machines = {node.node: launch.machines[node.node] for node in request.nodes}
-        fresh = launch.is_fresh
-        return Allocation(TARGET, request.job_id, request.attempt, request.token, machines, details, is_fresh=fresh)
+        details = {MARKET: request.market}
+        return allocations.of_launch(TARGET, launch, self._clients.subscription, self._clients.clock.now(), details)
 
     @renewing
     def observe(self, allocation: Allocation) -> list[NodeState]:
@@ -177,16 +169,15 @@ class AzureProvisioner:
     def _check(self, allocation: Allocation) -> None:
         """Refuse the credentials of another account than the allocation's."""
         need_sdk()
-        ACCOUNTS.check(ACCOUNTS.of(allocation), self._own)
+        ACCOUNTS.check(allocation.account, self._own)
 
     def _launch_grouped(self, request: LaunchRequest) -> Allocation:
         launch = GroupedLaunch(self._clients, self._images, self._sizes, self._sightings, request)
         need_sdk()
         launch.run()
         found = grouping.allocation(request, TARGET, launch.name, launch.fleet_dir)
-        zone = {ZONE: launch.zone} if launch.zone else {}
-        more = {MARKET: request.market, ACCOUNT: self._clients.subscription, **zone}
-        return replace(found, details=found.details | more)
+        details = {**found.details, MARKET: request.market}
+        return replace(found, zone=launch.zone or "", account=self._clients.subscription, details=details)
 
     def _state(
         self, allocation: Allocation, node: str, name: str, seen: Sighting | None, *, returns: bool
@@ -212,7 +203,7 @@ class AzureProvisioner:
             return NodeState(node, "running", str(told))
         told = with_console(self._clients, group, seen.name, told)
         delete_machine(self._clients, group, seen.name)
-        if self._age(allocation, node) < YOUNG_S:
+        if allocation.age_s(node, self._clients.clock.now()) < YOUNG_S:
             state = NodeState(node, "gone", f"it never ran: {told}", refused=told)
         else:
             state = NodeState(node, "gone", f"Azure has not kept it running: {told}")
@@ -222,7 +213,7 @@ class AzureProvisioner:
     def _missing(self, allocation: Allocation, node: str, name: str) -> NodeState:
         """No list shows it."""
         group = group_name(allocation.token)
-        is_young = self._age(allocation, node) < operations.UNSEEN_S
+        is_young = allocation.age_s(node, self._clients.clock.now()) < operations.UNSEEN_S
         if is_young and operations.look_at(self._clients, group, name) is not None:
             return NodeState(node, "pending", "Azure's list does not show it yet")
         # Nobody but Azure takes away a Spot machine and leaves all else: ours are deleted with their group, or by
@@ -231,22 +222,10 @@ class AzureProvisioner:
             return NodeState(node, "gone", "Azure has evicted the Spot machine, or somebody has deleted it", taken=True)
         return NodeState(node, "gone", "Azure does not know it any more")
 
-    def _age(self, allocation: Allocation, node: str) -> float:
-        """Seconds since its launch; as old as can be where a launch has found it running."""
-        return self._clients.clock.now() - float(allocation.details.get(f"{LAUNCHED}{node}", "0"))
-
 
 def _allocation(owner: Owner, group: Group, seen: Collection[Sighting]) -> Allocation:
-    """Of what was found in a group, whose tags somebody may have changed."""
-    attempt = group.tags.get(tags.ATTEMPT, "0")
-    return Allocation(
-        TARGET,
-        group.tags.get(tags.JOB, ""),
-        int(attempt) if attempt.isdecimal() else 0,
-        group.token,
-        {one.node: one.name for one in seen if one.node},
-        {REGION: group.region, OWNER: owner.name},
-    )
+    machines = {one.node: one.name for one in seen if one.node}
+    return allocations.of_found(TARGET, owner, Found(group.token, group.tags, machines, group.region))
 
 
 shared = PerSettings(AzureProvisioner, "AZURE_", "CLOUDGPU_AZURE_", "IDENTITY_", "MSI_", "REQUESTS_CA_BUNDLE")

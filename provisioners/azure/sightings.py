@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ..base import NodeState
 from ..shared import tags
-from ..shared.sharing import Looks
+from ..shared.poll_cache import PollCache
 from .clients import Clients, Json, gone_is_fine, plain
 from .names import group_name
 from .operations import look_at, state_of
@@ -64,16 +64,16 @@ class Sighting:
 
 
 class Sightings:
-    """Looks that are shared: whoever asks while another asks gets that one's answer, if it is fresh enough."""
+    """Cache of the machines that lists show, shared by all jobs of a process."""
 
     def __init__(self, clients: Clients) -> None:
         self._clients = clients
-        self._looks: Looks[str, Machines] = Looks(self._ask, clients.clock)
+        self._cache: PollCache[str, Machines] = PollCache(self._ask, clients.clock)
 
     def of_launch(self, token: str, *, since: float | None = None) -> Machines:
         """`since`: no look that was begun before this steady time will do. {}: the group is gone. Raises
         ProvisionError."""
-        return self._looks.at(group_name(token), since=since)
+        return self._cache.get(group_name(token), since=since)
 
     def _ask(self, group: str) -> Machines:
         def ask() -> Machines:

@@ -6,15 +6,16 @@ Source: Azure REST API, "Resource Skus - List"; names of capabilities as `az vm 
 
 from __future__ import annotations
 
-import threading
 from typing import NamedTuple
 from urllib.parse import quote
 
 from ...jobspecs import catalog
 from ..base import ProvisionError
+from ..shared.poll_cache import PollCache
 from .clients import Clients, Json
 
-_LASTS_S = 3_600.0
+_TTL_S = 3_600.0
+"""Seconds for which a region's list is used."""
 _VERSION = "2021-07-01"
 """Of the list of SKUs: the one that the SDK asks for, too."""
 _ARM = ("p", "pl")
@@ -42,12 +43,11 @@ class Size(NamedTuple):
 
 
 class Sizes:
-    """The sizes of each region. Any thread may use it."""
+    """Cache of the sizes of each region. Thread-safe."""
 
     def __init__(self, clients: Clients) -> None:
         self._clients = clients
-        self._lock = threading.Lock()
-        self._known: dict[str, tuple[float, dict[str, Size]]] = {}
+        self._cache = PollCache(self._ask, clients.clock, ttl_s=_TTL_S)
 
     def find(self, region: str, machine_type: str, market: str) -> Size:
         """Raises ProvisionError(not_offered) if the region does not have it, or not for this subscription or market."""
@@ -59,14 +59,8 @@ class Sizes:
         return found
 
     def of_region(self, region: str) -> dict[str, Size]:
-        """Size's name in lower case -> what is known of it. Raises ProvisionError."""
-        clock = self._clients.clock
-        with self._lock:
-            at, sizes = self._known.get(region, (0.0, None))
-            if sizes is None or clock.monotonic() - at > _LASTS_S:
-                sizes = self._ask(region)
-                self._known[region] = (clock.monotonic(), sizes)
-            return sizes
+        """Return the sizes by their names in lower case. Raises ProvisionError."""
+        return self._cache.get(region)
 
     def _ask(self, region: str) -> dict[str, Size]:
         skus = skus_of(self._clients, region, f"look up the sizes of {region}")

@@ -15,9 +15,9 @@ from ...jobspecs.catalog import CLOUDS, machine_types
 from ...jobspecs.plan import Offer
 from ...protocol.fleet import Order, OrderView, View, place_of
 from ..base import Allocation, Ended, LaunchRequest, NodeState, Owner, ProvisionError
-from ..shared.calls import asking_for_machines
+from ..shared.calls import mark_may_have_created
 from ..stacks import clusters
-from ..stacks.orders import Orders, gone, node_states, told
+from ..stacks.orders import Orders, gone, node_states, translate_errors
 from .offer import TARGET
 
 LET_GO_S = 60.0
@@ -44,7 +44,7 @@ class ClusterProvisioner:
                 f"`cloudgpu cluster scale {cluster.name} {len(request.nodes)}`",
                 scope="cloud",
             )
-        with asking_for_machines(), told(cluster.name):
+        with mark_may_have_created(), translate_errors(cluster.name):
             number, order = self._orders.place(cluster.fleet_dir, request)
         return _allocation(order, cluster.name, cluster.fleet_dir, number)
 
@@ -52,7 +52,7 @@ class ClusterProvisioner:
         url = self._fleet_dir(allocation)
         if url is None or not _stands(_name_of(allocation)):
             return [gone(node, "the cluster is not known here any more") for node in allocation.machines]
-        with told(url):
+        with translate_errors(url):
             view = self._orders.look(url)
             one = view.of_token(allocation.token)
             trouble = self._trouble(url, _name_of(allocation), view) if one is not None and one.wanting else ""
@@ -70,7 +70,7 @@ class ClusterProvisioner:
         url = self._fleet_dir(allocation)
         if url is None:
             return None
-        with told(url):
+        with translate_errors(url):
             one = self._orders.end(url, allocation.token, "terminated", number=_number_of(allocation))
             if one is not None:
                 self._await_release(url, one.number)
@@ -82,7 +82,7 @@ class ClusterProvisioner:
     def find(self, owner: Owner) -> list[Allocation]:
         found = []
         for cluster in _all():
-            with told(cluster.name):
+            with translate_errors(cluster.name):
                 view = self._orders.fleet(cluster.fleet_dir).view()
             found += [
                 _allocation(one.order, cluster.name, cluster.fleet_dir, one.number)
@@ -167,7 +167,7 @@ def _all() -> list[clusters.Cluster]:
 
 def _name_of(allocation: Allocation) -> str:
     """Of its cluster."""
-    return allocation.details.get("region") or next(iter(allocation.machines.values()), "").partition("/")[0]
+    return allocation.region or next(iter(allocation.machines.values()), "").partition("/")[0]
 
 
 def _stands(name: str) -> bool:
@@ -196,7 +196,9 @@ def _allocation(order: Order, name: str, fleet_dir: str, number: int) -> Allocat
         order.attempt,
         order.token,
         {node: f"{name}/{number:08d}/{place_of(node)}" for node in order.nodes},
-        {"region": name, "owner": order.owner, "fleet_dir": fleet_dir},
+        region=name,
+        owner=order.owner,
+        details={"fleet_dir": fleet_dir},
     )
 
 

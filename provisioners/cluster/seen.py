@@ -7,7 +7,7 @@ from typing import Any
 
 from ...protocol.fleet import OrderView, View
 from ..stacks.clusters import Cluster
-from ..stacks.orders import Orders, told
+from ..stacks.orders import Orders, translate_errors
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Seen:
 def look(cluster: Cluster) -> Seen:
     """Raises ProvisionError."""
     orders, url = Orders(), cluster.fleet_dir
-    with told(url):
+    with translate_errors(url):
         view = orders.look(url, at_once=True)
         failed = sorted(view.failed.items(), key=lambda item: item[1])
         reasons = [(machine, age, orders.fleet(url).failure(machine)) for machine, age in failed]

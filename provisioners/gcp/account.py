@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from ..base import ProvisionError
 from ..shared.accounts import Accounts
-from ..shared.calls import Understand, check_encrypted, clock_is_off, known_name, retry_after_s, told
+from ..shared.calls import ErrorTranslator, check_encrypted, clock_is_off, known_name, retry_after_s, translate_errors
 from ..shared.clock import Clock
 from ..shared.errors import classify
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from google.auth.credentials import Credentials
 
 ENDPOINT = "CLOUDGPU_GCP_ENDPOINT"
-ACCOUNTS = Accounts("the Google Cloud project", "set GOOGLE_CLOUD_PROJECT; nothing is changed until then", "project")
+ACCOUNTS = Accounts("the Google Cloud project", "set GOOGLE_CLOUD_PROJECT; nothing is changed until then")
 _PROJECT = "GOOGLE_CLOUD_PROJECT"
 _SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 _ON_GOOGLE = Path("/sys/class/dmi/id/product_name")
@@ -78,7 +78,10 @@ class Account:
         except ImportError as error:
             message = f"the target {self._target} needs Google's SDK: pip install 'cloudgpu[gcp]'"
             raise ProvisionError("invalid", message, scope="cloud", code="google-auth") from error
-        with told(understand_as(self._target), "read Google's credentials", self._clock), warnings.catch_warnings():
+        with (
+            translate_errors(error_translator(self._target), "read Google's credentials", self._clock),
+            warnings.catch_warnings(),
+        ):
             # Of a user's own login: that it names no project to be charged for calls. Ours are free.
             warnings.simplefilter("ignore", UserWarning)
             credentials, project = google.auth.default(scopes=[_SCOPE])
@@ -109,12 +112,12 @@ def could_be_used() -> bool:
 # --- what errors mean -------------------------------------------------------------------------------------------------
 
 
-def understand_as(target: str) -> Understand:
-    """What an error of Google's SDKs, or of the wire, means by a target's rows of errors.csv."""
-    return functools.partial(_understand, target)
+def error_translator(target: str) -> ErrorTranslator:
+    """Return a translator of errors of Google's SDKs and transports by a target's rows of errors.csv."""
+    return functools.partial(_translate_error, target)
 
 
-def _understand(target: str, error: Exception, doing: str, clock: Clock) -> ProvisionError | None:
+def _translate_error(target: str, error: Exception, doing: str, clock: Clock) -> ProvisionError | None:
     from google.api_core.exceptions import GoogleAPICallError, GoogleAPIError
     from google.auth.exceptions import GoogleAuthError
     from google.protobuf.json_format import ParseError

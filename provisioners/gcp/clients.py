@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from ..base import ProvisionError
 from ..shared import calls
 from ..shared.clock import Clock, SystemClock
-from .account import Account, could_be_used, understand_as
+from .account import Account, could_be_used, error_translator
 from .rest import Rest
 
 if TYPE_CHECKING:
@@ -31,8 +31,8 @@ __all__ = [
     "could_be_used",
     "gone_is_fine",
     "need_sdk",
-    "told",
-    "understand",
+    "translate_error",
+    "translate_errors",
 ]
 
 READ_S = 30.0
@@ -46,7 +46,7 @@ _STORAGE = "STORAGE_EMULATOR_HOST"
 
 _T = TypeVar("_T")
 
-understand = understand_as("gcp")
+translate_error = error_translator("gcp")
 
 
 class Clients:
@@ -156,20 +156,15 @@ class Clients:
             self._made.clear()
         self.account.forget()
 
-    def ask(self, doing: str, call: Callable[[], _T], patience_s: float = PATIENCE_S) -> _T:
-        """Return an answer. A question is retried for `patience_s` while it is throttled or not answered. Raises
+    def ask(self, doing: str, call: Callable[[], _T], timeout_s: float = PATIENCE_S) -> _T:
+        """Return an answer. A question is retried for `timeout_s` while it is throttled or not answered. Raises
         ProvisionError."""
-
-        def once() -> _T:
-            with told(doing, self.clock):
-                return call()
-
-        return calls.insist(once, self.clock, patience_s)
+        return calls.ask(call, translate_error, doing, timeout_s=timeout_s, clock=self.clock)
 
     def _client(self, name: str) -> Any:  # the callers cast it
         with self._lock:
             if name not in self._made:
-                with told("reach Compute Engine", self.clock):
+                with translate_errors("reach Compute Engine", self.clock):
                     self._made[name] = self._make(name)
             return self._made[name]
 
@@ -191,9 +186,9 @@ def need_sdk() -> None:
         raise ProvisionError("invalid", message, scope="cloud", code="google-cloud-compute") from error
 
 
-def told(doing: str, clock: Clock) -> contextlib.AbstractContextManager[None]:
+def translate_errors(doing: str, clock: Clock) -> contextlib.AbstractContextManager[None]:
     """Raise ProvisionError in the place of the SDK's errors, with what was being done."""
-    return calls.told(understand, doing, clock)
+    return calls.translate_errors(translate_error, doing, clock)
 
 
 def gone_is_fine() -> contextlib.suppress:

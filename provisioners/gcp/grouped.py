@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ...jobspecs.fleets import FleetSpec
 from ..base import Allocation, LaunchRequest, NodeState, ProvisionError
 from ..shared import tags
-from ..shared.calls import asking_for_machines, cleaning_up, insist
+from ..shared.calls import cleaning_up, mark_may_have_created, retry
 from ..stacks.for_stacks import reserved_for
 from ..stacks.grouping import GroupState, Prepared, allocation, prepare, states
 from . import groups, network, operations, quotas
@@ -92,8 +92,8 @@ class GroupedLaunch:
         quotas.check(clients.rest, region=fleet.region, market=fleet.market, nodes=list(request.nodes), run_s=run_s)
         at = network.find_attachment(clients, request.region, stack)
         account = machine_account(clients, stack, request)
-        with asking_for_machines():
-            insist(lambda: self._connect(at), clients.clock, PATIENCE_S)
+        with mark_may_have_created():
+            retry(lambda: self._connect(at), timeout_s=PATIENCE_S, clock=clients.clock)
             properties = template(
                 fleet,
                 at=at,
@@ -201,7 +201,7 @@ class GroupedLaunch:
 def observe(clients: Clients, sightings: Sightings, known: Groups, made: Allocation) -> list[NodeState]:
     """Of a grouped launch: two calls for all who ask within a short time, one more for a group that lacks machines.
     Raises ProvisionError."""
-    region, owner = made.details["region"], made.details["owner"]
+    region, owner = made.region, made.owner
     found = known.of_launch(made.token, region)
     if found is None:
         return states(made, GroupState(exists=False, machines=0))

@@ -16,7 +16,7 @@ from ..base import ProvisionError
 from ..shared import tags
 from ..shared.calls import UNKNOWN
 from ..shared.errors import classify
-from ..shared.sharing import Looks
+from ..shared.poll_cache import PollCache
 from . import operations
 from .clients import READ_S, WRITE_S, Clients, gone_is_fine
 from .labels import PREFIX, from_description, launch_name, region_of
@@ -124,11 +124,13 @@ def remove(clients: Clients, kind: str, token: str, region: str) -> None:
 
 
 class Groups:
-    """Looks that are shared: one call for all jobs of a process, within a short time."""
+    """Cache of the groups that lists show, shared by all jobs of a process."""
 
     def __init__(self, clients: Clients) -> None:
         self._clients = clients
-        self._looks: Looks[str, Parts] = Looks(lambda region: find(clients, "group", region=region), clients.clock)
+        self._cache: PollCache[str, Parts] = PollCache(
+            lambda region: find(clients, "group", region=region), clients.clock
+        )
 
     def of_launch(self, token: str, region: str) -> Part | None:
         """Its group; None: there is none. One that no list shows is asked for by its name. Raises ProvisionError."""
@@ -140,10 +142,10 @@ class Groups:
         """Return a look at all regions, which all jobs share; if that fails, one at the region."""
         if not is_avoided(self._clients):
             try:
-                return self._looks.at("")
+                return self._cache.get("")
             except ProvisionError as error:
                 avoid(self._clients, error)
-        return self._looks.at(region)
+        return self._cache.get(region)
 
 
 def get(clients: Clients, name: str, region: str) -> Part | None:

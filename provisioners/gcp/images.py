@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import csv
 import functools
-import threading
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import NamedTuple
 
 from ..base import NodeRequest, ProvisionError
+from ..shared.poll_cache import PollCache
 from .clients import READ_S, Clients
 from .machines import architecture_of
 
 _TABLE = Path(__file__).with_name("images.csv")
-_LASTS_S = 3_600.0
-"""So long an answer is taken for the newest."""
+_TTL_S = 3_600.0
+"""Seconds for which an answer is taken for the newest image."""
 
 
 class Family(NamedTuple):
@@ -44,22 +44,15 @@ class Image(NamedTuple):
 
 
 class Images:
-    """The newest image of each family; asked once an hour. Any thread may use it."""
+    """Cache of the newest image of each family. Thread-safe."""
 
     def __init__(self, clients: Clients) -> None:
         self._clients = clients
-        self._lock = threading.Lock()
-        self._known: dict[Family, tuple[float, Image]] = {}
+        self._cache = PollCache(self._ask, clients.clock, ttl_s=_TTL_S)
 
     def find(self, node: NodeRequest) -> Image:
         """Raises ProvisionError: `invalid` if there is no image for the machine type."""
-        family, clock = family_for(node.machine_type, gpu=node.accelerator is not None), self._clients.clock
-        with self._lock:
-            at, image = self._known.get(family, (0.0, None))
-            if image is None or clock.monotonic() - at > _LASTS_S:
-                image = self._ask(family)
-                self._known[family] = (clock.monotonic(), image)
-            return image
+        return self._cache.get(family_for(node.machine_type, gpu=node.accelerator is not None))
 
     def _ask(self, family: Family) -> Image:
         found = self._clients.ask(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..base import LaunchRequest, NodeRequest, ProvisionError
-from ..shared.calls import all_or_none, cleaning_up, first_with_room, insist
+from ..shared.calls import all_or_none, cleaning_up, first_with_room, retry
 from . import network, operations, quotas
 from .clients import PATIENCE_S, WRITE_S, Clients
 from .ending import Ending, delete, ended_id
@@ -135,7 +135,7 @@ class Launch:
         account = machine_account(clients, stack, request)
         self._warn(attachment)
         self.has_created = len(request.nodes) > 1  # the rule that is made for one machine is shared, and stays
-        insist(lambda: self._make(attachment), clients.clock, PATIENCE_S)
+        retry(lambda: self._make(attachment), timeout_s=PATIENCE_S, clock=clients.clock)
 
         def start(zone: str) -> None:
             place = Place(

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..base import ProvisionError
-from ..shared.calls import insist, pause
+from ..shared.calls import pause
 from ..shared.errors import classify
-from .clients import PATIENCE_S, READ_S, Clients, told
+from .clients import READ_S, Clients
 from .listing import ask_everywhere, list_everywhere
 from .rest import last_part
 
@@ -87,12 +87,7 @@ def done(operation: compute_v1.Operation, doing: str = "") -> Done:
 
 def order(clients: Clients, start: Callable[[], compute_v1.Operation], doing: str) -> Done:
     """Have something begun. `start` may be repeated: it sends a request id. Raises ProvisionError."""
-
-    def once() -> Done:
-        with told(doing, clients.clock):
-            return done(start(), doing)
-
-    return insist(once, clients.clock, PATIENCE_S)
+    return clients.ask(doing, lambda: done(start(), doing))
 
 
 def wait(

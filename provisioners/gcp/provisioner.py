@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 
 from ...jobspecs.plan import Offer
 from ..base import Allocation, Ended, LaunchRequest, NodeState, Owner
-from ..shared import tags
-from ..shared.accounts import ACCOUNT
+from ..shared import allocations, tags
+from ..shared.allocations import Found
 from ..shared.calls import renewing
-from ..shared.sharing import PerSettings
+from ..shared.per_settings import PerSettings
 from ..stacks.grouping import dismiss, is_grouped
 from . import grouped, groups, network
 from .account import ACCOUNTS
@@ -38,9 +38,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("cloudgpu.provisioners.gcp")
 
 TARGET = "gcp"
-REGION, ZONE, OWNER, LAUNCHED = "region", "zone", "owner", "launched:"
-"""In Allocation.details: Google's names, Owner.name; followed by a node, epoch seconds (whole) of its launch."""
-
 UNSEEN_S = 60.0
 """A machine that was just launched may be unknown for so long; then it is gone."""
 
@@ -69,12 +66,7 @@ class GcpProvisioner:
         launch = Launch(self._clients, self._images, self._sightings, request)
         need_sdk()
         launch.run()
-        now = str(int(self._clients.clock.now()))
-        details = {REGION: request.region, ZONE: launch.zone, OWNER: request.owner.name, ACCOUNT: self._clients.project}
-        details |= {f"{LAUNCHED}{node}": now for node in launch.started}
-        machines = {node.node: launch.machines[node.node] for node in request.nodes}
-        fresh = launch.is_fresh
-        return Allocation(TARGET, request.job_id, request.attempt, request.token, machines, details, is_fresh=fresh)
+        return allocations.of_launch(TARGET, launch, self._clients.project, self._clients.clock.now())
 
     @renewing
     def observe(self, allocation: Allocation) -> list[NodeState]:
@@ -95,16 +87,15 @@ class GcpProvisioner:
         if machines are still ending after some minutes: call again.
         """
         self._check(allocation)
-        owner = allocation.details.get(OWNER, "")
         dismiss(allocation)
-        has_group, is_known = is_grouped(allocation), bool(ACCOUNTS.of(allocation) and allocation.machines)
+        has_group, is_known = is_grouped(allocation), bool(allocation.account and allocation.machines)
         return Ending(
             self._clients,
             self._sightings,
             allocation.token,
-            owner,
+            allocation.owner,
             named=() if has_group else frozenset(allocation.machines.values()),
-            region=allocation.details.get(REGION, ""),
+            region=allocation.region,
             grouped=has_group or not is_known,
         ).run()
 
@@ -168,19 +159,18 @@ class GcpProvisioner:
     def _check(self, allocation: Allocation) -> None:
         """Refuse the credentials of another account than the allocation's."""
         need_sdk()
-        ACCOUNTS.check(ACCOUNTS.of(allocation), self._own)
+        ACCOUNTS.check(allocation.account, self._own)
 
     def _launch_group(self, request: LaunchRequest) -> Allocation:
         need_sdk()
         made = grouped.GroupedLaunch(self._clients, self._images, self._sightings, request).run()
-        return dataclasses.replace(made, details={**made.details, ACCOUNT: self._clients.project})
+        return dataclasses.replace(made, account=self._clients.project)
 
     def _seen(self, allocation: Allocation) -> Mapping[str, Sighting]:
         """What was seen of the machines of the allocation's owner."""
-        owner, region = allocation.details.get(OWNER), allocation.details.get(REGION, "")
-        if owner:
-            return self._sightings.of_owner(owner, region=region)
-        return self._sightings.of_token(allocation.token, region=region)
+        if allocation.owner:
+            return self._sightings.of_owner(allocation.owner, region=allocation.region)
+        return self._sightings.of_token(allocation.token, region=allocation.region)
 
     def _state(self, allocation: Allocation, node: str, machine: str, seen: Sighting | None) -> NodeState:
         if seen is None:
@@ -192,30 +182,17 @@ class GcpProvisioner:
         if seen is not None:
             self._ended.pop(machine, None)  # one of the same name: all of the launch was ended, and begun again
             return seen.as_node(node, returns=seen.is_down and will_return(self._clients, machine))
-        age = self._clients.clock.now() - float(allocation.details.get(f"{LAUNCHED}{node}", "0"))
-        if age < UNSEEN_S:
+        if allocation.age_s(node, self._clients.clock.now()) < UNSEEN_S:
             return NodeState(node, "pending", "Compute Engine does not show it yet")
         return NodeState(node, "gone", "Compute Engine does not know it any more")
 
 
 def _allocation(owner: Owner, token: str, values: Mapping[str, str], found: Collection[Sighting | Part]) -> Allocation:
-    """Of what was found under a token; `values` are tags, which somebody may have changed."""
-    attempt = values.get(tags.ATTEMPT, "0")
     seen = [one for one in found if isinstance(one, Sighting)]
-    regions, zones = sorted({one.region for one in found if one.region}), sorted({one.zone for one in seen})
-    details = {OWNER: owner.name}
-    if regions:
-        details[REGION] = regions[0]
-    if zones:
-        details[ZONE] = zones[0]
-    return Allocation(
-        TARGET,
-        values.get(tags.JOB, ""),
-        int(attempt) if attempt.isdecimal() else 0,
-        token,
-        {one.node: one.machine for one in seen if one.node},
-        details,
-    )
+    region = min((one.region for one in found if one.region), default="")
+    zone = min((one.zone for one in seen), default="")
+    machines = {one.node: one.machine for one in seen if one.node}
+    return allocations.of_found(TARGET, owner, Found(token, values, machines, region, zone))
 
 
 shared = PerSettings(GcpProvisioner, "GOOGLE_", "CLOUDGPU_GCP_", "CLOUDSDK_", "GCE_METADATA_", "STORAGE_EMULATOR_HOST")

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..base import ProvisionError
-from ..shared.calls import insist, told
+from ..shared.calls import ask
 from ..shared.clock import Clock
-from .account import Account, understand_as
+from .account import Account, error_translator
 
 if TYPE_CHECKING:
     from google.auth.transport.requests import AuthorizedSession
@@ -32,7 +32,7 @@ class Rest:
         """`target`: whose rows of errors.csv tell what goes wrong."""
         self._account = account
         self._clock = clock
-        self._understand = understand_as(target)
+        self._translate_error = error_translator(target)
         self._local = threading.local()
 
     @property
@@ -68,23 +68,22 @@ class Rest:
     def _get(
         self, service: str, path: str, doing: str, params: Mapping[str, str], *, missing_ok: bool
     ) -> dict[str, Any] | None:
-        def once() -> dict[str, Any] | None:
-            with told(self._understand, doing, self._clock):
-                url = f"{self._account.endpoint or f'https://{service}.googleapis.com'}/"
-                url += path.format(project=self.project)
-                answer = self._session.get(url, params=params, timeout=_TIMEOUT_S)
-                if missing_ok and answer.status_code == 404:
-                    return None
-                if not answer.ok:
-                    from google.api_core.exceptions import from_http_response
+        def call() -> dict[str, Any] | None:
+            url = f"{self._account.endpoint or f'https://{service}.googleapis.com'}/"
+            url += path.format(project=self.project)
+            answer = self._session.get(url, params=params, timeout=_TIMEOUT_S)
+            if missing_ok and answer.status_code == 404:
+                return None
+            if not answer.ok:
+                from google.api_core.exceptions import from_http_response
 
-                    raise from_http_response(answer)  # type: ignore[no-untyped-call]
-                found = answer.json()
+                raise from_http_response(answer)  # type: ignore[no-untyped-call]
+            found = answer.json()
             if not isinstance(found, dict):
                 raise ProvisionError("transient", f"{doing}: the answer is no JSON object", scope="cloud")
             return found
 
-        return insist(once, self._clock, _PATIENCE_S)
+        return ask(call, self._translate_error, doing, timeout_s=_PATIENCE_S, clock=self._clock)
 
     @property
     def _session(self) -> AuthorizedSession:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ..base import NodeState, ProvisionError
 from ..shared import tags
-from ..shared.calls import UNKNOWN, insist
-from ..shared.sharing import Looks
+from ..shared.calls import UNKNOWN, retry
+from ..shared.poll_cache import PollCache
 from . import operations
 from .clients import PATIENCE_S, READ_S, Clients, gone_is_fine
 from .labels import from_labels, region_of, with_label
@@ -99,11 +99,11 @@ class Sighting:
 
 
 class Sightings:
-    """Looks that all jobs of a process share, for a short time."""
+    """Cache of the instances that lists show, shared by all jobs of a process."""
 
     def __init__(self, clients: Clients) -> None:
         self._clients = clients
-        self._looks = Looks(self._ask, clients.clock)
+        self._cache = PollCache(self._ask, clients.clock)
 
     def of_owner(self, owner: str, *, since: float | None = None, region: str = "") -> Mapping[str, Sighting]:
         """Machine -> what was seen, of everything the owner has, in all zones.
@@ -130,15 +130,17 @@ class Sightings:
         """Return instances by one list of all zones, which all jobs share, or by lists of the region's zones."""
         everywhere = (label, value, "")
         if not region:
-            return insist(lambda: self._looks.at(everywhere, since=since), self._clients.clock, PATIENCE_S).of("")
+            return retry(
+                lambda: self._cache.get(everywhere, since=since), timeout_s=PATIENCE_S, clock=self._clients.clock
+            ).of("")
         if not is_avoided(self._clients):
             try:
-                seen = self._looks.at(everywhere, since=since)
+                seen = self._cache.get(everywhere, since=since)
             except ProvisionError as error:
                 avoid(self._clients, error)
             else:
                 return seen.of(region)
-        return self._looks.at((label, value, region), since=since).of(region)
+        return self._cache.get((label, value, region), since=since).of(region)
 
     def _ask(self, key: tuple[str, str, str]) -> Seen:
         """`key`: a label, its value, and a region; "": all."""

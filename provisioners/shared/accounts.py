@@ -1,7 +1,7 @@
 """Which account machines are in, and the refusal of credentials that belong to another one.
 
 An account is what a provider bills and what a listing shows machines of: an AWS account, a Google Cloud project, an
-Azure subscription (its id is unique over all tenants). Its id is in Allocation.details and LaunchRequest.account.
+Azure subscription (its id is unique over all tenants). Its id is in Allocation.account and LaunchRequest.account.
 """
 
 from __future__ import annotations
@@ -9,10 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..base import Allocation, ProvisionError
+from ..base import ProvisionError
 
-ACCOUNT = "account"
-"""In Allocation.details: the id of the account; absent where an older version launched, or on a target without one."""
 OTHER_ACCOUNT = "OtherAccount"
 """ProvisionError.code of the refusal."""
 
@@ -25,13 +23,6 @@ class Accounts:
     """e.g. "AWS account"."""
     advice: str
     """How to get credentials of an account."""
-    older_key: str = ""
-    """Key of Allocation.details under which older versions stored the id."""
-
-    def of(self, allocation: Allocation) -> str:
-        """Return the account that an allocation is in; "": unknown."""
-        details = allocation.details
-        return details.get(ACCOUNT) or (details.get(self.older_key, "") if self.older_key else "")
 
     def check(self, made_in: str, here: Callable[[], str]) -> None:
         """Raise ProvisionError(auth) if `here`, the account of the credentials, is not the one that machines are in.

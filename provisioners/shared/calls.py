@@ -1,4 +1,4 @@
-"""What calls to any cloud have in common: errors told in our words, patience with an end, machines all or none."""
+"""Helpers of calls to any cloud API: error translation, retries with a timeout, all-or-nothing launches."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .errors import rules
 
 log = logging.getLogger("cloudgpu.provisioners")
 
-Understand = Callable[[Exception, str, Clock], ProvisionError | None]
+ErrorTranslator = Callable[[Exception, str, Clock], ProvisionError | None]
 """(an error of a cloud's SDK, what was being done, the time) -> what it means; None: it is none of the SDK's."""
 
 UNKNOWN: frozenset[ErrorClass] = frozenset({"throttled", "transient"})
@@ -37,27 +37,27 @@ _Name = TypeVar("_Name")
 
 
 @contextlib.contextmanager
-def told(understand: Understand, doing: str, clock: Clock) -> Iterator[None]:
-    """Raise ProvisionError in the place of an SDK's errors, with what was being done. Bugs stay what they are."""
+def translate_errors(translator: ErrorTranslator, doing: str, clock: Clock) -> Iterator[None]:
+    """Raise ProvisionError in the place of an SDK's errors, with what was being done. Other errors pass."""
     try:
         yield
     except ProvisionError:
         raise
     except Exception as error:
-        understood = understand(error, doing, clock)
-        if understood is None:
+        translated = translator(error, doing, clock)
+        if translated is None:
             raise
-        raise understood from error
+        raise translated from error
 
 
-def insist(call: Callable[[], _T], clock: Clock, patience_s: float) -> _T:
-    """Retry `call` with backoff while it raises `throttled` or `transient`. Raises the last ProvisionError.
+def retry(call: Callable[[], _T], *, timeout_s: float, clock: Clock) -> _T:
+    """Retry `call` with backoff and jitter while it raises `throttled` or `transient`. Raises the last ProvisionError.
 
     `call` must be idempotent, e.g. by its client token. Within attentive() the retries end after LAUNCH_PATIENCE_S: the
     supervisor repeats the whole launch then, and nothing sleeps meanwhile.
     """
-    patience_s = patience_s if _attention.get() is None else min(patience_s, LAUNCH_PATIENCE_S)
-    until, delay = clock.monotonic() + patience_s, _PAUSE_S[0]
+    timeout_s = timeout_s if _attention.get() is None else min(timeout_s, LAUNCH_PATIENCE_S)
+    until, delay = clock.monotonic() + timeout_s, _PAUSE_S[0]
     while True:
         try:
             return call()
@@ -67,6 +67,16 @@ def insist(call: Callable[[], _T], clock: Clock, patience_s: float) -> _T:
                 raise
         pause(clock, wait)
         delay = min(2 * delay, _PAUSE_S[1])
+
+
+def ask(call: Callable[[], _T], translator: ErrorTranslator, doing: str, *, timeout_s: float, clock: Clock) -> _T:
+    """Return the answer of a call to an SDK, which is retried as retry() says. Raises ProvisionError."""
+
+    def once() -> _T:
+        with translate_errors(translator, doing, clock):
+            return call()
+
+    return retry(once, timeout_s=timeout_s, clock=clock)
 
 
 # -- launches that can be interrupted
@@ -173,8 +183,8 @@ def last_of(ends: Iterable[Ended]) -> Ended:
 
 
 @contextlib.contextmanager
-def asking_for_machines() -> Iterator[None]:
-    """Mark what is raised within: something may have been created, whatever the error says."""
+def mark_may_have_created() -> Iterator[None]:
+    """Set `may_have_created` of errors raised within: a call that creates something was sent before them."""
     try:
         yield
     except ProvisionError as error:
@@ -191,7 +201,7 @@ def cleaning_up(job_id: str) -> Iterator[None]:
         log.warning("%s: the cleanup after a refused launch failed, and is repeated later: %s", job_id, error)
 
 
-@asking_for_machines()
+@mark_may_have_created()
 def all_or_none(
     names: Sequence[_Name],
     start: Callable[[_Name], _T],

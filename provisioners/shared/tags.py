@@ -37,6 +37,11 @@ def launch_tags(request: LaunchRequest) -> dict[str, str]:
     return tags if request.expires is None else {**tags, EXPIRES: str(int(request.expires))}
 
 
+def attempt_of(text: str) -> int:
+    """Return the value of the tag ATTEMPT; 0: there is none, or it was changed."""
+    return int(text) if text.isdecimal() else 0
+
+
 def node_tags(request: LaunchRequest, node: NodeRequest) -> dict[str, str]:
     """Of a machine, and of all that is made with it."""
     return {

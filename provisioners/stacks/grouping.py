@@ -18,10 +18,11 @@ from .. import architecture_of
 from ..base import Allocation, LaunchRequest, NodeState, ProvisionError
 from ..boot import fleet_boot
 from ..shared import infrastructure
+from ..shared.allocations import of_request
 from ..shared.booting import agent_of, check_agent
 from ..shared.infrastructure import Infrastructure
 from .for_stacks import endpoints_of
-from .orders import Orders, gone, node_states, told
+from .orders import Orders, gone, node_states, translate_errors
 
 log = logging.getLogger("cloudgpu.provisioners")
 
@@ -78,7 +79,7 @@ def prepare(request: LaunchRequest, cloud: str) -> Prepared:
         boot = fleet_boot(fleet, fleet_dir, agent, identity=identity, endpoint=store, api_endpoint=api, one_job=True)
     except ValueError as error:
         raise ProvisionError("invalid", f"no machine could start from {fleet_dir}: {error}", scope="cloud") from error
-    with told(fleet_dir):
+    with translate_errors(fleet_dir):
         job_dir = JobDir(request.job_dir)
         job_dir.copy(agent.key, f"{key}/{agent.key}")
         # Not written anew for a group that stands: expire_by() may have been called for it.
@@ -91,7 +92,7 @@ def expire_by(prepared: Prepared, request: LaunchRequest, when: float) -> None:
     """Have what runs saved, and all machines leave, no later than at `when`, in epoch seconds: what they are bought as
     ends then. Called before there are machines. Raises ProvisionError."""
     expires = when if request.expires is None else min(when, request.expires)
-    with told(prepared.fleet_dir):
+    with translate_errors(prepared.fleet_dir):
         JobDir(prepared.fleet_dir).put(FLEET_KEY, Settings(expires=expires).to_bytes())
 
 
@@ -121,14 +122,8 @@ def fleet_of(request: LaunchRequest, cloud: str) -> FleetSpec:
 
 def allocation(request: LaunchRequest, cloud: str, group: str, fleet_dir: str) -> Allocation:
     """Of a launch that has succeeded. `group`: what the provider calls it."""
-    return Allocation(
-        cloud,
-        request.job_id,
-        request.attempt,
-        request.token,
-        {node.node: f"{group}/{place_of(node.node)}" for node in request.nodes},
-        {"region": request.region, "owner": request.owner.name, GROUP: group, FLEET_DIR: fleet_dir},
-    )
+    machines = {node.node: f"{group}/{place_of(node.node)}" for node in request.nodes}
+    return of_request(cloud, request, machines, {GROUP: group, FLEET_DIR: fleet_dir})
 
 
 def is_grouped(allocation: Allocation) -> bool:
@@ -143,7 +138,7 @@ def states(allocation: Allocation, group: GroupState) -> list[NodeState]:
         return _all_gone(allocation, "its group is gone")
     url, trouble = allocation.details[FLEET_DIR], group.trouble
     refused = trouble if trouble is not None and trouble.error_class in _REFUSALS else None
-    with told(url):
+    with translate_errors(url):
         view = orders().look(url)
         one = view.of_token(allocation.token)
         if one is not None:
@@ -165,7 +160,7 @@ def dismiss(allocation: Allocation) -> None:
     if url is None:
         return
     try:
-        with told(url):
+        with translate_errors(url):
             orders().end(url, allocation.token, "terminated")
     except ProvisionError as error:
         log.warning("%s: its machines are not told to stop, only ended: %s", allocation.job_id, error)

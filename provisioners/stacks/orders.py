@@ -92,7 +92,7 @@ def gone(node: str, why: str) -> NodeState:
 
 
 @contextlib.contextmanager
-def told(what: str) -> Iterator[None]:
+def translate_errors(what: str) -> Iterator[None]:
     """Raise ProvisionError in the place of the store's errors."""
     try:
         yield

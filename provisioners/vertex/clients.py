@@ -17,7 +17,7 @@ from ...jobspecs.catalog.read import rows
 from ..base import ProvisionError
 from ..boot.record import is_loopback
 from ..gcp import clients as gcp
-from ..gcp.account import Account, understand_as
+from ..gcp.account import Account, error_translator
 from ..shared import calls
 from ..shared.clock import Clock, SystemClock
 
@@ -32,7 +32,7 @@ TRANSPORTS = ("rest", "grpc")
 
 _T = TypeVar("_T")
 
-understand = understand_as("vertex")
+translate_error = error_translator("vertex")
 
 
 class Clients:
@@ -50,7 +50,7 @@ class Clients:
         """Raises ProvisionError."""
         with self._lock:  # making clients is not thread-safe, using them is
             if region not in self._made:
-                with told(f"reach Vertex AI in {region}", self.clock):
+                with translate_errors(f"reach Vertex AI in {region}", self.clock):
                     self._made[region] = self._make(region)
             return cast("aiplatform_v1.JobServiceClient", self._made[region])
 
@@ -60,12 +60,7 @@ class Clients:
 
     def ask(self, doing: str, call: Callable[[], _T]) -> _T:
         """An answer, or ProvisionError: a question is asked again while it is throttled or not answered."""
-
-        def once() -> _T:
-            with told(doing, self.clock):
-                return call()
-
-        return calls.insist(once, self.clock, PATIENCE_S)
+        return calls.ask(call, translate_error, doing, timeout_s=PATIENCE_S, clock=self.clock)
 
     def forget(self) -> None:
         """Read the settings anew: whoever's credentials had expired may have logged in again."""
@@ -108,6 +103,6 @@ def regions() -> list[str]:
     return sorted(region for (region,) in rows("regions_vertex", "region") if region != "global")
 
 
-def told(doing: str, clock: Clock) -> contextlib.AbstractContextManager[None]:
+def translate_errors(doing: str, clock: Clock) -> contextlib.AbstractContextManager[None]:
     """Raise ProvisionError in the place of the SDK's errors, with what was being done."""
-    return calls.told(understand, doing, clock)
+    return calls.translate_errors(translate_error, doing, clock)

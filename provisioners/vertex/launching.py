@@ -14,8 +14,8 @@ from typing import Any
 
 from ..base import LaunchRequest, ProvisionError
 from ..gcp import quotas
-from ..shared.calls import UNKNOWN, asking_for_machines, insist, pause
-from .clients import PATIENCE_S, WRITE_S, Clients, told
+from ..shared.calls import UNKNOWN, mark_may_have_created, pause, retry
+from .clients import PATIENCE_S, WRITE_S, Clients, translate_errors
 from .ending import keep_one
 from .request import custom_job, read_settings
 from .sightings import Sighting, Sightings, sighting
@@ -52,7 +52,7 @@ class Launch:
         if found is not None:
             return found
         self._check_quotas()
-        return insist(lambda: self._create(json.dumps(body)), self.clients.clock, PATIENCE_S)
+        return retry(lambda: self._create(json.dumps(body)), timeout_s=PATIENCE_S, clock=self.clients.clock)
 
     def _body(self) -> dict[str, Any]:
         """What cannot be asked for was asked for by nobody: whoever called before came to the same."""
@@ -94,14 +94,14 @@ class Launch:
         doing = f"start {names} ({request.market} {request.nodes[0].machine_type}) in {request.region}"
         self.on_asked()
         try:
-            with asking_for_machines(), told(doing, clock):
+            with mark_may_have_created(), translate_errors(doing, clock):
                 made = jobs.create_custom_job(parent=parent, custom_job=job, timeout=WRITE_S, retry=None)
         except ProvisionError as error:
             if error.error_class not in UNKNOWN:
                 if self.doubtful is None:  # else what an earlier call has made may yet be seen
                     self.on_answered()
                 raise
-            with asking_for_machines():
+            with mark_may_have_created():
                 found = self._look_for() if error.error_class == "transient" else None
             if found is None:
                 if error.error_class == "transient":

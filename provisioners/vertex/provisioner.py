@@ -6,20 +6,20 @@ remembered here but what was seen a moment ago: any process may call any verb at
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 import threading
 from collections.abc import Collection
-from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
 from ...jobspecs.plan import Offer
 from ..base import Allocation, Ended, LaunchRequest, NodeState, Owner, ProvisionError
 from ..gcp.account import ACCOUNTS
-from ..shared import calls, tags
-from ..shared.accounts import ACCOUNT
-from ..shared.sharing import PerSettings
+from ..shared import allocations, calls
+from ..shared.allocations import Found
+from ..shared.per_settings import PerSettings
 from .clients import Clients, regions
 from .ending import Ending, cancel, keep_one
 from .launching import DOUBT_S, UNSEEN_S, Launch
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("cloudgpu.provisioners.vertex")
 
 TARGET = "vertex"
-REGION, OWNER, JOB, DOUBTFUL = "region", "owner", "job", "doubtful"
-"""In Allocation.details: Vertex AI's region, Owner.name, the custom job's full name, and as Launch.doubtful."""
+JOB, DOUBTFUL = "job", "doubtful"
+"""Keys of Allocation.details: the custom job's full name, and as Launch.doubtful."""
 QUEUE_S = 600.0
 """A job that is QUEUED for so long waits for quota: that is brief unless the project's is used up. Source: "Understand
 the serverless training service"."""
@@ -44,7 +44,6 @@ _LOOKED_FOR = (
     "is looked for"
 )
 _PATIENCE_S = {"QUEUED": QUEUE_S, "PENDING": PENDING_S}
-_REGIONS_AT_ONCE = 8
 
 
 class VertexProvisioner:
@@ -77,18 +76,12 @@ class VertexProvisioner:
         if missing:
             message = f"{job.name} was started without {', '.join(missing)}, and cannot be added to"
             raise ProvisionError("invalid", message, scope="cloud")
-        machines = {node.node: known[node.node] for node in request.nodes}
-        details = {
-            REGION: request.region,
-            OWNER: request.owner.name,
-            JOB: job.name,
-            ACCOUNT: self._clients.google.project,
-        }
+        details = {JOB: job.name}
         doubtful = launch.doubtful if certain else self._clients.clock.now() + DOUBT_S
         if doubtful is not None:
             details[DOUBTFUL] = str(int(doubtful))
-        fresh = launch.is_fresh
-        return Allocation(TARGET, request.job_id, request.attempt, token, machines, details, is_fresh=fresh)
+        made = allocations.of_request(TARGET, request, known, details, self._own())
+        return dataclasses.replace(made, is_fresh=launch.is_fresh)
 
     @calls.renewing
     def observe(self, allocation: Allocation) -> list[NodeState]:
@@ -113,7 +106,7 @@ class VertexProvisioner:
         show it late. Once one job of the launch has run, another would find its nodes' places taken and end by itself.
         """
         self._check(allocation)
-        region, name = allocation.details.get(REGION), allocation.details.get(JOB)
+        region, name = allocation.region, allocation.details.get(JOB)
         with self._lock:
             known = bool(name) or self._answered.get(allocation.token, False)
         unseen_s = 0.0 if known or not region else UNSEEN_S
@@ -147,7 +140,9 @@ class VertexProvisioner:
         Regions that the account may not use are left out, with a warning, if it may use any. Any other region that does
         not answer makes it fail: what is there is then not known.
         """
-        return self._find(owner)
+        return allocations.in_regions(
+            regions(), lambda region: self._find_in(region, owner), lambda error: error.error_class == "auth"
+        )
 
     @calls.renewing
     def account(self) -> str:
@@ -171,7 +166,7 @@ class VertexProvisioner:
 
     def _check(self, allocation: Allocation) -> None:
         """Refuse the credentials of another account than the allocation's."""
-        ACCOUNTS.check(ACCOUNTS.of(allocation), self._own)
+        ACCOUNTS.check(allocation.account, self._own)
 
     def _note(self, token: str, *, answered: bool) -> None:
         with self._lock:
@@ -183,8 +178,8 @@ class VertexProvisioner:
 
     def _job(self, allocation: Allocation) -> Sighting | None:
         """The one that counts, should there be several; None: there is none any more."""
-        region, owner, name = (allocation.details.get(key) for key in (REGION, OWNER, JOB))
-        if region is None:
+        region, owner, name = allocation.region, allocation.owner, allocation.details.get(JOB)
+        if not region:
             message = f"the region of launch {allocation.token} is not known: it can be ended, not watched"
             raise ProvisionError("invalid", message, scope="cloud")
         if owner:
@@ -210,32 +205,21 @@ class VertexProvisioner:
         refused = _stuck(job)
         return [NodeState(node, "gone", str(refused), refused=refused) for node in allocation.machines]
 
-    def _find(self, owner: Owner) -> list[Allocation]:
-        found: list[Allocation] = []
-        denied: list[ProvisionError] = []
-        asked = regions()
-        with ThreadPoolExecutor(_REGIONS_AT_ONCE, "cloudgpu-find") as pool:
-            looks = [pool.submit(self._find_in, region, owner) for region in asked]
-        for look in looks:
-            try:
-                found += look.result()
-            except ProvisionError as error:
-                if error.error_class != "auth":
-                    raise
-                denied.append(error)
-        if len(denied) == len(asked):
-            raise denied[0]
-        for refusal in denied:
-            log.warning("left out: %s", refusal)
-        return found
-
     def _find_in(self, region: str, owner: Owner) -> list[Allocation]:
         since = self._clients.clock.monotonic()
         launches: dict[str, Sighting] = {}
         for one in reversed(self._sightings.of_owner(region, owner.name, since=since)):
             launches[one.token] = one  # of several the oldest
         account = self._own()
-        return [_allocation(one, region, owner, account) for token, one in launches.items() if token]
+        return [
+            dataclasses.replace(
+                allocations.of_found(TARGET, owner, Found(token, one.tags, one.machines(), region)),
+                account=account,
+                details={JOB: one.name},
+            )
+            for token, one in launches.items()
+            if token
+        ]
 
 
 def _stuck(job: Sighting) -> ProvisionError:
@@ -252,18 +236,6 @@ def _stuck(job: Sighting) -> ProvisionError:
         "choose market: flex-start, which waits for a day"
     )
     return ProvisionError("capacity", message, scope="region", code=job.state)
-
-
-def _allocation(job: Sighting, region: str, owner: Owner, account: str) -> Allocation:
-    attempt = job.tags.get(tags.ATTEMPT, "")
-    return Allocation(
-        TARGET,
-        job.tags.get(tags.JOB, ""),
-        int(attempt) if attempt.isdecimal() else 0,
-        job.token,
-        job.machines(),
-        {REGION: region, OWNER: owner.name, JOB: job.name, ACCOUNT: account},
-    )
 
 
 shared = PerSettings(

@@ -12,7 +12,7 @@ from ..base import NodeState, ProvisionError
 from ..gcp import labels
 from ..shared import tags
 from ..shared.errors import classify
-from ..shared.sharing import Looks
+from ..shared.poll_cache import PollCache
 from . import pools
 from .clients import READ_S, Clients
 from .request import MARKET
@@ -130,11 +130,11 @@ class Sightings:
 
     def __init__(self, clients: Clients) -> None:
         self._clients = clients
-        self._looks = Looks(self._ask, clients.clock)
+        self._cache = PollCache(self._ask, clients.clock)
 
     def of_owner(self, region: str, owner: str, *, since: float | None = None) -> list[Sighting]:
-        """Those that have not ended, the oldest first; `since` as in Looks.at(). Raises ProvisionError."""
-        return self._looks.at((region, tags.OWNER, owner), since=since)
+        """Those that have not ended, the oldest first; `since` as in PollCache.get(). Raises ProvisionError."""
+        return self._cache.get((region, tags.OWNER, owner), since=since)
 
     def of_token(self, region: str, token: str, *, live: bool = True) -> list[Sighting]:
         """Those of one launch, always looked at afresh; with `live` false also those that have ended."""

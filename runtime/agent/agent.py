@@ -39,6 +39,7 @@ from ..launchers import LauncherError, Place, choose_launcher, environment, mach
 from ..notices import CLOUDS, CloudNotices, NodeDir, Order, Orders, Watcher
 from ..processes.ending import Ending, failed_setup, judge
 from ..processes.program import MARKER, Process, adopt_orphans
+from ..retry import retry
 from .generations import Ledger
 from .heartbeat import Heart, read_progress
 from .members import LeftOutError
@@ -106,12 +107,12 @@ class Agent:
         """The whole life of the node; returns the agent's exit code."""
         self._wakeup.listen_to_signals()
         self._state.mkdir(parents=True, exist_ok=True)
-        job_data = self._insist(lambda: self._job_dir.get(JOB_KEY, JobRecord.MOST_BYTES))
+        job_data = self._retry(lambda: self._job_dir.get(JOB_KEY, JobRecord.MOST_BYTES))
         claim = OwnClaim(self._home, self._marker)
-        if not claim.is_held or not self._insist(lambda: self._job_dir.create(self._key("claim"), claim.content)):
+        if not claim.is_held or not self._retry(lambda: self._job_dir.create(self._key("claim"), claim.content)):
             note(f"{self._node} of attempt {self._attempt} is run by another agent")
             return CLAIMED
-        before = self._insist(lambda: look_back(self._job_dir, self._attempt, self._node)) if claim.is_old else Before()
+        before = self._retry(lambda: look_back(self._job_dir, self._attempt, self._node)) if claim.is_old else Before()
         if before.has_ended:
             return DONE
         self._come_alive(before)
@@ -217,12 +218,12 @@ class Agent:
             log=self._log,
             heart=self._heart,
             history=self._history,
-            insist=self._insist,
+            retry=self._retry,
             of_fleet=self._of_fleet,
         )
 
     def _place(self, job_data: bytes) -> tuple[Place, Budget, bool]:
-        attempt_data = self._insist(lambda: self._job_dir.find(attempt_key(self._attempt), AttemptRecord.MOST_BYTES))
+        attempt_data = self._retry(lambda: self._job_dir.find(attempt_key(self._attempt), AttemptRecord.MOST_BYTES))
         try:
             job = JobRecord.from_bytes(job_data)
             attempt = AttemptRecord.from_bytes(attempt_data or b"")
@@ -261,7 +262,7 @@ class Agent:
                 self._code.mkdir(parents=True)
                 return
             packed, sha256 = self._home / "code.tar.gz", job.code
-            self._insist(lambda: self._job_dir.download(code_key(sha256), packed))
+            self._retry(lambda: self._job_dir.download(code_key(sha256), packed))
             unpack(packed, self._code, sha256)
             packed.unlink()
             if self._notices_of != "none":  # a cloud's machine may be reset, and then this folder is not looked into
@@ -370,19 +371,15 @@ class Agent:
         is_fenced = self._of_fleet or self._job_dir.folder is not None
         return patience_s(is_fenced=is_fenced, has_begun=self._has_begun)
 
-    def _insist(self, call: Callable[[], _T]) -> _T:
-        """Call again while the job dir fails, as long as patience lasts. MissingError is an answer, no failure."""
-        begun, pause = time.monotonic(), 0.2
-        while True:
-            try:
-                return call()
-            except MissingError:
-                raise
-            except JobDirError:
-                if time.monotonic() + pause > begun + self._patience_s or self._lost:
-                    raise
-                time.sleep(pause)
-                pause = min(pause * 2, 5.0)
+    def _retry(self, call: Callable[[], _T]) -> _T:
+        """Retry a call on the job dir for `_patience_s`. Raises JobDirError; MissingError, an answer, at once."""
+        begun = time.monotonic()
+
+        def is_last(error: JobDirError, pause: float) -> bool:
+            is_over = time.monotonic() + pause > begun + self._patience_s
+            return isinstance(error, MissingError) or self._lost or is_over
+
+        return retry(call, JobDirError, is_last, longest_s=5.0)
 
     @property
     def _last_lines_s(self) -> float:
@@ -439,7 +436,7 @@ class Agent:
         )
         if self._lost:
             return JOB_DIR_LOST
-        self._insist(lambda: self._job_dir.create(self._key("result.json"), result.to_bytes()))
+        self._retry(lambda: self._job_dir.create(self._key("result.json"), result.to_bytes()))
         self._cloud.finish(_ACKNOWLEDGE_S)
         return DONE
 

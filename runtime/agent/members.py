@@ -83,7 +83,7 @@ def wait_for(ledger: Ledger, runner: Runner, wanted: Callable[[Generation], bool
             ledger.follow(record)
         return record if record is not None and (record.kind == "closed" or wanted(record)) else None
 
-    return runner.insist(look, limit_s, ledger.every_s)
+    return runner.poll(look, limit_s, ledger.every_s)
 
 
 def lost_peer(job_dir: JobDir, attempt: int, place: Place, runner: Runner) -> str | None:

@@ -53,8 +53,8 @@ _END_S = 2.0  # to kill the program, and for the result
 _T = TypeVar("_T")
 
 
-class Insist(Protocol):
-    """Calls again while the job dir fails, as long as patience lasts."""
+class Retry(Protocol):
+    """Retries a call on the job dir. Raises JobDirError."""
 
     def __call__(self, call: Callable[[], _T]) -> _T: ...
 
@@ -76,7 +76,7 @@ class Node:
     log: LogWriter
     heart: Heart
     history: History
-    insist: Insist
+    retry: Retry
     of_fleet: bool = False
     """Its machines take lost ones' places by themselves, without a supervisor's word."""
 
@@ -136,7 +136,7 @@ class NodeProgram:
         Raises LeftOutError, Interrupted, JobDirError.
         """
         node, ledger = self._node, self._ledger
-        newest = node.insist(ledger.catch_up)
+        newest = node.retry(ledger.catch_up)
         following: Generation | None = None
         if newest is not None and newest.kind == "closed" and not self._is_merely_late(newest):
             raise LeftOutError("the program has ended on the other nodes")
@@ -144,11 +144,11 @@ class NodeProgram:
             node.heart.set_phase("waiting")
             node.log.say("ready to take a lost node's place")
             if node.of_fleet:
-                following = node.insist(lambda: take_place(ledger, node.job_dir, node.attempt, self.place))
+                following = node.retry(lambda: take_place(ledger, node.job_dir, node.attempt, self.place))
             else:
                 following = wait_for(ledger, node.runner, lambda _: is_member(self.place, ledger), WORD_S)
         elif self._begun.generation:
-            following = ledger.awaits(self._begun.generation) or node.insist(
+            following = ledger.awaits(self._begun.generation) or node.retry(
                 lambda: ledger.rejoin(f"{node.name} was restarted")
             )
         else:
@@ -243,7 +243,7 @@ class NodeProgram:
             word = self._word(place)
             if word is not None:
                 return None if word.kind == "closed" else word
-        return node.insist(lambda: ledger.settle(wanted, ending.outcome, may_follow=may_follow))
+        return node.retry(lambda: ledger.settle(wanted, ending.outcome, may_follow=may_follow))
 
     def _word(self, place: Place) -> Generation | None:
         """What is decided upon another node's loss, of which the program may have died; None: there is none lost."""
@@ -252,7 +252,7 @@ class NodeProgram:
             return None
         until, said = time.monotonic() + (FLEET_S if node.of_fleet else WORD_S), ""
         while time.monotonic() < until:
-            peer = node.insist(lambda: lost_peer(node.job_dir, node.attempt, place, node.runner))
+            peer = node.retry(lambda: lost_peer(node.job_dir, node.attempt, place, node.runner))
             if peer is None:
                 return None
             if peer != said:
@@ -276,7 +276,7 @@ class NodeProgram:
             return self._known  # the others go on, and know this node by it
         own = Address(node.host or own_host(), free_port(place.node.rank, len(place.nodes)))
         name = "address.json" if place.generation == 1 else f"address-{place.generation:04d}.json"
-        node.insist(lambda: node.job_dir.put(node.key(name), own.to_bytes()))
+        node.retry(lambda: node.job_dir.put(node.key(name), own.to_bytes()))
         met = {node.name: own}
         for other in needed:
             found = self._address(other.node, name)
@@ -292,17 +292,17 @@ class NodeProgram:
         key = node_key(node.attempt, other, name)
 
         def look() -> Record | None:
-            address = node.insist(lambda: _read_address(node.job_dir, key))
+            address = node.retry(lambda: _read_address(node.job_dir, key))
             if address is not None:
                 return address
-            record = None if ledger.scope == "lone" else node.insist(lambda: ledger.look(ledger.following))
+            record = None if ledger.scope == "lone" else node.retry(lambda: ledger.look(ledger.following))
             if record is not None:
                 ledger.follow(record)
             return record if record is not None and record.group else None
 
         # On Vertex AI programs begin as their machines come: others may come an hour later (vertex/provisioner.py).
         limit_s = FLEET_S if node.of_fleet else WORD_S
-        found = node.runner.insist(look, limit_s, ledger.every_s)
+        found = node.runner.poll(look, limit_s, ledger.every_s)
         if isinstance(found, Address) or (isinstance(found, Generation) and found.kind != "closed"):
             return found
         never = f"{other} has not told its address in {limit_s:.0f} s"

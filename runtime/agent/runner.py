@@ -166,10 +166,10 @@ class Runner:
 
     def pause(self, seconds: float) -> None:
         """Raises Interrupted, Vanished."""
-        self.insist(lambda: None, seconds)
+        self.poll(lambda: None, seconds)
 
-    def insist(self, call: Callable[[], _T | None], limit_s: float, every_s: float = 0.2) -> _T | None:
-        """Call until there is an answer; None when time is over. Raises Interrupted."""
+    def poll(self, call: Callable[[], _T | None], limit_s: float, every_s: float = 0.2) -> _T | None:
+        """Return the first answer of `call` that is not None; None after `limit_s`. Raises Interrupted."""
         until = time.monotonic() + limit_s
         while (answer := call()) is None and time.monotonic() < until:
             self.check()

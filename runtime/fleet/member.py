@@ -24,6 +24,7 @@ from ...storage import durable
 from ..agent.agent import REBOOTING, note
 from ..notices import CLOUDS
 from ..processes.program import adopt_orphans
+from ..retry import retry
 from .contact import Contact, boottime
 from .work import LOST, Task, Work, WorkError, clean, remember, remembered
 
@@ -42,6 +43,8 @@ JOB_DIR_S = 300.0
 UNREACHABLE_S = 1_800.0
 """A machine that has not reached its fleet dir for so long is of no use."""
 _PRUNE_S = 3_600.0
+_LONGEST_PAUSE_S = 15.0
+"""Longest pause between two tries of a call on a folder, in seconds."""
 
 _T = TypeVar("_T")
 _D = TypeVar("_D")
@@ -77,7 +80,7 @@ class Member:
         self._home.mkdir(parents=True, exist_ok=True)
         self._name = own_name(self._home / "member", self._machine)
         adopt_orphans()
-        self._insist(lambda: self._fleet.delete(member_key(self._name, "left.json")))
+        self._retry(lambda: self._fleet.delete(member_key(self._name, "left.json")))
         self._contact = Contact(self._fleet, self._name, note)
         try:
             self._resume()
@@ -137,7 +140,7 @@ class Member:
         return boottime() - self._spared_since < SPARED_S
 
     def _leave(self) -> int:
-        self._insist(lambda: self._fleet.put(member_key(self._name, "left.json"), Beat(time.time())))
+        self._retry(lambda: self._fleet.put(member_key(self._name, "left.json"), Beat(time.time())))
         return LEAVES
 
     def _tidy(self, view: View) -> None:
@@ -175,7 +178,7 @@ class Member:
         if task is None:
             clean(self._home)
             return
-        view = self._insist(self._fleet.view)
+        view = self._retry(self._fleet.view)
         one = view.find(task.number)
         if one is not None:
             work = self._work(one, task)
@@ -202,7 +205,7 @@ class Member:
         remember(self._path, task)
         key = order_key(task.number, f"claims/{task.node}")
         work = self._work(one, task)
-        if self._insist(lambda: self._fleet.create(key, task.holding(self._name))):
+        if self._retry(lambda: self._fleet.create(key, task.holding(self._name))):
             self._contact.holds = f"{task.number:08d}/{task.node}"
             note(f"{task.node} of attempt {one.order.attempt} of {one.order.job_id} runs here")
             freed = self._run(one, work)
@@ -218,9 +221,9 @@ class Member:
     def _let_go(self, work: Work, freed: Freed) -> None:
         note(f"{work.task.node}: {freed.outcome}: {freed.reason}")
         work.kill()
-        if not self._is_over(self._insist(self._fleet.view), work.task):
-            self._patiently(partial(work.dismiss_peers, freed), None)
-        self._insist(lambda: self._fleet.create(order_key(work.task.number, f"freed/{work.task.node}"), freed))
+        if not self._is_over(self._retry(self._fleet.view), work.task):
+            self._retry_job_dir(partial(work.dismiss_peers, freed), None)
+        self._retry(lambda: self._fleet.create(order_key(work.task.number, f"freed/{work.task.node}"), freed))
 
     def _run(self, one: OrderView, work: Work) -> Freed | None:
         """Until the node has ended, or is not this machine's any more. None: it goes on here after a reboot."""
@@ -242,7 +245,7 @@ class Member:
             if self._going_down and self._comes_back:
                 return None
             unknown = Freed("error", f"{one.order.job_dir} cannot be read", time.time())
-            freed = self._patiently(work.ended, unknown)
+            freed = self._retry_job_dir(work.ended, unknown)
             if freed is None and (told or self._going_down):
                 return Freed(LOST, "the machine ends, or is needed elsewhere", time.time())
             if freed is not None:
@@ -264,7 +267,7 @@ class Member:
                 reason = f"the agent cannot be started: {error}"
             else:
                 return None
-            return self._patiently(partial(work.give_up, reason), Freed("error", reason, time.time()))
+            return self._retry_job_dir(partial(work.give_up, reason), Freed("error", reason, time.time()))
 
     def _gives_way(self, task: Task) -> bool:
         view = self._contact.view
@@ -294,35 +297,35 @@ class Member:
 
     # --- the fleet dir ---------------------------------------------------------------------------------------------
 
-    def _insist(self, call: Callable[[], _T]) -> _T:
-        """Call again for long: a machine without its fleet dir can do nothing else."""
-        until, pause, said = time.monotonic() + UNREACHABLE_S, 0.2, ""
-        while True:
-            try:
-                return call()
-            except JobDirError as error:
-                if str(error) != said:
-                    note(str(error))
-                said = str(error)
+    def _retry(self, call: Callable[[], _T]) -> _T:
+        """Retry a call on the fleet dir, without which a machine can do nothing; exit after UNREACHABLE_S."""
+        until, said = time.monotonic() + UNREACHABLE_S, ""
+
+        def is_last(error: JobDirError, _pause: float) -> bool:
+            nonlocal said
+            if str(error) != said:
+                note(str(error))
+            said = str(error)
             if self._going_down:
                 sys.exit(DONE)
             if time.monotonic() > until:
                 sys.exit(UNREACHABLE)
-            time.sleep(pause)
-            pause = min(pause * 2, 15.0)
+            return False
 
-    def _patiently(self, call: Callable[[], _T], otherwise: _D) -> _T | _D:
-        """Call again for a while: a job's own folder is no reason to do nothing else any more."""
-        until, pause = boottime() + JOB_DIR_S, 0.2
-        while True:
-            try:
-                return call()
-            except JobDirError as error:
-                note(str(error))
-                if boottime() + pause > until or self._going_down:
-                    return otherwise
-            time.sleep(pause)
-            pause = min(pause * 2, 15.0)
+        return retry(call, JobDirError, is_last, longest_s=_LONGEST_PAUSE_S)
+
+    def _retry_job_dir(self, call: Callable[[], _T], default: _D) -> _T | _D:
+        """Retry a call on a job's own folder for JOB_DIR_S, then return `default`: other jobs do not need it."""
+        until = boottime() + JOB_DIR_S
+
+        def is_last(error: JobDirError, pause: float) -> bool:
+            note(str(error))
+            return boottime() + pause > until or self._going_down
+
+        try:
+            return retry(call, JobDirError, is_last, longest_s=_LONGEST_PAUSE_S)
+        except JobDirError:
+            return default
 
     def _try(self, call: Callable[[], object]) -> None:
         try:

@@ -48,7 +48,7 @@ def test_with_another_account_s_credentials_nothing_changes_until_the_first_ones
     job = launched(jobs)
     [attempt] = job.attempts()
     assert attempt.account == "123456789012" and attempt.allocation is not None
-    assert attempt.allocation.details["account"] == attempt.account
+    assert attempt.allocation.account == attempt.account
     stop_supervisor()
 
     jobs.control.belong(OTHERS_KEY, OTHER)

@@ -148,8 +148,9 @@ def desk(server: Aws, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Desk:
 
 def elsewhere(allocation: Allocation) -> Allocation:
     """As somebody knows it who had no answer."""
-    details = {"region": REGION, "owner": OWNER.name}
-    return Allocation("aws", allocation.job_id, allocation.attempt, allocation.token, {}, details)
+    return Allocation(
+        "aws", allocation.job_id, allocation.attempt, allocation.token, {}, region=REGION, owner=OWNER.name
+    )
 
 
 def labels(of: list[dict[str, str]]) -> dict[str, str]:
@@ -199,15 +200,9 @@ def test_a_group_of_the_launch_s_own_and_nothing_left(desk: Desk) -> None:
     assert len(desk.machines()) == 2, "its machines are the group's to replace"
     assert not [call for call in desk.aws.control.calls() if call.service == "iam"]
     desk.end(allocation)
-    assert [one.phase for one in desk.observe(dataclasses.replace(allocation, details=aged(allocation)))] == [
-        "gone"
-    ] * 2
+    assert [one.phase for one in desk.observe(dataclasses.replace(allocation, launched_at={}))] == ["gone"] * 2
     [order] = Fleet(allocation.details[grouping.FLEET_DIR]).view().orders
     assert order.end is not None, "machines that boot late find nothing to do"
-
-
-def aged(allocation: Allocation) -> dict[str, str]:
-    return {**allocation.details, "launched": "0"}
 
 
 def test_a_lost_machine_is_replaced_and_one_that_has_left_is_not(desk: Desk) -> None:

@@ -22,7 +22,7 @@ from cloudgpu.control.supervisor.crew import Crew
 from cloudgpu.control.supervisor.supervisor import Supervisor
 from cloudgpu.jobspecs.plan import Offer
 from cloudgpu.protocol.jobdir import JOB_KEY, Heartbeat, JobDir, JobRecord, Result, node_key
-from cloudgpu.provisioners.shared.sharing import WINDOW_S
+from cloudgpu.provisioners.shared.poll_cache import TTL_S
 from cloudgpu.tests.standins.aws.control import AwsControl
 from cloudgpu.tests.standins.aws.control import environ as aws_environ
 from cloudgpu.tests.standins.aws.jobs import BUCKET
@@ -170,14 +170,14 @@ def test_many_jobs_cost_a_bounded_number_of_calls(many: Many) -> None:
 
     in_parallel(speak, rows)
     many.wait_for("running")
-    time.sleep(2 * WINDOW_S)
+    time.sleep(2 * TTL_S)
     many.control.forget()
     begun = time.monotonic()
     time.sleep(QUIET_S)
     quiet, lasted = many.calls(), time.monotonic() - begun
     print("quiet", dict(quiet), lasted)
     assert set(quiet) <= {"ec2.DescribeInstances", "s3.GetObject", "s3.HeadObject"}
-    assert quiet["ec2.DescribeInstances"] <= lasted / WINDOW_S + 2
+    assert quiet["ec2.DescribeInstances"] <= lasted / TTL_S + 2
     reads = sum(count for name, count in quiet.items() if name.startswith("s3."))
     assert reads <= JOBS * (lasted / 60.0 + 1) * 2, "once a minute while machines and programs run"
 

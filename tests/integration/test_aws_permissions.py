@@ -169,8 +169,7 @@ def launch_reserved(account: Account) -> list[str]:
 
 
 def launched() -> Allocation:
-    details = {"region": REGION, "owner": "cloudgpu-tester"}
-    return Allocation("aws", "digits-k3v9x2ma", 1, TOKEN, {"worker-0.1": "i-0"}, details)
+    return Allocation("aws", "digits-k3v9x2ma", 1, TOKEN, {"worker-0.1": "i-0"}, region=REGION, owner="cloudgpu-tester")
 
 
 def observe(account: Account) -> list[str]:
@@ -443,9 +442,7 @@ def test_machines_that_ec2_has_forgotten_are_gone(
             control.crash(machine)
     control.hurry()
     control.forget_ended()
-    late = dataclasses.replace(
-        allocation, details={key: value for key, value in allocation.details.items() if not key.startswith("launched:")}
-    )
+    late = dataclasses.replace(allocation, launched_at={})
     account.provisioner().remove(late, [PAIR[0].node])
     account.provisioner().terminate(late)
     assert {state.phase for state in account.provisioner().observe(late)} == {"gone"}

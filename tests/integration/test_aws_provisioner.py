@@ -153,11 +153,10 @@ def test_machines_are_not_gone_because_the_credentials_are_of_another_account(
 ) -> None:
     allocation = provisioner.launch(request())
     mine = provisioner.account()
-    assert allocation.details["account"] == mine == "123456789012"
+    assert allocation.account == mine == "123456789012"
     aws.control.belong("AKIASTRANGER", "222222222222")
     stranger = AwsProvisioner(boto3.Session("AKIASTRANGER", "secret", region_name="us-east-1"), FastClock())
-    older = {name: value for name, value in allocation.details.items() if name != "account"}
-    asked = dataclasses.replace(allocation, machines={}, details={**older, "account": mine})
+    asked = dataclasses.replace(allocation, machines={})
     said = "its machines are in AWS account 123456789012, these credentials are of 222222222222"
     for verb in (
         stranger.observe,
@@ -172,7 +171,7 @@ def test_machines_are_not_gone_because_the_credentials_are_of_another_account(
                 verb(one)
             assert (caught.value.error_class, caught.value.code) == ("auth", "OtherAccount")
     assert {call.action for call in aws.control.calls() if call.caller == "AKIASTRANGER"} == {"GetCallerIdentity"}
-    assert provisioner.observe(dataclasses.replace(allocation, details=older))[0].phase != "gone"
+    assert provisioner.observe(dataclasses.replace(allocation, account=""))[0].phase != "gone"
     provisioner.launch(request(account=mine))
     provisioner.terminate(allocation)
 
@@ -340,9 +339,11 @@ def test_what_no_listing_shows_is_ended_by_what_it_is_attached_to(aws: Aws, prov
     aws.control.heal()
     [lost] = aws.control.instances()
     aws.control.set_lag(60.0)
-    details = {"region": "us-east-1", "owner": OWNER.name}
     with ThreadPoolExecutor(1) as pool:
-        end = pool.submit(another().terminate, Allocation("aws", "digits-abc", 1, request().token, {}, details))
+        end = pool.submit(
+            another().terminate,
+            Allocation("aws", "digits-abc", 1, request().token, {}, region="us-east-1", owner=OWNER.name),
+        )
         wait_for(lambda: bool(aws.control.calls("TerminateInstances")))
         aws.control.set_lag(0.0)
         end.result()
@@ -520,8 +521,8 @@ def test_what_ec2_has_forgotten_is_gone_though_another_was_launched_just_now(pro
     merged = dataclasses.replace(now, machines={"worker-0.1": "i-0123456789abcdef0", **now.machines})
     states = {state.node: state.phase for state in another().observe(merged)}
     assert states == {"worker-0.1": "gone", "worker-0.2": "running"}
-    young = {**now.details, "launched:worker-0.1": str(int(time.time()))}
-    [first, _] = another().observe(dataclasses.replace(merged, details=young))
+    young = {**now.launched_at, "worker-0.1": time.time()}
+    [first, _] = another().observe(dataclasses.replace(merged, launched_at=young))
     assert first.phase == "pending"
 
 
@@ -640,7 +641,7 @@ def test_credentials_that_are_refused_leave_nothing(
     if refusal.is_login and action == "RunInstances":  # the next try finds it, or the launch's end
         assert left() != {}
         aws.control.heal()
-        provisioner.terminate(Allocation("aws", "digits-abc", 1, request().token, {}, {"region": "us-east-1"}))
+        provisioner.terminate(Allocation("aws", "digits-abc", 1, request().token, {}, region="us-east-1"))
     assert left() == {}
 
 

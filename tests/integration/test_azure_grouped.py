@@ -119,8 +119,9 @@ def desk(world: tuple[AzureControl, dict[str, str]], monkeypatch: pytest.MonkeyP
 
 def elsewhere(allocation: Allocation) -> Allocation:
     """As somebody knows it who had no answer."""
-    details = {"region": REGION, "owner": OWNER.name}
-    return Allocation("azure", allocation.job_id, allocation.attempt, allocation.token, {}, details)
+    return Allocation(
+        "azure", allocation.job_id, allocation.attempt, allocation.token, {}, region=REGION, owner=OWNER.name
+    )
 
 
 # --- from nothing to nothing ------------------------------------------------------------------------------------------
@@ -131,9 +132,9 @@ def test_a_scale_set_of_the_launch_s_own_and_nothing_left(desk: Desk) -> None:
     [made] = desk.sets()
     assert made["name"] == allocation.details[grouping.GROUP] == "digits-abc-1"
     assert allocation.machines == {"worker-0.1": "digits-abc-1/worker-0", "worker-1.1": "digits-abc-1/worker-1"}
-    assert (made["sku"]["capacity"], made["zones"]) == (2, [allocation.details["zone"]])
+    assert (made["sku"]["capacity"], made["zones"]) == (2, [allocation.zone])
     machines = desk.machines()
-    assert {one.zone for one in machines} == {allocation.details["zone"]} and len(machines) == 2
+    assert {one.zone for one in machines} == {allocation.zone} and len(machines) == 2
     for one in machines:
         assert (one.market, one.identities, one.open) == ("spot", [desk.stack.machine_role], [])
         assert one.external, "the stack's subnet has no other way out"
@@ -234,7 +235,7 @@ def test_a_scale_set_that_azure_does_not_show_yet_is_waited_for(desk: Desk) -> N
     allocation = desk.launch()
     assert 404 in {call.status for call in desk.azure.calls("virtualMachineScaleSets.read", caller=SUBMITTER)}
     assert [call.status for call in desk.azure.calls("virtualMachineScaleSets.write", caller=SUBMITTER)] == [201]
-    assert allocation.details["zone"] == "1" and len(desk.sets()) == 1
+    assert allocation.zone == "1" and len(desk.sets()) == 1
     desk.provisioner.terminate(allocation)
     assert desk.remains.find() == {}
 
@@ -251,7 +252,7 @@ def full(desk: Desk, *zones: str, places: int = 0, how: Any = "allocation", regi
 def test_the_next_zone_is_tried_where_one_has_none(desk: Desk, how: str) -> None:
     full(desk, "1", "2", how=how)
     allocation = desk.launch()
-    assert allocation.details["zone"] == "3"
+    assert allocation.zone == "3"
     assert {one.zone for one in desk.machines()} == {"3"} and len(desk.machines()) == 2
     desk.provisioner.terminate(allocation)
     assert desk.remains.find() == {}
@@ -271,7 +272,7 @@ def test_half_of_the_machines_are_none_and_the_next_attempt_begins_elsewhere(des
     desk.await_nothing()
     token = launch_token("digits-abc", 2, REGION, None)
     allocation = desk.launch(attempt=2, token=token)
-    assert allocation.details["zone"] == "2"
+    assert allocation.zone == "2"
     desk.provisioner.terminate(allocation)
 
 
@@ -416,7 +417,7 @@ def test_without_an_action_a_step_names_it(enforced: Desk, action: str, caplog: 
     else:
         pytest.fail(f"a scale set works without {action}: it is too much")
     permitted(enforced)
-    enforced.provisioner.terminate(Allocation("azure", "digits-abc", 1, enforced.request.token, {}, {}))
+    enforced.provisioner.terminate(Allocation("azure", "digits-abc", 1, enforced.request.token, {}))
     assert enforced.remains.find() == {}
 
 

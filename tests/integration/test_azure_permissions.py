@@ -90,7 +90,7 @@ def complaints(found: list[str]) -> Iterator[None]:
 
 def launched() -> Allocation:
     """As somebody knows it who was not there."""
-    return Allocation("azure", "digits-k3v9x2ma", 1, TOKEN, {"worker-0.1": "cloudgpu-worker-0-1"}, {"region": REGION})
+    return Allocation("azure", "digits-k3v9x2ma", 1, TOKEN, {"worker-0.1": "cloudgpu-worker-0-1"}, region=REGION)
 
 
 def _launching(**changes: Any) -> Callable[[], list[str]]:

@@ -542,7 +542,7 @@ def test_whatever_goes_wrong_no_node_has_two_machines_and_nothing_is_left(azure:
         fault = dice.choice([LOSE, RESET, HTML, error("InternalExecutionError", 500), error("TooManyRequests", 429)])
         azure.fail(dice.choice(HARMED), fault, times=dice.choice([1, 2, None]), skip=dice.randint(0, 4))
     asked = request(*(node(f"worker-{rank}.1", rank=rank) for rank in range(dice.choice([1, 2, 3]))))
-    allocation = Allocation("azure", asked.job_id, asked.attempt, asked.token, {}, {"owner": OWNER.name})
+    allocation = Allocation("azure", asked.job_id, asked.attempt, asked.token, {}, owner=OWNER.name)
     for launches in range(3):
         if launches:
             azure.heal()
@@ -835,8 +835,7 @@ def test_an_operation_that_fails_later_leaves_no_machine(
     azure.fail_later(VM, "write", code, where="worker-0")
     refusal = refused(provisioner, request())
     assert refusal.code == code
-    details = {"owner": OWNER.name}
-    another().terminate(Allocation("azure", "digits-abc", 1, TOKEN, {}, details))
+    another().terminate(Allocation("azure", "digits-abc", 1, TOKEN, {}, owner=OWNER.name))
     assert nothing_left(azure)
 
 
@@ -886,8 +885,8 @@ def test_a_machine_that_azure_does_not_keep_is_refused_only_while_it_is_young(
     """What has run for days and cannot be moved to another host is lost, and not a machine that never was."""
     allocation = provisioner.launch(request())
     azure.fail_now(allocation.machines["worker-0.1"], code)
-    launched = {"launched:worker-0.1": str(int(time.time()) - (60 if young else 86_400))}
-    allocation = dataclasses.replace(allocation, details=allocation.details | launched)
+    launched_at = {"worker-0.1": time.time() - (60 if young else 86_400)}
+    allocation = dataclasses.replace(allocation, launched_at=launched_at)
     watcher = another()
     [state] = watcher.observe(allocation)
     assert state.phase == "gone"
@@ -939,7 +938,7 @@ def test_terminate_waits_until_all_is_gone(azure: AzureControl, provisioner: Azu
 
 def unanswered() -> Allocation:
     """As the supervisor knows a launch whose answer was lost."""
-    return Allocation("azure", "digits-abc", 1, TOKEN, {}, {"region": REGION, "owner": OWNER.name})
+    return Allocation("azure", "digits-abc", 1, TOKEN, {}, region=REGION, owner=OWNER.name)
 
 
 @pytest.mark.parametrize("evicted", [False, True])
@@ -964,9 +963,9 @@ def test_what_nobody_remembers_is_found_and_ended(azure: AzureControl, provision
     [found] = another().find(OWNER)
     assert (found.job_id, found.attempt, found.token) == ("digits-abc", 1, TOKEN)
     assert set(found.machines) == {"worker-0.1"}
-    assert found.details == {"region": REGION, "owner": OWNER.name}
+    assert (found.region, found.owner) == (REGION, OWNER.name)
     assert another().find(Owner("somebody-else")) == []
-    another().terminate(dataclasses.replace(found, machines={}, details={}))
+    another().terminate(dataclasses.replace(found, machines={}, region="", owner=""))
     assert nothing_left(azure) and another().find(OWNER) == []
 
 
@@ -1013,10 +1012,9 @@ def test_machines_are_not_gone_because_the_settings_name_another_subscription(
 ) -> None:
     allocation = provisioner.launch(request())
     mine = provisioner.account()
-    assert allocation.details["account"] == mine
-    before = {name: value for name, value in allocation.details.items() if name != "account"}
-    older = dataclasses.replace(allocation, details={**before, "subscription": mine.upper()})
-    nobodys = dataclasses.replace(allocation, details={"owner": OWNER.name})
+    assert allocation.account == mine
+    older = Allocation.from_json({**allocation.to_json(), "account": "", "details": {"subscription": mine.upper()}})
+    nobodys = dataclasses.replace(allocation, account="")
     with monkeypatch.context() as elsewhere:
         elsewhere.setenv("AZURE_SUBSCRIPTION_ID", "5ab50000-0000-4000-8000-00000000ffff")
         stranger = another()

@@ -23,7 +23,6 @@ import psutil
 import pytest
 
 from cloudgpu.control import paths
-from cloudgpu.control.clock import SystemClock
 from cloudgpu.control.errors import StoreError
 from cloudgpu.control.jobs import Job, list_jobs, orphans
 from cloudgpu.control.store.store import Store
@@ -32,6 +31,7 @@ from cloudgpu.control.supervisor import presence
 from cloudgpu.control.supervisor.supervisor import Supervisor
 from cloudgpu.provisioners.base import Owner, ProvisionError
 from cloudgpu.provisioners.local.provisioner import LocalProvisioner
+from cloudgpu.provisioners.shared.clock import SystemClock
 from cloudgpu.tests.standins.disk import Disk, mounted
 from cloudgpu.tests.standins.local_jobs import start_supervisor, stop_supervisor, submit_text
 

@@ -97,7 +97,7 @@ def request(nodes: int = 2, machine_type: str = T4, accelerator: str = "T4", **c
 
 def unanswered() -> Allocation:
     """As the supervisor knows a launch whose answer nobody has."""
-    return Allocation("gcp", "digits-abc", 1, TOKEN, {}, {"region": REGION, "owner": OWNER.name})
+    return Allocation("gcp", "digits-abc", 1, TOKEN, {}, region=REGION, owner=OWNER.name)
 
 
 def left(gce: GceControl) -> dict[str, list[str]]:
@@ -321,7 +321,7 @@ def test_where_no_list_of_all_regions_can_be_had_that_of_the_region_does(
 def test_a_launch_whose_answer_nobody_has_is_ended(gce: GceControl, stack: Infrastructure, known: bool) -> None:
     gce.set_times(operation=0.3, stopping=0.3, lag=0.5)
     another().launch(request())
-    allocation = unanswered() if known else dataclasses.replace(unanswered(), details={})
+    allocation = unanswered() if known else dataclasses.replace(unanswered(), region="", owner="")
     another().terminate(allocation)
     assert left(gce) == {}
 

@@ -146,7 +146,7 @@ def complaints(found: list[str]) -> Iterator[None]:
 
 def launched() -> Allocation:
     """As somebody knows it who was not there."""
-    return Allocation("gcp", "digits-k3v9x2ma", 1, TOKEN, {}, {"region": REGION, "owner": "cloudgpu-tester"})
+    return Allocation("gcp", "digits-k3v9x2ma", 1, TOKEN, {}, region=REGION, owner="cloudgpu-tester")
 
 
 def launch(world: World) -> list[str]:

@@ -370,8 +370,7 @@ def test_what_no_listing_shows_is_ended_by_the_operation_that_made_it(
     gce.set_times(lag=1.0)
     assert refused(provisioner, request()).error_class == "transient"
     gce.heal()
-    details = {"region": "us-central1", "owner": OWNER.name}
-    another().terminate(Allocation("gcp", "digits-abc", 1, TOKEN, {}, details))
+    another().terminate(Allocation("gcp", "digits-abc", 1, TOKEN, {}, region="us-central1", owner=OWNER.name))
     assert len(gce.instances()) == 1
     assert left(gce) == {}
 
@@ -423,8 +422,7 @@ def test_whatever_goes_wrong_no_node_has_two_machines_and_nothing_is_left(gce: G
         fault = dice.choice([LOSE, RESET, HTML, error("backendError", 503), error("rateLimitExceeded", 403)])
         gce.fail(dice.choice(HARMED), fault, times=dice.choice([1, 2, None]), skip=dice.randint(0, 4))
     asked = request(*(node(f"worker-{rank}.1", rank=rank) for rank in range(dice.choice([1, 2, 3]))))
-    details = {"region": "us-central1", "owner": OWNER.name}
-    allocation = Allocation("gcp", asked.job_id, asked.attempt, asked.token, {}, details)
+    allocation = Allocation("gcp", asked.job_id, asked.attempt, asked.token, {}, region="us-central1", owner=OWNER.name)
     for launches in range(3):
         if launches:
             gce.heal()
@@ -590,7 +588,7 @@ def test_what_nobody_remembers_is_ended_and_found(gce: GceControl, provisioner: 
 
 @pytest.mark.parametrize("preempted", [False, True])
 def test_only_a_launch_that_made_a_machine_is_paid_for(gce: GceControl, preempted: bool) -> None:
-    unanswered = Allocation("gcp", "digits-abc", 1, TOKEN, {}, {"region": "us-central1", "owner": OWNER.name})
+    unanswered = Allocation("gcp", "digits-abc", 1, TOKEN, {}, region="us-central1", owner=OWNER.name)
     gce.fail("instances.insert", error("backendError", 503), times=None)
     assert refused(another(), request(*pair(), market="spot")).error_class == "transient"
     assert not another().terminate(unanswered).has_started
@@ -751,7 +749,7 @@ def test_a_zone_that_cannot_be_reached_keeps_jobs_of_other_regions_from_nothing(
 ) -> None:
     here = provisioner.launch(request())
     gce.cut_off("us-east1-b")
-    there = dataclasses.replace(here, token="e" * 32, details={**here.details, "region": "us-east1"})
+    there = dataclasses.replace(here, token="e" * 32, region="us-east1")
     assert look(here).phase == "running"
     with pytest.raises(ProvisionError, match="us-east1-b cannot be reached") as caught:
         another(FastClock()).observe(there)
@@ -824,9 +822,8 @@ def test_machines_are_not_gone_because_the_settings_name_another_project(
     gce: GceControl, provisioner: GcpProvisioner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     allocation = provisioner.launch(request())
-    assert allocation.details["account"] == provisioner.account() == "project-of-tests"
-    before = {name: value for name, value in allocation.details.items() if name != "account"}
-    older = dataclasses.replace(allocation, details={**before, "project": "project-of-tests"})
+    assert allocation.account == provisioner.account() == "project-of-tests"
+    older = Allocation.from_json({**allocation.to_json(), "account": "", "details": {"project": "project-of-tests"}})
     said = r"in the Google Cloud project project-of-tests, these credentials are of another-project: set GOOGLE_CLOUD_P"
     with monkeypatch.context() as elsewhere:
         elsewhere.setenv("GOOGLE_CLOUD_PROJECT", "another-project")

@@ -78,8 +78,15 @@ class Cloud:
     def unknown(self, nodes: int) -> Allocation:
         """All that the store knows of a launch without an answer."""
         request = self.request(nodes)
-        details = {"region": request.region, "owner": request.owner.name}
-        return Allocation(self.name, request.job_id, request.attempt, request.token, {}, details)
+        return Allocation(
+            self.name,
+            request.job_id,
+            request.attempt,
+            request.token,
+            {},
+            region=request.region,
+            owner=request.owner.name,
+        )
 
 
 Started = tuple[Cloud, Mapping[str, str]]

@@ -220,7 +220,7 @@ def test_jobs_are_not_gone_because_the_settings_name_another_project(
 ) -> None:
     allocation = provisioner.launch(request())
     mine = provisioner.account()
-    assert allocation.details["account"] == mine
+    assert allocation.account == mine
     with monkeypatch.context() as elsewhere:
         elsewhere.setenv("GOOGLE_CLOUD_PROJECT", "another-project")
         stranger = another()
@@ -375,7 +375,7 @@ def test_what_nobody_has_an_answer_to_is_ended_all_the_same(vertex: Vertex) -> N
     """A process was killed while it waited for the answer: the next one knows token, region and owner."""
     vertex.control.set_lag(0.2)
     another().launch(request())
-    lost = Allocation("vertex", "digits-abc", 1, request().token, {}, {"region": REGION, "owner": OWNER.name})
+    lost = Allocation("vertex", "digits-abc", 1, request().token, {}, region=REGION, owner=OWNER.name)
     another().terminate(lost)
     assert len(vertex.jobs()) == 1
     assert not vertex.alive()
@@ -392,7 +392,7 @@ def test_only_a_launch_whose_job_had_machines_is_paid_for(vertex: Vertex, state:
         vertex.control.set_pending(600.0 if state == "PENDING" else 0.0)
         another().launch(request())
         soon(lambda: vertex.jobs()[0].state == state)
-    lost = Allocation("vertex", "digits-abc", 1, request().token, {}, {"region": REGION, "owner": OWNER.name})
+    lost = Allocation("vertex", "digits-abc", 1, request().token, {}, region=REGION, owner=OWNER.name)
     assert another().terminate(lost).has_started == (state == "RUNNING")
     assert not vertex.alive()
 
@@ -457,7 +457,7 @@ def test_after_a_clear_refusal_nothing_is_waited_for(vertex: Vertex, provisioner
         provisioner.launch(request())
     assert caught.value.error_class == "quota"
     vertex.gcp.control.do("forget")
-    refused = Allocation("vertex", "digits-abc", 1, request().token, {}, {"region": REGION, "owner": OWNER.name})
+    refused = Allocation("vertex", "digits-abc", 1, request().token, {}, region=REGION, owner=OWNER.name)
     provisioner.terminate(refused)
     assert len(vertex.calls(LIST)) == 1
 
@@ -466,7 +466,7 @@ def test_after_what_cannot_be_asked_for_nothing_is_waited_for(vertex: Vertex, pr
     with pytest.raises(ProvisionError):
         provisioner.launch(request(agent=None))
     assert not vertex.gcp.control.calls()
-    provisioner.terminate(Allocation("vertex", "digits-abc", 1, request().token, {}, {"region": REGION}))
+    provisioner.terminate(Allocation("vertex", "digits-abc", 1, request().token, {}, region=REGION))
     assert len(vertex.calls(LIST)) == 1
 
 

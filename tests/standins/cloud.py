@@ -33,7 +33,7 @@ from cloudgpu.protocol.jobdir import (
     read_generation,
 )
 from cloudgpu.provisioners.base import Allocation, Ended, LaunchRequest, NodeState, Owner, ProvisionError
-from cloudgpu.provisioners.shared.accounts import ACCOUNT, Accounts
+from cloudgpu.provisioners.shared.accounts import Accounts
 from cloudgpu.runtime.checkpoint.format.manifest import RankManifest
 from cloudgpu.runtime.checkpoint.store import CheckpointStore
 
@@ -52,6 +52,9 @@ class FakeClock:
 
     def monotonic(self) -> float:
         return self.steady
+
+    def sleep(self, seconds: float) -> None:
+        self.advance(seconds)
 
     def advance(self, seconds: float) -> None:
         self.time += seconds
@@ -168,7 +171,7 @@ class FakeCloud:
 
     def observe(self, allocation: Allocation) -> list[NodeState]:
         self._raise("observe")
-        self.check_account(ACCOUNTS.of(allocation))
+        self.check_account(allocation.account)
         ours = {machine.node: machine for machine in self._under(allocation.token)}
         return [self._state(node, ours.get(node)) for node in allocation.machines]
 
@@ -181,7 +184,7 @@ class FakeCloud:
 
     def terminate(self, allocation: Allocation) -> Ended:
         self._raise("terminate")
-        self.check_account(ACCOUNTS.of(allocation))
+        self.check_account(allocation.account)
         ours = list(self._under(allocation.token))
         for machine in ours:
             machine.gone = True
@@ -357,8 +360,8 @@ class FakeCloud:
 
     def _allocation(self, request: LaunchRequest) -> Allocation:
         machines = {node.node: f"m-{request.token[:6]}-{node.node}" for node in request.nodes}
-        details = {ACCOUNT: self.credentials_of} if self.credentials_of else {}
-        return Allocation("local", request.job_id, request.attempt, request.token, machines, details)
+        account = self.credentials_of
+        return Allocation("local", request.job_id, request.attempt, request.token, machines, account=account)
 
     def _fault(self, verb: str) -> ProvisionError | None:
         waiting = self.faults.get(verb)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -41,7 +43,7 @@ def test_the_account_is_written_before_machines_are_asked_for_and_into_the_alloc
     world.drive(world.supervisor("elsewhere/2/b"), until=lambda: world.job(job).state == "running")
     [attempt] = world.attempts(job)
     assert attempt.allocation is not None
-    assert attempt.allocation.details["account"] == ANN
+    assert attempt.allocation.account == ANN
 
 
 def test_without_answer_to_the_question_whose_account_it_is_nothing_is_asked_for(world: World) -> None:
@@ -95,6 +97,27 @@ def test_credentials_of_another_account_change_nothing_and_say_so(world: World, 
     assert world.job(job).spent is not None and (world.job(job).spent or 0) > 0
 
 
+def test_an_allocation_that_the_version_before_has_stored_is_in_its_account(world: World) -> None:
+    """There the account was one of the `details`."""
+    job = world.submit()
+    supervisor = world.supervisor()
+    world.drive(supervisor, until=lambda: world.job(job).state == "running")
+    supervisor.release()
+    [attempt] = world.attempts(job)
+    assert attempt.allocation is not None
+    stored = attempt.allocation.to_json()
+    older = {key: stored[key] for key in ("target", "job_id", "attempt", "token", "machines", "is_fresh")}
+    with sqlite3.connect(world.folder / "store.db") as store:
+        allocation = json.dumps({**older, "details": {"region": "here", "account": ANN}})
+        store.execute("UPDATE attempts SET allocation = ?", [allocation])
+    world.cloud.credentials_of = BEN
+    run(world, world.supervisor("elsewhere/2/b"), 100.0)
+    assert f"its machines are in account {ANN}" in world.job(job).reason
+    world.cloud.credentials_of = ANN
+    world.finish(job)
+    assert world.job(job).state == "succeeded"
+
+
 def test_two_people_with_an_account_each_share_a_store(world: World) -> None:
     """Both supervisors run: each launches and looks after its own owner's jobs."""
     world.cloud.script = lambda _attempt, _node: Life(run_s=60.0)
@@ -134,7 +157,7 @@ def test_an_attempt_of_an_older_version_is_looked_after_by_any_credentials(world
     world.drive(world.supervisor(), until=lambda: world.job(job).state == "running")
     [attempt] = world.attempts(job)
     assert attempt.account == "" and attempt.allocation is not None
-    assert "account" not in attempt.allocation.details
+    assert not attempt.allocation.account
     world.finish(job)
     assert world.job(job).state == "succeeded"
 

@@ -13,7 +13,7 @@ import pytest
 
 from cloudgpu.provisioners import ProvisionError, get_provisioner
 from cloudgpu.provisioners.aws.clients import could_be_used
-from cloudgpu.provisioners.aws.errors import told, understand
+from cloudgpu.provisioners.aws.errors import translate_error, translate_errors
 
 
 class Clock:
@@ -72,15 +72,15 @@ except ProvisionError as error:
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,
 )
 def test_exceptions_of_the_sdk(error: Exception, kind: str, says: str) -> None:
-    with pytest.raises(ProvisionError, match="launch") as caught, told("launch", Clock()):
+    with pytest.raises(ProvisionError, match="launch") as caught, translate_errors("launch", Clock()):
         raise error
     assert caught.value.error_class == kind
     assert says in str(caught.value)
 
 
 def test_a_bug_is_no_error_of_the_providers() -> None:
-    assert understand(KeyError("x"), "launch", Clock()) is None
-    with pytest.raises(KeyError), told("launch", Clock()):
+    assert translate_error(KeyError("x"), "launch", Clock()) is None
+    with pytest.raises(KeyError), translate_errors("launch", Clock()):
         raise KeyError("x")
 
 

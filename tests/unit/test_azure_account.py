@@ -84,7 +84,7 @@ def test_credentials_are_not_sent_in_the_open(monkeypatch: pytest.MonkeyPatch) -
 
 
 def meaning(error: Exception) -> ProvisionError:
-    found = account.understand(error, "start worker-0.1", SystemClock())
+    found = account.translate_error(error, "start worker-0.1", SystemClock())
     assert found is not None
     return found
 
@@ -159,7 +159,7 @@ def test_errors_without_an_answer() -> None:
     assert "az login" in str(meaning(ClientAuthenticationError(chain)))
     network = "DefaultAzureCredential failed: HTTPSConnectionPool: Max retries exceeded"
     assert meaning(ClientAuthenticationError(network)).error_class == "transient"
-    assert account.understand(ValueError("a bug"), "x", SystemClock()) is None
+    assert account.translate_error(ValueError("a bug"), "x", SystemClock()) is None
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,9 @@
-"""What calls to any cloud have in common: patience, all machines or none, looks that are shared, wrong clocks."""
+"""What calls to any cloud have in common: patience, all machines or none, the poll cache, wrong clocks."""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -12,7 +13,8 @@ import pytest
 from cloudgpu.provisioners import ProvisionError
 from cloudgpu.provisioners.shared import calls
 from cloudgpu.provisioners.shared.clock import SystemClock
-from cloudgpu.provisioners.shared.sharing import PAUSE, STALE_S, WINDOW_S, Looks, PerSettings
+from cloudgpu.provisioners.shared.per_settings import PerSettings
+from cloudgpu.provisioners.shared.poll_cache import STALE_S, TTL_FACTOR, TTL_S, PollCache
 
 
 class Clock:
@@ -39,10 +41,10 @@ def test_only_what_may_pass_is_tried_again_and_not_for_ever() -> None:
         raise ProvisionError(error_class, "no")  # type: ignore[arg-type]
 
     with pytest.raises(ProvisionError):
-        calls.insist(lambda: fails("capacity"), clock, 60)
+        calls.retry(lambda: fails("capacity"), timeout_s=60, clock=clock)
     assert len(made) == 1
     with pytest.raises(ProvisionError):
-        calls.insist(lambda: fails("throttled"), clock, 60)
+        calls.retry(lambda: fails("throttled"), timeout_s=60, clock=clock)
     assert 5 < len(made) < 30
     assert clock.time <= 1_060.0
 
@@ -56,7 +58,7 @@ def test_the_provider_says_when_to_come_back() -> None:
             raise ProvisionError("throttled", "later", retry_after=30.0)
         return "done"
 
-    assert calls.insist(busy, clock, 60) == "done"
+    assert calls.retry(busy, timeout_s=60, clock=clock) == "done"
     assert clock.time == 1_030.0
 
 
@@ -240,7 +242,26 @@ def test_credentials_are_not_sent_in_the_open() -> None:
     assert caught.value.error_class == "invalid"
 
 
-# -- sharing
+def test_a_retry_times_out_while_the_computer_is_suspended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CLOCK_MONOTONIC of Linux stands still then, CLOCK_BOOTTIME does not."""
+    if not hasattr(time, "CLOCK_BOOTTIME"):
+        pytest.skip("this system has one monotonic clock")
+    read, calls_made, suspended_s = time.clock_gettime, [], [0.0]
+    monkeypatch.setattr(
+        time, "clock_gettime", lambda which: read(which) + suspended_s[0] * (which == time.CLOCK_BOOTTIME)
+    )
+
+    def call() -> None:
+        calls_made.append(suspended_s[0])
+        suspended_s[0] = 3_600.0
+        raise ProvisionError("transient", "no answer")
+
+    with pytest.raises(ProvisionError):
+        calls.retry(call, timeout_s=1_800.0, clock=SystemClock())
+    assert calls_made == [0.0]
+
+
+# -- poll cache
 
 
 def test_a_look_is_shared_by_all_who_ask_within_its_time() -> None:
@@ -251,14 +272,14 @@ def test_a_look_is_shared_by_all_who_ask_within_its_time() -> None:
         clock.sleep(0.5)
         return len(asked)
 
-    looks = Looks(ask, clock)
+    cache = PollCache(ask, clock)
     with ThreadPoolExecutor(8) as pool:
-        assert set(pool.map(lambda _: looks.at("a"), range(32))) == {1}
-    assert looks.at("b") == 2
-    assert looks.at("a", since=clock.time - 60.0) == 1
-    assert looks.at("a", since=clock.time) == 3, "begun before what is asked for"
-    clock.sleep(WINDOW_S)
-    assert looks.at("a") == 4
+        assert set(pool.map(lambda _: cache.get("a"), range(32))) == {1}
+    assert cache.get("b") == 2
+    assert cache.get("a", since=clock.time - 60.0) == 1
+    assert cache.get("a", since=clock.time) == 3, "begun before what is asked for"
+    clock.sleep(TTL_S)
+    assert cache.get("a") == 4
 
 
 def test_while_a_look_is_under_way_the_last_one_is_used() -> None:
@@ -272,16 +293,16 @@ def test_while_a_look_is_under_way_the_last_one_is_used() -> None:
             goes_on.wait(60.0)
         return len(asked)
 
-    looks = Looks(ask, clock)
-    assert looks.at("a") == 1
-    clock.sleep(WINDOW_S)
+    cache = PollCache(ask, clock)
+    assert cache.get("a") == 1
+    clock.sleep(TTL_S)
     with ThreadPoolExecutor(2) as pool:
-        second = pool.submit(looks.at, "a")
+        second = pool.submit(cache.get, "a")
         assert under_way.wait(60.0)
-        assert looks.at("a") == 1
-        fresh = pool.submit(looks.at, "a", since=clock.monotonic())
+        assert cache.get("a") == 1
+        fresh = pool.submit(cache.get, "a", since=clock.monotonic())
         clock.sleep(STALE_S)
-        late = ThreadPoolExecutor(1).submit(looks.at, "a")
+        late = ThreadPoolExecutor(1).submit(cache.get, "a")
         assert not fresh.done() and not late.done(), "that is too old by now"
         goes_on.set()
         assert second.result() == 2
@@ -296,16 +317,16 @@ def test_a_look_that_takes_long_is_used_for_longer() -> None:
         clock.sleep(takes)
         return len(asked)
 
-    looks = Looks(ask, clock)
-    assert looks.at("a") == 1
-    clock.sleep(PAUSE * takes - takes - 0.1)
-    assert looks.at("a") == 1
+    cache = PollCache(ask, clock)
+    assert cache.get("a") == 1
+    clock.sleep(TTL_FACTOR * takes - takes - 0.1)
+    assert cache.get("a") == 1
     clock.sleep(0.2)
-    assert looks.at("a") == 2
+    assert cache.get("a") == 2
     takes = 60.0
     clock.sleep(10.0)
-    assert looks.at("a") == 3
-    assert looks.at("a") == 4, "it is too old when it comes"
+    assert cache.get("a") == 3
+    assert cache.get("a") == 4, "it is too old when it comes"
 
 
 def test_a_look_that_failed_is_no_answer() -> None:
@@ -318,10 +339,10 @@ def test_a_look_that_failed_is_no_answer() -> None:
             raise answer
         return answer
 
-    looks = Looks(ask, clock)
+    cache = PollCache(ask, clock)
     with pytest.raises(ProvisionError):
-        looks.at("a")
-    assert looks.at("a") == 7
+        cache.get("a")
+    assert cache.get("a") == 7
 
 
 def test_a_server_that_hangs_is_not_waited_for_by_one_after_the_other() -> None:
@@ -332,11 +353,11 @@ def test_a_server_that_hangs_is_not_waited_for_by_one_after_the_other() -> None:
         threading.Event().wait(0.5)
         raise ProvisionError("transient", "no answer")
 
-    looks = Looks(ask, SystemClock())
+    cache = PollCache(ask, SystemClock())
 
     def look(_: int) -> str:
         with pytest.raises(ProvisionError, match="no answer"):
-            looks.at("a")
+            cache.get("a")
         return "told"
 
     with ThreadPoolExecutor(16) as pool:
@@ -358,11 +379,11 @@ def test_a_look_of_a_launch_that_was_given_up_says_nothing_to_the_jobs_that_wait
         threading.Event().wait(0.2)  # until the other one waits for this look
         raise calls.LaunchInterruptedError
 
-    looks = Looks(ask, SystemClock())
+    cache = PollCache(ask, SystemClock())
     with ThreadPoolExecutor(2) as pool:
-        given_up = pool.submit(looks.at, "a")
+        given_up = pool.submit(cache.get, "a")
         begun.wait(5.0)
-        other = pool.submit(looks.at, "a")
+        other = pool.submit(cache.get, "a")
         waits.set()
         assert other.result() == 7
         assert isinstance(given_up.exception(), calls.LaunchInterruptedError)

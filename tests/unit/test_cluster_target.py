@@ -131,7 +131,7 @@ class TestOrders:
 
     def test_a_launch_whose_answer_nobody_has_is_ended(self, cluster: Cluster, folder: FleetFolder) -> None:
         target = ClusterProvisioner()
-        unknown = Allocation("cluster", "it-1", 1, "t1", {}, {"region": "big", "owner": "me"})
+        unknown = Allocation("cluster", "it-1", 1, "t1", {}, region="big", owner="me")
         target.terminate(unknown)
         target.launch(request("worker-0.1"))
         target.terminate(unknown)
@@ -207,7 +207,7 @@ class TestOrders:
             target.launch(request("worker-0.1", token="t2"))
         target.terminate(allocation)
         assert [state.phase for state in target.observe(allocation)] == ["gone"]
-        lost = Allocation("cluster", "it-1", 1, "t1", {}, {"region": "big", "owner": "me"})
+        lost = Allocation("cluster", "it-1", 1, "t1", {}, region="big", owner="me")
         target.terminate(lost)
         assert target.observe(lost) == []
 

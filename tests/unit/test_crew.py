@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from cloudgpu.control.clock import SystemClock
 from cloudgpu.control.errors import StoreError
 from cloudgpu.control.store.states import JOB_END
 from cloudgpu.control.supervisor.crew import Crew
@@ -19,6 +18,7 @@ from cloudgpu.control.supervisor.supervisor import Supervisor
 from cloudgpu.jobspecs.plan import Offer
 from cloudgpu.protocol.jobdir import JobDir
 from cloudgpu.provisioners.base import ProvisionError
+from cloudgpu.provisioners.shared.clock import SystemClock
 from cloudgpu.tests.standins.cloud import Life, lives
 from cloudgpu.tests.standins.control import World, make_offer
 

@@ -139,8 +139,8 @@ def test_a_job_whose_order_was_overwritten_is_ended_all_the_same(
     monkeypatch.setenv("CLOUDGPU_HOME", str(tmp_path / "home"))
     known.save(cluster_at(folder.fleet.url, 2))
     machines = {"worker-0.1": "big/00000001/worker-0", "worker-1.1": "big/00000001/worker-1"}
-    details = {"region": "big", "owner": "me", "fleet_dir": folder.fleet.url}
-    allocation, provisioner = Allocation("cluster", "job", 1, "1", machines, details), ClusterProvisioner()
+    details, provisioner = {"fleet_dir": folder.fleet.url}, ClusterProvisioner()
+    allocation = Allocation("cluster", "job", 1, "1", machines, region="big", owner="me", details=details)
     assert folder.states(1) == ["held", "free"]
     write(folder, order_key(1), b"torn")
     assert {state.phase for state in provisioner.observe(allocation)} == {"running"}

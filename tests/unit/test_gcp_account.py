@@ -14,8 +14,8 @@ import requests
 from google.api_core.exceptions import GoogleAPICallError
 
 from cloudgpu.provisioners import ProvisionError
-from cloudgpu.provisioners.gcp.account import Account, could_be_used, understand_as
-from cloudgpu.provisioners.gcp.clients import Clients, told, understand
+from cloudgpu.provisioners.gcp.account import Account, could_be_used, error_translator
+from cloudgpu.provisioners.gcp.clients import Clients, translate_error, translate_errors
 from cloudgpu.tests.standins.clocks import FastClock
 
 # Without types.
@@ -152,7 +152,7 @@ def test_the_machines_service_account_is_a_setting(monkeypatch: pytest.MonkeyPat
     ids=lambda value: str(value)[:60] if isinstance(value, Exception) else None,
 )
 def test_exceptions_of_the_sdk(error: Exception, kind: str, says: str) -> None:
-    with pytest.raises(ProvisionError, match="launch") as caught, told("launch", FastClock()):
+    with pytest.raises(ProvisionError, match="launch") as caught, translate_errors("launch", FastClock()):
         raise error
     assert caught.value.error_class == kind
     assert says in str(caught.value)
@@ -160,27 +160,29 @@ def test_exceptions_of_the_sdk(error: Exception, kind: str, says: str) -> None:
 
 
 def test_a_bug_is_no_error_of_googles() -> None:
-    assert understand(KeyError("x"), "launch", FastClock()) is None
-    with pytest.raises(KeyError), told("launch", FastClock()):
+    assert translate_error(KeyError("x"), "launch", FastClock()) is None
+    with pytest.raises(KeyError), translate_errors("launch", FastClock()):
         raise KeyError("x")
 
 
 def test_google_says_when_to_come_back() -> None:
-    busy = understand(answer(429, {"error": {"message": "slower"}}, **{"Retry-After": "30"}), "launch", FastClock())
+    busy = translate_error(
+        answer(429, {"error": {"message": "slower"}}, **{"Retry-After": "30"}), "launch", FastClock()
+    )
     assert busy is not None and (busy.error_class, busy.retry_after) == ("throttled", 30.0)
 
 
 def test_a_page_of_html_is_cut() -> None:
-    page = understand(answer(503, f"<html>{'x' * 10_000}</html>"), "launch", FastClock())
+    page = translate_error(answer(503, f"<html>{'x' * 10_000}</html>"), "launch", FastClock())
     assert page is not None and len(str(page)) < 700
 
 
 def test_the_newer_apis_say_it_elsewhere() -> None:
     info = {"@type": "type.googleapis.com/google.rpc.ErrorInfo", "reason": "RATE_LIMIT_EXCEEDED", "domain": "g"}
     error = answer(429, {"error": {"code": 429, "message": "m", "status": "RESOURCE_EXHAUSTED", "details": [info]}})
-    found = understand(error, "look", FastClock())
+    found = translate_error(error, "look", FastClock())
     assert found is not None and (found.code, found.error_class) == ("RATE_LIMIT_EXCEEDED", "throttled")
     plain = answer(403, {"error": {"code": 403, "message": "no", "status": "PERMISSION_DENIED"}})
     for target in ("gcp", "vertex"):
-        same = understand_as(target)(plain, "look", FastClock())
+        same = error_translator(target)(plain, "look", FastClock())
         assert same is not None and (same.code, same.error_class) == ("PERMISSION_DENIED", "auth")

@@ -102,7 +102,7 @@ class Thousand:
             job = make_job(
                 job_id, f"s3://bucket/{job_id}", [offer], now=now, state="running", attempt=1, lease_owner=OWNER
             )
-            held = Allocation("aws", job_id, 1, job_id, {"worker-0.1": f"i-{job_id}"}, {})
+            held = Allocation("aws", job_id, 1, job_id, {"worker-0.1": f"i-{job_id}"})
             attempt = Attempt(
                 job_id=job_id, number=1, state="running", round=0, offer=offer, price=offer.price,
                 token=job_id, allocation=held, cause="", scope="", deadline=None, outcome="", reason="",

@@ -24,7 +24,7 @@ class Impatient:
     def __init__(self) -> None:
         self.limits: list[float] = []
 
-    def insist(self, call: Callable[[], object], limit_s: float, _every_s: float) -> object:
+    def poll(self, call: Callable[[], object], limit_s: float, _every_s: float) -> object:
         self.limits.append(limit_s)
         return call()
 
@@ -49,7 +49,7 @@ def test_a_node_that_does_not_come_is_waited_for_as_long_as_its_provider_may_tak
         state=tmp_path,
         marker="marker",
         runner=runner,
-        insist=lambda call: call(),
+        retry=lambda call: call(),
         log=SimpleNamespace(say=lambda _text: None),
         key=lambda name: f"attempts/0001/nodes/worker-1.1/{name}",
         of_fleet=of_fleet,

@@ -12,7 +12,7 @@ import pytest
 import requests
 
 from cloudgpu.provisioners import Owner, ProvisionError, get_provisioner
-from cloudgpu.provisioners.vertex.clients import ENDPOINT, TRANSPORT, Clients, understand
+from cloudgpu.provisioners.vertex.clients import ENDPOINT, TRANSPORT, Clients, translate_error
 from cloudgpu.tests.standins.clocks import FastClock
 from cloudgpu.tests.standins.gcp.tokens import Tokens
 
@@ -108,11 +108,11 @@ def test_without_credentials_it_is_said_how_to_get_some(monkeypatch: pytest.Monk
     ],
 )
 def test_exceptions_of_both_wires(error: type[Exception], kind: str) -> None:
-    found = understand(error("no"), "start worker-0.1", FastClock())
+    found = translate_error(error("no"), "start worker-0.1", FastClock())
     assert found is not None
     assert found.error_class == kind and str(found).startswith("start worker-0.1: ")
 
 
 def test_a_bug_is_no_error_of_googles() -> None:
-    assert understand(KeyError("x"), "launch", FastClock()) is None
-    assert understand(grpc.RpcError("not even a call"), "launch", FastClock()) is None
+    assert translate_error(KeyError("x"), "launch", FastClock()) is None
+    assert translate_error(grpc.RpcError("not even a call"), "launch", FastClock()) is None

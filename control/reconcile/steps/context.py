@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 from ....jobspecs.targets import info
 from ....protocol.jobdir import JobDir
 from ....provisioners.base import Provisioner
-from ...clock import Clock, JobTime
+from ....provisioners.shared.clock import Clock
+from ...clock import JobTime
 from ...store.model import Attempt, JobRow
 from ...store.store import Change, Store
 from .. import logins

@@ -10,7 +10,6 @@ from typing import cast
 from ....protocol.attempt_signal import send_signal
 from ....protocol.jobdir import JobDirError, Stop, StopReason, attempt_key
 from ....provisioners.base import Allocation, Ended, ProvisionError
-from ....provisioners.shared.accounts import ACCOUNT
 from ...accounting import cost
 from ...store.model import Attempt
 from ..decisions import wanted_end
@@ -179,6 +178,13 @@ class Terminator:
         job, attempt = self._context.job, self._context.attempt
         if attempt.allocation is not None:
             return attempt.allocation
-        details = {"region": attempt.offer.region, "owner": job.owner}
-        details |= {ACCOUNT: attempt.account} if attempt.account else {}
-        return Allocation(attempt.offer.cloud, job.id, attempt.number, attempt.token, {}, details)
+        return Allocation(
+            attempt.offer.cloud,
+            job.id,
+            attempt.number,
+            attempt.token,
+            {},
+            region=attempt.offer.region,
+            owner=job.owner,
+            account=attempt.account or "",
+        )

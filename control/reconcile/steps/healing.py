@@ -107,5 +107,10 @@ class NodeReplacer:
 
 def _merged(had: Allocation, got: Allocation) -> Allocation:
     """Return the union of both, so that terminate() also covers machines that were replaced."""
-    machines, details = {**had.machines, **got.machines}, {**had.details, **got.details}
-    return replace(got, machines=machines, details=details)
+    return replace(
+        got,
+        machines={**had.machines, **got.machines},
+        zone=got.zone or had.zone,
+        launched_at={**had.launched_at, **got.launched_at},
+        details={**had.details, **got.details},
+    )
