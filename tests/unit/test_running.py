@@ -37,7 +37,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 # Holds the lock as a supervisor does, and says that it is of another version.
 _HOLDER = """
 import sys, time
-from cloudgpu.control.supervisor.supervisor import presence
+from cloudgpu.control.supervisor import presence
 presence.__version__ = sys.argv[1]
 lock = presence.take_lock(by_command=sys.argv[2] == "command")
 print("locked", flush=True)
@@ -97,7 +97,8 @@ def test_a_lock_of_an_older_version_is_a_process_id_alone() -> None:
 # Holds the lock, and says that another process does. An older version: any command is to replace it.
 _LIAR = """
 import json, sys, time
-from cloudgpu.control import paths, presence
+from cloudgpu.control import paths
+from cloudgpu.control.supervisor import presence
 presence.__version__ = "0.0.9"
 lock = presence.take_lock(by_command=True)
 content = json.loads(paths.supervisor_lock().read_text()) | {"pid": json.loads(sys.argv[1])}
@@ -108,7 +109,7 @@ time.sleep(600)
 
 # What any command does; in a session of its own, for process id 0 stands for the group of the process that signals.
 _COMMAND = """
-from cloudgpu.control import presence, running, spawn
+from cloudgpu.control.supervisor import presence, running, spawn
 spawn.ensure_supervisor()
 there = presence.running()
 assert there is not None and running.end(there) is False
