@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import csv
+import gc
 import os
 import shutil
 import signal
 import sys
 import tempfile
+from collections import defaultdict
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -30,6 +33,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 LOCKS = pytest.StashKey[Path]()
 """The folder of the locks that the processes of one run share."""
 
+DURATIONS = Path(__file__).parent / "durations.csv"
+"""Seconds that each test file took in a run of all of them, as --write-durations recorded them."""
 
 NO_PULUMI = "NOT CHECKED: `pulumi` is not on PATH"
 
@@ -83,15 +88,62 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         shutil.rmtree(folder)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--write-durations",
+        action="store_true",
+        help=f"record in {DURATIONS.name} how many seconds each file took: files that run at once are ordered by it",
+    )
+
+
+def read_durations() -> dict[str, float]:
+    """Return the recorded seconds of each test file, by its path from the root."""
+    with DURATIONS.open(newline="") as file:
+        return {row["file"]: float(row["seconds"]) for row in csv.DictReader(file)}
+
+
+def pytest_collection(session: pytest.Session) -> None:
+    """Import without looking for garbage: nothing that is imported is any."""
+    gc.disable()
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Leave what is imported out of every later garbage collection, and of those in forks."""
+    gc.enable()
+    gc.freeze()
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of files that run at once, those first that may take long: else one of them is waited for at the end."""
+    """Begin with the files that take longest, if several run at once: otherwise the run ends with one of them.
+
+    A file without a record is taken for one of its longest test, as far as its timeout says.
+    """
     if not hasattr(config, "workerinput"):
         return
-    limits: dict[Path, float] = {}
+    expected = read_durations()
     for item in items:
-        marker = item.get_closest_marker("timeout")
-        limits[item.path] = max(limits.get(item.path, 0.0), marker.args[0] if marker else 0.0)
-    items.sort(key=lambda item: -limits[item.path])
+        file = item.location[0]
+        if file not in expected:
+            marker = item.get_closest_marker("timeout")
+            expected[file] = marker.args[0] if marker else 0.0
+    items.sort(key=lambda item: -expected[item.location[0]])
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Write down how long the files took whose tests ran; the other rows stay."""
+    config = session.config
+    if hasattr(config, "workerinput") or not config.option.write_durations:
+        return
+    taken: dict[str, float] = defaultdict(float)
+    for reports in config.pluginmanager.get_plugin("terminalreporter").stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                taken[report.location[0]] += report.duration
+    rows = {file: seconds for file, seconds in (read_durations() | taken).items() if (config.rootpath / file).exists()}
+    with DURATIONS.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["file", "seconds"])
+        writer.writerows([name, f"{seconds:.0f}"] for name, seconds in sorted(rows.items()))
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # outside pytest-timeout's, so that waiting is not on the test's account

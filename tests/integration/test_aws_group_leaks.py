@@ -13,7 +13,7 @@ from cloudgpu.tests.integration.test_aws_leaks import CALLS, IMPORTS, THROTTLED,
 from cloudgpu.tests.standins.aws.jobs import BUCKET, AwsJobs, aws_jobs
 from cloudgpu.tests.standins.aws.stacks import stand
 from cloudgpu.tests.standins.faults import KILL_AFTER, LOSE, Fault, error
-from cloudgpu.tests.standins.leaks import CANCELS, KILLS, LONG, Leaks, Scene, stage, sweeps
+from cloudgpu.tests.standins.leaks import CANCELS_IN_THE_LONG_RUN, KILLS, LONG, Leaks, Scene, stage, sweeps
 
 pytestmark = pytest.mark.timeout(3_600)
 
@@ -73,7 +73,7 @@ class GroupLeaks(Leaks[AwsJobs]):
 @pytest.fixture(scope="module")
 def leaks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GroupLeaks]:
     with (
-        stage(tmp_path_factory.mktemp("leaks"), IMPORTS) as (folder, agents, zygote),
+        stage(tmp_path_factory.mktemp("leaks"), "aws", IMPORTS) as (folder, agents, zygote),
         aws_jobs(folder, agents, boot=False) as jobs,
         GroupAgents(jobs),
     ):
@@ -88,7 +88,7 @@ def test_undisturbed(leaks: GroupLeaks) -> None:
 
 
 @KILLS
-@CANCELS
+@CANCELS_IN_THE_LONG_RUN
 def test_killed_at_every_call(leaks: GroupLeaks, fault: Fault, cancel: bool) -> None:
     leaks.kill_at_every_call(fault, cancel=cancel)
 

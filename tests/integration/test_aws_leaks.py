@@ -53,7 +53,7 @@ CHANGES = {
     "DeleteRole",
     "DeleteSecurityGroup",
 }
-IMPORTS = ("boto3", "cloudgpu.tests.standins.hasty")
+IMPORTS = ("boto3", "cloudgpu.provisioners.stacks.for_stacks", "stringprep")
 """Taken over by each supervisor from the process it is a fork of."""
 
 
@@ -82,7 +82,7 @@ class AwsLeaks(Leaks[AwsJobs]):
 @pytest.fixture(scope="module")
 def leaks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AwsLeaks]:
     with (
-        stage(tmp_path_factory.mktemp("leaks"), IMPORTS) as (folder, agents, zygote),
+        stage(tmp_path_factory.mktemp("leaks"), "aws", IMPORTS) as (folder, agents, zygote),
         aws_jobs(folder, agents, boot=False) as jobs,
         AwsAgents(jobs),
     ):

@@ -14,7 +14,7 @@ from cloudgpu.tests.standins.faults import KILL_AFTER, LOSE, Fault
 from cloudgpu.tests.standins.gcp import SUBMITTER
 from cloudgpu.tests.standins.gcp.jobs import BUCKET, GcpJobs, gcp_jobs, tags_of
 from cloudgpu.tests.standins.gcp.stacks import NETWORK, REGION, stand
-from cloudgpu.tests.standins.leaks import CANCELS, KILLS, LONG, Leaks, Scene, stage
+from cloudgpu.tests.standins.leaks import CANCELS_IN_THE_LONG_RUN, KILLS, LONG, Leaks, Scene, stage
 
 pytestmark = pytest.mark.timeout(3_600)
 
@@ -67,7 +67,7 @@ class GroupLeaks(Leaks[GcpJobs]):
 @pytest.fixture(scope="module")
 def leaks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GroupLeaks]:
     with (
-        stage(tmp_path_factory.mktemp("leaks"), IMPORTS) as (folder, agents, zygote),
+        stage(tmp_path_factory.mktemp("leaks"), "gcp", IMPORTS) as (folder, agents, zygote),
         gcp_jobs(folder, agents, boot=False) as jobs,
         GroupAgents(jobs),
     ):
@@ -81,7 +81,7 @@ def test_undisturbed(leaks: GroupLeaks) -> None:
 
 
 @KILLS
-@CANCELS
+@CANCELS_IN_THE_LONG_RUN
 def test_killed_at_every_call(leaks: GroupLeaks, fault: Fault, cancel: bool) -> None:
     leaks.kill_at_every_call(fault, cancel=cancel)
 

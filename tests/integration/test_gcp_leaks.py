@@ -39,7 +39,7 @@ launcher: none
     "!*.list|*.get|*.aggregatedList|*.getFromFamily|*.wait",
 )
 CHANGES = {"firewalls.insert", "instances.insert", "instances.delete", "firewalls.delete"}
-IMPORTS = ("google.cloud.compute_v1", "google.auth.transport.requests", "obstore", "cloudgpu.tests.standins.hasty")
+IMPORTS = ("google.cloud.compute_v1", "google.auth.transport.requests", "google.oauth2.credentials", "obstore")
 """Taken over by each supervisor from the process it is a fork of."""
 
 
@@ -79,7 +79,7 @@ class GcpLeaks(Leaks[GcpJobs]):
 @pytest.fixture(scope="module")
 def leaks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GcpLeaks]:
     with (
-        stage(tmp_path_factory.mktemp("leaks"), IMPORTS) as (folder, agents, zygote),
+        stage(tmp_path_factory.mktemp("leaks"), "gcp", IMPORTS) as (folder, agents, zygote),
         gcp_jobs(folder, agents, boot=False) as jobs,
         GcpAgents(jobs),
     ):

@@ -54,7 +54,7 @@ launcher: none
     {"caller": SUBMITTER, "service": "aiplatform"},
     "!*.list|*.get",
 )
-IMPORTS = ("google.cloud.aiplatform_v1", "obstore", "cloudgpu.tests.standins.hasty")
+IMPORTS = ("google.cloud.aiplatform_v1", "google.oauth2.credentials", "obstore")
 """Taken over by each supervisor from the process it is a fork of."""
 
 
@@ -91,7 +91,7 @@ class VertexLeaks(Leaks[VertexJobs]):
 @contextlib.contextmanager
 def leaking(folder: Path, transport: str) -> Iterator[VertexLeaks]:
     with (
-        stage(folder, IMPORTS) as (_, agents, zygote),
+        stage(folder, "vertex", IMPORTS) as (_, agents, zygote),
         vertex_jobs(folder, agents, boot=False, transport=transport) as jobs,
         VertexAgents(jobs) as writers,
     ):

@@ -40,6 +40,10 @@ from cloudgpu.runtime.checkpoint.store import CheckpointStore
 ACCOUNTS = Accounts("account", "log in there")
 
 
+BEAT_S = 3.0
+"""Seconds between two heartbeats of a machine to which nothing happens: an agent's in an object store, at first."""
+
+
 class FakeClock:
     """Moves only when told to."""
 
@@ -107,6 +111,8 @@ class Machine:
     gone: bool = False
     done: bool = False
     sequence: int = 0
+    beat_due: float = 0.0
+    """When its heartbeat is to be written again; 0: at once, for something has happened."""
     generation: int = 1
     newest: Generation | None = None
     """Of the generations; None: there is the first one only."""
@@ -249,7 +255,7 @@ class FakeCloud:
                 self._restart(machine, "failure", "SIGKILL")
             elif age >= life.run_s and self._may_end(machine):
                 self._finish(machine, job_dir)
-            else:
+            elif self.clock.now() >= machine.beat_due:
                 self._beat(machine, job_dir)
         except JobDirError:
             machine.gone = True
@@ -280,7 +286,7 @@ class FakeCloud:
         if machine.spans:
             told = self._progress(machine)
             machine.spans[-1] = dataclasses.replace(machine.spans[-1], ended=self.clock.now(), progress=told)
-        machine.restored, machine.halted = self.saved_step, None
+        machine.restored, machine.halted, machine.beat_due = self.saved_step, None, 0.0
         machine.spans.append(Span(machine.generation, self.clock.now()))
 
     def _peers(self, machine: Machine) -> list[Machine]:
@@ -340,6 +346,7 @@ class FakeCloud:
         beat = Heartbeat(
             machine.sequence, self.clock.now(), phase, self._progress(machine), idle, self._timeline(machine)
         )
+        machine.beat_due = beat.time + BEAT_S
         job_dir.put(node_key(machine.request.attempt, machine.node, "heartbeat.json"), beat.to_bytes())
 
     def _end(self, machine: Machine, job_dir: JobDir, outcome: str, code: int | None, reason: str) -> None:

@@ -42,6 +42,12 @@ KILLS = pytest.mark.parametrize(
     "fault", [KILL_BEFORE, KILL_AFTER] if LONG else [KILL_AFTER], ids=lambda fault: fault.kind
 )
 CANCELS = pytest.mark.parametrize("cancel", [False, True], ids=["goes on", "is cancelled"])
+CANCELS_IN_THE_LONG_RUN = pytest.mark.parametrize(
+    "cancel",
+    [False, pytest.param(True, marks=pytest.mark.skipif(not LONG, reason="CLOUDGPU_LONG"))],
+    ids=["goes on", "is cancelled"],
+)
+"""For a cloud whose jobs are cancelled at such moments in another test."""
 IN_THE_LONG_RUN = pytest.mark.skipif(not LONG, reason="CLOUDGPU_LONG")
 
 Sweep = tuple[Fault | Mapping[str, Fault], int]
@@ -196,10 +202,11 @@ class Leaks(ABC, Generic[_J]):
 
 
 @contextlib.contextmanager
-def stage(folder: Path, imports: tuple[str, ...]) -> Iterator[tuple[Path, Path, Zygote]]:
-    """For a fixture: a folder, one for agent files in it, and what supervisors are forks of."""
+def stage(folder: Path, target: str, imports: tuple[str, ...]) -> Iterator[tuple[Path, Path, Zygote]]:
+    """For a fixture: a folder, one for agent files in it, and what supervisors of this target are forks of."""
     (agents := folder / "agents").mkdir()
-    zygote = Zygote(*imports)
+    provisioner = f"cloudgpu.provisioners.{target}.provisioner"
+    zygote = Zygote(*imports, provisioner, "cloudgpu.tests.standins.hasty", "sqlalchemy.dialects.sqlite")
     yield folder, agents, zygote
     zygote.close()
 

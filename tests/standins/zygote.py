@@ -9,6 +9,7 @@ They are processes like any other: with their own main module, pipes, children a
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -141,4 +142,5 @@ def _become(arguments: list[str], environment: dict[str, str], pipes: Sequence[i
 if __name__ == "__main__":
     for name in sys.argv[2:]:
         importlib.import_module(name)
+    gc.freeze()
     serve(socket.socket(fileno=int(sys.argv[1])))
