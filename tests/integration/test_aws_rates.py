@@ -107,4 +107,4 @@ def test_one_layer_repeats_a_call(aws: Aws, action: str) -> None:
         provisioner.terminate(allocation) if allocation else provisioner.launch(REQUEST)
     minutes = (clock.monotonic() - begun) / 60
     assert caught.value.error_class == "transient"
-    assert 3 <= len(aws.control.calls(action)) <= 16 * max(1.0, minutes)
+    assert 3 <= len(aws.control.calls(action)) <= 20 * max(1.0, minutes), "one layer, whatever the jitter of its pauses"
