@@ -135,7 +135,9 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if hasattr(config, "workerinput") or not config.option.write_durations:
         return
     taken: dict[str, float] = defaultdict(float)
-    for reports in config.pluginmanager.get_plugin("terminalreporter").stats.values():
+    terminal = config.pluginmanager.get_plugin("terminalreporter")
+    assert terminal is not None
+    for reports in terminal.stats.values():
         for report in reports:
             if isinstance(report, pytest.TestReport):
                 taken[report.location[0]] += report.duration
