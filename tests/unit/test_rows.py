@@ -251,7 +251,11 @@ def test_rows_of_the_version_before_are_read_and_written_again_as_they_were() ->
     assert [(record.kind, record.interruptions) for record in attempt.generations] == [("members", 1)]
     assert attempt.nodes is not None and attempt.nodes[1].node == "worker-1.1"
     assert rows.encode_row(job) == JOB
-    assert rows.encode_row(attempt) == ATTEMPT
+    written, before = rows.encode_row(attempt), json.loads(ATTEMPT["allocation"])
+    allocation = json.loads(written["allocation"])
+    assert written == {**ATTEMPT, "allocation": dump(allocation)}
+    assert allocation == {**allocation, **before}, "it has more fields now, and those of before as they were"
+    assert rows.decode_attempt(written) == attempt
 
 
 def test_an_older_row_has_less() -> None:
