@@ -322,7 +322,7 @@ def list_jobs(active_only: bool = False, limit: int | None = 50) -> list[Job]:
     store = open_store()
     rows = store.list_jobs(active_only=active_only, limit=limit)
     attempts = store.attempts_of([row.id for row in rows])
-    return [Job(store, row, attempts.get(row.id, [])) for row in rows]
+    return [Job(store, row, attempts.get(row.id)) for row in rows]
 
 
 def count_jobs(active_only: bool = False) -> int:

@@ -169,12 +169,17 @@ class Store:
         return self._attempts(select(attempts).where(attempts.c.job_id == job_id).order_by(attempts.c.number))
 
     def attempts_of(self, job_ids: Sequence[str]) -> dict[str, list[Attempt]]:
-        """Return the attempts of several jobs by number; jobs without any are left out."""
-        found: dict[str, list[Attempt]] = {}
+        """Return the attempts of several jobs by number; jobs that have a damaged one are left out."""
+        found: dict[str, list[Attempt]] = {job_id: [] for job_id in job_ids}
         for at in range(0, len(job_ids), _IDS_PER_QUERY):
             some = attempts.c.job_id.in_(job_ids[at : at + _IDS_PER_QUERY])
-            for attempt in self._attempts(select(attempts).where(some).order_by(attempts.c.number)):
-                found.setdefault(attempt.job_id, []).append(attempt)
+            for row in self._read(select(attempts).where(some).order_by(attempts.c.number)):
+                if row["job_id"] not in found:
+                    continue
+                try:
+                    found[row["job_id"]].append(rows.decode_attempt(row))
+                except DamagedRowError:
+                    del found[row["job_id"]]
         return found
 
     def dry_places(self, but: JobRow, since: float) -> list[Refused]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import subprocess
+import sys
 
 import pytest
 
@@ -54,6 +56,20 @@ def test_one_damaged_row_hides_no_other_job(
     world.drive(supervisor, until=lambda: world.job(whole).ended is not None)
     assert world.job(whole).state == "succeeded"
     assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("options", [[], ["--json"], ["--active"]], ids=" ".join)
+def test_status_lists_the_other_jobs(world: World, options: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, damaged = world.submit(), world.submit()
+    world.drive(world.supervisor(), until=lambda: {world.job(job).state for job in (whole, damaged)} == {"running"})
+    damage(world, "attempts", "offer", "x", damaged)
+    monkeypatch.setenv("CLOUDGPU_DATABASE_URL", f"sqlite:///{world.folder / 'store.db'}")
+    monkeypatch.setenv("CLOUDGPU_HOME", str(world.folder / "home"))
+    done = subprocess.run(
+        [sys.executable, "-m", "cloudgpu", "status", *options], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert whole in done.stdout and damaged in done.stderr, "the damaged one is named beside the list"
 
 
 def test_what_is_damaged_is_named(world: World) -> None:
