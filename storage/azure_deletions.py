@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import obstore
 
-from . import azure_blob
+from . import azure_account
 
 if TYPE_CHECKING:
     from obstore.store import AzureStore
@@ -46,8 +46,8 @@ class Deletions:
     def __init__(self, url: str, store: AzureStore) -> None:
         """`url`: of the container, or of a folder in it."""
         self._store = store
-        container, account, _ = azure_blob.parts(azure_blob.complete(url))
-        base = azure_blob.endpoint() or f"https://{account}.blob.core.windows.net"
+        container, account, _ = azure_account.parts(azure_account.complete(url))
+        base = azure_account.endpoint() or f"https://{account}.blob.core.windows.net"
         self._container = f"{base}/{container}"
 
     def delete(self, key: str) -> None:
@@ -56,11 +56,11 @@ class Deletions:
         Raises FileNotFoundError, OSError for any other refusal, and CredentialsError.
         """
         headers = {"x-ms-version": _VERSION, "x-ms-date": formatdate(usegmt=True)}
-        if azure_blob.has_key():
+        if azure_account.has_key():
             address = obstore.sign(self._store, "DELETE", key, _SIGNED)
         else:
             address = f"{self._container}/{urllib.parse.quote(key, safe='/~')}"
-            if signature := azure_blob.shared_access_signature():
+            if signature := azure_account.shared_access_signature():
                 address += f"?{signature}"
             else:
                 headers["Authorization"] = f"Bearer {_token()}"
@@ -77,8 +77,8 @@ def _token() -> str:
     of a login. Raises OSError, and CredentialsError."""
     if given := os.environ.get("AZURE_STORAGE_TOKEN"):
         return given
-    if not azure_blob.is_managed_identity():
-        return azure_blob.login_token()
+    if not azure_account.is_managed_identity():
+        return azure_account.login_token()
     query = {
         "api-version": "2018-02-01",
         "resource": "https://storage.azure.com/",

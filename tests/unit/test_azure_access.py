@@ -17,7 +17,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from cloudgpu.protocol.jobdir import JobDir, JobDirError, MissingError, portable_url
-from cloudgpu.storage.azure_blob import _login
+from cloudgpu.storage.azure_account import _login
 
 from ..standins.azurite import ACCOUNT, KEY, Azurite, a_token
 from ..standins.tls import server_context

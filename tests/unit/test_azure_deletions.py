@@ -11,7 +11,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from cloudgpu.protocol.jobdir import JobDir, JobDirError
-from cloudgpu.storage.azure_blob import _login
+from cloudgpu.storage.azure_account import _login
 
 from ..standins.azurite import KEY
 from .test_azure_access import Authority

@@ -20,6 +20,7 @@ SOURCES = [
     *(ROOT / "provisioners").rglob("*.py"),
     *(ROOT / "control").rglob("*.py"),
     ROOT / "jobspecs" / "rules/targets.py",
+    ROOT / "storage" / "azure_account.py",
     ROOT / "storage" / "azure_blob.py",
 ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import re
 import subprocess
 import sys
@@ -76,6 +77,27 @@ def test_imports_go_one_way(path: Path) -> None:
             assert module in RUNTIME_SEAM, (
                 f"{package} may reach into runtime only for {sorted(RUNTIME_SEAM)}, not {module}"
             )
+
+
+def name_of(path: Path) -> tuple[str, ...]:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return parts[:-1] if parts[-1] == "__init__" else parts
+
+
+def imported_modules(path: Path, known: set[tuple[str, ...]]) -> set[tuple[str, ...]]:
+    """Our own modules that a file imports, also in functions and for types only."""
+    place, found = path.relative_to(ROOT).parts[:-1], set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            base = (*place[: len(place) - node.level + 1], *(node.module or "").split("."))
+            target = tuple(filter(None, base))
+            found |= {(*target, one.name) if (*target, one.name) in known else target for one in node.names}
+    return (found & known) - {name_of(path)}
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    known = {name_of(path) for path in modules()}
+    graphlib.TopologicalSorter({name_of(path): imported_modules(path, known) for path in modules()}).prepare()
 
 
 def loaded_by(code: str) -> set[str]:
