@@ -17,7 +17,7 @@ from .shared.output import Column, can_ask, echo_json, echo_table, remark, warni
 from .shared.text import duration, money
 
 if TYPE_CHECKING:
-    from ..control.leftovers import Judged
+    from ..control.leftovers import Judged, Search
 
 _HEADS = (
     Column("where"),
@@ -77,6 +77,30 @@ def command(
     shown = [one for one in search.found if one.verdict != "in use"]
     going = [one for one in shown if one.may_go(others=others, expired_only=expired_only, alive=alive)]
     doubtful = [one for one in shown if one.verdict == "alive" and one not in going]
+    _show(search, shown, going, skipped, now, as_json=as_json)
+    if shown and not going and not doubtful and not dry_run and not as_json:
+        remark("nothing was removed: nothing of it may go yet; `cloudgpu gc --help` tells what may, and when")
+    if (going or doubtful) and not dry_run:
+        if going and not yes and not can_ask():
+            remark("nothing was removed: add --yes")
+            return Exit.USAGE
+        if going and not yes:
+            click.confirm(f"remove what is left of {len(going)} launches?", err=True, abort=True)
+        confirmed = _confirm_alive(doubtful, expired_only=expired_only, yes=yes)
+        _remove([*going, *confirmed], now, others=others, expired_only=expired_only, alive=alive or bool(confirmed))
+    return Exit.UNAVAILABLE if search.missed else None
+
+
+def _show(
+    search: Search,
+    shown: Sequence[Judged],
+    going: Sequence[Judged],
+    skipped: Mapping[str, str],
+    now: float,
+    *,
+    as_json: bool,
+) -> None:
+    """Print what was found, and the targets that were looked at and those that were not."""
     if as_json:
         echo_json(
             {
@@ -94,17 +118,6 @@ def command(
         remark(_scope(search.searched, skipped))
     for place, why in search.missed.items():
         warning(f"{place} was not looked at: {why}")
-    if shown and not going and not doubtful and not dry_run and not as_json:
-        remark("nothing was removed: nothing of it may go yet; `cloudgpu gc --help` tells what may, and when")
-    if (going or doubtful) and not dry_run:
-        if going and not yes and not can_ask():
-            remark("nothing was removed: add --yes")
-            return Exit.USAGE
-        if going and not yes:
-            click.confirm(f"remove what is left of {len(going)} launches?", err=True, abort=True)
-        confirmed = _confirm_alive(doubtful, expired_only=expired_only, yes=yes)
-        _remove([*going, *confirmed], now, others=others, expired_only=expired_only, alive=alive or bool(confirmed))
-    return Exit.UNAVAILABLE if search.missed else None
 
 
 _NOT_SET_UP = "not set up on this computer"

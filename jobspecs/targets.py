@@ -24,7 +24,7 @@ FLEET_CLOUDS = ("aws", "gcp", "azure")
 """Those whose machines can be a fleet: a cluster, or a job's own group."""
 
 Machines = Literal["here", "tables", "standing", "own"]
-"""How offers are found. here: this machine's CPUs and GPUs; tables: of machine types, places and prices; standing:
+"""Source of the offers. here: this machine's CPUs and GPUs; tables: of machine types, places and prices; standing:
 machines that were brought up before, and are paid for anyway; own: by the target's `planner`."""
 _TABLE = Path(__file__).parent / "tables" / "targets.csv"
 _ROOT = (__package__ or "").rpartition(".")[0]
@@ -32,7 +32,7 @@ _log = logging.getLogger("cloudgpu.jobspecs")
 
 
 class TargetInfo(NamedTuple):
-    """Where jobs run: this machine, or a cloud's service. Pure data; a row of tables/targets.csv, with its defaults."""
+    """A place where jobs run, such as a cloud's service. Pure data: a row of tables/targets.csv, with its defaults."""
 
     name: str
     code: str = ""

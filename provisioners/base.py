@@ -25,7 +25,7 @@ _MOVED = {
 }
 """Key in Allocation.details of earlier versions -> the field that it is now."""
 _LAUNCHED = "launched:"
-"""Likewise, followed by a node: the time of its launch."""
+"""Beginning of such a key, followed by a node: the time of its launch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +119,9 @@ class Allocation:
     machines: dict[str, str]
     """node -> the target's id of its machine."""
     region: str = ""
-    """As in offers; "": unknown. Known, as are `owner` and `account`, also if the answer of the launch was lost."""
+    """Region as offers spell it; "": unknown. Like `owner` and `account`, known even if the launch was not answered."""
     zone: str = ""
-    """As the provider spells it; "": unknown, or none."""
+    """Zone as the provider spells it; "": unknown, or none."""
     owner: str = ""
     """Owner.name; "": unknown."""
     account: str = ""

@@ -1,4 +1,4 @@
-"""What a target needs code for, as references that are imported on first use: an instance is `<target>/target.py`.
+"""The code of a target, as references that are imported on first use: an instance is `<target>/target.py`.
 
 Pure data of a target is its TargetInfo (jobspecs/targets.py), whose `code` names the Target. A reference is
 `module:name`; a module that begins with a dot is relative to the Target's own package.
@@ -16,7 +16,7 @@ from ..jobspecs import targets
 
 
 class Stop(NamedTuple):
-    """How a machine that is only off, and still billed, asks its cloud to end it (boot/stop_script.py)."""
+    """The request by which a machine that is off, and still billed, ends itself (boot/stop_script.py)."""
 
     api: str
     """URL of the API."""
@@ -26,15 +26,15 @@ class Stop(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Boot:
-    """How a machine of the target starts: with the bootstrap of provisioners/boot."""
+    """The start of a target's machines: with the bootstrap of provisioners/boot."""
 
     modules: Mapping[str, str]
-    """What a file is called on its machines -> what it is called in provisioners/boot."""
+    """Name of a file on the machines -> its name in provisioners/boot."""
     group: str = ""
     """File there that is `group.py` on a fleet's machines; "": its machines are in no fleet."""
     sent_as: Literal["user data", "startup script", "container"]
     max_bytes: int | None = None
-    """Of user data, before base64; None: boot/ knows the limit of the others."""
+    """Limit of user data, before base64; None: boot/ knows the limit of the others."""
     needs_identity: bool = False
     """The machine is told the client id of its managed identity, without which it reads nothing."""
     stop: Stop | None = None
@@ -59,14 +59,14 @@ class Variables:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """What launches on a target, and what commands ask of it; every reference but the first may be ""."""
+    """The code that launches on a target and answers commands; every reference but the first may be ""."""
 
     provisioner: str
     """() -> Provisioner."""
     set_up: str = ""
     """() -> bool: whether SDK and credentials are there, without a call over the network; "": nothing is needed."""
     setup_hint: str = ""
-    """What to say if they are not."""
+    """The hint where they are not."""
     architecture: str = ""
     """(machine type) -> `x86_64` or `arm64`; "": its machines need no agent file."""
     collector: str = ""
@@ -78,9 +78,9 @@ class Target:
     boot: Boot | None = None
     """None: its machines do not start by themselves with a bootstrap."""
     settings: Variables = field(default_factory=Variables)
-    """What decides whose machines are launched."""
+    """Variables that decide whose machines are launched."""
     credentials: Variables = field(default_factory=Variables)
-    """What expires, or is rotated, while a supervisor runs."""
+    """Variables whose values expire, or are rotated, while a supervisor runs."""
 
 
 def target_of(name: str) -> Target | None:

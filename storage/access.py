@@ -1,4 +1,4 @@
-"""What is said of access to any object store."""
+"""Errors of access, common to all object stores."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ ADVICE: Mapping[str, str] = {
 """Code of Blob Storage's answer -> what is wrong and what to do. Codes: "Blob Storage error codes", and common ones."""
 
 _ROLE = {"reading": "read", "looking": "read", "listing": "read", "deleting": "delete", "copying": "write"}
-"""What is being done -> the data action it takes, of Microsoft.Storage/…/containers/blobs; else `write`."""
+"""Verb of the operation -> the data action it takes, of Microsoft.Storage/…/containers/blobs; else `write`."""
 _PROVIDER = re.compile(r"External Azure credential provider:? \w*:?\s*(.*)")
 _IDENTITY = re.compile(r"/metadata/identity/oauth2/token")
 _NO_HOST = re.compile(r"dns error|failed to lookup address")

@@ -35,7 +35,7 @@ _RETRIES = 3
 
 
 class Service(Protocol):
-    """What one kind of object store does in its own way, made of the URL of a bucket or of a folder in it."""
+    """One kind of object store, made of the URL of a bucket or of a folder in it."""
 
     @property
     def rewrite_s(self) -> float:

@@ -13,7 +13,7 @@ NO_LINKS = (
     "have none, nor do some network shares): give the bucket's own URL (s3://, gs://, az://), or another folder"
 )
 NO_LINK_CODES = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP)
-"""What link(2) ends with there."""
+"""Error codes of link(2) there."""
 WRITE = 8 << 20
 """Bytes per write(2)."""
 _NO_FALLOCATE = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)

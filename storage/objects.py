@@ -83,7 +83,7 @@ class JobDir:
 
     @property
     def make(self) -> bool:
-        """Whether the first write makes a local folder."""
+        """True if the first write makes a local folder."""
         return self._store.make
 
     @make.setter

@@ -1,4 +1,4 @@
-"""What every store can do, in whatever way it does it."""
+"""The protocol of stores."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Store(Protocol):
     """
 
     make: bool
-    """Whether the first write makes the folder; object stores need none."""
+    """True if the first write makes the folder; object stores need none."""
 
     @property
     def url(self) -> str: ...

@@ -1,1 +1,1 @@
-"""What several commands share: output, errors, options, views."""
+"""Modules that several commands share: output, errors, options, views."""

@@ -141,7 +141,7 @@ def _is_settled(watches: Watches, request: NodeRequest, states: Mapping[str, Nod
 
 
 class Reported(NamedTuple):
-    """What a node reports in its newest heartbeat."""
+    """A node's report, from its newest heartbeat."""
 
     progress: Progress | None
     timeline: Timeline | None

@@ -45,7 +45,7 @@ class NodeView:
     gpu_idle_s: float | None = None
     """For how long none of its GPUs has done anything; None: unknown."""
     timeline: Timeline | None = None
-    """As the node last wrote it."""
+    """The newest one that the node has written."""
     waiting: bool = False
     """It came to replace a lost node, and is ready."""
     reported: bool = False

@@ -21,9 +21,9 @@ class Policy:
     """What of the job the supervisor acts upon, as plain values, fixed at submit."""
 
     failures: int
-    """How often the job may be started again after its own failure."""
+    """Number of restarts allowed after failures of the program."""
     preemptions: int | None = None
-    """How often it may be started again after an interruption; None: without limit."""
+    """Number of restarts allowed after interruptions; None: no limit."""
     duration_s: int | None = None
     """From submit to end."""
     cost_usd: Decimal | None = None
@@ -108,7 +108,7 @@ class JobRow:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What the newest heartbeat of an attempt that the supervisor has read says."""
+    """The newest heartbeat of an attempt that the supervisor has read."""
 
     time: float
     """Epoch seconds, by the machine's clock."""
@@ -144,7 +144,7 @@ class Attempt:
     reason: str
     exit_code: int | None
     progress: Progress | None
-    """Of the node that got furthest, when it ended."""
+    """That of the node that got furthest, when it ended."""
     created: float
     launched: float | None
     """When its machines were asked for: paid time begins."""
@@ -155,7 +155,7 @@ class Attempt:
     generations: tuple[Generation, ...] = ()
     """One for each time its program was started again on the same machines."""
     timeline: Timeline | None = None
-    """Of the node that got furthest, when it ended."""
+    """That of the node that got furthest, when it ended."""
     nodes: tuple[NodeRequest, ...] | None = None
     """The machines it shall have by now, in rank order; None: those of the offer, and a lost one is not replaced (there
     is one only, the target cannot, or an older version has begun it)."""

@@ -1,4 +1,4 @@
-"""What a supervisor keeps in memory of each job that it watches. A cache: a new supervisor reads all of it anew."""
+"""A supervisor's memory of each job that it watches. A cache: a new supervisor reads all of it again."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Watched:
 
     memory: Memory
     target: str
-    """Of the newest attempt; "" before there is one."""
+    """Target of the newest attempt; "" before there is one."""
     job: JobRow | None = None
     """None: it must be read, for it may have changed. A stale row only loses a race: see Store.apply()."""
     attempt: Attempt | None = None

@@ -1,4 +1,4 @@
-"""What a bucket on AWS may be called.
+"""Check the name of a bucket on AWS.
 
 https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucketnamingrules.html (dots break TLS, so none here)
 """

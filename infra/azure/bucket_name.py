@@ -1,4 +1,4 @@
-"""What a container of Azure, with its group and account, may be called.
+"""Check the names of a container of Azure, its group and its account.
 
 https://learn.microsoft.com/azure/azure-resource-manager/management/resource-name-rules, Microsoft.Storage
 """

@@ -1,4 +1,4 @@
-"""What a bucket on Google Cloud may be called.
+"""Check the name of a bucket on Google Cloud.
 
 https://cloud.google.com/storage/docs/buckets#naming (dots need a domain of one's own)
 """

@@ -1,4 +1,4 @@
-"""What exists: accelerators, machine types, places, prices and limits, from the tables in jobspecs/tables.
+"""The catalog: accelerators, machine types, places, prices and limits, from the tables in jobspecs/tables.
 
 Every table is parsed on its first use and then kept; importing this module reads nothing. Unknown names give None or
 an empty value, never an exception: the caller knows what the user wrote and can say more. Where a figure is not known

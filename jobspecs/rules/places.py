@@ -49,7 +49,7 @@ def zone_known(ask: Ask) -> Verdict | None:
 
 
 def zone_hint(zone: str) -> str:
-    """What to write for an availability zone by its name in an account, such as us-east-1a; "" for other text."""
+    """Return the hint for an availability zone by its name in an account, such as us-east-1a; "" for other text."""
     cloud = next((one for one in catalog.CLOUDS if info(one).zone_ids and zone[:-1] in catalog.regions(one)), None)
     if cloud is None:
         return ""

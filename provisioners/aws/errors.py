@@ -19,7 +19,7 @@ def translate_errors(doing: str, clock: Clock) -> contextlib.AbstractContextMana
 
 
 def translate_error(error: Exception, doing: str, clock: Clock) -> ProvisionError | None:
-    """What an error of boto3's means; None: it is not one."""
+    """Translate an error of boto3; None: it is not one."""
     from botocore.exceptions import BotoCoreError, ClientError
     from botocore.exceptions import ConnectionError as BotoConnectionError
 

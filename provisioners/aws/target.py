@@ -1,11 +1,11 @@
-"""What the target `aws` needs code for: provisioners/target.py says what each field is."""
+"""The code of the target `aws`; provisioners/target.py describes the fields."""
 
 from __future__ import annotations
 
 from ..target import Boot, Target, Variables
 
 MAX_BYTES = 16_384
-"""Of user data, before base64: EC2's RunInstances, UserData."""
+"""Limit of user data, before base64: EC2's RunInstances, UserData."""
 
 TARGET = Target(
     provisioner=".provisioner:shared",

@@ -1,4 +1,4 @@
-"""What stacks ask of Azure: stacks/for_stacks.py says what each function answers."""
+"""Answer the queries of stacks for Azure; stacks/for_stacks.py describes them."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class BootRecord:
     endpoint: str | None = None
     """Of the object store, for tests: on the loopback only."""
     api_endpoint: str | None = None
-    """Of the cloud's API, for tests: on the loopback only."""
+    """Endpoint of the cloud's API, for tests: on the loopback only."""
     identity: str | None = None
     """Client id of the managed identity that the machine asks with; policies may have given it others."""
     fleet: str = ""

@@ -1,4 +1,4 @@
-"""What the target `cluster` needs code for: provisioners/target.py says what each field is."""
+"""The code of the target `cluster`; provisioners/target.py describes the fields."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stacks ask of Google Cloud: stacks/for_stacks.py says what each function answers."""
+"""Answer the queries of stacks for Google Cloud; stacks/for_stacks.py describes them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the target `gcp` needs code for: provisioners/target.py says what each field is."""
+"""The code of the target `gcp`; provisioners/target.py describes the fields."""
 
 from __future__ import annotations
 

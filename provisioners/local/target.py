@@ -1,4 +1,4 @@
-"""What the target `local` needs code for: provisioners/target.py says what each field is."""
+"""The code of the target `local`; provisioners/target.py describes the fields."""
 
 from __future__ import annotations
 

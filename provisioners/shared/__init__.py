@@ -1,1 +1,1 @@
-"""What the provisioners share: calls and errors, pacing, accounts, tags, boot records, refreshed tables."""
+"""Modules that the provisioners share: calls and errors, pacing, accounts, tags, boot records, refreshed tables."""

@@ -68,11 +68,11 @@ def of_launch(
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What was found of a launch."""
+    """A launch as it was found."""
 
     token: str
     tags: Mapping[str, str]
-    """Of what the launch made; anyone may have changed them."""
+    """Tags of what the launch made; anyone may have changed them."""
     machines: Mapping[str, str]
     region: str
     zone: str = ""

@@ -1,4 +1,4 @@
-"""What a stack's program must be told, and cannot ask a cloud itself: whose account it is, the image, a reservation,
+"""Query a cloud for what a stack's program cannot ask itself: the account, the image, a reservation,
 what a quota leaves. Asked with the credentials of whoever runs the command; nothing is created."""
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from ..target import code_of, target_of
 
 
 class Reserved(NamedTuple):
-    """Where a fleet of market reservation is."""
+    """The reservation of a fleet of market reservation."""
 
     zone: str | None
-    """As offers spell it; None: in none."""
+    """Zone as offers spell it; None: in none."""
     name: str | None
-    """As FleetSettings.reservation; None: it need not be named."""
+    """Its name, as FleetSettings.reservation; None: it need not be named."""
     is_block: bool = False
-    """As FleetSettings.capacity_block."""
+    """The value of FleetSettings.capacity_block."""
 
 
 class Endpoints(NamedTuple):
-    """What machines are told stands for their cloud: a test's, on this machine; None: the cloud's own."""
+    """Endpoint that machines use instead of the cloud's, on this machine (tests only); None: the cloud's own."""
 
     store: str | None
     api: str | None
@@ -58,7 +58,7 @@ def image_of(fleet: FleetSpec) -> str:
 
 
 def endpoints_of(cloud: str, region: str) -> Endpoints:
-    """As a launch tells its machines. Raises ProvisionError."""
+    """Return the endpoints that a launch writes into boot records. Raises ProvisionError."""
     return _queries(cloud).endpoints(region)
 
 

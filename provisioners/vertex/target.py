@@ -1,4 +1,4 @@
-"""What the target `vertex` needs code for: provisioners/target.py says what each field is."""
+"""The code of the target `vertex`; provisioners/target.py describes the fields."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ _END = object()
 
 
 class Observer(Protocol):
-    """What a pass reports to: the session of the training."""
+    """The session that a pass reports to."""
 
     code: Code
 

@@ -1,1 +1,1 @@
-"""What runs on a machine of a fleet: one job's node after the other."""
+"""The process on a machine of a fleet: it runs one job's node after the other."""

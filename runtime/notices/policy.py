@@ -1,4 +1,4 @@
-"""What is done upon each kind of notice: a table, of which each cloud's module has its part.
+"""The reaction to each kind of notice: a table, of which each cloud's module has its part.
 
 `stop`: save now and end. `save`: save now and train on, saving more often, and stop shortly before the event. `ignore`:
 only said in the log.

@@ -17,6 +17,30 @@ def dump(value: Any) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
+OFFERED: dict[str, Any] = {
+    "cloud": "local",
+    "disk_gb": 10.0,
+    "disk_price_usd_h": "0",
+    "market": "on-demand",
+    "notes": [],
+    "price_at_most": False,
+    "price_date": "2026-01-01",
+    "price_from_usd_h": None,
+    "price_usd_h": "3.6",
+    "region": "here",
+    "roles": [
+        {
+            "accelerator": "L4",
+            "count": "1",
+            "machine_type": "local",
+            "memory_gb": 4.0,
+            "nodes": 2,
+            "price_usd_h": "3.6",
+            "role": "worker",
+            "vcpus": 2,
+        }
+    ],
+}
 JOB: dict[str, Any] = {
     "id": "job-00000001",
     "name": "job",
@@ -46,35 +70,7 @@ JOB: dict[str, Any] = {
             "reads_on": None,
         }
     ),
-    "offers": dump(
-        [
-            {
-                "cloud": "local",
-                "disk_gb": 10.0,
-                "disk_price_usd_h": "0",
-                "market": "on-demand",
-                "notes": [],
-                "price_at_most": False,
-                "price_date": "2026-01-01",
-                "price_from_usd_h": None,
-                "price_usd_h": "3.6",
-                "region": "here",
-                "roles": [
-                    {
-                        "accelerator": "L4",
-                        "count": "1",
-                        "machine_type": "local",
-                        "memory_gb": 4.0,
-                        "nodes": 2,
-                        "price_usd_h": "3.6",
-                        "role": "worker",
-                        "vcpus": 2,
-                    }
-                ],
-                "zone": ["a-1", "a-2"],
-            }
-        ]
-    ),
+    "offers": dump([{**OFFERED, "zone": ["a-1", "a-2"]}]),
     "job_dir": "file:///tmp/jobs/job-00000001",
     "job_sha256": "c6154d61aaa13923bc38ecd0863c01fe07f115eb864522279b1c0506e412800b",
     "owner": "tester",
@@ -95,33 +91,7 @@ ATTEMPT: dict[str, Any] = {
     "number": 2,
     "state": "ended",
     "round": 0,
-    "offer": dump(
-        {
-            "cloud": "local",
-            "disk_gb": 10.0,
-            "disk_price_usd_h": "0",
-            "market": "on-demand",
-            "notes": [],
-            "price_at_most": False,
-            "price_date": "2026-01-01",
-            "price_from_usd_h": None,
-            "price_usd_h": "3.6",
-            "region": "here",
-            "roles": [
-                {
-                    "accelerator": "L4",
-                    "count": "1",
-                    "machine_type": "local",
-                    "memory_gb": 4.0,
-                    "nodes": 2,
-                    "price_usd_h": "3.6",
-                    "role": "worker",
-                    "vcpus": 2,
-                }
-            ],
-            "zone": "a-2",
-        }
-    ),
+    "offer": dump({**OFFERED, "zone": "a-2"}),
     "price": "3.6",
     "token": "1b140d8fba16bc212fc53434a2f76c39",
     "allocation": dump(

@@ -1,4 +1,4 @@
-"""What a step works with: the job and its attempt as they were read, the store, the target, the job dir, the clock."""
+"""The context of a step: the job and its attempt as they were read, the store, the target, the job dir, the clock."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ log = logging.getLogger("cloudgpu.supervisor")
 
 @dataclass(slots=True)
 class Memory:
-    """What a supervisor remembers of a job between ticks: caches and pauses only, nothing that decides."""
+    """A supervisor's memory of a job between ticks: caches and pauses only, nothing that decides."""
 
     time: JobTime
     watches: Watches = field(default_factory=lambda: Watches(0))
     job_dirs: dict[str, JobDir] = field(default_factory=dict)
-    """By URL."""
+    """URL -> the opened job dir."""
     moving: int = 0
     """The attempt before which the job, having trained, moves to another job dir."""
     copying: int = 0
@@ -41,7 +41,7 @@ class Memory:
     queued: bool = False
     """All machines of the attempt were in the provider's queue, when they were last looked at."""
     queue: str = ""
-    """What the provider said then of what waits in it: whose turn comes first, or why there is no machine."""
+    """The provider's message about its queue: the order of turns, or why there is no machine."""
     saw_unknown_node: bool = False
     """A machine of the attempt ran as a node that its row does not have: there may be a new generation."""
     machines_gone: bool = False
@@ -62,12 +62,12 @@ class Memory:
 
 @dataclass(slots=True)
 class Tools:
-    """What steps of all jobs work with; passed in, so that tests can replace it."""
+    """The tools that the steps of all jobs share; passed in, so that tests can replace them."""
 
     store: Store
     clock: Clock
     owner: str
-    """Of the lease."""
+    """Owner of the lease."""
     provisioner: Callable[[str], Provisioner]
     open_dir: Callable[[str], JobDir]
     seen: Sightings = field(default_factory=Sightings)
@@ -150,12 +150,12 @@ class AttemptContext(JobContext):
 
     @property
     def is_group(self) -> bool:
-        """Whether the attempt has a machine group of its own (recover: fleet); a cluster's outlives the job."""
+        """Return whether the attempt has a machine group of its own (recover: fleet); a cluster's outlives the job."""
         return self.job.policy.grouped and bool(info(self.attempt.offer.cloud).groups)
 
     @property
     def heals_itself(self) -> bool:
-        """Whether the target replaces lost machines by itself, so that the supervisor must not."""
+        """Return whether the target replaces lost machines by itself, so that the supervisor must not."""
         return self.is_group or info(self.attempt.offer.cloud).heals
 
     @property

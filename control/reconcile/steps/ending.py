@@ -170,7 +170,7 @@ class Terminator:
                 context.write("", "", attempt=replace(attempt, cost=charged))
 
     def _allocation(self) -> Allocation:
-        """Return what is to be terminated.
+        """Return the allocation to terminate.
 
         If the answer of the launch was lost, token and region are enough: the whole account, with everything that its
         other jobs have, need not be searched for each place that has no machines.

@@ -1,4 +1,4 @@
-"""What a target is asked for: the request of an attempt's launch, and how long its machines may live."""
+"""Build the request of an attempt's launch, and how long its machines may live."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ _ACTIONS: dict[str, Callable[[AttemptContext], _Action]] = {
 
 
 class Step:
-    """What to do next about a job. take() is called once."""
+    """The next step of a job. take() is called once."""
 
     def __init__(self, tools: Tools, memory: Memory, job: JobRow, attempt: Attempt | None) -> None:
         ended = attempt is None or attempt.state in states.ATTEMPT_END

@@ -1,1 +1,1 @@
-"""Where training stands in its data: loaders, samplers, random generators."""
+"""The position of training in its data: loaders, samplers, random generators."""

@@ -1,4 +1,4 @@
-"""What restoring asks of a store of checkpoints."""
+"""The methods of a store of checkpoints that restoring uses."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..store import Commit
 
 
 class ReadableStore(Protocol):
-    """What is asked of CheckpointStore here. Every method raises JobDirError where the store cannot be read."""
+    """The part of CheckpointStore that restoring uses. Each method raises JobDirError if the store cannot be read."""
 
     def committed(self) -> list[Name]:
         """Every checkpoint not known to be damaged, newest first."""
@@ -33,7 +33,7 @@ class ReadableStore(Protocol):
         ...
 
     def local_path(self, name: Name, file: str) -> Path | None:
-        """Where the file lies on a mounted file system; None: in an object store."""
+        """Return the path of a file on a mounted file system; None: it is in an object store."""
         ...
 
     def damaged(self) -> list[Name]:

@@ -1,1 +1,1 @@
-"""What a save copies and when: staging, overlap with training, replicated state, checks."""
+"""Copy the state for a save: staging, overlap with training, replicated state, checks."""
