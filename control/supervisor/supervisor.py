@@ -101,8 +101,11 @@ class Supervisor:
         self._lock = threading.Lock()
         """For the keys of `_watched`."""
         self._due_times = DueTimes()
-        self._asked = self._listed = -math.inf
-        """Steady times: when the store was asked for changes, and for all active jobs."""
+        self._ask_at = self._list_at = -math.inf
+        """Steady times: when the store is asked for changes, and for all active jobs.
+
+        Kept as sums, for due() and outlook() must agree: `now - asked >= S` may be false where `asked + S <= now`.
+        """
         self._last_event = 0
         self._patience_s = patience_s
 
@@ -126,9 +129,9 @@ class Supervisor:
         """
         now = self._clock.monotonic()
         named = set(woken or ())
-        if now - self._listed >= _LIST_S:
+        if now >= self._list_at:
             self._list_all(now)
-        elif (woken is not None and not named <= self._watched.keys()) or now - self._asked >= _ASK_S:
+        elif (woken is not None and not named <= self._watched.keys()) or now >= self._ask_at:
             self._ask(now)
         for job_id in named:
             watched = self._watched.get(job_id)
@@ -144,7 +147,7 @@ class Supervisor:
     def outlook(self) -> Tick:
         """Return how many jobs there are, and when the next tick has something to do. Jobs in hand are not due."""
         now = self._clock.monotonic()
-        wait_s = min(self._due_times.next(), self._asked + _ASK_S) - now
+        wait_s = min(self._due_times.next(), self._ask_at) - now
         return Tick(active=len(self._watched), wait_s=max(0.0, wait_s))
 
     def advance(self, job_id: str, lane: Lane | None = None) -> Lane | None:
@@ -192,7 +195,7 @@ class Supervisor:
             self._forget(gone)
         for job in active:
             self._note(job)
-        self._asked = self._listed = now
+        self._ask_at, self._list_at = now + _ASK_S, now + _LIST_S
         self._last_event = last
 
     def _ask(self, now: float) -> None:
@@ -202,7 +205,7 @@ class Supervisor:
             self._forget(gone)
         for job in changes.active:
             self._note(job)
-        self._asked, self._last_event = now, changes.last
+        self._ask_at, self._last_event = now + _ASK_S, changes.last
 
     def _note(self, job: ActiveJob) -> None:
         """Watch a job from now on; one that is watched is due if its row is not as it was read."""

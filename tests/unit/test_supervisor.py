@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 import shutil
 import tracemalloc
 from decimal import Decimal
@@ -731,3 +732,19 @@ def test_a_quiet_job_is_looked_at_ever_less_often(world: World) -> None:
     pauses = [after - before for before, after in pairwise(looks)]
     assert pauses[-1] == pytest.approx(2.0, abs=0.05)
     assert max(pauses) == pytest.approx(2.0, abs=0.05)
+
+
+def test_a_tick_after_the_wait_has_something_to_do(world: World) -> None:
+    """Also at times where `asked + 1.0 - now` is 0 and `now - asked` is less than 1.0: one in two thousand."""
+    supervisor, numbers = world.supervisor(), random.Random(0)
+    times = sorted((numbers.uniform(0, 5_000), numbers.random()) for _ in range(100_000))
+    for asked, later in times:
+        now = asked + later
+        now += asked + 1.0 - now
+        if now < asked + 1.0 or now - asked >= 1.0:
+            continue
+        world.clock.steady = max(asked, world.clock.steady + 2.0)
+        supervisor.tick()
+        world.clock.advance(later)
+        world.clock.advance(supervisor.tick().wait_s)
+        assert supervisor.tick().wait_s > 0
