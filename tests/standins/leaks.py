@@ -31,9 +31,9 @@ from cloudgpu.protocol.jobdir import JobDir, JobDirError, Result, node_key
 
 from .cloud_jobs import CloudJobs
 from .faults import HTML, KILL_AFTER, KILL_BEFORE, LOSE, RESET, Call, Control, Fault
+from .long_mode import LONG, in_long_mode
 from .zygote import Zygote
 
-LONG = bool(os.environ.get("CLOUDGPU_LONG"))
 END_S = 600.0 if LONG else 300.0
 SUPERVISOR = Path(__file__).parent / "hasty.py"
 TODAY = datetime.date(2026, 11, 1)
@@ -44,11 +44,10 @@ KILLS = pytest.mark.parametrize(
 CANCELS = pytest.mark.parametrize("cancel", [False, True], ids=["goes on", "is cancelled"])
 CANCELS_IN_THE_LONG_RUN = pytest.mark.parametrize(
     "cancel",
-    [False, pytest.param(True, marks=pytest.mark.skipif(not LONG, reason="CLOUDGPU_LONG"))],
+    [False, pytest.param(True, marks=in_long_mode)],
     ids=["goes on", "is cancelled"],
 )
-"""For a cloud whose jobs are cancelled at such moments in another test."""
-IN_THE_LONG_RUN = pytest.mark.skipif(not LONG, reason="CLOUDGPU_LONG")
+"""For all but one of the clouds: what a supervisor does about a cancel at such moments is the same on each."""
 
 Sweep = tuple[Fault | Mapping[str, Fault], int]
 """What every call meets, by service where they say it differently; and how often."""

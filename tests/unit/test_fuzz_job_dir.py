@@ -12,7 +12,6 @@ import hashlib
 import json
 import logging
 import math
-import os
 import random
 import shutil
 from collections.abc import Callable, Iterator
@@ -77,9 +76,9 @@ from cloudgpu.runtime.notices.job_dir import NodeDir, simulated_notice, stop_ord
 from cloudgpu.tests.standins.cloud import Life, lives
 from cloudgpu.tests.standins.control import World, make_offer, make_policy
 from cloudgpu.tests.standins.fleets import FleetFolder
+from cloudgpu.tests.standins.long_mode import LONG
 from cloudgpu.tests.standins.mutations import ODD_NAMES, mutate, put
 
-LONG = os.environ.get("CLOUDGPU_LONG") == "1"
 MUTATIONS = 10_000 if LONG else 2_500
 """Of records of a job dir and of a fleet's folder together."""
 BATCH = 25
