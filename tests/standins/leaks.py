@@ -205,7 +205,7 @@ def stage(folder: Path, target: str, imports: tuple[str, ...]) -> Iterator[tuple
     """For a fixture: a folder, one for agent files in it, and what supervisors of this target are forks of."""
     (agents := folder / "agents").mkdir()
     provisioner = f"cloudgpu.provisioners.{target}.provisioner"
-    zygote = Zygote(*imports, provisioner, "cloudgpu.tests.standins.hasty", "sqlalchemy.dialects.sqlite")
+    zygote = Zygote(*imports, provisioner, "cloudgpu.tests.standins.hasty")
     yield folder, agents, zygote
     zygote.close()
 
