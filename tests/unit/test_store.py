@@ -120,6 +120,15 @@ def test_only_its_owner_can_look_into_it(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "home" / "store.db").stat().st_mode) == 0o600
 
 
+def test_a_file_with_settings_of_its_own_is_the_same_store(tmp_path: Path) -> None:
+    """SQLAlchemy knows what they mean."""
+    path = tmp_path / "home" / "store.db"
+    with_settings = Store.open(f"sqlite:///{path}?timeout=5")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert with_settings.owner() == Store.open(f"sqlite:///{path}").owner()
+    assert sqlite3.connect(path).execute("PRAGMA journal_mode").fetchone() == ("wal",)
+
+
 # -- rows and changes
 
 
