@@ -12,9 +12,9 @@ TARGET = Target(
     set_up=".clients:could_be_used",
     setup_hint="aws is not set up here: it needs boto3 (pip install 'cloudgpu[aws]') and credentials (`aws configure`, "
     "`aws sso login`, or AWS_PROFILE), see docs/aws.md",
-    architecture=".images:architecture_of",
-    collector=".collect",
-    tables=".catalog",
+    architecture=".machine.images:architecture_of",
+    collector=".lifecycle.collect",
+    tables=".catalog.refresh",
     fleets=".fleets",
     boot=Boot(
         modules={"bucket.py": "bucket_s3.py", "host.py": "host_ec2.py"},

@@ -55,7 +55,7 @@ the machine was taken away; a newer attempt has begun; the machine was to be res
 be started again, which goes on with its node."""
 
 REBOOTING = "rebooting"
-"""A file of this name in the machine's folder says that it comes back: provisioners/boot/bootstrap.py makes it."""
+"""File in the machine's folder that says that it comes back: provisioners/boot/shipped/bootstrap.py makes it."""
 PATIENCE_S = 300.0
 """Seconds for which a job dir that fails is tried again before the program has begun."""
 TRAINING_PATIENCE_S = 3_600.0

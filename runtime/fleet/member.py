@@ -30,7 +30,7 @@ from .work import LOST, Task, Work, WorkError, clean, remember, remembered
 
 DONE, LEAVES, UNREACHABLE = 0, 8, 9
 """Exit codes: the machine goes down; nobody needs it, so it is to leave its group; it is of no use, for it does not
-reach its fleet dir (provisioners/boot/bootstrap.py)."""
+reach its fleet dir (provisioners/boot/shipped/bootstrap.py)."""
 POLL_S = 0.1
 FETCH_S = 120.0
 """How long a job's agent file is tried for."""

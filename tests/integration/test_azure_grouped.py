@@ -14,8 +14,8 @@ import pytest
 from cloudgpu.protocol.fleet import Fleet
 from cloudgpu.protocol.jobdir import JobDir
 from cloudgpu.provisioners import AgentFile, Allocation, LaunchRequest, NodeRequest, Owner, ProvisionError
-from cloudgpu.provisioners.azure import collect
 from cloudgpu.provisioners.azure.clients import Clients
+from cloudgpu.provisioners.azure.lifecycle import collect
 from cloudgpu.provisioners.azure.provisioner import AzureProvisioner
 from cloudgpu.provisioners.base import launch_token
 from cloudgpu.provisioners.shared import infrastructure

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import cloudgpu
-from cloudgpu.provisioners.aws import quotas
+from cloudgpu.provisioners.aws.catalog import quotas
 from cloudgpu.provisioners.shared import errors, tags
 
 ROOT = Path(cloudgpu.__file__).parent

@@ -11,7 +11,10 @@ import pytest
 import cloudgpu
 from cloudgpu.jobspecs import catalog
 from cloudgpu.provisioners import ProvisionError
-from cloudgpu.provisioners.azure import account, identity, images, names, network, quotas
+from cloudgpu.provisioners.azure import account, names
+from cloudgpu.provisioners.azure.catalog import quotas
+from cloudgpu.provisioners.azure.machine import images
+from cloudgpu.provisioners.azure.resources import identity, network
 from cloudgpu.provisioners.shared import errors, tags
 
 ROOT = Path(cloudgpu.__file__).parent

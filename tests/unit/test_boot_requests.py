@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from cloudgpu.provisioners.boot import BootRecord, common
+from cloudgpu.provisioners.boot import BootRecord
 from cloudgpu.provisioners.boot.files import boot_files, without_prose
+from cloudgpu.provisioners.boot.shipped import common
 
 AGENT = b"the agent file"
 

@@ -10,7 +10,9 @@ import pytest
 
 import cloudgpu
 from cloudgpu.jobspecs import catalog
-from cloudgpu.provisioners.gcp import account, labels, network, prices, quotas
+from cloudgpu.provisioners.gcp import account, labels
+from cloudgpu.provisioners.gcp.catalog import prices, quotas
+from cloudgpu.provisioners.gcp.resources import network
 from cloudgpu.provisioners.shared import errors, tags
 
 ROOT = Path(cloudgpu.__file__).parent
