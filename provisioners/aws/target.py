@@ -17,8 +17,9 @@ TARGET = Target(
     tables=".catalog.refresh",
     fleets=".fleets",
     boot=Boot(
-        modules={"bucket.py": "bucket_s3.py", "host.py": "host_ec2.py"},
-        group="group_aws.py",
+        bucket="bucket_s3",
+        host="host_ec2",
+        group="group_aws",
         sent_as="user data",
         max_bytes=MAX_BYTES,
     ),

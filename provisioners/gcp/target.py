@@ -29,8 +29,9 @@ TARGET = Target(
     tables=".catalog.refresh",
     fleets=".fleets",
     boot=Boot(
-        modules={"bucket.py": "bucket_gs.py", "host.py": "host_gce.py"},
-        group="group_gcp.py",
+        bucket="bucket_gs",
+        host="host_gce",
+        group="group_gcp",
         sent_as="startup script",
         stop=Stop("https://compute.googleapis.com", _END),
     ),

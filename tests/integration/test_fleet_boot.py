@@ -209,7 +209,7 @@ def test_the_signature_is_botocores(tmp_path: Path) -> None:
     for name, data in boot_files(record).items():
         (tmp_path / name).write_bytes(data)
     program = (
-        "import json, urllib.request, bucket\n"
+        "import json, urllib.request, bucket_s3 as bucket\n"
         f"bucket.credentials = lambda: {ROLE!r}\n"
         "asked = urllib.request.Request('https://autoscaling.us-east-1.amazonaws.com/', data=b'A=1', "
         "headers={'content-type': 'text/x'}, method='POST')\n"

@@ -310,10 +310,10 @@ def test_a_spot_machine_that_was_taken_is_got_again_and_those_on_demand_stay(
 
 
 LEAVE = """
-import json, common, group
+import json, common, group_azure
 record = json.load(open("boot.json"))
 try:
-    group.leave(record)
+    group_azure.leave(record)
     print("left")
 except common.Hopeless as error:
     print("hopeless:", error)

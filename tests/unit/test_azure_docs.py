@@ -128,7 +128,7 @@ def test_codes_are_compared_without_blanks_and_case() -> None:
 
 
 def test_rows_have_a_source_and_a_date() -> None:
-    with (ROOT / "provisioners" / "azure" / "quotas.csv").open(newline="") as file:
+    with (ROOT / "provisioners" / "azure" / "catalog" / "quotas.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert rows
     for row in rows:

@@ -69,8 +69,8 @@ def fetch(folder: Path, url: str, setting: str) -> subprocess.CompletedProcess[s
     for name, content in boot_files(record).items():
         (folder / name).write_bytes(content)
     code = (
-        f"import common; common.{setting}; import json, bucket; common.PAUSE_S = (0.01, 0.01)\n"
-        "there = bucket.Bucket(json.load(open('boot.json')))\n"
+        f"import common; common.{setting}; import json, bucket_s3; common.PAUSE_S = (0.01, 0.01)\n"
+        "there = bucket_s3.Bucket(json.load(open('boot.json')))\n"
         "print(common.insist('no agent', lambda: there.get('agent'), 5.0))"
     )
     environ = {"AWS_EC2_METADATA_SERVICE_ENDPOINT": url}

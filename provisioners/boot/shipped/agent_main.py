@@ -1,4 +1,4 @@
-"""What an agent file does when it is run, as its `__main__`: unpack itself, once, and become the agent.
+"""What an agent file does when it is run: unpack itself, once, and become the agent.
 
 python3 -I <sha256>.pyz --home DIR <options of cloudgpu.runtime.agent, or of cloudgpu.runtime.fleet.member>
 
@@ -77,7 +77,3 @@ def add_pip(folder: Path) -> None:
         shim = folder / "bin" / name
         shim.write_text(_SHIM.format(python=folder / "bin/python"))
         shim.chmod(0o755)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -1,14 +1,15 @@
 """What a cloud's machine runs on every boot: get the agent file from the job dir, run it, end the machine.
 
-It runs alone, from a folder with boot.json (BootRecord) and three modules: common.py; bucket.py, the store's own; and
-host.py, the machine's; on a fleet's machine also group.py. Python's standard library only. What goes wrong is said on
-the console and, so far as the bucket can be reached, as the node's result in the job dir.
+It runs alone, from a folder with boot.json (BootRecord), common.py and the modules that boot.json names: `bucket`, the
+store's own; `host`, the machine's; on a fleet's machine also `group`. Python's standard library only. What goes
+wrong is said on the console and, so far as the bucket can be reached, as the node's result in the job dir.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib
 import json
 import os
 import shutil
@@ -24,9 +25,7 @@ if TYPE_CHECKING:
     from .common import HOME, TROUBLE, Hopeless, Refused, insist, say, write
     from .host_ec2 import Host
 else:
-    from bucket import Bucket
     from common import HOME, TROUBLE, Hopeless, Refused, insist, say, write
-    from host import Host
 
 LAST_PATIENCE_S = 60.0
 AGENT_TRIES = 3  # an agent that dies goes on where it was
@@ -50,8 +49,8 @@ class Machine:
 
     def __init__(self, record: dict[str, Any]) -> None:
         self.record = record
-        self.host = Host(record)
-        self.bucket = Bucket(record)
+        self.host: Host = self.module("host").Host(record)
+        self.bucket: Bucket = self.module("bucket").Bucket(record)
         self.node = str(record["node"])
         self.started = time.time()
         self.agent: subprocess.Popen[bytes] | None = None
@@ -63,6 +62,10 @@ class Machine:
         self.name = ""
         self.stays = False
         """It is not to leave its group."""
+
+    def module(self, part: str) -> Any:
+        """Return this machine's module for a part: `bucket`, `host` or `group`."""
+        return importlib.import_module(self.record["modules"][part])
 
     def live(self) -> int:
         """Go through the whole boot; return the agent's exit code, 1 where the machine could not be used."""
@@ -209,11 +212,7 @@ class Machine:
         return self.going_down
 
     def leave_group(self) -> None:
-        if TYPE_CHECKING:
-            from .group_aws import leave
-        else:
-            from group import leave
-        leave(self.record)
+        self.module("group").leave(self.record)
 
     def on_sigterm(self, _number: int, _frame: object) -> None:
         """The machine is going down: whether for good is for its host to say."""

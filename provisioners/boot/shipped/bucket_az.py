@@ -1,4 +1,4 @@
-"""The job dir's container in Blob Storage, asked with the machine's managed identity. On the machine: `bucket.py`."""
+"""The job dir's container in Blob Storage, asked with the machine's managed identity."""
 
 # ruff: noqa: S310 - every address is the metadata server's, Resource Manager's or Blob Storage's
 

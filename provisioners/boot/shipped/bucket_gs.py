@@ -1,4 +1,4 @@
-"""The job dir's bucket in Cloud Storage, asked with the machine's service account. On the machine: `bucket.py`."""
+"""The job dir's bucket in Cloud Storage, asked with the machine's service account."""
 
 # ruff: noqa: S310 - every address is the metadata server's or Cloud Storage's
 

@@ -1,4 +1,4 @@
-"""The job dir's bucket in S3, asked with the role of the EC2 machine. On the machine this is `bucket.py`."""
+"""The job dir's bucket in S3, asked with the role of the EC2 machine."""
 
 # ruff: noqa: S310 - every address is the metadata server's or S3's
 

@@ -1,4 +1,4 @@
-"""The Auto Scaling group that a machine of EC2 is in. On a fleet's machine this is `group.py`.
+"""The Auto Scaling group that a machine of EC2 is in.
 
 Needs `autoscaling:TerminateInstanceInAutoScalingGroup` on the group, in the machine's role.
 """
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .bucket_s3 import metadata, sign
     from .common import Hopeless, Refused, ask
 else:
-    from bucket import metadata, sign
+    from bucket_s3 import metadata, sign
     from common import Hopeless, Refused, ask
 
 VERSION = "2011-01-01"  # of the API, as botocore has it

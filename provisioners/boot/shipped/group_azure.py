@@ -1,4 +1,4 @@
-"""The Flexible scale set that a machine of Azure is in. On a fleet's machine this is `group.py`.
+"""The Flexible scale set that a machine of Azure is in.
 
 Needs `Microsoft.Compute/virtualMachineScaleSets/delete/action` on the scale set, in a role of the machine's identity.
 Unverified against a real account: that a Flexible scale set knows its machines by their names there.
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .bucket_az import metadata, send, token
     from .common import Hopeless, Refused
 else:
-    from bucket import metadata, send, token
+    from bucket_az import metadata, send, token
     from common import Hopeless, Refused
 
 ANSWER_S = 15.0

@@ -1,4 +1,4 @@
-"""The managed instance group that a machine of Compute Engine is in. On a fleet's machine this is `group.py`.
+"""The managed instance group that a machine of Compute Engine is in.
 
 Needs `compute.instanceGroupManagers.update` on the group and `compute.instances.delete` on the instance, in a role of
 the machine's service account ("instanceGroupManagers.deleteInstances", IAM permissions of the API reference).
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from .bucket_gs import PASSING, metadata, send
     from .common import Hopeless, Refused
 else:
-    from bucket import PASSING, metadata, send
+    from bucket_gs import PASSING, metadata, send
     from common import Hopeless, Refused
 
 ANSWER_S = 15.0

@@ -1,4 +1,4 @@
-"""A virtual machine of Azure: it deallocates itself. On the machine this is `host.py`.
+"""A virtual machine of Azure: it deallocates itself.
 
 One that only powers itself off stays allocated, and is paid for as if it ran ("States and billing status of Azure
 Virtual Machines"). So Resource Manager is asked to deallocate it, by the machine's own identity, which may do that and
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .bucket_az import METADATA, metadata, send, token
     from .common import Hopeless, Refused, command, goes_down_to, insist, limit_life, power_off, say
 else:
-    from bucket import METADATA, metadata, send, token
+    from bucket_az import METADATA, metadata, send, token
     from common import Hopeless, Refused, command, goes_down_to, insist, limit_life, power_off, say
 
 KNOWN_S = 900.0  # from the launch on; "Troubleshoot Azure RBAC": a role assignment is known after up to ten minutes

@@ -1,4 +1,4 @@
-"""A container of a Vertex AI custom job: it ends by exiting, with the job's own exit code. There this is `host.py`.
+"""A container of a Vertex AI custom job: it ends by exiting, with the job's own exit code.
 
 All containers of a worker pool are started with the same words. Which node one is says CLUSTER_SPEC, which Vertex sets.
 """

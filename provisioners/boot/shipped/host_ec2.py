@@ -1,4 +1,4 @@
-"""A machine of EC2: it is terminated by powering itself off. On the machine this is `host.py`."""
+"""A machine of EC2: it is terminated by powering itself off."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from .bucket_s3 import metadata
     from .common import goes_down_to, limit_life, power_off
 else:
-    from bucket import metadata
+    from bucket_s3 import metadata
     from common import goes_down_to, limit_life, power_off
 
 

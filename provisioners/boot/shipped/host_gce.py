@@ -1,4 +1,4 @@
-"""A machine of Compute Engine: it deletes itself. On the machine this is `host.py`.
+"""A machine of Compute Engine: it deletes itself.
 
 An instance that powers itself off stays, and its disk is paid for: so the Compute Engine API is asked to delete it, by
 the machine's own service account. Where that is refused the machine powers itself off, and the supervisor deletes it.
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from .bucket_gs import PASSING, metadata, send
     from .common import Hopeless, Refused, goes_down_to, insist, limit_life, power_off, say
 else:
-    from bucket import PASSING, metadata, send
+    from bucket_gs import PASSING, metadata, send
     from common import Hopeless, Refused, goes_down_to, insist, limit_life, power_off, say
 
 DELETE_S = 120.0  # meanwhile all of it is paid for; afterwards its disk, until it is deleted
