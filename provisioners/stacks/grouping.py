@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 from ...jobspecs.fleets import FleetSpec
 from ...jobspecs.rules.base import listing
-from ...protocol.fleet import FLEET_KEY, OrderView, Place, Settings, place_of
+from ...protocol.fleet.records import FLEET_KEY, Settings, place_of
+from ...protocol.fleet.view import OrderView, Place
 from ...protocol.jobdir import JobDir
 from .. import architecture_of
 from ..base import Allocation, LaunchRequest, NodeState, ProvisionError

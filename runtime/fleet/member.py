@@ -18,7 +18,9 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from ...protocol.fleet import LAST_S, Beat, End, Fleet, Freed, OrderView, View, member_key, order_key, place_of
+from ...protocol.fleet.folder import Fleet
+from ...protocol.fleet.records import LAST_S, Beat, End, Freed, member_key, order_key, place_of
+from ...protocol.fleet.view import OrderView, View
 from ...protocol.jobdir import JobDirError
 from ...storage import durable
 from ..agent.agent import REBOOTING, note

@@ -15,7 +15,7 @@ from typing import Any
 import boto3
 import pytest
 
-from cloudgpu.protocol.fleet import Fleet
+from cloudgpu.protocol.fleet.folder import Fleet
 from cloudgpu.protocol.jobdir import JobDir
 from cloudgpu.provisioners import AgentFile, Allocation, LaunchRequest, NodeRequest, NodeState, Owner, ProvisionError
 from cloudgpu.provisioners.aws.clients import Clients

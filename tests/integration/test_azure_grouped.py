@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from cloudgpu.protocol.fleet import Fleet
+from cloudgpu.protocol.fleet.folder import Fleet
 from cloudgpu.protocol.jobdir import JobDir
 from cloudgpu.provisioners import AgentFile, Allocation, LaunchRequest, NodeRequest, Owner, ProvisionError
 from cloudgpu.provisioners.azure.clients import Clients

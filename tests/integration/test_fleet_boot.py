@@ -18,7 +18,7 @@ from botocore.credentials import Credentials
 
 from cloudgpu.jobspecs.fleets import FleetSpec
 from cloudgpu.jobspecs.targets import FLEET_CLOUDS, WITH_TABLES
-from cloudgpu.protocol.fleet import FLEET_KEY, Settings
+from cloudgpu.protocol.fleet.records import FLEET_KEY, Settings
 from cloudgpu.protocol.jobdir import JobDir
 from cloudgpu.provisioners import AgentFile
 from cloudgpu.provisioners.boot import BootRecord, fleet_boot

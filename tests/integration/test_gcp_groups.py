@@ -14,7 +14,7 @@ import pytest
 
 from cloudgpu.infra.gcp.programs import fleet_program
 from cloudgpu.infra.settings import FleetSettings
-from cloudgpu.protocol.fleet import Fleet
+from cloudgpu.protocol.fleet.folder import Fleet
 from cloudgpu.protocol.jobdir import JobDir
 from cloudgpu.provisioners import AgentFile, Allocation, LaunchRequest, NodeRequest, NodeState, Owner, ProvisionError
 from cloudgpu.provisioners.gcp.clients import Clients

@@ -34,7 +34,8 @@ from cloudgpu.control.reconcile.members import cure, every_node, forgiven
 from cloudgpu.control.reconcile.outcomes import judge, must_stop_peers
 from cloudgpu.control.store import rows
 from cloudgpu.control.store.model import Attempt
-from cloudgpu.protocol.fleet import FLEET_KEY, Beat, End, Failure, Fleet, Freed, Holding, Order, Settings, member_key
+from cloudgpu.protocol.fleet.folder import Fleet
+from cloudgpu.protocol.fleet.records import FLEET_KEY, Beat, End, Failure, Freed, Holding, Order, Settings, member_key
 from cloudgpu.protocol.jobdir import (
     JOB_KEY,
     Address,

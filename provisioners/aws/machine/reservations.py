@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from ....protocol.fleet import BLOCK_ENDS_EARLY_S
+from ....protocol.fleet.records import BLOCK_ENDS_EARLY_S
 from ...base import ProvisionError
 from ...shared.clock import Clock
 
