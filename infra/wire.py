@@ -3,8 +3,8 @@
 A launch template's data, an instance's properties, a virtual machine's profile are built once, as dicts in the words
 of the cloud's API (provisioners/<cloud>/machine/template.py); the components register the same dicts through
 keywords(). The SDKs spell the same fields in their own way: `NetworkCardIndex` and `networkCardIndex` are
-`network_card_index`, booleans of EC2's interfaces are the texts "true" and "false", 64-bit numbers of Google's JSON are ints. What a class
-does not know is an error here, not a field that is dropped.
+`network_card_index`, booleans of EC2's interfaces are the texts "true" and "false", 64-bit numbers of Google's JSON
+are ints. What a class does not know is an error here, not a field that is dropped.
 """
 
 from __future__ import annotations
