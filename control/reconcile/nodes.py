@@ -41,7 +41,7 @@ LONGEST_SILENCE_S = 900.0
 """Seconds of silence, at most, whatever a machine promises."""
 
 GAVE_UP = "gave_up.json"
-"""Record of a node: why its machine ended itself without a result (written by provisioners/boot/bootstrap.py)."""
+"""Record of a node: why its machine ended itself without a result (by provisioners/boot/shipped/bootstrap.py)."""
 _REASON = 1_000
 """Limits the characters of such a reason."""
 _MOST_GAVE_UP = 64 << 10

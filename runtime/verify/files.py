@@ -18,7 +18,7 @@ from typing import Any
 
 import xxhash
 
-from ..attach.journal import PREFIX
+from ..attach.state.journal import PREFIX
 from .values import Walk
 
 WORKING_COPY = "cwd"

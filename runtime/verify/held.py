@@ -11,7 +11,7 @@ from typing import Any
 
 import xxhash
 
-from ..attach.frames import Code
+from ..attach.program.frames import Code
 from .trace import HELD
 from .values import Walk, is_generator
 

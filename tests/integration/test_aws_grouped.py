@@ -15,13 +15,14 @@ from typing import Any
 import boto3
 import pytest
 
-from cloudgpu.protocol.fleet import Fleet
+from cloudgpu.protocol.fleet.folder import Fleet
 from cloudgpu.protocol.jobdir import JobDir
 from cloudgpu.provisioners import AgentFile, Allocation, LaunchRequest, NodeRequest, NodeState, Owner, ProvisionError
-from cloudgpu.provisioners.aws import collect, groups, network
 from cloudgpu.provisioners.aws.clients import Clients
-from cloudgpu.provisioners.aws.network import name_of
+from cloudgpu.provisioners.aws.lifecycle import collect
 from cloudgpu.provisioners.aws.provisioner import AwsProvisioner
+from cloudgpu.provisioners.aws.resources import groups, network
+from cloudgpu.provisioners.aws.resources.network import name_of
 from cloudgpu.provisioners.shared import infrastructure
 from cloudgpu.provisioners.stacks import grouping
 from cloudgpu.tests.standins.aws import Aws

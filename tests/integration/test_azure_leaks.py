@@ -19,7 +19,8 @@ from dataclasses import replace
 import pytest
 
 from cloudgpu.control.jobs import Job
-from cloudgpu.protocol.fleet import Beat, End, Fleet, Freed, Holding, member_key, order_key
+from cloudgpu.protocol.fleet.folder import Fleet
+from cloudgpu.protocol.fleet.records import Beat, End, Freed, Holding, member_key, order_key
 from cloudgpu.provisioners.shared import tags
 from cloudgpu.tests.standins.azure import SUBMITTER
 from cloudgpu.tests.standins.azure.capacity import HOW

@@ -15,7 +15,7 @@ import pytest
 
 from cloudgpu.jobspecs.fleets import FleetSpec
 from cloudgpu.provisioners import AgentFile, Allocation, LaunchRequest, NodeRequest, NodeState, Owner, ProvisionError
-from cloudgpu.provisioners.azure import diagnostics
+from cloudgpu.provisioners.azure import console as diagnostics
 from cloudgpu.provisioners.azure.clients import Clients
 from cloudgpu.provisioners.azure.provisioner import AzureProvisioner
 from cloudgpu.provisioners.stacks.for_stacks import Reserved, reserved_for

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from cloudgpu.control.jobs import Job, ensure_supervisor
-from cloudgpu.protocol.fleet import FLEET_KEY, Fleet, Settings
+from cloudgpu.protocol.fleet.folder import Fleet
+from cloudgpu.protocol.fleet.records import FLEET_KEY, Settings
 from cloudgpu.protocol.jobdir import JobDir
 from cloudgpu.provisioners.stacks.grouping import FLEET_DIR
 from cloudgpu.tests.standins.cloud_jobs import counting, counting_together, total

@@ -627,8 +627,8 @@ def test_what_somebody_took_off_a_machine_goes_too(gce: GceControl, provisioner:
     from google.cloud import compute_v1
 
     from cloudgpu.provisioners.gcp.clients import Clients
-    from cloudgpu.provisioners.gcp.ending import Ending
-    from cloudgpu.provisioners.gcp.sightings import Sightings
+    from cloudgpu.provisioners.gcp.lifecycle.ending import Ending
+    from cloudgpu.provisioners.gcp.resources.sightings import Sightings
 
     clients = Clients(FastClock())
     disks = [one["name"] for one in gce.resources("disks")]
@@ -926,7 +926,7 @@ def test_no_network(gce: GceControl, provisioner: GcpProvisioner) -> None:
 
 
 def test_a_server_that_hangs_costs_no_more_than_its_timeouts(gce: GceControl, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cloudgpu.provisioners.gcp.sightings.READ_S", 0.3)
+    monkeypatch.setattr("cloudgpu.provisioners.gcp.resources.sightings.READ_S", 0.3)
     gce.fail("instances.aggregatedList", HANG, times=None)
     begun = time.monotonic()
     with pytest.raises(ProvisionError, match="look at the machines") as caught:

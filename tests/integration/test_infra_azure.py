@@ -16,16 +16,16 @@ from pathlib import Path
 
 import pytest
 
-from cloudgpu.infra import engine as engines
-from cloudgpu.infra.automation import Say, Stack, opened
 from cloudgpu.infra.azure.programs import fleet_program, infra_program
 from cloudgpu.infra.azure.role import SWITCH_OFF
-from cloudgpu.infra.backend import backend_of
+from cloudgpu.infra.engine import executable as engines
+from cloudgpu.infra.engine.automation import Say, Stack, opened
+from cloudgpu.infra.engine.backend import backend_of
 from cloudgpu.infra.errors import InfraError
 from cloudgpu.infra.settings import FleetOutputs, FleetSettings, InfraSettings
 from cloudgpu.jobspecs.fleets import FleetSpec
 from cloudgpu.provisioners.azure.names import leaving_role
-from cloudgpu.provisioners.azure.rights import LEAVING, WRITER
+from cloudgpu.provisioners.azure.resources.rights import LEAVING, WRITER
 from cloudgpu.provisioners.boot import BootRecord
 from cloudgpu.provisioners.boot.files import boot_files
 from cloudgpu.provisioners.shared.infrastructure import Infrastructure
@@ -310,10 +310,10 @@ def test_a_spot_machine_that_was_taken_is_got_again_and_those_on_demand_stay(
 
 
 LEAVE = """
-import json, common, group
+import json, common, group_azure
 record = json.load(open("boot.json"))
 try:
-    group.leave(record)
+    group_azure.leave(record)
     print("left")
 except common.Hopeless as error:
     print("hopeless:", error)

@@ -21,7 +21,7 @@ from cloudgpu.cli.cluster import expiry as cluster_expiry
 from cloudgpu.control.jobs import list_jobs
 from cloudgpu.control.store.store import open_store
 from cloudgpu.jobspecs.plan import Offer
-from cloudgpu.protocol.fleet import Fleet
+from cloudgpu.protocol.fleet.folder import Fleet
 from cloudgpu.provisioners.shared import infrastructure
 from cloudgpu.provisioners.stacks import clusters
 from cloudgpu.tests.standins.commands import Commands, in_a_process, stacks_can_be_made

@@ -15,7 +15,7 @@ import boto3
 import pytest
 
 from cloudgpu.control.jobs import list_jobs
-from cloudgpu.protocol.fleet import Fleet
+from cloudgpu.protocol.fleet.folder import Fleet
 from cloudgpu.provisioners.shared import infrastructure
 from cloudgpu.provisioners.stacks import clusters
 from cloudgpu.tests.standins.aws import Aws

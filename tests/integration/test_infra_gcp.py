@@ -17,9 +17,9 @@ import pulumi
 import pulumi_gcp
 import pytest
 
-from cloudgpu.infra.automation import Say, Stack, opened
-from cloudgpu.infra.backend import backend_of
-from cloudgpu.infra.engine import find
+from cloudgpu.infra.engine.automation import Say, Stack, opened
+from cloudgpu.infra.engine.backend import backend_of
+from cloudgpu.infra.engine.executable import find
 from cloudgpu.infra.errors import InfraError
 from cloudgpu.infra.gcp import GpuCluster, GpuClusterArgs, MachineRole, MachineRoleArgs
 from cloudgpu.infra.gcp.programs import fleet_program, infra_program

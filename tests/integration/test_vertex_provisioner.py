@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from cloudgpu.provisioners import AgentFile, Allocation, LaunchRequest, NodeRequest, NodeState, Owner, ProvisionError
-from cloudgpu.provisioners.gcp import quotas
+from cloudgpu.provisioners.gcp.catalog import quotas
 from cloudgpu.provisioners.vertex import launching, sightings
 from cloudgpu.provisioners.vertex.launching import DOUBT_S
 from cloudgpu.provisioners.vertex.provisioner import PENDING_S, QUEUE_S, VertexProvisioner

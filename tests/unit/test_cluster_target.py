@@ -11,7 +11,8 @@ import pytest
 
 from cloudgpu.jobspecs.loading.loader import load_text
 from cloudgpu.jobspecs.models import JobSpec
-from cloudgpu.protocol.fleet import BOOT_S, FLEET_KEY, Failure, Settings, member_key, order_key
+from cloudgpu.protocol.fleet.records import FLEET_KEY, Failure, Settings, member_key, order_key
+from cloudgpu.protocol.fleet.view import BOOT_S
 from cloudgpu.provisioners import Allocation, LaunchRequest, NodeRequest, Owner, ProvisionError, leftovers
 from cloudgpu.provisioners.cluster.offer import plan_on
 from cloudgpu.provisioners.cluster.provisioner import LATELY_S, ClusterProvisioner, architecture_of, shared

@@ -17,7 +17,7 @@ from cloudgpu.control import paths
 from cloudgpu.control.errors import StoreError
 from cloudgpu.control.store.schema import connect
 from cloudgpu.control.supervisor import presence
-from cloudgpu.infra.backend import backend_of
+from cloudgpu.infra.engine.backend import backend_of
 from cloudgpu.provisioners.boot import agent_file
 from cloudgpu.provisioners.local.machine import guard
 from cloudgpu.provisioners.shared import refresh
