@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from cloudgpu.tests.standins.integrations import LONG, check, needs, results, said
+from cloudgpu.tests.standins.integrations import check, needs, results, said
 from cloudgpu.tests.standins.interrupted import Run
-from cloudgpu.tests.standins.long_mode import in_long_mode
+from cloudgpu.tests.standins.long_mode import LONG, in_long_mode
 
 needs("lightning")
 
