@@ -360,7 +360,7 @@ def _show(report: Report, *, as_json: bool) -> None:
         click.echo(report_text(report))
 
 
-def _keep(it: Stack, outputs: Mapping[str, Any]) -> Infrastructure:
+def _keep(it: Stack, outputs: Mapping[str, object]) -> Infrastructure:
     from ...infra.settings import OUTPUT, read_output
     from ...provisioners.shared import infrastructure
 

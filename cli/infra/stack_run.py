@@ -123,7 +123,7 @@ def check_account(stack: str, cloud: str, region: str, account: str) -> None:
 
 
 def settle(
-    report: Report, told: Mapping[str, Any], *, as_json: bool, yes: bool, question: str, default: bool = True
+    report: Report, told: Mapping[str, object], *, as_json: bool, yes: bool, question: str, default: bool = True
 ) -> None:
     """Go on only where no check refuses, and where somebody said so: --yes, or an answer on the terminal, `default`
     being that of just Enter. With --json a report that refuses is the command's result: it is printed beside `told`."""

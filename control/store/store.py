@@ -338,7 +338,7 @@ def _active_if(active_only: bool) -> str:
     return "WHERE jobs.ended IS NULL" if active_only else ""
 
 
-def _undamaged(decode: Callable[[Mapping[str, Any]], _T], found: Iterable[Mapping[str, Any]]) -> Iterator[_T]:
+def _undamaged(decode: Callable[[Mapping[str, object]], _T], found: Iterable[Mapping[str, object]]) -> Iterator[_T]:
     """Yield the rows that can be read; of the others the reason is logged."""
     for row in found:
         try:

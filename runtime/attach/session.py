@@ -171,7 +171,7 @@ class Session:
         self._variables.begin()
         self._begun = self._objects.kinds()
 
-    def _after_step(self, optimizer: Any, *_: Any) -> None:
+    def _after_step(self, optimizer: object, *_: Any) -> None:
         if self._off is not None or not self._loops.is_main():
             return
         self._objects.stepped(optimizer)

@@ -42,7 +42,7 @@ def gcloud_options(*own: str) -> Callable[[_F], _F]:
     return click_options(skip=[*own, *(flag.flag for flag in FLAGS)])
 
 
-def take_flags(ctx: click.Context, parameters: dict[str, Any], *, has_file: bool) -> dict[str, str]:
+def take_flags(ctx: click.Context, parameters: dict[str, object], *, has_file: bool) -> dict[str, str]:
     """Return the flags of gcloud among a command's parameters; raises UsageError where nothing describes a job."""
     flags = take(parameters)
     if not has_file and not flags:

@@ -41,9 +41,9 @@ def machine(
     market: str,
     *,
     ami: Text,
-    disk: Mapping[str, Any],
+    disk: Mapping[str, object],
     profile_arn: Text,
-    interfaces: list[dict[str, Any]],
+    interfaces: list[dict[str, object]],
     reservation: Reservation | None = None,
     placement_group: Text | None = None,
 ) -> dict[str, Any]:

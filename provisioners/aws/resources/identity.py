@@ -113,7 +113,7 @@ def reach(places: Iterable[tuple[str, bool]], partition: str) -> list[dict[str, 
     return statements
 
 
-def policy(statements: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def policy(statements: Sequence[Mapping[str, object]]) -> dict[str, Any]:
     return {"Version": "2012-10-17", "Statement": list(statements)}
 
 

@@ -125,7 +125,7 @@ class Prices(NamedTuple):
     """Entries that were not understood, or that contradict each other, in words."""
 
 
-def read(machine_type: str, entries: Iterable[Mapping[str, Any]], now: datetime.datetime) -> Prices:
+def read(machine_type: str, entries: Iterable[Mapping[str, object]], now: datetime.datetime) -> Prices:
     """What the list's entries say. Of two prices for the same, the one of the meter that is charged by counts; where
     that decides nothing, the price is unknown."""
     found: dict[tuple[str, str], dict[bool, set[Decimal]]] = {}
@@ -169,12 +169,12 @@ def offer_price(prices: PriceList, offer: Offer) -> Decimal | None:
     return total.quantize(_MICRO)
 
 
-def _market(entry: Mapping[str, Any]) -> str:
+def _market(entry: Mapping[str, object]) -> str:
     """The last word of the meter's name tells it: `NC4as T4 v3 Spot`."""
     return "spot" if "spot" in f"{entry['skuName']} {entry['meterName']}".casefold().split() else "on-demand"
 
 
-def _is_ours(entry: Mapping[str, Any]) -> bool:
+def _is_ours(entry: Mapping[str, object]) -> bool:
     sold_as = f"{entry['productName']} / {entry['skuName']} / {entry['meterName']}"
     return entry["type"] == "Consumption" and not entry.get("tierMinimumUnits") and not _NOT_OURS.search(sold_as)
 
@@ -190,7 +190,7 @@ def _moment(text: str) -> datetime.datetime:
     return found if found.tzinfo else found.replace(tzinfo=datetime.UTC)
 
 
-def _amount(entry: Mapping[str, Any]) -> Decimal:
+def _amount(entry: Mapping[str, object]) -> Decimal:
     """Raises ValueError for what is no price: 0 is an entry that Azure has not filled in."""
     try:
         amount = Decimal(str(entry["retailPrice"]))

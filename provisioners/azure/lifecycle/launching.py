@@ -246,7 +246,7 @@ class Launch:
         self.started = tuple(started)
         self.zone = place.zone
 
-    def _start_one(self, place: Place, node: NodeRequest, body: dict[str, Any] | None) -> str:
+    def _start_one(self, place: Place, node: NodeRequest, body: dict[str, object] | None) -> str:
         """The machine's name, once it has a place. `body`: None, if it is on its way already."""
         request, clients = self.request, self.clients
         group, name = group_name(request.token), node_name(node.node)
@@ -261,7 +261,7 @@ class Launch:
             raise with_console(clients, group, name, error) from error
         return name
 
-    def _order(self, group: str, name: str, doing: str, body: dict[str, Any]) -> str:
+    def _order(self, group: str, name: str, doing: str, body: dict[str, object]) -> str:
         """Have it made: URL of the operation. A call that was throttled or not answered is repeated."""
         begin = partial(self.clients.compute.virtual_machines.begin_create_or_update, group, name, cast("Any", body))
         try:

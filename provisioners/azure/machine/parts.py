@@ -98,7 +98,7 @@ def identity(resource: str) -> dict[str, Any]:
 
 
 def interface(
-    *, subnet: Text, security_group: Text, peers: Text | None, accelerated: bool, address: Mapping[str, Any]
+    *, subnet: Text, security_group: Text, peers: Text | None, accelerated: bool, address: Mapping[str, object]
 ) -> dict[str, Any]:
     """Properties of a network interface. `peers`: the application security group of machines that reach each other;
     `address`: of its only configuration, what says how it is addressed."""

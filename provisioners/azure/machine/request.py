@@ -130,7 +130,7 @@ def _boot(request: LaunchRequest, node: NodeRequest, place: Place) -> bytes:
 # --- what belongs to all of a launch ----------------------------------------------------------------------------------
 
 
-def with_tags(request: LaunchRequest, properties: Mapping[str, Any] | None = None, **more: Any) -> dict[str, Any]:
+def with_tags(request: LaunchRequest, properties: Mapping[str, object] | None = None, **more: Any) -> dict[str, Any]:
     """A resource of the launch."""
     body: dict[str, Any] = {"location": request.region, "tags": tags.launch_tags(request), **more}
     return body if properties is None else {**body, "properties": dict(properties)}

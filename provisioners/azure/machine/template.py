@@ -106,7 +106,7 @@ def profile(fleet: FleetSpec, image: Image, at: Standing, custom_data: Text) -> 
     }
 
 
-def scale_set(fleet: FleetSpec, profile: dict[str, Any]) -> dict[str, Any]:
+def scale_set(fleet: FleetSpec, profile: dict[str, object]) -> dict[str, Any]:
     """The properties of the scale set. Machines that talk to each other are in one placement group: InfiniBand joins no
     others."""
     properties: dict[str, Any] = {

@@ -75,7 +75,7 @@ def ask(request: urllib.request.Request, timeout: float | None = None) -> bytes:
     return data
 
 
-def insist(what: str, call: Callable[[], Any], patience_s: float, longest_s: float = PAUSE_S[1]) -> Any:
+def insist(what: str, call: Callable[[], object], patience_s: float, longest_s: float = PAUSE_S[1]) -> Any:
     """Call again for a while, with pauses that grow to the longest, or are as long as the answer asks for. Raises
     Hopeless with the last reason."""
     until, pause = time.monotonic() + patience_s, PAUSE_S[0]

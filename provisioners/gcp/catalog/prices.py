@@ -128,7 +128,7 @@ def read(rest: Rest) -> Book:
     return book
 
 
-def _hourly(sku: Mapping[str, Any], unit: str) -> Decimal | None:
+def _hourly(sku: Mapping[str, object], unit: str) -> Decimal | None:
     """US dollars for an hour of one vCPU, GiB or GPU; None: it has no such one price."""
     expression: Mapping[str, Any] = next((info["pricingExpression"] for info in items(sku, "pricingInfo")), {})
     rates = items(expression, "tieredRates")

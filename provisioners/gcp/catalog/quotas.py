@@ -243,7 +243,7 @@ class _State:
 # --- what the APIs say ------------------------------------------------------------------------------------------------
 
 
-def region_limits(answer: Mapping[str, Any]) -> dict[str, Allowed]:
+def region_limits(answer: Mapping[str, object]) -> dict[str, Allowed]:
     """metric -> limit and use, of a region or of the project."""
     return {
         str(item["metric"]): Allowed(_number(item["limit"]), _number(item.get("usage", 0)))

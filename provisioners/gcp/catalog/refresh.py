@@ -299,7 +299,7 @@ class _Asking:
     def _attachable(self) -> dict[str, tuple[str, str]]:
         return {name: told for found in self._accelerators().values() for name, told in found.items()}
 
-    def _of_zones(self, what: str, kind: str, read: Callable[[Mapping[str, Any]], _T]) -> dict[str, dict[str, _T]]:
+    def _of_zones(self, what: str, kind: str, read: Callable[[Mapping[str, object]], _T]) -> dict[str, dict[str, _T]]:
         zones = [zone for region in self._regions.values() for zone in region.zones]
         fields = _TYPE_FIELDS[kind != "machineTypes"]
         filters = {"filter": _FAMILIES} if kind == "machineTypes" else {}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ....jobspecs.fleets import FleetSpec
 from ...base import Allocation, LaunchRequest, NodeState, ProvisionError
@@ -142,7 +142,7 @@ class GroupedLaunch:
         self._make_part("placement policy", insert)
         return self._name
 
-    def _make_template(self, properties: dict[str, Any]) -> str:
+    def _make_template(self, properties: dict[str, object]) -> str:
         """Its URL."""
         from google.cloud import compute_v1
 

@@ -102,7 +102,7 @@ def _of_zone(zone: str | None, collection: str, name: str) -> str:
     return name if zone is None else f"zones/{zone}/{collection}/{name}"
 
 
-def _disk(kind: str, size_gb: int, image: Image, named: Mapping[str, Any]) -> dict[str, Any]:
+def _disk(kind: str, size_gb: int, image: Image, named: Mapping[str, object]) -> dict[str, Any]:
     """The one disk: encrypted, as every disk there is, and gone with the machine. `kind`: its type."""
     parameters = {"disk_size_gb": size_gb, "disk_type": kind, "source_image": image.source, **named}
     return {"boot": True, "auto_delete": True, "initialize_params": parameters}

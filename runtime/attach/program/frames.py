@@ -68,7 +68,7 @@ def site_of(frame: FrameType) -> str:
     return f"{Path(code.co_filename).name}: {code.co_qualname}: {text}"
 
 
-def set_local(frame: FrameType, name: str, value: Any) -> None:
+def set_local(frame: FrameType, name: str, value: object) -> None:
     """Assign a local variable of a frame that waits for a call to return."""
     variables = frame.f_locals  # once: until Python 3.12 asking again would fill it anew
     variables[name] = value

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
 
 from ...checkpoint.data import loaders
 from ..program.frames import Code
@@ -22,7 +21,7 @@ _MOST = 16 << 20
 class Drawn:
     """The loader's samplers, and its dataset if that has the order, as they are now."""
 
-    def __init__(self, code: Code, loader: Any) -> None:
+    def __init__(self, code: Code, loader: object) -> None:
         self._code, self._loader = code, loader
         graph = _graph(code, loader)
         self._digests = digests(graph)
@@ -43,7 +42,7 @@ class Drawn:
 
 
 @contextmanager
-def put_back(code: Code, loader: Any, records: Mapping[str, Record]) -> Iterator[None]:
+def put_back(code: Code, loader: object, records: Mapping[str, Record]) -> Iterator[None]:
     """Let what changed() has returned be there again for a while."""
     graph = _graph(code, loader)
     now = {}
@@ -57,7 +56,7 @@ def put_back(code: Code, loader: Any, records: Mapping[str, Record]) -> Iterator
     Restore(graph, now).run()
 
 
-def _graph(code: Code, loader: Any) -> Graph:
+def _graph(code: Code, loader: object) -> Graph:
     own = (one for one in loaders.drawn_from(loader) if not type(one).__module__.startswith("torch."))
     return Graph(code, {f"sampler {number}": one for number, one in enumerate(own)})
 

@@ -56,7 +56,7 @@ class Files:
         """Watch the files that are opened, from now on until the process ends."""
         sys.addaudithook(self._audit)
 
-    def watch(self, module: Any, name: str, argument: int) -> None:
+    def watch(self, module: object, name: str, argument: int) -> None:
         """Watch a function that writes files by itself, without Python's knowledge; argument: which names the file."""
         before = getattr(module, name)
 
@@ -82,7 +82,7 @@ class Files:
         elif event == "sqlite3.connect" and arguments[0] != ":memory:" and self._is_programs():
             self.problem = f"it writes a database ({arguments[0]}), which a resume cannot bring back to its place"
 
-    def _opened(self, path: Any, mode: str | None, flags: int) -> None:
+    def _opened(self, path: object, mode: str | None, flags: int) -> None:
         if not isinstance(path, str | bytes | os.PathLike) or not flags & _CHANGING or not self._is_programs():
             return
         if mode is None and self._code.owns(sys._getframe(2).f_code.co_filename):
@@ -105,7 +105,7 @@ class Files:
             frame = frame.f_back
         return True  # a thread of a library's
 
-    def _track(self, name: Any, *, journal: bool = False) -> None:
+    def _track(self, name: object, *, journal: bool = False) -> None:
         if not isinstance(name, str | bytes | os.PathLike):
             return  # a file descriptor
         path = _absolute(name)
@@ -120,7 +120,7 @@ class Files:
         """Return whether it is no output of the program."""
         return bool(_ASIDE.search(path)) or path == str(self.journal.path) or Path(path).parent.name == CUT
 
-    def _check_name(self, name: Any) -> None:
+    def _check_name(self, name: object) -> None:
         """Note a problem if the program makes a file or folder whose name has the year and month in it."""
         path = Path(_absolute(name))
         for part in (path, *path.parents) if self.early else ():

@@ -79,17 +79,17 @@ class Graph:
                 self._paths.pop(id(self.values.pop(path)))
         self._walk(starts)
 
-    def _walk(self, starts: Mapping[str, Any]) -> None:
+    def _walk(self, starts: Mapping[str, object]) -> None:
         for path, value in starts.items():
             self._add(value, path)
         while self._queue:
             path = self._queue.popleft()
             self.records[path] = self._record(self.values[path], path)
 
-    def path_of(self, value: Any) -> str | None:
+    def path_of(self, value: object) -> str | None:
         return self._paths.get(id(value))
 
-    def _add(self, value: Any, path: str) -> str:
+    def _add(self, value: object, path: str) -> str:
         known = self._paths.get(id(value))
         if known is not None:
             return known
@@ -100,7 +100,7 @@ class Graph:
         self._queue.append(path)
         return path
 
-    def _name(self, value: Any, path: str) -> Any:
+    def _name(self, value: object, path: str) -> Any:
         """Return what stands for a value that is found at the path."""
         if isinstance(value, types.FunctionType | type) and self._is_own_code(value):
             self._add(value, path)
@@ -116,7 +116,7 @@ class Graph:
 
     # Records
 
-    def _record(self, value: Any, path: str) -> Record:
+    def _record(self, value: object, path: str) -> Record:
         record: Record = {}
         if is_generator(value):
             return {"kind": "generator", "state": generator_state(value)}
@@ -136,7 +136,7 @@ class Graph:
             record["class"] = values.code_path(type(value))
         return record if "kind" in record else {"kind": "opaque", **examine(value)}
 
-    def _names(self, attributes: Mapping[str, Any], path: str) -> dict[str, Any]:
+    def _names(self, attributes: Mapping[str, object], path: str) -> dict[str, Any]:
         return {name: self._name(value, f"{path}.{name}") for name, value in attributes.items()}
 
     def _content(self, kind: str, value: Any, path: str) -> Record:
@@ -167,12 +167,12 @@ class Graph:
 
     # Attributes
 
-    def _is_open(self, value: Any) -> bool:
+    def _is_open(self, value: object) -> bool:
         kind = type(value)
         name = f"{kind.__module__}.{kind.__qualname__}"
         return self._code.owns_module(kind.__module__) or name.startswith(_OPEN) or _is_module(value)
 
-    def _attributes(self, value: Any) -> dict[str, Any] | None:
+    def _attributes(self, value: object) -> dict[str, Any] | None:
         if isinstance(value, Space):
             return dict(value.values)
         if isinstance(value, types.FunctionType):
@@ -191,17 +191,17 @@ CONTAINERS = {list: "list", dict: "dict", set: "set", deque: "deque", bytearray:
 CONTAINERS |= {OrderedDict: "dict", defaultdict: "dict", __import__("collections").Counter: "dict"}
 
 
-def container_kind(value: Any) -> str | None:
+def container_kind(value: object) -> str | None:
     bases = (list, dict, set, deque, bytearray)
     return next((CONTAINERS[base] for base in bases if isinstance(value, base)), None)
 
 
-def dict_type(value: Any) -> Any:
+def dict_type(value: object) -> Any:
     """Return the type whose methods reach the items of a dict past those of the program's own class."""
     return OrderedDict if isinstance(value, OrderedDict) else dict
 
 
-def is_array(value: Any) -> bool:
+def is_array(value: object) -> bool:
     """Return whether it is a tensor, or a NumPy array of numbers."""
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
     if torch is not None and isinstance(value, torch.Tensor):
@@ -209,12 +209,12 @@ def is_array(value: Any) -> bool:
     return numpy is not None and isinstance(value, numpy.ndarray) and not value.dtype.hasobject
 
 
-def _is_module(value: Any) -> bool:
+def _is_module(value: object) -> bool:
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.nn.Module)
 
 
-def attributes_of(value: Any) -> dict[str, Any]:
+def attributes_of(value: object) -> dict[str, Any]:
     """Return what its __dict__ and its slots hold, without what torch keeps there for itself."""
     found = dict(getattr(value, "__dict__", None) or {})
     for kind in type(value).__mro__:
@@ -233,7 +233,7 @@ def _module_internals() -> frozenset[str]:
     return frozenset(vars(torch.nn.Module())) - {"training", "_parameters", "_buffers", "_modules"}
 
 
-def _own_attributes_of_state(value: Any) -> dict[str, Any]:
+def _own_attributes_of_state(value: object) -> dict[str, Any]:
     """Return what an optimizer or scheduler of the program's own class keeps beside its state_dict()."""
     standard = {"state", "param_groups", "defaults", "step", "optimizer"}
     return {n: item for n, item in attributes_of(value).items() if n not in standard and not n.startswith("_")}
@@ -251,7 +251,7 @@ def _of_function(function: types.FunctionType) -> dict[str, Any]:
     return {**found, **{name: item for name, item in vars(function).items() if name != "__wrapped__"}}
 
 
-def is_class_state(name: str, value: Any) -> bool:
+def is_class_state(name: str, value: object) -> bool:
     """Return whether a class attribute is data or code of the program, rather than what Python makes of a class."""
     made = types.MemberDescriptorType | types.GetSetDescriptorType | property
     return not (name.startswith("__") and name.endswith("__")) and name != "_abc_impl" and not isinstance(value, made)
@@ -275,7 +275,7 @@ def _place(tensor: Any) -> tuple[Any, ...]:
     )
 
 
-def _short(key: Any) -> str:
+def _short(key: object) -> str:
     return repr(key) if isinstance(key, str | int) else type(key).__name__
 
 

@@ -82,7 +82,7 @@ class Journal:
         elif len(data) > size:
             os.truncate(path, size)
 
-    def _add(self, entry: dict[str, Any]) -> None:
+    def _add(self, entry: dict[str, object]) -> None:
         with self.path.open("a") as file:
             file.write(f"\n{json.dumps(entry)}\n")  # after a line that a killed process left unfinished
 

@@ -83,7 +83,7 @@ class Objects:
             for name, one in self.by_name().items()
         ]
 
-    def stepped(self, optimizer: Any) -> None:
+    def stepped(self, optimizer: object) -> None:
         """Note that an optimizer has used its gradients."""
         if optimizer in self._used:
             self._keeping.add(optimizer)
@@ -93,7 +93,7 @@ class Objects:
         """Return the state of each object by name."""
         return {name: one.state_dict() for name, one in self.by_name().items()}
 
-    def load_state_dict(self, states: Mapping[str, Any], *, models: bool) -> None:
+    def load_state_dict(self, states: Mapping[str, object], *, models: bool) -> None:
         """Put the states of the models back, or of all others. Raises CheckpointError if they do not fit."""
         gc.collect()
         found = self.by_name()
@@ -139,7 +139,7 @@ class Objects:
             path: value.grad for path, value in _trainable(graph) if value.grad is not None and id(value) not in done
         }
 
-    def load_gradients(self, state: Mapping[str, Any], graph: Graph) -> None:
+    def load_gradients(self, state: Mapping[str, object], graph: Graph) -> None:
         """Put gradients back; those that were not saved are none."""
         import torch
 
@@ -156,7 +156,7 @@ class Objects:
         return None
 
 
-def _named_tensors(one: Any) -> Iterator[tuple[str, Any]]:
+def _named_tensors(one: object) -> Iterator[tuple[str, Any]]:
     return one.named_parameters() if hasattr(one, "named_parameters") else iter(())
 
 
@@ -173,7 +173,7 @@ def _parameter(graph: Graph, path: str) -> Any:
     return graph.values[path]
 
 
-def _children(module: Any) -> Iterator[Any]:
+def _children(module: object) -> Iterator[Any]:
     return (child for child in module.__dict__.get("_modules", {}).values() if child is not None)
 
 
@@ -184,5 +184,5 @@ def _has_state(module: Any) -> bool:
     return any(True for _ in module.parameters()) or any(True for _ in module.buffers())
 
 
-def _listing(names: Mapping[str, Any]) -> str:
+def _listing(names: Mapping[str, object]) -> str:
     return ", ".join(sorted(names)) or "nothing"

@@ -69,7 +69,7 @@ _QUIET_TYPES = (
 )
 
 
-def is_quiet(value: Any) -> bool:
+def is_quiet(value: object) -> bool:
     """Return whether the program can lose a change of it without a difference."""
     kind = type(value)
     name = f"{kind.__module__}.{kind.__qualname__}."
@@ -83,7 +83,7 @@ def is_quiet(value: Any) -> bool:
     )
 
 
-def examine(value: Any) -> dict[str, Any]:
+def examine(value: object) -> dict[str, Any]:
     """Return its type and a digest of it; no digest if it cannot be had."""
     kind = type(value)
     found: dict[str, Any] = {"type": f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")}
@@ -106,7 +106,7 @@ class _Bounded(io.RawIOBase):
         return len(data)
 
 
-def _digest(value: Any) -> str | None:
+def _digest(value: object) -> str | None:
     file = _Bounded()
     try:
         pickle.Pickler(file, 4).dump(value)
@@ -115,7 +115,7 @@ def _digest(value: Any) -> str | None:
     return file.hash.hexdigest()
 
 
-def is_generator(value: Any) -> bool:
+def is_generator(value: object) -> bool:
     """Return whether it is a random number generator with a state of its own."""
     kind = type(value)
     if isinstance(value, random.Random):

@@ -64,7 +64,7 @@ def encode(value: Any, name: Name) -> Any:  # noqa: PLR0911 - one return per kin
     return _encode_array_kinds(value, kind)
 
 
-def _encode_array_kinds(value: Any, kind: type) -> Any:
+def _encode_array_kinds(value: object, kind: type) -> Any:
     torch: Any = sys.modules.get("torch")
     numpy: Any = sys.modules.get("numpy")
     if torch is not None:
@@ -83,7 +83,7 @@ def _encode_array_kinds(value: Any, kind: type) -> Any:
     raise NotInlineError
 
 
-def decode(value: Any, find: Callable[[str], Any]) -> Any:
+def decode(value: object, find: Callable[[str], object]) -> Any:
     """Return the value again; `find` gives the object of a path."""
     if not isinstance(value, dict):
         return value
@@ -129,7 +129,7 @@ _DECODE: dict[str, Callable[[Any, Callable[[Any], Any]], Any]] = {
 }
 
 
-def code_path(value: Any) -> str | None:
+def code_path(value: object) -> str | None:
     """Return "module:name" of a module, class or function that can be found again by it; else None."""
     if isinstance(value, types.ModuleType):
         return value.__name__ if sys.modules.get(value.__name__) is value else None

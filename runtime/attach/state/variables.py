@@ -37,7 +37,7 @@ class UnsavableError(CheckpointError):
 class Variables:
     """The variables of one program. roots: returns the objects that have names of their own."""
 
-    def __init__(self, code: Code, roots: Callable[[], Mapping[str, Any]] = dict) -> None:
+    def __init__(self, code: Code, roots: Callable[[], Mapping[str, object]] = dict) -> None:
         self._code, self._roots = code, roots
         self._before: Digests | None = None
         """The variables when training began."""
@@ -167,7 +167,7 @@ def _has_whole(record: Record) -> bool:
     return record["kind"] not in ("object", "state")
 
 
-def _digest(value: Any) -> str:
+def _digest(value: object) -> str:
     digest = xxhash.xxh3_128()
     digest.update(marshal.dumps(_without_arrays(value, digest), 2))
     return digest.hexdigest()
@@ -190,7 +190,7 @@ def _without_arrays(value: Any, digest: Any) -> Any:
     return kind
 
 
-def _is_text(value: Any) -> bool:
+def _is_text(value: object) -> bool:
     return type(value) in values.EXACT
 
 
@@ -209,7 +209,7 @@ def _why_not(path: str, record: Record, *, new: bool) -> str:
     return f"{path} ({record['type']}) has changed, and an object of a library cannot be saved without its own code"
 
 
-def _check_makable(path: str, record: Record, value: Any) -> None:
+def _check_makable(path: str, record: Record, value: object) -> None:
     """Raise UnsavableError for a new object that a resume could not make again."""
     if isinstance(value, Space | types.MethodType) or record["kind"] in {"tensor", "array"}:
         return
@@ -237,7 +237,7 @@ def _check_references(changed: Mapping[str, Record], before: Digests, graph: Gra
                 raise UnsavableError(f"{path} holds {inner} ({found.get('type', found['kind'])}), which is not saved")
 
 
-def _references(value: Any) -> Iterator[str]:
+def _references(value: object) -> Iterator[str]:
     if isinstance(value, dict):
         ((tag, data),) = value.items()
         yield from [data] if tag == "ref" else _references(data)
@@ -270,7 +270,7 @@ class Restore:
             for path, record in records.items():
                 self._fill(self._find(path), record)
 
-    def assign(self, owner: Any, names: Mapping[str, Any]) -> None:
+    def assign(self, owner: object, names: Mapping[str, object]) -> None:
         for name, value in names.items():
             try:
                 _set(owner, name, values.decode(value, self._find))
@@ -379,7 +379,7 @@ def _copy_into(live: Any, record: Record) -> None:
     live.detach().copy_(record["value"])
 
 
-def _set(owner: Any, name: str, value: Any) -> None:
+def _set(owner: object, name: str, value: object) -> None:
     if isinstance(owner, Space):
         owner.assign(name, value)
     elif isinstance(owner, types.FunctionType):
@@ -394,7 +394,7 @@ def _set(owner: Any, name: str, value: Any) -> None:
             object.__setattr__(owner, name, value)
 
 
-def _set_of_function(function: types.FunctionType, name: str, value: Any) -> None:
+def _set_of_function(function: types.FunctionType, name: str, value: object) -> None:
     kind, _, rest = name.partition(" ")
     if kind == "cell" and rest:
         cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
@@ -403,7 +403,7 @@ def _set_of_function(function: types.FunctionType, name: str, value: Any) -> Non
         setattr(function, name, value)
 
 
-def _remove(owner: Any, name: str) -> None:
+def _remove(owner: object, name: str) -> None:
     """Remove an attribute; variables of modules and calls stay."""
     if not isinstance(owner, Space | types.FunctionType) and name in attributes_of(owner):
         object.__delattr__(owner, name)
