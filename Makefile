@@ -19,7 +19,7 @@ install() { \
 }; install
 endef
 
-.PHONY: env demo test image-test lint types bench clean
+.PHONY: env demo test engines test-engines image-test lint types bench clean
 
 env: $(STAMP)
 
@@ -44,7 +44,16 @@ $(DEMO): pyproject.toml tests/constraints.txt
 # Several files at once, for most tests wait for something, in the order that tests/conftest.py gives them.
 # `make test ARGS="-n0 --pdb"`: one test after the other.
 test: env
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(BIN)/python -m pytest -m "not engine" -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+
+# Real engines that are built rather than installed, into a cache outside of the checkout; only what is not there yet.
+engines:
+	tests/engines/build.sh
+
+# The tests that need them, which `make test` leaves out.
+test-engines: env engines
+	PATH="$$(tests/engines/build.sh --path)$$PATH" \
+	$(BIN)/python -m pytest -m engine -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # The image, built and run for real; as root it installs podman and mmdebstrap where they are missing (Debian).
 image-test: env

@@ -36,7 +36,7 @@ LOCKS = pytest.StashKey[Path]()
 DURATIONS = Path(__file__).parent / "durations.csv"
 """Seconds that each test file took in a run of all of them, as --write-durations recorded them."""
 
-NO_PULUMI = "NOT CHECKED: `pulumi` is not on PATH"
+NO_PULUMI = "NOT CHECKED: `pulumi` is not on PATH (make test-engines)"
 
 
 def pytest_report_header() -> str:
@@ -45,7 +45,7 @@ def pytest_report_header() -> str:
     return f"pulumi: {found}" if found else "pulumi: NOT ON PATH: stacks are tested with a double of its engine only"
 
 
-@pytest.fixture(params=["double", "pulumi"])
+@pytest.fixture(params=["double", pytest.param("pulumi", marks=pytest.mark.engine)])
 def engine_kind(request: pytest.FixtureRequest) -> str:
     """Which engine a test of stacks has: a double of Pulumi's (tests/standins/pulumi/double), and Pulumi's own."""
     if request.param == "pulumi" and shutil.which("pulumi") is None:

@@ -86,6 +86,7 @@ def up(
         _check_account(before)
         settings, terms = wanted_settings(loaded, before, it.name, renew=renew, as_json=as_json)
         if dry_run:
+            it.remark_interrupted()
             report = _report(it, settings, terms, before)
             if as_json:
                 echo_json({**_told(settings), **report.to_json()})

@@ -132,7 +132,9 @@ def preview(
     with held(stack, _backend_of(cloud, region, backend), install=install_pulumi) as it:
         from ...infra.programs import infra_program
 
-        report = _check(it.preview(infra_program(settings_of(it.contents())), refresh=refresh))
+        settings = settings_of(it.contents())
+        it.remark_interrupted()
+        report = _check(it.preview(infra_program(settings), refresh=refresh))
     if as_json:
         echo_json({"stack": stack, **report.to_json()})
     else:

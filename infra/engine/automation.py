@@ -20,16 +20,18 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from types import FrameType
 from typing import Any, TypeVar
 
 from pulumi import automation
+from pulumi.automation._stack import StackInitMode
 from pulumi.automation.errors import CommandError, ConcurrentUpdateError, StackNotFoundError
 
 from ...provisioners.shared.locks import try_lock
 from ..arguments import ArgumentError
 from ..errors import BadRequestError, CancelledError, InfraError, LockedError
-from .backend import Backend, environment
+from .backend import Backend, environment, explained
 from .events import Change, Step, Watch, kind_of, name_of
 from .executable import Engine
 from .locks import Engines, Lock, locks_in, verdict_of
@@ -95,7 +97,7 @@ def opened(
         hint = "wait for it to end, then run the command again"
         raise LockedError(f"another cloudgpu of this computer works on {name}", hint)
     try:
-        workspace = automation.LocalWorkspace(
+        workspace = _Workspace(
             work_dir=str(folder),
             env_vars=environment(backend, environ),
             project_settings=automation.ProjectSettings(name=PROJECT, runtime="python"),
@@ -114,6 +116,21 @@ def opened(
         os.close(held)
 
 
+class _Workspace(automation.LocalWorkspace):
+    """A workspace that starts the engine once to read a stack's outputs, of which none is secret."""
+
+    def stack_outputs(self, stack_name: str) -> automation.OutputMap:
+        outputs = _contents(self.export_stack(stack_name).deployment or {}).outputs
+        return {name: automation.OutputValue(value, secret=False) for name, value in outputs.items()}
+
+
+class _Updated(automation.Stack):
+    """A stack whose updates do not start the engine once more to read from its history how they went."""
+
+    def info(self, show_secrets: bool = True) -> automation.UpdateSummary:  # noqa: ARG002 - as the Automation API has it
+        return automation.UpdateSummary("update", datetime.now(UTC), "", {}, {}, "succeeded")
+
+
 class Stack:
     """One stack that is held (see opened()). Every method raises InfraError, with one message for the user."""
 
@@ -123,6 +140,8 @@ class Stack:
         self._engine = engine
         self._say = say
         self._stack: automation.Stack | None = None
+        self._contents: Contents | None = None
+        """What was read last, until something changes it: each reading starts the engine."""
         self._made = False
         """It was not there before, and nothing was brought up in it yet."""
         self._cancelled = 0
@@ -139,25 +158,32 @@ class Stack:
     def find(self) -> None:
         """Look whether it is there."""
         with contextlib.suppress(StackNotFoundError):
-            self._stack = self._told(lambda: automation.Stack.select(self.name, self._workspace), Watch())
+            self._stack = self._told(lambda: _Updated(self.name, self._workspace, StackInitMode.SELECT), Watch())
 
     def contents(self) -> Contents:
         """Of a stack that is not there: nothing."""
         if self._stack is None:
             return Contents((), (), {})
-        exported = self._told(lambda: self._workspace.export_stack(self.name), Watch())
-        return _contents(exported.deployment or {})
+        if self._contents is None:
+            exported = self._told(lambda: self._workspace.export_stack(self.name), Watch())
+            self._contents = _contents(exported.deployment or {})
+        return self._contents
+
+    def remark_interrupted(self) -> None:
+        """Remark on what an interrupted run was creating; a preview of the engine's own does not."""
+        for name in (pending := self.contents().pending):
+            self._say.remark(f"an interrupted run was creating {name}: it may be there, and not in the stack")
+        if pending:
+            self._say.remark("`cloudgpu gc` shows what is tagged; `up` says which name is taken already")
 
     def recover(self) -> None:
         """Compare the stack with the cloud: what is gone is forgotten, so up() makes it again."""
         if not self.exists:
             return
-        for name in (pending := self.contents().pending):
-            self._say.remark(f"an interrupted run was creating {name}: it may be there, and not in the stack")
-        if pending:
-            self._say.remark("`cloudgpu gc` shows what is tagged; a name that is taken already is told below")
+        self.remark_interrupted()
         self._say.doing("asking the cloud what there is")
         watch, it = Watch(), self._there()
+        self._contents = None
         self._run(
             lambda: it.refresh(parallel=_PARALLEL, color="never", clear_pending_creates=True, on_event=watch), watch
         )
@@ -183,7 +209,7 @@ class Stack:
         """Bring it up; its outputs."""
         watch = Watch(self._say.step)
         caught, it = _Caught(program), self._there()
-        self._made = False
+        self._made, self._contents = False, None
         result = self._run(
             lambda: it.up(parallel=_PARALLEL, color="never", program=caught, on_event=watch), watch, caught
         )
@@ -206,6 +232,7 @@ class Stack:
         What is left in it.
         """
         watch, it = Watch(self._say.step), self._there()
+        self._contents = None
         self._run(
             lambda: it.destroy(parallel=_PARALLEL, color="never", exclude_protected=keep_protected, on_event=watch),
             watch,
@@ -225,13 +252,18 @@ class Stack:
 
     def _there(self) -> automation.Stack:
         if self._stack is None:
-            self._stack = self._run(lambda: automation.Stack.create(self.name, self._workspace), Watch())
+            self._stack = self._run(lambda: _Updated(self.name, self._workspace, StackInitMode.CREATE), Watch())
             self._made = True
         return self._stack
 
     def _remove(self) -> None:
-        self._run(lambda: self._workspace.remove_stack(self.name), Watch())
-        self._stack = None
+        """With the backups that the engine keeps of every update: remove_stack() would leave them."""
+        self._run(lambda: self._command("stack", "rm", "--yes", "--remove-backups", "--stack", self.name), Watch())
+        self._stack = self._contents = None
+
+    def _command(self, *words: str) -> object:
+        """Run a command of the engine that the Automation API does not have."""
+        return self._engine.run(list(words), self._workspace.work_dir, self._workspace.env_vars)
 
     def _run(self, call: Callable[[], _Result], watch: Watch, caught: _Caught | None = None) -> _Result:
         """A call that may need the stack's lock, which a dead engine of ours may have left."""
@@ -261,8 +293,7 @@ class Stack:
             self._wait_for(locks, until)
             return
         self._say.remark(f"broke the lock of a run of yours that was killed ({_and(locks)})")
-        cancel = ["cancel", "--yes", "--stack", self.name]
-        self._told(lambda: self._engine.run(cancel, self._workspace.work_dir, self._workspace.env_vars), Watch())
+        self._told(lambda: self._command("cancel", "--yes", "--stack", self.name), Watch())
         for lock in locks:
             engines.ended(lock.pid)
 
@@ -293,7 +324,8 @@ class Stack:
             if caught is not None and caught.error is not None:
                 raise caught.error from None
             why = _why(watch, self._engine)
-            raise InfraError(why, _HOW_IT_COMES if _TAKEN.search(why) else "") from error
+            known = explained(self.backend, why)
+            raise known or InfraError(why, _HOW_IT_COMES if _TAKEN.search(why) else "") from error
 
     # --- Ctrl-C -----------------------------------------------------------------------------------------------------
 

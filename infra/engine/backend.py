@@ -10,11 +10,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from ...jobspecs.home import home, private
 from ..errors import BadRequestError, InfraError
@@ -23,6 +24,41 @@ VARIABLE = "CLOUDGPU_INFRA_BACKEND"
 _SCHEMES = ("file", "s3", "gs", "azblob")
 _PASSPHRASES = ("PULUMI_CONFIG_PASSPHRASE", "PULUMI_CONFIG_PASSPHRASE_FILE")
 _HOME = "PULUMI_HOME"
+_EMULATOR = "STORAGE_EMULATOR_HOST"
+_AZURE_ACCOUNT = "AZURE_STORAGE_ACCOUNT"
+_AZURE_NAMES = {
+    _AZURE_ACCOUNT: (_AZURE_ACCOUNT, "AZURE_STORAGE_ACCOUNT_NAME"),
+    "AZURE_STORAGE_KEY": (
+        "AZURE_STORAGE_KEY",
+        "AZURE_STORAGE_ACCOUNT_KEY",
+        "AZURE_STORAGE_ACCESS_KEY",
+        "AZURE_STORAGE_MASTER_KEY",
+    ),
+    "AZURE_STORAGE_SAS_TOKEN": ("AZURE_STORAGE_SAS_TOKEN", "AZURE_STORAGE_SAS_KEY"),
+}
+"""What the engine reads -> what job dirs on Azure are opened with, the first that is set."""
+
+_OPENING = re.compile(r"blob \(code=|unable to open bucket|DefaultAzureCredential|unable to find gcp credentials")
+_ANOTHER = f"correct it, or name another backend with --backend or {VARIABLE}"
+_LOG_IN = "log in as for the cloud's own tools (docs/infra.md, Backends), then run the command again"
+_FAULTS = (
+    (
+        re.compile(r"code=NotFound"),
+        "is not there: its bucket does not exist, or these credentials may not see it",
+        f"create the bucket, or name another backend with --backend or {VARIABLE}",
+    ),
+    (
+        re.compile(r"DefaultAzureCredential|credentials|code=Unauthenticated", re.I),
+        "cannot be opened: Pulumi's engine finds no credentials for it",
+        _LOG_IN,
+    ),
+    (
+        re.compile(r"code=PermissionDenied"),
+        "cannot be opened: these credentials may not read and write there",
+        "use others, or have their owner allow it, then run the command again",
+    ),
+)
+"""What the engine says of a bucket -> what is wrong, and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +117,7 @@ def environment(backend: Backend, environ: Mapping[str, str]) -> dict[str, str]:
         "PULUMI_SKIP_UPDATE_CHECK": "true",
         # Providers' plugins are kept there, and nothing else of worth: no login, no token.
         _HOME: environ.get(_HOME) or str(_private(home() / "infra" / "pulumi")),
+        **_as_the_engine_reads_it(backend.url, environ),
     }
     if any(name in environ for name in _PASSPHRASES):  # it may be empty on purpose
         return found
@@ -93,6 +130,36 @@ def environment(backend: Backend, environ: Mapping[str, str]) -> dict[str, str]:
             f"{backend.url} is shared, and its stacks need the passphrase of those who share it", hint
         )
     return {**found, _PASSPHRASES[1]: str(_own_passphrase())}
+
+
+def _as_the_engine_reads_it(url: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return variables that other clients of a cloud's buckets take otherwise than the engine (gocloud.dev/blob)."""
+    parts = urlsplit(url)
+    if parts.scheme == "gs":
+        emulator = environ.get(_EMULATOR, "")  # a URL; the engine puts the scheme before it
+        return {_EMULATOR: emulator.removeprefix("http://")} if emulator else {}
+    if parts.scheme != "azblob":
+        return {}
+    account = dict(parse_qsl(parts.query)).get("storage_account")
+    found = {
+        name: next((environ[one] for one in names if environ.get(one)), "") for name, names in _AZURE_NAMES.items()
+    }
+    if account and not found[_AZURE_ACCOUNT]:  # without it the engine takes no key
+        found[_AZURE_ACCOUNT] = account
+    return {name: value.removeprefix("?") for name, value in found.items() if value}
+
+
+def explained(url: str, said: str) -> InfraError | None:
+    """Return what the engine said of the bucket that it could not open, as users need it; None: it is of another thing.
+
+    The engine's own text has request ids, and not the bucket's name.
+    """
+    if not _OPENING.search(said):
+        return None
+    for pattern, message, hint in _FAULTS:
+        if pattern.search(said):
+            return InfraError(f"{url} {message}", hint)
+    return InfraError(f"{url} cannot be opened: {said}", _ANOTHER)
 
 
 def _own_passphrase() -> Path:

@@ -19,7 +19,7 @@ import pytest
 
 from cloudgpu.storage.objects import JobDir
 from cloudgpu.tests.standins.aws import Aws
-from cloudgpu.tests.standins.azurite import ACCOUNT, KEY, Azurite
+from cloudgpu.tests.standins.azurite import ACCOUNT, KEY, Azurite, a_token
 from cloudgpu.tests.standins.gcp import Gcp
 from cloudgpu.tests.standins.gcs.control import GcsControl
 from cloudgpu.tests.standins.long_mode import LONG
@@ -63,7 +63,7 @@ def s3(_folder: Path) -> Iterator[Place]:
 @contextmanager
 def gs(folder: Path) -> Iterator[Place]:
     with Gcp() as gcp:
-        GcsControl(gcp.url).do("storage/make_bucket", name=BUCKET)
+        GcsControl(gcp.url).make_bucket(BUCKET, public=True)
         url = f"gs://{BUCKET}/{FOLDER}"
         yield Place(url, url, gcp.environ(folder / "keys"), "gs://nobodys-bucket")
 
@@ -72,7 +72,8 @@ def gs(folder: Path) -> Iterator[Place]:
 def azblob(folder: Path) -> Iterator[Place]:
     with Azurite(folder) as blobs:
         blobs.make_container(BUCKET)
-        environ = {**blobs.environ(""), "AZURE_STORAGE_ACCOUNT": ACCOUNT, "AZURE_STORAGE_KEY": KEY}
+        # No login but the key: what logs machines in is not asked.
+        environ = {**blobs.environ(""), "AZURE_STORAGE_KEY": KEY, "AZURE_TOKEN_CREDENTIALS": "dev"}
         query = f"storage_account={ACCOUNT}&domain=127.0.0.1:{blobs.port}&protocol=https"
         yield Place(
             f"azblob://{BUCKET}/{FOLDER}?{query}",
@@ -168,8 +169,29 @@ def test_a_bucket_that_is_not_there_is_told_of(team: Team) -> None:
     team.desk.environ["CLOUDGPU_INFRA_BACKEND"] = team.place.missing
     failed = team.desk.run("up")
     assert failed.code == 6
-    assert "nobodys-bucket" in failed.stderr
+    said, hint = failed.stderr.splitlines()[-2:]
+    assert (
+        said
+        == f"error: {team.place.missing} is not there: its bucket does not exist, or these credentials may not see it"
+    )
+    assert "CLOUDGPU_INFRA_BACKEND" in hint
     assert team.desk.shelf.made == 0
+
+
+@pytest.mark.parametrize("team", ["azblob"], indirect=True)
+def test_the_login_of_az_opens_the_container(team: Team, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    team.desk.up()
+    monkeypatch.delenv("AZURE_STORAGE_KEY")
+    none = team.desk.run("contents")
+    assert none.code == 6
+    assert f"{team.place.url} cannot be opened: Pulumi's engine finds no credentials for it" in none.stderr
+    login = {"accessToken": a_token(), "expiresOn": "2099-01-01 00:00:00.000000", "expires_on": 4070908800}
+    az = tmp_path / "bin/az"
+    az.write_text(f"#!/bin/sh\necho '{json.dumps(login)}'\n")
+    az.chmod(0o755)
+    seen = team.desk.run("contents")
+    assert seen.code == 0, seen.stderr
+    assert sorted(one["name"] for one in seen.value["resources"]) == ["toy-0", "toy-1"]
 
 
 @pytest.mark.parametrize("team", ["gs"], indirect=True)

@@ -139,7 +139,7 @@ def test_a_preview_compares_with_what_the_cloud_has(desk: Desk) -> None:
 
 
 def test_a_team_shares_stacks_in_a_bucket(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    desk.gcs.do("storage/make_bucket", name="stacks-of-a-team")
+    desk.gcs.make_bucket("stacks-of-a-team", public=True)
     monkeypatch.setenv("PULUMI_CONFIG_PASSPHRASE", "")
     shared = ("--backend", "gs://stacks-of-a-team/cloudgpu")
     made = desk.well("infra", "up", *PLACE, *shared, "--yes", "--json").json["infrastructure"]

@@ -17,7 +17,7 @@ from cloudgpu.provisioners.azure.names import group_id
 from cloudgpu.provisioners.shared import infrastructure
 from cloudgpu.provisioners.stacks import clusters
 from cloudgpu.tests.standins.azure import SUBSCRIPTION, Azure, AzureControl
-from cloudgpu.tests.standins.azurite import Azurite
+from cloudgpu.tests.standins.azurite import KEY, Azurite
 from cloudgpu.tests.standins.commands import Commands, in_a_process, stacks_can_be_made
 from cloudgpu.tests.standins.local_jobs import state_directory
 from cloudgpu.tests.standins.pulumi import azure as azure_provider
@@ -63,8 +63,9 @@ def desk(
 
 
 def test_a_job_on_a_cluster_from_nothing_to_nothing(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the stacks in a container that a team shares."""
+    """With the stacks in a container that a team shares, opened with its account's key."""
     monkeypatch.setenv("CLOUDGPU_INFRA_BACKEND", desk.backend)
+    monkeypatch.setenv("AZURE_STORAGE_KEY", KEY)
     monkeypatch.setenv("PULUMI_CONFIG_PASSPHRASE", "")
     with state_directory(desk.folder / "home", monkeypatch):
         seen = desk.well("infra", "preview", *PLACE, "--json").json

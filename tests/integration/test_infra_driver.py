@@ -51,7 +51,17 @@ def test_from_nothing_to_nothing(desk: Desk) -> None:
     desk.up("--count", "1", "--size", "5")
     assert desk.run("down").value["resources"] == []
     assert (desk.sizes, desk.locks) == ([], [])
+    assert not list((desk.home / "infra/state").rglob(f"{STACK}*.json*")), "no backup of any update is left"
     assert desk.run("contents").value == {"resources": [], "pending": [], "outputs": {}}
+
+
+def test_up_starts_the_engine_no_oftener_than_needed(desk: Desk) -> None:
+    desk.up()
+    desk.said.unlink()
+    desk.up()
+    commands = [line.partition("--non-interactive ")[2] for line in desk.said.read_text().splitlines()]
+    begun = [command.partition(" --")[0] for command in commands]
+    assert begun == ["", "stack select", "stack export", "refresh", "preview", "up", "stack export"]
 
 
 def test_a_preview_leaves_no_stack_behind(desk: Desk) -> None:
@@ -117,6 +127,7 @@ def test_ctrl_c_twice_kills_the_engine_and_the_same_again_goes_on(desk: Desk) ->
         stopped = desk.end(process)
     assert stopped.code == 130, stopped.stderr
     desk.shelf.slow_s = 0.0
+    assert "an interrupted run was creating toy-0" in desk.run("plan", "--count", "1").stderr
     again = desk.run("up", "--count", "1")
     assert again.code == 0, again.stderr
     assert "an interrupted run was creating toy-0" in again.stderr

@@ -6,7 +6,6 @@ With the real `pulumi` where it is on PATH, else with the double of its engine (
 from __future__ import annotations
 
 import base64
-import gc
 import json
 import os
 import signal
@@ -159,7 +158,7 @@ def test_the_whole_life_of_a_stack(provider: Provider) -> None:
 
     assert _changes(stack.destroy()) == {"delete": 7}
     assert _left() == {}
-    assert stack.export_stack().deployment["resources"] == []  # type: ignore[index]
+    assert "resources" not in stack.export_stack().deployment  # type: ignore[operator]
     stack.workspace.remove_stack("dev")
     with pytest.raises(StackNotFoundError):
         automation.select_stack("dev", "tests", program=cluster)
@@ -240,7 +239,7 @@ def test_a_machine_that_was_ended_by_hand_is_made_again_after_a_refresh(provider
     gone = stack.up().outputs["machines"].value[0]
     boto3.client("ec2").terminate_instances(InstanceIds=[gone])
     assert _changes(stack.up()) == {"same": 8}  # nobody asked the cloud
-    assert _changes(stack.refresh()) == {"same": 6, "delete": 1}
+    assert _changes(stack.refresh()) == {"same": 7, "delete": 1}
     assert _changes(stack.up()) == {"same": 7, "create": 1}
     assert len(_machines()) == 2
     boto3.client("ec2").terminate_instances(InstanceIds=[_machines()[0]])
@@ -252,11 +251,6 @@ def _gateway() -> None:
     pulumi_aws.ec2.InternetGateway("gateway", tags={"Name": "gateway"})
 
 
-# Of a run that is left in the middle: the SDK's own coroutines are collected without a loop.
-_abandoned = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-
-
-@_abandoned
 def test_kill_9_in_the_middle_leaves_a_lock_and_what_was_begun(provider: Provider, engine: Engine) -> None:
     stack = _stack(_gateway)
     provider.control.fail("Create", KILL_AFTER, where={"type": GATEWAY})
@@ -276,15 +270,15 @@ def test_kill_9_in_the_middle_leaves_a_lock_and_what_was_begun(provider: Provide
     (pending,) = stack.export_stack().deployment["pending_operations"]  # type: ignore[index]
     assert (pending["type"], pending["resource"]["type"]) == ("creating", GATEWAY)
     stack.preview(on_event=seen)
+    assert not any("pending operations" in text for text in seen.diagnostics), "only what changes something says it"
+    stack.up(on_event=seen)
     assert any("1 pending operations" in text for text in seen.diagnostics)
     stack.refresh(clear_pending_creates=True)
     assert not stack.export_stack().deployment.get("pending_operations")  # type: ignore[union-attr]
-    assert _changes(stack.up())["create"] == 1
+    assert _changes(stack.up()) == {"same": 2}
     assert _left() == {"gateways": 2}
-    gc.collect()
 
 
-@_abandoned
 def test_a_stack_that_is_worked_on_is_locked_and_an_interrupt_ends_it(provider: Provider, engine: Engine) -> None:
     provider.control.fail("Create", HANG, where={"type": GATEWAY})
     stack, ended = _stack(_gateway), []
@@ -306,7 +300,6 @@ def test_a_stack_that_is_worked_on_is_locked_and_an_interrupt_ends_it(provider: 
     assert len(ended) == 1
     assert not lock.exists()
     assert _changes(stack.up())["create"] == 1
-    gc.collect()
 
 
 def _until(holds: Callable[[], Any], seconds: float = 180.0) -> None:

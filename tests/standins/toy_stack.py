@@ -2,6 +2,7 @@
 
     with attached(toys()) as environ: …                                     # the provider, in the test's process
     python -m cloudgpu.tests.standins.toy_stack up --count 3 --size 1       # as `cloudgpu infra up` does it
+    python -m cloudgpu.tests.standins.toy_stack plan                        # as `cloudgpu infra preview` does it
     python -m cloudgpu.tests.standins.toy_stack preview|down|contents
 
 What a stack is made of, it prints as JSON on its last line; steps and remarks go to stderr, an error ends as every
@@ -122,9 +123,12 @@ def _do(given: argparse.Namespace) -> Any:
             return asdict(stack.contents())
         if given.verb == "down":
             return asdict(stack.down(keep_protected=given.keep))
-        stack.recover()
+        if given.verb == "plan":
+            stack.remark_interrupted()
+        else:
+            stack.recover()
         changes = [f"{change.op} {change.name}" for change in stack.preview(program)]
-        if given.verb == "preview":
+        if given.verb in ("plan", "preview"):
             return {"changes": changes}
         return {"changes": changes, "outputs": dict(stack.up(program))}
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cloudgpu.infra.engine.backend import Backend, backend_of, environment
+from cloudgpu.infra.engine.backend import Backend, backend_of, environment, explained
 from cloudgpu.infra.errors import BadRequestError
 from cloudgpu.infra.names import check_bucket
 
@@ -70,6 +70,64 @@ def test_the_users_own_passphrase_and_home_are_kept(tmp_path: Path) -> None:
 def test_a_shared_backend_needs_the_passphrase_of_those_who_share_it() -> None:
     with pytest.raises(BadRequestError, match="shared"):
         environment(backend_of("s3://team", {}), {})
+
+
+@pytest.mark.parametrize(
+    ("url", "given", "engine"),
+    [
+        ("gs://team", {"STORAGE_EMULATOR_HOST": "http://127.0.0.1:80"}, {"STORAGE_EMULATOR_HOST": "127.0.0.1:80"}),
+        ("gs://team", {"STORAGE_EMULATOR_HOST": "127.0.0.1:80"}, {"STORAGE_EMULATOR_HOST": "127.0.0.1:80"}),
+        ("s3://team", {"STORAGE_EMULATOR_HOST": "http://127.0.0.1:80", "AZURE_STORAGE_KEY": "k"}, {}),
+        ("gs://team", {}, {}),
+        (
+            "azblob://team?storage_account=ours",
+            {"AZURE_STORAGE_KEY": "k"},
+            {"AZURE_STORAGE_ACCOUNT": "ours", "AZURE_STORAGE_KEY": "k"},
+        ),
+        (
+            "azblob://team",
+            {"AZURE_STORAGE_ACCOUNT_NAME": "ours", "AZURE_STORAGE_ACCOUNT_KEY": "k", "AZURE_STORAGE_SAS_KEY": "?s=1"},
+            {"AZURE_STORAGE_ACCOUNT": "ours", "AZURE_STORAGE_KEY": "k", "AZURE_STORAGE_SAS_TOKEN": "s=1"},
+        ),
+        (
+            "azblob://team?storage_account=ours",
+            {"AZURE_STORAGE_ACCOUNT": "named", "AZURE_STORAGE_SAS_TOKEN": "s=1", "AZURE_STORAGE_SAS_KEY": "another"},
+            {"AZURE_STORAGE_ACCOUNT": "named", "AZURE_STORAGE_SAS_TOKEN": "s=1"},
+        ),
+    ],
+)
+def test_the_engine_gets_what_opens_the_bucket_as_it_reads_it(
+    url: str, given: dict[str, str], engine: dict[str, str]
+) -> None:
+    found = environment(backend_of(url, {}), {**given, "PULUMI_CONFIG_PASSPHRASE": ""})
+    assert {name: value for name, value in found.items() if name.startswith(("AZURE_", "STORAGE_"))} == engine
+
+
+@pytest.mark.parametrize(
+    ("said", "message", "hint"),
+    [
+        (
+            "could not list bucket: blob (code=NotFound): operation error S3: ListObjectsV2, RequestID: 1A",
+            "does not exist",
+            "create the bucket",
+        ),
+        ('read ".pulumi/meta.yaml": blob (code=PermissionDenied): 403', "may not read and write there", "others"),
+        ("DefaultAzureCredential: failed to acquire a token.", "finds no credentials", "log in"),
+        ("missing google credentials: unable to find gcp credentials", "finds no credentials", "log in"),
+        ("blob (code=Unknown): no such host", "no such host", "CLOUDGPU_INFRA_BACKEND"),
+    ],
+)
+def test_what_the_engine_says_of_a_bucket_names_it_and_what_to_do(said: str, message: str, hint: str) -> None:
+    error = explained("s3://team/stacks", said)
+    assert error is not None
+    assert str(error).startswith("s3://team/stacks ")
+    assert message in str(error)
+    assert hint in error.hint
+    assert "RequestID" not in str(error)
+
+
+def test_what_the_engine_says_of_other_things_stays() -> None:
+    assert explained("s3://team", "toy-1 (toy:index:Toy): code=NotFound") is None
 
 
 def test_stacks_of_the_same_name_in_two_backends_have_folders_of_their_own() -> None:

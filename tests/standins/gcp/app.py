@@ -133,7 +133,7 @@ class GcpApp:
         """What authentication and IAM say against it."""
         if isinstance(service, OAuth):  # where tokens are from
             return None
-        if who is None or (not who.email and not (service.anonymous and self._policy is None)):
+        if who is None or (not who.email and not (service.admits_anybody(call) and self._policy is None)):
             return service.unauthenticated()
         if not _allows(who.scopes, service.scopes(call)):
             return service.out_of_scope()

@@ -61,8 +61,6 @@ class Service(ABC):
 
     name: str
     """In Call.service, permissions.csv and the control's verbs."""
-    anonymous = False
-    """Whether calls without a token are let in (while nothing is enforced)."""
 
     @abstractmethod
     def call(self, request: Request) -> Call | None:
@@ -73,6 +71,10 @@ class Service(ABC):
         rules and permissions look at; `params["resource"]` is the full name of what it is about, for roles that are
         bound to some resources only. Never raises.
         """
+
+    def admits_anybody(self, call: Call) -> bool:
+        """Whether a call without a token is let in (while nothing is enforced)."""
+        return False
 
     @abstractmethod
     def answer(self, request: Request, call: Call) -> Response:

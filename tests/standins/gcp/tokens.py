@@ -142,7 +142,6 @@ class OAuth(Service):
     """`POST /token`."""
 
     name = "oauth2"
-    anonymous = True
 
     def __init__(self, tokens: Tokens, url: Callable[[], str]) -> None:
         self._tokens, self._url = tokens, url

@@ -12,8 +12,9 @@ from .store import NAME, Store
 class GcsControl(Control):
     """Of Cloud Storage only; made of the URL of the whole stand-in."""
 
-    def make_bucket(self, name: str, location: str = "US") -> None:
-        self.do(f"{NAME}/make_bucket", name=name, location=location)
+    def make_bucket(self, name: str, location: str = "US", *, public: bool = False) -> None:
+        """`public`: callers without a login, as clients of an emulator are, may do everything in it."""
+        self.do(f"{NAME}/make_bucket", name=name, location=location, public=public)
 
     def objects(self, bucket: str) -> dict[str, int]:
         """Name -> generation."""

@@ -41,6 +41,11 @@ class StorageService(Service):
         known["bucketResource"] = f"projects/_/buckets/{bucket}"
         return Call(NAME, "", action, request.caller, {**request.query, **known, **params})
 
+    def admits_anybody(self, call: Call) -> bool:
+        """To a public bucket, and to read that there is none."""
+        bucket = call.params["bucket"]
+        return bucket in self.store.public or (bucket != "" and bucket not in self.store.buckets)
+
     def reset(self) -> None:
         self.store.clear()
 

@@ -125,23 +125,27 @@ class Store:
         """So long after a change of an object the next one is refused; 0: never."""
         self.blind: set[str] = set()
         """Accounts that may not list: to them what is not there is forbidden."""
+        self.public: set[str] = set()
+        """Buckets in which everybody may do everything, as `allUsers` of a bucket's policy."""
         self._numbers = itertools.count(1)
         self._last = 0
 
     def clear(self) -> None:
         """As at the start."""
         with self.lock:
-            for kept in (self.buckets, self.locations, self.settings, self.uploads, self.blind):
+            for kept in (self.buckets, self.locations, self.settings, self.uploads, self.blind, self.public):
                 kept.clear()
             self.policies = Policies()
             self.update_limit_s = 0.0
 
-    def make_bucket(self, name: str, location: str = "US") -> None:
+    def make_bucket(self, name: str, location: str = "US", *, public: bool = False) -> None:
         """Raises RefusedError."""
         with self.lock:
             if name in self.buckets:
                 raise RefusedError("conflict", 409, "The requested bucket name is not available.")
             self.buckets[name], self.locations[name] = {}, location
+            if public:
+                self.public.add(name)
 
     def delete_bucket(self, name: str) -> None:
         """Only an empty one. Raises RefusedError."""

@@ -4,6 +4,7 @@
     .pulumi/stacks/<project>/<stack>.json                         the checkpoint; .json.bak: the one before
     .pulumi/locks/organization/<project>/<stack>/<id>.json        {"pid", "username", "hostname", "timestamp"}
     .pulumi/history/<project>/<stack>/<stack>-<ns>.history.json   what an update was, and .checkpoint.json
+    .pulumi/backups/<project>/<stack>/<stack>.<ns>.json           the checkpoint after an update
 
 A lock stays until its process removes it, or `pulumi cancel` does; newer versions of Pulumi remove those of processes
 of this host that are gone, this does not.
@@ -62,6 +63,7 @@ class Backend:
         self.url = url
         self._bucket = Bucket(url)
         if self._bucket.read(f"{_HOME}/meta.yaml") is None:
+            self._bucket.check()
             self._bucket.write(f"{_HOME}/meta.yaml", b"version: 1\n")
 
     # --- stacks -------------------------------------------------------------------------------------------------------
@@ -79,7 +81,8 @@ class Backend:
                 raise BackendError(f"stack '{name.qualified}' already exists")
             self._write(name, None)
 
-    def remove(self, name: Name, *, force: bool) -> None:
+    def remove(self, name: Name, *, force: bool, backups: bool) -> None:
+        """`backups`: these as well; else they stay, and the checkpoint is added to them."""
         with self.locked(name):
             there = (self._read(name) or {}).get("resources") or []
             if not force and [one for one in there if one["type"] != STACK_TYPE]:
@@ -89,7 +92,11 @@ class Backend:
                     "- Run `pulumi destroy` to delete the resources, then run `pulumi stack rm`\n"
                     "- Run `pulumi stack rm --force` to override this error"
                 )
-            for key in (_checkpoint(name), *self._bucket.keys(_history(name))):
+            bak = f"{_checkpoint(name)}.bak"
+            if not backups:
+                self._bucket.write(bak, self._bucket.read(_checkpoint(name)) or b"")
+            gone = [bak, *self._bucket.keys(_backups(name))] if backups else []
+            for key in (_checkpoint(name), *self._bucket.keys(_history(name)), *gone):
                 self._bucket.delete(key)
 
     def stacks(self, project: str | None) -> list[Name]:
@@ -128,9 +135,13 @@ class Backend:
     # --- history ------------------------------------------------------------------------------------------------------
 
     def add_history(self, name: Name, update: dict[str, Any]) -> None:
-        stem = f"{_history(name)}/{name.stack}-{time.time_ns()}"
+        stem, checkpoint = (
+            f"{_history(name)}/{name.stack}-{time.time_ns()}",
+            self._bucket.read(_checkpoint(name)) or b"",
+        )
         self._bucket.write(f"{stem}.history.json", json.dumps(update).encode())
-        self._bucket.write(f"{stem}.checkpoint.json", self._bucket.read(_checkpoint(name)) or b"")
+        self._bucket.write(f"{stem}.checkpoint.json", checkpoint)
+        self._bucket.write(f"{_backups(name)}/{name.stack}.{time.time_ns()}.json", checkpoint)
 
     def history(self, name: Name) -> list[dict[str, Any]]:
         """The newest first."""
@@ -187,6 +198,10 @@ def _checkpoint(name: Name) -> str:
 
 def _history(name: Name) -> str:
     return f"{_HOME}/history/{name.project}/{name.stack}"
+
+
+def _backups(name: Name) -> str:
+    return f"{_HOME}/backups/{name.project}/{name.stack}"
 
 
 def _locks(name: Name) -> str:

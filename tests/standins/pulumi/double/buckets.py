@@ -2,11 +2,13 @@
 
     file:///folder                                                    it must be there
     s3://bucket/folder?region=R&endpoint=URL&s3ForcePathStyle=true    credentials as AWS's tools take them
-    gs://bucket/folder                                                as Google's do; STORAGE_EMULATOR_HOST
-    azblob://container/folder?storage_account=A&domain=D&protocol=P   AZURE_STORAGE_ACCOUNT with AZURE_STORAGE_KEY, …
+    gs://bucket/folder                                                as Google's do; STORAGE_EMULATOR_HOST=HOST:PORT
+    azblob://container/folder?storage_account=A&domain=D&protocol=P   AZURE_STORAGE_ACCOUNT with AZURE_STORAGE_KEY,
+                                                                      AZURE_STORAGE_SAS_TOKEN, else a login of Azure's
 
 Sources: pulumi/pulumi, pkg/backend/diy (backend.go, legacy_s3_params_test.go), pkg/authhelpers/gcpauth.go; gocloud.dev,
-blob/s3blob, blob/azureblob. Of their parameters those are known that are above; any other is refused, as there.
+blob/s3blob, blob/gcsblob, blob/azureblob. Of their parameters those are known that are above; any other is refused, as
+there.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from obstore.exceptions import BaseError
 from obstore.store import AzureStore, GCSStore, LocalStore, S3Store
 
 _CLIENT: Any = {"allow_http": True, "timeout": "30s"}
+_AZURE_SCOPE = "https://storage.azure.com/.default"
 _GOOGLE_SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
 
 
@@ -45,9 +48,7 @@ class Bucket:
         """None: there is none."""
         try:
             return bytes(obstore.get(self._store, key).bytes())
-        except FileNotFoundError as error:
-            if "NoSuchBucket" in str(error) or "ContainerNotFound" in str(error):
-                raise BackendError(f"unable to open bucket {self.url}: {_line(error)}") from error
+        except FileNotFoundError:
             return None
         except (BaseError, OSError) as error:
             raise BackendError(f"read {key!r}: {_line(error)}") from error
@@ -72,7 +73,17 @@ class Bucket:
         try:
             return sorted(one["path"] for one in obstore.list(self._store, folder).collect())
         except (BaseError, OSError) as error:
-            raise BackendError(f"could not list bucket: {_line(error)}") from error
+            code = next((code for kind, code in _CODES if isinstance(error, kind)), "Unknown")
+            if "NoSuchBucket" in str(error) or "ContainerNotFound" in str(error):
+                code = "NotFound"
+            raise BackendError(f"could not list bucket: blob (code={code}): {_line(error)}") from error
+
+    def check(self) -> None:
+        """Raises BackendError for a bucket that is not there."""
+        try:
+            self.keys(".pulumi/stacks")
+        except BackendError as error:
+            raise BackendError(f"error listing stacks: {error}") from error
 
     def place(self, key: str) -> str:
         """The URL of a file, for people: the query stays behind it."""
@@ -80,6 +91,12 @@ class Bucket:
         return urllib.parse.urlunsplit(parts._replace(path=f"{parts.path.rstrip('/')}/{key}"))
 
 
+_CODES = (
+    (FileNotFoundError, "NotFound"),
+    (obstore.exceptions.PermissionDeniedError, "PermissionDenied"),
+    (obstore.exceptions.UnauthenticatedError, "PermissionDenied"),
+)
+"""Of gocloud.dev."""
 _Url = urllib.parse.SplitResult
 
 
@@ -106,7 +123,7 @@ def _s3(parts: _Url, query: Mapping[str, str]) -> Any:
 
 
 def _gs(parts: _Url, query: Mapping[str, str]) -> Any:
-    """With an emulator, too, the engine wants credentials."""
+    """With an emulator, too, the engine wants credentials; it does not show them."""
     import google.auth
     import google.auth.transport.requests
 
@@ -121,9 +138,13 @@ def _gs(parts: _Url, query: Mapping[str, str]) -> Any:
         return {"token": credentials.token, "expires_at": credentials.expiry.replace(tzinfo=datetime.UTC)}
 
     host = os.environ.get("STORAGE_EMULATOR_HOST", "")
-    config: Any = {"base_url": host if "://" in host else f"http://{host}"} if host else {}
+    config: Any = {"base_url": f"http://{host}", "skip_signature": True} if host else {}
     return GCSStore(
-        parts.netloc, prefix=_prefix(parts), config=config, client_options=_CLIENT, credential_provider=token
+        parts.netloc,
+        prefix=_prefix(parts),
+        config=config,
+        client_options=_CLIENT,
+        credential_provider=None if host else token,
     )
 
 
@@ -141,9 +162,28 @@ def _azblob(parts: _Url, query: Mapping[str, str]) -> Any:
         "account_name": account,
         "endpoint": f"{protocol}://{domain}/{account}" if in_path else f"{protocol}://{account}.{domain}",
     }
+    login = None
     if os.environ.get("AZURE_STORAGE_ACCOUNT") and os.environ.get("AZURE_STORAGE_KEY"):
         config["account_key"] = os.environ["AZURE_STORAGE_KEY"]
-    return AzureStore(parts.netloc, prefix=_prefix(parts), config=config, client_options=_CLIENT)
+    elif os.environ.get("AZURE_STORAGE_SAS_TOKEN"):
+        config["sas_key"] = os.environ["AZURE_STORAGE_SAS_TOKEN"]
+    else:
+        login = _azure_token
+    return AzureStore(
+        parts.netloc, prefix=_prefix(parts), config=config, client_options=_CLIENT, credential_provider=login
+    )
+
+
+def _azure_token() -> Any:
+    """What the environment, the machine or `az` gives; the engine reads no AZURE_STORAGE_TOKEN."""
+    from azure.core.exceptions import ClientAuthenticationError
+    from azure.identity import DefaultAzureCredential
+
+    try:
+        token = DefaultAzureCredential().get_token(_AZURE_SCOPE)
+    except ClientAuthenticationError as error:
+        raise BackendError(f"DefaultAzureCredential: failed to acquire a token.\n{error}") from error
+    return {"token": token.token, "expires_at": datetime.datetime.fromtimestamp(token.expires_on, datetime.UTC)}
 
 
 _OPENERS: Mapping[str, Callable[[_Url, Mapping[str, str]], Any]] = {

@@ -158,7 +158,7 @@ def _summary(place: _Place, name: Any) -> dict[str, Any]:
 def _stack_rm(given: argparse.Namespace) -> None:
     place = _Place(given)
     name = place.stack()
-    place.backend.remove(name, force=given.force)
+    place.backend.remove(name, force=given.force, backups=given.remove_backups)
     if not given.preserve_config:
         place.settings.path.unlink(missing_ok=True)
     place.selected.clear()
@@ -407,7 +407,7 @@ def _stack_commands(commands: Any, add: Callable[..., Any]) -> None:
     add(stack, "init", _stack_init, "--no-select", secrets_provider="").add_argument("name", nargs="?")
     add(stack, "select", _stack_select).add_argument("name", nargs="?")
     add(stack, "ls", _stack_ls, "--json", "--all")
-    add(stack, "rm", _stack_rm, "--force", "--preserve-config").add_argument("name", nargs="?")
+    add(stack, "rm", _stack_rm, "--force", "--preserve-config", "--remove-backups").add_argument("name", nargs="?")
     add(stack, "output", _stack_output, "--json", "--show-secrets")
     add(stack, "history", _stack_history, "--json", "--show-secrets", page_size=0, page=1)
     add(stack, "export", _stack_export, "--show-secrets")

@@ -418,7 +418,7 @@ class Deployment:
     def refresh(self, *, counted: bool) -> None:
         """Read everything; what is gone is forgotten. Raises StoppedError. `counted`: it is what the update is for."""
         for one in list(self._olds):
-            if one.custom and not one.is_provider and not one.external and not one.pending_replacement:
+            if not one.is_default_provider:
                 result = self._refresh(one)
                 self._events.counts[result] += counted
         there = {one.urn for one in self.snapshot().resources}
@@ -431,6 +431,9 @@ class Deployment:
 
     def _refresh(self, old: Resource) -> str:
         """What came of it, as an operation."""
+        if not old.custom or old.is_provider or old.external or old.pending_replacement:  # nobody is asked
+            self._do("refresh", old, old, lambda: None, keep=False)
+            return "same"
         plugin = self._plugin(old.provider)
         new = replace(old)
         found = ""

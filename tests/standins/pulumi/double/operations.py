@@ -153,7 +153,7 @@ def _warned(snapshot: Snapshot, events: Events, request: Request) -> Snapshot:
     if request.kind == "refresh":
         kept = [] if request.clear_pending_creates else snapshot.pending
         return Snapshot(snapshot.resources, kept)
-    if snapshot.pending:
+    if snapshot.pending and not (request.preview or request.refresh):
         listed = "\n".join(f"  * {_interrupted(one)}" for one in snapshot.pending)
         events.diagnostic(
             f"Attempting to deploy or update resources with {len(snapshot.pending)} pending operations from previous "

@@ -131,9 +131,10 @@ class Snapshot:
         deployment: dict[str, Any] = {
             "manifest": {"time": now(), "magic": "", "version": f"v{VERSION}+double"},
             "secrets_providers": {"type": "passphrase", "state": {"salt": crypter.state}},
-            "resources": [one.to_json(crypter) for one in self.resources],
             "metadata": {},
         }
+        if self.resources:
+            deployment["resources"] = [one.to_json(crypter) for one in self.resources]
         if self.pending:
             deployment["pending_operations"] = [
                 {"resource": one.resource.to_json(crypter), "type": one.kind} for one in self.pending
