@@ -121,6 +121,7 @@ def team(
         provider.cloud.hurry.set()
 
 
+@pytest.mark.on_engine
 def test_what_one_has_made_another_goes_on_with(team: Team) -> None:
     mine, hers = team.desk, team.desk.colleague()
     mine.up()

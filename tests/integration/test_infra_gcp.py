@@ -128,6 +128,7 @@ def changes(stack: Stack, program: Callable[[], None]) -> list[str]:
 # --- infra ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.on_engine
 def test_what_stands_before_any_job_from_nothing_to_nothing(desk: Desk) -> None:
     told = desk.infra_up()
     assert told.network == "cloudgpu-us-central1"
@@ -169,6 +170,7 @@ def test_what_stands_before_any_job_from_nothing_to_nothing(desk: Desk) -> None:
 # --- fleets -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.on_engine
 def test_a_fleet_from_nothing_to_nothing(desk: Desk) -> None:
     settings = desk.settings(FLEET)
 
