@@ -197,16 +197,17 @@ def test_the_login_of_az_opens_the_container(team: Team, tmp_path: Path, monkeyp
 
 @pytest.mark.parametrize("team", ["gs"], indirect=True)
 def test_without_the_teams_passphrase_nothing_is_done(team: Team, tmp_path: Path) -> None:
-    team.desk.up()
+    """Where the state has secrets; one without any can be read by whoever can read the bucket."""
+    team.desk.up("--secret")
     other = tmp_path / "another-passphrase"
     other.write_text("not the team's")
     hers = team.desk.colleague()
     hers.environ["PULUMI_CONFIG_PASSPHRASE_FILE"] = str(other)
-    wrong = hers.run("up", "--size", "2")
+    wrong = hers.run("up", "--size", "2", "--secret")
     assert wrong.code == 6
     assert "passphrase" in wrong.stderr
     del hers.environ["PULUMI_CONFIG_PASSPHRASE_FILE"]
-    none = hers.run("up", "--size", "2")
+    none = hers.run("up", "--size", "2", "--secret")
     assert none.code == 2
     assert "PULUMI_CONFIG_PASSPHRASE" in none.stderr
     assert (team.desk.sizes, team.locks) == ([1, 1], [])

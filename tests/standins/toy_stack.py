@@ -72,12 +72,13 @@ def toys() -> Provider:
     return Provider("toy", cloud=Shelf(), kinds=[Toy])
 
 
-def _program(count: int, size: int, shape: str, *, keep: bool) -> Any:
+def _program(count: int, size: int, shape: str, *, keep: bool, secret: bool) -> Any:
     def program() -> None:
         import pulumi
 
         for index in range(count):
-            opts = pulumi.ResourceOptions(protect=keep and index == 0)
+            hidden = ["arn"] if secret else None
+            opts = pulumi.ResourceOptions(protect=keep and index == 0, additional_secret_outputs=hidden)
             values = {"size": size, "shape": shape, "arn": None}
             pulumi.CustomResource("toy:index:Toy", f"toy-{index}", values, opts)
         if shape == "broken":
@@ -95,6 +96,7 @@ def main() -> int:
     parser.add_argument("--size", type=int, default=1)
     parser.add_argument("--shape", default="round")
     parser.add_argument("--keep", action="store_true", help="The first one is protected.")
+    parser.add_argument("--secret", action="store_true", help="The state has secrets, as some providers' has.")
     given = parser.parse_args()
     from cloudgpu.cli.shared import errors
 
@@ -117,7 +119,7 @@ def _do(given: argparse.Namespace) -> Any:
     found = engine.find()
     if found is None:
         raise engine.missing()
-    program = _program(given.count, given.size, given.shape, keep=given.keep)
+    program = _program(given.count, given.size, given.shape, keep=given.keep, secret=given.secret)
     with opened(STACK, backend_of(None, os.environ), found, Say(lambda one: say(step_text(one)), say, say)) as stack:
         if given.verb == "contents":
             return asdict(stack.contents())
