@@ -10,9 +10,9 @@ import click
 
 from .exits import Exit
 from .shared.errors import CommandError
-from .shared.gcloud import GcloudCommand, gcloud_options, take_flags
+from .shared.jobfile.gcloud import GcloudCommand, gcloud_options, take_flags
+from .shared.jobfile.specfile import STDIN, load_spec, overrides, plan_spec, say_remarks, spec_options
 from .shared.output import clean, remark, warning
-from .shared.specfile import STDIN, load_spec, overrides, plan_spec, say_remarks, spec_options
 
 if TYPE_CHECKING:
     from ..jobspecs.loading.draft import LoadedSpec
@@ -80,7 +80,7 @@ def _say_what_changed(loaded: LoadedSpec) -> Exit:
     say_remarks(loaded)
     if not loaded.notes:  # it was a job file already: `cloudgpu plan` shows where it can run
         return Exit.OK
-    from .shared.plan_view import offer_text, refusals_text
+    from .shared.jobfile.plan_view import offer_text, refusals_text
 
     plan = plan_spec(loaded)
     if plan.best is None:

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .shared.jobref import NO_JOBS, find_job, job_argument
+from .shared.job.jobref import NO_JOBS, find_job, job_argument
 from .shared.options import json_option
 from .shared.output import Column, echo_json, echo_table, remark
 from .shared.text import duration, money
 
 if TYPE_CHECKING:
-    from .shared.job_view import JobView
+    from .shared.job.job_view import JobView
 
 _JOBS = (
     Column("job"),
@@ -46,7 +46,7 @@ def command(job: str | None, as_json: bool) -> None:
     of them are gone. A price that is unknown makes the sum unknown; it never counts as 0.
     """
     from ..control.jobs import list_jobs
-    from .shared.job_view import view
+    from .shared.job.job_view import view
 
     if job is not None:
         seen = view(find_job(job, newest=True), machines=False)
@@ -75,7 +75,7 @@ def command(job: str | None, as_json: bool) -> None:
 
 def _show(seen: JobView) -> None:
     from ..control.accounting.cost import attempt_cost
-    from .shared.job_view import attempt_seconds
+    from .shared.job.job_view import attempt_seconds
 
     rows = [
         [
@@ -94,7 +94,7 @@ def _show(seen: JobView) -> None:
 
 def _json(seen: JobView) -> dict[str, Any]:
     from ..control.accounting.cost import attempt_cost
-    from .shared.job_view import attempt_seconds
+    from .shared.job.job_view import attempt_seconds
 
     return {
         "job": seen.job.id,
@@ -114,7 +114,7 @@ def _json(seen: JobView) -> dict[str, Any]:
 
 
 def _paid(seen: JobView) -> float:
-    from .shared.job_view import attempt_seconds
+    from .shared.job.job_view import attempt_seconds
 
     return sum(attempt_seconds(attempt, seen.now) or 0.0 for attempt in seen.attempts)
 

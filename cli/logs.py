@@ -9,8 +9,8 @@ import click
 
 from .exits import Exit
 from .shared.errors import CommandError
-from .shared.follow import Follower, Interrupts, LineFormat, LogFilter
-from .shared.jobref import find_job, job_argument, watch
+from .shared.job.follow import Follower, Interrupts, LineFormat, LogFilter
+from .shared.job.jobref import find_job, job_argument, watch
 from .shared.options import DURATION
 from .shared.output import remark
 
@@ -66,7 +66,7 @@ def command(
 
 def _print_from(url: str, chosen: LogFilter, *, follow: bool, timestamps: bool) -> Exit | None:
     """The log of a job that no store here knows."""
-    from .shared.job_at_url import JobAtUrl
+    from .shared.job.job_at_url import JobAtUrl
 
     found = JobAtUrl(url)
     follower = Follower(found, LineFormat(found, timestamps=timestamps), chosen)

@@ -12,7 +12,7 @@ import click
 
 from .exits import Exit
 from .shared.errors import CommandError
-from .shared.jobref import find_job, job_argument
+from .shared.job.jobref import find_job, job_argument
 from .shared.options import json_option
 from .shared.output import Column, clean, columns, echo_json_line, echo_table, is_terminal, remark
 

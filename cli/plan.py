@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .exits import Exit
-from .shared.gcloud import GcloudCommand, gcloud_options, take_flags
-from .shared.launch_view import say_launcher
-from .shared.options import json_option
-from .shared.output import echo_json, remark, style
-from .shared.specfile import (
+from .shared.jobfile.gcloud import GcloudCommand, gcloud_options, take_flags
+from .shared.jobfile.launch_view import say_launcher
+from .shared.jobfile.specfile import (
     load_spec,
     overrides,
     plan_spec,
@@ -23,6 +21,8 @@ from .shared.specfile import (
     spec_options,
     take_stacks,
 )
+from .shared.options import json_option
+from .shared.output import echo_json, remark, style
 
 if TYPE_CHECKING:
     from ..jobspecs.loading.draft import LoadedSpec
@@ -57,7 +57,7 @@ def command(
     FILE - is standard input. Without a FILE the flags of `gcloud ai-platform jobs submit training` describe the job
     alone; a program may be named later.
     """
-    from .shared.plan_view import plan_json, plan_text
+    from .shared.jobfile.plan_view import plan_json, plan_text
 
     flags = take_flags(ctx, gcloud, has_file=file is not None)
     written = load_spec(file, overrides(ctx), flags, needs_program=False)

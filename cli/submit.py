@@ -14,15 +14,13 @@ from ..jobspecs.dialects.gcloud_flags import take
 from ..jobspecs.targets import info
 from .exits import Exit
 from .shared.errors import CommandError
-from .shared.follow import Follower, Interrupts, LineFormat, LogFilter
-from .shared.gcloud import GcloudCommand, gcloud_options
-from .shared.job_view import job_json
-from .shared.jobref import OUTCOMES, watch
-from .shared.launch_view import say_launcher
-from .shared.options import json_option, yes_option
-from .shared.output import ProgressLine, can_ask, echo_json, remark, warning
-from .shared.plan_view import offer_text, plan_json, plan_text, refusals_text
-from .shared.specfile import (
+from .shared.job.follow import Follower, Interrupts, LineFormat, LogFilter
+from .shared.job.job_view import job_json
+from .shared.job.jobref import OUTCOMES, watch
+from .shared.jobfile.gcloud import GcloudCommand, gcloud_options
+from .shared.jobfile.launch_view import say_launcher
+from .shared.jobfile.plan_view import offer_text, plan_json, plan_text, refusals_text
+from .shared.jobfile.specfile import (
     STDIN,
     load_spec,
     overrides,
@@ -34,6 +32,8 @@ from .shared.specfile import (
     spec_options,
     take_stacks,
 )
+from .shared.options import json_option, yes_option
+from .shared.output import ProgressLine, can_ask, echo_json, remark, warning
 
 if TYPE_CHECKING:
     from ..control.jobs import Job
@@ -216,7 +216,7 @@ def _follow(job: Job, *, interrupted: bool) -> Exit:
                 remark(f"detached: {job.id} goes on")
                 _say_how_to_go_on(job)
                 return Exit.INTERRUPTED
-    from .shared.report_view import summary
+    from .shared.job.report_view import summary
 
     sys.stdout.flush()  # the log's last line comes before the summary
     click.echo(summary(job, said=follower.said_reason), err=True)

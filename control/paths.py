@@ -38,7 +38,7 @@ def state_dir() -> Path:
 
 
 def database_url() -> str:
-    """SQLAlchemy URL of the store."""
+    """URL of the store, as SQLAlchemy writes them."""
     return os.environ.get(DATABASE_VARIABLE) or f"sqlite:///{home() / 'cloudgpu.db'}"
 
 

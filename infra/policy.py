@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from .events import Change, counted
+from .engine.events import Change, counted
 
 _TABLE = Path(__file__).with_name("billing.csv")
 BUCKETS = ("aws:s3/bucket:Bucket", "gcp:storage/bucket:Bucket", "azure-native:storage:StorageAccount")

@@ -1,10 +1,10 @@
 """From the wire format of a cloud's API to the arguments of Pulumi's classes, by the names and types the classes carry.
 
 A launch template's data, an instance's properties, a virtual machine's profile are built once, as dicts in the words
-of the cloud's API (provisioners/<cloud>/template.py); the components register the same dicts through keywords(). The
-SDKs spell the same fields in their own way: `NetworkCardIndex` and `networkCardIndex` are `network_card_index`,
-booleans of EC2's interfaces are the texts "true" and "false", 64-bit numbers of Google's JSON are ints. What a class
-does not know is an error here, not a field that is dropped.
+of the cloud's API (provisioners/<cloud>/machine/template.py); the components register the same dicts through
+keywords(). The SDKs spell the same fields in their own way: `NetworkCardIndex` and `networkCardIndex` are
+`network_card_index`, booleans of EC2's interfaces are the texts "true" and "false", 64-bit numbers of Google's JSON
+are ints. What a class does not know is an error here, not a field that is dropped.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ _SPACE = re.compile(r"\s")
 def _choice(options: tuple[str, ...]) -> BeforeValidator:
     """Accept one of a few words."""
 
-    def check(value: Any) -> Any:  # whatever the user wrote
+    def check(value: object) -> Any:  # whatever the user wrote
         if value in options:
             return value
         raise _unknown(value, options)
@@ -99,7 +99,7 @@ def _unknown(value: object, options: tuple[str, ...]) -> MistakesError:
     return mistake("unknown-value", f"expected {one_of(options)}", hint)
 
 
-def _check_cloud(value: Any) -> Any:
+def _check_cloud(value: object) -> Any:
     if not targets.is_name(value):
         raise _unknown(value, targets.names())
     return value
@@ -120,12 +120,12 @@ def _text(most: int, *, least: int = 0) -> tuple[Any, ...]:
     return (StringConstraints(min_length=least, max_length=most), WithJsonSchema(kinds))
 
 
-def one_or_more(value: Any) -> Any:
+def one_or_more(value: object) -> Any:
     """`x` stands for `[x]`."""
     return value if isinstance(value, list | tuple) else (value,)
 
 
-def each_once(value: tuple[Any, ...]) -> tuple[Any, ...]:
+def each_once(value: tuple[object, ...]) -> tuple[Any, ...]:
     if len(value) < 2:
         return value
     seen: dict[str, int] = {}
@@ -139,7 +139,7 @@ def each_once(value: tuple[Any, ...]) -> tuple[Any, ...]:
     return value
 
 
-def _bounded(value: tuple[Any, ...]) -> tuple[Any, ...]:
+def _bounded(value: tuple[object, ...]) -> tuple[Any, ...]:
     if not value:
         raise mistake("empty-list", "this list is empty", "write at least one entry, or delete the key")
     if len(value) > _MAX_LIST:
@@ -162,7 +162,7 @@ def is_name(value: str) -> bool:
     return _NAME.fullmatch(value) is not None
 
 
-def _check_name(value: Any) -> Any:
+def _check_name(value: object) -> Any:
     if not isinstance(value, str) or is_name(value):
         return value
     plain = re.sub("[^a-z0-9]+", "-", value.lower()).strip("-")[:40].strip("-") if value.isascii() else ""
@@ -191,7 +191,7 @@ def _check_image(value: str) -> str:
     return value
 
 
-def _check_env(value: Any) -> Any:
+def _check_env(value: object) -> Any:
     if not isinstance(value, Mapping):
         return value
     if len(value) > _MAX_ENV:
@@ -217,7 +217,7 @@ def _env_problem(name: str, text: object) -> Problem | None:
     return None
 
 
-def _check_inputs(value: Any) -> Any:
+def _check_inputs(value: object) -> Any:
     if not isinstance(value, Mapping):
         return value
     if len(value) > _MAX_LIST:
@@ -289,7 +289,7 @@ def _word_or(word: str, parse: Any, write: Any, schema: dict[str, Any]) -> tuple
 class _TargetNames:
     """JSON Schema of a target's name: those that are installed."""
 
-    def __get_pydantic_json_schema__(self, _core: Any, _handler: Any) -> dict[str, Any]:
+    def __get_pydantic_json_schema__(self, _core: object, _handler: object) -> dict[str, Any]:
         return {"enum": list(targets.names()), "type": "string"}
 
 

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
 
@@ -120,7 +120,7 @@ class FleetSpec(_Model):
     heal: bool = True
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> FleetSpec:
+    def from_json(cls, value: Mapping[str, object]) -> FleetSpec:
         """Lenient: what another version added is dropped. Raises pydantic's ValidationError."""
         return cls.model_validate({key: one for key, one in value.items() if key in cls.model_fields})
 

@@ -46,7 +46,7 @@ def to_json(spec: JobSpec) -> str:
     return json.dumps(to_mapping(spec), indent=2, ensure_ascii=False) + "\n"
 
 
-def dump(value: Mapping[str, Any]) -> str:
+def dump(value: Mapping[str, object]) -> str:
     """Block style; short lists and mappings of plain values on one line, texts of several lines as they are."""
     import yaml
 
@@ -65,7 +65,7 @@ def _accelerator(request: AcceleratorRequest) -> str | dict[str, str]:
     return f"{request.name}:{request.count}"
 
 
-def _one_or_list(values: Sequence[Any]) -> Any:
+def _one_or_list(values: Sequence[object]) -> Any:
     return values[0] if len(values) == 1 else list(values)
 
 
@@ -90,7 +90,7 @@ def _dumper() -> type[yaml.SafeDumper]:
     class Dumper(yaml.SafeDumper):
         """SafeDumper which chooses the style of a value by how it reads."""
 
-        def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002 - yaml's signature
+        def ignore_aliases(self, data: object) -> bool:  # noqa: ARG002 - yaml's signature
             return True
 
         def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:  # noqa: ARG002
@@ -99,7 +99,7 @@ def _dumper() -> type[yaml.SafeDumper]:
     def text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
         return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
 
-    def sequence(dumper: yaml.SafeDumper, value: Sequence[Any]) -> yaml.SequenceNode:
+    def sequence(dumper: yaml.SafeDumper, value: Sequence[object]) -> yaml.SequenceNode:
         return dumper.represent_sequence("tag:yaml.org,2002:seq", value, flow_style=_is_short(value))
 
     Dumper.add_representer(str, text)
@@ -108,6 +108,6 @@ def _dumper() -> type[yaml.SafeDumper]:
     return Dumper
 
 
-def _is_short(values: Sequence[Any]) -> bool:
+def _is_short(values: Sequence[object]) -> bool:
     plain = all(isinstance(value, str | int) and "\n" not in str(value) for value in values)
     return plain and sum(len(str(value)) + 2 for value in values) <= _INLINE_WIDTH

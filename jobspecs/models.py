@@ -61,7 +61,7 @@ class AcceleratorRequest(_Model):
 
     @model_validator(mode="before")
     @classmethod
-    def _shorthand(cls, value: Any) -> Any:  # whatever the user wrote
+    def _shorthand(cls, value: object) -> Any:  # whatever the user wrote
         if not isinstance(value, str | Mapping | AcceleratorRequest):
             raise mistake("wrong-type", "expected an accelerator such as L4:1, or none")
         if not isinstance(value, str):
@@ -97,7 +97,7 @@ class AcceleratorRequest(_Model):
         return f"{self.name or f'any GPU with {self.memory}'}:{self.count}"
 
 
-def _accelerators(value: Any) -> Any:
+def _accelerators(value: object) -> Any:
     """`none` (the CPU is enough) is the empty list."""
     return () if value in ("none", ["none"]) else fields.one_or_more(value)
 
@@ -241,7 +241,7 @@ class JobSpec(_Model):
 
     @field_validator("run")
     @classmethod
-    def _program_or_image(cls, value: Any, info: ValidationInfo) -> Any:  # a Command or None
+    def _program_or_image(cls, value: object, info: ValidationInfo) -> Any:  # a Command or None
         """Without `run` every machine needs an image; a wrong `image` or `roles` is not in `info.data`."""
         if value is not None or not {"image", "roles"} <= info.data.keys():
             return value
@@ -297,6 +297,6 @@ class JobSpec(_Model):
         return self.model_dump(mode="json", exclude_defaults=True)
 
     @classmethod
-    def from_stored(cls, value: Mapping[str, Any]) -> JobSpec:
+    def from_stored(cls, value: Mapping[str, object]) -> JobSpec:
         """Read what to_stored() wrote, perhaps in another version: unknown keys are dropped, not refused."""
         return cls.model_validate(value, extra="ignore")

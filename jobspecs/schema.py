@@ -35,7 +35,7 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 class _Generator(GenerateJsonSchema):
     """Pydantic's, without the titles it makes of field names, and with defaults as a user would write them."""
 
-    def field_title_should_be_set(self, schema: Any) -> bool:  # noqa: ARG002 - Pydantic's signature
+    def field_title_should_be_set(self, schema: object) -> bool:  # noqa: ARG002 - Pydantic's signature
         return False
 
     def default_schema(self, schema: Any) -> JsonSchemaValue:  # Pydantic's signature

@@ -293,7 +293,7 @@ class Heartbeat(Record):
     """Seconds until the next heartbeat, at most; 0: an agent that does not say."""
 
     @classmethod
-    def adapt(cls, value: Mapping[str, Any]) -> Mapping[str, Any]:
+    def adapt(cls, value: Mapping[str, object]) -> Mapping[str, Any]:
         """Return it with a phase that only a newer agent knows as `running`: that node lives, and is not waiting."""
         return {**value, "phase": "running"} if _is_unknown(value.get("phase"), Phase) else value
 
@@ -343,7 +343,7 @@ class Notice(Record):
     """From its writing to the deadline; it counts from sight where the two clocks differ by more."""
 
     @classmethod
-    def adapt(cls, value: Mapping[str, Any]) -> Mapping[str, Any]:
+    def adapt(cls, value: Mapping[str, object]) -> Mapping[str, Any]:
         """Return it with a kind that only a newer version knows as `terminate`: then all is saved."""
         return {**value, "kind": "terminate"} if _is_unknown(value.get("kind"), NoticeKind) else value
 
@@ -361,7 +361,7 @@ class Stop(Record):
     """As in Notice."""
 
     @classmethod
-    def adapt(cls, value: Mapping[str, Any]) -> Mapping[str, Any]:
+    def adapt(cls, value: Mapping[str, object]) -> Mapping[str, Any]:
         """Return it with a reason that only a newer supervisor knows as `cancel`: the node is to end all the same."""
         return {**value, "reason": "cancel"} if _is_unknown(value.get("reason"), StopReason) else value
 
@@ -406,7 +406,7 @@ class Result(Record):
     """Timeline as JSON."""
 
     @classmethod
-    def adapt(cls, value: Mapping[str, Any]) -> Mapping[str, Any]:
+    def adapt(cls, value: Mapping[str, object]) -> Mapping[str, Any]:
         """Return it with an outcome that only a newer agent knows as `error`, whose reason names it."""
         outcome = value.get("outcome")
         if not _is_unknown(outcome, Outcome):
@@ -415,6 +415,6 @@ class Result(Record):
         return {**value, "outcome": "error", "reason": reason}
 
 
-def _is_unknown(word: object, known: Any) -> bool:  # a Literal
+def _is_unknown(word: object, known: object) -> bool:  # a Literal
     """Return whether a value is a word, but none of these."""
     return isinstance(word, str) and word not in get_args(known)

@@ -369,7 +369,7 @@ def _unpack_member(data: bytes, *, is_whole: bool) -> tuple[list[Any], bytes] | 
     return lines, unpacker.unused_data
 
 
-def _is_line(line: Any) -> bool:  # JSON
+def _is_line(line: object) -> bool:  # JSON
     """Return whether this is what _encode() makes."""
     if not isinstance(line, list) or len(line) < 4:
         return False

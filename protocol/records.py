@@ -82,7 +82,7 @@ class Record:
             raise RecordError(f"not a {cls.__name__}: {where}{error.needed}") from error
 
     @classmethod
-    def adapt(cls, value: Mapping[str, Any]) -> Mapping[str, Any]:
+    def adapt(cls, value: Mapping[str, object]) -> Mapping[str, Any]:
         """Return the value with words that a newer version writes replaced by words of this one."""
         return value
 
@@ -161,7 +161,7 @@ def _shape(kind: type[Record]) -> _Shape:
     return found
 
 
-def _check_of(hint: Any, most: int) -> Check:  # an annotation
+def _check_of(hint: object, most: int) -> Check:  # an annotation
     """Return the check of an annotation; `most`: characters of a text."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     simple = _SIMPLE.get(hint)
@@ -172,7 +172,7 @@ def _check_of(hint: Any, most: int) -> Check:  # an annotation
     return _compound_check(hint, origin, arguments, most)
 
 
-def _compound_check(hint: Any, origin: Any, arguments: tuple[Any, ...], most: int) -> Check:
+def _compound_check(hint: object, origin: object, arguments: tuple[Any, ...], most: int) -> Check:
     """Return the check of an annotation that is made of others."""
     if origin is Literal:
         return functools.partial(_word, arguments)

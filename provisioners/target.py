@@ -28,10 +28,12 @@ class Stop(NamedTuple):
 class Boot:
     """The start of a target's machines: with the bootstrap of provisioners/boot."""
 
-    modules: Mapping[str, str]
-    """Name of a file on the machines -> its name in provisioners/boot."""
+    bucket: str
+    """Module of boot/shipped/ that reads and writes the job dir."""
+    host: str
+    """Module there that knows, and ends, the machine."""
     group: str = ""
-    """File there that is `group.py` on a fleet's machines; "": its machines are in no fleet."""
+    """Module there by which a fleet's machine leaves its group; "": its machines are in no fleet."""
     sent_as: Literal["user data", "startup script", "container"]
     max_bytes: int | None = None
     """Limit of user data, before base64; None: boot/ knows the limit of the others."""

@@ -19,7 +19,7 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
-    "agent": Command(".agent.agent", "run one node of a job; what machines are started with", leaves_at_once=True),
+    "agent": Command(".agent.command", "run one node of a job; what machines are started with", leaves_at_once=True),
     "run": Command(".attach", "run a training program and make it resumable: run -- train.py --epochs 10"),
     "drill": Command(".verify.drill", "one run of a verification: what `cloudgpu verify-resume` starts"),
     "compare": Command(".verify.compare", "whether two runs of a verification agree"),

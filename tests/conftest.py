@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from cloudgpu.tests.standins.long_mode import LONG
 from cloudgpu.tests.standins.turns import turn
 
 # Users do not have these set: the one hides what is never flushed, with the other each process compiles all it imports.
@@ -50,6 +51,8 @@ def engine_kind(request: pytest.FixtureRequest) -> str:
     """Which engine a test of stacks has: a double of Pulumi's (tests/standins/pulumi/double), and Pulumi's own."""
     if request.param == "pulumi" and shutil.which("pulumi") is None:
         pytest.skip(NO_PULUMI)
+    if request.param == "double" and not LONG and request.node.get_closest_marker("on_engine") is not None:
+        pytest.skip("with Pulumi's own engine (make test-engines); with its double only with CLOUDGPU_LONG=1")
     return str(request.param)
 
 

@@ -21,7 +21,7 @@ from ..shared.output import echo_json, remark, warning
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ...infra.automation import Contents, Stack
+    from ...infra.engine.automation import Contents, Stack
     from ...infra.policy import Finding, Report
     from ...infra.programs import Terms
     from ...infra.settings import FleetSettings
@@ -74,7 +74,7 @@ def up(
     """
     from ...infra.programs import cluster_stack
     from ...jobspecs.loading.cluster_file import load_cluster_source
-    from ..shared.specfile import read
+    from ..shared.jobfile.specfile import read
     from .settings import wanted_settings
 
     loaded = load_cluster_source(read(file))
@@ -369,7 +369,7 @@ def _known() -> list[Cluster]:
 
 def _only_backend_of(name: str, given: str | None) -> str | None:
     """As _backend_of(); but a second stack of the name, elsewhere, would be a second group of machines."""
-    from ...infra.backend import backend_of
+    from ...infra.engine.backend import backend_of
     from ...infra.errors import RefusedError
 
     known = _backend_of(name, None)

@@ -14,9 +14,9 @@ from ...infra.errors import NoOfferError
 from ...infra.programs import Terms
 from ...provisioners.shared import infrastructure as stacks
 from ..infra.stack_run import readable
+from ..shared.jobfile.plan_view import offer_text, refusals_text
+from ..shared.jobfile.specfile import say_tables
 from ..shared.output import echo_json, remark, warning
-from ..shared.plan_view import offer_text, refusals_text
-from ..shared.specfile import say_tables
 from .expiry import moment, renewed
 
 if TYPE_CHECKING:

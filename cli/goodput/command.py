@@ -8,7 +8,7 @@ import click
 
 from ..exits import Exit
 from ..shared.errors import CommandError
-from ..shared.jobref import find_job, job_argument, watch
+from ..shared.job.jobref import find_job, job_argument, watch
 from ..shared.options import json_option
 from ..shared.output import echo_json, remark
 
@@ -39,7 +39,7 @@ def command(job: str, plot: Path | None, as_json: bool) -> None:
         except OSError as error:
             raise CommandError(f"{plot} cannot be written: {error.strerror}", exit_code=Exit.USAGE) from error
     if as_json:
-        from ..shared.report_view import report_json
+        from ..shared.job.report_view import report_json
 
         echo_json({"job": found.id, "state": found.state, **report_json(report)})
         return

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from ...control.jobs import Job
-    from ...infra.automation import Contents, Stack
+    from ...infra.engine.automation import Contents, Stack
     from ...infra.policy import Report
     from ...infra.settings import InfraSettings
     from ...provisioners.shared.infrastructure import Infrastructure
@@ -173,7 +173,7 @@ def down(
     It is refused while jobs run there, or clusters stand there. With --delete-bucket the bucket goes as well, once its
     name is typed or given. A bucket that `up` did not make is never deleted.
     """
-    from ...infra.events import Change
+    from ...infra.engine.events import Change
     from ...infra.policy import check_down
     from ...infra.programs import infra_stack
     from ...provisioners.shared import infrastructure
@@ -362,7 +362,7 @@ def _show(report: Report, *, as_json: bool) -> None:
         click.echo(report_text(report))
 
 
-def _keep(it: Stack, outputs: Mapping[str, Any]) -> Infrastructure:
+def _keep(it: Stack, outputs: Mapping[str, object]) -> Infrastructure:
     from ...infra.settings import OUTPUT, read_output
     from ...provisioners.shared import infrastructure
 

@@ -17,8 +17,8 @@ from ..shared.output import ProgressLine, can_ask, echo_json, remark, warning
 from .stack_view import step_text
 
 if TYPE_CHECKING:
-    from ...infra.automation import Stack
-    from ...infra.events import Step
+    from ...infra.engine.automation import Stack
+    from ...infra.engine.events import Step
     from ...infra.policy import Report
     from ...provisioners.shared.infrastructure import Infrastructure
     from ...provisioners.stacks.clusters import Cluster
@@ -44,8 +44,8 @@ def held(name: str, backend: str | None, *, install: bool) -> Iterator[Stack]:
     """The stack of this name, for this command alone; its steps are shown on stderr. Raises InfraError."""
     _need_sdk()
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else it tells of every connection that an engine closes
-    from ...infra.automation import Say, opened
-    from ...infra.backend import backend_of
+    from ...infra.engine.automation import Say, opened
+    from ...infra.engine.backend import backend_of
 
     where = backend_of(backend, os.environ)
     with ProgressLine() as progress:
@@ -74,7 +74,7 @@ def _need_sdk() -> None:
 
 
 def _engine(progress: ProgressLine, *, install: bool) -> Any:  # infra.engine.Engine, imported late
-    from ...infra import engine
+    from ...infra.engine import executable as engine
 
     found = engine.find()
     if found is not None:
@@ -123,7 +123,7 @@ def check_account(stack: str, cloud: str, region: str, account: str) -> None:
 
 
 def settle(
-    report: Report, told: Mapping[str, Any], *, as_json: bool, yes: bool, question: str, default: bool = True
+    report: Report, told: Mapping[str, object], *, as_json: bool, yes: bool, question: str, default: bool = True
 ) -> None:
     """Go on only where no check refuses, and where somebody said so: --yes, or an answer on the terminal, `default`
     being that of just Enter. With --json a report that refuses is the command's result: it is printed beside `told`."""

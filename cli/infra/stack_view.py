@@ -8,7 +8,7 @@ from ..shared.output import Column, style, table
 from ..shared.text import duration
 
 if TYPE_CHECKING:
-    from ...infra.events import Step
+    from ...infra.engine.events import Step
     from ...infra.policy import Price, Report
 
 _HEADS = (Column(""), Column("what"), Column("kind", least=16))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import click
 
 
@@ -12,7 +10,7 @@ class DurationType(click.ParamType):  # type: ignore[type-arg]  # generic in new
 
     name = "duration"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
         if isinstance(value, int | float):  # converted already
             return value
         from ...jobspecs.units import parse_duration

@@ -8,9 +8,9 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..events import event_json, event_line
-from ..shared.job_view import JobView, attempt_seconds, job_json, view
+from ..shared.job.job_view import JobView, attempt_seconds, job_json, view
+from ..shared.job.report_view import report_json, report_lines
 from ..shared.output import STATE_TONES, Column, clean, columns, style, table, warning
-from ..shared.report_view import report_json, report_lines
 from ..shared.text import ago, clock, duration, iso, money
 
 if TYPE_CHECKING:

@@ -153,7 +153,7 @@ class Verification:
         (folder / "cwd").symlink_to(self._copies.make(folder / "root"))
         return folder
 
-    def _expect(self, folder: Path, plan: dict[str, Any], codes: set[int]) -> None:
+    def _expect(self, folder: Path, plan: dict[str, object], codes: set[int]) -> None:
         """One process of the program; it must end with one of the codes."""
         path = folder / "plan.json"
         path.write_text(json.dumps(plan))

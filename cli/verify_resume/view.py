@@ -88,7 +88,7 @@ def likely_causes(verdict: Verdict) -> list[str]:
     return found[:_SHOWN] or [_NONE_FOUND]
 
 
-def _delivered(comparison: dict[str, Any]) -> dict[str, Any]:
+def _delivered(comparison: dict[str, object]) -> dict[str, Any]:
     """Return what the program delivers and differs."""
     names = ("files", "held", "left_out")
     return {name: comparison[name] for name in names} if comparison else {}

@@ -41,7 +41,7 @@ LONGEST_SILENCE_S = 900.0
 """Seconds of silence, at most, whatever a machine promises."""
 
 GAVE_UP = "gave_up.json"
-"""Record of a node: why its machine ended itself without a result (written by provisioners/boot/bootstrap.py)."""
+"""Record of a node: why its machine ended itself without a result (by provisioners/boot/shipped/bootstrap.py)."""
 _REASON = 1_000
 """Limits the characters of such a reason."""
 _MOST_GAVE_UP = 64 << 10
@@ -59,9 +59,18 @@ UNSEEN_S = 600.0
 then taken to be this long after their last heartbeat."""
 
 
-SETTLED_READ_S = 60.0
+SETTLED_READ_S = (3.0, 60.0)
 """Seconds between two reads of heartbeats and results from an object store, where requests cost money, while all
-machines of an attempt run. A machine that leaves `running` is read at once."""
+machines of an attempt run: at least, and at most. A machine that leaves `running` is read at once; but Azure's lists
+show no machine that has stopped, so its end is seen by a read."""
+SETTLED_READS = 15.0
+"""Reads a second, of all jobs, that the pause is chosen for between these; each read is two requests."""
+
+
+def settled_read_s(jobs: int, nodes: int) -> float:
+    """Return the seconds between two reads of a node that runs. `jobs` are watched, and `nodes` are those of one."""
+    least, most = SETTLED_READ_S
+    return min(max(least, jobs * nodes / SETTLED_READS), most)
 
 
 @dataclass(slots=True)
@@ -121,12 +130,13 @@ def look(  # noqa: PLR0917 - what is known of an attempt
     last_words: Callable[[str], str] = lambda _node: "",
     *,
     stopping: bool = False,
+    jobs: int = 1,
 ) -> list[NodeView]:
     """Return one view per node. `states` were observed before this call: so a result is never missed; `now` is steady
     time; `last_words`: of a node that is given up for its silence, or vanished without a result, to be added to the
-    reason; `stopping`: the nodes were asked to end, and are read at every look."""
+    reason; `stopping`: the nodes were asked to end, and are read at every look; `jobs`: how many are watched."""
     settled = not stopping and job_dir.folder is None and all(_is_settled(watches, one, states) for one in requests)
-    oldest = now - SETTLED_READ_S if settled else now
+    oldest = now - settled_read_s(jobs, len(requests)) if settled else now
     return [
         _look_at(job_dir, watches, request, states.get(request.node), now, oldest, last_words) for request in requests
     ]

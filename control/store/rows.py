@@ -96,7 +96,7 @@ def _load_policy(text: str) -> Policy:
     return _checked(Policy(**known | {name: Decimal(known[name]) for name in _AMOUNTS if name in known}))
 
 
-def _offer(value: Mapping[str, Any]) -> Offer:
+def _offer(value: Mapping[str, object]) -> Offer:
     offer = _checked(Offer.from_json(value))
     for role in offer.roles:
         _checked(role)
@@ -230,13 +230,13 @@ def _decode(columns: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def decode_job(columns: Mapping[str, Any]) -> JobRow:
+def decode_job(columns: Mapping[str, object]) -> JobRow:
     """Raises DamagedRowError."""
     with _named(f"job {columns.get('id')}"):
         return _checked(JobRow(**_decode(columns)))
 
 
-def decode_attempt(columns: Mapping[str, Any]) -> Attempt:
+def decode_attempt(columns: Mapping[str, object]) -> Attempt:
     """Raises DamagedRowError."""
     with _named(f"attempt {columns.get('number')} of job {columns.get('job_id')}"):
         return _checked(Attempt(**_decode(columns)))

@@ -1,5 +1,7 @@
 """The store: jobs, attempts and events in SQLite or PostgreSQL. The only module that speaks SQL (but for schema.py).
 
+Statements are those that both take, and values never stand in them but as parameters.
+
 Every change is one transaction that compares what it was decided upon with what is there, and writes its event. A
 change whose ground has shifted raises LostRaceError: read again and decide anew.
 """
@@ -14,15 +16,12 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
-from sqlalchemy import Connection, Engine, Select, and_, bindparam, func, insert, or_, select, update
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
-
-from ..errors import ControlError, DamagedRowError, StoreError
+from ..errors import ControlError, DamagedRowError
 from ..paths import database_url
 from . import rows, states
+from .database import Connection, Database, Values
 from .model import QUEUES, Attempt, Event, JobRow, Refused, Seen, Waiting
 from .schema import connect
-from .tables import attempts, events, jobs, stores
 
 log = logging.getLogger("cloudgpu.store")
 
@@ -73,11 +72,12 @@ class Changes(NamedTuple):
 
 _IDS_PER_QUERY = 500
 """Databases limit the parameters of a query."""
-_WAITING_STATES = ("queued", "recovering")
-_NEWEST = and_(attempts.c.job_id == jobs.c.id, attempts.c.number == jobs.c.attempt)
-_WITH_TARGET = select(jobs.c.id, jobs.c.updated, jobs.c.goal, jobs.c.ended, attempts.c.offer).outerjoin_from(
-    jobs, attempts, _NEWEST
+_NEWEST = "attempts.job_id = jobs.id AND attempts.number = jobs.attempt"
+_WITH_TARGET = (
+    f"SELECT jobs.id, jobs.updated, jobs.goal, jobs.ended, attempts.offer FROM jobs LEFT JOIN attempts ON {_NEWEST}"
 )
+_NEWEST_FIRST = "ORDER BY jobs.created DESC, jobs.id"
+_OLDEST_FIRST = "ORDER BY jobs.created, jobs.id"
 
 
 def _active(row: Mapping[str, Any]) -> ActiveJob:
@@ -87,8 +87,8 @@ def _active(row: Mapping[str, Any]) -> ActiveJob:
 class Store:
     """Threads may share it, and processes the database."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, database: Database) -> None:
+        self._database = database
         # SQLite lets one write at a time, and lets the others look whether it is their turn: threads can queue instead.
         self._writing = threading.Lock()
 
@@ -98,61 +98,57 @@ class Store:
         return cls(connect(url))
 
     def close(self) -> None:
-        self._engine.dispose()
+        self._database.close()
 
     # -- reading
 
     def owner(self) -> str:
         """Return the tag of everything that is made for this store's jobs: made with the store, and kept in it."""
-        found = [str(row["owner"]) for row in self._read(select(stores))]
-        return found[0]
+        found = self._read("SELECT owner FROM stores")
+        return str(found[0]["owner"])
 
     def job(self, job_id: str) -> JobRow | None:
-        found = self._jobs(select(jobs).where(jobs.c.id == job_id))
+        found = self._jobs("WHERE jobs.id = :id", id=job_id)
         return found[0] if found else None
 
     def find_jobs(self, ref: str) -> list[JobRow]:
         """Those whose id begins with `ref`, or who are named so; newest first."""
         ref = rows.plain(ref)
-        match = or_(func.substr(jobs.c.id, 1, len(ref)) == ref, jobs.c.name == ref)
-        return self._jobs(select(jobs).where(match).order_by(jobs.c.created.desc(), jobs.c.id))
+        where = "WHERE substr(jobs.id, 1, :length) = :ref OR jobs.name = :ref"
+        return self._jobs(f"{where} {_NEWEST_FIRST}", ref=ref, length=len(ref))
 
     def list_jobs(self, *, active_only: bool, limit: int | None = None) -> list[JobRow]:
         """Return jobs, newest first; limit=None: all of them."""
-        query = select(jobs).order_by(jobs.c.created.desc(), jobs.c.id).limit(limit)
-        found = self._read(query.where(jobs.c.ended.is_(None)) if active_only else query)
+        query = f"SELECT * FROM jobs {_active_if(active_only)} {_NEWEST_FIRST}"
+        found = self._read(query) if limit is None else self._read(f"{query} LIMIT :limit", limit=limit)
         return list(_undamaged(rows.decode_job, found))
 
     def count_jobs(self, *, active_only: bool) -> int:
         """Return the number of jobs, damaged rows included."""
-        query = select(func.count().label("count")).select_from(jobs)
-        found = list(self._read(query.where(jobs.c.ended.is_(None)) if active_only else query))
-        return int(found[0]["count"])
+        return int(self._read(f"SELECT count(*) AS count FROM jobs {_active_if(active_only)}")[0]["count"])
 
     def active_jobs(self) -> list[ActiveJob]:
         """Return every job that has not ended, oldest first. Its cost grows with their number; see changes()."""
-        found = self._read(_WITH_TARGET.where(jobs.c.ended.is_(None)).order_by(jobs.c.created, jobs.c.id))
-        return [_active(row) for row in found]
+        return [_active(row) for row in self._read(f"{_WITH_TARGET} WHERE jobs.ended IS NULL {_OLDEST_FIRST}")]
 
     def has_active(self) -> bool:
         """Return whether any job has not ended."""
-        return bool(list(self._read(select(jobs.c.id).where(jobs.c.ended.is_(None)).limit(1))))
+        return bool(self._read("SELECT id FROM jobs WHERE ended IS NULL LIMIT 1"))
 
     def last_event(self) -> int:
         """Return the sequence number of the newest event of any job; 0: there is none."""
-        found = list(self._read(select(func.max(events.c.seq).label("seq"))))
-        return found[0]["seq"] or 0
+        return self._read("SELECT max(seq) AS seq FROM events")[0]["seq"] or 0
 
     def changes(self, after: int) -> Changes:
         """Return the jobs that have events newer than `after`, ended jobs included, by the index of events."""
-        recent = list(self._read(select(events.c.seq, events.c.job_id).where(events.c.seq > after)))
+        recent = self._read("SELECT seq, job_id FROM events WHERE seq > :after", after=after)
         if not recent:
             return Changes(after, [], [])
         ids = sorted({row["job_id"] for row in recent})
         found = [
             row
             for at in range(0, len(ids), _IDS_PER_QUERY)
-            for row in self._read(_WITH_TARGET.where(jobs.c.id.in_(ids[at : at + _IDS_PER_QUERY])))
+            for row in self._read_for(ids[at : at + _IDS_PER_QUERY], f"{_WITH_TARGET} WHERE jobs.id IN (:ids)")
         ]
         active = [_active(row) for row in found if row["ended"] is None]
         ended = [row["id"] for row in found if row["ended"] is not None]
@@ -162,18 +158,20 @@ class Store:
         """The newest attempt of each job that has one, in one query."""
         if not of:
             return {}
-        query = select(attempts).join(jobs, _NEWEST).where(jobs.c.id.in_([job.id for job in of]))
-        return {attempt.job_id: attempt for attempt in self._attempts(query)}
+        query = f"SELECT attempts.* FROM attempts JOIN jobs ON {_NEWEST} WHERE jobs.id IN (:ids)"
+        found = map(rows.decode_attempt, self._read_for([job.id for job in of], query))
+        return {attempt.job_id: attempt for attempt in found}
 
     def attempts(self, job_id: str) -> list[Attempt]:
-        return self._attempts(select(attempts).where(attempts.c.job_id == job_id).order_by(attempts.c.number))
+        found = self._read("SELECT * FROM attempts WHERE job_id = :job_id ORDER BY number", job_id=job_id)
+        return [rows.decode_attempt(row) for row in found]
 
     def attempts_of(self, job_ids: Sequence[str]) -> dict[str, list[Attempt]]:
         """Return the attempts of several jobs by number; jobs that have a damaged one are left out."""
         found: dict[str, list[Attempt]] = {job_id: [] for job_id in job_ids}
         for at in range(0, len(job_ids), _IDS_PER_QUERY):
-            some = attempts.c.job_id.in_(job_ids[at : at + _IDS_PER_QUERY])
-            for row in self._read(select(attempts).where(some).order_by(attempts.c.number)):
+            query = "SELECT * FROM attempts WHERE job_id IN (:ids) ORDER BY number"
+            for row in self._read_for(job_ids[at : at + _IDS_PER_QUERY], query):
                 if row["job_id"] not in found:
                     continue
                 try:
@@ -184,46 +182,46 @@ class Store:
 
     def dry_places(self, but: JobRow, since: float) -> list[Refused]:
         """Where the other jobs were refused for lack of capacity since then (epoch seconds); newest last."""
-        theirs = and_(attempts.c.outcome == "refused", attempts.c.cause == "capacity", attempts.c.job_id != but.id)
-        recent = or_(attempts.c.ended >= since, and_(attempts.c.ended.is_(None), attempts.c.created >= since))
-        mine = and_(jobs.c.id == attempts.c.job_id, jobs.c.owner == but.owner)
-        query = select(attempts).join(jobs, mine).where(theirs, recent).order_by(attempts.c.created)
-        return [Refused.of(attempt) for attempt in _undamaged(rows.decode_attempt, self._read(query))]
+        query = """
+            SELECT attempts.* FROM attempts JOIN jobs ON jobs.id = attempts.job_id AND jobs.owner = :owner
+            WHERE attempts.outcome = 'refused' AND attempts.cause = 'capacity' AND attempts.job_id != :but
+                AND (attempts.ended >= :since OR attempts.ended IS NULL AND attempts.created >= :since)
+            ORDER BY attempts.created"""
+        found = self._read(query, owner=but.owner, but=but.id, since=since)
+        return [Refused.of(attempt) for attempt in _undamaged(rows.decode_attempt, found)]
 
     def waiting(self, before: float) -> list[Waiting]:
         """Return the jobs that wait for this machine, oldest first; not those whose next try is after
         `before`, in epoch seconds."""
-        wanted = and_(jobs.c.ended.is_(None), jobs.c.goal == "run", jobs.c.state.in_(_WAITING_STATES))
-        between = or_(attempts.c.state.is_(None), attempts.c.state.in_(("launching", "ended")))
-        query = (
-            select(jobs.c.id, jobs.c.offers, jobs.c.policy, attempts.c.state, attempts.c.offer)
-            .outerjoin_from(jobs, attempts, _NEWEST)
-            .where(wanted, between, jobs.c.not_before <= before)
-            .order_by(jobs.c.created, jobs.c.id)
-        )
+        query = f"""
+            SELECT jobs.id, jobs.offers, jobs.policy, attempts.state, attempts.offer
+            FROM jobs LEFT JOIN attempts ON {_NEWEST}
+            WHERE jobs.ended IS NULL AND jobs.goal = 'run' AND jobs.state IN ('queued', 'recovering')
+                AND (attempts.state IS NULL OR attempts.state IN ('launching', 'ended')) AND jobs.not_before <= :before
+            {_OLDEST_FIRST}"""
         found = []
-        for row in self._read(query):
+        for row in self._read(query, before=before):
             target, needs = rows.wanted(row["offer"] if row["state"] == "launching" else row["offers"])
             if target in QUEUES:
                 found.append(Waiting(row["id"], needs, rows.priority(row["policy"])))
         return found
 
     def events(self, job_id: str, after: int = 0) -> list[Event]:
-        query = select(events).where(events.c.job_id == job_id, events.c.seq > after).order_by(events.c.seq)
-        return [Event(**row) for row in self._read(query)]
+        query = "SELECT * FROM events WHERE job_id = :job_id AND seq > :after ORDER BY seq"
+        return [Event(**row) for row in self._read(query, job_id=job_id, after=after)]
 
     # -- writing
 
     def insert_job(self, job: JobRow, message: str) -> None:
         with self._transaction() as connection:
-            connection.execute(insert(jobs).values(**rows.encode_row(job)))
+            insert(connection, "jobs", rows.encode_row(job))
             _add_event(connection, job.id, None, time=job.created, kind="submitted", message=message)
 
     def set_goal(self, job_id: str, goal: str, message: str, time: float) -> bool:
         """Say what the user wants; False if the job has ended or that is wanted already."""
         with self._transaction() as connection:
-            wanted = and_(jobs.c.id == job_id, jobs.c.ended.is_(None), jobs.c.goal != goal)
-            if connection.execute(update(jobs).where(wanted).values(goal=goal, updated=time)).rowcount != 1:
+            values = {"goal": goal, "updated": time}
+            if _update(connection, "jobs", values, "id = :of AND ended IS NULL AND goal != :goal", of=job_id) != 1:
                 return False
             _add_event(connection, job_id, None, time=time, kind="goal", message=message)
         return True
@@ -234,9 +232,10 @@ class Store:
 
     def set_reason(self, job: JobRow, reason: str, lease_owner: str) -> None:
         """Write why the job is in its state, if that is as it was read and the lease is still `lease_owner`'s."""
-        held = and_(jobs.c.id == job.id, jobs.c.lease_owner == lease_owner, jobs.c.reason == job.reason)
+        held = "id = :of AND lease_owner = :held_by AND reason = :read"
         with self._transaction() as connection:
-            connection.execute(update(jobs).where(held).values(**rows.encode(reason=reason)))
+            values = rows.encode(reason=reason)
+            _update(connection, "jobs", values, held, of=job.id, held_by=lease_owner, read=job.reason)
 
     def apply(self, change: Change, lease_owner: str) -> None:
         """Write a step, if the job is as it was read and the lease is still `lease_owner`'s. Raises LostRaceError."""
@@ -244,101 +243,108 @@ class Store:
         to_job = change.to_job or job
         states.check_job(job.state, to_job.state)
         with self._transaction() as connection:
-            same = and_(
-                jobs.c.id == job.id,
-                jobs.c.state == job.state,
-                jobs.c.attempt == job.attempt,
-                jobs.c.lease_owner == lease_owner,
-            )
+            same = "id = :of AND state = :read_state AND attempt = :read_attempt AND lease_owner = :held_by"
+            read = {"of": job.id, "read_state": job.state, "read_attempt": job.attempt, "held_by": lease_owner}
             values = {**rows.encode_changes(job, to_job), "updated": change.time}
-            _expect_one(connection.execute(update(jobs).where(same).values(**values)).rowcount, job)
+            _expect_one(_update(connection, "jobs", values, same, **read), job)
             if attempt is not None and change.to_attempt is not None:
                 states.check_attempt(attempt.state, change.to_attempt.state)
-                same = and_(
-                    attempts.c.job_id == attempt.job_id,
-                    attempts.c.number == attempt.number,
-                    attempts.c.state == attempt.state,
-                )
+                same = "job_id = :of AND number = :of_number AND state = :read_state"
+                read = {"of": attempt.job_id, "of_number": attempt.number, "read_state": attempt.state}
                 values = {"state": attempt.state, **rows.encode_changes(attempt, change.to_attempt)}
-                _expect_one(connection.execute(update(attempts).where(same).values(**values)).rowcount, job)
+                _expect_one(_update(connection, "attempts", values, same, **read), job)
             if change.new_attempt is not None:
-                connection.execute(insert(attempts).values(**rows.encode_row(change.new_attempt)))
+                insert(connection, "attempts", rows.encode_row(change.new_attempt))
             if change.message:
                 number = to_job.attempt or None
                 _add_event(connection, job.id, number, time=change.time, kind=change.kind, message=change.message)
 
     def write_seen(self, seen: Mapping[tuple[str, int], Seen]) -> None:
         """Write what was read of attempts, by job id and number, in one transaction; it is no change of the job."""
-        of = and_(attempts.c.job_id == bindparam("of_job"), attempts.c.number == bindparam("of_number"))
-        values = [{"of_job": job, "of_number": number, **rows.encode(seen=v)} for (job, number), v in seen.items()]
+        of = "job_id = :of AND number = :of_number"
         with self._transaction() as connection:
-            connection.execute(update(attempts).where(of).values(seen=bindparam("seen")), values)
+            for (job_id, number), one in seen.items():
+                _update(connection, "attempts", rows.encode(seen=one), of, of=job_id, of_number=number)
 
     # -- leases (leases.py says when)
 
     def take_lease(self, job: JobRow, owner: str) -> bool:
         """Take or renew; False if somebody else moved since the row was read."""
+        held = "lease_owner IS NULL" if job.lease_owner is None else "lease_owner = :held_by"
+        read = {"of": job.id, "read_beat": job.lease_beat, "held_by": job.lease_owner}
+        values = {"lease_owner": owner, "lease_beat": job.lease_beat + 1}
         with self._transaction() as connection:
-            same = and_(jobs.c.id == job.id, jobs.c.lease_beat == job.lease_beat, _same_owner(job.lease_owner))
-            values = {"lease_owner": owner, "lease_beat": job.lease_beat + 1}
-            return connection.execute(update(jobs).where(same).values(**values)).rowcount == 1
+            return _update(connection, "jobs", values, f"id = :of AND lease_beat = :read_beat AND {held}", **read) == 1
 
     def renew_leases(self, owner: str) -> list[str]:
         """Count up the beats of all active jobs that are the owner's; their ids."""
-        held = and_(jobs.c.lease_owner == owner, jobs.c.ended.is_(None))
+        held, values = "WHERE lease_owner = :owner AND ended IS NULL", {"owner": owner}
         with self._transaction() as connection:
-            connection.execute(update(jobs).where(held).values(lease_beat=jobs.c.lease_beat + 1))
-            return list(connection.execute(select(jobs.c.id).where(held)).scalars())
+            connection.execute(f"UPDATE jobs SET lease_beat = lease_beat + 1 {held}", values)
+            return [row["id"] for row in connection.rows(f"SELECT id FROM jobs {held}", values)]
 
     def release_lease(self, job: JobRow, owner: str) -> None:
         """Release the lease of one job."""
-        held = and_(jobs.c.id == job.id, jobs.c.lease_owner == owner)
         with self._transaction() as connection:
-            connection.execute(update(jobs).where(held).values(lease_owner=None))
+            _update(connection, "jobs", _NO_LEASE, "id = :of AND lease_owner = :held_by", of=job.id, held_by=owner)
 
     def release_leases(self, owner: str, but: Collection[str] = ()) -> None:
         """Of all jobs `but` these."""
-        held = and_(jobs.c.lease_owner == owner, jobs.c.id.not_in(but))
+        condition, values = _in_list("lease_owner = :held_by AND id NOT IN (:ids)", but)
         with self._transaction() as connection:
-            connection.execute(update(jobs).where(held).values(lease_owner=None))
+            _update(connection, "jobs", _NO_LEASE, condition, held_by=owner, **values)
 
     # -- helpers
 
-    def _jobs(self, query: Select[Any]) -> list[JobRow]:
-        return [rows.decode_job(row) for row in self._read(query)]
+    def _jobs(self, condition: str, **values: object) -> list[JobRow]:
+        return [rows.decode_job(row) for row in self._read(f"SELECT * FROM jobs {condition}", **values)]
 
-    def _attempts(self, query: Select[Any]) -> list[Attempt]:
-        return [rows.decode_attempt(row) for row in self._read(query)]
+    def _read(self, query: str, **values: object) -> list[dict[str, Any]]:
+        return self._database.rows(query, values)
 
-    def _read(self, query: Select[Any]) -> Iterable[Mapping[str, Any]]:
-        with self._told(), self._engine.begin() as connection:
-            return [dict(row) for row in connection.execute(query).mappings()]
+    def _read_for(self, ids: Collection[str], query: str) -> list[dict[str, Any]]:
+        """Read with the ids in place of `(:ids)` in the query."""
+        return self._database.rows(*_in_list(query, ids))
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[Connection]:
         """For writing."""
-        with self._writing, self._told(), self._engine.begin() as connection:
+        with self._writing, self._database.transaction() as connection:
             yield connection
 
-    @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
-        try:
-            yield
-        except SQLAlchemyError as error:
-            raise StoreError(f"the store {self._engine.url!r} failed: {_cause(error)}") from error
+
+_NO_LEASE: Values = {"lease_owner": None}
 
 
-def _undamaged(decode: Callable[[Mapping[str, Any]], _T], found: Iterable[Mapping[str, Any]]) -> Iterator[_T]:
+def insert(connection: Connection, table: str, values: Values) -> None:
+    """Insert a row of values as the tables hold them."""
+    connection.execute(f"INSERT INTO {table} ({', '.join(values)}) VALUES (:{', :'.join(values)})", values)
+
+
+def _update(connection: Connection, table: str, values: Values, condition: str, **parameters: object) -> int:
+    """Update the rows for which a condition holds; return their number. Its own parameters are not named as columns."""
+    changes = ", ".join(f"{name} = :{name}" for name in values)
+    return connection.execute(f"UPDATE {table} SET {changes} WHERE {condition}", {**values, **parameters})
+
+
+def _in_list(statement: str, ids: Collection[str]) -> tuple[str, dict[str, str]]:
+    """Return a statement with a parameter for each id in place of `(:ids)`, and the values of these."""
+    values = {f"id_{number}": one for number, one in enumerate(ids)}
+    listed = ", ".join(f":{name}" for name in values) or "SELECT id FROM jobs WHERE 1 = 0"  # () is no list for all
+    return statement.replace("(:ids)", f"({listed})"), values
+
+
+def _active_if(active_only: bool) -> str:
+    return "WHERE jobs.ended IS NULL" if active_only else ""
+
+
+def _undamaged(decode: Callable[[Mapping[str, object]], _T], found: Iterable[Mapping[str, object]]) -> Iterator[_T]:
     """Yield the rows that can be read; of the others the reason is logged."""
     for row in found:
         try:
             yield decode(row)
         except DamagedRowError as error:
             log.warning("%s", error)
-
-
-def _same_owner(owner: str | None) -> Any:  # an SQL expression
-    return jobs.c.lease_owner.is_(None) if owner is None else jobs.c.lease_owner == owner
 
 
 def _expect_one(rowcount: int, job: JobRow) -> None:
@@ -349,12 +355,7 @@ def _expect_one(rowcount: int, job: JobRow) -> None:
 def _add_event(
     connection: Connection, job_id: str, attempt: int | None, *, time: float, kind: str, message: str
 ) -> None:
-    values = rows.encode(job_id=job_id, attempt=attempt, time=time, kind=kind, message=message)
-    connection.execute(insert(events).values(**values))
-
-
-def _cause(error: SQLAlchemyError) -> str:
-    return str(error.orig if isinstance(error, DBAPIError) else error)
+    insert(connection, "events", rows.encode(job_id=job_id, attempt=attempt, time=time, kind=kind, message=message))
 
 
 def open_store() -> Store:

@@ -1,4 +1,5 @@
-"""The store's tables. A change here needs a migration (migrations/versions/) and a new HEAD; a test compares them.
+"""The store's tables, for its migrations. A change here needs one (migrations/versions/) and a new HEAD in schema.py; a
+test compares them.
 
 Only types that every database has: JSON values and decimals are kept as text, times as epoch seconds.
 """
@@ -6,10 +7,6 @@ Only types that every database has: JSON values and decimals are kept as text, t
 from __future__ import annotations
 
 from sqlalchemy import Column, Float, ForeignKey, Index, Integer, MetaData, Table, Text
-
-REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006")
-"""Every schema this version can upgrade, oldest first."""
-HEAD = REVISIONS[-1]
 
 metadata = MetaData()
 

@@ -133,6 +133,7 @@ class Supervisor:
             self._list_all(now)
         elif (woken is not None and not named <= self._watched.keys()) or now >= self._ask_at:
             self._ask(now)
+        self._tools.watched = len(self._watched)
         for job_id in named:
             watched = self._watched.get(job_id)
             if watched is not None:

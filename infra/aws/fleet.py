@@ -8,11 +8,10 @@ import pulumi
 import pulumi_aws as aws
 
 from ...jobspecs.fleets import FleetSpec
-from ...provisioners.aws.images import parameter_for
-from ...provisioners.aws.machine import disk_gib
-from ...provisioners.aws.reservations import Reservation
-from ...provisioners.aws.target import MAX_BYTES
-from ...provisioners.aws.template import (
+from ...provisioners.aws.machine.images import parameter_for
+from ...provisioners.aws.machine.parts import disk_gib
+from ...provisioners.aws.machine.reservations import Reservation
+from ...provisioners.aws.machine.template import (
     Surroundings,
     buying,
     check_fleet,
@@ -22,6 +21,7 @@ from ...provisioners.aws.template import (
     suspended,
     template,
 )
+from ...provisioners.aws.target import MAX_BYTES
 from ...provisioners.shared import tags
 from ..arguments import ArgumentError, check_arguments, check_fleet_name, check_size, fleet_spec
 from ..components import child_of

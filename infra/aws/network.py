@@ -6,7 +6,7 @@ from typing import NotRequired, TypedDict
 import pulumi
 import pulumi_aws as aws
 
-from ...provisioners.aws.network import SUBNET_TAG
+from ...provisioners.aws.resources.network import SUBNET_TAG
 from ..arguments import check_arguments
 from ..components import child_of
 from .children import TYPES, Tags, tags_of

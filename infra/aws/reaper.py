@@ -7,7 +7,7 @@ from typing import Any, NotRequired, TypedDict
 import pulumi
 import pulumi_aws as aws
 
-from ...provisioners.aws.identity import PATH, policy
+from ...provisioners.aws.resources.identity import PATH, policy
 from ...provisioners.shared import tags
 from ..arguments import check_arguments
 from ..components import child_of

@@ -6,8 +6,8 @@ from typing import Any, NotRequired, TypedDict
 import pulumi
 import pulumi_aws as aws
 
-from ...provisioners.aws.identity import PATH, policy, reach, trust_policy
-from ...provisioners.aws.network import PROFILE_TAG
+from ...provisioners.aws.resources.identity import PATH, policy, reach, trust_policy
+from ...provisioners.aws.resources.network import PROFILE_TAG
 from ...provisioners.shared import tags
 from ..arguments import check_arguments
 from ..components import child_of

@@ -6,7 +6,7 @@ from typing import NotRequired, TypedDict
 import pulumi
 from pulumi_azure_native import storage
 
-from ...provisioners.azure.rights import WRITER
+from ...provisioners.azure.resources.rights import WRITER
 from ..arguments import check_arguments
 from ..components import child_of
 from .groups import TYPES, assign, definition, group_of, id_of_group, tags_of

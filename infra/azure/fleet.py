@@ -7,12 +7,12 @@ import pulumi
 from pulumi_azure_native import compute, managedidentity, network
 
 from ...jobspecs.fleets import FleetSpec
-from ...provisioners.azure.images import image_of
+from ...provisioners.azure.machine.images import image_of
+from ...provisioners.azure.machine.template import Standing, check_fleet, is_close, profile, scale_set, zones_of
 from ...provisioners.azure.names import SHARED, part_of
-from ...provisioners.azure.rights import LEAVING
-from ...provisioners.azure.rules import security_rules
+from ...provisioners.azure.resources.rights import LEAVING
+from ...provisioners.azure.resources.rules import security_rules
 from ...provisioners.azure.target import MAX_BYTES
-from ...provisioners.azure.template import Standing, check_fleet, is_close, profile, scale_set, zones_of
 from ...provisioners.shared import tags
 from ..arguments import check_arguments, check_fleet_name, check_size, fleet_spec
 from ..components import child_of

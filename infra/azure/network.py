@@ -6,7 +6,7 @@ import pulumi
 from pulumi_azure_native import network
 
 from ...provisioners.azure.names import SHARED, SUBNET
-from ...provisioners.azure.rules import NETWORK_RANGE, SUBNET_RANGE, subnet_rules
+from ...provisioners.azure.resources.rules import NETWORK_RANGE, SUBNET_RANGE, subnet_rules
 from ..arguments import check_arguments
 from ..components import child_of
 from ..wire import keywords

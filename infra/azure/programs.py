@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pulumi
 
-from ...provisioners.azure.containers import Container, split_url
+from ...provisioners.azure.machine.template import check_fleet
 from ...provisioners.azure.names import leaving_role
-from ...provisioners.azure.template import check_fleet
+from ...provisioners.azure.resources.containers import Container, split_url
 from ...provisioners.shared.infrastructure import Infrastructure
 from ..settings import OUTPUT, FleetOutputs, FleetSettings, InfraSettings
 from .bucket import CONTAINER, PREFIX, JobBucket, JobBucketArgs

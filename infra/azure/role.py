@@ -6,7 +6,7 @@ import pulumi
 from pulumi_azure_native import managedidentity
 
 from ...provisioners.azure.names import SHARED
-from ...provisioners.azure.rights import LEAVING, WRITER, condition
+from ...provisioners.azure.resources.rights import LEAVING, WRITER, condition
 from ..arguments import check_arguments
 from ..components import child_of
 from .groups import TYPES, assign, definition, role_of, tags_of

@@ -44,7 +44,7 @@ def role_id(*parts: str) -> str:
 
 
 def firewall_arguments(rule: Mapping[str, Any]) -> dict[str, Any]:
-    """Keyword arguments of compute.Firewall for a rule as launches make them (provisioners/gcp/network.py)."""
+    """Keyword arguments of compute.Firewall for a rule as in provisioners/gcp/resources/network.py."""
     from pulumi_gcp import compute
 
     return keywords(compute.FirewallArgs, rule, RULE)

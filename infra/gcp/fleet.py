@@ -8,8 +8,16 @@ from pulumi_gcp import compute
 
 from ...jobspecs.fleets import FleetSpec
 from ...provisioners.boot.startup_script import MAX_SCRIPT_BYTES
-from ...provisioners.gcp.network import Attachment, within_rule
-from ...provisioners.gcp.template import EXPIRES_PORT, check_fleet, fleet_name, group, is_placed, placement, template
+from ...provisioners.gcp.machine.template import (
+    EXPIRES_PORT,
+    check_fleet,
+    fleet_name,
+    group,
+    is_placed,
+    placement,
+    template,
+)
+from ...provisioners.gcp.resources.network import Attachment, within_rule
 from ...provisioners.shared import tags
 from ..arguments import check_arguments, check_fleet_name, check_size, fleet_spec, refusals
 from ..components import child_of, expiry_of

@@ -5,7 +5,7 @@ from typing import NotRequired, TypedDict
 import pulumi
 from pulumi_gcp import compute
 
-from ...provisioners.gcp.network import closed_name, closed_rule
+from ...provisioners.gcp.resources.network import closed_name, closed_rule
 from ..arguments import check_arguments
 from ..components import child_of
 from .common import TYPES, firewall_arguments

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .conversion import Conversion
 
@@ -32,7 +32,7 @@ def detect(document: object) -> str | None:
     return None
 
 
-def convert(document: Mapping[str, Any], *, today: datetime.date | None = None) -> Conversion:
+def convert(document: Mapping[str, object], *, today: datetime.date | None = None) -> Conversion:
     """The job file that a document of another tool stands for; raises ValueError if detect() knows no such dialect.
 
     GPUs that can no longer be had on the day `today` are replaced (None: those the tables call retired).

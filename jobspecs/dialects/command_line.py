@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..diagnostics import Diagnostic, Loc, SpecError
 from ..loading.overrides import Override, parse_overrides
@@ -24,7 +24,7 @@ _KEYS = {flag: ".".join(map(str, place)) for place, flag in SHARED.items()}
 
 
 def convert(
-    document: Mapping[str, Any] | None,
+    document: Mapping[str, object] | None,
     flags: Mapping[str, str],
     overrides: Overrides,
     *,

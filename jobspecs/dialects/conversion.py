@@ -52,7 +52,7 @@ class Conversion:
     def refused(self) -> bool:
         return any(problem.severity == "error" for problem in self.problems)
 
-    def put(self, place: Loc, value: Any, origin: Loc) -> None:  # any value of a job file
+    def put(self, place: Loc, value: object, origin: Loc) -> None:  # any value of a job file
         """Set a value of the job file and remember where it comes from."""
         mapping: dict[Any, Any] = self.job
         for name in place[:-1]:
@@ -211,7 +211,7 @@ class Reader:
             return []
         return [self._sub(item or {}, (*self._loc, self._keys[name], index)) for index, item in enumerate(value)]
 
-    def _sub(self, value: Mapping[Any, Any], loc: Loc) -> Reader:
+    def _sub(self, value: Mapping[object, object], loc: Loc) -> Reader:
         return Reader(value, loc, self._conversion, self._flags)
 
     def _raw(self, name: str) -> Any:  # whatever the user wrote

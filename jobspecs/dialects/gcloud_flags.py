@@ -156,7 +156,7 @@ BY_NAME = {flag.name: flag for flag in FLAGS}
 
 
 def apply(
-    document: Mapping[str, Any] | None,
+    document: Mapping[str, object] | None,
     flags: Mapping[str, str],
     user_args: Sequence[str] | None = None,
     *,
@@ -257,5 +257,5 @@ def take(parameters: dict[str, Any]) -> dict[str, str]:
     return found
 
 
-def _present(parameters: Mapping[str, Any]) -> Iterable[Flag]:
+def _present(parameters: Mapping[str, object]) -> Iterable[Flag]:
     return [flag for flag in FLAGS if flag.parameter in parameters]

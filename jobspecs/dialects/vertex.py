@@ -274,7 +274,7 @@ def _put_scheduling(conversion: Conversion, scheduling: Reader, pools: Sequence[
             conversion.put(("resources", "market"), list(reserved), affinity.loc("reservationAffinityType"))
 
 
-def _choice(conversion: Conversion, reader: Reader, name: str, choices: Mapping[str, Any]) -> Any:
+def _choice(conversion: Conversion, reader: Reader, name: str, choices: Mapping[str, object]) -> Any:
     """What the field's value stands for; None if it is absent or (reported) unknown."""
     written = reader.text(name)
     if written is None:

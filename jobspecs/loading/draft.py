@@ -131,7 +131,7 @@ class Draft:
         return self.document.source.at(line, column, problem.code, problem.message, problem.hint, warning=warning)
 
 
-def _nearest(places: Mapping[Loc, Any], loc: Loc) -> Any:  # a value of the mapping
+def _nearest(places: Mapping[Loc, object], loc: Loc) -> Any:  # a value of the mapping
     """What is said of a place, or of the nearest place around it."""
     for length in range(len(loc), -1, -1):
         if loc[:length] in places:
@@ -139,7 +139,7 @@ def _nearest(places: Mapping[Loc, Any], loc: Loc) -> Any:  # a value of the mapp
     return None
 
 
-def _exists(value: Any, loc: Loc) -> bool:  # a value of the document
+def _exists(value: object, loc: Loc) -> bool:  # a value of the document
     for step in loc:
         if not isinstance(value, Mapping) or step not in value:
             return False

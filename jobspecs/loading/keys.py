@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator
 from functools import cache
-from typing import Any, NamedTuple, get_args
+from typing import NamedTuple, get_args
 
 from pydantic import BaseModel
 
@@ -125,7 +125,7 @@ def _paths(model: type[BaseModel], prefix: tuple[str, ...]) -> Iterator[tuple[st
             yield from _paths(inner, (*path, "ROLE") if name == "roles" else path)
 
 
-def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:  # any type
+def _models_in(annotation: object) -> Iterator[type[BaseModel]]:  # any type
     """The models within a type such as `tuple[Model, ...] | None`."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation

@@ -35,7 +35,7 @@ def parse_override(text: str) -> Override:
     return Override(path, _value(value, label), label)
 
 
-def parse_overrides(given: Mapping[str, Any] | Sequence[str | Override]) -> list[Override]:
+def parse_overrides(given: Mapping[str, object] | Sequence[str | Override]) -> list[Override]:
     """Overrides of whatever form; raises SpecError with every one that cannot be read."""
     if isinstance(given, Mapping):
         given = [Override(tuple(key.split(".")), value, f"--set {shorten(key)}") for key, value in given.items()]
@@ -67,7 +67,7 @@ def check_seen(value: object, label: str) -> None:
             check_seen(item, label)
 
 
-def apply_overrides(document: dict[str, Any], overrides: Sequence[Override]) -> dict[str, Any]:
+def apply_overrides(document: dict[str, object], overrides: Sequence[Override]) -> dict[str, Any]:
     """A copy of the document with the values put in, mappings made where there are none; raises SpecError."""
     diagnostics = []
     for override in overrides:
@@ -80,7 +80,7 @@ def apply_overrides(document: dict[str, Any], overrides: Sequence[Override]) -> 
     return document
 
 
-def _put(container: Any, path: Loc, override: Override) -> Any:  # a value of the document
+def _put(container: object, path: Loc, override: Override) -> Any:  # a value of the document
     """A copy of the mapping, list or None with the value at the path: a copy, for aliases share what they repeat."""
     if not path:
         return override.value

@@ -20,7 +20,7 @@ _WHOLE: tuple[Loc, ...] = (("resources", "cloud"),)
 
 
 def problems_of(
-    error: ValidationError, job: Mapping[str, Any], check_names: Callable[[JobSpec], list[Problem]]
+    error: ValidationError, job: Mapping[str, object], check_names: Callable[[JobSpec], list[Problem]]
 ) -> list[Problem]:
     """Every mistake in the shape of a job, those that others hide, and in the names that can be read."""
     found = shape_problems(error, job)
@@ -48,7 +48,7 @@ def _left_out(loc: Loc) -> Loc:
     return next((whole for whole in _WHOLE if loc[: len(whole)] == whole), loc)
 
 
-def _without(value: Any, loc: Loc, wrong: set[Loc], kept: dict[Loc, list[int]]) -> Any:
+def _without(value: object, loc: Loc, wrong: set[Loc], kept: dict[Loc, list[int]]) -> Any:
     """A copy of a value without the wrong ones in it; `kept` tells which entries of each list are left."""
     if isinstance(value, Mapping):
         return {

@@ -27,7 +27,7 @@ _INSTEAD: dict[Loc, tuple[Loc, str]] = {("run",): (("image",), "name an image wh
 _QUOTES = 'put quotes around a text that contains ": " or begins with [ or {'
 
 
-def shape_problems(error: ValidationError, document: Mapping[str, Any]) -> list[Problem]:
+def shape_problems(error: ValidationError, document: Mapping[str, object]) -> list[Problem]:
     """Every mistake once; of the branches of a union that failed at one place, the first.
 
     A key that is missing because it is misspelt is one mistake.
@@ -61,7 +61,7 @@ def find(document: object, loc: Loc) -> tuple[Loc, Any]:
     return place, document
 
 
-def _problems(details: ErrorDetails, document: Mapping[str, Any]) -> list[Problem]:
+def _problems(details: ErrorDetails, document: Mapping[str, object]) -> list[Problem]:
     raised = details.get("ctx", {}).get("error")
     in_key = details["loc"][-1:] == (_KEY,)
     place, value = find(document, details["loc"])
@@ -77,7 +77,7 @@ def _problems(details: ErrorDetails, document: Mapping[str, Any]) -> list[Proble
     return [explain(place, details, document)]
 
 
-def _from_validator(problem: Problem, place: Loc, value: Any, document: object, *, in_key: bool) -> Problem:
+def _from_validator(problem: Problem, place: Loc, value: object, document: object, *, in_key: bool) -> Problem:
     """A validator's problem, whose place counts from the value it looked at."""
     if problem.loc:
         place, value = find(document, (*place, *problem.loc))
@@ -106,7 +106,7 @@ def _shown(value: object) -> str:
     return quote(value) if value != "" else "an empty text"
 
 
-def _missing(place: Loc, details: ErrorDetails, document: Mapping[str, Any]) -> Problem:  # noqa: ARG001
+def _missing(place: Loc, details: ErrorDetails, document: Mapping[str, object]) -> Problem:  # noqa: ARG001
     key = str(details["loc"][-1])
     field = JobSpec.model_fields.get(key)
     example = field.examples[0] if field is not None and field.examples else "…"
@@ -118,21 +118,21 @@ def _missing(place: Loc, details: ErrorDetails, document: Mapping[str, Any]) -> 
     return Problem((*place, key), "missing-key", f"the key {quote(key)} is missing", hint)
 
 
-def _unknown_key(place: Loc, details: ErrorDetails, document: Mapping[str, Any]) -> Problem:  # noqa: ARG001
+def _unknown_key(place: Loc, details: ErrorDetails, document: Mapping[str, object]) -> Problem:  # noqa: ARG001
     _, around = find(document, place[:-1])
     hint = meaning(place, around).hint
     return Problem(place, "unknown-key", f"there is no key {quote(place[-1])} here", hint, in_key=True)
 
 
 def _expected(what: str, hint: str = "") -> Callable[[Loc, ErrorDetails, Mapping[str, Any]], Problem]:
-    def explain(place: Loc, details: ErrorDetails, document: Mapping[str, Any]) -> Problem:  # noqa: ARG001
+    def explain(place: Loc, details: ErrorDetails, document: Mapping[str, object]) -> Problem:  # noqa: ARG001
         _, value = find(document, place)
         return _completed(Problem(place, "wrong-type", f"expected {what}", hint), value)
 
     return explain
 
 
-def _text(place: Loc, details: ErrorDetails, document: Mapping[str, Any]) -> Problem:  # noqa: ARG001
+def _text(place: Loc, details: ErrorDetails, document: Mapping[str, object]) -> Problem:  # noqa: ARG001
     _, value = find(document, place)
     hint = _QUOTES
     if value is None:
@@ -142,7 +142,7 @@ def _text(place: Loc, details: ErrorDetails, document: Mapping[str, Any]) -> Pro
     return _completed(Problem(place, "wrong-type", "expected a text", hint), value)
 
 
-def _mapping(place: Loc, details: ErrorDetails, document: Mapping[str, Any]) -> Problem:  # noqa: ARG001
+def _mapping(place: Loc, details: ErrorDetails, document: Mapping[str, object]) -> Problem:  # noqa: ARG001
     _, value = find(document, place)
     hint = "write each as KEY: VALUE on its own line"
     if value is None:
@@ -176,7 +176,7 @@ _MAIN_KEYS: Mapping[Loc, Sequence[tuple[str, Callable[[str], bool]]]] = {
 
 
 def _length(what: str, bound: str) -> Callable[[Loc, ErrorDetails, Mapping[str, Any]], Problem]:
-    def explain(place: Loc, details: ErrorDetails, document: Mapping[str, Any]) -> Problem:  # noqa: ARG001
+    def explain(place: Loc, details: ErrorDetails, document: Mapping[str, object]) -> Problem:  # noqa: ARG001
         context = details.get("ctx", {})
         limit = context.get("max_length", context.get("min_length", 1))
         if limit == 1:

@@ -62,7 +62,7 @@ _SYNTAX_HINTS = {
 class Document:
     """A mapping read from YAML, where everything in it stands, and the mistakes that could be read over."""
 
-    def __init__(self, source: Source, value: dict[str, Any], marks: _Marks, diagnostics: list[Diagnostic]) -> None:
+    def __init__(self, source: Source, value: dict[str, object], marks: _Marks, diagnostics: list[Diagnostic]) -> None:
         self.source = source
         self.value = value
         self.diagnostics = diagnostics
@@ -98,7 +98,7 @@ class _Frame:
 
     __slots__ = ("anchor", "before", "is_key", "key", "key_mark", "marks", "value")
 
-    def __init__(self, value: dict[str, Any] | list[Any], start: Mark, anchor: str | None, before: int) -> None:
+    def __init__(self, value: dict[str, object] | list[object], start: Mark, anchor: str | None, before: int) -> None:
         self.value = value
         self.marks = _Marks(start)
         self.anchor = anchor
@@ -214,7 +214,7 @@ class _Reader:
         self._count += size
         self._add(value, mark, marks)
 
-    def _add(self, value: Any, mark: Mark, inside: _Marks | None) -> None:  # text, None, dict or list
+    def _add(self, value: object, mark: Mark, inside: _Marks | None) -> None:  # text, None, dict or list
         """Put a finished value into the open mapping (as key or value) or list."""
         if self._count > MAX_VALUES:
             self._stop(mark, "too-many-values", f"there are more than {MAX_VALUES:,} values, aliases expanded")
@@ -231,7 +231,7 @@ class _Reader:
                 container[frame.key] = value  # type: ignore[call-overload]  # a dict: see above
             frame.key = frame.key_mark = None
 
-    def _key(self, frame: _Frame, key: Any, mark: Mark) -> None:  # text, None, dict or list
+    def _key(self, frame: _Frame, key: object, mark: Mark) -> None:  # text, None, dict or list
         frame.key_mark = mark
         frame.key = None
         if not isinstance(key, str):

@@ -83,14 +83,14 @@ class Calling:
         """Send all calls of a client through here."""
         send = client._make_api_call
 
-        def paced(operation: str, params: Mapping[str, Any]) -> Any:
+        def paced(operation: str, params: Mapping[str, object]) -> Any:
             # Sent as a copy: boto3 encodes some of the parameters in place.
             return self._call(service, region, operation, params, lambda: send(operation, dict(params)))
 
         client._make_api_call = paced
 
     def _call(
-        self, service: str, region: str, operation: str, params: Mapping[str, Any], send: Callable[[], Any]
+        self, service: str, region: str, operation: str, params: Mapping[str, object], send: Callable[[], object]
     ) -> Any:
         bucket = self._bucket(service, region, operation)
         key = _key(operation, params)
@@ -138,7 +138,7 @@ class Calling:
             return self._buckets[key]
 
 
-def _key(operation: str, params: Mapping[str, Any]) -> str:
+def _key(operation: str, params: Mapping[str, object]) -> str:
     """Return the key of a call; a retry of the same call has the same key."""
     token = params.get("ClientToken")
     return str(token) if token else hashlib.sha256(repr((operation, sorted(params.items()))).encode()).hexdigest()

@@ -6,12 +6,12 @@ import os
 
 from ...jobspecs.fleets import FleetSpec
 from ..stacks.for_stacks import Endpoints, Reserved, in_a_zone
-from . import quotas
+from .catalog import quotas
 from .clients import Clients
 from .errors import translate_errors
-from .identity import BOUNDARY_VARIABLE
-from .images import Images
-from .reservations import find_reservation, look_again
+from .machine.images import Images
+from .machine.reservations import find_reservation, look_again
+from .resources.identity import BOUNDARY_VARIABLE
 
 
 def account(region: str) -> str:

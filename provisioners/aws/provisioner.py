@@ -23,19 +23,20 @@ from ..shared.allocations import Found
 from ..shared.calls import last_of, renewing
 from ..shared.per_settings import PerSettings
 from ..stacks import grouping
-from . import network, prices
-from .answers import Answers
+from .catalog import prices
+from .catalog.answers import Answers
+from .catalog.quotas import Quotas
 from .clients import Clients
 from .console import console
-from .ending import Ending, terminate
 from .errors import translate_errors
-from .grouped import GroupLaunch, Groups
-from .images import Images
-from .launching import Launch
-from .profiles import Profiles
-from .quotas import Quotas
-from .request import check_request
-from .sightings import Sighting, Sightings
+from .lifecycle.ending import Ending, terminate
+from .lifecycle.grouped import GroupLaunch, Groups
+from .lifecycle.launching import Launch
+from .machine.images import Images
+from .machine.request import check_request
+from .resources import network
+from .resources.profiles import Profiles
+from .resources.sightings import Sighting, Sightings
 
 if TYPE_CHECKING:
     from boto3.session import Session

@@ -192,7 +192,7 @@ def translate_error(error: Exception, doing: str, clock: Clock) -> ProvisionErro
     return None
 
 
-def refusal(error: Any, doing: str, status: int | None = None) -> ProvisionError:  # JSON
+def refusal(error: object, doing: str, status: int | None = None) -> ProvisionError:  # JSON
     """What the `error` of an operation that has failed means: `{"code": …, "message": …, "details": […]}`."""
     code, message = words_of(error if isinstance(error, dict) else {})
     return classify("azure", code=code, status=status, message=short(message), doing=doing, is_operation=True)

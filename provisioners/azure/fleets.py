@@ -5,11 +5,12 @@ from __future__ import annotations
 from ...jobspecs.fleets import FleetSpec
 from ..shared.clock import SystemClock
 from ..stacks.for_stacks import Endpoints, Reserved, nodes_of
-from . import launching, quotas
 from .account import Account
+from .catalog import quotas
 from .clients import Clients
-from .images import Images
-from .reservations import find_reservations
+from .lifecycle import launching
+from .machine.images import Images
+from .machine.reservations import find_reservations
 
 
 def account(_region: str) -> str:

@@ -175,7 +175,9 @@ def reason(clients: Clients, url: str, doing: str) -> Json | None:
     return error if isinstance(error, dict) else None
 
 
-def delete(clients: Clients, doing: str, begin: Callable[..., Any], look: Callable[..., Any] | None = None) -> bool:
+def delete(
+    clients: Clients, doing: str, begin: Callable[..., object], look: Callable[..., object] | None = None
+) -> bool:
     """Have a thing deleted; with `look`, wait until it is gone. False: it, or its group, was not there; but of most
     things that are not there Azure says that it has deleted them. Raises ProvisionError."""
 
@@ -203,7 +205,7 @@ def wait_for(clients: Clients, doing: str, is_done: Callable[[], bool]) -> None:
         pause(clock, next(waits))
 
 
-def is_there(clients: Clients, doing: str, look: Callable[..., Any]) -> bool:
+def is_there(clients: Clients, doing: str, look: Callable[..., object]) -> bool:
     """Whether a thing exists."""
 
     def ask() -> bool:

@@ -22,19 +22,21 @@ from ..shared.allocations import Found
 from ..shared.calls import UNKNOWN, renewing
 from ..shared.per_settings import PerSettings
 from ..stacks import grouping
-from . import network, operations, prices
+from . import operations
 from .account import need_sdk, refusal
+from .catalog import prices
+from .catalog.sizes import Sizes
 from .clients import Clients
-from .diagnostics import console, with_console
-from .ending import Ending, delete_machine
-from .grouped import GroupedLaunch, state_of
-from .groups import Group, find_group, groups_of
-from .images import Images
-from .launching import Launch
+from .console import console, with_console
+from .lifecycle.ending import Ending, delete_machine
+from .lifecycle.grouped import GroupedLaunch, state_of
+from .lifecycle.launching import Launch
+from .machine.images import Images
+from .machine.request import check_request
 from .names import group_name
-from .request import check_request
-from .sightings import Restarts, Sighting, Sightings
-from .sizes import Sizes
+from .resources import network
+from .resources.groups import Group, find_group, groups_of
+from .resources.sightings import Restarts, Sighting, Sightings
 
 if TYPE_CHECKING:
     from ..shared.clock import Clock

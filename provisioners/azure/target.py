@@ -22,13 +22,14 @@ TARGET = Target(
     setup_hint="azure is not set up here: it needs Azure's SDK (pip install 'cloudgpu[azure]'), a subscription and "
     "credentials (`az login`, or AZURE_SUBSCRIPTION_ID with AZURE_TENANT_ID, AZURE_CLIENT_ID and AZURE_CLIENT_SECRET), "
     "see docs/azure.md",
-    architecture=".sizes:architecture_of",
-    collector=".collect",
-    tables=".catalog",
+    architecture=".catalog.sizes:architecture_of",
+    collector=".lifecycle.collect",
+    tables=".catalog.refresh",
     fleets=".fleets",
     boot=Boot(
-        modules={"bucket.py": "bucket_az.py", "host.py": "host_azure.py"},
-        group="group_azure.py",
+        bucket="bucket_az",
+        host="host_azure",
+        group="group_azure",
         sent_as="user data",
         max_bytes=MAX_BYTES,
         needs_identity=True,

@@ -19,10 +19,12 @@ import time
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path, PurePosixPath
 
 from ...jobspecs.home import home, private
 from ...storage import durable
+from . import shipped
 
 PYTHONS_VARIABLE = "CLOUDGPU_AGENT_PYTHONS"
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
@@ -37,6 +39,14 @@ _GLIBCS = (17, 24, 26, 27, 28, 31, 34)  # minor versions for which wheels are ma
 _KEPT_S = 30 * 86_400.0
 _PIP_S = 600.0
 
+# Python runs a module of this name.
+_MAIN = b"""\
+import sys
+
+from agent_main import main
+
+main(sys.argv[1:])
+"""
 # Python finds what cloudgpu needs here, after everything that the program brings.
 _FIND_NEEDS = b"""
 # Added by the agent file.
@@ -108,7 +118,7 @@ def pythons() -> Sequence[str]:
 
 def _content(architecture: str, wheels: Path) -> dict[str, bytes]:
     """Every file in the agent file by its name there."""
-    content = {"__main__.py": Path(__file__).with_name("agent_main.py").read_bytes()}
+    content = {"__main__.py": _MAIN, "agent_main.py": resources.files(shipped).joinpath("agent_main.py").read_bytes()}
     content["lib/cloudgpu/__init__.py"] = (_PACKAGE / "__init__.py").read_bytes() + _FIND_NEEDS
     for path in sorted(path for folder in _FOLDERS for path in (_PACKAGE / folder).rglob("*.py")):
         content[f"lib/cloudgpu/{path.relative_to(_PACKAGE).as_posix()}"] = path.read_bytes()

@@ -12,6 +12,7 @@ import tokenize
 from collections.abc import Mapping, Sequence
 from importlib import resources
 
+from . import shipped
 from .record import BootRecord, boot_of
 from .stop_script import NAME, stop_script
 
@@ -24,16 +25,16 @@ def boot_files(record: BootRecord, pools: Mapping[str, Sequence[str]] | None = N
     boot, told = boot_of(record.cloud), dataclasses.asdict(record)
     if pools is not None:
         told["pools"] = {pool: list(nodes) for pool, nodes in pools.items()}
-    names = {MAIN: MAIN, "common.py": "common.py", **boot.modules}
-    names |= {"group.py": boot.group} if record.fleet else {}
-    files = {name: _sent_module(source) for name, source in names.items()}
+    modules = {"bucket": boot.bucket, "host": boot.host, **({"group": boot.group} if record.fleet else {})}
+    told["modules"] = modules
+    files = {name: _sent_module(name) for name in (MAIN, "common.py", *(f"{one}.py" for one in modules.values()))}
     files |= {} if boot.stop is None else {NAME: stop_script(boot.stop)}
     return {RECORD: json.dumps(told, sort_keys=True).encode(), **files}
 
 
 @functools.cache
-def _sent_module(source: str) -> bytes:
-    return without_prose(resources.files(__package__).joinpath(source).read_text(encoding="utf-8")).encode()
+def _sent_module(name: str) -> bytes:
+    return without_prose(resources.files(shipped).joinpath(name).read_text(encoding="utf-8")).encode()
 
 
 def without_prose(program: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...jobspecs.fleets import FleetSpec
-from ...protocol.fleet import FLEET_KEY, Settings
+from ...protocol.fleet.records import FLEET_KEY, Settings
 from ...protocol.jobdir import JobDir, agent_key
 from .. import AgentFile, architecture_of
 from ..boot.agent_file import build_agent_file

@@ -13,7 +13,8 @@ from decimal import Decimal
 
 from ...jobspecs.catalog import CLOUDS, machine_types
 from ...jobspecs.plan import Offer
-from ...protocol.fleet import Order, OrderView, View, place_of
+from ...protocol.fleet.records import Order, place_of
+from ...protocol.fleet.view import OrderView, View
 from ..base import Allocation, Ended, LaunchRequest, NodeState, Owner, ProvisionError
 from ..shared.calls import mark_may_have_created
 from ..stacks import clusters

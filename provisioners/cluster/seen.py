@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ...protocol.fleet import OrderView, View
+from ...protocol.fleet.view import OrderView, View
 from ..stacks.clusters import Cluster
 from ..stacks.orders import Orders, translate_errors
 

@@ -6,11 +6,11 @@ from ...jobspecs.fleets import FleetSpec
 from ..base import ProvisionError
 from ..shared.clock import SystemClock
 from ..stacks.for_stacks import Endpoints, Reserved, in_a_zone, nodes_of
-from . import quotas
 from .account import Account
+from .catalog import quotas
 from .clients import Clients
-from .images import Images
-from .reservations import find_reservations
+from .machine.images import Images
+from .machine.reservations import find_reservations
 
 
 def account(_region: str) -> str:

@@ -21,16 +21,17 @@ from ..shared.allocations import Found
 from ..shared.calls import renewing
 from ..shared.per_settings import PerSettings
 from ..stacks.grouping import dismiss, is_grouped
-from . import grouped, groups, network
 from .account import ACCOUNTS
 from .clients import Clients, need_sdk
 from .console import console
-from .ending import Ending, delete
-from .groups import Groups, Part
-from .images import Images
-from .launching import Launch
-from .request import check_request
-from .sightings import Sighting, Sightings, look_at, look_back, will_return
+from .lifecycle import grouped
+from .lifecycle.ending import Ending, delete
+from .lifecycle.launching import Launch
+from .machine.images import Images
+from .machine.request import check_request
+from .resources import groups, network
+from .resources.groups import Groups, Part
+from .resources.sightings import Sighting, Sightings, look_at, look_back, will_return
 
 if TYPE_CHECKING:
     from ..shared.clock import Clock

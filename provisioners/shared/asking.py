@@ -1,7 +1,7 @@
 """What the refresh of every cloud's tables shares: many questions at once, and what is known besides the answers.
 
-A table is complete for the regions that were asked, or it is not made. aws/catalog.py and gcp/catalog.py say what is
-asked, and how the answers become rows; refresh.py judges and publishes the tables.
+A table is complete for the regions that were asked, or it is not made. catalog/refresh.py of aws and of gcp
+say what is asked, and how the answers become rows; refresh.py judges and publishes the tables.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What `cloudgpu catalog refresh` does for every cloud alike: judge what a provider answered, then publish it.
 
-A cloud's own module (aws/catalog.py) asks and merges; here a table is compared with the shipped one and replaces what
-was used before in one step, or is refused, and then nothing changes. Tables are independent of each other: a place or
-price of a machine type that the other tables lack is just never looked up.
+A cloud's own module (aws/catalog/refresh.py) asks and merges; here a table is compared with the shipped one and
+replaces what was used before in one step, or is refused, and then nothing changes. Tables are independent of each
+other: a place or price of a machine type that the other tables lack is just never looked up.
 """
 
 from __future__ import annotations

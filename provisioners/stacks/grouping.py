@@ -1,7 +1,8 @@
 """A group of a job's own (`recover: fleet`): what is the same for the groups of every cloud. See docs/recover.md.
 
 A launch with LaunchRequest.grouped is one order in a fleet's folder within the job's, and a group of machines that
-boot from it: the same machines as a cluster's, but for one job. provisioners/<cloud>/grouped.py makes the group.
+boot from it: the same machines as a cluster's, but for one job. provisioners/<cloud>/lifecycle/grouped.py
+makes the group.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from typing import NamedTuple
 
 from ...jobspecs.fleets import FleetSpec
 from ...jobspecs.rules.base import listing
-from ...protocol.fleet import FLEET_KEY, OrderView, Place, Settings, place_of
+from ...protocol.fleet.records import FLEET_KEY, Settings, place_of
+from ...protocol.fleet.view import OrderView, Place
 from ...protocol.jobdir import JobDir
 from .. import architecture_of
 from ..base import Allocation, LaunchRequest, NodeState, ProvisionError

@@ -6,7 +6,9 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 
-from ...protocol.fleet import WATCH_KEY, Beat, End, Fleet, Order, OrderView, Place, View, order_key
+from ...protocol.fleet.folder import Fleet
+from ...protocol.fleet.records import WATCH_KEY, Beat, End, Order, order_key
+from ...protocol.fleet.view import OrderView, Place, View
 from ...protocol.jobdir import JobDirError, is_login
 from ..base import ErrorClass, LaunchRequest, NodeState, ProvisionError
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..base import LaunchRequest, ProvisionError
-from ..gcp import quotas
+from ..gcp.catalog import quotas
 from ..shared.calls import UNKNOWN, mark_may_have_created, pause, retry
 from .clients import PATIENCE_S, WRITE_S, Clients, translate_errors
 from .ending import keep_one

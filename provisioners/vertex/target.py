@@ -9,9 +9,9 @@ TARGET = Target(
     provisioner=".provisioner:shared",
     set_up="..gcp.clients:could_be_used",
     setup_hint=f"vertex is not set up here: {NEEDS}, see docs/vertex.md",
-    architecture="..gcp.machines:architecture_of",
+    architecture="..gcp.machine.machine_types:architecture_of",
     collector=".collect",
-    boot=Boot(modules={"bucket.py": "bucket_gs.py", "host.py": "host_container.py"}, sent_as="container"),
+    boot=Boot(bucket="bucket_gs", host="host_container", sent_as="container"),
     settings=Variables(names=SETTINGS, beginnings=("CLOUDGPU_GCP_", "CLOUDGPU_VERTEX_")),
     credentials=CREDENTIALS,
 )

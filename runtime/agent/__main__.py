@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 
-from .agent import main
+from .command import main
 
 if __name__ == "__main__":
     code = main()

@@ -15,7 +15,7 @@ import hashlib
 import os
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -36,9 +36,9 @@ from ...protocol.logs import LogWriter
 from ...protocol.pace import Pace
 from ..archive import ArchiveError, unpack
 from ..launchers import LauncherError, Place, choose_launcher, environment, machine_environment, setup_process
-from ..notices import CLOUDS, CloudNotices, NodeDir, Order, Orders, Watcher
+from ..notices import CloudNotices, NodeDir, Order, Orders, Watcher
 from ..processes.ending import Ending, failed_setup, judge
-from ..processes.program import MARKER, Process, adopt_orphans
+from ..processes.program import MARKER, Process
 from ..retry import retry
 from .generations import Ledger
 from .heartbeat import Heart, read_progress
@@ -55,7 +55,7 @@ the machine was taken away; a newer attempt has begun; the machine was to be res
 be started again, which goes on with its node."""
 
 REBOOTING = "rebooting"
-"""A file of this name in the machine's folder says that it comes back: provisioners/boot/bootstrap.py makes it."""
+"""File in the machine's folder that says that it comes back: provisioners/boot/shipped/bootstrap.py makes it."""
 PATIENCE_S = 300.0
 """Seconds for which a job dir that fails is tried again before the program has begun."""
 TRAINING_PATIENCE_S = 3_600.0
@@ -67,7 +67,6 @@ _OUTPUTS_S = 6 * 3_600.0  # for outputs, where no order ends the node before
 _BUILD_POLL_S = 0.2  # between two looks whether another job has built the environment
 _RESULT_S = 2.0  # of a deadline, for the last lines and the result
 _SUPERSEDED = "superseded"
-RESTART_LATE_S = 900.0
 _ACKNOWLEDGE_S = 30.0  # what the first node of an attempt waits for the others, to tell the provider that all are saved
 
 _T = TypeVar("_T")
@@ -467,56 +466,3 @@ def note(text: str) -> None:
     line = f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} {text}\n"
     with contextlib.suppress(OSError):
         os.write(2, line.encode(errors="replace"))  # past Python's buffer, which would be tried again at the end
-
-
-def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m cloudgpu.runtime.agent", description="Runs one node of a job.")
-    parser.add_argument("--job-dir", required=True, metavar="URL", help="of this job's own folder")
-    parser.add_argument("--attempt", required=True, type=int, metavar="N")
-    parser.add_argument("--node", required=True, metavar="NAME", help="e.g. worker-0.1")
-    parser.add_argument("--job-sha256", required=True, metavar="HEX", help="of job.json")
-    parser.add_argument("--home", required=True, metavar="DIR", help="this machine's own folder")
-    parser.add_argument("--host", metavar="NAME", help="by which the other nodes reach this one")
-    parser.add_argument("--of-fleet", action="store_true", help="a lost node's place is taken without a supervisor")
-    parser.add_argument("--lifetime-s", type=float, metavar="S", help="the machine ends itself after so long")
-    parser.add_argument(
-        "--notices",
-        choices=(*CLOUDS, "none"),
-        default=os.environ.get("CLOUDGPU_NOTICES", "none"),
-        help="whose metadata server is watched",
-    )
-    parser.add_argument(
-        "--capacity-block-end",
-        type=float,
-        metavar="EPOCH",
-        default=os.environ.get("CLOUDGPU_CAPACITY_BLOCK_END"),
-        help="when the capacity block (AWS) ends that this machine is of, in epoch seconds",
-    )
-    parser.add_argument(
-        "--patience-s", type=float, metavar="S", help="how long a failing job dir is tried again; default: by phase"
-    )
-    parser.add_argument(
-        "--restart-late-s",
-        type=float,
-        default=RESTART_LATE_S,
-        metavar="S",
-        help="how much later than announced a restart of this machine by its provider may come",
-    )
-    return parser.parse_args(argv)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the agent; returns its exit code."""
-    options = parse(argv)
-    home = Path(options.home)
-    try:
-        home.mkdir(parents=True, exist_ok=True)
-        (home / "started").touch()  # first of all: a machine is started once only
-        adopt_orphans()
-        return Agent(options).run()
-    except JobDirError as error:
-        note(str(error))
-        return JOB_DIR_LOST
-    except OSError as error:
-        note(f"{error.filename or home}: {error.strerror or error}")
-        return BUG

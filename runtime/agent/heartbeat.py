@@ -112,7 +112,7 @@ class Heart:
         now = time.monotonic()
         return failed or self._pace.is_quick or now >= min(self._looked + _LOOK_S, self._beat_due)
 
-    def _beat_if_due(self, progress: dict[str, Any] | None) -> None:
+    def _beat_if_due(self, progress: dict[str, object] | None) -> None:
         is_quick, now = self._pace.is_quick, time.monotonic()
         if not is_quick and now < self._beat_due:
             return

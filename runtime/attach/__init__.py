@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..checkpoint.settings import ON_DAMAGE
-from .execute import Target, execute
+from .program.execute import Target, execute
 from .session import Session
 
 _VARIABLES = {

@@ -20,20 +20,21 @@ from ..checkpoint.data import random_state
 from ..checkpoint.errors import EXIT_DONE, EXIT_NONE, EXIT_OLDER, EXIT_USER, CheckpointError, logger
 from ..checkpoint.outcome import Outcome, OutcomeRecord
 from ..checkpoint.rendezvous import find_world
-from . import drawn, loops
-from .batches import Pass, Passes, is_loader, why_not_exact
-from .execute import Target
-from .files import Files
-from .frames import Code
-from .graph import Graph
-from .imports import AfterImport
-from .journal import Journal
-from .liveness import dead_names, skips_by_number
-from .loops import Loop, Loops, UnknownIterableError
-from .objects import Objects
+from .program import loops
+from .program.execute import Target
+from .program.frames import Code
+from .program.imports import AfterImport
+from .program.liveness import dead_names, skips_by_number
+from .program.loops import Loop, Loops, UnknownIterableError
+from .program.rewrite import HOOK, Rewriter
 from .report import Report, refusal
-from .rewrite import HOOK, Rewriter
-from .variables import Digests, UnsavableError, Variables, digests
+from .state import drawn
+from .state.batches import Pass, Passes, is_loader, why_not_exact
+from .state.files import Files
+from .state.graph import Graph
+from .state.journal import Journal
+from .state.objects import Objects
+from .state.variables import Digests, UnsavableError, Variables, digests
 
 if TYPE_CHECKING:
     from ..checkpoint.checkpointer import Checkpointer
@@ -170,7 +171,7 @@ class Session:
         self._variables.begin()
         self._begun = self._objects.kinds()
 
-    def _after_step(self, optimizer: Any, *_: Any) -> None:
+    def _after_step(self, optimizer: object, *_: Any) -> None:
         if self._off is not None or not self._loops.is_main():
             return
         self._objects.stepped(optimizer)

@@ -50,7 +50,7 @@ class Checkpointer(Session):
     def __init__(
         self,
         *,
-        loader: Any = None,  # any iterable
+        loader: object = None,  # any iterable
         folder: str | os.PathLike[str] | None = None,
         every: int | float | str | None = None,
         keep: int | None = None,
@@ -149,7 +149,7 @@ class Checkpointer(Session):
         if self._ranks.rank == 0:
             self._rows.log(self.step, values)
 
-    def open_epoch(self, loader: Any = None) -> Iterator[Any]:  # any iterable
+    def open_epoch(self, loader: object = None) -> Iterator[Any]:  # any iterable
         """What is left of this epoch of the loader (default: the one given to Checkpointer())."""
         start, resumed = time.monotonic(), self._position.batch > 0
         source = self._position.open_epoch(self._loader if loader is None else loader)

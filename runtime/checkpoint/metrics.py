@@ -39,7 +39,7 @@ class MetricRows:
         self._closing: dict[str, int] = {}
         """Saves that would close the segment, and how many of this process's rows they carry."""
 
-    def log(self, step: int, values: Mapping[str, Any]) -> None:
+    def log(self, step: int, values: Mapping[str, object]) -> None:
         """Add values to the step's row; raises CheckpointError for what is no number."""
         numbers = {name: _number(name, value) for name, value in values.items()}
         if self._current is not None and self._current.step == step:

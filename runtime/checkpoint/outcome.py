@@ -108,7 +108,7 @@ class OutcomeRecord:
         """Record at the normal end of the process that the program left its training by itself."""
         self._write({"outcome": UNFINISHED}, over=(TRAINING, WORDS[EXIT_USER]))
 
-    def _write(self, fields: dict[str, Any], over: Sequence[str] = SEVERITY) -> bool:
+    def _write(self, fields: dict[str, object], over: Sequence[str] = SEVERITY) -> bool:
         """Replace this record in the file if its word is one of `over`; return whether it was. An error is logged."""
         if not self._path:
             return False
@@ -131,7 +131,7 @@ class OutcomeRecord:
             _OPEN.pop(tuple(self._key.values()), None)
         return True
 
-    def _is_other(self, record: dict[str, Any]) -> bool:
+    def _is_other(self, record: dict[str, object]) -> bool:
         """Return False for the record to replace, and for those of an earlier run on another number of ranks."""
         mine = self._key
         if record["training"] != mine["training"]:

@@ -86,7 +86,7 @@ def restore_objects(
     ranks: Ranks,
     attempt: Attempt,
     client: WriterClient,
-    objects: Mapping[str, Any],
+    objects: Mapping[str, object],
     *,
     on_damage: str,
 ) -> Restored | None:

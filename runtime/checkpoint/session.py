@@ -51,7 +51,7 @@ class Session:
         self,
         objects: Mapping[str, Any],
         *,
-        loader: Any,  # any iterable
+        loader: object,  # any iterable
         folder: str | os.PathLike[str] | None,
         every: int | float | str | None,
         keep: int | None,

@@ -58,7 +58,7 @@ class Policy:
         return cls(schedule, keep, overlap, on_damage)
 
 
-def check_objects(objects: Mapping[str, Any]) -> None:
+def check_objects(objects: Mapping[str, object]) -> None:
     """Raises CheckpointError for what has no state of its own."""
     for name, value in objects.items():
         if not (callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))):
@@ -75,7 +75,7 @@ def seconds_or_auto(text: str) -> int | float | str:
         return text  # the schedule knows the words it takes
 
 
-def from_environment(name: str, parse: Callable[[str], Any], default: Any) -> Any:
+def from_environment(name: str, parse: Callable[[str], object], default: object) -> Any:
     text = os.environ.get(name)
     if not text:
         return default

@@ -6,7 +6,9 @@ import threading
 import time
 from collections.abc import Callable
 
-from ...protocol.fleet import Beat, Fleet, View, member_key
+from ...protocol.fleet.folder import Fleet
+from ...protocol.fleet.records import Beat, member_key
+from ...protocol.fleet.view import View
 from ...storage.errors import JobDirError
 
 _NEAR_S, _FAR_S = 0.3, 10.0

@@ -18,7 +18,9 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from ...protocol.fleet import LAST_S, Beat, End, Fleet, Freed, OrderView, View, member_key, order_key, place_of
+from ...protocol.fleet.folder import Fleet
+from ...protocol.fleet.records import LAST_S, Beat, End, Freed, member_key, order_key, place_of
+from ...protocol.fleet.view import OrderView, View
 from ...protocol.jobdir import JobDirError
 from ...storage import durable
 from ..agent.agent import REBOOTING, note
@@ -30,7 +32,7 @@ from .work import LOST, Task, Work, WorkError, clean, remember, remembered
 
 DONE, LEAVES, UNREACHABLE = 0, 8, 9
 """Exit codes: the machine goes down; nobody needs it, so it is to leave its group; it is of no use, for it does not
-reach its fleet dir (provisioners/boot/bootstrap.py)."""
+reach its fleet dir (provisioners/boot/shipped/bootstrap.py)."""
 POLL_S = 0.1
 FETCH_S = 120.0
 """How long a job's agent file is tried for."""

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...protocol.fleet import Freed, Holding, Order
+from ...protocol.fleet.records import Freed, Holding, Order
 from ...protocol.jobdir import JOB_KEY, AttemptRecord, JobDir, JobDirError, Record, Result, Stop, attempt_key, node_key
 from ...storage import durable
 from ..agent.agent import CLAIMED, DONE, JOB_DIR_LOST, REBOOTING, STAYED, SUPERSEDED, VANISHED

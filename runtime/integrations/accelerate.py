@@ -138,6 +138,6 @@ class _Counters:
     def state_dict(self) -> dict[str, Any]:
         return {"step": self._accelerator.step, "saves": self._accelerator.save_iteration}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
         self._accelerator.step = state["step"]
         self._accelerator.project_configuration.iteration = state["saves"]

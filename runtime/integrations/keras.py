@@ -53,7 +53,7 @@ class CheckpointCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     # What Keras calls
 
-    def on_train_begin(self, logs: Any = None) -> None:  # noqa: ARG002
+    def on_train_begin(self, logs: object = None) -> None:  # noqa: ARG002
         if self._checkpointer is not None:
             raise CheckpointError(
                 "this CheckpointCallback has been through a fit() already: each fit() needs one of its own, with a "
@@ -82,7 +82,7 @@ class CheckpointCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._amid_epoch = place.batch > 0
         self._checkpointer.begin()
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002
+    def on_epoch_begin(self, epoch: int, logs: object = None) -> None:  # noqa: ARG002
         self.model._initial_epoch = None  # fit() has read it, and leaves it for the next one
         # Not before: fit() has just reset the metrics, in which are the batches of this epoch that were done.
         if keras.backend.backend() != "tensorflow" or all(group.has_place for group in self._groups):
@@ -101,7 +101,7 @@ class CheckpointCallback(keras.callbacks.Callback):  # type: ignore[misc]
             self.model.reset_metrics()  # those that were saved are of the epoch before
             self._place.begin_epoch(epoch, self.params["steps"])
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002
+    def on_train_batch_end(self, batch: int, logs: object = None) -> None:  # noqa: ARG002
         if self._skipping is not None and self._skipping.left:
             if self._skipping.count():
                 restore_random(self._place.now)
@@ -109,7 +109,7 @@ class CheckpointCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._place.batch += 1
         self._running.end_step()
 
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: dict[str, object] | None = None) -> None:
         if self._skipping is not None and self._skipping.left:
             raise CheckpointError(
                 f"the checkpoint stands after step {self._place.batch} of an epoch, but the data ended "
@@ -118,7 +118,7 @@ class CheckpointCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._running.log(epoch=epoch, **(logs or {}))
         self._place.end_epoch()
 
-    def on_train_end(self, logs: Any = None) -> None:  # noqa: ARG002
+    def on_train_end(self, logs: object = None) -> None:  # noqa: ARG002
         self.model._initial_epoch = None  # there was no epoch left to begin
         # Stopped early is finished, however many epochs are asked for.
         self._place.goal = None if self.model.stop_training else self.params["epochs"]

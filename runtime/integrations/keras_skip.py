@@ -50,7 +50,7 @@ class Skipping:
         return any(group.loaded for group in self._groups)
 
 
-def _draw(iterator: Iterator[Any], count: int) -> None:
+def _draw(iterator: Iterator[object], count: int) -> None:
     """As many batches as one step takes, fewer at the data's end; raises StopIteration if there is none left."""
     next(iterator)
     for _ in range(count - 1):

@@ -118,7 +118,7 @@ class CheckpointCallback(pl.Callback):  # type: ignore[misc]
             self._place.position.batch = progress.current.completed
         self._running.end()
 
-    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:  # noqa: ARG002
+    def on_exception(self, trainer: object, pl_module: object, exception: BaseException) -> None:  # noqa: ARG002
         if self._checkpointer is not None:
             self._checkpointer.end(finished=False)
 

@@ -11,7 +11,7 @@ from typing import Any
 from lightning.pytorch.callbacks import StochasticWeightAveraging
 
 
-def clear_schedulers(trainer: Any) -> None:
+def clear_schedulers(trainer: object) -> None:
     """Remove the scheduler that averaging had replaced when it was saved: the saved state is not its own."""
     for callback in _begun(trainer):
         callback._clear_schedulers(trainer)

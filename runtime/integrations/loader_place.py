@@ -91,7 +91,7 @@ class LoaderPlace:
         self.position.next_epoch()
         self._at_epoch, self._ahead = {}, {}
 
-    def _read(self, source: Iterator[Any], number: int) -> Iterator[Any]:
+    def _read(self, source: Iterator[object], number: int) -> Iterator[Any]:
         again = dict(self._ahead) if self._now is not None else {}
         if not again:
             self._end_of_restore()
@@ -117,7 +117,7 @@ class LoaderPlace:
     def _capture(self) -> dict[str, Any]:
         return random_state.capture(self._generators)
 
-    def _restore(self, state: dict[str, Any]) -> None:
+    def _restore(self, state: dict[str, object]) -> None:
         random_state.restore(state, self._generators)
 
 

@@ -41,11 +41,11 @@ class Resumable:
     Trainer's own checkpoints (save_strategy) are written as before; they are not needed for this.
     """
 
-    def __init__(self, *args: Any, checkpoints: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, checkpoints: Mapping[str, object] | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._resume = _Resume(self, dict(checkpoints or {}))
 
-    def train(self, resume_from_checkpoint: Any = None, **kwargs: Any) -> Any:
+    def train(self, resume_from_checkpoint: object = None, **kwargs: Any) -> Any:
         """`resume_from_checkpoint` is where to begin if there is nothing to go on from."""
         with tempfile.TemporaryDirectory(prefix="cloudgpu-") as folder:
             found = self._resume.open(Path(folder))
@@ -57,7 +57,7 @@ class Resumable:
 
     # How the Trainer loads a checkpoint: the one it is given has its own state in it; the rest comes from ours
 
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: object = None) -> None:
         if resume_from_checkpoint == self._resume.folder:
             self._resume.model.apply()
         else:
@@ -80,7 +80,7 @@ class Resumable:
         if checkpoint is None or checkpoint != self._resume.folder:  # ours comes with the place in the data
             super()._load_rng_state(checkpoint)  # type: ignore[misc]
 
-    def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: Any) -> Any:
+    def get_batch_samples(self, epoch_iterator: Iterator[object], num_batches: int, device: object) -> Any:
         source = self._resume.before_batches(epoch_iterator)
         samples = super().get_batch_samples(source, num_batches, device)  # type: ignore[misc]
         self._resume.handed += len(samples[0])
@@ -173,7 +173,7 @@ class _Resume(transformers.TrainerCallback):  # type: ignore[misc]
                 for attribute, value in state.get("attributes", {}).items():
                     setattr(callback, attribute, value)
 
-    def before_batches(self, source: Iterator[Any]) -> Iterator[Any]:
+    def before_batches(self, source: Iterator[object]) -> Iterator[Any]:
         """The Trainer is about to read the batches of its next step: from where?"""
         if self._over:
             return iter(())

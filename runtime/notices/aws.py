@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ...protocol.fleet import BLOCK_ENDS_EARLY_S
+from ...protocol.fleet.records import BLOCK_ENDS_EARLY_S
 from .docket import ProviderNotice
 from .metadata import LINK_LOCAL, Look, MetadataError, MetadataServer, Reply, epoch_of
 from .policy import rows

@@ -86,7 +86,7 @@ class ScheduledEvents:
             raise self._server.refusal(reply)
         return reply
 
-    def _read(self, document: dict[str, Any], reply: Reply) -> list[ProviderNotice]:
+    def _read(self, document: dict[str, object], reply: Reply) -> list[ProviderNotice]:
         events = document.get("Events", [])
         if not isinstance(events, list):
             raise MetadataError("the metadata server's answer has no list of events")
@@ -96,7 +96,7 @@ class ScheduledEvents:
             self._survived = begun
         return [notice for notice in own if notice.id not in self._survived]
 
-    def _notice(self, event: dict[str, Any], reply: Reply) -> list[ProviderNotice]:
+    def _notice(self, event: dict[str, object], reply: Reply) -> list[ProviderNotice]:
         named = event.get("Resources")
         machines = tuple(str(name).casefold() for name in named) if isinstance(named, list) else ()
         if self.machine not in machines:

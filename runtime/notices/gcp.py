@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 from .docket import ProviderNotice
@@ -131,7 +130,7 @@ def upcoming_maintenance(reply: Reply, *, is_restarted: Callable[[], bool]) -> l
     return [ProviderNotice("gcp", kind, identity, starts, detail)]
 
 
-def _when(reply: Reply, text: Any) -> float | None:  # as JSON has it
+def _when(reply: Reply, text: object) -> float | None:  # as JSON has it
     epoch = epoch_of(text)
     return None if epoch is None else reply.when(epoch)
 

@@ -114,7 +114,7 @@ def _final(run: Path) -> dict[str, Any] | None:
 
 
 def _differences(
-    ours: Mapping[str, Any], theirs: Mapping[str, Any], *, aside: Sequence[str]
+    ours: Mapping[str, object], theirs: Mapping[str, object], *, aside: Sequence[str]
 ) -> tuple[list[dict[str, Any]], int]:
     a, b = digests_of(ours), digests_of(theirs)
     keys = [key for key in [*a, *(key for key in b if key not in a)] if _is_result(key) and _source(key) not in aside]

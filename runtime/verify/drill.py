@@ -17,8 +17,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ..attach.execute import Target, execute
-from ..attach.frames import Code
+from ..attach.program.execute import Target, execute
+from ..attach.program.frames import Code
 from ..attach.session import Session
 from ..checkpoint import checkpointer as module
 from .held import Held

@@ -14,11 +14,10 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import xxhash
 
-from ..attach.journal import PREFIX
+from ..attach.state.journal import PREFIX
 from .values import Walk
 
 WORKING_COPY = "cwd"
@@ -170,7 +169,7 @@ def _json_fields(path: Path, data: bytes) -> Fields | None:
     return None
 
 
-def _flat(value: Any, name: str) -> Iterator[tuple[str, str]]:
+def _flat(value: object, name: str) -> Iterator[tuple[str, str]]:
     if isinstance(value, Mapping):
         for key, item in value.items():
             yield from _flat(item, f"{name}.{key}" if name else key)

@@ -11,7 +11,7 @@ from typing import Any
 
 import xxhash
 
-from ..attach.frames import Code
+from ..attach.program.frames import Code
 from .trace import HELD
 from .values import Walk, is_generator
 
@@ -27,7 +27,7 @@ class Held:
     def __init__(self, code: Code) -> None:
         self._code = code
 
-    def digests(self, saved: Iterable[Any], kinds: frozenset[str] | None = None) -> dict[str, str]:
+    def digests(self, saved: Iterable[object], kinds: frozenset[str] | None = None) -> dict[str, str]:
         """Return a digest of each field by "held/kind name".
 
         saved: the objects that a checkpoint holds, and the loader. kinds: of objects, only these are looked at.
@@ -69,7 +69,7 @@ def saved_parts(saved: Iterable[Any]) -> set[int]:
     return found
 
 
-def _referred(value: Any) -> list[Any]:
+def _referred(value: object) -> list[Any]:
     """Return what an object's attributes, or a small container, refer to."""
     items = list(getattr(value, "__dict__", {}).values())
     if isinstance(value, dict | list | tuple) and len(value) <= _ENTRIES:

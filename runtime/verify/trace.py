@@ -65,7 +65,7 @@ def read_trace(path: Path) -> Iterator[Moment]:
             yield Moment(record["step"], record["process"], dict(current), end=record["end"])
 
 
-def digests_of(snapshot: Mapping[str, Any]) -> dict[str, str]:
+def digests_of(snapshot: Mapping[str, object]) -> dict[str, str]:
     """Of each tensor, and of each plain value."""
     from ..checkpoint.format.tree import flatten
 
@@ -75,7 +75,7 @@ def digests_of(snapshot: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
-def _plain_digests(tree: Any, path: str) -> dict[str, str]:
+def _plain_digests(tree: object, path: str) -> dict[str, str]:
     if isinstance(tree, dict) and not any(key.startswith("!") for key in tree):
         found: dict[str, str] = {}
         for key, value in tree.items():

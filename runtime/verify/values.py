@@ -48,7 +48,7 @@ class Walk:
         self._named: set[int] = set()
         """Models, optimizers and generators, which are named once."""
 
-    def fields(self, value: Any, name: str) -> Iterator[Field]:
+    def fields(self, value: object, name: str) -> Iterator[Field]:
         """Yield the fields of one value. What is of no known kind has none."""
         if isinstance(value, _SCALARS):
             yield "variable", name, repr(value).encode()
@@ -59,7 +59,7 @@ class Walk:
             yield from self._inside(value, name)
             self._above.pop()
 
-    def _inside(self, value: Any, name: str) -> Iterator[Field]:
+    def _inside(self, value: object, name: str) -> Iterator[Field]:
         if (kind := kind_of(value)) is not None:
             yield from self._state(kind, value, name)
             if kind == "model":
@@ -82,17 +82,17 @@ class Walk:
         state = state_of(value) if kind == "generator" else value.state_dict()
         yield from ((kind, f"{name} ({type(value).__name__})", data) for _, _, data in self.fields(state, name))
 
-    def _items(self, items: Mapping[str, Any], name: str) -> Iterator[Field]:
+    def _items(self, items: Mapping[str, object], name: str) -> Iterator[Field]:
         for key, item in items.items():
             yield from self.fields(item, f"{name}.{key}")
 
-    def _dict(self, value: Mapping[Any, Any], name: str) -> Iterator[Field]:
+    def _dict(self, value: Mapping[object, object], name: str) -> Iterator[Field]:
         for key, item in list(value.items()):
             one = isinstance(key, _SCALARS) and len(value) <= _KEYS
             yield from self.fields(item, f"{name}[{key!r}]" if one else f"{name}[*]")
         yield "variable", name, repr([key for key in value if isinstance(key, _SCALARS)]).encode()
 
-    def _list(self, value: Iterable[Any], name: str) -> Iterator[Field]:
+    def _list(self, value: Iterable[object], name: str) -> Iterator[Field]:
         items = list(value)
         if all(isinstance(item, _SCALARS) for item in items):
             ordered = items if isinstance(value, list | tuple | deque) else sorted(items, key=repr)
@@ -103,7 +103,7 @@ class Walk:
         yield "variable", name, str(len(items)).encode()
 
 
-def bytes_of(value: Any) -> bytes | None:
+def bytes_of(value: object) -> bytes | None:
     """Return kind, shape and content of a tensor or array; None for other values and for larger ones."""
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
     if torch is not None and isinstance(value, torch.Tensor):
@@ -121,7 +121,7 @@ def bytes_of(value: Any) -> bytes | None:
     return None
 
 
-def kind_of(value: Any) -> str | None:
+def kind_of(value: object) -> str | None:
     """Return "model", "optimizer", "scheduler", "scaler" or "generator"; None for everything else."""
     if isinstance(value, type):
         return None
@@ -134,7 +134,7 @@ def kind_of(value: Any) -> str | None:
     return next((_KINDS[name] for name in ours if name in _KINDS), None)
 
 
-def is_generator(value: Any) -> bool:
+def is_generator(value: object) -> bool:
     """Return whether a value is a random number generator with a state of its own."""
     if isinstance(value, random.Random):
         return not isinstance(value, random.SystemRandom)
@@ -151,7 +151,7 @@ def state_of(generator: Any) -> Any:
     return generator.get_state()
 
 
-def _attributes(value: Any) -> dict[str, Any]:
+def _attributes(value: object) -> dict[str, Any]:
     """Return the attributes of an object, with and without slots, or those of a class that are no code."""
     if isinstance(value, type):
         own = vars(value).items()

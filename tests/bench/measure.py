@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import statistics
+import resource
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -30,16 +30,17 @@ def seconds(call: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def run(command: Sequence[str], env: Mapping[str, str] | None = None) -> None:
-    subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=env, check=True)
+def processor_seconds(command: Sequence[str], env: Mapping[str, str] | None = None, folder: str | None = None) -> float:
+    """Run a command; return the time that it had of the processors, as user and system."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=env, cwd=folder, check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
 
 
-def medians(calls: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """The median time of each call, taken in turns so that a slow moment hits all of them alike."""
-    times: dict[str, list[float]] = {name: [] for name in calls}
+def least(calls: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, float]:
+    """Return the least value of each call, taken in turns."""
     for call in calls.values():
         call()  # warm: byte code and page cache
-    for _ in range(rounds):
-        for name, call in calls.items():
-            times[name].append(seconds(call))
-    return {name: statistics.median(values) for name, values in times.items()}
+    found = [{name: call() for name, call in calls.items()} for _ in range(rounds)]
+    return {name: min(values[name] for values in found) for name in calls}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-LONG = pytest.mark.skipif(not os.environ.get("CLOUDGPU_LONG"), reason="long mode")
+from cloudgpu.tests.standins.long_mode import in_long_mode
 
 TRAIN = """
 import os, random, sys
@@ -92,10 +91,10 @@ def alone(folder: Path, *words: str) -> str:
     ("end_at", "number", "accumulate", "workers"),
     [
         (20, signal.SIGKILL, 1, 0),
-        pytest.param(24, signal.SIGTERM, 1, 0, marks=LONG),
-        pytest.param(5, signal.SIGKILL, 1, 0, marks=LONG),
-        pytest.param(18, signal.SIGTERM, 4, 0, marks=LONG),
-        pytest.param(31, signal.SIGTERM, 1, 2, marks=LONG),
+        pytest.param(24, signal.SIGTERM, 1, 0, marks=in_long_mode),
+        pytest.param(5, signal.SIGKILL, 1, 0, marks=in_long_mode),
+        pytest.param(18, signal.SIGTERM, 4, 0, marks=in_long_mode),
+        pytest.param(31, signal.SIGTERM, 1, 2, marks=in_long_mode),
     ],
 )
 def test_an_unmodified_loop_ends_in_the_same_bits(
@@ -217,7 +216,7 @@ dist.destroy_process_group()
 """
 
 
-@LONG
+@in_long_mode
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_ranks_of_torchrun_end_in_the_same_bits(tmp_path: Path, number: signal.Signals) -> None:
     (tmp_path / "train.py").write_text(RANKS)
@@ -243,13 +242,13 @@ def test_ranks_of_torchrun_end_in_the_same_bits(tmp_path: Path, number: signal.S
     ("loop", "reason"),
     [
         ("for n in range(5): step(torch.randn(4, 2))", "outside of a `for` loop over a DataLoader"),
-        pytest.param("it = iter(loader)\nfor n in range(5): step(next(it)[0])", "next()", marks=LONG),
-        pytest.param("for (x,), (y,) in zip(loader, other): step(x + y)", "several loaders", marks=LONG),
-        pytest.param("for e in {1, 2}:\n  for (x,) in loader: step(x)", "a set", marks=LONG),
+        pytest.param("it = iter(loader)\nfor n in range(5): step(next(it)[0])", "next()", marks=in_long_mode),
+        pytest.param("for (x,), (y,) in zip(loader, other): step(x + y)", "several loaders", marks=in_long_mode),
+        pytest.param("for e in {1, 2}:\n  for (x,) in loader: step(x)", "a set", marks=in_long_mode),
         pytest.param(
             "start = 0\nfor e in range(3):\n  if e < start: continue\n  for (x,) in loader: step(x)",
             "a resume of its own",
-            marks=LONG,
+            marks=in_long_mode,
         ),
     ],
 )
@@ -268,7 +267,7 @@ def test_what_cannot_be_resumed_is_refused_at_the_start(tmp_path: Path, loop: st
     assert not list(tmp_path.glob("checkpoints/*/COMMIT.json"))
 
 
-@LONG
+@in_long_mode
 def test_another_program_is_refused(tmp_path: Path) -> None:
     loop = (
         "for epoch in range(3):\n  for (x,) in loader:\n    step(x)\n    if epoch and len(sys.argv) > 1: sys.exit(3)\n"

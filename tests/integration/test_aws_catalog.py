@@ -17,10 +17,10 @@ import pytest
 from cloudgpu.jobspecs.catalog import read as catalog_read
 from cloudgpu.jobspecs.catalog import refreshed
 from cloudgpu.jobspecs.plan import Offer, RoleOffer
-from cloudgpu.provisioners.aws import catalog as asked
-from cloudgpu.provisioners.aws import quotas
+from cloudgpu.provisioners.aws.catalog import quotas
+from cloudgpu.provisioners.aws.catalog import refresh as asked
+from cloudgpu.provisioners.aws.catalog.prices import OddPriceError, on_demand_prices, spot_prices
 from cloudgpu.provisioners.aws.clients import Clients
-from cloudgpu.provisioners.aws.prices import OddPriceError, on_demand_prices, spot_prices
 from cloudgpu.provisioners.aws.provisioner import AwsProvisioner
 from cloudgpu.provisioners.base import ProvisionError
 from cloudgpu.tests.standins.aws import Aws

@@ -14,8 +14,8 @@ import pytest
 
 from cloudgpu.control.submit.submission import owner_name
 from cloudgpu.provisioners import leftovers
-from cloudgpu.provisioners.aws import collect
 from cloudgpu.provisioners.aws.clients import Clients
+from cloudgpu.provisioners.aws.lifecycle import collect
 from cloudgpu.provisioners.base import Owner
 from cloudgpu.provisioners.shared import tags
 from cloudgpu.tests.standins.aws import Aws

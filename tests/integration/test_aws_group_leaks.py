@@ -13,7 +13,8 @@ from cloudgpu.tests.integration.test_aws_leaks import CALLS, IMPORTS, THROTTLED,
 from cloudgpu.tests.standins.aws.jobs import BUCKET, AwsJobs, aws_jobs
 from cloudgpu.tests.standins.aws.stacks import stand
 from cloudgpu.tests.standins.faults import KILL_AFTER, LOSE, Fault, error
-from cloudgpu.tests.standins.leaks import CANCELS_IN_THE_LONG_RUN, KILLS, LONG, Leaks, Scene, stage, sweeps
+from cloudgpu.tests.standins.leaks import CANCELS_IN_THE_LONG_RUN, KILLS, Leaks, Scene, stage, sweeps
+from cloudgpu.tests.standins.long_mode import LONG
 
 pytestmark = pytest.mark.timeout(3_600)
 

@@ -5,23 +5,26 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import functools
 import json
 import time
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import boto3
 import pytest
 
-from cloudgpu.protocol.fleet import Fleet
+from cloudgpu.protocol.fleet.folder import Fleet
 from cloudgpu.protocol.jobdir import JobDir
 from cloudgpu.provisioners import AgentFile, Allocation, LaunchRequest, NodeRequest, NodeState, Owner, ProvisionError
-from cloudgpu.provisioners.aws import collect, groups, network
 from cloudgpu.provisioners.aws.clients import Clients
-from cloudgpu.provisioners.aws.network import name_of
+from cloudgpu.provisioners.aws.lifecycle import collect
 from cloudgpu.provisioners.aws.provisioner import AwsProvisioner
+from cloudgpu.provisioners.aws.resources import groups, network
+from cloudgpu.provisioners.aws.resources.network import name_of
 from cloudgpu.provisioners.shared import infrastructure
 from cloudgpu.provisioners.stacks import grouping
 from cloudgpu.tests.standins.aws import Aws
@@ -64,20 +67,34 @@ def asked(jobs: str, *, nodes: int = 2, size: str = T4, gpu: str = "T4", **chang
     return dataclasses.replace(base, **changes)
 
 
+@functools.cache
+def shared() -> boto3.Session:
+    """Return the session of all tests: making clients takes tenths of a second."""
+    return session()
+
+
+@functools.cache
+def client(service: str) -> Any:
+    """Return one of boto3's clients, the same for all tests."""
+    return shared().client(service)  # type: ignore[call-overload]
+
+
+CLIENTS = SimpleNamespace(client=client)
+remains = functools.cache(Remains)
+
+
 class Desk:
     """An account in which a stack stands, and a provisioner."""
 
     def __init__(self, aws: Aws, folder: Path) -> None:
         self.aws, self.jobs = aws, f"s3://{BUCKET}/{folder.name}/jobs"
-        self.s3: Any = session().client("s3")
-        self.s3.create_bucket(Bucket=BUCKET)
-        self.ec2: Any = session().client("ec2")
-        self.scaling: Any = session().client("autoscaling")
-        self.stack = stand(session(), REGION, self.jobs)
+        client("s3").create_bucket(Bucket=BUCKET)
+        self.ec2, self.scaling = client("ec2"), client("autoscaling")
+        self.stack = stand(CLIENTS, REGION, self.jobs)
         self.zones = {
             one["ZoneName"]: one["ZoneId"] for one in self.ec2.describe_availability_zones()["AvailabilityZones"]
         }
-        self.remains = Remains(aws.url)
+        self.remains = remains(aws.url)
         self.remains.leave_out()
         self.provisioner = self.another()
         self.request = asked(self.jobs)
@@ -86,7 +103,7 @@ class Desk:
 
     def another(self) -> AwsProvisioner:
         """As of another process."""
-        return AwsProvisioner(session(), FastClock())
+        return AwsProvisioner(shared(), FastClock())
 
     def launch(self, **changes: Any) -> Allocation:
         return self.provisioner.launch(dataclasses.replace(self.request, **changes))
@@ -227,7 +244,7 @@ def test_it_is_found_and_ended_by_its_token_alone(desk: Desk) -> None:
     allocation = desk.launch()
     [found] = desk.another().find(OWNER)
     assert (found.token, found.job_id, found.attempt) == (TOKEN, "digits-abc", 1)
-    [left] = collect.find([REGION], Clients(session(), FastClock())).leftovers
+    [left] = collect.find([REGION], Clients(shared(), FastClock())).leftovers
     assert {"Auto Scaling group", "launch template", "instance", "security group"} <= {one.kind for one in left.things}
     desk.end(found)
     assert allocation.token == TOKEN and desk.another().find(OWNER) == []
@@ -239,7 +256,7 @@ def test_a_group_of_which_all_machines_have_left_is_found_and_removed(desk: Desk
         desk.leave(machine)
     [found] = desk.another().find(OWNER)
     assert found.token == TOKEN
-    clients = Clients(session(), FastClock())
+    clients = Clients(shared(), FastClock())
     [left] = collect.find([REGION], clients).leftovers
     assert ("Auto Scaling group", "0 of 0 machines") in {(one.kind, one.detail) for one in left.things}
     collect.remove(left, clients)
@@ -259,7 +276,7 @@ def test_what_no_security_group_leads_to_any_more_is_collected(desk: Desk, kept:
     security = desk.remains.find()["groups"][0]
     [found] = desk.ec2.describe_security_groups(GroupNames=[security])["SecurityGroups"]
     desk.ec2.delete_security_group(GroupId=found["GroupId"])
-    clients = Clients(session(), FastClock())
+    clients = Clients(shared(), FastClock())
     [left] = collect.find([REGION], clients).leftovers
     assert left.token == allocation.token and len(left.things) == 1
     collect.remove(left, clients)
@@ -456,7 +473,7 @@ def test_machines_in_a_capacity_block_save_before_it_ends(desk: Desk) -> None:
 def test_one_look_for_all_jobs_of_a_process(desk: Desk) -> None:
     allocations = [desk.launch(token=f"{number:032x}", job_id=f"digits-{number}") for number in range(3)]
     desk.aws.control.forget()
-    watcher = AwsProvisioner(session(), StillClock())
+    watcher = AwsProvisioner(shared(), StillClock())
     for allocation in allocations:
         watcher.observe(allocation)
     looks = [call.action for call in desk.aws.control.calls() if call.service != "s3"]
@@ -537,7 +554,7 @@ def test_it_is_what_the_component_makes(
 def test_its_machines_may_leave_it(desk: Desk) -> None:
     """With their own role, and no other's group."""
     allocation = desk.launch(market="on-demand")
-    iam: Any = session().client("iam")
+    iam: Any = client("iam")
     iam.create_user(UserName="machine")
     role = "cloudgpu-machines"
     document = iam.get_role_policy(RoleName=role, PolicyName="jobs")["PolicyDocument"]

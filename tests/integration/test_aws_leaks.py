@@ -18,7 +18,8 @@ from cloudgpu.control.jobs import Job
 from cloudgpu.tests.standins.aws.control import KEY
 from cloudgpu.tests.standins.aws.jobs import BUCKET, TYPE, AwsJobs, aws_jobs
 from cloudgpu.tests.standins.faults import Fault, error
-from cloudgpu.tests.standins.leaks import CANCELS, IN_THE_LONG_RUN, KILLS, Agents, Leaks, Scene, stage, sweeps
+from cloudgpu.tests.standins.leaks import CANCELS, KILLS, Agents, Leaks, Scene, stage, sweeps
+from cloudgpu.tests.standins.long_mode import in_long_mode
 
 pytestmark = pytest.mark.timeout(3_600)
 
@@ -114,7 +115,7 @@ def test_every_call_goes_wrong(leaks: AwsLeaks, sweep: str) -> None:
     leaks.spoil_every_call(SWEEPS[sweep])
 
 
-@IN_THE_LONG_RUN
+@in_long_mode
 @pytest.mark.parametrize("sweep", SWEEPS)
 def test_one_call_goes_wrong(leaks: AwsLeaks, sweep: str) -> None:
     leaks.spoil_one_call(SWEEPS[sweep])

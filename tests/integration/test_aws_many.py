@@ -6,7 +6,6 @@ The machines do not boot: their part in the bucket is played here.
 from __future__ import annotations
 
 import hashlib
-import os
 import threading
 import time
 from collections import Counter
@@ -29,10 +28,11 @@ from cloudgpu.tests.standins.aws.jobs import BUCKET
 from cloudgpu.tests.standins.aws.process import LOOKER, Remains, aws_process
 from cloudgpu.tests.standins.control import make_job, make_offer, make_policy
 from cloudgpu.tests.standins.faults import error
+from cloudgpu.tests.standins.long_mode import LONG
 
 pytestmark = pytest.mark.timeout(900)
 
-JOBS = 100 if os.environ.get("CLOUDGPU_LONG") else 40
+JOBS = 100 if LONG else 40
 QUIET_S = 15.0
 NODE = "worker-0.1"
 LAUNCH_CALLS = 15

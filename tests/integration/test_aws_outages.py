@@ -6,7 +6,6 @@ In the ordinary run they answer 503; with CLOUDGPU_LONG=1 they are throttled, an
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from fractions import Fraction
@@ -23,13 +22,13 @@ from cloudgpu.tests.standins.aws.launches import REQUEST, session
 from cloudgpu.tests.standins.aws.process import Remains
 from cloudgpu.tests.standins.clocks import FastClock
 from cloudgpu.tests.standins.faults import HTML, LOSE, Fault, error
+from cloudgpu.tests.standins.long_mode import LONG
 
 from .test_aws_grouped import Desk
 from .test_aws_shared import offer
 
 pytestmark = pytest.mark.timeout(900)
 
-LONG = bool(os.environ.get("CLOUDGPU_LONG"))
 TIMES = 9
 """Answers in a row that are wrong: with the pauses between them, about a minute of the provisioner's clock."""
 _RATE = error("Throttling", 400, "Rate exceeded")

@@ -24,10 +24,12 @@ import cloudgpu
 from cloudgpu.jobspecs.plan import Offer, RoleOffer
 from cloudgpu.protocol.jobdir import JobDir, JobDirError
 from cloudgpu.provisioners import AgentFile, Allocation, LaunchRequest, NodeRequest, Owner, ProvisionError
-from cloudgpu.provisioners.aws import catalog, collect, quotas
+from cloudgpu.provisioners.aws.catalog import quotas
+from cloudgpu.provisioners.aws.catalog import refresh as catalog
 from cloudgpu.provisioners.aws.clients import Clients
-from cloudgpu.provisioners.aws.identity import machine_policy
+from cloudgpu.provisioners.aws.lifecycle import collect
 from cloudgpu.provisioners.aws.provisioner import AwsProvisioner
+from cloudgpu.provisioners.aws.resources.identity import machine_policy
 from cloudgpu.provisioners.shared import infrastructure, tags
 from cloudgpu.provisioners.shared.infrastructure import Infrastructure
 from cloudgpu.tests.standins.aws import Aws

@@ -14,8 +14,8 @@ import pytest
 
 from cloudgpu.infra.aws.role import fleet_policy
 from cloudgpu.provisioners import AgentFile, LaunchRequest, NodeRequest, Owner, ProvisionError
-from cloudgpu.provisioners.aws.network import find_subnets, list_subnets, name_of
 from cloudgpu.provisioners.aws.provisioner import AwsProvisioner
+from cloudgpu.provisioners.aws.resources.network import find_subnets, list_subnets, name_of
 from cloudgpu.provisioners.shared import infrastructure
 from cloudgpu.provisioners.shared.infrastructure import Infrastructure
 from cloudgpu.tests.standins.aws import Aws

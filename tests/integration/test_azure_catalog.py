@@ -15,7 +15,7 @@ import pytest
 from cloudgpu.jobspecs.catalog import read as catalog_read
 from cloudgpu.jobspecs.catalog import refreshed
 from cloudgpu.jobspecs.plan import Offer, RoleOffer
-from cloudgpu.provisioners.azure import prices, quotas
+from cloudgpu.provisioners.azure.catalog import prices, quotas
 from cloudgpu.provisioners.azure.clients import Clients
 from cloudgpu.provisioners.base import ProvisionError
 from cloudgpu.tests.standins.azure import Azure, AzureControl

@@ -13,7 +13,7 @@ from cloudgpu.protocol.logs import LogReader
 from cloudgpu.runtime.checkpoint.writer.client import finish_earlier
 
 from ..standins.agents import World, until, world
-from ..standins.azurite import ACCOUNT, Azurite
+from ..standins.azurite import ACCOUNT, shared
 from ..standins.azurite.front import Front
 from ..standins.faults import HTML, LOSE, RESET, Fault, error
 from ..standins.local_jobs import home, submit_text
@@ -29,12 +29,10 @@ URL = f"az://{CONTAINER}@{ACCOUNT}/jobs/a-1"
 
 
 @pytest.fixture
-def front(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Front]:
+def front(monkeypatch: pytest.MonkeyPatch) -> Iterator[Front]:
     for name in [name for name in os.environ if name.startswith("AZURE_")]:
         monkeypatch.delenv(name)
-    (tmp_path / "azurite").mkdir()
-    with Azurite(tmp_path / "azurite") as blobs, Front(blobs) as made:
-        blobs.make_container(CONTAINER)
+    with shared(CONTAINER) as blobs, Front(blobs) as made:
         for name, value in (blobs.environ() | {"AZURE_STORAGE_ENDPOINT": made.url}).items():
             monkeypatch.setenv(name, value)
         yield made

@@ -20,10 +20,12 @@ import pytest
 
 from cloudgpu.control.submit.submission import owner_name
 from cloudgpu.provisioners import AgentFile, LaunchRequest, NodeRequest, Owner, ProvisionError, leftovers
-from cloudgpu.provisioners.azure import collect, groups, identity, operations, rights
+from cloudgpu.provisioners.azure import operations
 from cloudgpu.provisioners.azure.clients import Clients
+from cloudgpu.provisioners.azure.lifecycle import collect
 from cloudgpu.provisioners.azure.names import group_name
 from cloudgpu.provisioners.azure.provisioner import AzureProvisioner
+from cloudgpu.provisioners.azure.resources import groups, identity, rights
 from cloudgpu.tests.standins.azure import Azure, AzureControl
 from cloudgpu.tests.standins.clocks import FastClock
 from cloudgpu.tests.standins.faults import HTML, LOSE, error

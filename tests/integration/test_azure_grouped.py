@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from cloudgpu.protocol.fleet import Fleet
+from cloudgpu.protocol.fleet.folder import Fleet
 from cloudgpu.protocol.jobdir import JobDir
 from cloudgpu.provisioners import AgentFile, Allocation, LaunchRequest, NodeRequest, Owner, ProvisionError
-from cloudgpu.provisioners.azure import collect
 from cloudgpu.provisioners.azure.clients import Clients
+from cloudgpu.provisioners.azure.lifecycle import collect
 from cloudgpu.provisioners.azure.provisioner import AzureProvisioner
 from cloudgpu.provisioners.base import launch_token
 from cloudgpu.provisioners.shared import infrastructure

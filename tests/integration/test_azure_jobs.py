@@ -15,6 +15,7 @@ from cloudgpu.tests.standins.azure.capacity import HOW
 from cloudgpu.tests.standins.azure.jobs import AzureJobs, agents, jobs
 from cloudgpu.tests.standins.cloud_jobs import after, console_of, counting, counting_together, total
 from cloudgpu.tests.standins.local_jobs import stop_supervisor
+from cloudgpu.tests.standins.long_mode import in_long_mode
 
 __all__ = ["agents", "jobs"]
 
@@ -69,6 +70,7 @@ def test_no_capacity_then_an_eviction_then_resumed_elsewhere(jobs: AzureJobs) ->
     check_resumed(jobs, jobs.log(job), jobs.story(job), steps=60)
 
 
+@in_long_mode
 def test_a_reboot_is_let_begin_once_all_is_saved_and_survived_in_place(jobs: AzureJobs) -> None:
     """Announced a quarter of an hour ahead, which nobody waits for."""
     job = jobs.submit(counting(60, lingers=True), text=ON_DEMAND + RARELY)
@@ -85,6 +87,7 @@ def test_a_reboot_is_let_begin_once_all_is_saved_and_survived_in_place(jobs: Azu
     check_resumed(jobs, jobs.log(job), jobs.story(job), steps=60)
 
 
+@in_long_mode
 def test_a_freeze_does_not_stop_a_job(jobs: AzureJobs) -> None:
     job = jobs.submit(counting(60), text=ON_DEMAND + RARELY)
     machine = jobs.wait_for(lambda: jobs.instances(job, running=True), job)[0]
@@ -95,6 +98,7 @@ def test_a_freeze_does_not_stop_a_job(jobs: AzureJobs) -> None:
     assert total(60) in jobs.log(job)
 
 
+@in_long_mode
 def test_a_host_that_fails_is_replaced_by_azure(jobs: AzureJobs) -> None:
     job = jobs.submit(counting(60, lingers=True), text=ON_DEMAND + OFTEN)
     machine = jobs.wait_for(lambda: jobs.instances(job, running=True), job)[0]
@@ -106,6 +110,7 @@ def test_a_host_that_fails_is_replaced_by_azure(jobs: AzureJobs) -> None:
     check_resumed(jobs, jobs.log(job), jobs.story(job), steps=60)
 
 
+@in_long_mode
 def test_a_machine_that_somebody_deletes_is_replaced(jobs: AzureJobs) -> None:
     job = jobs.submit(counting(60, lingers=True), text=ON_DEMAND + OFTEN)
     jobs.wait_for(lambda: jobs.is_saved(job), job)
@@ -137,6 +142,7 @@ def test_the_submitters_computer_may_be_off_meanwhile(jobs: AzureJobs, tmp_path:
     jobs.finish(job)
 
 
+@in_long_mode
 def test_only_the_evicted_machine_of_two_is_replaced(jobs: AzureJobs) -> None:
     two = SPOT.replace("{", "{nodes: 2, ", 1) + OFTEN + "launcher: torchrun\n"
     job = jobs.submit(counting_together(60, lingers=True), python=sys.executable, text=two)

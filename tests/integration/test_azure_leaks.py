@@ -19,7 +19,8 @@ from dataclasses import replace
 import pytest
 
 from cloudgpu.control.jobs import Job
-from cloudgpu.protocol.fleet import Beat, End, Fleet, Freed, Holding, member_key, order_key
+from cloudgpu.protocol.fleet.folder import Fleet
+from cloudgpu.protocol.fleet.records import Beat, End, Freed, Holding, member_key, order_key
 from cloudgpu.provisioners.shared import tags
 from cloudgpu.tests.standins.azure import SUBMITTER
 from cloudgpu.tests.standins.azure.capacity import HOW
@@ -27,7 +28,8 @@ from cloudgpu.tests.standins.azure.jobs import CONTAINER, AzureJobs, azure_jobs
 from cloudgpu.tests.standins.azure.stacks import stand
 from cloudgpu.tests.standins.azurite import ACCOUNT
 from cloudgpu.tests.standins.faults import KILL_AFTER, LOSE, Fault, error
-from cloudgpu.tests.standins.leaks import CANCELS, IN_THE_LONG_RUN, KILLS, LONG, Agents, Leaks, Scene, stage, sweeps
+from cloudgpu.tests.standins.leaks import CANCELS_IN_THE_LONG_RUN, KILLS, Agents, Leaks, Scene, stage, sweeps
+from cloudgpu.tests.standins.long_mode import in_long_mode
 
 pytestmark = pytest.mark.timeout(3_600)
 
@@ -168,10 +170,8 @@ def test_undisturbed(leaks: AzureLeaks) -> None:
 
 
 @KILLS
-@CANCELS
+@CANCELS_IN_THE_LONG_RUN
 def test_killed_at_every_call(leaks: AzureLeaks, fault: Fault, cancel: bool) -> None:
-    if cancel and leaks.is_grouped and not LONG:
-        pytest.skip("CLOUDGPU_LONG")
     leaks.kill_at_every_call(fault, cancel=cancel)
 
 
@@ -186,7 +186,7 @@ def test_every_call_goes_wrong(leaks: AzureLeaks, sweep: str) -> None:
     leaks.spoil_every_call(SWEEPS[sweep])
 
 
-@IN_THE_LONG_RUN
+@in_long_mode
 @pytest.mark.parametrize("sweep", SWEEPS)
 def test_one_call_goes_wrong(leaks: AzureLeaks, sweep: str) -> None:
     leaks.spoil_one_call(SWEEPS[sweep])

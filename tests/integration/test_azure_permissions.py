@@ -19,9 +19,12 @@ from typing import Any
 import pytest
 
 from cloudgpu.provisioners import AgentFile, Allocation, LaunchRequest, NodeRequest, Owner, ProvisionError
-from cloudgpu.provisioners.azure import catalog, collect, quotas, rights
+from cloudgpu.provisioners.azure.catalog import quotas
+from cloudgpu.provisioners.azure.catalog import refresh as catalog
 from cloudgpu.provisioners.azure.clients import Clients
+from cloudgpu.provisioners.azure.lifecycle import collect
 from cloudgpu.provisioners.azure.provisioner import AzureProvisioner
+from cloudgpu.provisioners.azure.resources import rights
 from cloudgpu.tests.standins.azure import SUBMITTER, Azure, AzureControl
 from cloudgpu.tests.standins.azure.permissions import EVERYTHING, LAUNCH, PAGE, SCALE_SETS
 from cloudgpu.tests.standins.clocks import FastClock

@@ -16,6 +16,7 @@ from cloudgpu.tests.standins.azure.machines import Told
 from cloudgpu.tests.standins.azure.stacks import stand
 from cloudgpu.tests.standins.cloud_jobs import counting, counting_together, total
 from cloudgpu.tests.standins.local_jobs import stop_supervisor
+from cloudgpu.tests.standins.long_mode import in_long_mode
 from cloudgpu.tests.standins.pulumi.azure import Cloud
 
 __all__ = ["agents"]
@@ -57,6 +58,7 @@ def begins(log: list[str], node: str = "") -> list[str]:
     return [line for line in log if "begins at" in line and line.startswith(node)]
 
 
+@in_long_mode
 def test_a_lost_machine_of_two_is_replaced_while_nobody_is_there(jobs: AzureJobs) -> None:
     """The supervisor is stopped before, and started when all machines have left: one attempt, and nothing is left."""
     job = jobs.submit(counting_together(300, lingers=True), python=sys.executable, text=TWO)

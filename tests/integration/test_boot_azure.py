@@ -26,7 +26,7 @@ from cloudgpu.provisioners.boot.service import SERVICE
 from ..standins.agent_files import own_agent_file
 from ..standins.azure.imds import InstanceMetadata
 from ..standins.azure.tokens import Principal, Tokens
-from ..standins.azurite import ACCOUNT, Azurite, needed
+from ..standins.azurite import ACCOUNT, Azurite, needed, shared
 from ..standins.azurite.front import Front
 from ..standins.faults import error
 from ..standins.machine import Machine
@@ -178,10 +178,9 @@ def world(tmp_path: Path, agent_file: Built, monkeypatch: pytest.MonkeyPatch) ->
     )
     for name in [name for name in os.environ if name.startswith("AZURE_")]:
         monkeypatch.delenv(name)
-    with Azurite(tmp_path) as blobs, Front(blobs) as front, imds:
+    with shared(CONTAINER) as blobs, Front(blobs) as front, imds:
         for name, value in blobs.environ().items():
             monkeypatch.setenv(name, value)
-        blobs.make_container(CONTAINER)
         manager = ResourceManager()
         made = World(tmp_path, blobs, front, agent_file, manager, imds, audiences)
         yield made

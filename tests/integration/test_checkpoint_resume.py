@@ -20,6 +20,8 @@ from pathlib import Path
 
 import pytest
 
+from cloudgpu.tests.standins.long_mode import LONG
+
 pytest.importorskip("torch")
 pytest.importorskip("numpy")
 psutil = pytest.importorskip("psutil")
@@ -31,7 +33,6 @@ from cloudgpu.runtime.launchers import free_port  # noqa: E402
 from cloudgpu.tests.standins.zygote import Forked, Zygote  # noqa: E402
 
 Process = subprocess.Popen[str] | Forked
-LONG = os.environ.get("CLOUDGPU_LONG") == "1"
 STEPS = 120
 
 TRAIN = """\

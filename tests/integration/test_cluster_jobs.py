@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from cloudgpu.control.jobs import Job, get_job, list_jobs
-from cloudgpu.protocol.fleet import Failure, member_key
+from cloudgpu.protocol.fleet.records import Failure, member_key
 from cloudgpu.provisioners.boot.agent_file import PYTHONS_VARIABLE
 from cloudgpu.provisioners.cluster.provisioner import shared
 from cloudgpu.provisioners.stacks import clusters

@@ -19,6 +19,8 @@ from typing import Any
 
 import pytest
 
+from cloudgpu.tests.standins.long_mode import LONG
+
 torch = pytest.importorskip("torch")
 np = pytest.importorskip("numpy")
 
@@ -28,7 +30,6 @@ from cloudgpu.tests.standins.checkpoints import local_store, restore_all, save  
 
 WORLD = 2
 OLDER, NEWER = 4, 8
-LONG = os.environ.get("CLOUDGPU_LONG") == "1"
 
 
 def snapshot(step: int, rank: int, elements: int) -> dict[str, Any]:

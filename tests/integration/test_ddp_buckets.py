@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from cloudgpu.tests.standins.integrations import LONG, needs, results
+from cloudgpu.tests.standins.integrations import needs, results
 from cloudgpu.tests.standins.interrupted import Run
+from cloudgpu.tests.standins.long_mode import LONG
 
 needs("torch")
 

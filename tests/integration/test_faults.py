@@ -34,8 +34,8 @@ from cloudgpu.provisioners.local.provisioner import LocalProvisioner
 from cloudgpu.provisioners.shared.clock import SystemClock
 from cloudgpu.tests.standins.disk import Disk, mounted
 from cloudgpu.tests.standins.local_jobs import start_supervisor, stop_supervisor, submit_text
+from cloudgpu.tests.standins.long_mode import LONG, in_long_mode
 
-LONG = os.environ.get("CLOUDGPU_LONG") == "1"
 END_S = 300.0
 SOON = 1.0
 """Patience of agents and supervisors that give up soon."""
@@ -209,7 +209,7 @@ def test_a_disk_that_recovers_after_the_agent_gave_up_costs_an_attempt(home: Pat
     assert bench.outcomes() == ["lost", "succeeded"]
 
 
-@pytest.mark.skipif(not LONG, reason="takes half a minute: set CLOUDGPU_LONG=1")
+@in_long_mode
 def test_a_job_that_cannot_be_told_to_stop_is_terminated(home: Path, disk: Disk, tmp_path: Path) -> None:
     bench = Bench(tmp_path, LATE)
     bench.submit("at start; until_ never\n", job_dir=disk.folder)
@@ -316,7 +316,7 @@ def test_an_attempts_folder_that_is_gone_does_not_matter(home: Path, tmp_path: P
     assert (bench.outcomes(), bench.log()) == (["succeeded"], ["done"])
 
 
-@pytest.mark.skipif(not LONG, reason="takes half a minute: set CLOUDGPU_LONG=1")
+@in_long_mode
 def test_a_cancelled_job_whose_dir_is_gone_makes_none(home: Path, tmp_path: Path) -> None:
     bench = Bench(tmp_path, LATE)
     bench.submit("at start; until_ never\n")

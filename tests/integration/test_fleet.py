@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cloudgpu.protocol.fleet import End, order_key
+from cloudgpu.protocol.fleet.records import End, order_key
 from cloudgpu.protocol.jobdir import JobDir
 from cloudgpu.tests.standins import s3
 from cloudgpu.tests.standins.ddp import TRAIN, beginnings

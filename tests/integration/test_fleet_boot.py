@@ -18,7 +18,7 @@ from botocore.credentials import Credentials
 
 from cloudgpu.jobspecs.fleets import FleetSpec
 from cloudgpu.jobspecs.targets import FLEET_CLOUDS, WITH_TABLES
-from cloudgpu.protocol.fleet import FLEET_KEY, Settings
+from cloudgpu.protocol.fleet.records import FLEET_KEY, Settings
 from cloudgpu.protocol.jobdir import JobDir
 from cloudgpu.provisioners import AgentFile
 from cloudgpu.provisioners.boot import BootRecord, fleet_boot
@@ -209,7 +209,7 @@ def test_the_signature_is_botocores(tmp_path: Path) -> None:
     for name, data in boot_files(record).items():
         (tmp_path / name).write_bytes(data)
     program = (
-        "import json, urllib.request, bucket\n"
+        "import json, urllib.request, bucket_s3 as bucket\n"
         f"bucket.credentials = lambda: {ROLE!r}\n"
         "asked = urllib.request.Request('https://autoscaling.us-east-1.amazonaws.com/', data=b'A=1', "
         "headers={'content-type': 'text/x'}, method='POST')\n"

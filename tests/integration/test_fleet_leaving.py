@@ -25,9 +25,10 @@ from cloudgpu.tests.standins.gcp import MACHINE, PROJECT, SUBMITTER, Gcp
 from cloudgpu.tests.standins.gcp_metadata import InstanceMetadata
 
 LEAVE = """
-import json, common, group
+import importlib, json, common
+record = json.load(open("boot.json"))
 try:
-    group.leave(json.load(open("boot.json")))
+    importlib.import_module(record["modules"]["group"]).leave(record)
     print("left")
 except common.Hopeless as error:
     print("hopeless:", error)

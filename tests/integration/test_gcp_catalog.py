@@ -15,8 +15,9 @@ import pytest
 from cloudgpu.jobspecs.catalog import read as catalog_read
 from cloudgpu.jobspecs.catalog import refreshed
 from cloudgpu.provisioners.base import NodeRequest, ProvisionError
-from cloudgpu.provisioners.gcp import prices, quotas, rest
+from cloudgpu.provisioners.gcp import rest
 from cloudgpu.provisioners.gcp.account import Account
+from cloudgpu.provisioners.gcp.catalog import prices, quotas
 from cloudgpu.provisioners.gcp.rest import Rest
 from cloudgpu.provisioners.shared.clock import SystemClock
 from cloudgpu.tests.standins.clocks import FastClock, today

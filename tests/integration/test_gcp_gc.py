@@ -17,9 +17,9 @@ from google.cloud import compute_v1
 
 from cloudgpu.control.submit.submission import owner_name
 from cloudgpu.provisioners import ProvisionError, leftovers
-from cloudgpu.provisioners.gcp import collect
 from cloudgpu.provisioners.gcp.clients import Clients
 from cloudgpu.provisioners.gcp.labels import launch_name, to_description, to_labels
+from cloudgpu.provisioners.gcp.lifecycle import collect
 from cloudgpu.provisioners.shared import tags
 from cloudgpu.tests.standins.clocks import FastClock
 from cloudgpu.tests.standins.faults import HTML, LOSE, error

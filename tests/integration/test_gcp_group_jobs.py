@@ -11,13 +11,15 @@ from typing import Any
 import pytest
 
 from cloudgpu.control.jobs import Job, ensure_supervisor
-from cloudgpu.protocol.fleet import FLEET_KEY, Fleet, Settings
+from cloudgpu.protocol.fleet.folder import Fleet
+from cloudgpu.protocol.fleet.records import FLEET_KEY, Settings
 from cloudgpu.protocol.jobdir import JobDir
 from cloudgpu.provisioners.stacks.grouping import FLEET_DIR
 from cloudgpu.tests.standins.cloud_jobs import counting, counting_together, total
 from cloudgpu.tests.standins.gcp.jobs import GcpJobs, agents, gcp_jobs
 from cloudgpu.tests.standins.gcp.stacks import REGION, stand
 from cloudgpu.tests.standins.local_jobs import stop_supervisor
+from cloudgpu.tests.standins.long_mode import in_long_mode
 
 __all__ = ["agents"]
 
@@ -85,6 +87,7 @@ def test_a_machine_that_is_lost_is_made_anew_while_nobody_looks(jobs: GcpJobs) -
     assert len([line for line in log if line.endswith(f" has {2 * sum(range(60))}")]) == 2, log
 
 
+@in_long_mode
 def test_a_zone_without_room_then_another(jobs: GcpJobs) -> None:
     """The group of the first zone says so, and is gone before the next is made."""
     for zone in (f"{REGION}-a", f"{REGION}-b", f"{REGION}-f"):
@@ -97,6 +100,7 @@ def test_a_zone_without_room_then_another(jobs: GcpJobs) -> None:
     assert {one.zone for one in jobs.instances(job)} == {f"{REGION}-c"}
 
 
+@in_long_mode
 def test_a_job_that_is_cancelled_leaves_nothing(jobs: GcpJobs) -> None:
     job = jobs.submit(counting(10_000), text=SPOT)
     jobs.wait_for(lambda: begins(jobs.log(job)), job, LIMIT_S)

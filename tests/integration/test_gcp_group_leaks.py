@@ -14,7 +14,8 @@ from cloudgpu.tests.standins.faults import KILL_AFTER, LOSE, Fault
 from cloudgpu.tests.standins.gcp import SUBMITTER
 from cloudgpu.tests.standins.gcp.jobs import BUCKET, GcpJobs, gcp_jobs, tags_of
 from cloudgpu.tests.standins.gcp.stacks import NETWORK, REGION, stand
-from cloudgpu.tests.standins.leaks import CANCELS_IN_THE_LONG_RUN, KILLS, LONG, Leaks, Scene, stage
+from cloudgpu.tests.standins.leaks import CANCELS_IN_THE_LONG_RUN, KILLS, Leaks, Scene, stage
+from cloudgpu.tests.standins.long_mode import LONG
 
 pytestmark = pytest.mark.timeout(3_600)
 

@@ -14,13 +14,14 @@ import pytest
 
 from cloudgpu.infra.gcp.programs import fleet_program
 from cloudgpu.infra.settings import FleetSettings
-from cloudgpu.protocol.fleet import Fleet
+from cloudgpu.protocol.fleet.folder import Fleet
 from cloudgpu.protocol.jobdir import JobDir
 from cloudgpu.provisioners import AgentFile, Allocation, LaunchRequest, NodeRequest, NodeState, Owner, ProvisionError
-from cloudgpu.provisioners.gcp import collect, groups
 from cloudgpu.provisioners.gcp.clients import Clients
-from cloudgpu.provisioners.gcp.images import Images
+from cloudgpu.provisioners.gcp.lifecycle import collect
+from cloudgpu.provisioners.gcp.machine.images import Images
 from cloudgpu.provisioners.gcp.provisioner import GcpProvisioner
+from cloudgpu.provisioners.gcp.resources import groups
 from cloudgpu.provisioners.shared import infrastructure
 from cloudgpu.provisioners.shared.infrastructure import Infrastructure
 from cloudgpu.provisioners.stacks.grouping import fleet_of

@@ -15,6 +15,7 @@ from cloudgpu.provisioners.shared import tags
 from cloudgpu.tests.standins.cloud_jobs import after, console_of, counting, counting_together, total
 from cloudgpu.tests.standins.gcp.jobs import GcpJobs, agents, jobs, tags_of
 from cloudgpu.tests.standins.local_jobs import stop_supervisor
+from cloudgpu.tests.standins.long_mode import in_long_mode
 
 __all__ = ["agents", "jobs"]
 
@@ -79,6 +80,7 @@ def test_maintenance_is_survived_in_place(jobs: GcpJobs) -> None:
     assert total(60) in log
 
 
+@in_long_mode
 def test_a_host_that_fails_is_replaced_by_compute_engine(jobs: GcpJobs) -> None:
     job = jobs.submit(counting(60, lingers=True), text=ON_DEMAND + OFTEN)
     machine = jobs.wait_for(lambda: jobs.instances(job, running=True), job)[0]
@@ -92,6 +94,7 @@ def test_a_host_that_fails_is_replaced_by_compute_engine(jobs: GcpJobs) -> None:
     assert total(60) in log
 
 
+@in_long_mode
 def test_a_machine_that_somebody_deletes_is_replaced(jobs: GcpJobs) -> None:
     job = jobs.submit(counting(60, lingers=True), text=SPOT + OFTEN)
     jobs.wait_for(lambda: jobs.is_saved(job), job)
@@ -103,7 +106,7 @@ def test_a_machine_that_somebody_deletes_is_replaced(jobs: GcpJobs) -> None:
     assert total(60) in jobs.log(job)
 
 
-@pytest.mark.skipif(not os.environ.get("CLOUDGPU_LONG"), reason="CLOUDGPU_LONG: it is waited for minutes")
+@in_long_mode
 def test_a_spot_machine_whose_host_fails_is_replaced_by_another(jobs: GcpJobs) -> None:
     """It is stopped and does not come back, but is not gone: that it is silent tells."""
     job = jobs.submit(counting(60, lingers=True), text=SPOT + OFTEN)
@@ -135,6 +138,7 @@ def test_the_submitters_computer_may_be_off_meanwhile(jobs: GcpJobs, tmp_path: P
     jobs.finish(job)
 
 
+@in_long_mode
 def test_only_the_preempted_machine_of_two_is_replaced(jobs: GcpJobs) -> None:
     two = SPOT.replace("{", "{nodes: 2, ", 1) + OFTEN + "launcher: torchrun\n"
     job = jobs.submit(counting_together(60, lingers=True), python=sys.executable, text=two)

@@ -20,7 +20,8 @@ from cloudgpu.provisioners.shared import tags
 from cloudgpu.tests.standins.faults import KILL_AFTER, LOSE, Fault, error
 from cloudgpu.tests.standins.gcp import SUBMITTER
 from cloudgpu.tests.standins.gcp.jobs import BUCKET, GcpJobs, gcp_jobs, tags_of
-from cloudgpu.tests.standins.leaks import CANCELS, IN_THE_LONG_RUN, KILLS, Agents, Leaks, Scene, stage, sweeps
+from cloudgpu.tests.standins.leaks import CANCELS_IN_THE_LONG_RUN, KILLS, Agents, Leaks, Scene, stage, sweeps
+from cloudgpu.tests.standins.long_mode import in_long_mode
 
 pytestmark = pytest.mark.timeout(3_600)
 
@@ -92,7 +93,7 @@ def test_undisturbed(leaks: GcpLeaks) -> None:
 
 
 @KILLS
-@CANCELS
+@CANCELS_IN_THE_LONG_RUN
 def test_killed_at_every_call(leaks: GcpLeaks, fault: Fault, cancel: bool) -> None:
     leaks.kill_at_every_call(fault, cancel=cancel)
 
@@ -105,7 +106,7 @@ def test_every_call_goes_wrong(leaks: GcpLeaks, sweep: str) -> None:
     leaks.spoil_every_call(SWEEPS[sweep])
 
 
-@IN_THE_LONG_RUN
+@in_long_mode
 @pytest.mark.parametrize("sweep", SWEEPS)
 def test_one_call_goes_wrong(leaks: GcpLeaks, sweep: str) -> None:
     leaks.spoil_one_call(SWEEPS[sweep])

@@ -21,9 +21,11 @@ import yaml
 import cloudgpu
 from cloudgpu.protocol.jobdir import JobDir, JobDirError
 from cloudgpu.provisioners import AgentFile, Allocation, LaunchRequest, NodeRequest, Owner, ProvisionError
-from cloudgpu.provisioners.gcp import catalog, collect, quotas
 from cloudgpu.provisioners.gcp.account import Account
+from cloudgpu.provisioners.gcp.catalog import quotas
+from cloudgpu.provisioners.gcp.catalog import refresh as catalog
 from cloudgpu.provisioners.gcp.clients import Clients
+from cloudgpu.provisioners.gcp.lifecycle import collect
 from cloudgpu.provisioners.gcp.provisioner import GcpProvisioner
 from cloudgpu.provisioners.gcp.rest import Rest
 from cloudgpu.provisioners.vertex.provisioner import VertexProvisioner

@@ -22,16 +22,16 @@ import boto3
 import pytest
 
 import cloudgpu
-from cloudgpu.infra import engine
-from cloudgpu.infra.automation import Say, Stack, opened
 from cloudgpu.infra.aws.programs import fleet_program, infra_program
-from cloudgpu.infra.backend import backend_of
+from cloudgpu.infra.engine import executable as engine
+from cloudgpu.infra.engine.automation import Say, Stack, opened
+from cloudgpu.infra.engine.backend import backend_of
 from cloudgpu.infra.errors import InfraError
 from cloudgpu.infra.settings import FleetOutputs, FleetSettings, InfraSettings
 from cloudgpu.jobspecs.fleets import FleetSpec
 from cloudgpu.provisioners import AgentFile, LaunchRequest, NodeRequest, Owner
-from cloudgpu.provisioners.aws import collect
 from cloudgpu.provisioners.aws.clients import Clients
+from cloudgpu.provisioners.aws.lifecycle import collect
 from cloudgpu.provisioners.aws.provisioner import AwsProvisioner
 from cloudgpu.provisioners.shared import infrastructure
 from cloudgpu.provisioners.shared.infrastructure import Infrastructure

@@ -16,16 +16,16 @@ from pathlib import Path
 
 import pytest
 
-from cloudgpu.infra import engine as engines
-from cloudgpu.infra.automation import Say, Stack, opened
 from cloudgpu.infra.azure.programs import fleet_program, infra_program
 from cloudgpu.infra.azure.role import SWITCH_OFF
-from cloudgpu.infra.backend import backend_of
+from cloudgpu.infra.engine import executable as engines
+from cloudgpu.infra.engine.automation import Say, Stack, opened
+from cloudgpu.infra.engine.backend import backend_of
 from cloudgpu.infra.errors import InfraError
 from cloudgpu.infra.settings import FleetOutputs, FleetSettings, InfraSettings
 from cloudgpu.jobspecs.fleets import FleetSpec
 from cloudgpu.provisioners.azure.names import leaving_role
-from cloudgpu.provisioners.azure.rights import LEAVING, WRITER
+from cloudgpu.provisioners.azure.resources.rights import LEAVING, WRITER
 from cloudgpu.provisioners.boot import BootRecord
 from cloudgpu.provisioners.boot.files import boot_files
 from cloudgpu.provisioners.shared.infrastructure import Infrastructure
@@ -169,6 +169,7 @@ def changes(stack: Stack, program: Callable[[], None]) -> set[str]:
 # --- infra ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.on_engine
 def test_what_stands_before_any_job_from_nothing_to_nothing(desk: Desk) -> None:
     told = desk.infra_up()
     assert told.subnets[""] == f"{told.network}/subnets/machines"
@@ -240,6 +241,7 @@ def test_an_answer_that_was_lost_is_asked_for_again_and_nothing_is_made_twice(de
 # --- fleets -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.on_engine
 def test_a_fleet_from_nothing_to_nothing(desk: Desk, settings: FleetSettings) -> None:
     before = set(desk.left())
     told = desk.fleet_up(settings)
@@ -293,6 +295,7 @@ def test_a_fleet_from_nothing_to_nothing(desk: Desk, settings: FleetSettings) ->
     assert set(desk.left()) == before
 
 
+@pytest.mark.on_engine
 def test_a_spot_machine_that_was_taken_is_got_again_and_those_on_demand_stay(
     desk: Desk, settings: FleetSettings
 ) -> None:
@@ -310,10 +313,10 @@ def test_a_spot_machine_that_was_taken_is_got_again_and_those_on_demand_stay(
 
 
 LEAVE = """
-import json, common, group
+import json, common, group_azure
 record = json.load(open("boot.json"))
 try:
-    group.leave(record)
+    group_azure.leave(record)
     print("left")
 except common.Hopeless as error:
     print("hopeless:", error)
@@ -361,6 +364,7 @@ def group_of(path: str) -> str:
     return path.partition("/providers/")[0]
 
 
+@pytest.mark.on_engine
 def test_where_there_is_no_room_it_is_said_and_nothing_that_runs_is_lost(desk: Desk, settings: FleetSettings) -> None:
     one = FLEET.model_copy(update={"size": 1, "zones": ("1",)})
     desk.fleet_up(replace(settings, fleet=one))

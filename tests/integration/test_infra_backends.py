@@ -7,7 +7,6 @@ the provider keeps a shelf in this process. A colleague is an empty state direct
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import socket
 from collections.abc import Callable, Iterator, Mapping
@@ -23,6 +22,7 @@ from cloudgpu.tests.standins.aws import Aws
 from cloudgpu.tests.standins.azurite import ACCOUNT, KEY, Azurite, a_token
 from cloudgpu.tests.standins.gcp import Gcp
 from cloudgpu.tests.standins.gcs.control import GcsControl
+from cloudgpu.tests.standins.long_mode import LONG
 from cloudgpu.tests.standins.pulumi.serving import attached
 from cloudgpu.tests.standins.toy_desk import Desk
 from cloudgpu.tests.standins.toy_stack import STACK, toys
@@ -84,7 +84,7 @@ def azblob(folder: Path) -> Iterator[Place]:
 
 
 PLACES: Mapping[str, Callable[[Path], AbstractContextManager[Place]]] = {"s3": s3, "gs": gs, "azblob": azblob}
-LOCKED = list(PLACES) if os.environ.get("CLOUDGPU_LONG") else ["s3"]
+LOCKED = list(PLACES) if LONG else ["s3"]
 """Locks are found and broken by the same code in every store."""
 
 
@@ -121,6 +121,7 @@ def team(
         provider.cloud.hurry.set()
 
 
+@pytest.mark.on_engine
 def test_what_one_has_made_another_goes_on_with(team: Team) -> None:
     mine, hers = team.desk, team.desk.colleague()
     mine.up()

@@ -21,7 +21,7 @@ from cloudgpu.cli.cluster import expiry as cluster_expiry
 from cloudgpu.control.jobs import list_jobs
 from cloudgpu.control.store.store import open_store
 from cloudgpu.jobspecs.plan import Offer
-from cloudgpu.protocol.fleet import Fleet
+from cloudgpu.protocol.fleet.folder import Fleet
 from cloudgpu.provisioners.shared import infrastructure
 from cloudgpu.provisioners.stacks import clusters
 from cloudgpu.tests.standins.commands import Commands, in_a_process, stacks_can_be_made
@@ -123,6 +123,7 @@ def test_infra_from_nothing_to_nothing(desk: Desk) -> None:
     assert desk.run("infra", "down", *PLACE, "--yes").code == 2
 
 
+@pytest.mark.on_engine
 def test_a_preview_compares_with_what_the_cloud_has(desk: Desk) -> None:
     """What somebody deleted by hand is seen, and changes neither the stack nor the cloud; a script reads the code."""
     desk.well("infra", "up", *PLACE, "--yes")
@@ -138,6 +139,7 @@ def test_a_preview_compares_with_what_the_cloud_has(desk: Desk) -> None:
     assert desk.well(*watched, "--no-refresh", "--json").json["counts"] == {}
 
 
+@pytest.mark.on_engine
 def test_a_team_shares_stacks_in_a_bucket(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     desk.gcs.make_bucket("stacks-of-a-team", public=True)
     monkeypatch.setenv("PULUMI_CONFIG_PASSPHRASE", "")
@@ -151,6 +153,7 @@ def test_a_team_shares_stacks_in_a_bucket(desk: Desk, monkeypatch: pytest.Monkey
     assert not (desk.folder / "home/infra/state").exists()
 
 
+@pytest.mark.on_engine
 def test_a_failure_in_the_middle_and_up_again(desk: Desk) -> None:
     desk.provider.control.fail(
         "Create", error("QUOTA_EXCEEDED", message="no more subnetworks"), where={"type": "*:Subnetwork"}
@@ -164,6 +167,7 @@ def test_a_failure_in_the_middle_and_up_again(desk: Desk) -> None:
     assert len(desk.networks()) == 2
 
 
+@pytest.mark.on_engine
 def test_a_failure_in_the_middle_and_down_again(desk: Desk) -> None:
     """With the bucket, of which no output tells yet."""
     desk.provider.control.fail("Create", error("QUOTA_EXCEEDED"), where={"type": "*:Subnetwork"})
@@ -176,6 +180,7 @@ def test_a_failure_in_the_middle_and_down_again(desk: Desk) -> None:
         desk.gcs.objects(bucket)
 
 
+@pytest.mark.on_engine
 def test_another_account_is_not_mixed_in(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     desk.well("infra", "up", *PLACE, "--yes")
     file = desk.cluster_file()
@@ -197,6 +202,7 @@ def test_another_account_is_not_mixed_in(desk: Desk, monkeypatch: pytest.MonkeyP
     desk.well("cluster", "down", "big", "--yes")
 
 
+@pytest.mark.on_engine
 def test_a_bucket_that_exists_is_used_and_never_deleted(desk: Desk) -> None:
     desk.gcs.do("storage/make_bucket", name="my-own-bucket")
     made = desk.well("infra", "up", *PLACE, "--bucket", "my-own-bucket", "--yes", "--json").json
@@ -253,6 +259,7 @@ def test_a_pulumi_that_cannot_be_downloaded(desk: Desk) -> None:
     assert not (desk.folder / "home/infra/engine/bin").exists()
 
 
+@pytest.mark.on_engine
 def test_jobs_that_run_there_forbid_to_take_it_down(desk: Desk) -> None:
     desk.well("infra", "up", *PLACE, "--yes")
     offer = Offer("gcp", REGION, "us-central1-a", "spot", (), 100.0, None, None, None)
@@ -282,6 +289,7 @@ def test_a_cluster_needs_an_infra_stack(desk: Desk) -> None:
     assert "price-cap" in [one["rule"] for one in dear.json["refusals"]]
 
 
+@pytest.mark.on_engine
 def test_a_cluster_from_nothing_to_nothing(desk: Desk) -> None:
     desk.well("infra", "up", *PLACE, "--yes")
     file = desk.cluster_file()
@@ -324,6 +332,7 @@ def test_a_cluster_from_nothing_to_nothing(desk: Desk) -> None:
     desk.well("infra", "down", *PLACE, "--yes")
 
 
+@pytest.mark.on_engine
 def test_a_cluster_expires_and_can_be_extended(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody is replaced by it, and machines that are there are told (fleet.json); one that has expired comes back."""
     week, file = 7 * 86_400.0, desk.cluster_file()
@@ -361,6 +370,7 @@ def test_a_cluster_expires_and_can_be_extended(desk: Desk, monkeypatch: pytest.M
     assert (renewed["cluster"]["expires"] > time.time() + 14 * 86_400.0, _group(desk)["targetSize"]) == (True, 2)
 
 
+@pytest.mark.on_engine
 def test_a_cluster_stays_in_its_backend(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever else one looks: there it is not, but here it is known all the same."""
     own, other = (("--backend", f"file://{desk.folder / name}") for name in ("own", "other"))
@@ -387,6 +397,7 @@ def test_a_cluster_stays_in_its_backend(desk: Desk, monkeypatch: pytest.MonkeyPa
     assert infrastructure.known() == []
 
 
+@pytest.mark.on_engine
 def test_machines_of_a_spot_cluster_that_are_bought_on_demand_cost_what_they_cost(desk: Desk) -> None:
     desk.well("infra", "up", *PLACE, "--yes")
 
@@ -414,6 +425,7 @@ def test_machines_of_a_spot_cluster_that_are_bought_on_demand_cost_what_they_cos
     assert float(fewer["price_usd_h"]) == pytest.approx(of_known()) == pytest.approx(price(bought))
 
 
+@pytest.mark.on_engine
 def test_the_second_machine_of_a_cluster_reaches_the_first(desk: Desk) -> None:
     """Machines that reach each other have another template than one alone; they keep it when there are fewer again."""
     desk.well("infra", "up", *PLACE, "--yes")
@@ -440,6 +452,7 @@ def test_the_second_machine_of_a_cluster_reaches_the_first(desk: Desk) -> None:
     assert "cloudgpu cluster scale big MACHINES" in desk.well("cluster", "scale", "big", "0", "--yes").err
 
 
+@pytest.mark.on_engine
 def test_a_cluster_is_where_its_reservation_is(desk: Desk) -> None:
     desk.well("infra", "up", *PLACE, "--yes")
     file = desk.cluster_file(CLUSTER.replace("nodes: 2", "nodes: 2, market: reservation").replace("limits", "#"))
@@ -461,6 +474,7 @@ def test_a_cluster_is_where_its_reservation_is(desk: Desk) -> None:
     assert desk.well("cluster", "up", file, "--renew", "--dry-run").code == 0
 
 
+@pytest.mark.on_engine
 @pytest.mark.parametrize("desk", [True], indirect=True, ids=["machines boot"])
 def test_a_job_on_a_cluster_that_was_brought_up(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     """From the two commands to a job's end: the group's machine boots with what `cluster up` put into its template."""

@@ -15,7 +15,7 @@ import boto3
 import pytest
 
 from cloudgpu.control.jobs import list_jobs
-from cloudgpu.protocol.fleet import Fleet
+from cloudgpu.protocol.fleet.folder import Fleet
 from cloudgpu.provisioners.shared import infrastructure
 from cloudgpu.provisioners.stacks import clusters
 from cloudgpu.tests.standins.aws import Aws
@@ -80,6 +80,7 @@ def desk(
             yield Desk(aws, capsys, tmp_path)
 
 
+@pytest.mark.on_engine
 def test_a_job_on_a_cluster_from_nothing_to_nothing(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the stacks in a bucket that a team shares."""
     monkeypatch.setenv("CLOUDGPU_INFRA_BACKEND", desk.backend)
@@ -132,6 +133,7 @@ def test_a_job_on_a_cluster_from_nothing_to_nothing(desk: Desk, monkeypatch: pyt
         assert not [key for key in left if key.endswith(".json")], "no stack, no lock, no history"
 
 
+@pytest.mark.on_engine
 @pytest.mark.parametrize("desk", [False], indirect=True)
 def test_a_cluster_in_a_capacity_block_expires_with_it(desk: Desk) -> None:
     """Its machines have what runs saved, and leave, before AWS ends them; nothing on them tells when that is."""

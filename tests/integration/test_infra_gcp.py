@@ -17,9 +17,9 @@ import pulumi
 import pulumi_gcp
 import pytest
 
-from cloudgpu.infra.automation import Say, Stack, opened
-from cloudgpu.infra.backend import backend_of
-from cloudgpu.infra.engine import find
+from cloudgpu.infra.engine.automation import Say, Stack, opened
+from cloudgpu.infra.engine.backend import backend_of
+from cloudgpu.infra.engine.executable import find
 from cloudgpu.infra.errors import InfraError
 from cloudgpu.infra.gcp import GpuCluster, GpuClusterArgs, MachineRole, MachineRoleArgs
 from cloudgpu.infra.gcp.programs import fleet_program, infra_program
@@ -128,6 +128,7 @@ def changes(stack: Stack, program: Callable[[], None]) -> list[str]:
 # --- infra ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.on_engine
 def test_what_stands_before_any_job_from_nothing_to_nothing(desk: Desk) -> None:
     told = desk.infra_up()
     assert told.network == "cloudgpu-us-central1"
@@ -169,6 +170,7 @@ def test_what_stands_before_any_job_from_nothing_to_nothing(desk: Desk) -> None:
 # --- fleets -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.on_engine
 def test_a_fleet_from_nothing_to_nothing(desk: Desk) -> None:
     settings = desk.settings(FLEET)
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from cloudgpu.tests.standins.integrations import LONG, check, needs, results
+from cloudgpu.tests.standins.integrations import check, needs, results
+from cloudgpu.tests.standins.long_mode import LONG, in_long_mode
 
 needs("accelerate")
 
@@ -69,7 +70,7 @@ def test_interrupted(kind: str, tmp_path: Path) -> None:
     check(results(PROGRAM.format(kind=kind), tmp_path), misfit="does not fit this program")
 
 
-@pytest.mark.skipif(not LONG, reason="long mode")
+@in_long_mode
 @pytest.mark.parametrize("kind", ["", "accumulated", "seedable", "workers"])
 def test_two_processes(kind: str, tmp_path: Path) -> None:
     runs = results(PROGRAM.format(kind=kind), tmp_path, world=2)

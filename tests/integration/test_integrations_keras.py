@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from cloudgpu.runtime.launchers import free_port
-from cloudgpu.tests.standins.integrations import LONG, check, needs, results, said
+from cloudgpu.tests.standins.integrations import check, needs, results, said
+from cloudgpu.tests.standins.long_mode import LONG
 
 needs("keras")
 

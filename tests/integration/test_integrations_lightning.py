@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from cloudgpu.tests.standins.integrations import LONG, check, needs, results, said
+from cloudgpu.tests.standins.integrations import check, needs, results, said
 from cloudgpu.tests.standins.interrupted import Run
+from cloudgpu.tests.standins.long_mode import LONG, in_long_mode
 
 needs("lightning")
 
@@ -107,7 +108,7 @@ def test_averaged_weights(kind: str, tmp_path: Path) -> None:
     assert runs["resumed"]["ranks"][0]["digest"] == runs["undisturbed"]["ranks"][0]["digest"]
 
 
-@pytest.mark.skipif(not LONG, reason="long mode")
+@in_long_mode
 @pytest.mark.parametrize("kind", ["", "accumulated often"])
 def test_two_processes(kind: str, tmp_path: Path) -> None:
     runs = results(PROGRAM.format(kind=kind), tmp_path, world=2)

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from cloudgpu.tests.standins.integrations import LONG, check, needs, results, said
+from cloudgpu.tests.standins.integrations import check, needs, results, said
+from cloudgpu.tests.standins.long_mode import LONG, in_long_mode
 
 needs("transformers")
 
@@ -88,7 +89,7 @@ def test_interrupted(kind: str, tmp_path: Path) -> None:
     check_runs(kind, 1, tmp_path)
 
 
-@pytest.mark.skipif(not LONG, reason="long mode")
+@in_long_mode
 @pytest.mark.parametrize("kind", ["accumulated", "global"])
 def test_two_processes(kind: str, tmp_path: Path) -> None:
     check_runs(kind, 2, tmp_path)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
@@ -41,6 +40,7 @@ from cloudgpu.tests.standins.gce.control import GceControl
 from cloudgpu.tests.standins.gcp import Gcp
 from cloudgpu.tests.standins.gcp.stacks import stand
 from cloudgpu.tests.standins.gcs.control import GcsControl
+from cloudgpu.tests.standins.long_mode import LONG
 from cloudgpu.tests.standins.vertex.control import VertexControl
 
 from . import test_aws_provisioner as aws_tests
@@ -49,8 +49,6 @@ from . import test_azure_provisioner as azure_tests
 from . import test_gcp_groups as gcp_groups
 from . import test_gcp_provisioner as gcp_tests
 from . import test_vertex_provisioner as vertex_tests
-
-LONG = bool(os.environ.get("CLOUDGPU_LONG"))
 
 
 @dataclass(frozen=True)

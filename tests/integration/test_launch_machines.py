@@ -15,11 +15,12 @@ from collections.abc import Iterator
 import pytest
 
 from cloudgpu.tests.standins.agents import MARKER, World, world
+from cloudgpu.tests.standins.long_mode import LONG
 
 __all__ = ["world"]
 
 pytestmark = pytest.mark.skipif(
-    os.environ.get("CLOUDGPU_LONG") != "1" or os.getuid() != 0 or shutil.which("ip") is None,
+    not LONG or os.getuid() != 0 or shutil.which("ip") is None,
     reason="only with CLOUDGPU_LONG=1, as root, where `ip` is (apt-get install iproute2)",
 )
 NODES = 3

@@ -14,6 +14,7 @@ import pytest
 
 from cloudgpu.runtime.agent import agent as agent_module
 from cloudgpu.tests.standins.agents import World, until, world
+from cloudgpu.tests.standins.long_mode import in_long_mode
 
 __all__ = ["world"]
 
@@ -21,7 +22,6 @@ pytest.importorskip("mpi4py", reason="pip install mpi4py, to run MPI programs")
 pytestmark = pytest.mark.skipif(
     shutil.which("mpirun") is None, reason="Open MPI is missing: apt-get install openmpi-bin libopenmpi-dev"
 )
-longer = pytest.mark.skipif(os.environ.get("CLOUDGPU_LONG") != "1", reason="only with CLOUDGPU_LONG=1")
 
 ALLREDUCE = """
 import json, os
@@ -168,7 +168,7 @@ def test_one_node_and_a_program_that_knows_no_mpi(world: World) -> None:
     assert world.result().reason == "rank 2: exit code 3"
 
 
-@longer
+@in_long_mode
 @pytest.mark.parametrize(
     ("deed", "outcome", "code"),
     [

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 from pathlib import Path
 
 import pytest
 
-from cloudgpu.cli.shared.specfile import plan_spec
+from cloudgpu.cli.shared.jobfile.specfile import plan_spec
 from cloudgpu.control.jobs import Job, submit
 from cloudgpu.jobspecs.loading.loader import load_text
 from cloudgpu.tests.standins.local_jobs import home
+from cloudgpu.tests.standins.long_mode import in_long_mode
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is missing: pip install tensorflow-cpu"
@@ -88,7 +88,7 @@ def agents_lines(job: Job) -> list[str]:
     return [line.text for line in job.logs().read()[0] if line.stream == "agent"]
 
 
-@pytest.mark.skipif(os.environ.get("CLOUDGPU_LONG") != "1", reason="only with CLOUDGPU_LONG=1")
+@in_long_mode
 def test_workers_that_import_tensorflow_are_one_cluster(home: Path, tmp_path: Path) -> None:
     job = run(tmp_path / "code", ALL_REDUCE, "resources: {cloud: local, accelerator: none, nodes: 2}\n")
     assert job.state == "succeeded", (job.reason, agents_lines(job))

@@ -139,17 +139,6 @@ def test_from_launch_to_gone(world: World) -> None:
     assert world.phases(allocation) == ["gone", "gone"]
 
 
-def test_launching_again_is_the_same_machine(world: World) -> None:
-    request = world.request("echo up; sleep 300")
-    allocation = world.target.launch(request)
-    until(world.texts)
-    (agent,) = world.agents()
-    assert world.target.launch(request) == allocation
-    assert LocalProvisioner(world.root).launch(request) == allocation
-    assert world.agents() == [agent]
-    assert world.phases(allocation) == ["running"]
-
-
 def test_an_ended_machine_is_not_started_again(world: World) -> None:
     request = world.request("echo once")
     allocation = world.target.launch(request)
@@ -243,22 +232,6 @@ def test_killing_the_launching_process_at_any_moment(world: World, delay_ms: int
     assert world.texts() == ["ran", "ran"]
     for node in allocation.machines:
         assert world.dir.exists(node_key(1, node, "result.json"))
-
-
-def test_many_launch_at_once(world: World) -> None:
-    import pickle
-
-    request = world.request("echo ran; sleep 0.5")
-    (world.folder / "request").write_bytes(pickle.dumps((world.root, request)))
-    command = [sys.executable, "-c", LAUNCHER, str(world.folder / "request")]
-    launchers = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(4)]
-    until(lambda: world.texts() == ["ran"])
-    allocation = world.allocation()
-    until(lambda: world.phases(allocation) == ["gone"])
-    for launcher in launchers:
-        launcher.kill()
-        launcher.communicate()
-    assert world.texts() == ["ran"]
 
 
 def test_the_agent_survives_its_launcher(world: World) -> None:

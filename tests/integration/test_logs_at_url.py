@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from cloudgpu.cli import main
-from cloudgpu.cli.shared.job_at_url import LINGER_S, JobAtUrl
+from cloudgpu.cli.shared.job.job_at_url import LINGER_S, JobAtUrl
 from cloudgpu.protocol.jobdir import AttemptRecord, JobDir, Result, attempt_key, node_key
 
 from ..standins import s3

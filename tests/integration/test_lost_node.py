@@ -19,7 +19,8 @@ from cloudgpu.jobspecs.plan import Plan
 from cloudgpu.provisioners.local.machine import marked
 from cloudgpu.tests.standins.control import make_offer
 from cloudgpu.tests.standins.ddp import TRAIN, beginnings
-from cloudgpu.tests.standins.local_jobs import home
+from cloudgpu.tests.standins.local_jobs import home, state_directory
+from cloudgpu.tests.standins.long_mode import in_long_mode
 
 pytest.importorskip("torch")
 
@@ -84,16 +85,17 @@ def worlds(job: Job) -> list[tuple[int, int]]:
     return beginnings([line.text for line in found])
 
 
-@pytest.fixture
-def undisturbed(tmp_path: Path, home: Path) -> str:
-    (tmp_path / UNDISTURBED).touch()
-    weights = finish(start(tmp_path, "2", 0.0))
-    (tmp_path / UNDISTURBED).unlink()
-    return weights
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The weights of a training of which no node was lost."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    (folder / UNDISTURBED).touch()
+    with pytest.MonkeyPatch.context() as patch, state_directory(folder / "home", patch):
+        return finish(start(folder, "2", 0.0))
 
 
 @pytest.mark.parametrize("how", ["lost", "preempted"])
-def test_only_the_lost_node_is_replaced(tmp_path: Path, home: Path, undisturbed: str, how: str) -> None:
+def test_only_the_lost_node_is_replaced(tmp_path: Path, undisturbed: str, home: Path, how: str) -> None:
     job = start(tmp_path, "2", 0.06)
     until(job, lambda: saved(job) >= 16, "never saved")
     if how == "lost":
@@ -112,7 +114,7 @@ def test_only_the_lost_node_is_replaced(tmp_path: Path, home: Path, undisturbed:
     assert (last.failures, last.interruptions) == (0, 1), "the survivor's own end is not the program's failure"
 
 
-@pytest.mark.parametrize("victim", ["worker-0.1", "worker-1.1"])
+@pytest.mark.parametrize("victim", ["worker-0.1", pytest.param("worker-1.1", marks=in_long_mode)])
 def test_with_a_range_of_nodes_those_that_are_left_go_on(tmp_path: Path, home: Path, victim: str) -> None:
     """The new machine's setup lasts until the others have trained without it."""
     ready = tmp_path / "ready"

@@ -17,7 +17,7 @@ from cloudgpu.storage.copying import InterruptedCopyError
 from cloudgpu.storage.objects import PART
 
 from ..standins import s3 as s3_standin
-from ..standins.azurite import ACCOUNT, Azurite
+from ..standins.azurite import ACCOUNT, Azurite, shared
 from ..standins.gcp import Gcp
 from ..standins.gcs import GcsControl
 from ..standins.s3 import S3
@@ -51,12 +51,10 @@ def gcs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[GcsControl]
 
 
 @pytest.fixture
-def azurite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Azurite]:
+def azurite(monkeypatch: pytest.MonkeyPatch) -> Iterator[Azurite]:
     for name in [name for name in os.environ if name.startswith("AZURE_")]:
         monkeypatch.delenv(name)
-    (tmp_path / "azurite").mkdir()
-    with Azurite(tmp_path / "azurite") as blobs:
-        blobs.make_container(BUCKET)
+    with shared(BUCKET) as blobs:
         for name, value in blobs.environ().items():
             monkeypatch.setenv(name, value)
         yield blobs

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from cloudgpu.protocol.fleet import BOOT_S, order_key
+from cloudgpu.protocol.fleet.records import order_key
+from cloudgpu.protocol.fleet.view import BOOT_S
 from cloudgpu.runtime.fleet.member import LEAVES, UNREACHABLE
 from cloudgpu.tests.standins.ddp import TRAIN, beginnings
 from cloudgpu.tests.standins.fleets import FleetJob, Machines

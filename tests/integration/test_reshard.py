@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from cloudgpu.tests.standins.long_mode import LONG
 
 pytest.importorskip("torch")
 
@@ -22,7 +23,7 @@ LONG_RUNS = {
     "one mesh to another": [[4, "tp"], [4, "hsdp"], [4, "fsdp"], [4, "tp"], [4, "plain"], [4, "hsdp"], [4, "tp"]],
     "there and back": [[1, "plain"], [8, "fsdp"], [1, "fsdp"], [8, "tp"], [6, "hsdp"], [5, "plain"], [7, "fsdp"]],
 }
-if os.environ.get("CLOUDGPU_LONG") == "1":
+if LONG:
     RUNS |= LONG_RUNS
 
 

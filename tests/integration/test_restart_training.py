@@ -6,7 +6,6 @@ CLOUDGPU_LONG=1 does so for more ranks, and twenty times each.
 from __future__ import annotations
 
 import functools
-import os
 import random
 import signal
 import sys
@@ -20,12 +19,12 @@ import pytest
 from cloudgpu.protocol.jobdir import Generation, generation_key
 from cloudgpu.tests.standins.agents import World, until, world
 from cloudgpu.tests.standins.ddp import TRAIN, beginnings
+from cloudgpu.tests.standins.long_mode import LONG
 
 pytest.importorskip("torch")
 
 __all__ = ["world"]
 
-LONG = os.environ.get("CLOUDGPU_LONG") == "1"
 STEPS = 120
 
 

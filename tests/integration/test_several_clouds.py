@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cloudgpu.cli.shared.job_view import node_views
+from cloudgpu.cli.shared.job.job_view import node_views
 from cloudgpu.control.jobs import Job
 from cloudgpu.protocol.jobdir import JobDir
 from cloudgpu.tests.standins.cloud_jobs import agents, counting, total

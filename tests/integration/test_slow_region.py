@@ -11,10 +11,10 @@ import pytest
 
 from cloudgpu.provisioners.aws.provisioner import AwsProvisioner
 from cloudgpu.provisioners.azure import clients as azure
-from cloudgpu.provisioners.azure.images import Images as AzureImages
-from cloudgpu.provisioners.azure.sizes import Sizes
+from cloudgpu.provisioners.azure.catalog.sizes import Sizes
+from cloudgpu.provisioners.azure.machine.images import Images as AzureImages
 from cloudgpu.provisioners.gcp import clients as gcp
-from cloudgpu.provisioners.gcp.images import Images as GcpImages
+from cloudgpu.provisioners.gcp.machine.images import Images as GcpImages
 from cloudgpu.tests.standins.agents import until
 from cloudgpu.tests.standins.aws import Aws
 from cloudgpu.tests.standins.aws.launches import REQUEST, session
@@ -78,7 +78,7 @@ def test_azure_looks_elsewhere(what: str, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_gcp_looks_for_another_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cloudgpu.provisioners.gcp.images.READ_S", READ_S)
+    monkeypatch.setattr("cloudgpu.provisioners.gcp.machine.images.READ_S", READ_S)
     with Gcp() as made:
         for name, value in made.environ(tmp_path).items():
             monkeypatch.setenv(name, value)

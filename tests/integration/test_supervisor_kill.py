@@ -14,10 +14,10 @@ import pytest
 from cloudgpu.control.jobs import Job
 from cloudgpu.control.store.store import Store
 from cloudgpu.tests.standins.local_jobs import home, start_supervisor, submit_text
+from cloudgpu.tests.standins.long_mode import LONG
 
 pytestmark = pytest.mark.timeout(1_800)
 
-LONG = bool(os.environ.get("CLOUDGPU_LONG"))
 KILLS = 50 if LONG else 6
 END_S = 300.0
 

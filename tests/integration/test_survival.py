@@ -19,10 +19,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from cloudgpu.tests.standins.long_mode import LONG
+
 pytest.importorskip("torch")
 
 CLOUDGPU = str(Path(sys.executable).with_name("cloudgpu"))
-LONG = os.environ.get("CLOUDGPU_LONG") == "1"
 SEEDS = range(10) if LONG else range(1)
 KILLS = 6
 """Per job: each victim twice, in random order."""

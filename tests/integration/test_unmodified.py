@@ -10,10 +10,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from cloudgpu.tests.standins.long_mode import LONG
+
 from .unmodified.driver import Driver, forking, programs
 from .unmodified.expected import REFUSED, TELLING
 
-LONG = bool(os.environ.get("CLOUDGPU_LONG"))
 SEEDS = int(os.environ.get("CLOUDGPU_UNMODIFIED_SEEDS", "2")) if LONG else 1
 
 

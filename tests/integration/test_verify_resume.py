@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from cloudgpu.tests.standins.long_mode import in_long_mode
+
 PROGRAM = """
 import json, os, random, sys, time
 import numpy as np
@@ -79,9 +81,6 @@ for x, y in ckpt.batches(epochs=3):
 """
 
 
-LONG = pytest.mark.skipif(not os.environ.get("CLOUDGPU_LONG"), reason="long mode")
-
-
 def verify(folder: Path, kind: str, *options: str, text: str = PROGRAM) -> tuple[int, dict[str, Any]]:
     (folder / "train.py").write_text(text)
     command = [sys.executable, "-m", "cloudgpu", "verify-resume", "--json", *options, "--", "train.py", kind]
@@ -91,7 +90,9 @@ def verify(folder: Path, kind: str, *options: str, text: str = PROGRAM) -> tuple
     return done.returncode, found
 
 
-@pytest.mark.parametrize("how", ["kill", pytest.param("term", marks=LONG), pytest.param("notice", marks=LONG)])
+@pytest.mark.parametrize(
+    "how", ["kill", pytest.param("term", marks=in_long_mode), pytest.param("notice", marks=in_long_mode)]
+)
 def test_what_resumes_exactly_agrees(tmp_path: Path, how: str) -> None:
     code, found = verify(tmp_path, "exact", "--kill", how)
     assert (code, found["outcome"]) == (0, "agree"), found
@@ -104,8 +105,8 @@ def test_what_resumes_exactly_agrees(tmp_path: Path, how: str) -> None:
     ("kind", "cause"),
     [
         ("own-random", "generator __main__.own"),
-        pytest.param("own-numpy", "generator __main__.generator", marks=LONG),
-        pytest.param("forgets-average", "variable __main__.average", marks=LONG),
+        pytest.param("own-numpy", "generator __main__.generator", marks=in_long_mode),
+        pytest.param("forgets-average", "variable __main__.average", marks=in_long_mode),
     ],
 )
 def test_what_is_not_saved_is_named(tmp_path: Path, kind: str, cause: str) -> None:
@@ -185,7 +186,7 @@ def _running_in(folder: Path) -> list[str]:
     return found
 
 
-@LONG
+@in_long_mode
 @pytest.mark.parametrize(("kind", "cause"), [("scheduler", "scheduler __main__.sched"), ("ema", "model __main__.ema")])
 def test_objects_that_were_forgotten_are_named(tmp_path: Path, kind: str, cause: str) -> None:
     code, found = verify(tmp_path, kind, "--at", "6", text=TORCH)

@@ -13,6 +13,7 @@ import pytest
 from cloudgpu.control.jobs import ensure_supervisor
 from cloudgpu.tests.standins.cloud_jobs import after, counting, counting_together, total
 from cloudgpu.tests.standins.local_jobs import stop_supervisor
+from cloudgpu.tests.standins.long_mode import in_long_mode
 from cloudgpu.tests.standins.vertex.user_jobs import TYPE, VertexJobs, agents, jobs, vertex_jobs
 
 __all__ = ["agents", "jobs"]
@@ -73,6 +74,7 @@ def test_a_preempted_job_is_made_again_and_resumes(jobs: VertexJobs) -> None:
     assert total(60) in jobs.log(job)
 
 
+@in_long_mode
 def test_the_service_fails_and_the_job_goes_on_elsewhere(jobs: VertexJobs) -> None:
     job = jobs.submit(counting(60, lingers=True), text=RESOURCES + OFTEN)
     jobs.wait_for(lambda: jobs.is_saved(job), job)
@@ -99,6 +101,7 @@ def test_a_program_that_fails_is_the_jobs_end(jobs: VertexJobs, tmp_path: Path) 
     assert [attempt.outcome for attempt in job.attempts()] == ["failed"], jobs.story(job)
 
 
+@in_long_mode
 def test_a_cancelled_job_ends_and_leaves_nothing(jobs: VertexJobs) -> None:
     job = jobs.submit(counting(10_000), text=RESOURCES)
     jobs.wait_for(lambda: job.refresh().state == "running", job)

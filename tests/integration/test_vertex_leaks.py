@@ -24,17 +24,16 @@ from cloudgpu.provisioners.vertex.pools import from_labels as nodes_of
 from cloudgpu.tests.standins.faults import KILL_AFTER, LOSE, Fault, error
 from cloudgpu.tests.standins.gcp import SUBMITTER
 from cloudgpu.tests.standins.leaks import (
-    CANCELS,
+    CANCELS_IN_THE_LONG_RUN,
     END_S,
-    IN_THE_LONG_RUN,
     KILLS,
-    LONG,
     Agents,
     Leaks,
     Scene,
     stage,
     sweeps,
 )
+from cloudgpu.tests.standins.long_mode import LONG, in_long_mode
 from cloudgpu.tests.standins.vertex.service import JOBS
 from cloudgpu.tests.standins.vertex.user_jobs import BUCKET, TYPE, VertexJobs, tags_of, vertex_jobs
 
@@ -119,7 +118,7 @@ def test_undisturbed(leaks: VertexLeaks) -> None:
 
 
 @KILLS
-@CANCELS
+@CANCELS_IN_THE_LONG_RUN
 def test_killed_at_every_call(leaks: VertexLeaks, fault: Fault, cancel: bool) -> None:
     leaks.kill_at_every_call(fault, cancel=cancel)
 
@@ -132,7 +131,7 @@ def test_every_call_goes_wrong(leaks: VertexLeaks, sweep: str) -> None:
     leaks.spoil_every_call(SWEEPS[sweep])
 
 
-@IN_THE_LONG_RUN
+@in_long_mode
 @pytest.mark.parametrize("sweep", SWEEPS)
 def test_one_call_goes_wrong(leaks: VertexLeaks, sweep: str) -> None:
     leaks.spoil_one_call(SWEEPS[sweep])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from typing import Any
@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 
 from cloudgpu.provisioners import AgentFile, Allocation, LaunchRequest, NodeRequest, NodeState, Owner, ProvisionError
-from cloudgpu.provisioners.gcp import quotas
+from cloudgpu.provisioners.gcp.catalog import quotas
 from cloudgpu.provisioners.vertex import launching, sightings
 from cloudgpu.provisioners.vertex.launching import DOUBT_S
 from cloudgpu.provisioners.vertex.provisioner import PENDING_S, QUEUE_S, VertexProvisioner
-from cloudgpu.tests.standins.clocks import FastClock, StillClock
-from cloudgpu.tests.standins.faults import HANG, HTML, LOSE, RESET, Fault, error
-from cloudgpu.tests.standins.gcp import NUMBER, Gcp
+from cloudgpu.tests.contract.targets.standin import until
+from cloudgpu.tests.standins.clocks import FastClock
+from cloudgpu.tests.standins.faults import HANG, HTML, LOSE, Fault, error
+from cloudgpu.tests.standins.gcp import Gcp
 from cloudgpu.tests.standins.gcp_catalog.control import VERTEX, CatalogControl
 from cloudgpu.tests.standins.vertex.control import ToldJob, VertexControl
 from cloudgpu.tests.standins.vertex.service import GRPC_ENDPOINT, JOBS
@@ -28,7 +29,6 @@ REGION = "us-central1"
 TYPE = "n1-standard-8"
 CREATE, GET, LIST, CANCEL = (f"{JOBS}.{verb}" for verb in ("create", "get", "list", "cancel"))
 GPUS = "aiplatform.googleapis.com/custom_model_training_nvidia_t4_gpus"
-PATIENT_S = 180.0
 NOT_YET_S = 1_000.0
 """Lists are as late: longer than anybody looks."""
 
@@ -125,13 +125,6 @@ def request(*nodes: NodeRequest, **changes: Any) -> LaunchRequest:
     return dataclasses.replace(base, **changes)
 
 
-def soon(found: Callable[[], bool]) -> None:
-    until = time.monotonic() + PATIENT_S
-    while not found():
-        assert time.monotonic() < until, "it does not come to it"
-        time.sleep(0.05)
-
-
 def state_of(allocation: Allocation, phase: str, provisioner: VertexProvisioner) -> NodeState:
     """The first node's state, when it is in this phase at last."""
     seen: list[NodeState] = []
@@ -141,27 +134,11 @@ def state_of(allocation: Allocation, phase: str, provisioner: VertexProvisioner)
         provisioner._clients.clock.sleep(4.0)  # looks are shared for three seconds
         return all(state.phase == phase for state in seen)
 
-    soon(look)
+    until(look)
     return seen[0]
 
 
 # -- all is well
-
-
-def test_a_job_is_launched_watched_and_ended(vertex: Vertex, provisioner: VertexProvisioner) -> None:
-    allocation = provisioner.launch(request())
-    [job] = vertex.jobs()
-    assert job.name.startswith(f"projects/{NUMBER}/locations/{REGION}/customJobs/")
-    assert allocation.machines == {"worker-0.1": f"{job.name}/workerpool0-0"}
-    assert job.labels["cloudgpu-job"] == "digits-abc" and job.labels["cloudgpu-owner"] == "cloudgpu__2e__54ester"
-    assert state_of(allocation, "running", provisioner) == NodeState("worker-0.1", "running")
-    assert provisioner.find(OWNER) == [allocation]
-    provisioner.terminate(allocation)
-    assert [job.state for job in vertex.jobs()] == ["CANCELLED"]
-    state = state_of(allocation, "gone", provisioner)
-    assert (state.taken, state.refused) == (False, None) and state.detail.startswith("CANCELLED")
-    assert provisioner.find(OWNER) == []
-    provisioner.terminate(allocation)
 
 
 def test_four_roles_are_four_pools(vertex: Vertex, provisioner: VertexProvisioner) -> None:
@@ -205,45 +182,6 @@ def test_what_has_ended_is_told_though_lists_leave_it_out(vertex: Vertex, provis
 # -- never twice
 
 
-def test_the_same_token_is_the_same_job_whoever_calls(vertex: Vertex, provisioner: VertexProvisioner) -> None:
-    first = provisioner.launch(request())
-    assert provisioner.launch(request()) == first
-    assert another().launch(request()) == first
-    assert len(vertex.jobs()) == 1
-    provisioner.terminate(first)
-    assert another().launch(request()) == first
-    assert [job.state for job in vertex.jobs()] == ["CANCELLED"]
-
-
-def test_jobs_are_not_gone_because_the_settings_name_another_project(
-    vertex: Vertex, provisioner: VertexProvisioner, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    allocation = provisioner.launch(request())
-    mine = provisioner.account()
-    assert allocation.account == mine
-    with monkeypatch.context() as elsewhere:
-        elsewhere.setenv("GOOGLE_CLOUD_PROJECT", "another-project")
-        stranger = another()
-        for verb in (
-            stranger.observe,
-            stranger.terminate,
-            lambda one: stranger.remove(one, list(one.machines)),
-            lambda _: stranger.launch(request(account=mine)),
-            lambda _: stranger.check_account(mine),
-        ):
-            with pytest.raises(ProvisionError, match="in the Google Cloud project") as caught:
-                verb(allocation)
-            assert (caught.value.error_class, caught.value.code) == ("auth", "OtherAccount")
-    assert len(vertex.alive()) == 1
-
-
-def test_another_token_is_another_job(vertex: Vertex, provisioner: VertexProvisioner) -> None:
-    first, second = provisioner.launch(request()), provisioner.launch(request(token="f" * 32, attempt=2))
-    assert len(vertex.alive()) == 2
-    provisioner.terminate(first)
-    assert [job.name for job in vertex.alive()] == [second.details["job"]]
-
-
 def test_a_quota_that_can_never_hold_the_job_is_told_before_it_is_created(
     vertex: Vertex, provisioner: VertexProvisioner
 ) -> None:
@@ -269,16 +207,6 @@ def test_a_quota_that_is_not_told_stops_nothing(vertex: Vertex, caplog: pytest.L
     assert "not checked before launching" in caplog.text
 
 
-@pytest.mark.parametrize("fault", [LOSE, RESET, HTML], ids=lambda fault: fault.kind)
-def test_a_call_without_an_answer_makes_one_job(vertex: Vertex, provisioner: VertexProvisioner, fault: Fault) -> None:
-    vertex.fail(CREATE, fault, times=2)
-    allocation = provisioner.launch(request())
-    [job] = vertex.jobs()
-    assert allocation.details["job"] == job.name
-    provisioner.terminate(allocation)
-    assert not vertex.alive()
-
-
 def test_a_list_that_is_late_makes_a_second_job_and_the_next_look_ends_it(vertex: Vertex) -> None:
     vertex.control.set_lag(NOT_YET_S)
     vertex.fail(CREATE, LOSE)
@@ -293,7 +221,7 @@ def test_a_list_that_is_late_makes_a_second_job_and_the_next_look_ends_it(vertex
         provisioner.observe(allocation)
         return len(vertex.alive()) == 1
 
-    soon(settled)
+    until(settled)
     assert [job.name for job in vertex.alive()] == [first.name]
     assert state_of(allocation, "running", provisioner).phase == "running"
     [found] = another().find(OWNER)
@@ -309,9 +237,9 @@ def test_a_second_job_whose_place_is_taken_is_no_loss_while_the_first_may_yet_be
     provisioner = another(clock)
     allocation = provisioner.launch(request())
     first, second = vertex.jobs()
-    soon(lambda: vertex.jobs()[1].state == "RUNNING")
+    until(lambda: vertex.jobs()[1].state == "RUNNING")
     vertex.control.finish(second.id, 3)
-    soon(lambda: len(vertex.alive()) == 1)
+    until(lambda: len(vertex.alive()) == 1)
     [waiting] = provisioner.observe(allocation)
     assert (waiting.phase, waiting.refused, waiting.taken) == ("pending", None, False)
     assert "another job of this launch has the node's place" in waiting.detail
@@ -333,9 +261,9 @@ def test_after_a_job_that_ran_no_other_is_waited_for(vertex: Vertex) -> None:
     """A supervisor that was killed may have created another one: it would find its place taken, and end."""
     allocation = another().launch(request(repeated=True))
     [job] = vertex.jobs()
-    soon(lambda: vertex.jobs()[0].state == "RUNNING")
+    until(lambda: vertex.jobs()[0].state == "RUNNING")
     vertex.control.finish(job.id)
-    soon(lambda: not vertex.alive())
+    until(lambda: not vertex.alive())
     clock = FastClock()
     begun = clock.monotonic()
     another(clock).terminate(allocation)
@@ -371,16 +299,6 @@ def test_a_job_of_a_killed_process_that_no_list_shows_yet_is_ended_as_well(verte
     assert len(vertex.jobs()) == 2 and not vertex.alive()
 
 
-def test_what_nobody_has_an_answer_to_is_ended_all_the_same(vertex: Vertex) -> None:
-    """A process was killed while it waited for the answer: the next one knows token, region and owner."""
-    vertex.control.set_lag(0.2)
-    another().launch(request())
-    lost = Allocation("vertex", "digits-abc", 1, request().token, {}, region=REGION, owner=OWNER.name)
-    another().terminate(lost)
-    assert len(vertex.jobs()) == 1
-    assert not vertex.alive()
-
-
 @pytest.mark.parametrize("state", ["", "PENDING", "RUNNING"])
 def test_only_a_launch_whose_job_had_machines_is_paid_for(vertex: Vertex, state: str) -> None:
     if state == "":
@@ -391,7 +309,7 @@ def test_only_a_launch_whose_job_had_machines_is_paid_for(vertex: Vertex, state:
     else:
         vertex.control.set_pending(600.0 if state == "PENDING" else 0.0)
         another().launch(request())
-        soon(lambda: vertex.jobs()[0].state == state)
+        until(lambda: vertex.jobs()[0].state == state)
     lost = Allocation("vertex", "digits-abc", 1, request().token, {}, region=REGION, owner=OWNER.name)
     assert another().terminate(lost).has_started == (state == "RUNNING")
     assert not vertex.alive()
@@ -408,30 +326,6 @@ def test_without_its_region_it_is_looked_for_in_all(vertex: Vertex, provisioner:
 # -- refusals, at once and late
 
 
-REFUSALS = [
-    (error("RESOURCE_EXHAUSTED", 429, f"The following quota metrics exceed quota limits: {GPUS}"), "quota", "region"),
-    (error("PERMISSION_DENIED", 403, "Permission 'aiplatform.customJobs.create' denied"), "auth", "cloud"),
-    (error("IAM_PERMISSION_DENIED", 403, "Permission 'aiplatform.customJobs.create' denied"), "auth", "cloud"),
-    (error("SERVICE_DISABLED", 403, "Vertex AI API has not been used in project p before"), "auth", "cloud"),
-    (error("UNAUTHENTICATED", 401, "Request had invalid authentication credentials."), "auth", "cloud"),
-    (error("INVALID_ARGUMENT", 400, "List of found errors:\t1.Field: job_spec; Message: no\t"), "invalid", "cloud"),
-    (error("INVALID_ARGUMENT", 400, 'Machine type "x" is not supported.'), "not_offered", "region"),
-]
-
-
-@pytest.mark.parametrize(("fault", "kind", "scope"), REFUSALS, ids=lambda value: getattr(value, "code", None))
-def test_a_refusal_is_of_the_same_class_over_both_wires(
-    vertex: Vertex, provisioner: VertexProvisioner, fault: Fault, kind: str, scope: str
-) -> None:
-    vertex.fail(CREATE, fault, times=None)
-    with pytest.raises(ProvisionError) as caught:
-        provisioner.launch(request())
-    assert (caught.value.error_class, caught.value.scope, caught.value.code) == (kind, scope, fault.code)
-    assert str(caught.value).startswith("start worker-0.1 (on-demand n1-standard-8) in us-central1: ")
-    assert " ".join(fault.message.split()).rstrip(".") in str(caught.value)
-    assert vertex.jobs() == []
-
-
 @pytest.mark.parametrize("code", ["RATE_LIMIT_EXCEEDED", "RESOURCE_EXHAUSTED"])
 def test_throttling_is_neither_quota_nor_permission(vertex: Vertex, provisioner: VertexProvisioner, code: str) -> None:
     slower = "Quota exceeded for quota metric 'Resource management (CRUD) requests' and limit 'requests per minute'"
@@ -441,14 +335,6 @@ def test_throttling_is_neither_quota_nor_permission(vertex: Vertex, provisioner:
     assert len(vertex.calls(CREATE)) == 3 and len(vertex.jobs()) == 1
     provisioner.terminate(allocation)
     assert not vertex.alive()
-
-
-def test_throttling_without_end_is_told(vertex: Vertex, provisioner: VertexProvisioner) -> None:
-    vertex.fail(CREATE, error("RATE_LIMIT_EXCEEDED", 429, "slower"), times=None)
-    with pytest.raises(ProvisionError) as caught:
-        provisioner.launch(request())
-    assert caught.value.error_class == "throttled"
-    assert len(vertex.calls(CREATE)) > 3
 
 
 def test_after_a_clear_refusal_nothing_is_waited_for(vertex: Vertex, provisioner: VertexProvisioner) -> None:
@@ -571,31 +457,6 @@ def test_a_job_that_was_created_while_the_server_hung_is_found(
     allocation = provisioner.launch(request())
     assert len(vertex.jobs()) == 1
     provisioner.terminate(allocation)
-
-
-def test_answers_may_be_lost_anywhere(vertex: Vertex, provisioner: VertexProvisioner) -> None:
-    for action in (CREATE, LIST, GET, CANCEL):
-        vertex.fail(action, LOSE)
-        vertex.fail(action, HTML)
-    allocation = provisioner.launch(request())
-    state_of(allocation, "running", provisioner)
-    provisioner.terminate(allocation)
-    state_of(allocation, "gone", provisioner)
-    assert len(vertex.jobs()) == 1 and not vertex.alive()
-
-
-def test_who_looks_at_the_same_time_shares_a_list(vertex: Vertex) -> None:
-    provisioner = another(clock := StillClock())
-    allocations = [provisioner.launch(request(token=f"{number:032x}", attempt=number)) for number in range(1, 6)]
-    clock.sleep(4.0)  # nothing that launching has looked at is shared
-    vertex.gcp.control.do("forget")
-    with ThreadPoolExecutor(10) as pool:
-        seen = list(pool.map(provisioner.observe, allocations * 10))
-    assert all(len(states) == 1 for states in seen)
-    assert len(vertex.calls(LIST)) == 1 and not vertex.calls(GET)
-    assert "readMask" in vertex.calls(LIST)[0].params
-    for allocation in allocations:
-        provisioner.terminate(allocation)
 
 
 # -- what is there

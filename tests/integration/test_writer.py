@@ -32,6 +32,7 @@ from cloudgpu.runtime.checkpoint.writer.protocol import (
     send,
     wait_until_durable,
 )
+from cloudgpu.tests.standins.long_mode import LONG
 from cloudgpu.tests.standins.staging import (
     Training,
     content,
@@ -42,7 +43,6 @@ from cloudgpu.tests.standins.staging import (
     writers,
 )
 
-LONG = os.environ.get("CLOUDGPU_LONG") == "1"
 MB = 1 << 20
 
 

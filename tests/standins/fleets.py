@@ -15,21 +15,20 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from cloudgpu.jobspecs.fleets import FleetSpec
-from cloudgpu.protocol.fleet import (
+from cloudgpu.protocol.fleet.folder import Fleet
+from cloudgpu.protocol.fleet.records import (
     FLEET_KEY,
     WATCH_KEY,
     Beat,
     End,
-    Fleet,
     Freed,
     Holding,
     Order,
-    OrderView,
     Settings,
-    View,
     member_key,
     order_key,
 )
+from cloudgpu.protocol.fleet.view import OrderView, View
 from cloudgpu.protocol.jobdir import (
     JOB_KEY,
     AttemptRecord,

@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 
 from .interrupted import Run
+from .long_mode import LONG
 
-LONG = os.environ.get("CLOUDGPU_LONG") == "1"
 HANG = 280
 """Seconds that all runs of one test may take together, below pytest's own limit for a test."""
 

@@ -31,9 +31,9 @@ from cloudgpu.protocol.jobdir import JobDir, JobDirError, Result, node_key
 
 from .cloud_jobs import CloudJobs
 from .faults import HTML, KILL_AFTER, KILL_BEFORE, LOSE, RESET, Call, Control, Fault
+from .long_mode import LONG, in_long_mode
 from .zygote import Zygote
 
-LONG = bool(os.environ.get("CLOUDGPU_LONG"))
 END_S = 600.0 if LONG else 300.0
 SUPERVISOR = Path(__file__).parent / "hasty.py"
 TODAY = datetime.date(2026, 11, 1)
@@ -44,11 +44,10 @@ KILLS = pytest.mark.parametrize(
 CANCELS = pytest.mark.parametrize("cancel", [False, True], ids=["goes on", "is cancelled"])
 CANCELS_IN_THE_LONG_RUN = pytest.mark.parametrize(
     "cancel",
-    [False, pytest.param(True, marks=pytest.mark.skipif(not LONG, reason="CLOUDGPU_LONG"))],
+    [False, pytest.param(True, marks=in_long_mode)],
     ids=["goes on", "is cancelled"],
 )
-"""For a cloud whose jobs are cancelled at such moments in another test."""
-IN_THE_LONG_RUN = pytest.mark.skipif(not LONG, reason="CLOUDGPU_LONG")
+"""For all but one of the clouds: what a supervisor does about a cancel at such moments is the same on each."""
 
 Sweep = tuple[Fault | Mapping[str, Fault], int]
 """What every call meets, by service where they say it differently; and how often."""
@@ -206,7 +205,7 @@ def stage(folder: Path, target: str, imports: tuple[str, ...]) -> Iterator[tuple
     """For a fixture: a folder, one for agent files in it, and what supervisors of this target are forks of."""
     (agents := folder / "agents").mkdir()
     provisioner = f"cloudgpu.provisioners.{target}.provisioner"
-    zygote = Zygote(*imports, provisioner, "cloudgpu.tests.standins.hasty", "sqlalchemy.dialects.sqlite")
+    zygote = Zygote(*imports, provisioner, "cloudgpu.tests.standins.hasty")
     yield folder, agents, zygote
     zygote.close()
 

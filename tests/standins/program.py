@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import atexit
 import contextlib
+import functools
+import os
 import signal
-import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Protocol
+
+from .zygote import Zygote
 
 
 class Running(Protocol):
@@ -21,13 +26,14 @@ class Running(Protocol):
 
 def main(
     description: str,
-    make: Callable[[bool, int], AbstractContextManager[Running]],
+    make: Callable[[argparse.Namespace], AbstractContextManager[Running]],
     environ: Callable[[str], dict[str, str]],
 ) -> None:
-    """The program. `make` gets whether machines boot, and the port; `environ` tells what points clients to a URL."""
+    """Run the program. `make` gets `port`, `boot` and `certificate`; `environ` returns what points clients to a URL."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--boot", action="store_true", help="launched machines really boot")
+    parser.add_argument("--certificate", type=Path, help="PEM file of a certificate with its key, for TLS")
     parser.add_argument("--with-parent", action="store_true", help="end as well when standard input does")
     given = parser.parse_args()
 
@@ -36,9 +42,11 @@ def main(
         signal.signal(number, lambda *_: ended.set())
     if given.with_parent:
         threading.Thread(target=_follow_parent, args=(ended,), daemon=True).start()
-    with make(given.boot, given.port) as running:
+    with make(given) as running:
         print(running.url, flush=True)
-        if not given.with_parent:
+        if given.with_parent:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # nobody reads it
+        else:
             for name, value in environ(running.url).items():
                 print(f"export {name}={value}", file=sys.stderr)
         ended.wait()
@@ -50,20 +58,27 @@ def _follow_parent(ended: threading.Event) -> None:
 
 
 @contextlib.contextmanager
-def started(package: str, *, boot: bool) -> Iterator[str]:
-    """Run the stand-in that is in this package (`cloudgpu.tests.standins.aws`); its URL.
+def started(package: str, *, boot: bool, arguments: Sequence[str] = ()) -> Iterator[str]:
+    """Run the stand-in that is in this package (`cloudgpu.tests.standins.aws`) in a new process; its URL.
 
-    It ends when this process does, however that comes.
+    The process is forked from one that has imported what the stand-in needs: this takes seconds of the processor's
+    time. It ends when this process does, however that comes.
     """
-    command = [sys.executable, "-m", package, "--with-parent", *(["--boot"] if boot else [])]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    ) as process:
-        assert process.stdin is not None and process.stdout is not None
-        try:
-            url = process.stdout.readline().strip()
-            assert url, f"{package} did not start; run it by hand: {' '.join(command)}"
-            yield url
-        finally:
-            process.stdin.close()
-            process.wait(180)
+    command = ["-m", package, "--with-parent", *(["--boot"] if boot else []), *arguments]
+    process = _zygote(package).start(command, os.environ)
+    try:
+        url = process.stdout.readline().strip()
+        assert url, f"{package} did not start: {process.stderr.read()}"
+        yield url
+    finally:
+        process.stdin.close()
+        process.wait(180)
+        process.stdout.close()
+        process.stderr.close()
+
+
+@functools.cache
+def _zygote(package: str) -> Zygote:
+    zygote = Zygote(f"{package}.imports")
+    atexit.register(zygote.close)
+    return zygote

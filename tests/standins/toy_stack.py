@@ -1,4 +1,4 @@
-"""A stack of a few things that are nowhere, worked on by infra/automation.py in a process that a test may kill.
+"""A stack of a few things that are nowhere, worked on by infra/engine/automation.py in a process that a test may kill.
 
     with attached(toys()) as environ: …                                     # the provider, in the test's process
     python -m cloudgpu.tests.standins.toy_stack up --count 3 --size 1       # as `cloudgpu infra up` does it
@@ -109,9 +109,9 @@ def main() -> int:
 
 def _do(given: argparse.Namespace) -> Any:
     from cloudgpu.cli.infra.stack_view import step_text
-    from cloudgpu.infra import engine
-    from cloudgpu.infra.automation import Say, opened
-    from cloudgpu.infra.backend import backend_of
+    from cloudgpu.infra.engine import executable as engine
+    from cloudgpu.infra.engine.automation import Say, opened
+    from cloudgpu.infra.engine.backend import backend_of
 
     def say(text: str) -> None:
         print(text, file=sys.stderr, flush=True)

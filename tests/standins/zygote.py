@@ -2,6 +2,7 @@
 
     zygote = Zygote("torch", "numpy")
     process = zygote.start([program, *arguments], environment)      # as subprocess.Popen, with pipes
+    process = zygote.start(["-m", module, *arguments], environment)
     zygote.close()
 
 They are processes like any other: with their own main module, pipes, children and signals.
@@ -35,12 +36,13 @@ class Zygote:
         theirs.close()
 
     def start(self, arguments: Sequence[str], environment: Mapping[str, str]) -> Forked:
-        pipes = [os.pipe() for _ in range(3)]
+        stdin, *pipes = [os.pipe() for _ in range(4)]
+        theirs = [stdin[0], *(write for _, write in pipes)]
         request = json.dumps([list(arguments), dict(environment)]).encode()
-        socket.send_fds(self._ours, [request], [write for _, write in pipes])
-        for _, write in pipes:
-            os.close(write)
-        return Forked(*(os.fdopen(read) for read, _ in pipes))
+        socket.send_fds(self._ours, [request], theirs)
+        for end in theirs:
+            os.close(end)
+        return Forked(os.fdopen(stdin[1], "w"), *(os.fdopen(read) for read, _ in pipes))
 
     def close(self) -> None:
         self._ours.close()
@@ -50,8 +52,8 @@ class Zygote:
 class Forked:
     """What tests use of subprocess.Popen."""
 
-    def __init__(self, stdout: IO[str], stderr: IO[str], status: IO[str]) -> None:
-        self.stdout, self.stderr, self._status = stdout, stderr, status
+    def __init__(self, stdin: IO[str], stdout: IO[str], stderr: IO[str], status: IO[str]) -> None:
+        self.stdin, self.stdout, self.stderr, self._status = stdin, stdout, stderr, status
         self.pid = int(status.readline())
         self.returncode: int | None = None
 
@@ -97,7 +99,7 @@ def serve(requests: socket.socket) -> None:
     """Fork for each request: a process that waits for the program and tells how it ended, and the program itself."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how those ended that wait
     while True:
-        request, pipes, _, _ = socket.recv_fds(requests, 1 << 20, 3)
+        request, pipes, _, _ = socket.recv_fds(requests, 1 << 20, 4)
         if not request:
             return
         if os.fork():
@@ -108,26 +110,31 @@ def serve(requests: socket.socket) -> None:
         requests.close()
         arguments, environment = json.loads(request)
         if program := os.fork():
-            os.write(pipes[2], f"{program}\n".encode())
-            os.close(pipes[0])
-            os.close(pipes[1])
+            *streams, status = pipes
+            os.write(status, f"{program}\n".encode())
+            for pipe in streams:
+                os.close(pipe)
             code = os.waitstatus_to_exitcode(os.waitpid(program, 0)[1])
-            os.write(pipes[2], f"{code}\n".encode())
+            os.write(status, f"{code}\n".encode())
             os._exit(0)
         _become(arguments, environment, pipes)
 
 
 def _become(arguments: list[str], environment: dict[str, str], pipes: Sequence[int]) -> None:
-    os.dup2(pipes[0], 1)
-    os.dup2(pipes[1], 2)
+    for number, pipe in enumerate(pipes[:3]):
+        os.dup2(pipe, number)
     for pipe in pipes:
         os.close(pipe)
     os.environ.clear()
     os.environ.update(environment)
-    sys.argv = arguments
+    is_module = arguments[0] == "-m"
+    sys.argv = arguments[is_module:]
     code = 0
     try:
-        runpy.run_path(arguments[0], run_name="__main__")
+        if is_module:
+            runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(sys.argv[0], run_name="__main__")
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:  # noqa: BLE001 - as the interpreter does

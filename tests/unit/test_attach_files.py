@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from cloudgpu.runtime.attach import files as module
-from cloudgpu.runtime.attach.files import Files
-from cloudgpu.runtime.attach.frames import Code
-from cloudgpu.runtime.attach.journal import CUT, Journal
-from cloudgpu.runtime.attach.variables import UnsavableError
+from cloudgpu.runtime.attach.program.frames import Code
+from cloudgpu.runtime.attach.state import files as module
+from cloudgpu.runtime.attach.state.files import Files
+from cloudgpu.runtime.attach.state.journal import CUT, Journal
+from cloudgpu.runtime.attach.state.variables import UnsavableError
 
 pytest.importorskip("torch")
 

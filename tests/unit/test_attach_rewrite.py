@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from cloudgpu.runtime.attach import loops
-from cloudgpu.runtime.attach.frames import Code
-from cloudgpu.runtime.attach.liveness import dead_names, skips_by_number
-from cloudgpu.runtime.attach.loops import UnknownIterableError
-from cloudgpu.runtime.attach.rewrite import HOOK, Rewriter
+from cloudgpu.runtime.attach.program import loops
+from cloudgpu.runtime.attach.program.frames import Code
+from cloudgpu.runtime.attach.program.liveness import dead_names, skips_by_number
+from cloudgpu.runtime.attach.program.loops import UnknownIterableError
+from cloudgpu.runtime.attach.program.rewrite import HOOK, Rewriter
 
 PROGRAM = b"""from __future__ import annotations
 def f(n: Undefined):

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from cloudgpu.runtime.attach.drawn import Drawn, put_back
-from cloudgpu.runtime.attach.frames import Code
-from cloudgpu.runtime.attach.variables import UnsavableError, Variables, digests
+from cloudgpu.runtime.attach.program.frames import Code
+from cloudgpu.runtime.attach.state.drawn import Drawn, put_back
+from cloudgpu.runtime.attach.state.variables import UnsavableError, Variables, digests
 from cloudgpu.runtime.checkpoint.format.tree import flatten
 from cloudgpu.runtime.checkpoint.restore.rebuild import rebuild
 

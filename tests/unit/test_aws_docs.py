@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import cloudgpu
-from cloudgpu.provisioners.aws import quotas
+from cloudgpu.provisioners.aws.catalog import quotas
 from cloudgpu.provisioners.shared import errors, tags
 
 ROOT = Path(cloudgpu.__file__).parent
@@ -37,7 +37,7 @@ def test_every_class_of_error_that_a_user_can_mend_is_in_the_table() -> None:
 def test_quota_codes_are_those_that_are_checked() -> None:
     rows = re.findall(r"^ +\| .+ \| (L-\w+) \| (L-\w+)? ?", PAGE, re.MULTILINE)
     printed = {code for row in rows for code in row if code}
-    with (ROOT / "provisioners" / "aws" / "quotas.csv").open() as file:
+    with (ROOT / "provisioners" / "aws" / "catalog" / "quotas.csv").open() as file:
         accelerated = {row["code"] for row in csv.DictReader(file) if not row["families"].startswith("a ")}
     assert printed == accelerated == {quota.code for quota in quotas.quotas() if "Standard" not in quota.name}
 

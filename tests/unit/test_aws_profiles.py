@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cloudgpu.provisioners.aws.profiles import FORGOTTEN_S, Profiles
+from cloudgpu.provisioners.aws.resources.profiles import FORGOTTEN_S, Profiles
 from cloudgpu.tests.standins.clocks import StillClock
 
 

@@ -16,11 +16,11 @@ from botocore.validate import ParamValidator
 
 from cloudgpu.jobspecs import catalog
 from cloudgpu.provisioners import AgentFile, LaunchRequest, NodeRequest, Owner, ProvisionError, node_token
-from cloudgpu.provisioners.aws.identity import machine_policy
-from cloudgpu.provisioners.aws.images import Image, architecture_of, parameter_for
-from cloudgpu.provisioners.aws.network import Subnet, efa_cards
-from cloudgpu.provisioners.aws.request import Place, check_request, run_instances, wants_efa
-from cloudgpu.provisioners.aws.reservations import Reservation
+from cloudgpu.provisioners.aws.machine.images import Image, architecture_of, parameter_for
+from cloudgpu.provisioners.aws.machine.request import Place, check_request, run_instances, wants_efa
+from cloudgpu.provisioners.aws.machine.reservations import Reservation
+from cloudgpu.provisioners.aws.resources.identity import machine_policy
+from cloudgpu.provisioners.aws.resources.network import Subnet, efa_cards
 
 IMAGE = Image("ami-0123456789abcdef0", "/dev/sda1", 45)
 PUBLIC = Subnet("subnet-a", "vpc-a", "use1-az1", "us-east-1a", public=True, free=4_000)

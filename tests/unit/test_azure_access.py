@@ -19,7 +19,7 @@ import pytest
 from cloudgpu.protocol.jobdir import JobDir, JobDirError, MissingError, portable_url
 from cloudgpu.storage.azure_account import _login
 
-from ..standins.azurite import ACCOUNT, KEY, Azurite, a_token
+from ..standins.azurite import ACCOUNT, KEY, Azurite, a_token, shared
 from ..standins.tls import server_context
 
 CONTAINER = "jobs-of-tests"
@@ -28,9 +28,8 @@ pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Azurite]:
-    with Azurite(tmp_path_factory.mktemp("azurite")) as made:
-        made.make_container(CONTAINER)
+def server() -> Iterator[Azurite]:
+    with shared(CONTAINER) as made:
         yield made
 
 

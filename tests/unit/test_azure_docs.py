@@ -11,7 +11,10 @@ import pytest
 import cloudgpu
 from cloudgpu.jobspecs import catalog
 from cloudgpu.provisioners import ProvisionError
-from cloudgpu.provisioners.azure import account, identity, images, names, network, quotas
+from cloudgpu.provisioners.azure import account, names
+from cloudgpu.provisioners.azure.catalog import quotas
+from cloudgpu.provisioners.azure.machine import images
+from cloudgpu.provisioners.azure.resources import identity, network
 from cloudgpu.provisioners.shared import errors, tags
 
 ROOT = Path(cloudgpu.__file__).parent
@@ -125,7 +128,7 @@ def test_codes_are_compared_without_blanks_and_case() -> None:
 
 
 def test_rows_have_a_source_and_a_date() -> None:
-    with (ROOT / "provisioners" / "azure" / "quotas.csv").open(newline="") as file:
+    with (ROOT / "provisioners" / "azure" / "catalog" / "quotas.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert rows
     for row in rows:

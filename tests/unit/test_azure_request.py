@@ -15,11 +15,12 @@ import pytest
 import cloudgpu
 from cloudgpu.jobspecs import catalog
 from cloudgpu.provisioners import AgentFile, LaunchRequest, NodeRequest, Owner, ProvisionError
-from cloudgpu.provisioners.azure import containers, groups, names, network, rights, rules
-from cloudgpu.provisioners.azure.images import Image, Urn, urn_for
-from cloudgpu.provisioners.azure.parts import nobodys_key
-from cloudgpu.provisioners.azure.request import Place, check_request, machine, zones_for
-from cloudgpu.provisioners.azure.sizes import Size, architecture_of, size_of, why_not
+from cloudgpu.provisioners.azure import names
+from cloudgpu.provisioners.azure.catalog.sizes import Size, architecture_of, size_of, why_not
+from cloudgpu.provisioners.azure.machine.images import Image, Urn, urn_for
+from cloudgpu.provisioners.azure.machine.parts import nobodys_key
+from cloudgpu.provisioners.azure.machine.request import Place, check_request, machine, zones_for
+from cloudgpu.provisioners.azure.resources import containers, groups, network, rights, rules
 from cloudgpu.tests.standins.azure.schema import faults
 
 ROOT = Path(cloudgpu.__file__).parent

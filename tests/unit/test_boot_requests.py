@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
@@ -12,10 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from cloudgpu.provisioners.boot import BootRecord, common
+from cloudgpu.jobspecs.targets import FLEET_CLOUDS
+from cloudgpu.provisioners.boot import BootRecord
 from cloudgpu.provisioners.boot.files import boot_files, without_prose
+from cloudgpu.provisioners.boot.shipped import common
 
 AGENT = b"the agent file"
+HERE = Path(common.__file__).parent
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -68,8 +72,8 @@ def fetch(folder: Path, url: str, setting: str) -> subprocess.CompletedProcess[s
     for name, content in boot_files(record).items():
         (folder / name).write_bytes(content)
     code = (
-        f"import common; common.{setting}; import json, bucket; common.PAUSE_S = (0.01, 0.01)\n"
-        "there = bucket.Bucket(json.load(open('boot.json')))\n"
+        f"import common; common.{setting}; import json, bucket_s3; common.PAUSE_S = (0.01, 0.01)\n"
+        "there = bucket_s3.Bucket(json.load(open('boot.json')))\n"
         "print(common.insist('no agent', lambda: there.get('agent'), 5.0))"
     )
     environ = {"AWS_EC2_METADATA_SERVICE_ENDPOINT": url}
@@ -83,6 +87,23 @@ def test_an_answer_that_hangs_or_is_cut_is_asked_for_again(tmp_path: Path, url: 
     done = fetch(tmp_path, url, "SILENCE_S = 0.3")
     assert done.stdout.splitlines()[-1] == str(AGENT), done.stdout + done.stderr
     assert "trying again" in done.stdout
+
+
+@pytest.mark.parametrize(("cloud", "fleet"), [*itertools.product(FLEET_CLOUDS, ("", "big")), ("vertex", "")])
+def test_modules_have_the_names_there_that_they_have_here(cloud: str, fleet: str) -> None:
+    job_dir = {"aws": "s3://b/j", "gcp": "gs://b/j", "azure": "az://c@a/j", "vertex": "gs://b/j"}[cloud]
+    record = BootRecord(
+        job_dir, "j", 1, "worker-0.1", "", "agent/a", "a", "us-east-1", cloud, identity="client", fleet=fleet
+    )
+    sent = boot_files(record)
+    modules = json.loads(sent["boot.json"])["modules"]
+    assert set(modules) == {"bucket", "host", *(["group"] if fleet else [])}
+    assert {name for name in sent if name.endswith(".py")} == {
+        "bootstrap.py",
+        "common.py",
+        *(f"{module}.py" for module in modules.values()),
+    }
+    assert all((HERE / name).is_file() for name in sent if name.endswith(".py"))
 
 
 def test_machines_are_sent_programs_without_prose_and_with_the_same_lines() -> None:

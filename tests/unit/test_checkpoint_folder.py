@@ -16,6 +16,7 @@ from cloudgpu.runtime import Checkpointer, CheckpointError
 from cloudgpu.tests.standins import s3
 from cloudgpu.tests.standins.checkpoints import restarted
 from cloudgpu.tests.standins.disk import mounted
+from cloudgpu.tests.standins.long_mode import LONG
 
 
 @pytest.fixture(autouse=True)
@@ -192,7 +193,7 @@ def test_a_bucket_that_fails_for_now_is_no_error_of_the_program(
     assert code in found["reason"]
 
 
-@pytest.mark.parametrize("times", [12, 24, *([200] if os.environ.get("CLOUDGPU_LONG") else [])])
+@pytest.mark.parametrize("times", [12, 24, *([200] if LONG else [])])
 def test_listings_that_are_refused_for_seconds_end_no_program(times: int, bucket: s3.S3) -> None:
     train = TRAIN.format(f"folder={bucket.url!r}")
     assert run(train).returncode == 0

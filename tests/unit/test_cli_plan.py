@@ -14,7 +14,7 @@ import pytest
 
 from cloudgpu.cli.exits import Exit
 from cloudgpu.cli.main import main
-from cloudgpu.cli.shared.plan_view import offer_text, one_row_per_region, plan_json, plan_text, refusals_text
+from cloudgpu.cli.shared.jobfile.plan_view import offer_text, one_row_per_region, plan_json, plan_text, refusals_text
 from cloudgpu.jobspecs.models import JobSpec
 from cloudgpu.jobspecs.plan import Offer, Plan, Refusal, RoleOffer
 from cloudgpu.provisioners import launchable

@@ -15,8 +15,8 @@ import pytest
 from cloudgpu.cli import main, submit
 from cloudgpu.cli.exits import Exit
 from cloudgpu.cli.shared.errors import CommandError
-from cloudgpu.cli.shared.plan_view import offer_text
-from cloudgpu.cli.shared.specfile import FLAGS
+from cloudgpu.cli.shared.jobfile.plan_view import offer_text
+from cloudgpu.cli.shared.jobfile.specfile import FLAGS
 from cloudgpu.jobspecs.diagnostics import SpecError
 from cloudgpu.jobspecs.loading.draft import LoadedSpec
 from cloudgpu.jobspecs.loading.loader import load_text

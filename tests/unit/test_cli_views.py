@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from cloudgpu.cli import submit as submit_command
-from cloudgpu.cli.shared import job_view, report_view
-from cloudgpu.cli.shared.follow import Follower, Interrupts, LineFormat, LogFilter
+from cloudgpu.cli.shared.job import job_view, report_view
+from cloudgpu.cli.shared.job.follow import Follower, Interrupts, LineFormat, LogFilter
 from cloudgpu.cli.status import view as status_view
 from cloudgpu.control import jobs
 from cloudgpu.control.accounting.report import AttemptReport, Report

@@ -11,7 +11,8 @@ import pytest
 
 from cloudgpu.jobspecs.loading.loader import load_text
 from cloudgpu.jobspecs.models import JobSpec
-from cloudgpu.protocol.fleet import BOOT_S, FLEET_KEY, Failure, Settings, member_key, order_key
+from cloudgpu.protocol.fleet.records import FLEET_KEY, Failure, Settings, member_key, order_key
+from cloudgpu.protocol.fleet.view import BOOT_S
 from cloudgpu.provisioners import Allocation, LaunchRequest, NodeRequest, Owner, ProvisionError, leftovers
 from cloudgpu.provisioners.cluster.offer import plan_on
 from cloudgpu.provisioners.cluster.provisioner import LATELY_S, ClusterProvisioner, architecture_of, shared
@@ -84,15 +85,6 @@ def request(*nodes: str, token: str = "t1") -> LaunchRequest:
 
 
 class TestOrders:
-    def test_a_launch_is_an_order_however_often_it_is_asked_for(self, cluster: Cluster, folder: FleetFolder) -> None:
-        target = ClusterProvisioner()
-        first = target.launch(request("worker-0.1"))
-        assert ClusterProvisioner().launch(request("worker-0.1")) == first
-        assert len(folder.fleet.view().orders) == 1
-        assert target.find(Owner("me")) == [first]
-        assert target.find(Owner("you")) == []
-        assert Allocation.from_json(first.to_json()) == first
-
     def test_what_becomes_of_its_nodes(self, cluster: Cluster, folder: FleetFolder) -> None:
         target = ClusterProvisioner()
         allocation = target.launch(request("worker-0.1", "worker-1.1"))

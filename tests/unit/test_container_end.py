@@ -27,7 +27,7 @@ PATIENT_S = 180.0
 QUIET_S = 1.5
 # `results` is the folder in which a node's result is a file of its name.
 PROGRAM = """
-import json, pathlib, sys, host
+import json, pathlib, sys, host_container as host
 host.PAUSE_S, host.OTHERS_S = 0.1, float(sys.argv[3])
 results = pathlib.Path(sys.argv[1])
 print("ready", flush=True)

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from cloudgpu.protocol.fleet import FLEET_KEY, WATCH_KEY, Beat, Fleet, Order, View, member_key, order_key
+from cloudgpu.protocol.fleet.folder import Fleet
+from cloudgpu.protocol.fleet.records import FLEET_KEY, WATCH_KEY, Beat, Order, member_key, order_key
+from cloudgpu.protocol.fleet.view import View
 from cloudgpu.provisioners import Allocation
 from cloudgpu.provisioners.cluster.provisioner import ClusterProvisioner
 from cloudgpu.provisioners.stacks import clusters as known

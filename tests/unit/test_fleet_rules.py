@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from cloudgpu.protocol.fleet import FLEET_KEY, KEPT_S, WATCH_KEY, Beat, Failure, Settings, member_key, order_key
+from cloudgpu.protocol.fleet.folder import KEPT_S
+from cloudgpu.protocol.fleet.records import FLEET_KEY, WATCH_KEY, Beat, Failure, Settings, member_key, order_key
 from cloudgpu.tests.standins.fleets import FleetFolder
 
 

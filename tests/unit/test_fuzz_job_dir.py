@@ -12,7 +12,6 @@ import hashlib
 import json
 import logging
 import math
-import os
 import random
 import shutil
 from collections.abc import Callable, Iterator
@@ -25,16 +24,17 @@ import pytest
 from cloudgpu.cli.goodput import view as goodput_view
 from cloudgpu.cli.metrics import curve
 from cloudgpu.cli.shared.errors import CommandError
-from cloudgpu.cli.shared.follow import LineFormat
-from cloudgpu.cli.shared.job_at_url import JobAtUrl
-from cloudgpu.cli.shared.job_view import _node_view
+from cloudgpu.cli.shared.job.follow import LineFormat
+from cloudgpu.cli.shared.job.job_at_url import JobAtUrl
+from cloudgpu.cli.shared.job.job_view import _node_view
 from cloudgpu.control.accounting.report import make_report
 from cloudgpu.control.reconcile import nodes
 from cloudgpu.control.reconcile.members import cure, every_node, forgiven
 from cloudgpu.control.reconcile.outcomes import judge, must_stop_peers
 from cloudgpu.control.store import rows
 from cloudgpu.control.store.model import Attempt
-from cloudgpu.protocol.fleet import FLEET_KEY, Beat, End, Failure, Fleet, Freed, Holding, Order, Settings, member_key
+from cloudgpu.protocol.fleet.folder import Fleet
+from cloudgpu.protocol.fleet.records import FLEET_KEY, Beat, End, Failure, Freed, Holding, Order, Settings, member_key
 from cloudgpu.protocol.jobdir import (
     JOB_KEY,
     Address,
@@ -77,9 +77,9 @@ from cloudgpu.runtime.notices.job_dir import NodeDir, simulated_notice, stop_ord
 from cloudgpu.tests.standins.cloud import Life, lives
 from cloudgpu.tests.standins.control import World, make_offer, make_policy
 from cloudgpu.tests.standins.fleets import FleetFolder
+from cloudgpu.tests.standins.long_mode import LONG
 from cloudgpu.tests.standins.mutations import ODD_NAMES, mutate, put
 
-LONG = os.environ.get("CLOUDGPU_LONG") == "1"
 MUTATIONS = 10_000 if LONG else 2_500
 """Of records of a job dir and of a fleet's folder together."""
 BATCH = 25

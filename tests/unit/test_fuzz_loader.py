@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import pytest
@@ -16,6 +15,7 @@ from cloudgpu.jobspecs.loading.loader import load_bytes, load_text
 from cloudgpu.jobspecs.loading.reports import to_json, to_sarif, to_text
 from cloudgpu.jobspecs.models import JobSpec, Resources
 from cloudgpu.tests.standins.clocks import soon
+from cloudgpu.tests.standins.long_mode import LONG
 
 VALID = """\
 name: digits
@@ -58,7 +58,7 @@ PIECES = (
     "resources", "accelerator", "roles", "chief: ", "L4:0", "spot", "trainingInput: ", "workerPoolSpecs: ", "\\0", "😀",
 )  # fmt: skip
 
-EXAMPLES = 3_000 if os.environ.get("CLOUDGPU_LONG") else 100
+EXAMPLES = 3_000 if LONG else 100
 fuzz = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 

@@ -10,7 +10,9 @@ import pytest
 
 import cloudgpu
 from cloudgpu.jobspecs import catalog
-from cloudgpu.provisioners.gcp import account, labels, network, prices, quotas
+from cloudgpu.provisioners.gcp import account, labels
+from cloudgpu.provisioners.gcp.catalog import prices, quotas
+from cloudgpu.provisioners.gcp.resources import network
 from cloudgpu.provisioners.shared import errors, tags
 
 ROOT = Path(cloudgpu.__file__).parent
@@ -87,7 +89,7 @@ def test_reserved_machines_and_machines_without_gpus_have_no_quota_here() -> Non
 
 @pytest.mark.parametrize("name", ["quotas.csv", "skus.csv"])
 def test_rows_have_a_source_and_a_date(name: str) -> None:
-    with (ROOT / "provisioners" / "gcp" / name).open(newline="") as file:
+    with (ROOT / "provisioners" / "gcp" / "catalog" / name).open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert rows
     for row in rows:

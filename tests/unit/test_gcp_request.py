@@ -13,12 +13,12 @@ from google.cloud import compute_v1
 
 from cloudgpu.jobspecs import catalog
 from cloudgpu.provisioners import AgentFile, LaunchRequest, NodeRequest, Owner, ProvisionError
-from cloudgpu.provisioners.gcp.images import Image, family_for
 from cloudgpu.provisioners.gcp.labels import decode, encode, from_description, instance_name, to_description
-from cloudgpu.provisioners.gcp.machines import architecture_of, attached_gpus, needs
-from cloudgpu.provisioners.gcp.network import Attachment, closed_name, closed_rule, peers_rule
-from cloudgpu.provisioners.gcp.request import Place, check_request, instance, request_id
-from cloudgpu.provisioners.gcp.reservations import Reservation
+from cloudgpu.provisioners.gcp.machine.images import Image, family_for
+from cloudgpu.provisioners.gcp.machine.machine_types import architecture_of, attached_gpus, needs
+from cloudgpu.provisioners.gcp.machine.request import Place, check_request, instance, request_id
+from cloudgpu.provisioners.gcp.machine.reservations import Reservation
+from cloudgpu.provisioners.gcp.resources.network import Attachment, closed_name, closed_rule, peers_rule
 from cloudgpu.tests.standins.gcp.discovery import discovery
 
 TOKEN = "0123456789abcdef0123456789abcdef"

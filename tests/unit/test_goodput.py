@@ -14,7 +14,7 @@ import pytest
 
 from cloudgpu.cli.goodput import plot as goodput_plot
 from cloudgpu.cli.goodput import view as goodput_view
-from cloudgpu.cli.shared.report_view import report_json
+from cloudgpu.cli.shared.job.report_view import report_json
 from cloudgpu.control.accounting.report import Report, make_report
 from cloudgpu.control.accounting.times import Times
 from cloudgpu.control.reconcile.earlier import earlier_history

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ from cloudgpu.runtime.checkpoint.schedule.schedule import Schedule
 from cloudgpu.runtime.goodput import goodput
 from cloudgpu.tests.bench import interval as bench
 from cloudgpu.tests.standins.interruptions import COLD_GOAL, GRID, LEARNT_GOAL, with_lag
+from cloudgpu.tests.standins.long_mode import LONG
 
 PAGE = (Path(__file__).parents[2] / "docs" / "goodput.md").read_text()
 UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0}
@@ -88,6 +88,6 @@ def test_the_simulated_figures(caption: str) -> None:
         found = [float(figure) / 100 for row in table for figure in re.findall(r"([\d.]+)%", row)]
         assert min(found[::2]) >= LEARNT_GOAL
         assert min(found[1::2]) >= COLD_GOAL
-    if os.environ.get("CLOUDGPU_LONG"):
+    if LONG:
         worlds, market, in_job = SIMULATED[caption]
         assert [row.strip("| ") for row in bench.lines(worlds, market, in_job=in_job)] == table

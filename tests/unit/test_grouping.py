@@ -15,7 +15,9 @@ from cloudgpu.control.submit.own_group import with_groups
 from cloudgpu.control.submit.usable import usable_offers
 from cloudgpu.jobspecs.models import JobSpec
 from cloudgpu.jobspecs.plan import Offer, Plan
-from cloudgpu.protocol.fleet import BOOT_S, FLEET_KEY, Fleet, Settings, member_key, order_key
+from cloudgpu.protocol.fleet.folder import Fleet
+from cloudgpu.protocol.fleet.records import FLEET_KEY, Settings, member_key, order_key
+from cloudgpu.protocol.fleet.view import BOOT_S
 from cloudgpu.protocol.jobdir import JobDir
 from cloudgpu.provisioners import AgentFile, LaunchRequest, NodeRequest, Owner, ProvisionError
 from cloudgpu.provisioners.shared import infrastructure

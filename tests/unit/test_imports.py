@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from cloudgpu.tests.standins.control import World
+
 ROOT = Path(__file__).parents[2]
 RULES = (ROOT / "CONTRIBUTING.md").read_text()
 
@@ -119,6 +121,14 @@ def test_validate_loads_neither_store_nor_cloud(tmp_path: Path) -> None:
     job.write_text("name: tiny\nresources: {accelerator: T4, cloud: gcp}\nrun: echo hello\n")
     code = f"from cloudgpu.cli import main\ntry: main(['validate', {str(job)!r}])\nexcept SystemExit: pass\nprint()"
     assert not loaded_by(code) & HEAVY
+
+
+def test_status_opens_a_file_without_sqlalchemy(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.finish(world.submit())
+    monkeypatch.setenv("CLOUDGPU_DATABASE_URL", world.url)
+    for words in (["status"], ["status", "--json"], ["status", "job"]):
+        code = f"from cloudgpu.cli import main\nassert main({words}) == 0\nprint()"
+        assert not loaded_by(code) & (HEAVY - {"obstore"} | {"pydantic", "yaml"}), words
 
 
 def test_the_agent_needs_the_standard_library_and_obstore_only() -> None:

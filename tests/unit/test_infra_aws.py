@@ -25,11 +25,11 @@ from cloudgpu.infra.aws.programs import fleet_program, infra_program
 from cloudgpu.infra.settings import FleetOutputs, FleetSettings, InfraSettings
 from cloudgpu.jobspecs.fleets import FleetSpec
 from cloudgpu.provisioners import AgentFile, LaunchRequest, NodeRequest, Owner, ProvisionError
-from cloudgpu.provisioners.aws.images import Image
-from cloudgpu.provisioners.aws.network import Subnet
-from cloudgpu.provisioners.aws.request import Place, run_instances
-from cloudgpu.provisioners.aws.reservations import Reservation
-from cloudgpu.provisioners.aws.template import Surroundings, buying, check_fleet, template
+from cloudgpu.provisioners.aws.machine.images import Image
+from cloudgpu.provisioners.aws.machine.request import Place, run_instances
+from cloudgpu.provisioners.aws.machine.reservations import Reservation
+from cloudgpu.provisioners.aws.machine.template import Surroundings, buying, check_fleet, template
+from cloudgpu.provisioners.aws.resources.network import Subnet
 from cloudgpu.provisioners.shared.infrastructure import Infrastructure
 from cloudgpu.tests.standins.pulumi.mocks import Registered, StrictError, exports, only, run_strict
 

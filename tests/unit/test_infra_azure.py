@@ -23,11 +23,13 @@ from cloudgpu.infra.azure.programs import fleet_program, infra_program
 from cloudgpu.infra.settings import FleetOutputs, FleetSettings, InfraSettings
 from cloudgpu.jobspecs.fleets import FleetSpec
 from cloudgpu.provisioners import AgentFile, LaunchRequest, NodeRequest, Owner, ProvisionError
-from cloudgpu.provisioners.azure import names, network, rights, template
-from cloudgpu.provisioners.azure.grouped import Parts, scale_set_body
-from cloudgpu.provisioners.azure.images import image_of
-from cloudgpu.provisioners.azure.request import Place, machine
-from cloudgpu.provisioners.azure.sizes import is_accelerated
+from cloudgpu.provisioners.azure import names
+from cloudgpu.provisioners.azure.catalog.sizes import is_accelerated
+from cloudgpu.provisioners.azure.lifecycle.grouped import Parts, scale_set_body
+from cloudgpu.provisioners.azure.machine import template
+from cloudgpu.provisioners.azure.machine.images import image_of
+from cloudgpu.provisioners.azure.machine.request import Place, machine
+from cloudgpu.provisioners.azure.resources import network, rights
 from cloudgpu.provisioners.shared.infrastructure import Infrastructure
 from cloudgpu.tests.standins.azure import schema
 from cloudgpu.tests.standins.pulumi.azure import VirtualMachineScaleSet

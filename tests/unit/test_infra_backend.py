@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cloudgpu.infra.backend import Backend, backend_of, environment, explained
+from cloudgpu.infra.engine.backend import Backend, backend_of, environment, explained
 from cloudgpu.infra.errors import BadRequestError
 from cloudgpu.infra.names import check_bucket
 

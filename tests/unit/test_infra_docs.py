@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 import cloudgpu
-from cloudgpu.provisioners.aws.images import parameter_for
+from cloudgpu.provisioners.aws.machine.images import parameter_for
 from cloudgpu.tests.standins.pulumi.mocks import exports, only, run_strict
 
 ROOT = Path(cloudgpu.__file__).parent

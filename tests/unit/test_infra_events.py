@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pulumi.automation.events import EngineEvent
 
-from cloudgpu.infra.events import Change, Step, Watch, counted, kind_of, name_of
+from cloudgpu.infra.engine.events import Change, Step, Watch, counted, kind_of, name_of
 
 VPC = "urn:pulumi:infra::cloudgpu::cloudgpu-aws:index:GpuNetwork$aws:ec2/vpc:Vpc::network-vpc"
 STACK = "urn:pulumi:infra::cloudgpu::pulumi:pulumi:Stack::cloudgpu-infra"

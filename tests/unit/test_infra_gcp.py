@@ -20,10 +20,10 @@ from cloudgpu.infra.gcp.programs import bucket_name, fleet_program, infra_progra
 from cloudgpu.infra.settings import FleetOutputs, FleetSettings, InfraSettings
 from cloudgpu.jobspecs.fleets import FleetSpec
 from cloudgpu.provisioners.base import AgentFile, LaunchRequest, NodeRequest, Owner
-from cloudgpu.provisioners.gcp.images import Image, family_for
-from cloudgpu.provisioners.gcp.network import Attachment, closed_name
-from cloudgpu.provisioners.gcp.request import Place, instance
-from cloudgpu.provisioners.gcp.reservations import Reservation
+from cloudgpu.provisioners.gcp.machine.images import Image, family_for
+from cloudgpu.provisioners.gcp.machine.request import Place, instance
+from cloudgpu.provisioners.gcp.machine.reservations import Reservation
+from cloudgpu.provisioners.gcp.resources.network import Attachment, closed_name
 from cloudgpu.provisioners.shared.infrastructure import Infrastructure
 from cloudgpu.tests.standins.gcp.discovery import discovery
 from cloudgpu.tests.standins.pulumi.gcp import KINDS, instance_properties

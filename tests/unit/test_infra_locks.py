@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cloudgpu.infra.locks import Engines, Lock, locks_in, verdict_of
+from cloudgpu.infra.engine.locks import Engines, Lock, locks_in, verdict_of
 
 # As pkg/backend/diy/lock.go of Pulumi 3.2xx writes it.
 ERROR = """error: the stack is currently locked by {n} lock(s). Either wait for the other process(es) to end or \

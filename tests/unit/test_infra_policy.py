@@ -12,8 +12,8 @@ from pulumi.runtime.settings import get_root_resource
 
 import cloudgpu
 from cloudgpu.infra import programs
+from cloudgpu.infra.engine.events import Change
 from cloudgpu.infra.errors import InfraError
-from cloudgpu.infra.events import Change
 from cloudgpu.infra.policy import check_down, check_up, price_of
 from cloudgpu.infra.settings import FleetSettings, InfraSettings, read_output
 from cloudgpu.jobspecs.fleets import FleetSpec

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import replace
 
 import pytest
@@ -26,8 +25,8 @@ from cloudgpu.tests.standins.interruptions import (
     useful_at,
     with_lag,
 )
+from cloudgpu.tests.standins.long_mode import LONG
 
-LONG = bool(os.environ.get("CLOUDGPU_LONG"))
 NOISY = World(5 * MINUTE, 60.0, 300.0)
 """A life in three reaches its first step, and a save takes a fifth of the mean time: the hardest of the grid."""
 SOME = [

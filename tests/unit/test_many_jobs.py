@@ -89,12 +89,10 @@ class Thousand:
         self.supervisor.renew()  # the leases of all at once
 
     def _insert(self) -> None:
-        """All rows in two statements: a thousand transactions take longer than the whole test."""
-        from sqlalchemy import insert
-
+        """All rows in one transaction: a thousand transactions take longer than the whole test."""
         from cloudgpu.control.store import rows
         from cloudgpu.control.store.model import Attempt
-        from cloudgpu.control.store.tables import attempts, events, jobs
+        from cloudgpu.control.store.store import insert
 
         offer, now = make_offer()._replace(cloud="aws"), self.clock.now()
         jobs_rows, attempt_rows, event_rows = [], [], []
@@ -112,9 +110,9 @@ class Thousand:
             attempt_rows.append(rows.encode_row(attempt))
             event_rows.append({"job_id": job_id, "attempt": 1, "time": now, "kind": "launched", "message": "launched"})
         with self.store._transaction() as connection:
-            connection.execute(insert(jobs), jobs_rows)
-            connection.execute(insert(attempts), attempt_rows)
-            connection.execute(insert(events), event_rows)
+            for table, inserted in (("jobs", jobs_rows), ("attempts", attempt_rows), ("events", event_rows)):
+                for values in inserted:
+                    insert(connection, table, values)
 
     def pass_time(self, seconds: float) -> None:
         end = self.clock.monotonic() + seconds

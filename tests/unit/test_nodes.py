@@ -89,6 +89,7 @@ class Silent:
         offer = Offer("gcp", "r", "z", "on-demand", (role("worker", 1),), 0.0, Decimal(0), Decimal(0), None)
         [self.node] = node_requests(offer)
         self.asked: list[str] = []
+        self.jobs = 1
         self.beat(1)
 
     def beat(self, sequence: int) -> None:
@@ -96,7 +97,7 @@ class Silent:
 
     def end_at(self, now: float, *, returns: bool = False, queued: bool = False) -> NodeEnd | None:
         state = NodeState("worker-0.1", "pending" if queued else "running", returns=returns, queued=queued)
-        return look(self.dir, self.watches, [self.node], {"worker-0.1": state}, now, self.words)[0].end
+        return look(self.dir, self.watches, [self.node], {"worker-0.1": state}, now, self.words, jobs=self.jobs)[0].end
 
     def words(self, node: str) -> str:
         self.asked.append(node)
@@ -184,8 +185,9 @@ def test_a_machine_that_was_to_be_started_again_and_never_was_is_lost(tmp_path: 
 class Remote(Silent):
     """The same, where the job dir is no folder: each request is paid for, and counted."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, jobs: int = 1_000) -> None:
         super().__init__(folder)
+        self.jobs = jobs
         self.reads: list[str] = []
         store = self.dir
 
@@ -207,16 +209,29 @@ class Remote(Silent):
         getattr(self, "store", self.dir).put(key, Heartbeat(sequence, 0.0, "running").to_bytes())
 
     def phase_at(self, now: float, phase: Literal["pending", "running", "gone"]) -> NodeEnd | None:
-        return look(self.dir, self.watches, [self.node], {"worker-0.1": NodeState("worker-0.1", phase)}, now)[0].end
+        states = {"worker-0.1": NodeState("worker-0.1", phase)}
+        return look(self.dir, self.watches, [self.node], states, now, jobs=self.jobs)[0].end
 
 
-def test_a_program_that_runs_is_read_once_a_minute(tmp_path: Path) -> None:
-    remote = Remote(tmp_path)
+@pytest.mark.parametrize(("jobs", "every_s"), [(1, 3), (45, 3), (450, 30), (1_000, 60), (100_000, 60)])
+def test_a_program_that_runs_is_read_less_often_the_more_jobs_there_are(
+    tmp_path: Path, jobs: int, every_s: int
+) -> None:
+    remote = Remote(tmp_path, jobs)
     for now in range(0, 601, 3):
         if now % 60 == 0:
             remote.beat(now)
         assert remote.end_at(now) is None
-    assert len(remote.reads) == 2 * 11
+    assert len(remote.reads) == 2 * (600 // every_s + 1)
+
+
+def test_the_end_of_one_job_is_read_soon_where_its_machine_seems_to_run_on(tmp_path: Path) -> None:
+    """As on Azure, whose lists do not show that a machine was deallocated."""
+    remote = Remote(tmp_path, 1)
+    assert remote.phase_at(0, "running") is None
+    remote.store.put(node_key(1, "worker-0.1", "result.json"), Result("succeeded", 0, "", 1.0, 2.0).to_bytes())
+    end = remote.phase_at(3, "running")
+    assert end is not None and end.outcome == "succeeded"
 
 
 def test_a_machine_that_leaves_running_is_read_at_once(tmp_path: Path) -> None:

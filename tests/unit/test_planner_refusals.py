@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import os
 import random
 from collections.abc import Iterator
 from itertools import product
@@ -15,8 +14,8 @@ from cloudgpu.jobspecs import catalog
 from cloudgpu.jobspecs.models import JobSpec
 from cloudgpu.jobspecs.plan import Plan
 from cloudgpu.jobspecs.planner.planner import plan
+from cloudgpu.tests.standins.long_mode import LONG
 
-LONG = os.environ.get("CLOUDGPU_LONG") == "1"
 TODAY = datetime.date(2026, 11, 20)
 MARKETS = ("on-demand", "spot", "flex-start", "reservation")
 

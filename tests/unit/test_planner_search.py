@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import os
 import random
 from collections.abc import Iterator
 from decimal import Decimal
@@ -20,9 +19,10 @@ from cloudgpu.jobspecs.planner.ranking import UNKNOWN, price_key
 from cloudgpu.jobspecs.planner.search import Choice, best_ways
 from cloudgpu.jobspecs.rules.machines import carriers, is_attached, is_sensible
 from cloudgpu.jobspecs.rules.places import zone_regions
+from cloudgpu.tests.standins.long_mode import LONG
 
 TODAY = datetime.date(2026, 11, 20)
-SPECS = 1_000 if os.environ.get("CLOUDGPU_LONG") == "1" else 100
+SPECS = 1_000 if LONG else 100
 ROLES = ("chief", "worker", "parameter_server", "evaluator")
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from cloudgpu.infra.engine.release import archive_name, fetch
 from cloudgpu.infra.errors import InfraError
-from cloudgpu.infra.release import archive_name, fetch
 
 VERSION = "3.210.0"
 

@@ -23,10 +23,11 @@ from cloudgpu.provisioners.local.slots import SLOTS_VARIABLE, hold_slots, slot_s
 from cloudgpu.provisioners.shared.locks import try_lock
 from cloudgpu.tests.standins.cloud import Life, StoringCloud
 from cloudgpu.tests.standins.control import World, make_offer, make_policy
+from cloudgpu.tests.standins.long_mode import LONG
 from cloudgpu.tests.standins.nvidia import install_driver
 
 GPUS = [LocalGpu(f"GPU-{number}", "NVIDIA L4", 24.0) for number in range(2)]
-RUNS = 100 if os.environ.get("CLOUDGPU_LONG") else 3
+RUNS = 100 if LONG else 3
 RUN_S = 20.0
 
 

@@ -17,7 +17,7 @@ from cloudgpu.control import paths
 from cloudgpu.control.errors import StoreError
 from cloudgpu.control.store.schema import connect
 from cloudgpu.control.supervisor import presence
-from cloudgpu.infra.backend import backend_of
+from cloudgpu.infra.engine.backend import backend_of
 from cloudgpu.provisioners.boot import agent_file
 from cloudgpu.provisioners.local.machine import guard
 from cloudgpu.provisioners.shared import refresh
@@ -50,7 +50,7 @@ def _agents(_home: Path) -> None:
 WRITERS: dict[str, Callable[[Path], object]] = {
     "catalog refresh": _refresh,
     "infra up": lambda _home: backend_of(None, {}).folder("a"),
-    "status": lambda _home: connect().dispose(),
+    "status": lambda _home: connect().close(),
     "supervise": _lock,
     "a crash": lambda _home: write_report(ValueError("x"), ["status"]),
     "a machine of this computer": _guard,
@@ -103,7 +103,7 @@ exec "$2" -m cloudgpu status
 
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="NOT CHECKED: a read-only file system needs unshare")
 def test_status_reads_a_store_on_a_read_only_file_system(home: Path) -> None:
-    connect().dispose()
+    connect().close()
     words = ["unshare", "-rm", "sh", "-c", _LOOK, "sh", str(home), sys.executable]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
     if done.returncode in (1, 99) and "cloudgpu" not in done.stderr:

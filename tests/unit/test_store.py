@@ -20,7 +20,8 @@ from typing import Any
 import pytest
 
 from cloudgpu.control.errors import StoreError
-from cloudgpu.control.store import tables
+from cloudgpu.control.store import schema, tables
+from cloudgpu.control.store.model import Seen
 from cloudgpu.control.store.states import IllegalTransitionError
 from cloudgpu.control.store.store import Change, LostRaceError, Store
 from cloudgpu.control.supervisor.leases import Leases, is_dead, new_owner
@@ -40,7 +41,7 @@ def test_migrations_make_exactly_the_tables(tmp_path: Path) -> None:
     with create_engine(f"sqlite:///{path}").connect() as connection:
         context = MigrationContext.configure(connection, opts={"compare_type": True})
         assert compare_metadata(context, tables.metadata) == []
-        assert context.get_current_revision() == tables.HEAD
+        assert context.get_current_revision() == schema.HEAD
 
 
 def test_revisions_are_those_of_the_migrations() -> None:
@@ -50,7 +51,7 @@ def test_revisions_are_those_of_the_migrations() -> None:
     config = Config()
     config.set_main_option("script_location", str(Path(tables.__file__).parent / "migrations"))
     script = ScriptDirectory.from_config(config)
-    assert tuple(revision.revision for revision in reversed(list(script.walk_revisions()))) == tables.REVISIONS
+    assert tuple(revision.revision for revision in reversed(list(script.walk_revisions()))) == schema.REVISIONS
 
 
 def test_an_up_to_date_store_opens_without_alembic(tmp_path: Path) -> None:
@@ -117,6 +118,15 @@ def test_only_its_owner_can_look_into_it(tmp_path: Path) -> None:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "home").stat().st_mode) == 0o700
     assert stat.S_IMODE((tmp_path / "home" / "store.db").stat().st_mode) == 0o600
+
+
+def test_a_file_with_settings_of_its_own_is_the_same_store(tmp_path: Path) -> None:
+    """SQLAlchemy knows what they mean."""
+    path = tmp_path / "home" / "store.db"
+    with_settings = Store.open(f"sqlite:///{path}?timeout=5")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert with_settings.owner() == Store.open(f"sqlite:///{path}").owner()
+    assert sqlite3.connect(path).execute("PRAGMA journal_mode").fetchone() == ("wal",)
 
 
 # -- rows and changes
@@ -282,3 +292,42 @@ def test_a_job_on_postgresql(tmp_path: Path, template: Path, postgres: str) -> N
     world.finish(job_id)
     assert dataclasses.replace(world.job(job_id)).state == "succeeded"
     world.store.close()
+
+
+def use(world: World) -> list[object]:
+    """Use every method of the store; return what it answers."""
+    store, first, second = world.store, world.submit(name="one"), world.submit(name="two")
+    world.finish(first)
+    found: list[object] = [len(store.owner()), store.last_event(), store.has_active(), store.job("none")]
+    found += [[row.id for row in store.find_jobs(ref)] for ref in (first[:3], "two", "%", "")]
+    found += [[row.id for row in store.list_jobs(active_only=only, limit=1)] for only in (True, False)]
+    found += [store.count_jobs(active_only=only) for only in (True, False)]
+    found += [store.active_jobs(), store.changes(0), store.changes(store.last_event())]
+    found += [[one.state for one in store.attempts(first)], {k: len(v) for k, v in store.attempts_of([first]).items()}]
+    found += [list(store.current_attempts([world.job(first), world.job(second)])), store.current_attempts([])]
+    found += [store.dry_places(world.job(first), 0.0), store.waiting(world.clock.now()), len(store.events(second))]
+    store.write_seen({(first, 1): Seen(1.0, 2), (first, 9): Seen(3.0, 4)})
+    found.append(store.attempts(first)[0].seen)
+    row = world.job(second)
+    found += [store.take_lease(row, "me"), store.take_lease(row, "another"), store.renew_leases("me")]
+    store.set_reason(row, "because", "another")
+    found.append(world.job(second).reason)
+    store.set_reason(row, "because", "me")
+    found.append(world.job(second).reason)
+    for release in (
+        lambda: store.release_lease(row, "another"),
+        lambda: store.release_leases("me", [second]),
+        lambda: store.release_leases("me"),
+        lambda: store.take_lease(world.job(second), "me"),
+        lambda: store.release_lease(row, "me"),
+    ):
+        release()
+        found.append(world.job(second).lease_owner)
+    store.close()
+    return found
+
+
+def test_every_statement_answers_the_same_on_postgresql(tmp_path: Path, template: Path, postgres: str) -> None:
+    here, there = World(tmp_path / "here", template), World(tmp_path / "there", template)
+    there.store = Store.open(postgres)
+    assert use(there) == use(here)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,8 +10,8 @@ import pytest
 
 from cloudgpu.tests.standins.cloud import Life, lives
 from cloudgpu.tests.standins.control import World, make_offer, make_policy
+from cloudgpu.tests.standins.long_mode import LONG
 
-LONG = bool(os.environ.get("CLOUDGPU_LONG"))
 MOMENTS = {"after": True} | ({"before": False} if LONG else {})
 """Between two calls that change something, nothing changes: to die before the one is to die after the other."""
 

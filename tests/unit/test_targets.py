@@ -33,7 +33,7 @@ ELSEWHERE = {
     "cli/cluster/settings.py": {"cluster"},
     "cli/cluster/view.py": {"cluster"},
     "infra/components.py": {"cluster"},
-    "provisioners/boot/host_container.py": {"cluster"},
+    "provisioners/boot/shipped/host_container.py": {"cluster"},
     "provisioners/stacks/clusters.py": {"cluster"},
     "runtime/checkpoint/writer/client.py": {"local"},
     "runtime/checkpoint/writer/server.py": {"local"},

@@ -72,6 +72,8 @@ class Tools:
     open_dir: Callable[[str], JobDir]
     seen: Sightings = field(default_factory=Sightings)
     queue: Queue = field(init=False)
+    watched: int = 1
+    """How many jobs the supervisor watches."""
 
     def __post_init__(self) -> None:
         self.queue = Queue(self.store, self.clock)

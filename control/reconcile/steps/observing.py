@@ -40,7 +40,8 @@ class Observer:
         known = [node.node for node in nodes]
         memory.saw_unknown_node = any(one.phase == "running" for name, one in observed.items() if name not in known)
         stopping = attempt.state == "stopping"
-        views = look(context.job_dir, memory.watches, nodes, observed, steady, last_words, stopping=stopping)
+        jobs = context.tools.watched
+        views = look(context.job_dir, memory.watches, nodes, observed, steady, last_words, stopping=stopping, jobs=jobs)
         context.tools.seen.note(attempt, views)
         return _without_replaced(views, observed) if context.heals_itself else views
 

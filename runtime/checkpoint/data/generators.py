@@ -38,7 +38,7 @@ _FIRST_FORMAT = tuple(
 class Generators:
     """The generators of one loader, by path."""
 
-    def __init__(self, loader: Any) -> None:  # anything that can be iterated
+    def __init__(self, loader: object) -> None:  # anything that can be iterated
         self._loader = loader
         self._objects: dict[str, Any] = {}
         """Everything that was searched, by path."""
@@ -79,7 +79,7 @@ class Generators:
         setattr(owner, name, made)
         return made
 
-    def _restore_first_format(self, states: Sequence[Any]) -> None:
+    def _restore_first_format(self, states: Sequence[object]) -> None:
         known: list[Any] = []
         for path in _FIRST_FORMAT:
             one = functools.reduce(lambda owner, name: getattr(owner, name, None), path.split("."), self._loader)
@@ -111,7 +111,7 @@ class Generators:
             waiting.extend((f"{path}{step}".removeprefix("."), child) for step, child in _children(value))
 
 
-def generators_of(loader: Any) -> Generators:  # anything that can be iterated
+def generators_of(loader: object) -> Generators:  # anything that can be iterated
     """Return the generators that a loader, its samplers, its dataset and its collator draw from."""
     return Generators(loader)
 
@@ -138,7 +138,7 @@ def _misfit(how: str) -> CheckpointError:
 # The search
 
 
-def _children(value: Any) -> Iterator[tuple[str, Any]]:
+def _children(value: object) -> Iterator[tuple[str, Any]]:
     """Yield what an object holds, each with the step that leads to it; calls no code of the object."""
     if isinstance(value, list | tuple | deque):
         yield from ((f"[{i}]", one) for i, one in enumerate(itertools.islice(value, _ENTRIES)))
@@ -158,7 +158,7 @@ def _children(value: Any) -> Iterator[tuple[str, Any]]:
     yield from ((step, names[name]) for step, names, name in _of_class(kind) if name in names)
 
 
-def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
+def _attributes(value: object) -> Iterator[tuple[str, Any]]:
     own: dict[str, Any] = {}
     with contextlib.suppress(AttributeError):
         own.update(object.__getattribute__(value, "__dict__"))
@@ -200,14 +200,14 @@ def _of_class(kind: type) -> tuple[tuple[str, Mapping[str, Any], str], ...]:
     return tuple(found)
 
 
-def _is_of_torch(value: Any) -> bool:
+def _is_of_torch(value: object) -> bool:
     return type(value).__module__.partition(".")[0] == "torch"
 
 
 # The kinds
 
 
-def _kind(value: Any) -> str | None:
+def _kind(value: object) -> str | None:
     """Return which kind of generator a value is; None: it is none."""
     if isinstance(value, random.Random):
         return None if isinstance(value, random.SystemRandom) else "random.Random"

@@ -210,7 +210,7 @@ def batches_left(loader: Any, done: int) -> int | None:
 class _Rest:
     """A sampler that is in its middle, to be iterated once."""
 
-    def __init__(self, indices: Iterator[Any]) -> None:
+    def __init__(self, indices: Iterator[object]) -> None:
         self._indices = indices
 
     def __iter__(self) -> Iterator[Any]:
@@ -259,7 +259,7 @@ def _batch_size(base: Any) -> int | None:
     return size
 
 
-def _skip(indices: Iterator[Any], count: int, see: Callable[[Any], None]) -> Iterator[Any]:
+def _skip(indices: Iterator[object], count: int, see: Callable[[object], None]) -> Iterator[Any]:
     """Skip at once, not when the next index is asked for: the sampler draws its order meanwhile."""
     skipped = 0
     for index in itertools.islice(indices, count):
@@ -273,7 +273,7 @@ def _skip(indices: Iterator[Any], count: int, see: Callable[[Any], None]) -> Ite
     return indices
 
 
-def _batched(indices: Iterator[Any], size: int, *, drop_last: bool) -> Iterator[list[Any]]:
+def _batched(indices: Iterator[object], size: int, *, drop_last: bool) -> Iterator[list[Any]]:
     while batch := list(itertools.islice(indices, size)):
         if len(batch) == size or not drop_last:
             yield batch

@@ -26,7 +26,7 @@ class Order:
         self._after: dict[int, int | None] = {}
         """By number of batches."""
 
-    def add(self, indices: Any) -> None:  # whatever a sampler yields
+    def add(self, indices: object) -> None:  # whatever a sampler yields
         """Count a batch of indices; where batches do not count, a list of any number of them."""
         if not self._is_known:
             return
@@ -37,7 +37,7 @@ class Order:
         if self._grouped:
             self._hash.update(b"|")
 
-    def follow(self, batches: Iterable[Any], number: int = 0) -> Iterator[Any]:
+    def follow(self, batches: Iterable[object], number: int = 0) -> Iterator[Any]:
         """Return an iterator over the batches that come after the first `number`, which counts them."""
         self._note(number)
         return self._count(batches, number)
@@ -46,7 +46,7 @@ class Order:
         """Return the hash after a number of batches of the epoch; None if it is not known."""
         return self._after.get(batches)
 
-    def _count(self, batches: Iterable[Any], before: int) -> Iterator[Any]:
+    def _count(self, batches: Iterable[object], before: int) -> Iterator[Any]:
         for number, indices in enumerate(batches, before + 1):
             self.add(indices)
             self._note(number)
@@ -59,7 +59,7 @@ class Order:
             del self._after[oldest]
 
 
-def _encode(indices: Any) -> bytes:
+def _encode(indices: object) -> bytes:
     """Return the indices as bytes that are the same in each process, and however they are split into lists.
 
     Raises TypeError if they are not plain values.

@@ -15,7 +15,7 @@ from .reshard import Box
 from .tree import flatten
 
 
-def is_dtensor(value: Any) -> bool:  # any value
+def is_dtensor(value: object) -> bool:  # any value
     distributed: Any = sys.modules.get("torch.distributed.tensor")
     return distributed is not None and isinstance(value, distributed.DTensor)
 
@@ -64,7 +64,7 @@ class Placements:
         return live
 
 
-def _has_dtensors(value: Any) -> bool:
+def _has_dtensors(value: object) -> bool:
     """Whether asking for the state is worth it: it may be costly."""
     if "torch.distributed.tensor" not in sys.modules:
         return False

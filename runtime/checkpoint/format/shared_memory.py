@@ -85,7 +85,7 @@ def _inside(group: list[_Placed], end: int) -> Iterator[list[_Placed]]:
         yield inside
 
 
-def _link(group: list[_Placed], leaves: dict[str, Any]) -> None:
+def _link(group: list[_Placed], leaves: dict[str, object]) -> None:
     """Keep one leaf for all of them: the tensor that encloses the others, else all the memory as one dimension."""
     start, end = group[0].start, max(one.end for one in group)
     base = next((one for one in group if one.dense and (one.start, one.end) == (start, end)), None)

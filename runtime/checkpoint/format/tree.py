@@ -40,7 +40,7 @@ _KNOWN: set[Any] = set()
 SPARSE_LAYOUTS = ("sparse_coo", "sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc")
 
 
-def flatten(value: Any, where: str) -> tuple[Any, dict[str, Any]]:  # any state
+def flatten(value: object, where: str) -> tuple[Any, dict[str, Any]]:  # any state
     """Return the JSON-able tree, and the leaves (tensors, arrays) by key: the path, which begins with `where`.
 
     Raises CheckpointError naming the place of what cannot be saved.
@@ -81,7 +81,7 @@ class _Flattening:
 
     # Containers
 
-    def _container(self, encode: _Encode, value: Any, path: str) -> Any:
+    def _container(self, encode: _Encode, value: object, path: str) -> Any:
         """Return what `encode` makes of it, or the number of the place where it stands already."""
         if type(value) not in _IMMUTABLE:
             number = self._numbers.get(id(value))
@@ -106,7 +106,7 @@ class _Flattening:
             encoded[key] = self.encode(item, join(path, key))
         return encoded
 
-    def pairs(self, value: dict[Any, Any], path: str) -> list[Any]:
+    def pairs(self, value: dict[object, object], path: str) -> list[Any]:
         pairs = []
         for key, item in value.items():
             if self._torch and isinstance(key, self._torch.Tensor):
@@ -127,7 +127,7 @@ class _Flattening:
 
     # Leaves
 
-    def add(self, leaf: Any, path: str) -> str:
+    def add(self, leaf: object, path: str) -> str:
         """The key under which it is saved: its path, unless two paths read the same (keys 0 and "0" of one dict)."""
         key, number = path, 2
         while key in self.leaves:
@@ -170,7 +170,7 @@ class _Flattening:
         record["parts"] = {name: self._tensor(part, f"{path}/{name}") for name, part in parts.items()}
         return record
 
-    def _other(self, value: Any, path: str) -> Any:
+    def _other(self, value: object, path: str) -> Any:
         if self._torch and isinstance(value, self._torch.Tensor):
             return self._tensor_subclass(value, path)
         if self._numpy and isinstance(value, self._numpy.ndarray | self._numpy.generic):
@@ -223,7 +223,7 @@ class _Flattening:
         return {"!array": self.add(leaf, path), "dtype": name, "shape": list(value.shape), **order}
 
 
-def _is_known(dtype: Any) -> bool:
+def _is_known(dtype: object) -> bool:
     if str(dtype)[6:] in ITEM_SIZE:
         _KNOWN.add(dtype)
     return dtype in _KNOWN
@@ -282,7 +282,7 @@ def join(path: str, part: str) -> str:
     return f"{path}/{part}" if path else part
 
 
-def _text_of(key: Any) -> str:
+def _text_of(key: object) -> str:
     """Return what a path says of a key that is no text."""
     try:
         return str(key)

@@ -217,7 +217,7 @@ class Loader:
         return self._pieces[manifest.rank]
 
 
-def _leaf_kinds(tree: Any, kinds: dict[str, bool]) -> dict[str, bool]:
+def _leaf_kinds(tree: object, kinds: dict[str, bool]) -> dict[str, bool]:
     """Key of every leaf of a tree; whether it is an array, which needs no torch."""
     if type(tree) is list:
         for item in tree:
@@ -279,7 +279,7 @@ def _view(tensor: Any) -> memoryview:
 
 
 def _filler(view: memoryview, dtype: str, wanted: Box, strides: tuple[int, ...] | None) -> Callable[[Box, Any], None]:
-    def fill(target: Box, elements: Any) -> None:
+    def fill(target: Box, elements: object) -> None:
         import torch
 
         memory = torch.frombuffer(view, dtype=getattr(torch, dtype))

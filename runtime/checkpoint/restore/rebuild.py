@@ -13,7 +13,7 @@ Tree = Any
 """JSON."""
 
 
-def rebuild(tree: Tree, leaf: Callable[[str], Any]) -> Any:
+def rebuild(tree: Tree, leaf: Callable[[str], object]) -> Any:
     """Return the value again; `leaf` gives the tensor or array for a key and is asked once for each.
 
     Raises ValueError for what `flatten` did not make.
@@ -25,7 +25,7 @@ def rebuild(tree: Tree, leaf: Callable[[str], Any]) -> Any:
 
 
 class _Rebuilding:
-    def __init__(self, leaf: Callable[[str], Any]) -> None:
+    def __init__(self, leaf: Callable[[str], object]) -> None:
         self._leaf = leaf
         self._leaves: dict[str, Any] = {}
         self._views: dict[str, Any] = {}
@@ -45,7 +45,7 @@ class _Rebuilding:
             made[key] = self.decode(item)
         return made
 
-    def begin(self, container: Any) -> Any:
+    def begin(self, container: object) -> Any:
         """Number a container, before what is in it."""
         self._containers.append(container)
         return container

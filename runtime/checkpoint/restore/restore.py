@@ -43,7 +43,7 @@ class Restored:
 
 
 def restore(
-    store: ReadableStore, ranks: Ranks, *, objects: Mapping[str, Any], cached: Cached, on_damage: str = "stop"
+    store: ReadableStore, ranks: Ranks, *, objects: Mapping[str, object], cached: Cached, on_damage: str = "stop"
 ) -> Restored | None:
     """Return the newest checkpoint that all ranks verified; None if there has never been one.
 
@@ -67,7 +67,7 @@ def restore(
 class _Search:
     """Tries checkpoints one after the other and keeps why each could not be used; the same on every rank."""
 
-    def __init__(self, store: ReadableStore, ranks: Ranks, objects: Mapping[str, Any], cached: Cached) -> None:
+    def __init__(self, store: ReadableStore, ranks: Ranks, objects: Mapping[str, object], cached: Cached) -> None:
         self._store, self._ranks, self._objects, self._cached = store, ranks, objects, cached
         self._tried: dict[Name, _Verdict] = {}
 

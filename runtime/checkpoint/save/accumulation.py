@@ -17,7 +17,7 @@ from ..format.strides import align
 class Accumulation:
     """Of the torch optimizers among the objects."""
 
-    def __init__(self, objects: Mapping[str, Any]) -> None:
+    def __init__(self, objects: Mapping[str, object]) -> None:
         self._objects = objects
         self._hook: Any = None
         self._stepping: list[Any] = []

@@ -19,7 +19,7 @@ class BucketOrders:
     models  returns what is trained; what is no DDP model of three ranks or more is left out
     """
 
-    def __init__(self, models: Callable[[], Iterable[Any]]) -> None:
+    def __init__(self, models: Callable[[], Iterable[object]]) -> None:
         self.models = models
         self._orders: dict[str, list[int]] = {}
         self._unknown: dict[str, Any] = {}
@@ -49,7 +49,7 @@ class BucketOrders:
         self._orders = dict(state)
 
 
-def _data_parallel(objects: Iterable[Any]) -> list[Any]:
+def _data_parallel(objects: Iterable[object]) -> list[Any]:
     torch: Any = sys.modules.get("torch")
     if torch is None or not torch.distributed.is_available() or not torch.distributed.is_initialized():
         return []

@@ -35,7 +35,7 @@ SAMPLES, ELEMENTS = 16, 32
 class Overlap:
     """The copy that is under way, if any; and whether the next one is to be."""
 
-    def __init__(self, objects: Mapping[str, Any], mode: bool | str) -> None:
+    def __init__(self, objects: Mapping[str, object], mode: bool | str) -> None:
         self._objects = objects
         self._decided: bool | None = None if mode == "auto" else bool(mode)
         self._thread: threading.Thread | None = None
@@ -108,7 +108,7 @@ class Overlap:
 
     # What
 
-    def choose(self, sources: Sequence[Any]) -> list[bool]:
+    def choose(self, sources: Sequence[object]) -> list[bool]:
         """Of each source, whether it may be copied later."""
         owned = set(self._owned_by_optimizers())
         return [hasattr(source, "data_ptr") and _extent(source) in owned for source in sources]
@@ -173,7 +173,7 @@ def _extent(tensor: Any) -> tuple[int, int]:
     return tensor.data_ptr(), tensor.numel() * tensor.element_size()
 
 
-def _sample(tensor: Any) -> Any:
+def _sample(tensor: object) -> Any:
     """Some elements, in memory of their own, as bytes: NaN compares as what it is made of."""
     import torch
 

@@ -27,7 +27,7 @@ ELEMENTS = 64
 class Replicated:
     """Divides among the ranks what they hold alike."""
 
-    def __init__(self, objects: Mapping[str, Any], ranks: Ranks) -> None:
+    def __init__(self, objects: Mapping[str, object], ranks: Ranks) -> None:
         self._objects, self._ranks = objects, ranks
         self._differ = False
         self._turn = 0
@@ -80,13 +80,13 @@ def _replicated(objects: Mapping[str, Any], leaves: Mapping[str, Any], world: in
             yield from (key for key in leaves if key.startswith(f"objects/{name}/state/"))
 
 
-def _is_plain_optimizer(value: Any) -> bool:
+def _is_plain_optimizer(value: object) -> bool:
     """One of torch's own, whose state follows from parameters and gradients alone."""
     torch: Any = sys.modules["torch"]
     return isinstance(value, torch.optim.Optimizer) and type(value).__module__.startswith("torch.optim.")
 
 
-def _is_part(leaf: Any) -> bool:
+def _is_part(leaf: object) -> bool:
     """A DTensor has its own way of being saved once; arrays are small."""
     return not hasattr(leaf, "data_ptr") or type(leaf).__name__ == "DTensor"
 

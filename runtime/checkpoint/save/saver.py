@@ -76,7 +76,7 @@ class Saver:
         self,
         connect: Callable[[], WriterClient],
         ranks: Ranks,
-        objects: Mapping[str, Any],
+        objects: Mapping[str, object],
         *,
         attempt: int,
         run: str,
@@ -183,9 +183,9 @@ class Saver:
         self,
         save: InFlight,
         content: Content,
-        tree: Any,  # JSON
+        tree: object,  # JSON
         layout: Layout,
-        sources: Sequence[Any],
+        sources: Sequence[object],
         *,
         overlap: bool,
     ) -> None:
@@ -215,8 +215,8 @@ class Saver:
     def _copy(
         self,
         save: InFlight,
-        destinations: Sequence[Any],
-        sources: Sequence[Any],
+        destinations: Sequence[object],
+        sources: Sequence[object],
         hand_over: Callable[..., None],
         overlap: bool,
     ) -> None:

@@ -51,7 +51,7 @@ class Stager:
         """By slot: the destinations there, and for which layout and memory they were made."""
         self._cuda = DeviceCopies()
 
-    def lay_out(self, leaves: Mapping[str, Any], absent: Collection[str] = ()) -> tuple[Layout, list[Any]]:
+    def lay_out(self, leaves: Mapping[str, object], absent: Collection[str] = ()) -> tuple[Layout, list[Any]]:
         """The layout, and what to copy where its pieces lie. `absent`: keys that another rank saves."""
         forms: list[_Form] = []
         sources: list[Any] = []
@@ -62,15 +62,15 @@ class Stager:
             self._forms, self._layout = forms, _layout(forms)
         return self._layout, sources
 
-    def copy(self, layout: Layout, sources: Sequence[Any], slot: int, memory: memoryview) -> None:
+    def copy(self, layout: Layout, sources: Sequence[object], slot: int, memory: memoryview) -> None:
         """Fill the slot; returns when all is there."""
         self.copy_pairs(self.destinations(layout, sources, slot, memory), sources)
 
-    def copy_pairs(self, destinations: Sequence[Any], sources: Sequence[Any]) -> None:
+    def copy_pairs(self, destinations: Sequence[object], sources: Sequence[object]) -> None:
         """Some of them; returns when they are there."""
         copy(destinations, sources, self._cuda)
 
-    def destinations(self, layout: Layout, sources: Sequence[Any], slot: int, memory: memoryview) -> list[Any]:
+    def destinations(self, layout: Layout, sources: Sequence[object], slot: int, memory: memoryview) -> list[Any]:
         """Tensors and arrays in the slot's memory, one per source."""
         address = _address(memory)
         known = self._views.get(slot)
@@ -137,7 +137,7 @@ def _parts(leaves: Mapping[str, Any], absent: Collection[str]) -> Iterator[tuple
 _DTYPE_NAMES: dict[Any, str] = {}
 
 
-def _name_of(dtype: Any) -> str:
+def _name_of(dtype: object) -> str:
     """Of a torch.dtype: "float32". Kept: torch makes the text anew each time."""
     return _DTYPE_NAMES.setdefault(dtype, str(dtype).removeprefix("torch."))
 

@@ -30,7 +30,7 @@ OFTEN, SELDOM = 3, 8
 class StaleSaves:
     """Looks at what was staged. `objects`: the live ones, by name."""
 
-    def __init__(self, objects: Mapping[str, Any]) -> None:
+    def __init__(self, objects: Mapping[str, object]) -> None:
         self._objects = objects
         self._seen: dict[str, tuple[int, str]] = {}
         """Step and fingerprint of the last save in which an object's sample was different."""
@@ -130,7 +130,7 @@ def _fingerprint(pieces: Sequence[Piece], memory: memoryview) -> str:
     return chunk_hash(b"".join(parts))
 
 
-def _should_change(value: Any) -> bool:  # any object
+def _should_change(value: object) -> bool:  # any object
     """Not a model that is frozen as a whole: its saves are alike by right."""
     parameters = getattr(value, "parameters", None)
     if not callable(parameters):
@@ -141,7 +141,7 @@ def _should_change(value: Any) -> bool:  # any object
         return True
 
 
-def _live_tensors(value: Any) -> Iterator[tuple[str, Any]]:
+def _live_tensors(value: object) -> Iterator[tuple[str, Any]]:
     """What a module or an optimizer holds, by the key under which its state_dict() should give it."""
     torch: Any = sys.modules.get("torch")
     if torch is None:
@@ -169,7 +169,7 @@ def _comparable(tensor: Any, piece: Piece) -> bool:
     )
 
 
-def _same(tensor: Any, piece: Piece, memory: memoryview) -> bool:
+def _same(tensor: object, piece: Piece, memory: memoryview) -> bool:
     """A stretch in the middle, bit for bit."""
     import torch
 

@@ -23,7 +23,7 @@ _PER_PARAMETER: dict[str, Callable[[dict[str, Any]], int]] = {
 """Tensors of a parameter's size that torch.optim's optimizers keep of it, from a parameter group's options."""
 
 
-def state_to_come(objects: Mapping[str, Any]) -> int | None:
+def state_to_come(objects: Mapping[str, object]) -> int | None:
     """Bytes of state that optimizers do not have yet; None if there is one of which that is not known."""
     torch: Any = sys.modules.get("torch")
     optimizers = [value for value in objects.values() if torch and isinstance(value, torch.optim.Optimizer)]

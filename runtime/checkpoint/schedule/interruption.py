@@ -105,7 +105,7 @@ class Interruption:
             signal.signal(number, _settable(previous))
         self._previous, self._ours = {}, {}
 
-    def _handler(self, previous: Any) -> _Handler:  # as signal has it
+    def _handler(self, previous: object) -> _Handler:  # as signal has it
         def handle(number: int, frame: FrameType | None) -> None:
             if self._ours.get(signal.Signals(number)) is handle:
                 self._signal = signal.Signals(number).name
@@ -137,7 +137,7 @@ def _after_fork_in_child() -> None:
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child)
 
 
-def _settable(handler: Any) -> Any:
+def _settable(handler: object) -> Any:
     """None: not set from Python; it cannot be put back, and ending on the signal is what a program does."""
     return signal.SIG_DFL if handler is None else handler
 

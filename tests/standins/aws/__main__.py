@@ -6,4 +6,8 @@ from ..program import main
 from . import Aws
 from .control import environ
 
-main("a stand-in for AWS, on the loopback", lambda boot, port: Aws(boot=boot, port=port), environ)
+main(
+    "a stand-in for AWS, on the loopback",
+    lambda given: Aws(boot=given.boot, port=given.port, certificate=given.certificate),
+    environ,
+)

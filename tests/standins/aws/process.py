@@ -34,7 +34,7 @@ class Remains:
 
     def leave_out(self) -> None:
         """What is there now, such as a stack's."""
-        self._known = frozenset(name for names in self.find().values() for name in names)
+        self._known = frozenset(name for names in self._find().values() for name in names)
 
     def find(self) -> dict[str, list[str]]:
         """Ids by kind; kinds of which nothing is there are left out."""

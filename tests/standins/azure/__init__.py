@@ -25,12 +25,13 @@ __all__ = ["LOOKER", "SUBMITTER", "SUBSCRIPTION", "TENANT", "Azure", "AzureContr
 class Azure:
     """A context manager; `boot`: launched machines run their custom data. `url` is the control's, without TLS."""
 
-    def __init__(self, *, boot: bool = False, port: int = 0) -> None:
+    def __init__(self, *, boot: bool = False, port: int = 0, certificate: Path | None = None) -> None:
+        """`certificate`: with its key; without one it makes its own."""
         from .app import AzureApp
         from .world import World
 
         world = World(boot=boot)
-        world.certificate = self.certificate = make_certificate(world.folder)
+        world.certificate = self.certificate = certificate or make_certificate(world.folder)
         self._app = AzureApp(world)
         self._plain = WebServer(self._app, port)
         self._safe = WebServer(self._app, context=server_context(self.certificate))

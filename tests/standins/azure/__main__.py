@@ -12,6 +12,6 @@ from .control import environ
 with tempfile.TemporaryDirectory(prefix="cloudgpu-azure-az-") as folder:
     main(
         "a stand-in for Azure, on the loopback",
-        lambda boot, port: Azure(boot=boot, port=port),
+        lambda given: Azure(boot=given.boot, port=given.port, certificate=given.certificate),
         lambda url: environ(url, Path(folder)),
     )

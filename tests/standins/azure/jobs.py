@@ -12,7 +12,8 @@ import pytest
 from cloudgpu.control.jobs import Job
 from cloudgpu.provisioners.shared import tags
 
-from ..azurite import ACCOUNT, Azurite
+from .. import azurite
+from ..azurite import ACCOUNT
 from ..cloud_jobs import CloudJobs, agents, settled
 from .control import AzureControl
 from .control import environ as azure_environ
@@ -56,12 +57,9 @@ def azure_jobs(folder: Path, agents: Path, *, boot: bool = True) -> Iterator[Azu
 def azure_with_blobs(folder: Path, *, boot: bool = True) -> Iterator[tuple[AzureControl, Mapping[str, str]]]:
     """The stand-in's control, Azurite beside it, and what points clients to both. They have one certificate, for there
     is one variable for it."""
-    with azure_process(boot=boot) as control:
-        environ = azure_environ(control.url, folder / "az")
-        with Azurite(folder, Path(environ["REQUESTS_CA_BUNDLE"])) as blobs:
-            blobs.make_container(CONTAINER)
-            control.add_storage(ACCOUNT)
-            yield control, environ | blobs.environ()
+    with azurite.shared(CONTAINER) as blobs, azure_process(boot=boot, certificate=blobs.certificate) as control:
+        control.add_storage(ACCOUNT)
+        yield control, azure_environ(control.url, folder / "az") | blobs.environ()
 
 
 @pytest.fixture

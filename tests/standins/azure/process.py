@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from ..program import started
@@ -16,9 +17,10 @@ _TESTERS = frozenset({"storage"})
 
 
 @contextlib.contextmanager
-def azure_process(*, boot: bool = True) -> Iterator[AzureControl]:
+def azure_process(*, boot: bool = True, certificate: Path | None = None) -> Iterator[AzureControl]:
     """Its control. The stand-in ends when this process does, however that comes."""
-    with started("cloudgpu.tests.standins.azure", boot=boot) as url:
+    arguments = [] if certificate is None else ["--certificate", str(certificate)]
+    with started("cloudgpu.tests.standins.azure", boot=boot, arguments=arguments) as url:
         yield AzureControl(url)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from cloudgpu.provisioners.azure.names import assignment_name, leaving_role
-from cloudgpu.provisioners.azure.rights import LEAVING
+from cloudgpu.provisioners.azure.resources.rights import LEAVING
 from cloudgpu.provisioners.shared import infrastructure
 from cloudgpu.provisioners.shared.infrastructure import Infrastructure
 

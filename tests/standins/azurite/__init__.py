@@ -10,15 +10,20 @@ is not. Azurite reads of a token only its audience, issuer and times: whoever ha
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import functools
 import os
 import re
 import shutil
 import ssl
 import subprocess
+import tempfile
 import time
 import urllib.error
 import urllib.request
 from base64 import b64encode, urlsafe_b64encode
+from collections.abc import Iterator
 from json import dumps
 from pathlib import Path
 from typing import Self
@@ -53,6 +58,26 @@ def a_token() -> str:
     return ".".join([*(urlsafe_b64encode(dumps(part).encode()).decode().rstrip("=") for part in (head, body)), "x"])
 
 
+@contextlib.contextmanager
+def shared(container: str) -> Iterator[Azurite]:
+    """The Azurite that the tests of this process share, with an empty container: each start takes seconds."""
+    blobs = _shared()
+    blobs.make_container(container)
+    try:
+        yield blobs
+    finally:
+        blobs.remove_container(container)
+
+
+@functools.cache
+def _shared() -> Azurite:
+    needed()
+    ending = contextlib.ExitStack()
+    folder = ending.enter_context(tempfile.TemporaryDirectory(prefix="cloudgpu-azurite-"))
+    atexit.register(ending.close)
+    return ending.enter_context(Azurite(Path(folder)))
+
+
 class Azurite:
     """One, in a process of its own. Its certificate is made in `folder`, unless it is given one with its key."""
 
@@ -81,6 +106,9 @@ class Azurite:
 
     def make_container(self, name: str) -> None:
         self._ask("PUT", f"{name}?restype=container")
+
+    def remove_container(self, name: str) -> None:
+        self._ask("DELETE", f"{name}?restype=container")
 
     def blobs(self, container: str, prefix: str = "") -> dict[str, int]:
         """Name -> bytes, the first 5,000."""

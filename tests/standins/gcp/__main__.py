@@ -12,6 +12,6 @@ from .control import environ
 with tempfile.TemporaryDirectory(prefix="cloudgpu-gcp-keys-") as folder:
     main(
         "a stand-in for Google Cloud, on the loopback",
-        lambda boot, port: Gcp(boot=boot, port=port),
+        lambda given: Gcp(boot=given.boot, port=given.port),
         lambda url: environ(url, Path(folder)),
     )

@@ -2,11 +2,13 @@
 
 <home>/shed/<token>/allocation.json     what was launched, for whom
 <home>/shed/<token>/<node>/pid          the agent's process; it is there before the agent runs
+<home>/shed/<token>/lock                held by a launch: one with the same token waits for it
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import signal
@@ -41,10 +43,12 @@ class Shed:
         allocation = Allocation("shed", request.job_id, request.attempt, request.token, machines)
         folder = private(_root() / request.token)
         value = {"owner": request.owner.name, "allocation": allocation.to_json()}
-        (folder / "allocation.json").write_text(json.dumps(value))
-        for node in request.nodes:
-            if not (folder / node.node / "pid").exists():
-                _start(request, node.node, private(folder / node.node))
+        with (folder / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            (folder / "allocation.json").write_text(json.dumps(value))
+            for node in request.nodes:
+                if not (folder / node.node / "pid").exists():
+                    _start(request, node.node, private(folder / node.node))
         return allocation
 
     def observe(self, allocation: Allocation) -> list[NodeState]:

@@ -1,0 +1,1 @@
+"""A job that exists: find it, follow it, show it."""

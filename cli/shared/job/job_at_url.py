@@ -1,0 +1,166 @@
+"""A job that is known by its folder only: its log can be read from wherever the folder can, without the store."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from ...exits import Exit
+from ..errors import CommandError
+
+if TYPE_CHECKING:
+    from ....control.store.model import Event
+    from ....jobspecs.plan import Offer
+    from ....protocol.jobdir import AttemptRecord
+    from ....protocol.logs import LogReader
+
+LINGER_S = 60.0
+"""Whether a job that failed is tried once more, its supervisor knows: so long another attempt is waited for."""
+
+
+_DIGITS = 9
+"""Most digits of an incarnation; a folder with more is not a node's."""
+
+
+_COUNT = re.compile(r"\d{1,6}(/\d{1,6}|\.\d{1,6})?", re.ASCII)
+"""GPUs of a node, as an offer has them."""
+
+
+class JobAtUrl:
+    """Looks like a job of the store, as far as following its log goes. Raises CommandError, JobDirError."""
+
+    def __init__(self, url: str, clock: Callable[[], float] = time.monotonic) -> None:
+        from ....protocol.attempt_signal import WatchMark
+        from ....protocol.jobdir import JOB_KEY, AttemptRecord, JobDir, JobRecord, attempt_key
+
+        self._watch_mark = WatchMark()
+        self.job_dir, self._clock = url.rstrip("/"), clock
+        self._dir = JobDir(self.job_dir, make=False)
+        job = JobRecord.read(self._dir, JOB_KEY)
+        if job is None:
+            raise CommandError(
+                f"there is no job at {url}",
+                hint="give the folder that holds job.json: the job's own, <job_dir>/<job id>",
+                exit_code=Exit.UNAVAILABLE,
+            )
+        self.id = job.job_id
+        self.created = time.time()
+        self._numbers: list[int] = []
+        self._results: dict[str, str] = {}
+        """Of the newest attempt's nodes: how each has ended."""
+        self._ended_at: float | None = None
+        self.moved_to = ""
+        """URL of the job's folder in another cloud, if its newest attempt is there."""
+        self._moved_at = 0.0
+        self.refresh()
+        described = AttemptRecord.read(self._dir, attempt_key(max(self._numbers, default=1)))
+        if described is None:
+            raise CommandError(f"{self.id} has no attempt yet", hint="try again later", exit_code=Exit.UNAVAILABLE)
+        self.offer: Offer = _offer(described)
+
+    @property
+    def state(self) -> str:
+        return "ended" if self._ended_at is not None else "running"
+
+    @property
+    def done(self) -> bool:
+        """Every node of the newest attempt has ended: well, or so long ago that nothing more is to be expected. Or it
+        is elsewhere, and has machines there, or has not come back for so long."""
+        if self.moved_to:
+            return self._clock() - self._moved_at > LINGER_S or self._has_begun_there()
+        if self._ended_at is None:
+            return False
+        well = set(self._results.values()) <= {"succeeded"}
+        return well or self._clock() - self._ended_at > LINGER_S
+
+    @property
+    def results(self) -> dict[str, str]:
+        """Node -> outcome, of the newest attempt."""
+        return dict(self._results)
+
+    def refresh(self) -> JobAtUrl:
+        """Look again who has ended."""
+        from ....protocol.jobdir import node_key
+        from ....protocol.logs import attempt_numbers
+
+        numbers = attempt_numbers(self._dir)
+        if numbers != self._numbers:
+            self._numbers, self._results, self._ended_at = numbers, {}, None
+            self.moved_to = self._elsewhere(numbers[-1]) if numbers else ""
+            self._moved_at = self._clock()
+        if not numbers or self.moved_to:
+            return self
+        nodes = self._newest_incarnations(numbers[-1])
+        for node in nodes:
+            if node not in self._results and (outcome := self._outcome(node_key(numbers[-1], node, "result.json"))):
+                self._results[node] = outcome
+        has_ended = bool(nodes) and self._results.keys() >= set(nodes)
+        if not has_ended:
+            self._ended_at = None
+        elif self._ended_at is None:
+            self._ended_at = self._clock()
+        return self
+
+    def logs(self) -> LogReader:
+        from ....protocol.logs import LogReader
+
+        return LogReader(self._dir)
+
+    def mark_watched(self) -> None:
+        """Have the machines report often for a while; to be called every few seconds."""
+        if self._numbers and not self.moved_to:
+            self._watch_mark.renew(self._dir, self._numbers[-1])
+
+    def events(self, after: int = 0) -> Sequence[Event]:  # noqa: ARG002 - they are in the store only
+        return ()
+
+    def _outcome(self, key: str) -> str | None:
+        """Return how a node ended, or None. What it says so in may be no result: it has ended all the same."""
+        from ....protocol.jobdir import RecordError, Result
+
+        try:
+            result = Result.read(self._dir, key)
+        except RecordError:
+            return "error"
+        return None if result is None else result.outcome
+
+    def _elsewhere(self, attempt: int) -> str:
+        from ....protocol.jobdir import AttemptRecord, attempt_key
+
+        described = AttemptRecord.read(self._dir, attempt_key(attempt))
+        there = "" if described is None else described.job_dir
+        return "" if there == self.job_dir else there
+
+    def _has_begun_there(self) -> bool:
+        """As far as it can be seen from here: whoever may not look there shall hear of it at once."""
+        from ....protocol.jobdir import JobDir, JobDirError
+
+        try:
+            return bool(JobDir(self.moved_to, make=False).folders(f"attempts/{self._numbers[-1]:04d}/nodes"))
+        except JobDirError:
+            return True
+
+    def _newest_incarnations(self, attempt: int) -> Sequence[str]:
+        """Of each of the attempt's places: `worker-0.2` has replaced `worker-0.1`."""
+        newest: dict[str, int] = {}
+        for name in self._dir.folders(f"attempts/{attempt:04d}/nodes"):
+            place, _, incarnation = name.rpartition(".")
+            if incarnation.isascii() and incarnation.isdecimal() and len(incarnation) <= _DIGITS:
+                newest[place] = max(newest.get(place, 0), int(incarnation))
+        return [f"{place}.{incarnation}" for place, incarnation in newest.items()]
+
+
+def _offer(described: AttemptRecord) -> Offer:
+    """Raises RecordError if the attempt names none."""
+    from ....jobspecs.plan import Offer
+    from ....protocol.jobdir import RecordError
+
+    try:
+        counts = [(role["nodes"], str(role["count"])) for role in described.offer["roles"]]
+        if not all(isinstance(nodes, int) and _COUNT.fullmatch(count) for nodes, count in counts):
+            raise ValueError("its roles have no numbers of nodes and GPUs")
+        return Offer.from_json(described.offer)
+    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
+        raise RecordError(f"attempt {described.attempt} names no offer: {error!r}") from error

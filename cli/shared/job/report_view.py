@@ -1,0 +1,90 @@
+"""The report of a job: what became of its time and money."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ..output import STATE_TONES, Column, clean, columns, style, table
+from ..text import duration, money
+
+if TYPE_CHECKING:
+    from ....control.accounting.report import Report
+    from ....control.jobs import Job
+
+_HEADS = (
+    Column("attempt", right=True),
+    Column("outcome"),
+    Column("where", least=8, spare=3),
+    Column("steps", right=True),
+    Column("redone", right=True),
+    Column("paid time", right=True, spare=2),
+    Column("lost", right=True),
+    Column("cost", right=True, spare=1),
+)
+
+
+def summary(job: Job, *, said: str = "") -> str:
+    """Return how the job ended, then its report, for the end of `submit`. `said`: a reason that was printed before."""
+    reason = f": {clean(job.reason)}" if job.reason and job.reason != said else ""
+    tone = STATE_TONES[job.state]
+    return "\n".join([f"{job.id} {style(job.state, tone, err=True)}{reason}", *report_lines(job.report())])
+
+
+def report_lines(report: Report) -> list[str]:
+    """A sentence on time, one on steps where the program counts them, one on money; a line an attempt if several."""
+    attempts = f"{len(report.attempts)} attempt{'s' * (len(report.attempts) != 1)}"
+    interrupted = f", {report.interruptions} interrupted" if report.interruptions else ""
+    cost = "cost unknown" if report.cost is None else money(report.cost)
+    lines = [f"attempts  {attempts}{interrupted}; {duration(report.paid_seconds)} paid, {cost}"]
+    if report.steps is not None:
+        goodput = "unknown" if report.goodput is None else f"{report.goodput:.1%}"
+        lines.append(f"steps     {report.steps:,} done, {report.redone:,} redone")
+        lines.append(
+            f"goodput   {goodput}: {duration(report.useful_seconds)} of training that counts, "
+            f"{duration(report.lost_seconds)} lost{_through_interruptions(report)}"
+        )
+    if len(report.attempts) > 1:
+        rows = [_row(report, index) for index in range(len(report.attempts))]
+        lines += table(_HEADS, rows, width=columns() - 2).splitlines()
+    return lines
+
+
+def report_json(report: Report) -> dict[str, Any]:
+    """For scripts; docs/cli.md describes it."""
+    lost = _lost_through_interruptions(report)
+    each = lost / report.interruptions if report.interruptions else None
+    return {**report.to_json(), "lost_seconds_per_interruption": each}
+
+
+def _lost_through_interruptions(report: Report) -> float:
+    """Paid seconds that an undisturbed job would have spared: start-up, saving and redone work of interrupted attempts.
+
+    The attempt that reached the end would have had its own in any case.
+    """
+    from ....control.accounting.report import INTERRUPTED
+
+    return sum(max(0.0, one.seconds - one.useful_seconds) for one in report.attempts if one.outcome in INTERRUPTED)
+
+
+def _through_interruptions(report: Report) -> str:
+    if not report.interruptions:
+        return ""
+    lost = _lost_through_interruptions(report)
+    if report.interruptions == 1:
+        return f", {duration(lost)} of it through the interruption"
+    each = duration(lost / report.interruptions)
+    return f", {duration(lost)} of it through {report.interruptions} interruptions ({each} each)"
+
+
+def _row(report: Report, index: int) -> list[str]:
+    attempt = report.attempts[index]
+    return [
+        str(attempt.number),
+        attempt.outcome or "running",
+        attempt.place,
+        "-" if attempt.step is None else f"{attempt.restored_step or 0:,}–{attempt.step:,}",
+        f"{attempt.redone:,}",
+        duration(attempt.seconds),
+        duration(max(0.0, attempt.seconds - attempt.useful_seconds)),
+        money(attempt.cost),
+    ]

@@ -1,0 +1,26 @@
+"""Which launcher a job with `launcher: auto` gets on an offer, told before anything is paid for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..output import remark
+
+if TYPE_CHECKING:
+    from ....jobspecs.loading.draft import LoadedSpec
+    from ....jobspecs.plan import Offer
+
+
+def say_launcher(loaded: LoadedSpec, offer: Offer) -> None:
+    """One line on standard error, if there is a choice: the machines choose by the same rule, from the shipped code."""
+    spec = loaded.spec
+    alone = offer.nodes == 1 and all(role.count <= 1 for role in offer.roles)
+    if spec.launcher != "auto" or alone:
+        return
+    from ....runtime.autolaunch import Shape, choose
+
+    nodes = [role for role in offer.roles for _ in range(role.nodes)]
+    shape = Shape([node.role for node in nodes], [int(node.count) for node in nodes])
+    code = None if spec.code is None else loaded.base / spec.code
+    choice = choose(spec.run, code, shape, spec.env)
+    remark(f"launcher: {choice.launcher}; {choice.reason}")

@@ -1,0 +1,1 @@
+"""Tables, prices and quotas, as AWS has them now."""

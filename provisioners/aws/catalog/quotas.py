@@ -1,0 +1,236 @@
+"""How many vCPUs the account may have in a region, and whether machines still fit: asked before they are launched.
+
+EC2 limits running vCPUs by region, by a group of families and by market: spot and on-demand are apart, and all zones
+share them. quotas.csv tells which group has which quota code; a family it does not name (Spot on P6, of which no code
+could be verified) is not looked at here: EC2 itself refuses what is too much.
+"""
+
+from __future__ import annotations
+
+import csv
+import logging
+import re
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from ....jobspecs import catalog
+from ...base import ErrorClass, LaunchRequest, ProvisionError
+from ...shared.clock import SystemClock
+from ...shared.poll_cache import PollCache
+from ..clients import Clients
+from ..errors import translate_errors
+from ..resources.sightings import Sightings
+
+if TYPE_CHECKING:
+    from types_boto3_ec2 import EC2Client
+    from types_boto3_service_quotas import ServiceQuotasClient
+
+log = logging.getLogger("cloudgpu.provisioners.aws")
+
+LIMIT_S = 600.0
+"""Seconds for which a limit is taken as it was; one that cannot be asked for, as unknown."""
+UNSEEN_S = 120.0
+"""Seconds for which a launch counts although no listing shows its machines."""
+_TABLE = Path(__file__).with_name("quotas.csv")
+_FAMILY = re.compile(r"([a-z]+)(\d*)")
+
+
+class Quota(NamedTuple):
+    """A limit on the vCPUs of a group of families in one market of a region."""
+
+    code: str
+    name: str
+    market: str
+    """`on-demand` or `spot`; machines of a Capacity Block are paid for already and count against neither."""
+
+    def link(self, region: str) -> str:
+        """Where more is asked for."""
+        return f"https://{region}.console.aws.amazon.com/servicequotas/home/services/ec2/quotas/{self.code}"
+
+
+def quota_of(machine_type: str, market: str) -> Quota | None:
+    """The quota that a machine of this type counts against; None: none is known."""
+    found = _FAMILY.match(machine_type)
+    if found is None:
+        return None
+    family, generation = found.groups()
+    table = _quotas()
+    return table.get((family + generation, market)) or table.get((family, market))
+
+
+def quotas() -> list[Quota]:
+    """All that are known."""
+    return list(dict.fromkeys(_quotas().values()))
+
+
+def check(
+    ec2: EC2Client, service_quotas: ServiceQuotasClient, *, region: str, market: str, machine_types: Sequence[str]
+) -> None:
+    """Raise ProvisionError(quota) if these machines, one entry each, do not fit beside those that run already.
+
+    `machine_types` are the machines about to be started: those of the same launch that run already count as used. What
+    the API does not tell (no permission, no answer, no such quota) is not held against the launch: it is logged once,
+    and EC2 decides. Two read-only calls for each quota (ec2:DescribeInstances, servicequotas:GetServiceQuota).
+    """
+    for quota, vcpus in _needed(machine_types, market).items():
+        _check_one(ec2, service_quotas, region, quota, vcpus)
+
+
+class Quotas:
+    """Quotas of the launches of one process: limits are remembered, and their use is that of the owner's machines which
+    are seen anyway. Of others' machines EC2 knows. Any thread may use it."""
+
+    def __init__(self, clients: Clients, sightings: Sightings) -> None:
+        self._clients, self._sightings = clients, sightings
+        self._limits: PollCache[tuple[str, Quota], float | None] = PollCache(self._ask, clients.clock, ttl_s=LIMIT_S)
+        self._lock = threading.Lock()
+        self._begun: dict[tuple[str, Quota], dict[str, tuple[int, float]]] = {}
+        """Token -> vCPUs of a launch that listings may not show yet, and when it began."""
+
+    def check(self, request: LaunchRequest, missing: Sequence[str]) -> None:
+        """Raise ProvisionError if these machine types of a launch, one entry for each, do not fit: `quota` if the limit
+        is below what the launch needs, `capacity` if it only is in use now, and may be free later."""
+        whole = _needed([node.machine_type for node in request.nodes], request.market)
+        for quota, vcpus in _needed(missing, request.market).items():
+            allowed = self._limits.get((request.region, quota))
+            if allowed is None:
+                continue
+            if whole[quota] > allowed:
+                raise _refusal("quota", request.region, quota, whole[quota], allowed, 0)
+            seen = self._seen(request, quota)
+            with self._lock:
+                used = self._used(request, quota, seen)
+                if used + vcpus > allowed:
+                    raise _refusal("capacity", request.region, quota, vcpus, allowed, used)
+                begun = self._begun.setdefault((request.region, quota), {})
+                begun[request.token] = (vcpus + seen[request.token], self._clients.clock.monotonic())
+
+    def are_known_to_suffice(self, request: LaunchRequest) -> bool:
+        """Return whether every quota is large enough for the whole launch, so that only present use can exceed it."""
+        whole = _needed([node.machine_type for node in request.nodes], request.market)
+        limits = {quota: self._limits.get((request.region, quota)) for quota in whole}
+        return bool(limits) and all(
+            allowed is not None and whole[quota] <= allowed for quota, allowed in limits.items()
+        )
+
+    def release(self, request: LaunchRequest) -> None:
+        """Nothing has come of the launch."""
+        with self._lock:
+            for begun in self._begun.values():
+                begun.pop(request.token, None)
+
+    def _seen(self, request: LaunchRequest, quota: Quota) -> Counter[str]:
+        """Token -> vCPUs of machines that are there; 0: all have ended."""
+        seen: Counter[str] = Counter()
+        for one in self._sightings.of_owner(request.region, request.owner.name).values():
+            if quota_of(one.machine_type, one.market) == quota:
+                seen[one.token] += 0 if one.is_gone else _vcpus(one.machine_type) or 0
+        return seen
+
+    def _used(self, request: LaunchRequest, quota: Quota, seen: Counter[str]) -> int:
+        """vCPUs of what is seen, and of other launches that were begun just now and are not seen yet."""
+        begun, now = self._begun.get((request.region, quota), {}), self._clients.clock.monotonic()
+        for token in [token for token, (_, at) in begun.items() if now - at > UNSEEN_S]:
+            del begun[token]
+        coming = (vcpus for token, (vcpus, _) in begun.items() if token != request.token and token not in seen)
+        return seen.total() + sum(coming)
+
+    def _ask(self, where: tuple[str, Quota]) -> float | None:
+        region, quota = where
+        try:
+            with translate_errors(f"ask for quota {quota.code} of {region}", self._clients.clock):
+                return limit(self._clients.service_quotas(region), quota)
+        except (ProvisionError, KeyError) as error:
+            _say_once(str(error))
+            return None
+
+
+def _needed(machine_types: Sequence[str], market: str) -> Counter[Quota]:
+    """vCPUs by quota, of those that are known."""
+    needed: Counter[Quota] = Counter()
+    for machine_type in machine_types:
+        quota, vcpus = quota_of(machine_type, market), _vcpus(machine_type)
+        if quota is not None and vcpus is not None:
+            needed[quota] += vcpus
+    return needed
+
+
+def _refusal(  # noqa: PLR0917 - what the sentence says
+    kind: ErrorClass, region: str, quota: Quota, needed: int, allowed: float, used: int
+) -> ProvisionError:
+    beside = f" and {used} are in use" if used else ""
+    wait = "" if kind == "quota" else "; they are waited for"
+    return ProvisionError(
+        kind,
+        f"{region}: {needed} vCPUs more are needed, but {quota.name} ({quota.code}) allows {allowed:g}{beside}{wait}; "
+        f"ask for more: {quota.link(region)}",
+        scope="region",
+        code=quota.code,
+    )
+
+
+def limit(service_quotas: ServiceQuotasClient, quota: Quota) -> float:
+    """vCPUs. Raises botocore's errors."""
+    answer = service_quotas.get_service_quota(ServiceCode="ec2", QuotaCode=quota.code)
+    return answer["Quota"]["Value"]
+
+
+def _check_one(ec2: EC2Client, service_quotas: ServiceQuotasClient, region: str, quota: Quota, needed: int) -> None:
+    try:
+        with translate_errors(f"ask for quota {quota.code} of {region}", SystemClock()):
+            allowed = limit(service_quotas, quota)
+            used = _used(ec2, quota) if needed <= allowed else 0
+    except (ProvisionError, KeyError) as error:
+        _say_once(str(error))
+        return
+    if used + needed <= allowed:
+        return
+    raise _refusal("quota", region, quota, needed, allowed, used)
+
+
+def _used(ec2: EC2Client, quota: Quota) -> int:
+    """vCPUs of the account's machines that count against the quota."""
+    pages = ec2.get_paginator("describe_instances").paginate(
+        Filters=[{"Name": "instance-state-name", "Values": ["pending", "running"]}]
+    )
+    used = 0
+    for page in pages:
+        for reservation in page["Reservations"]:
+            for instance in reservation.get("Instances", ()):
+                market = {"spot": "spot", "capacity-block": "reservation"}.get(
+                    instance.get("InstanceLifecycle", ""), "on-demand"
+                )
+                if quota_of(instance["InstanceType"], market) == quota:
+                    options = instance.get("CpuOptions", {})
+                    cores = options.get("CoreCount", 1) * options.get("ThreadsPerCore", 1)
+                    used += _vcpus(instance["InstanceType"]) or cores
+    return used
+
+
+def _vcpus(machine_type: str) -> int | None:
+    group = catalog.machine_types("aws").get(machine_type)
+    return None if group is None else group[0].vcpus
+
+
+@cache
+def _quotas() -> dict[tuple[str, str], Quota]:
+    """(family, with or without its generation; market) -> quota."""
+    return {
+        (family, row["market"]): Quota(row["code"], row["name"], row["market"])
+        for row in _rows()
+        for family in row["families"].split()
+    }
+
+
+def _rows() -> Iterator[dict[str, str]]:
+    with _TABLE.open(encoding="utf-8", newline="") as file:
+        yield from csv.DictReader(file)
+
+
+@cache
+def _say_once(reason: str) -> None:
+    log.warning("not checked before launching: %s", reason)

@@ -1,0 +1,161 @@
+"""What is there on EC2: one DescribeInstances a region for all jobs of a process, within a short time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from ...base import NodeState, ProvisionError
+from ...shared import tags
+from ...shared.errors import classify
+from ...shared.poll_cache import PollCache
+from ..clients import Clients
+from ..errors import translate_errors
+
+if TYPE_CHECKING:
+    from types_boto3_ec2.type_defs import InstanceTypeDef
+
+# The phase of each state of an instance. Until `terminated` its disk is there and bills, as it does in `stopped`.
+_PHASES: dict[str, Literal["pending", "running", "gone"]] = {
+    "pending": "pending",
+    "running": "running",
+    "stopping": "running",
+    "stopped": "running",
+    "shutting-down": "running",
+    "terminated": "gone",
+}
+_MARKETS = {"spot": "spot", "capacity-block": "reservation"}
+"""Instance life cycle (EC2) -> market."""
+_TAKEN = frozenset({"Server.SpotInstanceTermination", "Server.SpotInstanceShutdown", "Server.ScheduledStop"})
+"""Of the StateReason: the provider took the machine back. Source: EC2 API reference, StateReason."""
+_REFUSALS = (
+    "Server.InsufficientInstanceCapacity",
+    "Server.InternalError",
+    "Client.InstanceLimitExceeded",
+    "Client.InternalError",
+    "Client.InvalidKMSKey.",
+    "Client.InvalidSnapshot.",
+    "Client.UnauthorizedOperation",
+    "Client.VolumeLimitExceeded",
+)
+"""Beginnings of the StateReasons with which EC2 ends an instance that is still `pending`. Source: EC2 user guide,
+"Instance terminates immediately". Server.InternalError also ends instances that run: the caller ignores the refusal
+of a machine that has reported."""
+_LASTING = "Client.InternalError"
+"""Mostly a right on the key of the disk that is missing: no zone changes that."""
+_LASTING_LAUNCHES = 2
+"""After as many launches of a job that end so, it is no lack of capacity."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """An instance as it was last seen."""
+
+    instance: str
+    state: str
+    """EC2's word, e.g. `shutting-down`."""
+    tags: Mapping[str, str]
+    client_token: str
+    reason: str
+    """EC2's code for the state, e.g. `Server.SpotInstanceTermination`; "": none."""
+    message: str
+    zone: str
+    """AZ name: an instance does not tell the id."""
+    machine_type: str
+    market: str
+    """Market as in offers."""
+
+    @property
+    def token(self) -> str:
+        """Of the launch."""
+        return self.tags.get(tags.TOKEN, "")
+
+    @property
+    def node(self) -> str:
+        """As in NodeRequest; "" if somebody has removed the tag."""
+        return self.tags.get(tags.NODE, "")
+
+    @property
+    def is_gone(self) -> bool:
+        return _PHASES.get(self.state, "running") == "gone"
+
+    @property
+    def was_refused(self) -> bool:
+        """Return whether EC2 terminated it instead of starting it. EC2 bills nothing before `running`."""
+        return self.is_gone and self.reason.startswith(_REFUSALS)
+
+    def as_node(self, node: str, others: Iterable[Sighting] = ()) -> NodeState:
+        """Return what it means for a node. `others`: the owner's instances, among which launches of the same job that
+        ended alike are looked for."""
+        phase = _PHASES.get(self.state, "running")
+        words = self.message or self.reason
+        if self.reason and self.reason not in words:
+            words = f"{self.reason}: {words}"
+        detail = "" if self.state == "running" else ": ".join(part for part in (self.state, words) if part)
+        refused = self._refusal(node, words, others) if self.was_refused else None
+        return NodeState(node, phase, detail, taken=self.reason in _TAKEN, refused=refused)
+
+    def _refusal(self, node: str, words: str, others: Iterable[Sighting]) -> ProvisionError:
+        doing = f"start {node} in {self.zone}"
+        found = classify("aws", code=self.reason, message=words, doing=doing, is_operation=True)
+        job = self.tags.get(tags.JOB)
+        alike = {one.token for one in others if one.reason == self.reason and job and one.tags.get(tags.JOB) == job}
+        if self.reason == _LASTING and len(alike | {self.token}) >= _LASTING_LAUNCHES:
+            return ProvisionError("auth", str(found), scope="region", code=found.code)
+        return found
+
+
+class Sightings:
+    """What is seen of instances, shared by all who look at the same ones."""
+
+    def __init__(self, clients: Clients) -> None:
+        self._clients = clients
+        self._cache: PollCache[tuple[str, str, str], Mapping[str, Sighting]] = PollCache(self._ask, clients.clock)
+
+    def of_owner(self, region: str, owner: str, *, since: float | None = None) -> Mapping[str, Sighting]:
+        """Instance id -> what was seen, of everything the owner has in a region; EC2 forgets the dead after an hour.
+
+        `since` as in PollCache.get(). Raises ProvisionError.
+        """
+        return self._cache.get((region, tags.OWNER, owner), since=since)
+
+    def of_token(self, region: str, token: str, *, since: float | None = None) -> Mapping[str, Sighting]:
+        """The same of one launch whose owner is not known."""
+        return self._cache.get((region, tags.TOKEN, token), since=since)
+
+    def of_launch(self, region: str, token: str) -> Mapping[str, Sighting]:
+        """The same of one launch, by a look of its own: launches that wait for their turn would otherwise list all of
+        the owner's machines again and again. Raises ProvisionError."""
+        return self._ask((region, tags.TOKEN, token))
+
+    def _ask(self, where: tuple[str, str, str]) -> Mapping[str, Sighting]:
+        region, tag, value = where
+        with translate_errors(f"look at the machines in {region}", self._clients.clock):
+            pages = (
+                self._clients.ec2(region)
+                .get_paginator("describe_instances")
+                .paginate(Filters=[{"Name": f"tag:{tag}", "Values": [value]}], PaginationConfig={"PageSize": 1_000})
+            )
+            return {
+                instance["InstanceId"]: sighting(instance)
+                for page in pages
+                for reservation in page["Reservations"]
+                for instance in reservation.get("Instances", ())
+            }
+
+
+def sighting(instance: InstanceTypeDef) -> Sighting:
+    """From EC2's answer."""
+    reason = instance.get("StateReason", {})
+    return Sighting(
+        instance=instance["InstanceId"],
+        state=instance["State"]["Name"],
+        tags={tag["Key"]: tag["Value"] for tag in instance.get("Tags", ())},
+        client_token=instance.get("ClientToken", ""),
+        reason=reason.get("Code", ""),
+        message=reason.get("Message", ""),
+        zone=instance.get("Placement", {}).get("AvailabilityZone", ""),
+        machine_type=instance.get("InstanceType", ""),
+        market=_MARKETS.get(instance.get("InstanceLifecycle", ""), "on-demand"),
+    )

@@ -1,0 +1,1 @@
+"""Tables, prices and quotas, as Azure has them now."""

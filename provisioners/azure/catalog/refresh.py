@@ -1,0 +1,342 @@
+"""Azure's tables, asked of Azure: places, machine types, prices of both markets, and quotas.
+
+Read-only calls: the subscription's locations, Microsoft.Compute/skus and usages of every region; the Retail Prices API,
+which asks for no login. A table is complete for the regions that were asked, or it is not made.
+
+No API tells which accelerator a size carries, and of sizes with a part of a GPU the number of GPUs is told wrong (1, or
+none): what a known size carries stays as the tables have it, and a new one is taken for what its family carries.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from decimal import Decimal
+from fractions import Fraction
+from itertools import chain
+from typing import Any, NamedTuple
+
+from ...base import ProvisionError
+from ...shared.asking import (
+    MACHINE_TYPES,
+    PLACES,
+    PRICES,
+    SOURCE,
+    Calls,
+    Row,
+    in_order,
+    known_rows,
+    published,
+    shipped_rows,
+)
+from ...shared.refresh import Outcome, Progress, Update
+from ..clients import Clients, Json
+from . import quotas
+from .prices import MARKETS, PriceList
+from .regions import check_regions, regions_of
+from .sizes import size_of, skus_of
+
+MORE_MARKETS = ("spot", "reservation")
+"""In which some sizes are sold and others not, in the order of the tables."""
+QUOTAS = ("region", "market", "code", "name", "vcpus", "source", "date")
+_WORKERS = 8
+_ARCHITECTURES = {"x64": "x86_64", "Arm64": "arm64"}
+_MOST_NAMED = 8
+"""Of a long list, in a remark."""
+
+
+class Sku(NamedTuple):
+    """A size of machine as Azure describes it in a region."""
+
+    name: str
+    family: str
+    vcpus: int
+    memory_gb: float
+    gpus: int
+    """As told: see the module's docstring."""
+    arch: str
+    """"": not told."""
+    markets: frozenset[str]
+    """In which it is sold beside on demand: those of MORE_MARKETS."""
+    zones: tuple[str, ...]
+    """Numbers of the subscription's own; (): the region has none for it."""
+    restricted: bool
+    """Azure does not sell it to this subscription here."""
+
+
+def refresh(regions: Sequence[str], on_progress: Progress, clients: Clients | None = None) -> Iterator[Outcome]:
+    """Ask about these regions (none: all of the subscription), publish each table as soon as it is complete.
+
+    Raises ProvisionError before anything is asked about a region that does not exist, or where nobody may ask; OSError.
+    """
+    clients = clients or Clients()
+    there = regions_of(clients)
+    check_regions(regions, there)
+    asked = tuple(dict.fromkeys(regions)) or tuple(there)
+    now = datetime.datetime.fromtimestamp(clients.clock.now(), datetime.UTC)
+    with ThreadPoolExecutor(_WORKERS) as pool:
+        asking = _Asking(clients, asked, now, Calls(pool, on_progress))
+        try:
+            yield from published(asking.tables(), asking.settle, now)
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+class _Asking:
+    """The tables' questions, and how the answers are merged with what was known."""
+
+    def __init__(self, clients: Clients, regions: tuple[str, ...], now: datetime.datetime, calls: Calls) -> None:
+        self._clients = clients
+        self._regions = regions
+        self._today = now.date().isoformat()
+        self._calls = calls
+        self._types = known_rows("machine_types_azure", MACHINE_TYPES, 1)
+        self._places = known_rows("places_azure", PLACES, 2)
+
+    def tables(self) -> dict[str, Callable[[], tuple[Update, str]]]:
+        """In the order in which they are to be made: machine types refer to places that are published already."""
+        return {
+            "places_azure": self.places,
+            "machine_types_azure": self.machine_types,
+            "prices_azure": self.prices,
+            "quotas_azure": self.quotas,
+        }
+
+    def settle(self, update: Update) -> None:
+        """The table is in use: the ones that follow are of its places, and of its machine types."""
+        if update.columns is PLACES:
+            self._places = {row[:2]: row for row in update.rows}
+        elif update.columns is MACHINE_TYPES:
+            self._types = {row[:1]: row for row in update.rows}
+
+    # -- places
+
+    def places(self) -> tuple[Update, str]:
+        """Of each size by itself: two of one series may be sold to the subscription in different zones.
+
+        The shipped tables know places of series only. They are handed down to the series' sizes for the regions that
+        are not asked, and kept for a table of machine types that still refers to them.
+        """
+        skus = self._skus()
+        series = {row["machine_type"]: row["offering"] for row in self._named_types() if row["offering"]}
+        found = dict(self._handed_down(series))
+        listed: set[Row] = set()
+        for region, of_region in skus.items():
+            for sku in of_region.values():
+                listed.add((series.get(sku.name, sku.name), region))
+                for offering in {series.get(sku.name, sku.name), sku.name} if not sku.restricted else ():
+                    zones = {*found.get((offering, region), ("", "", ""))[2].split(), *sku.zones}
+                    found[offering, region] = (offering, region, " ".join(sorted(zones)))
+        shipped = {row for row in shipped_rows("places_azure", PLACES, 2) if row[1] in self._regions}
+        update = Update("places_azure", PLACES, in_order(found), self._regions, len(listed), len(shipped))
+        return update, self._restrictions(skus)
+
+    def _handed_down(self, series: Mapping[str, str]) -> Iterator[tuple[Row, Row]]:
+        """Places in the regions that are not asked, as they were."""
+        for (offering, region), row in self._places.items():
+            if region not in self._regions:
+                sizes = [name for name, known in series.items() if known == offering]
+                yield from (((name, region), (name, region, row[2])) for name in {offering, *sizes})
+
+    @staticmethod
+    def _restrictions(skus: Mapping[str, Mapping[str, Sku]]) -> str:
+        names = sorted(
+            f"{sku.name} in {region}" for region, found in skus.items() for sku in found.values() if sku.restricted
+        )
+        if not names:
+            return ""
+        more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+        return f"not sold to this subscription: {', '.join(names[:_MOST_NAMED])}{more}; ask Azure's support for access"
+
+    # -- machine types
+
+    def machine_types(self) -> tuple[Update, str]:
+        skus = self._skus()
+        of_name = {sku.name: sku for of_region in skus.values() for sku in of_region.values()}
+        rows, left_out = dict(self._types), []
+        for name, sku in of_name.items():
+            known = self._types.get((name,))
+            row = self._added(sku, of_name) if known is None else self._renewed(sku, known, skus)
+            if row is None:
+                left_out.append(name)
+            else:
+                rows[name,] = row
+        remark = f"left out, for the tables do not know what they carry: {', '.join(sorted(left_out))}"
+        shipped = [row for row in shipped_rows("machine_types_azure", MACHINE_TYPES, 1).values() if self._is_sold(row)]
+        found = sum((name,) in rows for name in of_name)
+        update = Update("machine_types_azure", MACHINE_TYPES, in_order(rows), self._regions, found, len(shipped))
+        return update, remark if left_out else ""
+
+    def _renewed(self, sku: Sku, row: Row, skus: Mapping[str, Mapping[str, Sku]]) -> Row:
+        """What it carries is left as the table has it; a size that has been retired stays so, whatever is listed."""
+        known = _named(MACHINE_TYPES, row)
+        if known["status"] == "retired":
+            return row
+        everywhere = {region for name, region in self._places if name in (sku.name, known["offering"])}
+        told = {
+            market for of_region in skus.values() if sku.name in of_region for market in of_region[sku.name].markets
+        }
+        before = known["markets"].split()
+        elsewhere = set(before) if everywhere - skus.keys() else set()
+        markets = [market for market in before if market not in MORE_MARKETS]
+        markets += [market for market in MORE_MARKETS if market in told | elsewhere]
+        known |= {
+            "vcpus": str(sku.vcpus),
+            "memory_gb": f"{sku.memory_gb:g}",
+            "arch": sku.arch or known["arch"],
+            "markets": " ".join(markets),
+            "offering": sku.name if self._has_places(sku.name) else known["offering"],
+            "source": SOURCE,
+            "date": self._today,
+        }
+        return tuple(known[column] for column in MACHINE_TYPES)
+
+    def _added(self, sku: Sku, of_name: Mapping[str, Sku]) -> Row | None:
+        """A new size carries what the known ones of its family do, if that is one kind of whole GPUs; None: unknown."""
+        alike = [
+            row
+            for row in self._named_types()
+            if (other := of_name.get(row["machine_type"])) and quotas.key(other.family) == quotas.key(sku.family)
+        ]
+        kinds = {row["accelerator"] for row in alike}
+        whole = all(Fraction(count).denominator == 1 for row in alike for count in row["counts"].split())
+        if len(kinds) != 1 or not whole or not sku.gpus:
+            return None
+        row = alike[0] | {
+            "machine_type": sku.name,
+            "counts": str(sku.gpus),
+            "vcpus": str(sku.vcpus),
+            "memory_gb": f"{sku.memory_gb:g}",
+            "arch": sku.arch or alike[0]["arch"],
+            "markets": " ".join(("on-demand", *(market for market in MORE_MARKETS if market in sku.markets))),
+            "status": "active",
+            "ends": "",
+            "offering": sku.name if self._has_places(sku.name) else "",
+            "note": "",
+            "source": SOURCE,
+            "date": self._today,
+        }
+        return tuple(row[column] for column in MACHINE_TYPES)
+
+    # -- prices
+
+    def prices(self) -> tuple[Update, str]:
+        """Every size that is sold in a region that was asked, once, for all regions."""
+        sold = {row["machine_type"]: row for row in self._named_types() if row["markets"] and row["offering"]}
+        book = PriceList(self._clients.account, self._clients.clock)
+        answers = self._calls.each("prices of", sold, book.of)
+        told: dict[Row, Row] = {}
+        for name, prices in answers.items():
+            for region in self._regions:
+                amounts = [
+                    _decimal(prices.amounts.get((region, market)) if market in sold[name]["markets"].split() else None)
+                    for market in MARKETS
+                ]
+                if any(amounts):
+                    told[name, region] = (name, region, *amounts, SOURCE, self._today)
+        # What Azure does not sell to the subscription has a price all the same, and counts for how much was answered.
+        found = {key: row for key, row in told.items() if (sold[key[0]]["offering"], key[1]) in self._places}
+        kept = {key: row for key, row in known_rows("prices_azure", PRICES, 2).items() if key[1] not in self._regions}
+        shipped = sum(region in self._regions for _, region in shipped_rows("prices_azure", PRICES, 2))
+        update = Update("prices_azure", PRICES, in_order(kept | found), self._regions, len(told), shipped)
+        odd = sorted(chain.from_iterable(prices.odd for prices in answers.values()))
+        return update, f"prices that are not understood: {'; '.join(odd)}" if odd else ""
+
+    # -- quotas
+
+    def quotas(self) -> tuple[Update, str]:
+        answers = self._calls.each("quotas of", self._regions, lambda region: quotas.usages(self._clients, region))
+        wanted = {quotas.key(family): "on-demand" for family in (*quotas.families(), quotas.TOTAL)}
+        wanted[quotas.key(quotas.SPOT)] = "spot"
+        found: dict[Row, Row] = {
+            (region, usage.code): (region, wanted[key], usage.code, usage.name, str(usage.limit), SOURCE, self._today)
+            for region, usages in answers.items()
+            for key, usage in usages.items()
+            if key in wanted
+        }
+        before = {(row[0], row[2]): row for row in known_rows("quotas_azure", QUOTAS, 3).values()}
+        kept = {key: row for key, row in before.items() if key[0] not in self._regions}
+        return Update("quotas_azure", QUOTAS, in_order(kept | found), self._regions, len(found)), ""
+
+    # -- helpers
+
+    def _skus(self) -> dict[str, dict[str, Sku]]:
+        """Region -> name -> size, of sizes with accelerators. Had once, or missed once."""
+        known = {name for (name,) in self._types}
+        return self._calls.once(
+            "sizes",
+            lambda: self._calls.each("sizes of", self._regions, lambda region: _ask_skus(self._clients, region, known)),
+        )
+
+    def _named_types(self) -> list[dict[str, str]]:
+        return [_named(MACHINE_TYPES, row) for row in self._types.values()]
+
+    def _has_places(self, offering: str) -> bool:
+        return any(name == offering for name, _ in self._places)
+
+    def _is_sold(self, row: Row) -> bool:
+        """By the shipped table, in a region that was asked."""
+        shipped = shipped_rows("places_azure", PLACES, 2)
+        return row[7] != "retired" and any((row[9], region) in shipped for region in self._regions)
+
+
+# --- what the API says ------------------------------------------------------------------------------------------------
+
+
+def _ask_skus(clients: Clients, region: str, known: Iterable[str]) -> dict[str, Sku]:
+    """Sizes with accelerators, and known ones, that a region lists. Raises ProvisionError."""
+    doing, names = f"ask for the sizes of {region}", set(known)
+    try:
+        found = (
+            _sku(item, region)
+            for item in skus_of(clients, region, doing)
+            if item["name"] in names or _gpus(_told(item))
+        )
+        return {sku.name: sku for sku in found}
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        message = f"{doing}: an answer that is not understood ({type(error).__name__}: {error})"
+        raise ProvisionError("transient", message, scope="region") from error
+
+
+def _sku(item: Json, region: str) -> Sku:
+    told, size = _told(item), size_of(item, region)
+    return Sku(
+        name=item["name"],
+        family=size.family,
+        vcpus=int(told["vCPUs"]),
+        memory_gb=float(told["MemoryGB"]),
+        gpus=_gpus(told),
+        arch=_ARCHITECTURES.get(told.get("CpuArchitectureType", ""), ""),
+        markets=frozenset(
+            market for market, sold in zip(MORE_MARKETS, (size.spot, _is_reservable(told)), strict=True) if sold
+        ),
+        zones=size.zones,
+        restricted=bool(size.reason),
+    )
+
+
+def _is_reservable(told: Mapping[str, str]) -> bool:
+    """By capacity reservations of whatever type."""
+    return told.get("CapacityReservationSupported") == "True"
+
+
+def _told(item: Mapping[str, Any]) -> dict[str, str]:
+    """A size's capabilities, by name."""
+    return {one["name"]: str(one["value"]) for one in item.get("capabilities") or ()}
+
+
+def _gpus(told: Mapping[str, str]) -> int:
+    return int(float(told.get("GPUs", "0")))
+
+
+# --- rows -------------------------------------------------------------------------------------------------------------
+
+
+def _named(columns: Sequence[str], row: Row) -> dict[str, str]:
+    return dict(zip(columns, row, strict=True))
+
+
+def _decimal(amount: Decimal | None) -> str:
+    """Never in exponents."""
+    return "" if amount is None else f"{amount:f}"

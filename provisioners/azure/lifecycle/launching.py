@@ -1,0 +1,345 @@
+"""One launch: what it takes is found, then made, then the machines are started; all that are missing, or none."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, cast
+
+from ...base import LaunchRequest, NodeRequest, ProvisionError
+from ...boot.record import is_loopback
+from ...shared.calls import all_or_none, cleaning_up, first_with_room, with_context
+from ...shared.infrastructure import Infrastructure, load
+from .. import operations
+from ..account import Account
+from ..catalog import quotas
+from ..catalog.sizes import Size, Sizes
+from ..clients import Clients, answer_of
+from ..console import with_console
+from ..machine.images import Image, Images
+from ..machine.request import Place, machine, with_tags, zones_for
+from ..machine.reservations import find_reservations
+from ..names import SHARED, group_name, node_name
+from ..resources import network
+from ..resources.groups import Group, find_group, make_group, mark_started, unmark_started
+from ..resources.identity import find_grants, find_identity, let_in, make_identity, shared_identity
+from ..resources.sightings import Sightings
+from .ending import Ending, delete_machine
+
+log = logging.getLogger("cloudgpu.provisioners.azure")
+
+STORAGE = "AZURE_STORAGE_ENDPOINT"
+_AT_ONCE = 4
+"""Machines of a launch that are asked for at the same time."""
+_CHANGED = frozenset({"PropertyChangeNotAllowed", "OperationNotAllowed", "Conflict"})
+"""What Azure says to a call for a machine that is there, if e.g. its image has become another since."""
+_NO_FABRIC = (
+    "%s: machines of the market %s cannot be in an availability set, and so may be without InfiniBand to each other; "
+    "market: on-demand has it"
+)
+
+
+@dataclass(slots=True)
+class Launch:
+    """A request on its way. run() is called once."""
+
+    clients: Clients
+    images: Images
+    sizes: Sizes
+    sightings: Sightings
+    request: LaunchRequest
+    machines: dict[str, str] = field(default_factory=dict)
+    """node -> machine's name, of all that were started under this token, also of those that are gone."""
+    started: tuple[str, ...] = ()
+    """Nodes of them that this call has started; the others were seen."""
+    zone: str | None = None
+    """Of the machines; None: of none."""
+    _shared: str = ""
+    """Resource id of the machines' identity, where it is not the launch's own."""
+    _begun: frozenset[str] = frozenset()
+    """Nodes whose machines are on their way, by a call whose answer nobody has."""
+    _was_begun: bool = False
+    """Some were on their way when this call began."""
+    _is_placed: bool = False
+    """Some of them are there, so `zone` is that of all."""
+    _some_have_begun: bool = False
+    """Machines were started, and ended since another one was refused; or may be there still."""
+    _has_created: bool = False
+    """Something may have been made under this token, by this call or by an earlier one."""
+
+    def run(self) -> None:
+        """Have all nodes of the request. Raises ProvisionError.
+
+        After a final refusal nothing of this call is left; what was there before it stays. After any other error
+        everything stays: the next launch() with this token finds it, as does terminate().
+        """
+        group = find_group(self.clients, self.request.token)
+        self._has_created = group is not None
+        if group is not None and not group.is_ending:
+            self._find(group)
+        missing = [node for node in self.request.nodes if node.node not in self.machines]
+        if not missing:
+            return
+        is_new, stack = not self.machines, known_stack(self.request.region)
+        # Machines that are added to a launch are who the others are, whatever stands in the region by now.
+        if group is not None and not group.is_ending:
+            self._shared = group.shared_identity
+        else:
+            self._shared = shared_identity(stack, self.request)
+        try:
+            self._start(missing, stack)
+        except ProvisionError as error:
+            error.may_have_created |= self._has_created
+            if error.is_final:
+                self._undo(missing, is_new=is_new)
+            raise
+
+    @property
+    def is_fresh(self) -> bool:
+        """Return whether this call has started all machines (Allocation.is_fresh)."""
+        return len(self.started) == len(self.request.nodes) and not self._was_begun
+
+    # -- what there is
+
+    def _find(self, group: Group) -> None:
+        """The machines that are there; or were once, and are gone."""
+        nodes = {node_name(node.node): node.node for node in self.request.nodes}
+        seen = self.sightings.of_launch(self.request.token, since=self.clients.clock.monotonic())
+        begun, failed = set(), []
+        for name, node in nodes.items():
+            found = seen.get(name)
+            if found is None:
+                continue
+            if found.is_ending:  # with its mark it is lost, which observe() tells; without, it was refused: again then
+                if node in group.started:
+                    self.machines[node] = name
+                else:
+                    failed.append(node)
+                continue
+            view = operations.look_at(self.clients, group.name, name) if found.state != "Succeeded" else None
+            if found.state == "Succeeded" or (view is not None and view.runs):
+                self.machines[node] = name
+            elif found.has_failed:
+                failed.append(node)
+                continue
+            elif view is not None:
+                begun.add(node)
+            self.zone, self._is_placed = found.zone, True
+        self._begun, self._was_begun = frozenset(begun), bool(begun)
+        started = group.started & set(nodes.values()) - set(self.machines) - begun - set(failed)
+        self._clean(failed)
+        # One whose interface is there was never made: they go together.
+        there = network.interfaces_of(self.clients, group.name) if started else frozenset()
+        self.machines |= {node: node_name(node) for node in started if node_name(node) not in there}
+
+    # -- what is needed
+
+    def _start(self, missing: Sequence[NodeRequest], stack: Infrastructure | None) -> None:
+        request, clients = self.request, self.clients
+        images = {node.node: self.images.find(request.region, node) for node in missing}
+        sizes = {
+            node.node: self.sizes.find(request.region, node.machine_type, request.market) for node in request.nodes
+        }
+        new = [node.machine_type for node in missing if node.node not in self._begun]
+        zones, reserved = self._places(list(sizes.values()), new)
+        quotas.check(clients, region=request.region, market=request.market, machine_types=new)
+        grants = find_grants(clients, request, self._shared)
+        containers = [container.to_tag() for container in dict.fromkeys(one.container for one in grants)]
+        self._has_created = True
+        group = make_group(clients, request, containers, self._shared)
+        # Of others it is not asked again whether they were started, and a group has room for so many tags only.
+        unmark_started(clients, request.token, group.started - {node.node for node in request.nodes}, group)
+        identity = find_identity(clients, self._shared) if self._shared else make_identity(clients, request)
+        let_in(clients, request, identity, grants)
+        attachment = network.make_network(clients, request, stack)
+        store, api = endpoints(clients.account)
+        place = Place(
+            zones[0],
+            identity.id,
+            identity.client_id,
+            reservations=reserved,
+            endpoint=store,
+            api_endpoint=api,
+        )
+        place = self._close_together(place, sizes)
+        first_with_room(
+            zones if place.availability_set is None else [None],
+            lambda zone: self._start_in(replace(place, zone=zone), missing, images, sizes, attachment),
+            turn=request.attempt - 1,
+            has_begun=lambda: self._some_have_begun,
+            on_refusal=lambda error: log.info("%s: %s", request.job_id, error),
+        )
+
+    def _places(self, sizes: Sequence[Size], new: Sequence[str]) -> tuple[list[str | None], Mapping[str, str]]:
+        """Zones to try, in this order; that of machines which are there, for all are in one; and the groups of
+        reservations for machines of these types, one entry each. Raises ProvisionError."""
+        request = self.request
+        if request.market == "reservation" and new:
+            there = [self.zone] if self._is_placed else [request.zone] if request.zone else []
+            found = find_reservations(self.clients, request.region, there, new)
+            return [found.zone], found.groups
+        if self._is_placed:
+            return [self.zone], {}
+        return zones_for(sizes, request.zone, request.region), {}
+
+    def _close_together(self, place: Place, sizes: Mapping[str, Size]) -> Place:
+        """Several machines with InfiniBand reach each other by it in an availability set (or a scale set) only, which
+        neither Spot nor reserved machines can be in; those are not even in a proximity placement group. Source: Azure's
+        documentation, "Set up InfiniBand on HPC VMs", "On-demand capacity reservation"; CycleCloud's, "Availability
+        Sets"."""
+        if len(sizes) < 2 or not all(size.rdma for size in sizes.values()):
+            return place
+        request, clients = self.request, self.clients
+        if request.market == "on-demand":
+            return replace(place, availability_set=make_availability_set(clients, request))
+        log.warning(_NO_FABRIC, request.job_id, request.market)
+        if request.market == "reservation":
+            return place
+        return replace(place, proximity_group=make_proximity_group(clients, request))
+
+    # -- the machines
+
+    def _start_in(
+        self,
+        place: Place,
+        missing: Sequence[NodeRequest],
+        images: Mapping[str, Image],
+        sizes: Mapping[str, Size],
+        attachment: network.Attachment,
+    ) -> None:
+        """Start them in one zone; a refusal ends those that were started before it, and leaves nothing of the others.
+
+        Interfaces are made first of all, and the nodes marked when all are there. So a node that is marked, and has
+        neither machine nor interface, has had both.
+        """
+        request, clients = self.request, self.clients
+        nodes = {node.node: node for node in missing}
+        new = [name for name in nodes if name not in self._begun]
+        with ThreadPoolExecutor(_AT_ONCE, "cloudgpu-interfaces") as pool:
+            made = {
+                name: pool.submit(
+                    with_context(network.make_interface), clients, request, nodes[name], attachment, sizes[name]
+                )
+                for name in new
+            }
+        interfaces = {name: one.result() for name, one in made.items()}
+        mark_started(clients, request.token, new)
+
+        def start(name: str) -> str:
+            body = None
+            if name in interfaces:
+                body = machine(request, nodes[name], place, images[name], interfaces[name])
+            return self._start_one(place, nodes[name], body)
+
+        try:
+            started = all_or_none(list(nodes), start, self._have_begun, at_once=_AT_ONCE)
+        except ProvisionError as error:
+            if error.is_final:
+                self._begun = frozenset()
+                self._clean_refused(list(nodes))
+            raise
+        self.machines |= started
+        self.started = tuple(started)
+        self.zone = place.zone
+
+    def _start_one(self, place: Place, node: NodeRequest, body: dict[str, object] | None) -> str:
+        """The machine's name, once it has a place. `body`: None, if it is on its way already."""
+        request, clients = self.request, self.clients
+        group, name = group_name(request.token), node_name(node.node)
+        where = f"zone {place.zone} of {request.region}" if place.zone else request.region
+        doing = f"start {node.node} ({request.market} {node.machine_type}) in {where}"
+        try:
+            url = "" if body is None else self._order(group, name, doing, body)
+            operations.await_place(clients, group, name, doing, url)
+        except ProvisionError as error:
+            if not error.is_final:
+                raise
+            raise with_console(clients, group, name, error) from error
+        return name
+
+    def _order(self, group: str, name: str, doing: str, body: dict[str, object]) -> str:
+        """Have it made: URL of the operation. A call that was throttled or not answered is repeated."""
+        begin = partial(self.clients.compute.virtual_machines.begin_create_or_update, group, name, cast("Any", body))
+        try:
+            return self.clients.ask(doing, lambda: operations.ordered(begin)).url
+        except ProvisionError as error:
+            if error.code in _CHANGED and operations.look_at(self.clients, group, name) is not None:
+                return ""  # an earlier call has had it made
+            raise
+
+    def _have_begun(self, _started: Mapping[str, str]) -> None:
+        """Some machines were started, and come to nothing, since another one was refused."""
+        self._some_have_begun = True
+
+    def _clean_refused(self, nodes: Sequence[str]) -> None:
+        """Remove the refused machines. If that fails a name stays taken, and no other zone is tried."""
+        cleaned = False
+        with cleaning_up(self.request.job_id):
+            self._clean(nodes)
+            cleaned = True
+        self._some_have_begun |= not cleaned
+
+    def _clean(self, nodes: Sequence[str]) -> None:
+        """Remove the machines of nodes that were refused, or go with one that was; waits until they are gone.
+
+        A machine that Azure has made and could not place stays otherwise. First it is taken back that they were
+        started: whoever asks again after a crash must not take them for lost.
+        """
+        clients, token = self.clients, self.request.token
+        group = find_group(clients, token) if nodes else None
+        if group is None:
+            return
+        unmark_started(clients, token, nodes, group)
+        for wait in (False, True):
+            for node in nodes:
+                delete_machine(clients, group.name, node_name(node), wait=wait)
+
+    # -- what was refused
+
+    def _undo(self, missing: Sequence[NodeRequest], *, is_new: bool) -> None:
+        """Remove what was made; what cannot be removed now is there for terminate(). No machine is left by now: so the
+        end of the group, which takes minutes, is not waited for."""
+        clients, token = self.clients, self.request.token
+        with cleaning_up(self.request.job_id):
+            if is_new:
+                Ending(clients, self.sightings, token).begin()
+                return
+            for node in missing:
+                network.remove_interface(clients, group_name(token), node_name(node.node))
+
+
+def make_availability_set(clients: Clients, request: LaunchRequest) -> str:
+    """Its resource id. It may be repeated. Raises ProvisionError."""
+    one = {"platformFaultDomainCount": 1, "platformUpdateDomainCount": 1}
+    body = with_tags(request, one, sku={"name": "Aligned"})
+    return _placement(clients, request, clients.compute.availability_sets.create_or_update, body)
+
+
+def make_proximity_group(clients: Clients, request: LaunchRequest) -> str:
+    """Its resource id. It may be repeated. Raises ProvisionError."""
+    body = with_tags(request, {"proximityPlacementGroupType": "Standard"})
+    return _placement(clients, request, clients.compute.proximity_placement_groups.create_or_update, body)
+
+
+def _placement(clients: Clients, request: LaunchRequest, make: Any, body: dict[str, Any]) -> str:  # of the SDK
+    group, doing = group_name(request.token), f"make a placement group in {request.region}"
+    return str(clients.ask(doing, lambda: make(group, SHARED, body, cls=answer_of))["id"])
+
+
+def endpoints(account: Account) -> tuple[str | None, str | None]:
+    """Of Blob Storage and of Azure Resource Manager, for machines: a test's, on this machine."""
+    store = os.environ.get(STORAGE, "")
+    api = account.endpoint
+    return store if store and is_loopback(store) else None, api if is_loopback(api) else None
+
+
+def known_stack(region: str) -> Infrastructure | None:
+    """Outputs of the infra stack of a region; None: there is none. Raises ProvisionError if its file is damaged."""
+    try:
+        return load("azure", region)
+    except ValueError as error:
+        raise ProvisionError("invalid", str(error), scope="region") from error

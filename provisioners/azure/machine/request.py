@@ -1,0 +1,136 @@
+"""From what is asked for to the body that makes a machine, in wire format. Pure: it is what tests look at."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...base import LaunchRequest, NodeRequest, ProvisionError
+from ...boot import user_data
+from ...shared import tags
+from ...shared.booting import check_agent, told_at_boot
+from ..catalog.sizes import Size, architecture_of
+from ..names import node_name
+from . import parts
+from .images import Image
+
+MARKETS = frozenset({"on-demand", "spot", "reservation"})
+DISK_SUFFIX = "disk"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What was found, and made, for a launch before its machines."""
+
+    zone: str | None
+    """`1`, `2`, `3`; None: Azure chooses in the region."""
+    identity: str
+    """Resource id of the managed identity."""
+    client_id: str
+    """Of the same: how a machine asks for its token."""
+    availability_set: str | None = None
+    """Resource ids."""
+    proximity_group: str | None = None
+    reservations: Mapping[str, str] = field(default_factory=dict)
+    """Machine type -> its capacity reservation group; empty in the other markets."""
+    endpoint: str | None = None
+    """Of Blob Storage, as the machines reach it: a test's, on this machine. None: Azure's own."""
+    api_endpoint: str | None = None
+    """Likewise of Azure Resource Manager."""
+
+
+def machine(request: LaunchRequest, node: NodeRequest, place: Place, image: Image, interface: str) -> dict[str, Any]:
+    """The body that makes one virtual machine. Raises ProvisionError for what no machine can be started with.
+
+    A machine each, and not a scale set: machines differ in custom data and tags by their node, and a name for each
+    tells after a lost answer which machines there are.
+    """
+    name = node_name(node.node)
+    properties: dict[str, Any] = {
+        "hardwareProfile": {"vmSize": node.machine_type},
+        "storageProfile": {
+            "imageReference": parts.image_reference(image),
+            # Another disk in another zone: that of a machine that could not be had there may go later than the machine.
+            "osDisk": {
+                "name": f"{name}-{DISK_SUFFIX}-{place.zone or 'any'}",
+                **parts.disk(image, request.disk_gb),
+            },
+        },
+        "osProfile": {
+            "computerName": name,
+            **parts.system(request.token, base64.b64encode(_boot(request, node, place)).decode()),
+        },
+        "networkProfile": {
+            "networkInterfaces": [{"id": interface, "properties": {"primary": True, "deleteOption": "Delete"}}]
+        },
+        "diagnosticsProfile": parts.diagnostics(),
+        **parts.security(),
+        **parts.market(request.market),
+    }
+    if place.availability_set is not None:
+        properties["availabilitySet"] = {"id": place.availability_set}
+    if place.proximity_group is not None:
+        properties["proximityPlacementGroup"] = {"id": place.proximity_group}
+    if node.machine_type in place.reservations:
+        properties |= parts.reserved(place.reservations[node.machine_type])
+    body: dict[str, Any] = {
+        "location": request.region,
+        "tags": tags.node_tags(request, node),
+        "identity": parts.identity(place.identity),
+        "properties": properties,
+    }
+    return body if place.zone is None else {**body, "zones": [place.zone]}
+
+
+def check_request(request: LaunchRequest) -> None:
+    """Raises ProvisionError for a market that is not there, and for an agent that does not fit the machines."""
+    if request.market not in MARKETS:
+        raise ProvisionError("invalid", f"the target azure has no market {request.market}", scope="cloud")
+    check_agent(request, lambda node: architecture_of(node.machine_type))
+
+
+def zones_for(sizes: Sequence[Size], zone: str | None, region: str) -> list[str | None]:
+    """Zones to try, in this order: those in which all of these sizes can be had; [None]: the region has none for them.
+
+    Raises ProvisionError(not_offered) if they have none in common, or not the one that is asked for.
+    """
+    common = set[str].intersection(*(set(size.zones) for size in sizes)) if sizes else set[str]()
+    if zone is not None:
+        if zone in common:
+            return [zone]
+        there = f", only {', '.join(sorted(common))}" if common else ""
+        message = f"zone {zone} of {region} does not have these machines{there}; leave out the zone, or choose another"
+        raise ProvisionError("not_offered", message, scope="zone", code="SkuNotAvailable")
+    if common:
+        return list[str | None](sorted(common))
+    if any(size.zones for size in sizes):
+        message = f"{region} has no zone with all of these machine types; choose one for all, or another region"
+        raise ProvisionError("not_offered", message, scope="region", code="SkuNotAvailable")
+    return [None]
+
+
+# --- parts ------------------------------------------------------------------------------------------------------------
+
+
+def _boot(request: LaunchRequest, node: NodeRequest, place: Place) -> bytes:
+    return told_at_boot(
+        request,
+        node.node,
+        "azure",
+        user_data,
+        lifetime_s=request.lifetime_s,
+        endpoint=place.endpoint,
+        api_endpoint=place.api_endpoint,
+        identity=place.client_id,
+    )
+
+
+# --- what belongs to all of a launch ----------------------------------------------------------------------------------
+
+
+def with_tags(request: LaunchRequest, properties: Mapping[str, object] | None = None, **more: Any) -> dict[str, Any]:
+    """A resource of the launch."""
+    body: dict[str, Any] = {"location": request.region, "tags": tags.launch_tags(request), **more}
+    return body if properties is None else {**body, "properties": dict(properties)}

@@ -1,0 +1,165 @@
+"""Capacity that is paid for already: capacity reservations of the subscription.
+
+The market `reservation` launches into reservations that have room for all machines, in one zone, or in none where they
+are in none; making one stays with the user: it is paid for as long as it is there. A machine names a reservation's
+group; Azure finds in it the reservation of the machine's size and zone. A group that has none left would be given
+machines from beside it, so room is looked for before; who takes it in between gets the same machine at the same price.
+Reservations hold their quota, and take neither Spot machines nor availability sets nor proximity placement groups.
+
+Source: Azure's documentation, "On-demand capacity reservation" and "Overallocate capacity reservation"; of what begins
+later, the REST reference of Capacity Reservations (`scheduleProfile`, `reservationStateInfo`).
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, cast
+
+from ...base import ProvisionError
+from ...shared.clock import Clock
+from ..clients import Clients, Json, answer_of, plain
+from ..names import part_of
+
+_NO_ROOM = "InsufficientReservedCapacity"
+_LIVE = frozenset({"", "Live", "PartiallyFulfilled"})
+"""States of a reservation that is made for later; "": it is not."""
+
+
+class Reservation(NamedTuple):
+    """One of the subscription's, of one size of machine."""
+
+    group: str
+    """Resource id of its group: what a machine names."""
+    name: str
+    size: str
+    zone: str | None
+    """None: it takes only machines without a zone."""
+    free: int
+    """Machines that it still has room for."""
+    begins: float | None
+    """Epoch seconds, if it is not to be had yet."""
+
+
+class Reserved(NamedTuple):
+    """Where to launch."""
+
+    zone: str | None
+    groups: Mapping[str, str]
+    """Machine type -> resource id of the group of reservations that it names."""
+
+
+def find_reservations(
+    clients: Clients, region: str, zones: Sequence[str | None], machine_types: Sequence[str]
+) -> Reserved:
+    """The groups that have room for these machines, one entry each, all in one zone, or in none. Raises
+    ProvisionError(capacity).
+
+    `zones`: those that come into question, None among them: no zone; (): any. Constant in calls: one, one for each
+    group of the region, and one for each reservation of these sizes.
+    """
+    wanted = Counter(machine_types)
+    ours = [one for one in _reservations(clients, region, frozenset(wanted)) if not zones or one.zone in zones]
+    for zone in sorted({one.zone for one in ours}, key=lambda zone: (zone is None, zone or "")):
+        chosen = [_choose(ours, zone, size, machines) for size, machines in wanted.items()]
+        found = [one for one in chosen if one is not None]
+        if len(found) == len(chosen):
+            return Reserved(zone, {size: one.group for size, one in zip(wanted, found, strict=True)})
+    raise _none(ours, region, zones, wanted, clients.clock)
+
+
+def _choose(ours: Sequence[Reservation], zone: str | None, size: str, machines: int) -> Reservation | None:
+    """Of those that have room the one with the least to spare."""
+    fitting = [
+        one
+        for one in ours
+        if one.zone == zone and one.size.lower() == size.lower() and one.begins is None and one.free >= machines
+    ]
+    return min(fitting, key=lambda one: (one.free, one.group, one.name), default=None)
+
+
+def _none(
+    ours: Sequence[Reservation],
+    region: str,
+    zones: Sequence[str | None],
+    wanted: Mapping[str, int],
+    clock: Clock,
+) -> ProvisionError:
+    """Why none will do, and when one will."""
+    asked = " + ".join(f"{machines} × {size}" for size, machines in wanted.items())
+    where = f"zone {zones[0]} of {region}" if zones and zones[0] else region
+    starts = [one.begins for one in ours if one.begins is not None]
+    if starts:
+        first = datetime.datetime.fromtimestamp(min(starts), datetime.UTC)
+        return ProvisionError(
+            "capacity",
+            f"the reservation of {asked} in {where} begins at {first:%Y-%m-%d %H:%M} UTC",
+            scope="region",
+            code=_NO_ROOM,
+            retry_after=max(0.0, min(starts) - clock.now()),
+        )
+    there = ", ".join(sorted(f"{one.name} ({max(one.free, 0)} {one.size} free)" for one in ours))
+    have = f"have no room for them: {there}" if there else "are none of these sizes"
+    return ProvisionError(
+        "capacity",
+        f"{asked} are asked for as a reservation, and the subscription's capacity reservations in {where} {have}; "
+        "`az capacity reservation group list` shows what there is",
+        scope="region",
+        code=_NO_ROOM,
+    )
+
+
+# --- calls ------------------------------------------------------------------------------------------------------------
+
+
+def _reservations(clients: Clients, region: str, sizes: frozenset[str]) -> Iterator[Reservation]:
+    """Of these sizes, in the region. Raises ProvisionError."""
+    doing = f"look for capacity reservations in {region}"
+    compute, names = clients.compute, {size.lower() for size in sizes}
+    groups = clients.ask(doing, lambda: plain(compute.capacity_reservation_groups.list_by_subscription()))
+    for group in groups:
+        if str(group.get("location", "")).lower() != region.lower():
+            continue
+        where, name = part_of(str(group["id"]), "resourceGroups"), str(group["name"])
+        for listed in clients.ask(doing, lambda: plain(_list(clients, where, name))):  # noqa: B023 - called at once
+            if str((listed.get("sku") or {}).get("name", "")).lower() in names:
+                yield _reservation(str(group["id"]), _look(clients, where, name, str(listed["name"]), doing), clients)
+
+
+def _list(clients: Clients, where: str, group: str) -> Any:  # the SDK's pages
+    return clients.compute.capacity_reservations.list_by_capacity_reservation_group(where, group)
+
+
+def _look(clients: Clients, where: str, group: str, name: str, doing: str) -> Json:
+    """One with what it is used for: no list tells that."""
+    get = clients.compute.capacity_reservations.get
+    return clients.ask(doing, lambda: cast("Json", get(where, group, name, expand="instanceView", cls=answer_of)))
+
+
+def _reservation(group: str, found: Json, clients: Clients) -> Reservation:
+    """From Azure's answer."""
+    inside, sku = found.get("properties") or {}, found.get("sku") or {}
+    view = inside.get("instanceView") or {}
+    used = view.get("utilizationInfo") or {}
+    capacity = used.get("currentCapacity")  # what was got of what was asked for
+    return Reservation(
+        group=group,
+        name=str(found["name"]),
+        size=str(sku.get("name", "")),
+        zone=next((str(zone) for zone in found.get("zones") or ()), None),
+        free=int(sku.get("capacity", 0) if capacity is None else capacity)
+        - len(used.get("virtualMachinesAllocated") or ()),
+        begins=_begins(inside, view, clients.clock),
+    )
+
+
+def _begins(inside: Json, view: Json, clock: Clock) -> float | None:
+    """When a reservation that was made for later can be used; None: now."""
+    start = str((inside.get("scheduleProfile") or {}).get("start") or "")
+    if not start:
+        return None
+    state = str((view.get("reservationStateInfo") or {}).get("reservationState") or "")
+    moment = datetime.datetime.fromisoformat(start)
+    begins = (moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)).timestamp()
+    return None if begins <= clock.now() and state in _LIVE else max(begins, clock.now())

@@ -1,0 +1,1 @@
+"""Resources of a launch beside its machines, and which machines there are."""

@@ -1,0 +1,170 @@
+"""The resource group of a launch: everything that the launch makes is in it, and goes with it.
+
+Its tags say whose it is, so a list of groups is where launches are found; which nodes were started once (Azure itself
+forgets a machine when it is deleted); and to which containers its identity was let in, for role assignments on those
+are the one thing that is outside of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from functools import partial
+from typing import Any, NamedTuple, cast
+
+from ...base import LaunchRequest, ProvisionError
+from ...shared import tags
+from ..clients import Clients, answer_of, gone_is_fine, plain
+from ..names import ACCESS, IDENTITY, STARTED, group_id, group_name, token_of
+from ..operations import delete, ordered, wait_for
+
+_LONGEST_TAG = 256
+"""A tag's value. Source: Azure's documentation, "Use tags to organize your Azure resources"; it allows 50 tags."""
+_FAST = "Microsoft.Compute/virtualMachines,Microsoft.Compute/virtualMachineScaleSets"
+"""What is deleted without an orderly shutdown, when the group is: its machines have ended, or are to end at once."""
+
+
+class Group(NamedTuple):
+    """One of ours."""
+
+    name: str
+    region: str
+    state: str
+    """Its `provisioningState`, e.g. `Deleting`."""
+    tags: Mapping[str, str]
+
+    @property
+    def token(self) -> str:
+        return self.tags.get(tags.TOKEN) or token_of(self.name) or ""
+
+    @property
+    def is_ending(self) -> bool:
+        return self.state == "Deleting"
+
+    @property
+    def started(self) -> frozenset[str]:
+        """Nodes that were started once, also those that are gone."""
+        values = [value for key, value in self.tags.items() if key.startswith(STARTED)]
+        return frozenset(node for value in values for node in value.split())
+
+    @property
+    def access(self) -> list[str]:
+        """Containers to which its identity was let in, as Container.to_tag() has them."""
+        return [value for key, value in self.tags.items() if key.startswith(ACCESS)]
+
+    @property
+    def shared_identity(self) -> str:
+        """Resource id of the identity of its machines, which is not the launch's own and stays; "": it has its own."""
+        return self.tags.get(IDENTITY, "")
+
+
+def find_group(clients: Clients, token: str) -> Group | None:
+    """The group of a launch, if there is any of it. Raises ProvisionError."""
+    name = group_name(token)
+
+    def ask() -> Group | None:
+        with gone_is_fine():
+            return _group(clients.resources.resource_groups.get(name, cls=answer_of))
+        return None
+
+    return clients.ask(f"look for the resource group {name}", ask)
+
+
+def groups_of(clients: Clients, owner: str | None = None) -> list[Group]:
+    """Of every launch of an owner; None: of everybody's. One call for all regions. Raises ProvisionError."""
+    where = f"tagName eq '{tags.OWNER}'" + ("" if owner is None else f" and tagValue eq '{owner}'")
+    doing = "look for resource groups"
+    found = clients.ask(doing, lambda: plain(clients.resources.resource_groups.list(filter=where)))
+    return [group for group in map(_group, found) if token_of(group.name)]
+
+
+def make_group(clients: Clients, request: LaunchRequest, access: Collection[str], shared_identity: str = "") -> Group:
+    """Make it, or find it; what it has of other tags stays. Raises ProvisionError."""
+    found = find_group(clients, request.token)
+    if found is not None and not found.is_ending:
+        _extend(clients, request, found)
+        return found
+    name = group_name(request.token)
+    told = {f"{ACCESS}{at}": value for at, value in enumerate(access)}
+    told |= {IDENTITY: shared_identity} if shared_identity else {}
+    body = cast("Any", {"location": request.region, "tags": tags.launch_tags(request) | told})
+    # One of the same name may be on its way out: then it is made when that is gone.
+    made = clients.ask(
+        f"make the resource group {name} in {request.region}",
+        lambda: clients.resources.resource_groups.create_or_update(name, body, cls=answer_of),
+    )
+    return _group(cast("Any", made))
+
+
+def _extend(clients: Clients, request: LaunchRequest, group: Group) -> None:
+    """Let a group expire later, if machines are added to it that live longer than those it has."""
+    known = group.tags.get(tags.EXPIRES, "")
+    if request.expires is not None and known.isdecimal() and int(known) < int(request.expires):
+        _change_tags(clients, request.token, "Merge", {tags.EXPIRES: str(int(request.expires))})
+
+
+def mark_started(clients: Clients, token: str, nodes: Collection[str]) -> None:
+    """Remember that these are started now. It may be repeated."""
+    if nodes:
+        _change_tags(clients, token, "Merge", started_tags(nodes))
+
+
+def unmark_started(clients: Clients, token: str, nodes: Collection[str], group: Group) -> None:
+    """Forget that they were: Azure has refused them, or others have taken their place."""
+    changed = {
+        key: " ".join(left)
+        for key, value in group.tags.items()
+        if key.startswith(STARTED) and (left := [one for one in value.split() if one not in nodes]) != value.split()
+    }
+    kept = {key: value for key, value in changed.items() if value}
+    dropped = {key: group.tags[key] for key, value in changed.items() if not value}
+    for operation, values in (("Merge", kept), ("Delete", dropped)):
+        if values:
+            _change_tags(clients, token, operation, values)
+
+
+def started_tags(nodes: Iterable[str]) -> dict[str, str]:
+    """A tag for as many nodes as its value holds, named by the first: those who write at once write different ones."""
+    found: dict[str, str] = {}
+    line: list[str] = []
+    for node in [*nodes, ""]:
+        if line and (not node or len(" ".join([*line, node])) > _LONGEST_TAG):
+            found[f"{STARTED}{line[0]}"] = " ".join(line)
+            line = []
+        line.append(node)
+    return found
+
+
+def remove_group(clients: Clients, token: str) -> bool:
+    """Have it deleted, with all that is in it; does not wait. False: there is none. Raises ProvisionError."""
+    name = group_name(token)
+    begin = partial(clients.resources.resource_groups.begin_delete, name, force_deletion_types=_FAST)
+    try:
+        return delete(clients, f"delete the resource group {name}", begin)
+    except ProvisionError as error:
+        if error.code != "ResourceGroupBeingDeleted":
+            raise
+    return True
+
+
+def _change_tags(clients: Clients, token: str, operation: str, values: Mapping[str, str]) -> None:
+    name = group_name(token)
+    body = cast("Any", {"operation": operation, "properties": {"tags": dict(values)}})
+    begin = partial(
+        clients.resources.tags.begin_update_at_scope, group_id(clients.subscription, name).lstrip("/"), body
+    )
+    doing = f"change the tags of {name}"
+    if clients.ask(doing, lambda: ordered(begin)).url:  # accepted, and perhaps not done yet
+        wait_for(clients, doing, lambda: _has_changed(find_group(clients, token), operation, values))
+
+
+def _has_changed(group: Group | None, operation: str, values: Mapping[str, str]) -> bool:
+    """Whether its tags are what they were to be; those of a group that is gone are no matter."""
+    if group is None:
+        return True
+    known = group.tags.items()
+    return not values.items() & known if operation == "Delete" else values.items() <= known
+
+
+def _group(found: Any) -> Group:  # JSON
+    state = str((found.get("properties") or {}).get("provisioningState") or "")
+    return Group(str(found["name"]), str(found.get("location", "")), state, dict(found.get("tags") or {}))

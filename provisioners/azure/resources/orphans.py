@@ -1,0 +1,85 @@
+"""Role assignments whose launch is gone: somebody has deleted its group by hand, and the tags that tell of them.
+
+A role assignment has no tags, but a description: the launch's tags as JSON. By that one is ours, and of which launch.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+from ...base import LaunchRequest, ProvisionError
+from ...shared import tags
+from ..clients import Clients, Json, gone_is_fine
+from ..names import group_name, token_of
+from .groups import find_group
+
+log = logging.getLogger("cloudgpu.provisioners.azure")
+
+_VERSION = "2022-04-01"
+
+
+class Orphan(NamedTuple):
+    """One that nothing else is left of."""
+
+    scope: str
+    name: str
+    tags: Mapping[str, str]
+
+
+def description(request: LaunchRequest) -> str:
+    """Of a launch's role assignments."""
+    return json.dumps(tags.launch_tags(request), separators=(",", ":"))
+
+
+def find_orphans(clients: Clients, token: str = "") -> list[Orphan]:
+    """Of every launch whose group is gone, or of this one. None for those who may not read roles: they gave none.
+    Raises ProvisionError."""
+    try:
+        ours = [one for one in _ours(clients) if token in {"", one.tags[tags.TOKEN]}]
+    except ProvisionError as error:
+        if error.code != "AuthorizationFailed":
+            raise
+        log.info("role assignments are not looked at: %s", error)
+        return []
+    # The group is made before them: who does not find it by its name now comes after its end.
+    gone = {token for token in {one.tags[tags.TOKEN] for one in ours} if find_group(clients, token) is None}
+    return [one for one in ours if one.tags[tags.TOKEN] in gone]
+
+
+def remove_orphans(clients: Clients, token: str) -> None:
+    """Of a launch; nothing happens if there are none. Raises ProvisionError."""
+    for one in find_orphans(clients, token):
+        start = partial(clients.authorization.role_assignments.delete, one.scope, one.name)
+        clients.ask(f"remove the role assignment {one.name} on {one.scope}", partial(_unless_gone, start))
+
+
+def _ours(clients: Clients) -> Iterator[Orphan]:
+    """All of the subscription that a launch has made."""
+    url = f"subscriptions/{clients.subscription}/providers/Microsoft.Authorization/roleAssignments"
+    url += f"?api-version={_VERSION}"
+    while url:
+        page = clients.get(url, "look for role assignments")
+        for one in page.get("value") or ():
+            told = _told((one.get("properties") or {}).get("description"))
+            if told is not None:
+                yield Orphan(str(one["properties"]["scope"]), str(one["name"]), told)
+        url = str(page.get("nextLink") or "")
+
+
+def _told(text: object) -> dict[str, str] | None:
+    """What a description says, which somebody may have changed; None: it is none of ours."""
+    try:
+        found: Json = json.loads(str(text))
+        told = {str(name): str(value) for name, value in found.items()}
+    except (ValueError, AttributeError):
+        return None
+    return told if token_of(group_name(told.get(tags.TOKEN, ""))) else None
+
+
+def _unless_gone(start: partial[Any]) -> None:
+    with gone_is_fine():
+        start()

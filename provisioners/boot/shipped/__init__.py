@@ -1,0 +1,1 @@
+"""Files that run on machines, without the package: each has the same name there."""

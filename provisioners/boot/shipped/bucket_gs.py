@@ -1,0 +1,81 @@
+"""The job dir's bucket in Cloud Storage, asked with the machine's service account."""
+
+# ruff: noqa: S310 - every address is the metadata server's or Cloud Storage's
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import urllib.error
+import urllib.parse
+import urllib.request
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .common import Refused, ask
+else:
+    from common import Refused, ask
+
+PASSING = ("rateLimitExceeded", "userRateLimitExceeded", "resourceNotReady")
+"""Codes of the Compute Engine API that say nothing against asking again."""
+
+
+def metadata(path: str, timeout: float = 5.0) -> str:
+    """From the metadata server, by a path such as `instance/id`. By its address, which no name service has to know.
+
+    Raises OSError.
+    """
+    host = os.environ.get("GCE_METADATA_HOST") or "169.254.169.254"
+    url = f"http://{host}/computeMetadata/v1/{path}"
+    request = urllib.request.Request(url, headers={"Metadata-Flavor": "Google"})
+    try:
+        return ask(request, timeout).decode()
+    except http.client.HTTPException as error:
+        raise OSError(f"the metadata server's answer is broken: {error!r}") from error
+
+
+def token() -> str:
+    """An access token of the machine's service account."""
+    return str(json.loads(metadata("instance/service-accounts/default/token"))["access_token"])
+
+
+def send(
+    method: str,
+    url: str,
+    body: bytes | None = None,
+    headers: dict[str, str] | None = None,
+    timeout: float | None = None,
+) -> bytes:
+    """What one of Google's APIs answers. Raises OSError: Refused, where it is an answer."""
+    sent = {**(headers or {}), "authorization": f"Bearer {token()}"}
+    try:
+        return ask(urllib.request.Request(url, data=body, headers=sent, method=method), timeout)
+    except urllib.error.HTTPError as error:
+        raise Refused(error.code, error.read(65_536).decode(errors="replace")) from error
+
+
+class Bucket:
+    """By the XML API, whose objects are plain paths."""
+
+    def __init__(self, record: dict[str, Any]) -> None:
+        self.name, _, self.prefix = record["job_dir"].partition("://")[2].partition("/")
+        self.base = (record["endpoint"] or "https://storage.googleapis.com").rstrip("/")
+
+    def get(self, key: str) -> bytes:
+        return send("GET", self.address(key))
+
+    def create(self, key: str, body: bytes) -> bool:
+        """Write it, unless there is such an object already; whether there was none."""
+        headers = {"x-goog-if-generation-match": "0", "content-type": "application/octet-stream"}
+        try:
+            send("PUT", self.address(key), body, headers)
+        except Refused as error:
+            if error.status != 412:
+                raise
+            return False
+        return True
+
+    def address(self, key: str) -> str:
+        whole = "/".join(part for part in (self.prefix, key) if part)
+        return f"{self.base}/{self.name}/{urllib.parse.quote(whole, safe='/~')}"

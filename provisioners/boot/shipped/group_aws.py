@@ -1,0 +1,51 @@
+"""The Auto Scaling group that a machine of EC2 is in.
+
+Needs `autoscaling:TerminateInstanceInAutoScalingGroup` on the group, in the machine's role.
+"""
+
+# ruff: noqa: S310 - every address is Auto Scaling's
+
+from __future__ import annotations
+
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .bucket_s3 import metadata, sign
+    from .common import Hopeless, Refused, ask
+else:
+    from bucket_s3 import metadata, sign
+    from common import Hopeless, Refused, ask
+
+VERSION = "2011-01-01"  # of the API, as botocore has it
+PASSING = ("Throttling", "RequestLimitExceeded", "ScalingActivityInProgress", "ResourceContention")
+WITHOUT = "No managed instance found"
+"""What the API says of an instance that is in no group: it has left already, or was started by itself."""
+
+
+def leave(record: dict[str, Any]) -> None:
+    """Have this machine terminated, and the group be smaller by it. Accepted is enough. Raises OSError, Hopeless."""
+    region = record["region"]
+    domain = "amazonaws.com.cn" if region.startswith("cn-") else "amazonaws.com"
+    host = (record["api_endpoint"] or f"https://autoscaling.{region}.{domain}").rstrip("/")
+    words = {
+        "Action": "TerminateInstanceInAutoScalingGroup",
+        "Version": VERSION,
+        "InstanceId": metadata("instance-id"),
+        "ShouldDecrementDesiredCapacity": "true",
+    }
+    body = urllib.parse.urlencode(words).encode()
+    headers = {"content-type": "application/x-www-form-urlencoded; charset=utf-8"}
+    request = urllib.request.Request(f"{host}/", data=body, headers=headers, method="POST")
+    try:
+        ask(sign(request, body, "autoscaling", region, time.time()))
+    except urllib.error.HTTPError as error:
+        refused = Refused(error.code, error.read(65_536).decode(errors="replace"))
+        if WITHOUT in str(refused):
+            return
+        if error.code < 500 and refused.code not in PASSING:
+            raise Hopeless(f"this machine may not leave its group: {refused}") from error
+        raise refused from error

@@ -1,0 +1,1 @@
+"""Tables, prices and quotas, as Google Cloud has them now."""

@@ -1,0 +1,282 @@
+"""One launch: what it takes is found, then made, then the machines are started; all that are missing, or none."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ...base import LaunchRequest, NodeRequest, ProvisionError
+from ...shared.calls import all_or_none, cleaning_up, first_with_room, retry
+from .. import operations
+from ..catalog import quotas
+from ..clients import PATIENCE_S, WRITE_S, Clients
+from ..labels import instance_name, instance_prefix
+from ..listing import zones_of
+from ..machine.images import Image, Images
+from ..machine.machine_types import needs
+from ..machine.parts import longest_run_s
+from ..machine.request import Place, flex_wait_s, instance, request_id
+from ..machine.reservations import Reservation, find_reservations
+from ..operations import Done
+from ..resources import network
+from ..resources.known import known_stack, machine_account
+from ..resources.sightings import Sightings, look_at
+from ..rest import last_part
+from .ending import Ending, delete, ended_id
+
+if TYPE_CHECKING:
+    from google.cloud import compute_v1
+
+log = logging.getLogger("cloudgpu.provisioners.gcp")
+
+_START_S = 180.0
+"""So long Compute Engine may take to start a machine, or to say that it cannot; then nobody knows what comes of it."""
+_AT_ONCE = 4
+"""Machines of a launch that are asked for at the same time."""
+_NO_PRIVATE_ACCESS = (
+    "%s: the subnetwork %s has no Private Google Access: machines get external addresses (nothing may come in); "
+    "`gcloud compute networks subnets update %s --region %s --enable-private-ip-google-access` makes them needless"
+)
+_NO_FABRIC = (
+    "%s: machines of %s are attached by one interface: their GPUs talk over the ordinary network, not by GPUDirect "
+    "over interfaces of their own, which need networks that cloudgpu does not make"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """What has been done under a launch's token for one node in one zone."""
+
+    insert: Done | None
+    """The last call that started its machine, unless that machine was ended with all of its launch; None: none."""
+    request_id: str
+    """Of the next call that starts one."""
+
+    @property
+    def was_started(self) -> bool:
+        """There is a machine, or there was one: no other is started."""
+        return self.insert is not None and self.insert.finished
+
+
+@dataclass(slots=True)
+class Launch:
+    """A request on its way. run() is called once."""
+
+    clients: Clients
+    images: Images
+    sightings: Sightings
+    request: LaunchRequest
+    machines: dict[str, str] = field(default_factory=dict)
+    """node -> machine, of all that were started under this token, also of those that are gone."""
+    started: tuple[str, ...] = ()
+    """Nodes of them that this call has started; the others were seen."""
+    zone: str = ""
+    """Of the machines."""
+    has_begun: bool = False
+    """Machines have come to be, and were ended since others did not."""
+    has_created: bool = False
+    """Something may have been made under this token, by this call or by an earlier one."""
+
+    def run(self) -> None:
+        """Have all nodes of the request. Raises ProvisionError.
+
+        After a final refusal nothing of this call is left; what was there before it stays. After any other error
+        everything stays: the next launch() with this token finds it, as does terminate().
+        """
+        self._find()
+        missing = [node for node in self.request.nodes if node.node not in self.machines]
+        if not missing:
+            return
+        is_new = not self.machines
+        try:
+            self._start(missing)
+        except ProvisionError as error:
+            error.may_have_created |= self.has_created
+            if error.is_final and is_new:
+                self._undo()
+            raise
+
+    @property
+    def is_fresh(self) -> bool:
+        """Return whether this call has started all machines (Allocation.is_fresh)."""
+        return len(self.started) == len(self.request.nodes)
+
+    # -- what there is
+
+    def _find(self) -> None:
+        """The machines that are there; or were once, and are gone."""
+        request, clock = self.request, self.clients.clock
+        wanted = {node.node for node in request.nodes}
+        seen = self.sightings.of_owner(request.owner.name, since=clock.monotonic(), region=request.region)
+        for one in seen.values():
+            if one.token == request.token and one.node in wanted and not one.is_ending:
+                self.machines[one.node], self.zone = one.machine, one.zone
+        self.has_created = bool(self.machines)
+        missing = wanted - set(self.machines)
+        if not missing:
+            return
+        done = self._done()
+        for zone in dict.fromkeys(one.zone for one in done):
+            for node in missing:
+                if past(done, request.token, node, zone).was_started:
+                    self.machines[node] = f"{zone}/{instance_name(request.token, node)}"
+                    self.zone = self.zone or zone
+
+    # -- what is needed
+
+    def _start(self, missing: Sequence[NodeRequest]) -> None:
+        request, clients = self.request, self.clients
+        images = {node.node: self.images.find(node) for node in missing}
+        zones, reservations = self._zones(missing)
+        run_s = longest_run_s(request)
+        quotas.check(clients.rest, region=request.region, market=request.market, nodes=missing, run_s=run_s)
+        stack = known_stack(clients, request.region)
+        attachment = network.find_attachment(clients, request.region, stack)
+        account = machine_account(clients, stack, request)
+        self._warn(attachment)
+        self.has_created = len(request.nodes) > 1  # the rule that is made for one machine is shared, and stays
+        retry(lambda: self._make(attachment), timeout_s=PATIENCE_S, clock=clients.clock)
+
+        def start(zone: str) -> None:
+            place = Place(
+                zone,
+                attachment,
+                account,
+                reservations,
+                clients.storage_endpoint,
+                clients.account.endpoint or None,
+            )
+            self._start_in(place, missing, images)
+
+        first_with_room(
+            zones,
+            start,
+            turn=request.attempt - 1,
+            has_begun=lambda: self.has_begun,
+            on_refusal=lambda error: log.info("%s: %s", request.job_id, error),
+        )
+
+    def _warn(self, attachment: network.Attachment) -> None:
+        """Of what works, and is not as good as it could be."""
+        request = self.request
+        if not attachment.private_access:
+            subnetwork = last_part(attachment.subnetwork_url)
+            log.warning(_NO_PRIVATE_ACCESS, request.job_id, subnetwork, subnetwork, request.region)
+        fabric = sorted({node.machine_type for node in request.nodes if needs(node.machine_type).fabric})
+        if fabric and len(request.nodes) > 1:
+            log.warning(_NO_FABRIC, request.job_id, ", ".join(fabric))
+
+    def _zones(self, missing: Sequence[NodeRequest]) -> tuple[list[str], Mapping[str, Reservation]]:
+        """Zones to try, in this order, and the reservations to launch into, by node. Raises ProvisionError."""
+        request, zone = self.request, self.zone or self.request.zone
+        if request.market == "reservation":
+            found = find_reservations(self.clients, request.region, zone, list(missing))
+            return [found[0].zone], {node.node: one for node, one in zip(missing, found, strict=True)}
+        if zone:
+            return [zone], {}
+        return zones_of(self.clients, request.region), {}
+
+    def _make(self, attachment: network.Attachment) -> None:
+        """The firewall rules. It may be repeated."""
+        network.close(self.clients, attachment)
+        if len(self.request.nodes) > 1:
+            network.connect_peers(self.clients, self.request, attachment)
+
+    # -- the machines
+
+    def _start_in(self, place: Place, missing: Sequence[NodeRequest], images: Mapping[str, Image]) -> None:
+        """Start them in one zone; a refusal ends those that were started before it."""
+        nodes = {node.node: node for node in missing}
+        done = self._done()
+
+        def start(name: str) -> str:
+            return self._start_one(place, nodes[name], images[name], past(done, self.request.token, name, place.zone))
+
+        started = all_or_none(list(nodes), start, self._end, at_once=_AT_ONCE)
+        self.machines |= started
+        self.started = tuple(started)
+        self.zone = place.zone
+
+    def _done(self) -> list[Done]:
+        """Return what was done to machines of this launch."""
+        pattern = f"{instance_prefix(self.request.token)}.*"
+        return operations.of_instances(self.clients, pattern, self.request.region)
+
+    def _start_one(self, place: Place, node: NodeRequest, image: Image, before: Past) -> str:
+        """The machine. A call that was throttled or not answered is repeated with the same request id."""
+        from google.cloud import compute_v1
+
+        request, clients = self.request, self.clients
+        made = instance(request, node, place, image)
+        doing = f"start {node.node} ({request.market} {node.machine_type}) in {place.zone}"
+        wanted = compute_v1.InsertInstanceRequest(
+            project=clients.project,
+            zone=place.zone,
+            instance_resource=compute_v1.Instance(made),
+            request_id=before.request_id,
+        )
+
+        def start() -> compute_v1.Operation:
+            return clients.instances.insert_unary(wanted, retry=None, timeout=WRITE_S)
+
+        machine = f"{place.zone}/{made['name']}"
+        try:
+            ordered = before.insert or operations.order(clients, start, doing)
+            operations.wait(clients, ordered, doing, *self._patience(machine))
+        except ProvisionError as error:
+            # Somebody has asked for the same before, so long ago that its request id is forgotten.
+            if error.code not in {"alreadyExists", "RESOURCE_ALREADY_EXISTS"} or not self._is_ours(machine):
+                raise
+        return machine
+
+    def _patience(self, machine: str) -> tuple[float, Callable[[], bool]]:
+        """How long a machine is waited for, and what is as good as there: a place in flex-start's queue."""
+        wait_s = flex_wait_s(self.request) if self.request.market == "flex-start" else 0
+        if wait_s <= _START_S:
+            return _START_S + wait_s, lambda: False
+
+        def is_in_the_queue() -> bool:
+            found = look_at(self.clients, machine)
+            return found is not None and found.is_queued
+
+        return _START_S, is_in_the_queue
+
+    def _is_ours(self, machine: str) -> bool:
+        found = look_at(self.clients, machine)
+        return found is not None and found.token == self.request.token and not found.is_ending
+
+    def _end(self, started: Mapping[str, str]) -> None:
+        """Machines that have come to nothing, since another one of the launch was refused."""
+        self.has_begun = True
+        done = self._done()
+        for node, machine in started.items():
+            insert = past(done, self.request.token, node, machine.partition("/")[0]).insert
+            delete(self.clients, machine, ended_id(self.request.token, machine, insert.name if insert else ""))
+
+    # -- what was refused
+
+    def _undo(self) -> None:
+        """Remove what was made and started; terminate() removes what cannot be removed now."""
+        request = self.request
+        with cleaning_up(request.job_id):
+            owner, region = request.owner.name, request.region
+            Ending(self.clients, self.sightings, request.token, owner, region=region, grouped=False).run()
+
+
+def past(done: Sequence[Done], token: str, node: str, zone: str) -> Past:
+    """What has come of the calls that start a node's machine, by all that was done to machines of the launch.
+
+    Each call has a request id made of what was before it. So whoever looks comes to the same id, and Compute Engine
+    does it once: but after a call that failed, or a machine that was ended with all of its launch, it is another one.
+    """
+    name = instance_name(token, node)
+    there = {one.request_id: one for one in done if one.zone == zone and one.instance == name and one.request_id}
+    wanted = request_id(token, name, zone)
+    while (insert := there.get(wanted)) is not None:
+        failed = insert.finished and insert.error is not None
+        if not failed and ended_id(token, f"{zone}/{name}", insert.name) not in there:
+            return Past(insert, wanted)
+        wanted = request_id(token, name, zone, "after", insert.name)
+    return Past(None, wanted)

@@ -1,0 +1,156 @@
+"""Runs a program as `python train.py` or `python -m pkg.train` would: its own `__main__`, its arguments, its end.
+
+What differs is the exit code of a program that ends by an exception: 70 where running it again would not heal it.
+"""
+
+from __future__ import annotations
+
+import builtins
+import os
+import runpy
+import signal
+import sys
+import types
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from ...checkpoint.errors import EXIT_USER, CheckpointError
+from ...checkpoint.outcome import Outcome, OutcomeRecord
+
+EXIT_ERROR = 1
+"""What Python ends with upon any exception; for one that may be gone when the program is run again."""
+_USAGE = 2
+_MAY_HEAL = {
+    "builtins.OSError",
+    "builtins.MemoryError",
+    "builtins.EOFError",
+    "torch.AcceleratorError",
+    "torch.OutOfMemoryError",
+    "torch.cuda.OutOfMemoryError",
+    "torch.distributed.DistError",
+}
+"""Exceptions, and those derived from them, that tell of the machine or the network rather than of the program."""
+_DOES_NOT_HEAL = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError)
+_HERE = str(Path(__file__).parents[1])
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What is to be run: one of script and module."""
+
+    script: str | None
+    module: str | None
+    arguments: Sequence[str]
+
+    @classmethod
+    def parse(cls, words: Sequence[str]) -> Target | None:
+        """Of `train.py ARGS…`, `-m pkg.train ARGS…`, either with `python` before it; None: nothing to run."""
+        first, *rest = [*words, ""]
+        if Path(first).name.startswith("python") and not Path(first).suffix and rest != [""]:
+            words = words[1:]
+        if words[:1] == ["-m"]:
+            return cls(None, words[1], words[2:]) if len(words) > 1 else None
+        return cls(words[0], None, words[1:]) if words and not words[0].startswith("-") else None
+
+    @property
+    def folder(self) -> Path:
+        """Where the program's own modules are."""
+        return Path(self.script).resolve().parent if self.script is not None else Path.cwd()
+
+
+Compile = Callable[[bytes, str], types.CodeType]
+
+
+def _compile(source: bytes, file: str) -> types.CodeType:
+    code: types.CodeType = compile(source, file, "exec", dont_inherit=True)
+    return code
+
+
+def execute(target: Target, at_end: Callable[[], None], make_code: Compile = _compile) -> int:
+    """Run the program and return its exit code.
+
+    at_end     is called when it has come to its end by itself, or by exit code 0
+    make_code  makes code of the script's source
+    """
+    main = types.ModuleType("__main__")
+    main.__dict__["__builtins__"] = builtins
+    sys.modules["__main__"] = main
+    try:
+        try:
+            _run(target, main, make_code)
+        except SystemExit as left:
+            if left.code not in (None, 0):
+                raise
+        at_end()
+    except SystemExit as left:
+        return _exit_code(left)
+    except CheckpointError as error:
+        return _misfit(error)
+    except KeyboardInterrupt as error:
+        _show(error)
+        return 128 + signal.SIGINT
+    except BaseException as error:  # noqa: BLE001 - the program's own end, whatever it is
+        _show(error)
+        return _code_of(error)
+    return 0
+
+
+def _run(target: Target, main: types.ModuleType, make_code: Compile) -> None:
+    if target.module is not None:
+        sys.argv = [target.module, *target.arguments]
+        runpy._run_module_as_main(target.module)  # type: ignore[attr-defined]  # what `python -m` itself calls
+        return
+    script = str(target.script)
+    sys.argv = [script, *target.arguments]
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path[0] = str(target.folder)
+    try:
+        source = Path(script).read_bytes()
+    except OSError as error:
+        print(f"cloudgpu: can't open file {script!r}: {error.strerror}", file=sys.stderr)
+        raise SystemExit(_USAGE) from None
+    main.__file__ = os.path.abspath(script)  # noqa: PTH100 - as Python does: links are not resolved
+    main.__dict__["__cached__"] = None
+    exec(make_code(source, main.__file__), main.__dict__)  # noqa: S102 - what `run` is for
+
+
+def _exit_code(left: SystemExit) -> int:
+    """As Python makes it."""
+    if left.code is None or isinstance(left.code, int):
+        return left.code or 0
+    print(left.code, file=sys.stderr)
+    return EXIT_ERROR
+
+
+def _misfit(error: CheckpointError) -> int:
+    sys.last_value = error
+    print(f"cloudgpu: {error}", file=sys.stderr)
+    OutcomeRecord("", int(os.environ.get("RANK") or 0)).write(Outcome(EXIT_USER, 0, None, None, str(error)))
+    return EXIT_USER
+
+
+def _show(error: BaseException) -> None:
+    """Print the traceback without our own part, and mark the exception as unhandled, as the interpreter does."""
+    sys.last_value = error
+    sys.excepthook(type(error), error.with_traceback(_own(error.__traceback__)), _own(error.__traceback__))
+
+
+def _own(trace: TracebackType | None) -> TracebackType | None:
+    while trace is not None and _is_ours(trace.tb_frame.f_code.co_filename):
+        trace = trace.tb_next
+    return trace
+
+
+def _is_ours(file: str) -> bool:
+    return file.startswith(_HERE) or file == "<frozen runpy>"
+
+
+def _code_of(error: BaseException) -> int:
+    """One of several ranks may only have met the end of another: what ended that one counts."""
+    kinds = {f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__}
+    heals = bool(kinds & _MAY_HEAL) and not isinstance(error, _DOES_NOT_HEAL)
+    if heals or int(os.environ.get("WORLD_SIZE") or 1) > 1:
+        return EXIT_ERROR
+    return EXIT_USER

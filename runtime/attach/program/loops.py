@@ -1,0 +1,235 @@
+"""The `for` loops of the program that are under way, and how a loop is brought to the place of a checkpoint.
+
+The place of a program is the chain of its loops, from the outermost to the one over the training's batches: each is
+known by the calls that lead to it and by its site. A loop round the training is brought to its iteration by leaving
+out the items before; this can be done without an effect for ranges, lists and the like, and for nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from ...checkpoint.errors import CheckpointError
+from .frames import Code, site_of
+
+compiler: Any = None
+"""torch.compiler, when torch is there."""
+_PURE = {"range", "list", "tuple", "str", "bytes", "dict", "dict_keys", "dict_values", "dict_items", "count", "product"}
+_PURE |= {
+    "range_iterator",
+    "list_iterator",
+    "tuple_iterator",
+    "list_reverseiterator",
+    "ndarray",
+    "deque",
+    "OrderedDict",
+}
+_PURE |= {"dict_keyiterator", "dict_valueiterator", "dict_itemiterator", "str_ascii_iterator", "str_iterator"}
+_PURE |= {"combinations", "permutations", "repeat"}
+"""Types of which items can be left out."""
+Place = list[str]
+
+
+class UnknownIterableError(Exception):
+    """A loop goes through something that cannot be brought to its place."""
+
+
+class Loop:
+    """A loop under way."""
+
+    __slots__ = ("__weakref__", "asking", "checked", "count", "frame", "given", "site", "source")
+
+    def __init__(self, site: str, frame: int, source: Any) -> None:
+        self.site, self.frame, self.source = site, frame, source
+        self.count = 0
+        """Items that the program has got."""
+        self.asking = False
+        """It is asking for the next one now."""
+        self.given: Any = None
+        """The first item of a range of numbers that is under way; None for other things."""
+        self.checked = False
+        """It is known that a resume could find this place again."""
+
+
+class Loops:
+    """All of a program. started: is called with each new loop, and returns what it goes through."""
+
+    def __init__(self, code: Code, started: Callable[[Loop], Any]) -> None:
+        self._code, self._started = code, started
+        self.live: list[Loop] = []
+        self.on = True
+        self._process, self._thread = os.getpid(), threading.get_ident()
+
+    def is_main(self) -> bool:
+        """Return whether this is the training's process and thread, rather than a worker."""
+        return os.getpid() == self._process and threading.get_ident() == self._thread
+
+    def hook(self, source: Any, site: str) -> Any:
+        """Return what a `for` of the program goes through instead."""
+        if compiler is not None and compiler.is_dynamo_compiling():
+            return source  # torch.compile follows the program's own loop
+        if not self.on or not self.is_main():
+            return source
+        return self._run(Loop(site, id(sys._getframe(1)), source))
+
+    def _run(self, loop: Loop) -> Iterator[Any]:
+        self.live.append(loop)
+        try:
+            loop.asking = True
+            iterator = iter(self._started(loop))
+            while True:
+                loop.asking = True
+                try:
+                    item = next(iterator)
+                except StopIteration:
+                    return
+                finally:
+                    loop.asking = False
+                loop.count += 1
+                loop.given = item if type(item) is int else None
+                yield item
+        finally:
+            loop.asking = False
+            self.live.remove(loop)
+
+    def chain(self) -> list[tuple[Loop, Place]]:
+        """Return the loops of the functions under way, outermost first, and the calls and site of each."""
+        paths: dict[int, list[str]] = {}
+        calls: list[str] = []
+        for frame in reversed(self._code.frames()):
+            paths[id(frame)] = list(calls)
+            calls.append(site_of(frame))
+        return [(loop, [*paths[loop.frame], loop.site]) for loop in self.live if loop.frame in paths]
+
+
+def check_pure(source: Any) -> None:
+    """Raise UnknownIterableError unless items of it can be left out."""
+    for part in _parts(source):
+        if type(part).__name__ not in _PURE:
+            raise UnknownIterableError(_kind(part))
+
+
+def _parts(source: Any) -> Iterator[Any]:
+    if isinstance(source, enumerate | zip | reversed):
+        inner = source.__reduce__()[1]
+        for part in inner[:1] if isinstance(source, enumerate) else inner:
+            yield from _parts(part)
+    elif (bar := _bar(source)) is not None:
+        yield from _parts(bar.iterable)
+    else:
+        yield source
+
+
+def _bar(source: Any) -> Any:
+    """Return the tqdm bar that is gone through, if it is one."""
+    frame = getattr(source, "gi_frame", None)
+    if getattr(source, "__qualname__", "") == "tqdm.__iter__" and frame is not None:
+        source = frame.f_locals.get("self")
+    return source if any(kind.__module__.startswith("tqdm.") for kind in type(source).__mro__) else None
+
+
+def leave_out(loop: Loop, count: int, first: int | None) -> Any:
+    """Return a loop's items after the first `count`; first: the next number, if it goes through a range."""
+    check_pure(loop.source)
+    loop.count = count
+    if type(loop.source) is range and first is not None:  # a program that resumes by itself begins later
+        return range(first, loop.source.stop, loop.source.step)
+    if (bar := _bar(loop.source)) is not None:
+        bar.iterable = _without(bar.iterable, count)
+        _advance(bar, count)
+        return loop.source
+    return _without(loop.source, count)
+
+
+def _without(source: Any, count: int) -> Iterator[Any]:
+    iterator: Iterator[Any] = iter(source)
+    for _ in range(count):
+        if next(iterator, iterator) is iterator:
+            raise CheckpointError(
+                "a loop of the program has fewer items than when it was saved: use the program and arguments that it "
+                "was saved with, or give another folder to begin anew"
+            )
+    return iterator
+
+
+def _advance(bar: Any, count: int) -> None:
+    if hasattr(bar, "n"):
+        bar.n = bar.last_print_n = count
+
+
+# The loop over the batches
+
+
+def check_batches(source: Any, is_loader: Callable[[Any], bool]) -> None:
+    """Raise UnknownIterableError unless it goes through one loader in a way that can be begun in its middle."""
+    if is_loader(source):
+        return
+    name = type(source).__name__
+    if isinstance(source, enumerate):
+        check_batches(source.__reduce__()[1][0], is_loader)
+    elif (bar := _bar(source)) is not None:
+        check_batches(bar.iterable, is_loader)
+    elif name == "islice":
+        check_batches(_islice(source)[0], is_loader)
+    elif isinstance(source, zip):
+        parts = source.__reduce__()[1]
+        loaders = [part for part in parts if not all(type(one).__name__ in _PURE for one in _parts(part))]
+        if len(loaders) != 1:
+            raise UnknownIterableError("zip() of several loaders or iterators")
+        check_batches(loaders[0], is_loader)
+    else:
+        raise UnknownIterableError(_kind(source))
+
+
+def continue_batches(source: Any, count: int, is_loader: Callable[[Any], bool]) -> Any:
+    """Return the iterable that counts `count` batches as done; the loader itself gives only the rest."""
+    if isinstance(source, enumerate):
+        reduced: Any = source.__reduce__()
+        inner, start = reduced[1]
+        return enumerate(continue_batches(inner, count, is_loader), start + count)
+    if is_loader(source):
+        return source
+    if (bar := _bar(source)) is not None:
+        bar.iterable = continue_batches(bar.iterable, count, is_loader)
+        _advance(bar, count)
+        return source
+    if isinstance(source, zip):
+        parts = source.__reduce__()[1]
+        return zip(*(_continue_part(part, count, is_loader) for part in parts), strict=False)
+    import itertools
+
+    inner, left = _islice(source)
+    return itertools.islice(continue_batches(inner, count, is_loader), left - count if left is not None else None)
+
+
+def _continue_part(part: Any, count: int, is_loader: Callable[[Any], bool]) -> Any:
+    if all(type(one).__name__ in _PURE for one in _parts(part)):
+        return _without(part, count)
+    return continue_batches(part, count, is_loader)
+
+
+def _islice(source: Any) -> tuple[Any, int | None]:
+    """Return what is sliced, and how many items it has left. Raises UnknownIterableError but for islice(x, n)."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # deprecated since Python 3.12, removed in 3.14
+        try:
+            _, (inner, following, stop, step), done = source.__reduce__()
+        except (TypeError, ValueError):
+            raise UnknownIterableError("an islice") from None
+    if step != 1 or following != done:
+        raise UnknownIterableError("an islice with a start or a step")
+    return inner, None if stop is None else stop - following
+
+
+def _kind(source: Any) -> str:
+    kind = type(source)
+    if kind.__name__ == "generator":
+        return f"a generator ({source.__qualname__})"
+    if kind.__name__ in {"set", "frozenset"}:
+        return "a set, whose order is another in each process: use sorted()"
+    return f"a {kind.__qualname__}"

@@ -1,0 +1,1 @@
+"""The program's state: variables, objects, passes through loaders, and files."""

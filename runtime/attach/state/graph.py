@@ -1,0 +1,305 @@
+"""Every object that the program's variables lead to, by path, and what it holds.
+
+A path is that of the first variable by which an object is found: "__main__.main().trainer.history". What an object
+holds is a record: values as plain data (values.py), other objects as references to their paths. So two variables with
+one object have one object again after a resume.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import types
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..program.frames import Code, set_local
+from . import values
+from .opaque import examine, generator_state, is_generator
+
+Record = dict[str, Any]
+_OPEN = (
+    "torch.utils.data",
+    "torch.distributions",
+    "torchvision.transforms",
+    "argparse.Namespace",
+    "types.SimpleNamespace",
+)
+"""Objects of these modules and types hold the program's data in attributes."""
+_NOT_STATE = {
+    "DataLoader": frozenset({"worker_init_fn", "_iterator", "multiprocessing_context"}),
+}
+"""Attributes that belong to a process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """Variables that belong together: of a module, a call, an object."""
+
+    path: str
+    values: Mapping[str, Any]
+    assign: Callable[[str, Any], None]
+
+    def only(self, names: Collection[str]) -> Space:
+        """Return the namespace with no other variables than these."""
+        return Space(self.path, {name: self.values[name] for name in self.values if name in names}, self.assign)
+
+
+class Graph:
+    """All objects that are found from some starts, by path.
+
+    starts   objects by name, or namespaces
+    roots    those that have names of their own, and whose state is saved by state_dict(); found first
+    known    variables by namespace that are followed before all others: what they lead to keeps its path, whatever
+             other variables have been assigned since
+    """
+
+    def __init__(
+        self,
+        code: Code,
+        starts: Mapping[str, Any],
+        roots: Mapping[str, Any] | None = None,
+        known: Mapping[str, Collection[str]] | None = None,
+    ) -> None:
+        self._code, self._roots = code, roots or {}
+        self._paths: dict[int, str] = {}
+        self.values: dict[str, Any] = {}
+        self.records: dict[str, Record] = {}
+        self._owned = _saved_tensors(self._roots)
+        self._queue: deque[str] = deque()
+        self._walk(self._roots)
+        # A module of the program may have the name of a root.
+        starts = {f"{path}'" if path in self.values else path: one for path, one in starts.items()}
+        if known is not None:
+            first = {path: one.only(known.get(path, ())) for path, one in starts.items()}
+            self._walk(first)
+            for path in first:
+                self._paths.pop(id(self.values.pop(path)))
+        self._walk(starts)
+
+    def _walk(self, starts: Mapping[str, object]) -> None:
+        for path, value in starts.items():
+            self._add(value, path)
+        while self._queue:
+            path = self._queue.popleft()
+            self.records[path] = self._record(self.values[path], path)
+
+    def path_of(self, value: object) -> str | None:
+        return self._paths.get(id(value))
+
+    def _add(self, value: object, path: str) -> str:
+        known = self._paths.get(id(value))
+        if known is not None:
+            return known
+        while path in self.values:
+            path += "'"
+        self._paths[id(value)] = path
+        self.values[path] = value
+        self._queue.append(path)
+        return path
+
+    def _name(self, value: object, path: str) -> Any:
+        """Return what stands for a value that is found at the path."""
+        if isinstance(value, types.FunctionType | type) and self._is_own_code(value):
+            self._add(value, path)
+        try:
+            return values.encode(value, lambda item: self._name(item, f"{path}[]"))
+        except values.NotInlineError:
+            return {"ref": self._add(value, path)}
+
+    def _is_own_code(self, value: Any) -> bool:
+        if isinstance(value, type):
+            return self._code.owns_module(value.__module__)
+        return self._code.owns(value.__code__.co_filename)
+
+    # Records
+
+    def _record(self, value: object, path: str) -> Record:
+        record: Record = {}
+        if is_generator(value):
+            return {"kind": "generator", "state": generator_state(value)}
+        if is_array(value):
+            return self._array(value)
+        if path in self._roots and not _is_module(value):
+            names = _own_attributes_of_state(value) if self._is_open(value) else {}
+            return {"kind": "state", "names": self._names(names, path)}
+        kind = container_kind(value)
+        if kind is not None and (type(value) in CONTAINERS or self._is_open(value)):
+            record = {"kind": kind, **self._content(kind, value, path)}
+        attributes = None if type(value) in CONTAINERS else self._attributes(value)
+        if attributes is not None:
+            record.setdefault("kind", "object")
+            record["names"] = self._names(attributes, path)
+        if not isinstance(value, Space | types.FunctionType | type):
+            record["class"] = values.code_path(type(value))
+        return record if "kind" in record else {"kind": "opaque", **examine(value)}
+
+    def _names(self, attributes: Mapping[str, object], path: str) -> dict[str, Any]:
+        return {name: self._name(value, f"{path}.{name}") for name, value in attributes.items()}
+
+    def _content(self, kind: str, value: Any, path: str) -> Record:
+        if kind == "bytearray":
+            return {"items": bytes(value)}
+        if kind == "dict":
+            pairs = [
+                [self._name(key, f"{path}.key"), self._name(item, f"{path}[{_short(key)}]")]
+                for key, item in list(dict_type(value).items(value))
+            ]
+            factory = getattr(value, "default_factory", None)
+            return {"items": pairs, "factory": self._name(factory, f"{path}.default_factory")}
+        items = list(value)
+        if set(map(type, items)) <= values.EXACT:
+            return {"items": items, "most": getattr(value, "maxlen", None)}
+        items = [self._name(item, f"{path}[{number}]") for number, item in enumerate(items)]
+        return {"items": items, "most": getattr(value, "maxlen", None)}
+
+    def _array(self, value: Any) -> Record:
+        if not hasattr(value, "detach"):
+            return {"kind": "array", "value": value}
+        record: Record = {"requires_grad": bool(value.requires_grad and value.is_leaf)}
+        if id(value) in self._owned:
+            return {"kind": "owned", **record}
+        torch: Any = sys.modules["torch"]
+        kind = {"parameter": isinstance(value, torch.nn.Parameter), "device": str(value.device)}
+        return {"kind": "tensor", "value": value.detach(), **kind, **record}
+
+    # Attributes
+
+    def _is_open(self, value: object) -> bool:
+        kind = type(value)
+        name = f"{kind.__module__}.{kind.__qualname__}"
+        return self._code.owns_module(kind.__module__) or name.startswith(_OPEN) or _is_module(value)
+
+    def _attributes(self, value: object) -> dict[str, Any] | None:
+        if isinstance(value, Space):
+            return dict(value.values)
+        if isinstance(value, types.FunctionType):
+            return _of_function(value) if self._is_own_code(value) else None
+        if isinstance(value, type):
+            data = {name: item for name, item in vars(value).items() if is_class_state(name, item)}
+            return data if self._is_own_code(value) else None
+        if isinstance(value, types.MethodType):
+            return {"__func__": value.__func__, "__self__": value.__self__}
+        if type(value) is functools.partial:
+            return {"func": value.func, "args": value.args, "keywords": value.keywords}
+        return attributes_of(value) if self._is_open(value) else None
+
+
+CONTAINERS = {list: "list", dict: "dict", set: "set", deque: "deque", bytearray: "bytearray"}
+CONTAINERS |= {OrderedDict: "dict", defaultdict: "dict", __import__("collections").Counter: "dict"}
+
+
+def container_kind(value: object) -> str | None:
+    bases = (list, dict, set, deque, bytearray)
+    return next((CONTAINERS[base] for base in bases if isinstance(value, base)), None)
+
+
+def dict_type(value: object) -> Any:
+    """Return the type whose methods reach the items of a dict past those of the program's own class."""
+    return OrderedDict if isinstance(value, OrderedDict) else dict
+
+
+def is_array(value: object) -> bool:
+    """Return whether it is a tensor, or a NumPy array of numbers."""
+    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
+    if torch is not None and isinstance(value, torch.Tensor):
+        return True
+    return numpy is not None and isinstance(value, numpy.ndarray) and not value.dtype.hasobject
+
+
+def _is_module(value: object) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.nn.Module)
+
+
+def attributes_of(value: object) -> dict[str, Any]:
+    """Return what its __dict__ and its slots hold, without what torch keeps there for itself."""
+    found = dict(getattr(value, "__dict__", None) or {})
+    for kind in type(value).__mro__:
+        slots = vars(kind).get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if name not in {"__dict__", "__weakref__"} and hasattr(value, name):
+                found[name] = getattr(value, name)
+    aside = _module_internals() if _is_module(value) else _NOT_STATE.get(type(value).__name__, frozenset())
+    return {name: item for name, item in found.items() if name not in aside}
+
+
+@functools.cache
+def _module_internals() -> frozenset[str]:
+    """Return the attributes of torch.nn.Module that hold hooks and code."""
+    torch: Any = sys.modules["torch"]
+    return frozenset(vars(torch.nn.Module())) - {"training", "_parameters", "_buffers", "_modules"}
+
+
+def _own_attributes_of_state(value: object) -> dict[str, Any]:
+    """Return what an optimizer or scheduler of the program's own class keeps beside its state_dict()."""
+    standard = {"state", "param_groups", "defaults", "step", "optimizer"}
+    return {n: item for n, item in attributes_of(value).items() if n not in standard and not n.startswith("_")}
+
+
+def _of_function(function: types.FunctionType) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            found[f"cell {name}"] = cell.cell_contents
+        except ValueError:  # not assigned yet
+            continue
+    defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    found.update({f"default {number}": value for number, value in enumerate(defaults)})
+    return {**found, **{name: item for name, item in vars(function).items() if name != "__wrapped__"}}
+
+
+def is_class_state(name: str, value: object) -> bool:
+    """Return whether a class attribute is data or code of the program, rather than what Python makes of a class."""
+    made = types.MemberDescriptorType | types.GetSetDescriptorType | property
+    return not (name.startswith("__") and name.endswith("__")) and name != "_abc_impl" and not isinstance(value, made)
+
+
+def _saved_tensors(roots: Mapping[str, Any]) -> set[int]:
+    """Return the ids of parameters and buffers that the state_dict() of a model holds."""
+    found: set[int] = set()
+    for model in roots.values():
+        if not _is_module(model):
+            continue
+        saved = {_place(value) for value in model.state_dict().values() if hasattr(value, "data_ptr")}
+        own = [*model.parameters(), *model.buffers()]
+        found.update(id(value) for value in own if _place(value) in saved)
+    return found
+
+
+def _place(tensor: Any) -> tuple[Any, ...]:
+    return (
+        (tensor.data_ptr(), tuple(tensor.shape), tensor.dtype) if type(tensor).__name__ != "DTensor" else (id(tensor),)
+    )
+
+
+def _short(key: object) -> str:
+    return repr(key) if isinstance(key, str | int) else type(key).__name__
+
+
+def spaces(code: Code, dead: frozenset[str] = frozenset()) -> dict[str, Space]:
+    """Return the globals of the program's modules and the variables of its functions that are under way.
+
+    dead: names of the innermost function that are assigned before they are read.
+    """
+    frames = code.frames()
+    inner = frames[0] if frames else None
+    found: dict[str, Space] = {}
+    for name, variables in code.modules():
+        aside = (
+            dead if inner is not None and inner.f_globals is variables and inner.f_code.co_name == "<module>" else ()
+        )
+        own = {key: value for key, value in variables.items() if not key.startswith("__") and key not in aside}
+        found[name] = Space(name, own, variables.__setitem__)
+    seen: dict[str, int] = {}
+    for frame in reversed(frames):
+        if frame.f_code.co_name.startswith("<"):  # a module, or the loop of a comprehension
+            continue
+        path = f"{frame.f_globals.get('__name__')}.{frame.f_code.co_qualname}()"
+        seen[path] = seen.get(path, 0) + 1
+        path = path if seen[path] == 1 else f"{path} #{seen[path]}"
+        own = {key: value for key, value in frame.f_locals.items() if frame is not inner or key not in dead}
+        found[path] = Space(path, own, functools.partial(set_local, frame))
+    return found

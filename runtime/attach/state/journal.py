@@ -1,0 +1,109 @@
+"""Journal of the files that a program appends to: their sizes before, and copies of the bytes that a resume cuts off.
+
+A program that is killed and started again writes the lines since its checkpoint once more. They are cut off first, but
+never lost: other programs may have written to the same file. A copy of them is kept in CUT beside the journal until the
+program has ended and each of them stands in its file again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ...checkpoint.errors import logger
+
+PREFIX = ".cloudgpu-"
+"""Names of the journal and its folder begin so: they are no output of the program."""
+CUT = f"{PREFIX}cut"
+"""Folder of the bytes that were cut off."""
+
+
+class Journal:
+    """Lines of JSON in a file that all processes of one program append to, one after the other."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def of_program(cls, program: str, folder: str | None) -> Journal:
+        """Return the journal of a program that is run in the working directory; folder: of its checkpoints."""
+        key = f"{program}\n{folder or os.environ.get('CLOUDGPU_CHECKPOINTS') or 'checkpoints'}"
+        name = hashlib.sha256(key.encode(errors="surrogateescape")).hexdigest()[:8]
+        return cls(Path.cwd() / f"{PREFIX}appended-{name}-{os.environ.get('RANK') or 0}")
+
+    def note_size(self, path: str, size: int | None) -> None:
+        """Note the size of a file before it is first appended to; None: it does not exist. Raises OSError."""
+        self._add({"path": path, "size": size})
+
+    def cut_back(self) -> None:
+        """Bring the files back to what they held before the program; a checkpoint puts its lines back."""
+        first: dict[str, int | None] = {}
+        for entry in self._entries():
+            if "size" in entry:
+                first.setdefault(entry["path"], entry["size"])
+        for path, size in first.items():
+            try:
+                self._cut(Path(path), size)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                logger().warning(f"run: {path} cannot be cut back, so lines may stand in it twice: {error.strerror}")
+
+    def keep(self, path: Path, data: bytes) -> None:
+        """Keep bytes that are about to be taken out of a file. Raises OSError."""
+        folder = self.path.parent / CUT
+        folder.mkdir(exist_ok=True)
+        name = hashlib.sha256(os.fsencode(path) + b"\0" + data).hexdigest()[:16]
+        (folder / name).write_bytes(data)
+        self._add({"path": str(path), "kept": name})
+        logger().info(f"run: {len(data):,} bytes of {path} will be written again; a copy is in {folder / name}")
+
+    def forget(self) -> None:
+        """Remove the journal when the program has ended, and the copies of what stands in its file again."""
+        folder = self.path.parent / CUT
+        for entry in self._entries():
+            kept = folder / str(entry.get("kept") or "")
+            if kept.parent == folder and kept.is_file() and _contains(Path(entry["path"]), kept.read_bytes()):
+                kept.unlink()
+        self.path.unlink(missing_ok=True)
+        if folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()
+
+    def _cut(self, path: Path, size: int | None) -> None:
+        data = path.read_bytes()
+        if data[size or 0 :]:
+            self.keep(path, data[size or 0 :])
+        if size is None:
+            path.unlink()
+        elif len(data) > size:
+            os.truncate(path, size)
+
+    def _add(self, entry: dict[str, object]) -> None:
+        with self.path.open("a") as file:
+            file.write(f"\n{json.dumps(entry)}\n")  # after a line that a killed process left unfinished
+
+    def _entries(self) -> Iterator[dict[str, Any]]:
+        """Yield the entries that can be read."""
+        try:
+            lines = self.path.read_text(errors="replace").splitlines()
+        except OSError:
+            return
+        for line in lines:
+            try:
+                entry = json.loads(line)
+                known = isinstance(entry["path"], str) and isinstance(entry.get("size", 0), int | None)
+            except (ValueError, TypeError, KeyError, RecursionError):
+                continue
+            if known:
+                yield entry
+
+
+def _contains(path: Path, data: bytes) -> bool:
+    try:
+        return data in path.read_bytes()
+    except OSError:
+        return False

@@ -1,0 +1,1 @@
+"""The stand-ins of the suite of provisioners: a module for each target."""
