@@ -50,10 +50,10 @@ test: env
 engines:
 	tests/engines/build.sh
 
-# The tests that need them, which `make test` leaves out.
+# The tests that need them, which `make test` leaves out; one by one, for a few files have most of them.
 test-engines: env engines
 	PATH="$$(tests/engines/build.sh --path)$$PATH" \
-	$(BIN)/python -m pytest -m engine -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(BIN)/python -m pytest -m engine -n $(WORKERS) --dist load --maxschedchunk 1 $(ARGS)
 
 # The image, built and run for real; as root it installs podman and mmdebstrap where they are missing (Debian).
 image-test: env

@@ -105,6 +105,13 @@ def read_durations() -> dict[str, float]:
         return {row["file"]: float(row["seconds"]) for row in csv.DictReader(file)}
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With `-m engine`, import only files that can have such tests: each of the workers would import everything."""
+    if config.option.markexpr != "engine" or not collection_path.name.startswith("test_"):
+        return None
+    return "engine" not in collection_path.read_text(encoding="utf-8") or None
+
+
 def pytest_collection(session: pytest.Session) -> None:
     """Import without looking for garbage: nothing that is imported is any."""
     gc.disable()
