@@ -44,6 +44,7 @@ $(DEMO): pyproject.toml tests/constraints.txt
 # Several files at once, for most tests wait for something, in the order that tests/conftest.py gives them.
 # `make test ARGS="-n0 --pdb"`: one test after the other.
 test: env
+	PATH="$$(tests/engines/build.sh --path)$$PATH" \
 	$(BIN)/python -m pytest -m "not engine" -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # Real engines that are built rather than installed, into a cache outside of the checkout; only what is not there yet.

@@ -49,10 +49,11 @@ def pytest_report_header() -> str:
 @pytest.fixture(params=["double", pytest.param("pulumi", marks=pytest.mark.engine)])
 def engine_kind(request: pytest.FixtureRequest) -> str:
     """Which engine a test of stacks has: a double of Pulumi's (tests/standins/pulumi/double), and Pulumi's own."""
-    if request.param == "pulumi" and shutil.which("pulumi") is None:
+    is_there = shutil.which("pulumi") is not None
+    if request.param == "pulumi" and not is_there:
         pytest.skip(NO_PULUMI)
-    if request.param == "double" and not LONG and request.node.get_closest_marker("on_engine") is not None:
-        pytest.skip("with Pulumi's own engine (make test-engines); with its double only with CLOUDGPU_LONG=1")
+    if request.param == "double" and is_there and not LONG and request.node.get_closest_marker("on_engine") is not None:
+        pytest.skip("runs with Pulumi's own engine (make test-engines), and with its double with CLOUDGPU_LONG=1")
     return str(request.param)
 
 

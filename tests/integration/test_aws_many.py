@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from cloudgpu.control.reconcile.nodes import SETTLED_READ_S, SETTLED_READS
 from cloudgpu.control.store.model import JobRow
 from cloudgpu.control.store.store import Store
 from cloudgpu.control.supervisor.crew import Crew
@@ -179,7 +180,7 @@ def test_many_jobs_cost_a_bounded_number_of_calls(many: Many) -> None:
     assert set(quiet) <= {"ec2.DescribeInstances", "s3.GetObject", "s3.HeadObject"}
     assert quiet["ec2.DescribeInstances"] <= lasted / TTL_S + 2
     reads = sum(count for name, count in quiet.items() if name.startswith("s3."))
-    assert reads <= JOBS * (lasted / 60.0 + 1) * 2, "once a minute while machines and programs run"
+    assert reads <= 2 * SETTLED_READS * (lasted + SETTLED_READ_S[0]), "of all jobs, while machines and programs run"
 
     many.control.forget()
     in_parallel(succeed, rows)
