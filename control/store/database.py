@@ -1,4 +1,4 @@
-"""What the store needs of a database: SQL with parameters as :name, the same for each, and transactions."""
+"""Define what the store needs of a database: queries with parameters as :name, and transactions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Connection(Protocol):
     """A connection within a transaction."""
 
     def execute(self, statement: str, values: Values) -> int:
-        """Run a statement; return the number of rows that it concerned."""
+        """Run a statement; return the number of rows that it changed."""
 
     def rows(self, statement: str, values: Values) -> list[dict[str, Any]]:
         """Run a query; return its rows, by name of the column."""

@@ -141,7 +141,7 @@ class Stack:
         self._say = say
         self._stack: automation.Stack | None = None
         self._contents: Contents | None = None
-        """What was read last, until something changes it: each reading starts the engine."""
+        """Cache of contents(), emptied by every change: each read starts the engine."""
         self._made = False
         """It was not there before, and nothing was brought up in it yet."""
         self._cancelled = 0
@@ -257,7 +257,7 @@ class Stack:
         return self._stack
 
     def _remove(self) -> None:
-        """With the backups that the engine keeps of every update: remove_stack() would leave them."""
+        """Remove the stack with the backups that the engine keeps of every update, which remove_stack() would leave."""
         self._run(lambda: self._command("stack", "rm", "--yes", "--remove-backups", "--stack", self.name), Watch())
         self._stack = self._contents = None
 

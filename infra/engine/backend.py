@@ -36,7 +36,7 @@ _AZURE_NAMES = {
     ),
     "AZURE_STORAGE_SAS_TOKEN": ("AZURE_STORAGE_SAS_TOKEN", "AZURE_STORAGE_SAS_KEY"),
 }
-"""What the engine reads -> what job dirs on Azure are opened with, the first that is set."""
+"""Variable that the engine reads -> variables that job dirs on Azure are opened with, the first that is set."""
 
 _OPENING = re.compile(r"blob \(code=|unable to open bucket|DefaultAzureCredential|unable to find gcp credentials")
 _ANOTHER = f"correct it, or name another backend with --backend or {VARIABLE}"
@@ -58,7 +58,7 @@ _FAULTS = (
         "use others, or have their owner allow it, then run the command again",
     ),
 )
-"""What the engine says of a bucket -> what is wrong, and what to do."""
+"""Pattern of the engine's message on a bucket, what is wrong, and what to do."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The folder of one fleet: objects are written and read, and one listing becomes a View."""
+"""Write and read the objects of a fleet's folder; one listing becomes a View."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ _OF_NODE = re.compile(r"orders/(\d{8})/(claims|freed)/([\w-]{1,64}\.[1-9]\d{0,8}
 _MEMBER = re.compile(r"members/([^/]+)/((?:beat|left|failed)\.json)")
 _NODE = re.compile(r"[\w-]{1,64}\.[1-9]\d{0,8}", re.ASCII)
 KEPT_S = 7 * 86_400.0
-"""What was of ended orders and of machines that are gone is kept so long."""
+"""Seconds for which objects of ended orders and of machines that are gone are kept."""
 
 
 @dataclass(slots=True)
 class _Mark:
-    """An object of one's own, by which the store's clock is read."""
+    """An object that this process writes, by whose modification time it reads the store's clock."""
 
     key: str
     written: float
-    """Steady time of its last writing."""
+    """Monotonic time of its last write."""
     modified: float | None = None
-    """The same by the store's clock, as the next listing tells; later ones may tell of somebody else's writing."""
+    """Store's time of that write, from the next listing only: a later one may show a write of another process."""
 
 
 class Fleet:
@@ -46,20 +46,20 @@ class Fleet:
         self.url = url.rstrip("/")
         self._dir = JobDir(self.url)
         self._known: dict[str, Record | None] = {}
-        """Objects that never change; None: it is no such record."""
+        """Records that never change, by key; None: the object is no valid record."""
         self._refused: set[str] = set()
-        """Keys of which was logged that they hold no such record."""
+        """Keys whose object was logged as no valid record."""
         self._settings: tuple[float, Settings] = (-1.0, Settings())
         self._mark: _Mark | None = None
         self._lock = threading.Lock()
 
     @property
     def is_near(self) -> bool:
-        """On this computer, where looking costs nothing."""
+        """Whether the folder is on this computer, where polling costs nothing."""
         return self._dir.folder is not None
 
     def mark(self, key: str, record: Record) -> None:
-        """Write an object of one's own anew: a sign of life, and the time by the store's clock."""
+        """Write a heartbeat, by which the store's clock is read as well."""
         self._dir.put(key, record.to_bytes())
         self._mark = _Mark(key, time.monotonic())
 
@@ -67,14 +67,14 @@ class Fleet:
         self._dir.put(key, record.to_bytes())
 
     def create(self, key: str, record: Record) -> bool:
-        """Whether this one stands now; whoever writes names himself in it."""
+        """Create an object; return whether it has this record now. The record must name its writer."""
         return self._dir.create(key, record.to_bytes())
 
     def delete(self, key: str) -> None:
         self._dir.delete(key)
 
     def order(self, wanted: Order) -> int:
-        """Stand in the queue; the number. Repeated with the same token it finds the place that it has."""
+        """Append an order to the queue and return its number. Idempotent for one launch token."""
         while True:
             view = self.view()
             found = view.of_token(wanted.token)
@@ -84,7 +84,7 @@ class Fleet:
                 return view.newest + 1
 
     def _read_settings(self, found: Entry | None) -> Settings:
-        """Return what the machines are to know, read anew when it was replaced. What is no Settings changes nothing."""
+        """Return the settings, read again if they were replaced. An invalid object changes nothing."""
         if found is None:
             return Settings()
         if self._settings[0] != found.modified:
@@ -93,7 +93,7 @@ class Fleet:
         return self._settings[1]
 
     def view(self) -> View:
-        """Everything there is, by one listing and what of it was never read before."""
+        """Return the state of the fleet, by one listing and the records of it that are new."""
         with self._lock:
             return self._view()
 
@@ -125,7 +125,7 @@ class Fleet:
         return self._parse(Failure, member_key(machine, "failed.json"))
 
     def _now(self, by_key: Mapping[str, Entry]) -> float:
-        """By the store's clock: machines' own clocks differ."""
+        """Return the time by the store's clock, because the clocks of machines differ."""
         mark = self._mark
         if mark is not None and mark.modified is None and mark.key in by_key:
             mark.modified = by_key[mark.key].modified
@@ -134,7 +134,7 @@ class Fleet:
         return max((entry.modified for entry in by_key.values()), default=0.0)
 
     def _order_view(self, number: int, listed: Listed, alive: Sequence[str], now: float) -> OrderView | None:
-        """Return what has become of an order; None: it was removed meanwhile, or is none."""
+        """Return the state of an order; None: it was removed meanwhile, or is not valid."""
         order = self._parse(Order, order_key(number), forever=True)
         if order is None or not all(map(_NODE.fullmatch, order.nodes)):
             return None
@@ -145,7 +145,7 @@ class Fleet:
         return OrderView(number, order, places, self._end(number, listed), age, now - begun)
 
     def _end(self, number: int, listed: Listed) -> End | None:
-        """Return why an order has ended. That there is such an object says that it has, whatever stands in it."""
+        """Return why an order has ended; None: it has not. The end counts even if the object is not valid."""
         found = listed.orders["end.json"].get(number)
         if found is None:
             return None
@@ -171,7 +171,7 @@ class Fleet:
         return Place(name, incarnation, machine, "done", outcome, claims[node].modified, let_go.modified)
 
     def _parse(self, kind: type[_R], key: str, *, forever: bool = False) -> _R | None:
-        """Return a record; None: it is not there any more, or is none, which is logged once.
+        """Return a record; None: it does not exist any more, or is not valid, which is logged once.
 
         `forever`: it never changes once it is there, so it is read once. Raises JobDirError.
         """
@@ -194,7 +194,7 @@ class Fleet:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A listing of a fleet's folder. Keys that are no fleet's are left out."""
+    """A listing of a fleet's folder, without unknown keys."""
 
     members: Mapping[str, dict[str, Entry]]
     """Name of the object -> machine."""
@@ -206,7 +206,7 @@ class Listed:
 
     @classmethod
     def of(cls, entries: Sequence[Entry]) -> Listed:
-        """Sort the objects by what their keys say."""
+        """Sort the objects by their keys."""
         found = cls(defaultdict(dict), defaultdict(dict), {}, {})
         for entry in entries:
             if member := _MEMBER.fullmatch(entry.key):
@@ -220,7 +220,7 @@ class Listed:
 
 
 def _failed(listed: Listed, beats: Mapping[str, float], now: float) -> dict[str, float]:
-    """A machine that its group made anew under the same name may well live (fleet_member.own_name)."""
+    """Return the machines whose bootstrap gave up. One that its group made again under the same name may be alive."""
     heard: dict[str, float] = {}
     for own, age in beats.items():
         name = own.rpartition("-")[0]
@@ -230,7 +230,7 @@ def _failed(listed: Listed, beats: Mapping[str, float], now: float) -> dict[str,
 
 
 def _old(entries: Sequence[Entry], now: float, newest: int) -> Iterator[str]:
-    """Of ended orders, but for the newest one, which tells the next number; and of machines that are gone."""
+    """Yield the stale keys of ended orders and of machines that are gone. The newest order is kept for its number."""
     old = Listed.of([entry for entry in entries if _is_old(entry, now)])
     ended = {f"{number:08d}" for number in old.orders["end.json"] if number != newest}
     gone, failed = old.members["beat.json"], {entry.key for entry in old.members["failed.json"].values()}

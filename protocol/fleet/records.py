@@ -10,10 +10,10 @@ from ..jobdir import Record
 FLEET_KEY = "fleet.json"
 WATCH_KEY = "watch.json"
 LAST_S = 60.0
-"""So long before a machine ends itself, or its fleet expires, what it runs is told to save, and is left to another."""
+"""Seconds before a machine ends itself, or its fleet expires, at which its program saves and its node is released."""
 BLOCK_ENDS_EARLY_S = 1_800.0
-"""So long before a Capacity Block ends AWS begins to terminate its machines ("Monitor Capacity Blocks using
-EventBridge"), and says nothing on them: agents and fleets are told the end by whoever launches."""
+"""Seconds before the end of a Capacity Block at which AWS begins to terminate its machines ("Monitor Capacity Blocks
+using EventBridge"). The machines get no notice of it, so the launch passes the end to agents and fleets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,46 +21,46 @@ class Settings(Record):
     """fleet.json."""
 
     idle_s: float | None = None
-    """A machine that had no job for so long leaves its group, and ends; None: never."""
+    """Seconds without a job after which a machine leaves its group and ends; None: never."""
     look_s: float | None = None
-    """How often a machine beats and looks; None: every 10 s, at 0.09 USD a day in S3."""
+    """Seconds between two heartbeats and polls of a machine; None: 10 s, which cost 0.09 USD a day in S3."""
     silent_s: float = 120.0
-    """A machine that was not heard of for so long has lost its node. Its own agent is dead by then: it is killed where
-    the fleet dir could not be written for two thirds of it."""
+    """Seconds without a heartbeat after which a machine has lost its node. Its agent is dead by then: it is killed when
+    the fleet dir could not be written for two thirds of this time."""
     expires: float | None = None
-    """Epoch seconds: a minute before, what runs saves, and every machine leaves its group; None: never."""
+    """Epoch seconds. Programs save a minute before, and every machine leaves its group; None: never."""
 
     @property
     def has_expired(self) -> bool:
-        """Or is about to: machines run nothing any more."""
+        """Whether the fleet expires within LAST_S or has expired: its machines run nothing any more."""
         return self.expires is not None and time.time() >= self.expires - LAST_S
 
 
 @dataclass(frozen=True, slots=True)
 class Order(Record):
-    """order.json: these nodes of an attempt are to run, each on one machine."""
+    """The record order.json: nodes of an attempt that are to run, each on one machine."""
 
     job_id: str
     attempt: int
     token: str
-    """Of the launch: a repeated one finds its order."""
+    """The launch token; a repeated launch finds its order by it."""
     owner: str
     """As in Owner.name."""
     job_dir: str
     job_sha256: str
     agent_key: str
-    """Of the agent file in the job dir; "": the member's own agent."""
+    """Key of the agent file in the job dir; "": the member runs its own agent."""
     agent_sha256: str
     nodes: list[str]
     """First incarnations, in rank order: `worker-0.1`, …"""
     lifetime_s: float | None
-    """From its first claim on, whichever machines it has; None: no limit."""
+    """Seconds from the first claim after which the order ends, whichever machines it has; None: no limit."""
     time: float
 
 
 @dataclass(frozen=True, slots=True)
 class Holding(Record):
-    """claims/<node>."""
+    """The record claims/<node>: which machine runs the node."""
 
     machine: str
     nonce: str
@@ -69,44 +69,44 @@ class Holding(Record):
 
 @dataclass(frozen=True, slots=True)
 class Freed(Record):
-    """freed/<node>: the machine does not run the node any more; what is left of it goes before another one comes."""
+    """The record freed/<node>: the machine has ended the node and removed its processes."""
 
     outcome: str
-    """`lost`: another machine may take its place. Else as in Result: the node has ended."""
+    """`lost`: another machine may run the node. Otherwise as in Result: the node has ended."""
     reason: str
     time: float
 
 
 @dataclass(frozen=True, slots=True)
 class End(Record):
-    """end.json. Machines that still run a node kill it."""
+    """The record end.json: the order has ended. Machines that still run a node of it kill it."""
 
     reason: str
     by: str
     time: float
     unserved: bool = False
-    """There were no machines for it."""
+    """Whether it ended because there were no machines for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Beat(Record):
-    """beat.json; that it is rewritten is the sign of life."""
+    """The record beat.json: the heartbeat of a machine, which is alive while it is rewritten."""
 
     time: float
     holds: str = ""
-    """`00000007/worker-0.1`; "": nothing."""
+    """Order and node that the machine runs, as `00000007/worker-0.1`; "": none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure(Record):
-    """failed.json."""
+    """The record failed.json: why a machine's bootstrap gave up."""
 
     reason: str
     time: float
 
 
 def place_of(node: str) -> str:
-    """`worker-0` of `worker-0.2`."""
+    """Return the node's name without its incarnation: `worker-0` for `worker-0.2`."""
     return node.rpartition(".")[0]
 
 

@@ -1,4 +1,4 @@
-"""The whole fleet at one moment: orders, their places, and which machine takes which. Pure."""
+"""Describe a whole fleet at one moment: orders, their places, and which machine takes which. Pure."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Literal
 from .records import End, Order, Settings
 
 SOON_S = 600.0
-"""A node that ends with a failure so soon after it was claimed may have failed for its machine."""
+"""Seconds after its claim within which a failed node counts against its machine."""
 SUSPECT_JOBS = 2
-"""So many different jobs of which that happened on a machine, and none since went well, make it suspect."""
+"""Different jobs that failed within SOON_S on a machine, without a success since, that make it suspect."""
 BOOT_S = 1_200.0
-"""An order that too few machines were there for, for so long, is taken back: the group cannot get them."""
+"""Seconds after which an order that has never had all of its machines is withdrawn: the group cannot get them."""
 
 State = Literal["free", "held", "lost", "done"]
 
@@ -23,17 +23,17 @@ class Place:
     """One of the nodes that an order asks for, in its newest incarnation."""
 
     name: str
-    """`worker-0`."""
+    """The node's name without its incarnation, as `worker-0`."""
     incarnation: int
-    """0: nobody has claimed it yet."""
+    """Number of the newest incarnation; 0: it is not claimed yet."""
     machine: str
-    """Which did; "": none."""
+    """Machine that claimed it; "": none."""
     state: State
     outcome: str = ""
-    """How it ended, where it is done."""
+    """Outcome of the node, if it is done."""
     claimed: float = 0.0
     ended: float = 0.0
-    """When, by the store's clock, where it is done."""
+    """Epoch seconds of its end by the store's clock, if it is done."""
 
     @property
     def node(self) -> str:
@@ -45,13 +45,13 @@ class Place:
 
     @property
     def following(self) -> str:
-        """What the next machine will be."""
+        """Name of the next incarnation."""
         return f"{self.name}.{self.incarnation + 1}"
 
 
 @dataclass(frozen=True, slots=True)
 class OrderView:
-    """An order, and what has become of it."""
+    """An order and its state."""
 
     number: int
     order: Order
@@ -64,18 +64,18 @@ class OrderView:
 
     @property
     def is_failing(self) -> bool:
-        """One of its nodes has ended, and not well: nobody is to begin with another."""
+        """Whether one of its nodes ended without success: no further node of it is started."""
         return any(place.state == "done" and place.outcome != "succeeded" for place in self.places)
 
     @property
     def is_over(self) -> bool:
-        """Nothing of it runs, nor will."""
+        """Whether no node of it runs or will run."""
         states = {place.state for place in self.places}
         return self.end is not None or states == {"done"} or (self.is_failing and "held" not in states)
 
     @property
     def wanting(self) -> Sequence[Place]:
-        """The places that machines are to take."""
+        """Places that need a machine."""
         if self.is_over or self.is_failing:
             return ()
         return [place for place in self.places if place.state in ("free", "lost")]
@@ -85,7 +85,7 @@ class OrderView:
         return [place for place in self.places if place.state == "held"]
 
     def place(self, name: str) -> Place:
-        """Return what has become of a place; one that the order does not ask for is done."""
+        """Return the state of a place; one that the order does not ask for is done."""
         return next((place for place in self.places if place.name == name), Place(name, 0, "", "done"))
 
 
@@ -94,26 +94,29 @@ class View:
     """The whole fleet at one moment."""
 
     orders: Sequence[OrderView] = ()
-    """In the order of their numbers; of those with one token the first only."""
+    """Orders by number; if several have the same launch token, only the first."""
     alive: Sequence[str] = ()
-    """Machines that were heard of lately, and stay."""
+    """Machines with a heartbeat within `silent_s` that are not leaving."""
     silent: Sequence[float] = ()
-    """Seconds for which each machine there has been was not heard of, in ascending order."""
+    """Seconds since the last heartbeat of every machine, in ascending order."""
     newest: int = 0
     """Number of the newest order, ended or not."""
     settings: Settings = field(default_factory=Settings)
     failed: Mapping[str, float] = field(default_factory=dict)
-    """Machines, as their provider calls them, whose bootstrap gave up, and which nothing was heard of since -> seconds
-    since then; Fleet.failure() tells why."""
+    """Provider's name of each machine whose bootstrap gave up, without a heartbeat since -> seconds since then. The
+    reason is in Fleet.failure()."""
     old: Sequence[str] = ()
-    """Keys of what need not be kept, in the order in which they may be deleted."""
+    """Keys of stale objects, in the order in which they may be deleted."""
     unreadable: Mapping[int, float | None] = field(default_factory=dict)
-    """Orders that cannot be read -> seconds since each was ended; None: it was not. A machine may run it all the same,
-    having read it before."""
+    """Number of each order that cannot be read -> seconds since its end; None: it has not ended. A machine that read it
+    before may still run it."""
 
     def wanted(self, machine: str) -> tuple[OrderView, Place] | None:
-        """The place that a free machine is to take. Orders are served in their turn: one begins when every older one
-        has all of its machines, so that no two wait for each other with half of theirs."""
+        """Return the place that a free machine takes; None: none.
+
+        Orders are served first in, first out: one begins when every older one has all of its machines, so that no two
+        orders deadlock with half of theirs.
+        """
         for one in self.orders:
             if one.wanting:
                 return one, one.wanting[hash(machine) % len(one.wanting)]
@@ -121,8 +124,8 @@ class View:
 
     @property
     def suspects(self) -> Set[str]:
-        """Machines that may be broken, as by a GPU: jobs fail there. Of the nodes of an order the one that failed first
-        tells of its machine; what was stopped, or failed because of it, tells nothing."""
+        """Machines on which jobs fail, as with a broken GPU. Only the node of an order that failed first counts against
+        its machine; the others may have been stopped, or have failed because of it."""
         failures: dict[str, set[str]] = {}
         for one in self.orders:
             ended = [place for place in one.places if place.state == "done"]
@@ -134,7 +137,7 @@ class View:
         return {machine for machine, jobs in failures.items() if len(jobs) >= SUSPECT_JOBS}
 
     def spares(self, machine: str) -> bool:
-        """Whether a suspect machine is to leave what is wanted to others: enough of them are free."""
+        """Return whether a suspect machine leaves the wanted places to others, of which enough are free."""
         wanted = self.wanted(machine)
         if wanted is None or machine not in self.suspects:
             return False
@@ -142,13 +145,15 @@ class View:
 
     @property
     def free(self) -> Set[str]:
-        """Machines that run nothing."""
+        """Alive machines that run no node."""
         return set(self.alive) - {place.machine for one in self.orders for place in one.held}
 
     def gives_way(self, number: int, name: str) -> bool:
-        """Whether the machine of a place is to let go of it: the oldest order that lacks machines, of which none is
-        free, can have all by those of younger ones that cannot go on either. Else two orders wait for each other, once
-        machines are lost and not replaced. The youngest gives first, and no more than are lacking."""
+        """Return whether the machine of a place releases it for the oldest order that lacks machines.
+
+        This resolves a deadlock after machines were lost and not replaced: younger orders that lack machines too
+        release theirs, the youngest first and no more than are lacking, if the oldest then has all of its machines.
+        """
         waiting = [one for one in self.orders if one.wanting]
         given = [(one.number, place.name) for one in reversed(waiting[1:]) for place in reversed(one.held)]
         if (number, name) not in given:
@@ -157,12 +162,15 @@ class View:
         return lacking <= len(given) and (number, name) in given[: max(0, lacking)]
 
     def before(self, one: OrderView) -> int:
-        """How many other orders get the machines that they lack before this one does."""
+        """Return the number of older orders that lack machines, which are served before this one."""
         return sum(bool(other.wanting) for other in self.orders if other.number < one.number)
 
     def hopeless(self, one: OrderView) -> str:
-        """Why an order is to be taken back; "": it is not. It never had all of its machines, for there are not so many,
-        busy ones included, and were not for BOOT_S: one that is being replaced while it waits is no reason."""
+        """Return why an order is withdrawn; "": it is not.
+
+        It is withdrawn if it never had all of its machines, and the fleet has had fewer than it needs, busy ones
+        included, for BOOT_S. A machine that is being replaced meanwhile is no reason.
+        """
         needed = len(one.places)
         begun = all(place.incarnation for place in one.places)
         lacking_s = min(one.age, self.silent[needed - 1] if len(self.silent) >= needed else one.age)

@@ -24,7 +24,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--home", required=True, metavar="DIR", help="this machine's own folder")
     parser.add_argument("--host", metavar="NAME", help="by which the other nodes reach this one")
     parser.add_argument("--of-fleet", action="store_true", help="a lost node's place is taken without a supervisor")
-    parser.add_argument("--lifetime-s", type=float, metavar="S", help="the machine ends itself after so long")
+    parser.add_argument("--lifetime-s", type=float, metavar="S", help="seconds after which the machine ends itself")
     parser.add_argument(
         "--notices",
         choices=(*CLOUDS, "none"),
@@ -52,7 +52,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the agent; returns its exit code."""
+    """Run the agent; return its exit code."""
     options = parse(argv)
     home = Path(options.home)
     try:

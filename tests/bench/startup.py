@@ -27,7 +27,7 @@ env: {LR: "0.01"}
 limits: {duration: 12h, price: 50 USD/h}
 """
 JOBS = 20
-"""As many as `status` lists; they have ended."""
+"""Number of ended jobs that `status` lists."""
 BUDGETS = {"--version": 4.5, "--help": 4.5, "validate job.yaml": 12, "plan job.yaml": 15, "status": 15}
 
 

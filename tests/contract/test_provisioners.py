@@ -1,4 +1,4 @@
-"""What every provisioner must hold, on its target's stand-in.
+"""Test the contract of provisioners, each on its target's stand-in.
 
 A new target is one class in tests/contract/targets, and one row of TARGETS.
 """
@@ -108,7 +108,7 @@ def cut_off(standin: Standin, asked: LaunchRequest) -> None:
 
 
 def settled(standin: Standin, allocation: Allocation, machines: int) -> None:
-    """So many machines are there once the launch was looked at: of two for the same node one is ended."""
+    """Check the number of machines after a look at the launch: of two for the same node one is ended."""
 
     def are() -> bool:
         standin.pass_look()

@@ -197,7 +197,7 @@ def test_the_login_of_az_opens_the_container(team: Team, tmp_path: Path, monkeyp
 
 @pytest.mark.parametrize("team", ["gs"], indirect=True)
 def test_without_the_teams_passphrase_nothing_is_done(team: Team, tmp_path: Path) -> None:
-    """Where the state has secrets; one without any can be read by whoever can read the bucket."""
+    """With secrets in the state; the engine checks no passphrase of a state without any."""
     team.desk.up("--secret")
     other = tmp_path / "another-passphrase"
     other.write_text("not the team's")

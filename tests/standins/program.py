@@ -45,7 +45,7 @@ def main(
     with make(given) as running:
         print(running.url, flush=True)
         if given.with_parent:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # nobody reads it
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # the pipe has no reader
         else:
             for name, value in environ(running.url).items():
                 print(f"export {name}={value}", file=sys.stderr)

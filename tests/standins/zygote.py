@@ -96,8 +96,8 @@ class Forked:
 
 
 def serve(requests: socket.socket) -> None:
-    """Fork for each request: a process that waits for the program and tells how it ended, and the program itself."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how those ended that wait
+    """Fork for each request: a process that waits for the program and reports its exit code, and the program itself."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the waiting processes are never waited for
     while True:
         request, pipes, _, _ = socket.recv_fds(requests, 1 << 20, 4)
         if not request:

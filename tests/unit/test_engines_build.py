@@ -34,7 +34,7 @@ class Engines:
 
     @property
     def built(self) -> list[list[str]]:
-        """What is in each folder of the cache."""
+        """Return the files in each folder of the cache."""
         return [sorted(one.name for one in folder.iterdir()) for folder in sorted(self.cache.iterdir())]
 
 

@@ -226,7 +226,7 @@ def test_a_program_that_runs_is_read_less_often_the_more_jobs_there_are(
 
 
 def test_the_end_of_one_job_is_read_soon_where_its_machine_seems_to_run_on(tmp_path: Path) -> None:
-    """As on Azure, whose lists do not show that a machine was deallocated."""
+    """Azure's lists do not show that a machine was deallocated."""
     remote = Remote(tmp_path, 1)
     assert remote.phase_at(0, "running") is None
     remote.store.put(node_key(1, "worker-0.1", "result.json"), Result("succeeded", 0, "", 1.0, 2.0).to_bytes())

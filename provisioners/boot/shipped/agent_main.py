@@ -1,4 +1,4 @@
-"""What an agent file does when it is run: unpack itself, once, and become the agent.
+"""Run an agent file: unpack it once and become the agent.
 
 python3 -I <sha256>.pyz --home DIR <options of cloudgpu.runtime.agent, or of cloudgpu.runtime.fleet.member>
 
@@ -36,7 +36,7 @@ def main(argv: list[str]) -> None:
 
 
 def unpack(file: Path, home: Path) -> Path:
-    """All of it, or nothing: the machine may go down meanwhile."""
+    """Unpack atomically: the machine may go down meanwhile."""
     folder = home / f"agent-{hashlib.sha256(file.read_bytes()).hexdigest()[:16]}"
     if not folder.exists():
         partial = folder.with_name(folder.name + ".partial")

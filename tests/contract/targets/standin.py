@@ -1,4 +1,4 @@
-"""What the suite of provisioners asks of a target's stand-in. A subclass is a row of test_provisioners.TARGETS.
+"""Define what the suite of provisioners needs of a target's stand-in. A subclass is a row of test_provisioners.TARGETS.
 
 A method or an attribute that a subclass leaves as it is here is one that its target cannot do: the clauses that need it
 are not run there.
@@ -165,21 +165,21 @@ class Standin:
         raise NotImplementedError
 
     def left(self) -> object:
-        """Return what there is of ours; it is false if that is nothing."""
+        """Return our resources that exist; falsy if there are none."""
         raise NotImplementedError
 
     def tags(self) -> Mapping[str, Mapping[str, str]]:
-        """Return the tags of everything that there is of ours, by its name."""
+        """Return the tags of each of our resources, by its name."""
         raise NotImplementedError
 
     # -- what is to go wrong
 
     def limit(self, places: int, market: str = "on-demand", zone: str = "") -> None:
-        """Let there be room for so many machines: in this zone, or wherever a request without changes goes."""
+        """Set how many machines there is capacity for in a zone, or where a request without changes goes."""
         raise NotImplementedError
 
     def limit_quota(self, nodes: int) -> None:
-        """Let the account have quota for so many on-demand machines."""
+        """Set the quota of on-demand machines."""
         raise NotImplementedError
 
     def hide(self) -> None:
@@ -211,7 +211,7 @@ class Standin:
         raise NotImplementedError
 
     def reserve(self, places: int) -> None:
-        """Reserve so many machines."""
+        """Make a reservation of this number of machines."""
         raise NotImplementedError
 
 

@@ -73,7 +73,7 @@ class Service(ABC):
         """
 
     def admits_anybody(self, call: Call) -> bool:
-        """Whether a call without a token is let in (while nothing is enforced)."""
+        """Return whether a call without a token is accepted (while nothing is enforced)."""
         return False
 
     @abstractmethod

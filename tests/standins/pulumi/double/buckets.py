@@ -96,7 +96,7 @@ _CODES = (
     (obstore.exceptions.PermissionDeniedError, "PermissionDenied"),
     (obstore.exceptions.UnauthenticatedError, "PermissionDenied"),
 )
-"""Of gocloud.dev."""
+"""Messages of gocloud.dev."""
 _Url = urllib.parse.SplitResult
 
 
@@ -175,7 +175,7 @@ def _azblob(parts: _Url, query: Mapping[str, str]) -> Any:
 
 
 def _azure_token() -> Any:
-    """What the environment, the machine or `az` gives; the engine reads no AZURE_STORAGE_TOKEN."""
+    """Login by the environment, the machine or `az`; the engine does not read AZURE_STORAGE_TOKEN."""
     from azure.core.exceptions import ClientAuthenticationError
     from azure.identity import DefaultAzureCredential
 
