@@ -7,6 +7,7 @@ import base64
 import dataclasses
 import functools
 import json
+import os
 import time
 from collections.abc import Callable, Iterator
 from fractions import Fraction
@@ -73,10 +74,14 @@ def shared() -> boto3.Session:
     return session()
 
 
-@functools.cache
 def client(service: str) -> Any:
-    """Return one of boto3's clients, the same for all tests."""
-    return shared().client(service)  # type: ignore[call-overload]
+    """Return one of boto3's clients, the same for all tests of one stand-in."""
+    return _client(service, os.environ["AWS_ENDPOINT_URL"])
+
+
+@functools.cache
+def _client(service: str, url: str) -> Any:
+    return shared().client(service, endpoint_url=url)  # type: ignore[call-overload]
 
 
 CLIENTS = SimpleNamespace(client=client)
